@@ -1,1 +1,1 @@
-"""Floor 8: `updraft bench ...`: every figure in the docs comes from here."""
+"""Benchmarks of `updraft bench ...`, the source of every figure in the docs."""

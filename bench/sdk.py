@@ -1,4 +1,4 @@
-"""The SDK's addition to a call of the openai client: the same calls over an instant transport and a stub engine."""
+"""The SDK's overhead over a plain openai client: the same calls over an instant transport and a stub engine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WHOLE = {
 
 
 def measure(calls: int) -> dict[str, Any]:
-    """Milliseconds a call, over `calls` of each kind in turn: a busy machine slows all of them alike."""
+    """Return milliseconds per call over `calls` of each kind, taken in turns, as a busy machine slows all alike."""
     httpx = httpx_of_openai()
     with TemporaryDirectory() as folder:
         ways = {
@@ -53,15 +53,15 @@ def measure(calls: int) -> dict[str, Any]:
         times = _timed(asks, calls)
         for client in clients.values():
             client.close()
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         name: {f"p{percent}_ms": float(np.percentile(each, percent)) for percent in (10, 50, 95)}
         for name, each in times.items()
     }
     for name in ("sdk", "sdk_ledger"):
         for kind in ("", "_stream"):
             for at in ("p10_ms", "p50_ms"):
-                found[f"{name}{kind}"][f"added_{at}"] = found[f"{name}{kind}"][at] - found[f"instant{kind}"][at]
-    return found
+                results[f"{name}{kind}"][f"added_{at}"] = results[f"{name}{kind}"][at] - results[f"instant{kind}"][at]
+    return results
 
 
 def _timed(asks: dict[str, Callable[[], object]], calls: int) -> dict[str, list[float]]:
@@ -98,7 +98,7 @@ def _instant(httpx: Any, request: Any) -> Any:
 
 
 def _lease(ledger: Path | None) -> RuntimeLease:
-    """The router over a local tier that has its one token at once."""
+    """Return a router over a local tier that returns its one token immediately."""
     config = RouterConfig(local="pocket", ledger=ledger)
     answer = RecordedAnswer(_TEXT, [TokenSignals(-0.1, 0.2, 2.0)] * 2, prompt_tokens=7)
     tier = RecordedTier(_MODEL, {_QUESTION: answer})

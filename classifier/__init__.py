@@ -1,1 +1,1 @@
-"""Floor 4: learned difficulty: features, training, calibration, ONNX inference."""
+"""Learned difficulty: features, training, calibration and ONNX inference."""

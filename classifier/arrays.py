@@ -1,4 +1,4 @@
-"""The array types that the whole classifier shares."""
+"""Array types shared by the classifier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A graded prompt: what the weak and the strong tier scored on it, and what is known of the weak tier's run."""
+"""A graded prompt: both tiers' scores, and the available data on the weak tier's run."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from .arrays import Array, Bools, Floats
 
 @dataclass(frozen=True, slots=True)
 class AnswerSignals:
-    """The weak model's report of each of the n tokens of its answer, in nats."""
+    """Signals of the n tokens of the weak model's answer, in nats."""
 
     # (n,) log-probability of the token.
     logprobs: Array
-    # (n,) entropy of its distribution.
+    # (n,) entropy of each token's distribution.
     entropies: Array
-    # (n,) its log-probability less that of the runner-up.
+    # (n,) log-probability of the token minus that of the runner-up.
     margins: Array
 
 
 @dataclass(frozen=True, slots=True)
 class ModelStates:
-    """The states of a run that only an engine of ours reports."""
+    """Hidden states of a run; only Updraft's engines report them."""
 
     # (m,) log-probability of each prompt token.
     prompt_logprobs: Array
-    # (hidden size,) at the last token of the prompt.
+    # (hidden size,) hidden state at the last prompt token.
     prompt_hidden: Array
-    # (hidden size,) at the last token of the answer.
+    # (hidden size,) hidden state at the last answer token.
     answer_hidden: Array
     # "stop" or "length".
     finish_reason: str
@@ -39,7 +39,7 @@ class ModelStates:
 
 @dataclass(frozen=True, slots=True)
 class GradedRow:
-    """One prompt and what both tiers scored on it."""
+    """A prompt with the scores of both tiers."""
 
     prompt: str
     # Score of the weak tier, in [0, 1].
@@ -56,24 +56,24 @@ class GradedRow:
     cloud_read: float | None = None
     # Answer tokens as the strong tier counts them.
     cloud_written: float | None = None
-    # The weak tier's hidden states and what comes with them.
+    # The weak tier's hidden states, prompt log-probabilities and finish reason.
     states: ModelStates | None = None
     # Groups rows of a domain by their phrasing; not a feature.
     family: str = ""
-    # The conversation whose last question the prompt is; None where the rows are prompts alone.
+    # Conversation that ends with the prompt; None if the rows are single prompts.
     messages: tuple[Message, ...] | None = None
 
     @property
     def gain(self) -> bool:
-        """Whether the strong tier's answer is better."""
+        """Whether the strong tier scored higher."""
         return self.strong > self.weak
 
 
 def scores(rows: Sequence[GradedRow]) -> tuple[Floats, Floats]:
-    """The weak and the strong scores, (n,) each."""
+    """Return the weak and the strong scores, (n,) each."""
     return np.array([row.weak for row in rows], np.float64), np.array([row.strong for row in rows], np.float64)
 
 
 def gains(rows: Sequence[GradedRow]) -> Bools:
-    """(n,) where the strong tier is better."""
+    """Return where the strong tier scored higher, (n,)."""
     return np.array([row.gain for row in rows], np.bool_)

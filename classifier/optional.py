@@ -1,4 +1,4 @@
-"""Import what only some installations have, at the moment it is needed, or say which extra brings it."""
+"""Lazy imports of optional dependencies, with an error that names the extra to install."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..protocol.errors import MissingDependencyError
 
 
 def load_module(name: str, extra: Literal["edge", "calibrate", "train", "embed", "ui"]) -> Any:
-    """The module `name`. Raises MissingDependencyError with the exact command if its package is not installed."""
+    """Import the module `name`. Raises MissingDependencyError with the install command if it is missing."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -20,17 +20,17 @@ def load_module(name: str, extra: Literal["edge", "calibrate", "train", "embed",
 
 
 def load_onnxruntime() -> Any:
-    """The module `onnxruntime`, without its telemetry. Raises as `load_module` does.
+    """Import `onnxruntime` without telemetry. Raises as `load_module` does.
 
-    On import it starts a thread that reports to its maker: an endpoint that nobody chose, in a library that keeps
-    requests on the device. That thread is not in a child of `os.fork()`, whose exit would wait for it for ever.
+    On import, telemetry starts a thread that reports to the vendor, which users did not choose in a library that keeps
+    requests on the device. The thread is also missing in a child of `os.fork()`, whose exit then waits for it forever.
     """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     return load_module("onnxruntime", "edge")
 
 
 def check_fitting() -> None:
-    """Raise MissingDependencyError if a policy cannot be fitted here: call it before any prompt is paid for."""
+    """Raise MissingDependencyError if a policy cannot be fitted here. Call it before paying for any prompt."""
     for name in ("scipy.sparse", "sklearn.ensemble", "onnx"):
         load_module(name, "calibrate")
     load_onnxruntime()

@@ -1,4 +1,4 @@
-"""The target of a router: one number, which calibration turns into thresholds, and how surely it is to hold."""
+"""The target of a router: one number, which calibration turns into thresholds, and the kind of promise."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ DEFAULT_QUALITY = 0.98
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A target and its promise. Raises ConfigurationError for other values, and for a cost without a price."""
+    """A target and its promise. Raises ConfigurationError for invalid values, and for a cost without a price."""
 
     name: TargetName = "quality"
-    # `quality`: the least share of the cloud's score to keep, in (0, 1]. `cloud_share`: the largest share of requests
-    # to send up, in [0, 1]. `cost`: the most US dollars for the cloud per 1,000 requests, 0 or more.
+    # `quality`: least share of the cloud's score to keep, in (0, 1]. `cloud_share`: largest share of requests to
+    # escalate, in [0, 1]. `cost`: largest cloud cost in US dollars per 1,000 requests, 0 or more.
     value: float = DEFAULT_QUALITY
-    # Of the cloud, in US dollars per million tokens, read and written; None: unknown. `cost` needs them.
+    # The cloud's prices in US dollars per million tokens, read and written; None: unknown. `cost` needs them.
     prices: tuple[float, float] | None = None
-    # `confidence`: it holds with the confidence of the calibration. `mean`: it holds on average over calibrations, of
-    # which about every other one misses it by a little. A cost is expected only, under either.
+    # `confidence`: the target holds with the calibration's confidence. `mean`: it holds on average over calibrations,
+    # about half of which miss it slightly. A cost is only an expectation under either.
     promise: Promise = "confidence"
 
     def __post_init__(self) -> None:
@@ -44,7 +44,7 @@ class Target:
         if self.name == "cost" and not any(self.prices or ()):
             why = "it has no price" if self.prices is None else "both prices are 0"
             raise ConfigurationError(
-                f"cost needs to know what the cloud's tokens cost, and {why}: set prices.cloud_input and "
+                f"cost needs the price of the cloud's tokens, and {why}: set prices.cloud_input and "
                 "prices.cloud_output, or state quality or cloud_share.",
                 param="prices",
             )
@@ -57,7 +57,7 @@ class Target:
         cost: float | None,
         prices: tuple[float, float] | None = None,
     ) -> Target:
-        """The one that is given, of at most one; quality 0.98 if none is."""
+        """Create a target from the value given, of at most one; quality 0.98 without any."""
         stated: dict[TargetName, float | None] = {"quality": quality, "cloud_share": cloud_share, "cost": cost}
         return next(
             (cls(name, value, prices) for name, value in stated.items() if value is not None), cls(prices=prices)

@@ -1,1 +1,1 @@
-"""Measurements of the whole cascade: answers from both tiers, and what an escalation costs."""
+"""Benchmarks of the whole cascade: answers from both tiers, and the cost of an escalation."""

@@ -1,4 +1,4 @@
-"""`updraft bench escalation`: what the local answer is worth as a draft, from escalation to the cloud's last token."""
+"""`updraft bench escalation`: the value of the local answer as a draft, from escalation to the cloud's last token."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WARM_UP = 3
 
 @dataclass(frozen=True, slots=True)
 class DraftedQuestion:
-    """One request to the cloud: seconds until its answer was whole, the answer, and the server's account."""
+    """One request to the cloud: seconds to the complete answer, the answer, and the server's usage report."""
 
     seconds: float
     text: str
@@ -38,7 +38,7 @@ class DraftedQuestion:
 
 @dataclass(slots=True)
 class EscalationFigures:
-    """One escalated question, asked in every arm once a round."""
+    """One escalated question, asked once per round in every arm."""
 
     questions: dict[str, list[DraftedQuestion]] = field(default_factory=lambda: {arm: [] for arm in _ARMS})
 
@@ -51,9 +51,9 @@ class EscalationFigures:
 
 
 class Comparing:
-    """A cloud tier that puts each request with a draft in all arms, and answers with the last reply.
+    """A cloud tier that sends each request with a draft in all arms, and returns the last reply.
 
-    `useless` is the draft backwards. Every request has a salt of its own, so that none finds another's prefix cached.
+    `useless` is the reversed draft. Every request has its own cache salt, so that none hits another's prefix cache.
     """
 
     continues = False  # nothing is streamed here
@@ -101,20 +101,20 @@ class Comparing:
         return True
 
     def refuse_drafts(self) -> None:
-        """Not while it is measured."""
+        """Keep accepting drafts during the measurement."""
 
     async def aclose(self) -> None:
         await self._cloud.aclose()
 
 
 async def measure(config: RouterConfig, questions: Sequence[Question], rounds: int, say: Say) -> dict[str, float]:
-    """Figures over the questions that the router escalates with a draft. Answers are greedy, one request at a time.
+    """Return figures over the questions that the router escalates with a draft: greedy, one request at a time.
 
     Raises EngineError if no question was escalated with a draft.
     """
     tiers: Tiers = await load_tiers(config)
     if tiers.cloud is None:
-        raise EngineError("There is no cloud to escalate to.")
+        raise EngineError("There is no cloud to escalate to: configure one.")
     comparing = Comparing(tiers.cloud, rounds)
     router = Router(config, replace(tiers, cloud=comparing))
     try:
@@ -128,7 +128,7 @@ async def measure(config: RouterConfig, questions: Sequence[Question], rounds: i
 
 
 def figures(escalations: Sequence[EscalationFigures]) -> dict[str, float]:
-    """`_over_none`: median seconds of the arm over those without a draft. Raises EngineError without escalations."""
+    """Summarise; `_over_none`: median seconds of the arm over the arm without a draft. Raises EngineError if empty."""
     if not escalations:
         raise EngineError("Too few questions were escalated with a draft: ask more.")
     median = {arm: statistics.median(one.seconds(arm) for one in escalations) for arm in _ARMS}
@@ -159,4 +159,4 @@ async def _ask(router: Router, question: Question) -> None:
     body = {"model": "auto", "messages": [{"role": "user", "content": question.prompt}], "temperature": 0}
     response = await router.chat(WireRequest("POST", "/v1/chat/completions", body=msgspec.json.encode(body)))
     if response.status != 200:
-        raise EngineError(f"A question got no answer: {response.body!r}")
+        raise EngineError(f"The router failed on a question: {response.body!r}")

@@ -1,4 +1,4 @@
-"""The questions of the measurements: questions with a known answer, from the packaged task suite."""
+"""Benchmark questions with a known answer, from the packaged task suite."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...classifier.grading.questions import Question
 
 
 def pocket_questions(n: int, seed: int = 0) -> list[Question]:
-    """`n` tasks of the held-out test split of the packaged suite."""
+    """Return `n` tasks of the held-out test split of the packaged suite."""
     from ...embedded import tasks
 
     def graded_by(task: tasks.Task) -> Callable[[str], bool]:

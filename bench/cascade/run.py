@@ -1,4 +1,4 @@
-"""Puts questions to the cascade through the real client, and turns the graded replies into figures."""
+"""Sends questions to the cascade through the real client, and computes figures from the graded replies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Model = Literal["local", "cloud", "auto"]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One graded answer. `error` instead of a text where none came; that counts as wrong."""
+    """One graded answer. On failure `error` replaces the text, and the reply counts as wrong."""
 
     question: Question
     text: str = ""
@@ -36,7 +36,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """One part of a measurement: these questions to this model, at most `concurrency` at a time."""
+    """One part of a benchmark: questions for one model, at most `concurrency` at a time."""
 
     name: str
     model: Model
@@ -46,7 +46,7 @@ class Leg:
 
 @dataclass(slots=True)
 class TaskOutcome:
-    """The results of a leg; `replies` are in the order of its questions."""
+    """Results of a leg; `replies` are in the order of the leg's questions."""
 
     leg: Leg
     replies: list[Reply] = field(default_factory=list[Reply])
@@ -58,7 +58,7 @@ class TaskOutcome:
 
 
 async def run_leg(client: AsyncOpenAI, leg: Leg, on_reply: Callable[[Reply], None]) -> TaskOutcome:
-    """Ask everything; `on_reply` sees each reply as it comes. A failed question never stops the others."""
+    """Ask all questions; `on_reply` gets each reply as it arrives. A failed question never stops the others."""
     slots = asyncio.Semaphore(leg.concurrency)
 
     async def one(question: Question) -> Reply:
@@ -74,7 +74,7 @@ async def run_leg(client: AsyncOpenAI, leg: Leg, on_reply: Callable[[Reply], Non
 
 
 async def ask(client: AsyncOpenAI, question: Question, model: Model) -> Reply:
-    """One question through the client; its errors become a reply without an answer."""
+    """Ask one question through the client; client errors become a reply with `error`."""
     from openai import OpenAIError
 
     started = time.perf_counter()
@@ -93,7 +93,7 @@ async def ask(client: AsyncOpenAI, question: Question, model: Model) -> Reply:
 
 
 def figures(outcome: TaskOutcome) -> dict[str, Any]:
-    """Accuracy with its interval, cost, tokens and routes of one leg."""
+    """Return accuracy with its interval, cost, tokens and routes of one leg."""
     replies = outcome.replies
     infos = infos_of(replies)
     right = sum(reply.right for reply in replies)
@@ -115,14 +115,14 @@ def figures(outcome: TaskOutcome) -> dict[str, Any]:
 
 
 def errors(outcomes: Iterable[TaskOutcome]) -> dict[str, Any]:
-    """The questions without an answer: their number, the number of each kind, and the first message."""
-    found = [str(reply.error) for outcome in outcomes for reply in outcome.failures]
-    kinds = Counter(each.partition(":")[0] for each in found)
-    return {"count": len(found), "by_kind": dict(kinds.most_common()), "first": found[0] if found else None}
+    """Summarise the failed questions: their number, the number by kind, and the first message."""
+    messages = [str(reply.error) for outcome in outcomes for reply in outcome.failures]
+    kinds = Counter(each.partition(":")[0] for each in messages)
+    return {"count": len(messages), "by_kind": dict(kinds.most_common()), "first": messages[0] if messages else None}
 
 
 def _cost(infos: Iterable[UpdraftInfo]) -> float | None:
-    """None where a model has no price."""
+    """Return the total cost; None if a model has no price."""
     costs = [info.cost_usd for info in infos]
     return None if None in costs else sum(cost for cost in costs if cost is not None)
 
@@ -133,7 +133,7 @@ def latency(replies: Iterable[Reply]) -> dict[str, float | None]:
 
 
 def draft_figures(outcome: TaskOutcome) -> dict[str, Any]:
-    """The share of the local drafts that the cloud verified and kept, over the escalated requests."""
+    """Return the share of the local drafts that the cloud verified and kept, over the escalated requests."""
     infos = [info for info in infos_of(outcome.replies) if info.draft_proposed]
     proposed, accepted = sum(info.draft_proposed for info in infos), sum(info.draft_accepted for info in infos)
     share = accepted / proposed if proposed else None
@@ -141,7 +141,7 @@ def draft_figures(outcome: TaskOutcome) -> dict[str, Any]:
 
 
 def by_kind(outcomes: dict[str, TaskOutcome]) -> dict[str, dict[str, float]]:
-    """Accuracy of each outcome per kind of question: `{"addition": {"n": 25, "local": 0.8, ...}}`."""
+    """Return the accuracy of each outcome by kind of question: `{"addition": {"n": 25, "local": 0.8, ...}}`."""
     table: dict[str, dict[str, float]] = {}
     for name, outcome in outcomes.items():
         for kind in sorted({reply.question.kind for reply in outcome.replies}):

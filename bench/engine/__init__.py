@@ -1,1 +1,1 @@
-"""`updraft bench engine`: the cloud engine and its peers."""
+"""`updraft bench engine`: the cloud engine compared with its peers."""

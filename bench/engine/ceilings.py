@@ -1,4 +1,4 @@
-"""The limits of the machine: memory bandwidth, matmul speed, and the time of a model's matrix products alone."""
+"""Hardware ceilings: memory bandwidth, matmul speed, and the time of a model's matrix products alone."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ...kernels.linear.ops import implementations
 
 
 class MatrixProducts:
-    """The linear layers of a model, in every form there is here, and nothing else of it: the fastest counts.
+    """The linear layers of a model without the rest; the fastest available implementation counts.
 
-    `weight_bytes`: what a decoding step has to read. `flops_per_token`: of the layers; the head is not among them, as a
-    prompt needs it once.
+    `weight_bytes`: bytes that one decoding step reads. `flops_per_token`: operations of the layers without the head,
+    which a prompt needs only once.
     """
 
     def __init__(self, model: Decoder) -> None:
         self.weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
         if not model.config.tie_word_embeddings:
-            self.weight_bytes -= model.embed_tokens.weight.nbytes  # one row of it is read
+            self.weight_bytes -= model.embed_tokens.weight.nbytes  # a step reads one row of the embeddings
         linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
         self._dtype, self._device = model.embed_tokens.weight.dtype, model.embed_tokens.weight.device
         self._layers = [
@@ -35,7 +35,7 @@ class MatrixProducts:
 
     @torch.inference_mode()
     def seconds(self, steps: Sequence[tuple[int, int]]) -> float:
-        """Of all products in `steps`: (rows through the layers, rows through the head) each. Sizes are timed once."""
+        """Return the seconds of all products in `steps`, each (rows in layers, rows in head). Sizes are timed once."""
         timed: dict[tuple[bool, int], float] = {}
 
         def time_of(is_head: bool, rows: int) -> float:
@@ -50,18 +50,18 @@ class MatrixProducts:
         inputs = {size: torch.randn(rows, size, device=self._device).to(self._dtype) for size, _ in layers}
 
         def compute(form: int) -> None:
-            for size, found in layers:
-                found[form](inputs[size])
+            for size, forms in layers:
+                forms[form](inputs[size])
 
-        computes = [partial(compute, form) for form in range(min(len(found) for _, found in layers))]
-        if self._device.type == "cuda":  # as the engine runs them: launched one by one they would wait for the host
+        computes = [partial(compute, form) for form in range(min(len(forms) for _, forms in layers))]
+        if self._device.type == "cuda":  # captured in graphs as in the engine: single launches would wait for the host
             record = CudaRecorder()
             computes = [record(each) for each in computes]
         return min(_seconds(self._device, each) for each in computes * 3)
 
 
 def memory_bandwidth(device: torch.device, size: int | None = None) -> float:
-    """Bytes per second that a sum over `size` bytes of float32 reads, the best of five."""
+    """Return bytes per second read by a sum over `size` bytes of float32, the best of five."""
     size = size or (2**31 if device.type == "cuda" else 2**29)
     data = torch.ones(size // 4, device=device)
     return max(size / _seconds(device, data.sum) for _ in range(5))
@@ -69,8 +69,8 @@ def memory_bandwidth(device: torch.device, size: int | None = None) -> float:
 
 @torch.inference_mode()
 def matmul_flops(weight: Tensor, size: int | None = None) -> float:
-    """Floating-point operations per second of a product of `size` cubed in `weight`'s dtype, where it is: of the
-    fastest form, the best of five."""
+    """Return floating-point operations per second of a `size`-cubed product in `weight`'s dtype and on its device: the
+    fastest implementation, best of five."""
     size = size or (8192 if weight.is_cuda else 2048)
     layers = implementations(nn.Linear(size, size, bias=False).to(weight).requires_grad_(False))
     rows = torch.randn(size, size).to(weight)
@@ -78,7 +78,7 @@ def matmul_flops(weight: Tensor, size: int | None = None) -> float:
 
 
 def _seconds(device: torch.device, compute: Callable[[], object]) -> float:
-    """That `compute` takes; on a GPU by events, so that neither its launch nor waiting for it counts."""
+    """Return the run time of `compute`; on a GPU by events, which exclude launching and waiting."""
     if device.type != "cuda":
         started = time.perf_counter()
         compute()

@@ -1,4 +1,4 @@
-"""Requests, driven through an engine of the bench, and timed."""
+"""Drives requests through an engine and times them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from ..shared.workload import WorkloadRequest
 
 BUDGET = 512
 GREEDY = SamplingParams(temperature=0.0)
-_TOKENS = 640  # of a sequence at most, where memory is not simply taken as it is free
+_TOKENS = 640  # tokens per sequence at most, for the size of the cache on a CUDA device
 
 
 def engine_config(requests: int, running: int) -> EngineConfig:
-    """The engine of the throughput figures: `requests` queued, `running` of them at most, 16 tokens a step for each."""
+    """Return the throughput configuration: `requests` queued, `running` at once, 16 tokens per step for each."""
     return EngineConfig(max_batch_size=running, token_budget=16 * running, max_waiting=requests)
 
 
 def make_engine(model: Decoder, config: EngineConfig, **others: Any) -> Engine:
-    """On a CUDA device with as many blocks as its sequences need, and after what was there before is freed: an engine
-    by itself would take most of what is free."""
+    """Create an engine. On a CUDA device, free unused memory first, and size the cache for the sequences: by default an
+    engine would take most of the free memory."""
     device = model.embed_tokens.weight.device
     if device.type == "cuda":
         gc.collect()
@@ -43,9 +43,9 @@ def make_engine(model: Decoder, config: EngineConfig, **others: Any) -> Engine:
 
 
 def serve(engine: Engine, requests: Sequence[WorkloadRequest], params: SamplingParams = GREEDY) -> float:
-    """Seconds from the first request to the end of the last."""
+    """Return the seconds from the first request to the end of the last."""
     threads = torch.get_num_threads()
-    yield_to_neighbours = yields_to_neighbours(engine.config)  # as the engine's process does
+    yield_to_neighbours = yields_to_neighbours(engine.config)  # as in the engine's own process
     started = time.perf_counter()
     add(engine, requests, params)
     try:
@@ -53,7 +53,7 @@ def serve(engine: Engine, requests: Sequence[WorkloadRequest], params: SamplingP
             yield_to_neighbours()
             engine.step()
     finally:
-        torch.set_num_threads(threads)  # what is measured next gets all of them
+        torch.set_num_threads(threads)  # restore all threads for the next measurement
     return time.perf_counter() - started
 
 

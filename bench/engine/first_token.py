@@ -1,4 +1,4 @@
-"""`python -m updraft.bench.engine.first_token FOLDER DTYPE DEVICE`: a fresh process, timed to its first token."""
+"""`python -m updraft.bench.engine.first_token FOLDER DTYPE DEVICE`: time to the first token in a fresh process."""
 
 from __future__ import annotations
 

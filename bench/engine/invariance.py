@@ -1,4 +1,4 @@
-"""The costs of batch-invariant mode, and how often answers depend on what else is in the batch without it."""
+"""Cost of batch-invariant mode, and how often answers depend on the rest of the batch without the mode."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _ROUNDS = 3
 
 
 def invariance_figures(folder: Path, dtype: torch.dtype, requests: Sequence[WorkloadRequest]) -> dict[str, float]:
-    """`batch_invariant_cost`: seconds for all requests with the mode over seconds without, less one; median of three
-    pairs. `divergence_rate`: share of greedy answers that differ between alone and together, without the mode;
-    `divergence_rate_invariant` with it, which has to be 0.
+    """Return `batch_invariant_cost`: seconds for all requests with the mode over seconds without, minus one; median of
+    three pairs. `divergence_rate`: share of greedy answers that differ between alone and together, without the mode;
+    `divergence_rate_invariant` with the mode, which must be 0.
     """
-    plain, invariant = (ServedModel(load_model(folder, dtype=dtype)) for _ in range(2))  # each is packed its own way
+    plain, invariant = (ServedModel(load_model(folder, dtype=dtype)) for _ in range(2))  # each packed for its mode
     pairs = [
         (_served(invariant, requests, invariant=True), _served(plain, requests, invariant=False))
         for _ in range(_ROUNDS)
@@ -43,7 +43,7 @@ def invariance_figures(folder: Path, dtype: torch.dtype, requests: Sequence[Work
 def _served(
     served: ServedModel, requests: Sequence[WorkloadRequest], *, invariant: bool
 ) -> tuple[float, list[list[int]]]:
-    """Seconds for all of them, and their answers."""
+    """Return the seconds for all requests, and their answers."""
     config = EngineConfig(max_batch_size=_RUNNING, max_waiting=len(requests), batch_invariant=invariant)
     engine = Engine(served, config)
     answers: list[list[int]] = [[] for _ in requests]

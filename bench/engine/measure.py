@@ -1,4 +1,4 @@
-"""`updraft bench engine`: our engine and its peers on the same weights and the same requests, in one run."""
+"""`updraft bench engine`: our engine and its peers on the same weights and requests, in one run."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from .speed import (
 from .step_gaps import step_gaps
 from .step_times import measured_step_time, simulation_errors
 
-#: (blocks of 256 tokens, tokens per step) that transformers' continuous batching is tried with; the best one counts.
+#: (blocks of 256 tokens, tokens per step) tried with transformers' continuous batching; the best setting counts.
 CB_SETTINGS = ((64, 512), (128, 1024), (128, 2048))
-#: Likewise on a CUDA device, where there are more of both.
+#: The same for a CUDA device, which has more memory.
 CB_SETTINGS_CUDA = ((1024, 4096), (1024, 8192))
 Say = Callable[[str], None]
 Figures = dict[str, float]
@@ -44,66 +44,66 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The options of a measurement."""
+    """Options of a measurement."""
 
-    # Where a model of `shape` is written for peers to load.
+    # Folder in which the model of `shape` is written for the peers.
     model_dir: Path
-    # `pocket`, or the name of a real shape, for random weights.
+    # `pocket`, or a name in `SHAPES` for random weights.
     shape: str = "pocket"
     dtype: str = "bfloat16"
     workload: Workload = field(default_factory=Workload)
-    # Sequences at most.
+    # Most sequences running at once.
     running: int = 32
     threads: int | None = None
     device: str = "cpu"
-    # Of transformers.
+    # Ways of running transformers to compare with.
     peers: Literal["all", "static", "continuous", "none"] = "all"
-    # Groups of figures (`GROUPS`); empty for all that the device has.
+    # Groups of figures to measure, from `GROUPS`; empty for every group the device supports.
     only: Sequence[str] = ()
-    # Of the oracle's model; None is pocket-sized.
+    # Shape of the oracle's draft model; None: pocket-sized.
     draft_shape: str | None = None
 
     def __post_init__(self) -> None:
-        """Raises ConfigurationError for groups that there are not, or not on this device, and for unknown shapes."""
+        """Raises ConfigurationError for unknown groups, groups that the device does not support, and unknown shapes."""
         for group in self.only:
             if group not in GROUPS:
-                raise ConfigurationError(f"There is no group {group!r}; there are: {', '.join(GROUPS)}.", param="only")
+                raise ConfigurationError(f"Unknown group {group!r}: choose from {', '.join(GROUPS)}.", param="only")
             if group in _NOT_ON.get(self.device, ()):
                 raise ConfigurationError(f"{group!r} cannot be measured on {self.device}.", param="only")
         for shape in filter(None, (self.shape, self.draft_shape)):
             if shape != "pocket" and shape not in SHAPES:
                 known = ", ".join(("pocket", *SHAPES))
-                raise ConfigurationError(f"There is no shape {shape!r}; there are: {known}.", param="shape")
+                raise ConfigurationError(f"Unknown shape {shape!r}: choose from {known}.", param="shape")
 
     @property
     def groups(self) -> list[str]:
-        """In the order in which they are measured."""
+        """Groups to measure, in order of measurement."""
         unwanted = {*_NOT_ON.get(self.device, ()), *(("peers",) if self.peers == "none" else ())}
         return [group for group in GROUPS if (group in self.only if self.only else group not in unwanted)]
 
     @property
     def needs_folder(self) -> bool:
-        """Whether others than we have to find the weights."""
+        """Whether the weights must be in a folder, for other processes and peers."""
         return not {"start", "invariance", "peers"}.isdisjoint(self.groups)
 
 
 def measure(setting: Setting, say: Say, keep: Callable[[Figures], None] = lambda _: None) -> Figures:
-    """Flat figures by name; `vs_*` are our tokens per second over theirs. `keep` gets all that there are so far, after
-    every group."""
-    keep_freed_memory()  # as the engine's process does; the peers profit, too
+    """Return flat figures by name; `vs_*` is our tokens per second over the peer's. `keep` gets all figures so far
+    after every group."""
+    keep_freed_memory()  # as in the engine's process; the peers benefit too
     if setting.threads is not None:
         torch.set_num_threads(setting.threads)
     measured, figures = _Measured(setting, say), Figures()
     for group in setting.groups:
-        found = GROUPS[group](measured)
-        say(f"{group}: " + ", ".join(f"{name} {value:.4g}" for name, value in found.items()))
-        figures |= found
+        new = GROUPS[group](measured)
+        say(f"{group}: " + ", ".join(f"{name} {value:.4g}" for name, value in new.items()))
+        figures |= new
         keep(figures)
     return figures
 
 
 class _Measured:
-    """The measurement, with parts made when they are first needed, and the groups of figures that need several."""
+    """Lazily built parts of a measurement, and the groups of figures that need several of them."""
 
     def __init__(self, setting: Setting, say: Say) -> None:
         self.setting, self.say = setting, say
@@ -114,7 +114,7 @@ class _Measured:
 
     @cached_property
     def _model_and_products(self) -> tuple[Decoder, MatrixProducts]:
-        """The products are taken before an engine rearranges the weights."""
+        """Build both before any engine rearranges the weights."""
         setting = self.setting
         if setting.needs_folder or setting.shape == "pocket":
             model = load_model(self.folder, dtype=DTYPES[setting.dtype], device=setting.device)
@@ -175,7 +175,7 @@ class _Measured:
         return figures
 
     def _continuous_batching_ratios(self, model: Any, against: _PeerRatios) -> Figures:
-        """With the best of its settings; one that fails, as where memory is short for it, is told of and left out."""
+        """Compare with the best setting. A setting that fails, such as for lack of memory, is skipped with a note."""
         ratios: list[float] = []
         for blocks, tokens in cb_settings(self.setting.device):
             name = f"continuous batching, {blocks} blocks, {tokens} tokens"
@@ -193,7 +193,7 @@ class _Measured:
 
 
 class _PeerRatios:
-    """Their seconds over ours, which are taken before and after each of them: the machine may change meanwhile."""
+    """Ratios of the peers' seconds to ours; ours are measured before and after each peer, as the machine may change."""
 
     def __init__(self, ours: Callable[[], float], say: Say) -> None:
         self._ours, self._say = ours, say
@@ -211,7 +211,7 @@ def cb_settings(device: str) -> Sequence[tuple[int, int]]:
     return CB_SETTINGS_CUDA if device == "cuda" else CB_SETTINGS
 
 
-#: In the order in which they are measured.
+#: Groups of figures by name, in order of measurement.
 GROUPS: Mapping[str, Callable[[_Measured], Figures]] = {
     "start": lambda it: start_figures(it.folder, it.setting.dtype, it.setting.device),
     "throughput": _Measured.throughput,
@@ -228,5 +228,5 @@ GROUPS: Mapping[str, Callable[[_Measured], Figures]] = {
     "gaps": lambda it: step_gaps(it.model, it.setting.running),
     "peers": _Measured.peer_ratios,
 }
-#: What a device does not have: batch-invariant mode and the pocket pair's drafts are measured on CPUs.
+#: Groups that a device cannot run: batch-invariant mode and the pocket pair's drafts are measured on CPUs.
 _NOT_ON: Mapping[str, Sequence[str]] = {"cpu": ("gaps",), "cuda": ("invariance", "pocket-drafts")}

@@ -1,4 +1,4 @@
-"""Peers that a Python user would otherwise run: transformers, with static batches and with its continuous batching."""
+"""Peers that a Python user would otherwise run: transformers with static batches and with continuous batching."""
 
 # transformers is only partly typed
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -16,7 +16,7 @@ from ..shared.workload import WorkloadRequest
 
 
 def load(folder: Path, dtype: torch.dtype, device: str) -> Any:
-    """The model that every peer here runs."""
+    """Load the model that every peer runs."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -25,7 +25,7 @@ def load(folder: Path, dtype: torch.dtype, device: str) -> Any:
 
 
 def static_batches(model: Any, requests: Sequence[WorkloadRequest], batch_size: int) -> float:
-    """Seconds for all requests, in batches in order of arrival; a batch ends with its longest answer."""
+    """Return the seconds for all requests in batches by order of arrival; a batch ends with its longest answer."""
     import transformers
 
     started = time.perf_counter()
@@ -46,7 +46,7 @@ def static_batches(model: Any, requests: Sequence[WorkloadRequest], batch_size: 
 def continuous_batching(
     model: Any, requests: Sequence[WorkloadRequest], num_blocks: int, max_batch_tokens: int
 ) -> float:
-    """Seconds for all requests with transformers' own continuous batching, its manager warm."""
+    """Return the seconds for all requests with transformers' continuous batching, after a warm-up."""
     import transformers
     from transformers import ContinuousBatchingConfig
 

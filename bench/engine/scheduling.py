@@ -1,4 +1,4 @@
-"""Figures that need no model: what scheduling costs, what it schedules, and what its blocks waste."""
+"""Figures without a model: the cost of scheduling, the scheduled steps, and the waste in KV blocks."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _VOCABULARY = 32
 
 
 def scheduler_microseconds(sequences: int = 256, rounds: int = 15) -> float:
-    """Per step of a real engine in which every sequence decodes: all but what tensors are needed for. The median of
-    `rounds` engines: one round is over in 30 milliseconds, in which a neighbour may have the processor."""
+    """Return microseconds per step of a real engine in which every sequence decodes, without the tensor work. Median of
+    `rounds` engines: one round takes 30 milliseconds, in which another process may take the processor."""
     return statistics.median(_scheduler_microseconds(sequences) for _ in range(rounds))
 
 
@@ -43,7 +43,7 @@ def _scheduler_microseconds(sequences: int, steps: int = 200) -> float:
     for _ in range(8):
         engine.step()
     gc.collect()
-    gc.freeze()  # as the engine's process does
+    gc.freeze()  # as in the engine's process
     engine.computed_s, started = 0.0, time.perf_counter()
     for _ in range(steps):
         engine.step()
@@ -53,7 +53,7 @@ def _scheduler_microseconds(sequences: int, steps: int = 200) -> float:
 
 
 class _Unmodelled(Engine):
-    """An engine whose model says nothing but the last token of its vocabulary, at once."""
+    """An engine whose model instantly returns the last token of the vocabulary."""
 
     computed_s = 0.0
 
@@ -66,7 +66,7 @@ class _Unmodelled(Engine):
 
 
 def step_rows(requests: Sequence[WorkloadRequest], config: EngineConfig) -> list[tuple[int, int]]:
-    """For every step that the requests take: tokens computed and tokens sampled."""
+    """Return the tokens computed and the tokens sampled in every step that the requests take."""
     steps: list[tuple[int, int]] = []
 
     def note(_scheduler: Scheduler, _cache: KVCacheManager, rows: tuple[int, int]) -> None:
@@ -77,7 +77,7 @@ def step_rows(requests: Sequence[WorkloadRequest], config: EngineConfig) -> list
 
 
 def kv_waste(workload: Workload, running: int = 64) -> float:
-    """Share of the token slots in used blocks that hold nothing, over all steps, at the workload's real lengths."""
+    """Return the share of unused token slots in used blocks, over all steps, at the workload's real lengths."""
     requests = draw(Workload(512, max_prompt=8192, max_output=2048, seed=workload.seed, trace=workload.trace), 32)
     wasted = used = 0
 
@@ -96,8 +96,8 @@ def _play(
     config: EngineConfig,
     note: Callable[[Scheduler, KVCacheManager, tuple[int, int]], None],
 ) -> None:
-    """Schedule the requests to their end; `note(scheduler, cache, rows)` sees every step when it is done: how many
-    tokens it computed, and how many it sampled."""
+    """Schedule all requests to their end. After every step call `note(scheduler, cache, rows)`; rows are the tokens
+    computed and the tokens sampled."""
     blocks = config.num_blocks or sum((len(work.prompt) + work.output) // config.block_size + 1 for work in requests)
     cache = KVCacheManager(blocks, config.block_size, prefix_caching=False)
     scheduler = Scheduler(config, cache, Speculator([], config))

@@ -1,4 +1,4 @@
-"""Models to measure: the packaged one, or random weights in the shape of a real one, so that nothing is downloaded."""
+"""Models to measure: the packaged one, or random weights in the shape of a real model, without a download."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ SHAPES: Mapping[str, dict[str, Any]] = {
 
 
 def model_folder(shape: str, model_dir: Path) -> Path:
-    """A folder with the model of that name: `pocket`, or one of `SHAPES` with random bf16 weights under `model_dir`.
+    """Return the folder of a model: `pocket`, or a name in `SHAPES` with random bf16 weights under `model_dir`.
 
     Raises ConfigurationError for an unknown name.
     """
     if shape == "pocket":
         return pocket.pocket_large_folder()
     if shape not in SHAPES:
-        raise ConfigurationError(f"There is no shape {shape!r}; there are: pocket, {', '.join(SHAPES)}.", param="shape")
+        raise ConfigurationError(f"Unknown shape {shape!r}: choose from pocket, {', '.join(SHAPES)}.", param="shape")
     folder = model_dir / shape
     if not (folder / "model.safetensors").exists():
         _write_random(SHAPES[shape], folder)
@@ -79,7 +79,7 @@ def model_folder(shape: str, model_dir: Path) -> Path:
 
 
 def shape_config(shape: str) -> ModelConfig:
-    """Of a name in `SHAPES`, or of `pocket`: that of pocket-small."""
+    """Return the configuration of a name in `SHAPES`, or pocket-small's for `pocket`."""
     if shape == "pocket":
         return load_model(pocket.pocket_small_folder()).config
     fields = Fields(SHAPES[shape], shape)
@@ -87,7 +87,7 @@ def shape_config(shape: str) -> ModelConfig:
 
 
 def random_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Random weights, made where they are to be, in the manner of an untrained model: nothing is written."""
+    """Create a model with random weights directly on `device`, initialised like an untrained model, without a file."""
     torch.manual_seed(0)
     with torch.device("meta"):
         model = Decoder(config)

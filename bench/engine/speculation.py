@@ -1,4 +1,4 @@
-"""Gains and costs of speculation: the pocket pair under load, and an oracle draft on a model of real shape."""
+"""Gains and costs of speculative decoding: the pocket pair under load, and an oracle draft on a real model's shape."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _ORACLE_SHAPE = "qwen2.5-0.5b"
 _BLOCK_S, _BLOCKS = 0.3, 28
 _PROMPT, _OUTPUT = 32, 64
 _LOAD = 64
-_CELLS = 128  # of the cache for each: prompt, answer and drafts, in whole blocks of 16 as of 64
+_CELLS = 128  # cache tokens per request: prompt, answer and drafts, in whole blocks of 16 or of 64
 
 
 def pocket_figures(loads: Sequence[int]) -> dict[str, float]:
-    """The pocket pair on its tasks, greedy, as many requests at a time as `loads` say, with and without its draft.
+    """Measure the pocket pair on its tasks, greedy, with `loads` requests at a time, with and without the draft.
 
-    Both run in turns, in short blocks, and what counts is the median of their ratios, so that whatever else the machine
-    does cancels out. `spec_on_over_off_*`: tokens per second with the draft over without. `spec_step_share`: of the
-    steps, those that verified drafts. The first block of each, in which it learns, is not counted.
+    Both engines alternate in short blocks, and the median of their ratios counts, so that other load on the machine
+    cancels out. `spec_on_over_off_*`: tokens per second with the draft over without. `spec_step_share`: share of steps
+    that verified drafts. The first block of each engine is a warm-up and is not counted.
     """
     figures: dict[str, float] = {}
     stats: list[tuple[int, int, int, int]] = []
@@ -53,9 +53,9 @@ def pocket_figures(loads: Sequence[int]) -> dict[str, float]:
         ratios, speeds = _in_turns(off, on)
         figures[f"spec_on_over_off_{load}"] = statistics.median(ratios)
         figures[f"spec_on_tokens_per_s_{load}"] = speeds
-        found = on.engine.stats()
-        stats.append((found.speculative_steps, found.steps, found.draft_accepted, found.draft_proposed))
-        figures[f"spec_step_share_{load}"] = found.speculative_steps / found.steps
+        counters = on.engine.stats()
+        stats.append((counters.speculative_steps, counters.steps, counters.draft_accepted, counters.draft_proposed))
+        figures[f"spec_step_share_{load}"] = counters.speculative_steps / counters.steps
     steps, all_steps, accepted, proposed = (sum(column) for column in zip(*stats, strict=True))
     return {
         **figures,
@@ -66,20 +66,20 @@ def pocket_figures(loads: Sequence[int]) -> dict[str, float]:
 
 
 def oracle_target(like: Decoder) -> Decoder:
-    """Random weights of a real shape, for where there is no model that is large enough: 1 GB of the type of `like`."""
+    """Create a real shape with random weights, for machines without a large model: 1 GB in the dtype of `like`."""
     weight = like.embed_tokens.weight
     return random_model(shape_config(_ORACLE_SHAPE), weight.dtype, weight.device)
 
 
 def draft_of(target: Decoder, shape: str) -> Decoder:
-    """Random weights in a draft's `shape`, with the target's vocabulary and context."""
+    """Create random weights in a draft's `shape`, with the target's vocabulary and context."""
     like, weight = target.config, target.embed_tokens.weight
     config = replace(shape_config(shape), vocab_size=like.vocab_size, context_length=like.context_length)
     return random_model(config, weight.dtype, weight.device)
 
 
 def oracle_figures(target: Decoder, draft: Decoder, acceptances: Sequence[float]) -> dict[str, float]:
-    """Speed with an oracle draft over without, one request at a time, by the oracle's acceptance."""
+    """Return the speed with an oracle draft over the speed without, one request at a time, for each acceptance rate."""
     figures: dict[str, float] = {}
     for acceptance in acceptances:
         name = f"spec_oracle{round(acceptance * 10):02d}_speedup"
@@ -88,16 +88,16 @@ def oracle_figures(target: Decoder, draft: Decoder, acceptances: Sequence[float]
 
 
 def oracle_under_load(target: Decoder, draft: Decoder) -> dict[str, float]:
-    """`spec_oracle08_speedup_64`: the same with 64 requests at a time, where drafts can hardly pay."""
+    """Return `spec_oracle08_speedup_64`: the speedup with 64 requests at a time, where drafts can hardly pay."""
     return {f"spec_oracle08_speedup_{_LOAD}": _oracle_speedup(target, draft, 0.8, _LOAD)}
 
 
 @contextmanager
 def uniform_logits(target: Decoder) -> Generator[None]:
-    """While this lasts all its logits are zero, and the greedy answer is the first token again and again.
+    """Make all logits zero inside the block, so that the greedy answer repeats the first token.
 
-    Random weights decide by so little that rounding would tip them from batch to batch; a bias for one token would make
-    of plain requests such as are drafted for in another way.
+    Random weights decide by margins so small that rounding would change answers from batch to batch. A bias towards one
+    token would make plain requests eligible for other drafters.
     """
     weight = target.norm.weight
     kept = weight.clone()
@@ -118,17 +118,17 @@ def _oracle_speedup(target: Decoder, draft: Decoder, acceptance: float, load: in
         answer = _timed(plain, prompts)[0]
         oracle = OracleDrafter(target, draft, plain.config, answer, acceptance)
         engine = make_engine(target, config, drafters=[oracle])
-        _timed(engine, prompts)  # finds its lengths
+        _timed(engine, prompts)  # adapts its draft lengths
         speedup = statistics.mean(_timed(plain, prompts)[1] / _timed(engine, prompts)[1] for _ in range(2))
-    assert engine.stats().preemptions == 0, "else fewer than so many run at a time"
+    assert engine.stats().preemptions == 0, "preempted requests would lower the load"
     return speedup
 
 
 class OracleDrafter(DraftModel):
-    """Knows the answer, which is the same for every request, and says each of its tokens right with probability
+    """A drafter that knows the answer, the same for every request, and proposes each token correctly with probability
     `acceptance`.
 
-    It takes the time of a real draft model: `draft` runs, and what it says is replaced.
+    The draft model runs, so that it takes its real time, but its proposals are replaced.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class OracleDrafter(DraftModel):
 
 
 class _Stream:
-    """An engine that always has `load` requests, tasks of the pocket suite, in the same order for every engine."""
+    """An engine that always has `load` requests: pocket tasks, in the same order for every engine."""
 
     def __init__(self, engine: Engine, load: int) -> None:
         self.engine = engine
@@ -167,7 +167,7 @@ class _Stream:
         self._in_flight = 0
 
     def run(self, seconds: float) -> float:
-        """Tokens per second over about so many seconds; what is unfinished then goes on in the next block."""
+        """Return tokens per second over about `seconds`; unfinished requests continue in the next block."""
         tokens, started = 0, time.perf_counter()
         while time.perf_counter() - started < seconds:
             while self._in_flight < self._load:
@@ -185,7 +185,7 @@ class _Stream:
 
 
 def _in_turns(off: _Stream, on: _Stream) -> tuple[list[float], float]:
-    """The ratio of each pair of blocks, and the median speed of `on`."""
+    """Return the ratio of each pair of blocks, and the median speed of `on`."""
     off.run(_BLOCK_S)
     on.run(2 * _BLOCK_S)
     pairs: list[tuple[float, float]] = []
@@ -203,7 +203,7 @@ def _pocket_engine(load: int, *, with_draft: bool) -> Engine:
 
 
 def _timed(engine: Engine, prompts: Sequence[list[int]]) -> tuple[list[int], float]:
-    """The greedy answer to the first prompt, and the seconds from when all have been read to the last token."""
+    """Return the greedy answer to the first prompt, and the seconds from the end of prefill to the last token."""
     params = SamplingParams(temperature=0.0, max_tokens=_OUTPUT, ignore_eos=True)
     for number, prompt in enumerate(prompts):
         engine.add_request(GenerationRequest(str(number), prompt, params))

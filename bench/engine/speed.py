@@ -1,4 +1,4 @@
-"""The speed of the cloud engine by itself: throughput, decoding, prompts, the prefix cache, its start."""
+"""Speed of the cloud engine alone: throughput, decoding, prefill, prefix cache and start."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from .driving import BUDGET, GREEDY, add, engine_config, make_engine, serve
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SAMPLED = SamplingParams(temperature=0.7, top_p=0.9, seed=0)
 _PREFIX_TOKENS = 4096
-_PREFIX_S = 20  # at least, for what a cache costs that finds nothing
+_PREFIX_S = 20  # seconds, at least, for measuring the cost of a cache without hits
 _SMALL = EngineConfig(max_batch_size=8, token_budget=BUDGET, prefix_caching=False)
 
 
 def throughput(
     model: Decoder, requests: Sequence[WorkloadRequest], running: int, params: SamplingParams = GREEDY
 ) -> float:
-    """Seconds for all requests, at most `running` of them at a time."""
+    """Return the seconds for all requests, at most `running` at a time."""
     return serve(make_engine(model, engine_config(len(requests), running)), requests, params)
 
 
 def sampled_over_greedy(model: Decoder, requests: Sequence[WorkloadRequest], running: int, rounds: int = 5) -> float:
-    """Tokens per second of `SAMPLED` answers over those of greedy ones: a median of pairs of runs."""
+    """Return tokens per second of `SAMPLED` answers over greedy ones: a median of pairs of runs."""
     return statistics.median(
         throughput(model, requests, running, GREEDY) / throughput(model, requests, running, SAMPLED)
         for _ in range(rounds)
@@ -41,7 +41,7 @@ def sampled_over_greedy(model: Decoder, requests: Sequence[WorkloadRequest], run
 
 
 def decode_figures(model: Decoder, weight_bytes: int, tokens: int = 24, rounds: int = 5) -> dict[str, float]:
-    """Decoding alone and by eight, after short prompts; and the share of memory bandwidth that decoding alone uses.
+    """Measure decoding alone and in a batch of eight after short prompts, and the bandwidth share of decoding alone.
 
     Medians of `rounds`, with the bandwidth measured before and after each of them.
     """
@@ -63,7 +63,7 @@ def decode_figures(model: Decoder, weight_bytes: int, tokens: int = 24, rounds: 
 
 
 def prefill_figures(model: Decoder, products: MatrixProducts, length: int = 448) -> dict[str, float]:
-    """Prompts of `length` tokens one after the other, and the share of the measured matmul peak that they reach."""
+    """Measure prompts of `length` tokens one by one, and their share of the measured matmul peak."""
     speeds = [
         length / serve(make_engine(model, _SMALL), [WorkloadRequest([number + 1] * length, 1)]) for number in range(3)
     ]
@@ -75,10 +75,10 @@ def prefill_figures(model: Decoder, products: MatrixProducts, length: int = 448)
 
 
 def prefix_figures(model: Decoder, pairs: int = 7) -> dict[str, float]:
-    """Time to the first token of a long prompt when its prefix is cached over the time when it is not; and what
-    looking for a prefix costs where there is none: seconds with the cache over seconds without, less one.
+    """Measure the time to the first token of a long prompt with a cached prefix over without, and the cost of prefix
+    lookups without hits: seconds with the cache over seconds without, minus one.
 
-    Prompts are as long as the context allows, if that is less.
+    Prompts are shortened to the context if necessary.
     """
     length = min(_PREFIX_TOKENS, model.config.context_length - 32)
     ratios: list[float] = []
@@ -100,7 +100,7 @@ def prefix_figures(model: Decoder, pairs: int = 7) -> dict[str, float]:
 
 
 def start_figures(folder: Path, dtype: str, device: str) -> dict[str, float]:
-    """From the start of a fresh process to its first token."""
+    """Measure the time from the start of a fresh process to its first token."""
     command = python_command("-m", "updraft.bench.engine.first_token", str(folder), dtype, device)
     started = time.perf_counter()
     with subprocess.Popen(command, env=child_environment(), stdout=subprocess.PIPE, text=True) as process:
@@ -108,7 +108,7 @@ def start_figures(folder: Path, dtype: str, device: str) -> dict[str, float]:
         line = process.stdout.readline()
         seconds = time.perf_counter() - started
     if line.strip() != "first token":
-        raise RuntimeError(f"{' '.join(command)} ended without a token")
+        raise RuntimeError(f"{' '.join(command)} exited without a token")
     return {"seconds_to_first_token": seconds}
 
 
@@ -128,7 +128,7 @@ def _warm_over_cold(model: Decoder, length: int) -> float:
 def _decode_speed(model: Decoder, batch: int, tokens: int) -> float:
     engine = make_engine(model, _SMALL)
     add(engine, [WorkloadRequest([number + 1] * 16, tokens) for number in range(batch)])
-    engine.step()  # the prompts
+    engine.step()  # prefill
     started = time.perf_counter()
     while engine.has_work:
         engine.step()

@@ -1,6 +1,6 @@
-"""The time that a GPU has nothing to do between the steps of an engine: the host's cost, seen from the device.
+"""Idle time of a GPU between the steps of an engine, which is the host's overhead seen from the device.
 
-Inside a step, kernels follow each other in a captured graph, with gaps that no host could close.
+Inside a step, kernels run from a captured graph; the host cannot close the gaps between them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ..shared.workload import WorkloadRequest
 from .driving import add, engine_config, make_engine
 
 _STEPS, _WARM_STEPS, _PROMPT = 50, 20, 64
-_TO_HOST, _COPIES = "Memcpy DtoH", ("Memcpy", "Memset")  # as the profiler calls them
+_TO_HOST, _COPIES = "Memcpy DtoH", ("Memcpy", "Memset")  # names in the profiler
 
 
 class Activity(NamedTuple):
-    """An activity on the device: microseconds."""
+    """An activity on the device; times in microseconds."""
 
     start: float
     end: float
@@ -28,10 +28,10 @@ class Activity(NamedTuple):
 
 
 def step_gaps(model: Decoder, sequences: int) -> dict[str, float]:
-    """`step_gap_share`: of the time in which `sequences` decode, that in which nothing runs between two steps.
+    """Return `step_gap_share`: share of the decoding time of `sequences` in which nothing runs between two steps.
 
-    `step_idle_share`: with the gaps between the kernels of a step. `step_us`: of such a step. All under the profiler,
-    which makes the host slower: they are upper bounds.
+    `step_idle_share`: the same plus the gaps between the kernels of a step. `step_us`: time of a step. The profiler
+    slows the host down, so all are upper bounds.
     """
     engine = make_engine(model, engine_config(sequences, sequences))
     length = _WARM_STEPS + _STEPS + 40
@@ -58,17 +58,17 @@ def step_gaps(model: Decoder, sequences: int) -> dict[str, float]:
 
 
 def between_steps(ran: Iterable[Activity]) -> float:
-    """The time without a kernel around the copies to the host with which steps end: from the last one before such a
-    copy to the first behind it, other copies not counted as nothing."""
+    """Return the idle time around the copies to the host that end steps: from the last kernel before such a copy to the
+    first kernel after it. Other copies count as busy."""
     ordered = sorted(ran)
     kernels = [activity for activity in ordered if not activity.name.startswith(_COPIES)]
     gaps: set[tuple[float, float]] = set()
     for copy in ordered:
         if copy.name.startswith(_TO_HOST):
             before = max((kernel.end for kernel in kernels if kernel.start < copy.start), default=None)
-            behind = min((kernel.start for kernel in kernels if kernel.start >= copy.start), default=None)
-            if before is not None and behind is not None and before < behind:
-                gaps.add((before, behind))
+            after = min((kernel.start for kernel in kernels if kernel.start >= copy.start), default=None)
+            if before is not None and after is not None and before < after:
+                gaps.add((before, after))
     return sum(_idle_within(ordered, *gap) for gap in gaps)
 
 
@@ -79,11 +79,11 @@ def _idle_within(ran: Sequence[Activity], start: float, end: float) -> float:
 
 
 def idle_time(ran: Iterable[Activity]) -> tuple[float, float]:
-    """Of all that ran, in any order and overlapping: how long nothing did, between the first start and the last end;
-    and how long that is. Raises ValueError where nothing ran."""
+    """Return the time in which nothing ran, between the first start and the last end, and the length of that span.
+    `ran`: in any order, may overlap. Raises ValueError if it is empty."""
     ordered = sorted(ran)
     if not ordered:
-        raise ValueError("nothing ran on the device")
+        raise ValueError("the profile has no activity on the device")
     first, reached, _ = ordered[0]
     idle = 0.0
     for start, end, _ in ordered:

@@ -1,4 +1,4 @@
-"""The times of steps, for `updraft plan`, and the distance of its simulation from a real engine under the same load."""
+"""Step times for `updraft plan`, and the error of its simulation against a real engine under the same load."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ...cloud_engine.planning.trace import PlannedRequest
 from ..shared.workload import Workload, WorkloadRequest, draw
 from .driving import GREEDY, engine_config
 
-#: Shares of the highest throughput at which requests come.
+#: Request rates, as shares of the highest throughput.
 LOADS = (0.3, 0.6, 0.9)
 Clock = Callable[[], float]
 _ROUNDS = 2
@@ -34,8 +34,8 @@ _QUANTILES = {"p50": 50, "p99": 99}
 
 
 class _Recording(Engine):
-    """An engine that keeps what its steps computed, and what they took by the `clock`, from the end of the one before:
-    taking requests in counts, too.
+    """An engine that records the content of each step and its time by `clock`, measured from the end of the step
+    before, so that adding requests counts too.
     """
 
     def __init__(self, model: Decoder, config: EngineConfig, clock: Clock) -> None:
@@ -50,7 +50,7 @@ class _Recording(Engine):
         self.add_request(GenerationRequest(str(number), work.prompt, wanted))
 
     def resume(self) -> None:
-        """Nothing was done here since the last step."""
+        """Restart the clock for the next step, to exclude work outside the engine."""
         self._ended = self.clock()
 
     def _launch(self, batch: list[ScheduledRequest]) -> LaunchedStep:
@@ -58,7 +58,7 @@ class _Recording(Engine):
         return super()._launch(batch)
 
     def timed_step(self) -> list[str]:
-        """The requests that got a token."""
+        """Return the requests that got a token."""
         came = [output.request_id for output in self.step()]
         started, self._ended = self._ended, self.clock()
         if self._content is not None:
@@ -69,9 +69,9 @@ class _Recording(Engine):
 def measured_steps(
     model: Decoder, running: int, workload: Workload, clock: Clock, seed: int = 1
 ) -> Iterator[tuple[StepContent, float]]:
-    """Of batches from one to `running`. Where a request ends, another comes.
+    """Yield steps of batches from one to `running` requests. A new request replaces each finished one.
 
-    Prompts are the workload's. Every second one is cut, so that chunks are of all lengths. Answers are short.
+    Prompts come from the workload; every second one is cut, so that chunks of all lengths occur. Answers are short.
     """
     between = (3 * 2**power // 2 for power in range(1, (running // 3).bit_length() + 1))
     sizes = sorted({running, *(2**power for power in range(running.bit_length())), *between})
@@ -104,27 +104,27 @@ def measured_step_time(model: Decoder, running: int, workload: Workload) -> Step
 
 
 def simulation_errors(model: Decoder, running: int, workload: Workload, say: Callable[[str], None]) -> dict[str, float]:
-    """By load: simulated over real, less one, of the throughput, of the time to the first token, and of that per token.
+    """Return, by load, the relative error of simulated throughput, time to first token, and time per output token.
 
-    Requests come at random moments. The costs of steps are measured with other requests than these, in turns with the
-    real run, because neighbours slow a machine down now and then. On a CPU all is in seconds of the processor.
+    Requests arrive at random times. Step costs are measured with other requests, alternating with the real run, because
+    other processes sometimes slow the machine down. On a CPU, all times are processor time.
     """
     clock = time.process_time if model.embed_tokens.weight.device.type == "cpu" else time.perf_counter
     others = chain.from_iterable(measured_steps(model, running, workload, clock, seed) for seed in count(1))
     requests = draw(workload, model.config.vocab_size)
     config = engine_config(len(requests), running)
-    # As a node has them: memory that is used again and again, and not a new piece for each request.
+    # A node reuses its memory: fresh blocks for each request would cost extra time.
     num_blocks = running * (max(len(work.prompt) + work.output for work in requests) // config.block_size + 1)
     config = replace(config, num_blocks=num_blocks)
     measured = list(measured_steps(model, running, workload, clock, 0))
-    least = len(measured)  # for batches of every size
+    least = len(measured)  # covers batches of every size
     shape = NodeShape(config, fit(measured), num_blocks)
     all_now = [PlannedRequest(0.0, len(work.prompt), work.output) for work in requests]
     random = np.random.default_rng(workload.seed)
     real: dict[float, list[list[SimulatedAnswer]]] = {load: [] for load in LOADS}
     simulated: dict[float, list[list[SimulatedAnswer]]] = {load: [] for load in LOADS}
     for load in LOADS * _ROUNDS:
-        fastest = len(requests) / max(served.last_s or 0.0 for served in simulate(all_now, shape, 1)[0])  # at present
+        fastest = len(requests) / max(served.last_s or 0.0 for served in simulate(all_now, shape, 1)[0])  # right now
         arrived = np.cumsum(random.exponential(1 / (load * fastest), len(requests)))
         trace = [
             PlannedRequest(float(at_s), len(work.prompt), work.output)
@@ -135,19 +135,19 @@ def simulation_errors(model: Decoder, running: int, workload: Workload, say: Cal
         real[load].append(_really(engine, trace, requests, lambda: measured.extend(islice(others, _TURN))))
         shape = replace(shape, costs=fit(measured[min(before, len(measured) - least) :]))
         simulated[load].append(simulate(trace, shape, 1)[0])
-    found: dict[str, float] = {}
+    errors: dict[str, float] = {}
     for load in LOADS:
         ours, theirs = _figures(simulated[load]), _figures(real[load])
         say(f"load {load:.0%}: " + ", ".join(f"{name} {theirs[name]:.4g} ({ours[name]:.4g})" for name in ours))
-        found |= {f"simulation_{name}_error_{load:.0%}": ours[name] / theirs[name] - 1 for name in ours}
-    return found
+        errors |= {f"simulation_{name}_error_{load:.0%}": ours[name] / theirs[name] - 1 for name in ours}
+    return errors
 
 
 def _really(
     engine: _Recording, trace: Sequence[PlannedRequest], requests: Sequence[WorkloadRequest], turn: Callable[[], None]
 ) -> list[SimulatedAnswer]:
-    """The same requests through a real engine, at the same times by its clock, which idle times are added to, and
-    which stands still while `turn` is called now and then.
+    """Run the same requests through a real engine, at the same times by its clock. Idle time is skipped, and the clock
+    is stopped while `turn` runs now and then.
     """
     served = [SimulatedAnswer(request) for request in trace]
     started, added = engine.clock(), 0

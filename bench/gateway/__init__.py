@@ -1,1 +1,1 @@
-"""`updraft bench gateway` and `affinity`: what the gateway adds, and where it places requests."""
+"""`updraft bench gateway` and `affinity`: the gateway's overhead, and the node it picks for each request."""

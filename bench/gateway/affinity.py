@@ -1,7 +1,7 @@
-"""The share of requests that find the node with their beginning cached: a trace, replayed over simulated nodes.
+"""Prefix-cache hit rate of the gateway's routing: a trace, replayed over simulated nodes.
 
-Nodes never forget, so the best that any choice could reach is one cache for all of them. The choice itself is the
-gateway's, on bodies that are as long as the trace says, with its bounded memory.
+Simulated nodes never evict, so the upper bound is a single cache shared by all. The gateway's own code chooses the
+nodes, on bodies as long as in the trace, with its bounded memory.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ...cloud_engine.gateway.balancing.choice import Chooser
 from ...cloud_engine.gateway.balancing.node import Node, NodeAddress
 from ...protocol.errors import ConfigurationError
 
-_BLOCK_TOKENS, _BLOCK_BYTES = 512, 2048  # of the trace
-_PREFILL_PER_S, _TOKEN_S = 20_000.0, 0.02  # of a simulated node, which runs all its requests side by side
+_BLOCK_TOKENS, _BLOCK_BYTES = 512, 2048  # size of a block of the trace
+_PREFILL_PER_S, _TOKEN_S = 20_000.0, 0.02  # speed of a simulated node, which runs all requests concurrently
 
 
 class TraceRequest(NamedTuple):
-    """One line of a trace in Mooncake's form."""
+    """One request of a trace in Mooncake's format."""
 
     at_s: float
     output_tokens: int
@@ -34,19 +34,19 @@ class TraceRequest(NamedTuple):
 
 
 def read_trace(path: Path, most: int) -> list[TraceRequest]:
-    """The first `most` requests. Raises ConfigurationError."""
+    """Read the first `most` requests. Raises ConfigurationError if the file is not in Mooncake's format."""
     try:
         with path.open(encoding="utf-8") as lines:
             read = [json.loads(line) for _, line in zip(range(most), lines, strict=False)]
         return [TraceRequest(row["timestamp"] / 1e3, row["output_length"], row["hash_ids"]) for row in read]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"{path} is no trace in Mooncake's form: {error!r}", param="trace") from error
+        raise ConfigurationError(f"{path} is not a trace in Mooncake's format: {error!r}", param="trace") from error
 
 
 def replay(trace: Sequence[TraceRequest], nodes: int, seed: int = 0, workers: int = 1) -> dict[str, float]:
-    """Hit rates as shares of the prompts' blocks, the busiest node against the mean, and the time of a decision.
+    """Return hit rates as shares of the prompts' blocks, the busiest node's load over the mean, and the decision time.
 
-    Each request comes to one of the gateway's workers at random, which knows of no other's load.
+    Each request goes to a random worker of the gateway, which does not know the load from the other workers.
     """
     simulated, index, random = [_SimulatedNode() for _ in range(nodes)], PrefixIndex(), Random(seed)
     views = [[Node(NodeAddress(f"http://node{number}")) for number in range(nodes)] for _ in range(workers)]
@@ -83,13 +83,13 @@ def replay(trace: Sequence[TraceRequest], nodes: int, seed: int = 0, workers: in
 
 @dataclass(slots=True)
 class _Cache:
-    """Blocks by all that is before them."""
+    """Cached blocks, each keyed by the hash of the chain up to it."""
 
     blocks: set[int] = field(default_factory=set[int])
     hits: int = 0
 
     def take(self, blocks: Sequence[int]) -> int:
-        """The number of blocks of a prompt that have to be computed; they are cached from now on."""
+        """Add a prompt's blocks to the cache, and return the number of blocks that had to be computed."""
         chain = list(_chained(blocks))
         known = next((at for at, block in enumerate(chain) if block not in self.blocks), len(chain))
         self.hits += known
@@ -100,7 +100,7 @@ class _Cache:
 @dataclass(eq=False, slots=True)
 class _SimulatedNode:
     cache: _Cache = field(default_factory=_Cache)
-    # Computed, of prompts and answers.
+    # Number of prompt tokens computed and answer tokens generated.
     tokens: int = 0
 
 

@@ -1,4 +1,4 @@
-"""The load generator of `updraft bench gateway`: requests one after another, or at a rate, whatever becomes of them."""
+"""Load generator of `updraft bench gateway`: closed loop (one request after another) or open loop (a fixed rate)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _STREAM = b'{"model":"stub","stream":true,"messages":[{"role":"user","content":"
 
 @dataclass(slots=True)
 class LoadResult:
-    """The figures of one run of requests."""
+    """Figures of one run."""
 
-    # Seconds of each answered request, from its first byte out, or the time it was due, to its last byte in.
+    # Latency of each answered request in seconds, from the first byte sent, or the due time, to the last received.
     latencies: list[float] = field(default_factory=list[float])
-    # The same of requests that were refused with 429 or 503.
+    # Latency in seconds of requests that were refused with 429 or 503.
     refused: list[float] = field(default_factory=list[float])
-    # Events of streams.
+    # Number of stream events.
     frames: int = 0
-    # Other answers that were not 200, or broke off.
+    # Number of other answers whose status was not 200, and of broken connections.
     failures: int = 0
-    # Seconds of the whole run.
+    # Duration of the run, in seconds.
     seconds: float = 0.0
 
     @property
@@ -40,14 +40,14 @@ def percentile_ms(seconds: list[float], share: float) -> float:
 
 
 class _Client(asyncio.Protocol):
-    """One connection. `on_answer` is told when it may send again, `on_lost` when it is closed."""
+    """One connection. Calls `on_answer` when it may send again, and `on_lost` when it is closed."""
 
     def __init__(
         self, load: LoadResult, on_answer: Callable[[_Client], None], on_lost: Callable[[_Client], None]
     ) -> None:
         self._load, self._on_answer, self._on_lost = load, on_answer, on_lost
         self._buffer = bytearray()
-        self._length = -1  # of the answer; 0 for chunks
+        self._length = -1  # content length of the answer; 0 for a chunked answer
         self._status = b""
         self._is_asked = False
 
@@ -98,7 +98,7 @@ class _Client(asyncio.Protocol):
 
 
 def request_for(url: str, key: str, *, stream: bool, tokens: int = 0) -> bytes:
-    """`tokens`: of the answer, where the stub is not to say how many."""
+    """Build the request. `tokens`: length of the answer; 0 leaves it to the stub."""
     body = _STREAM if stream else _WHOLE
     body = body[:-1] + b',"max_tokens":%d}' % tokens if tokens else body
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\nauthorization: Bearer {key}\r\n"
@@ -108,7 +108,7 @@ def request_for(url: str, key: str, *, stream: bool, tokens: int = 0) -> bytes:
 async def drive(
     url: str, request: bytes, concurrency: int, seconds: float, *, load: LoadResult | None = None
 ) -> LoadResult:
-    """`concurrency` connections for `seconds`; each finishes the request that it began. `load` grows meanwhile."""
+    """Keep `concurrency` connections busy for `seconds`; each finishes its last request. `load` is updated live."""
     loop = asyncio.get_running_loop()
     load = LoadResult() if load is None else load
     began, ended, left = time.perf_counter(), loop.create_future(), concurrency
@@ -133,10 +133,10 @@ async def drive(
 
 
 async def offer(url: str, key: str, per_second: float, seconds: float, warm_s: float) -> LoadResult:
-    """Requests that come at a rate, however long the others take: each on a connection that is free, or a new one.
+    """Send requests at a fixed rate regardless of their latency, each on a free or a new connection.
 
-    With too many in flight, one that is due waits, and its time runs. Answers count that come in the `seconds` behind
-    the first `warm_s`. Whoever waits then is left alone.
+    If too many are in flight, a due request waits, which counts as latency. Only answers in the `seconds` after the
+    first `warm_s` count. Requests still open at the end are abandoned.
     """
     request, load, began = request_for(url, key, stream=False), LoadResult(), time.perf_counter()
     clients: set[_Client] = set()
@@ -175,7 +175,7 @@ async def offer(url: str, key: str, per_second: float, seconds: float, warm_s: f
     within = deepcopy(load)
     for client in clients:
         client.close()
-    await asyncio.sleep(0)  # until all are closed
+    await asyncio.sleep(0)  # lets the connections close
     return within
 
 

@@ -1,4 +1,4 @@
-"""The gateway on one core, beside nginx and LiteLLM's proxy in the same run: requests, streams, latency, memory."""
+"""The gateway on one core, compared with nginx and LiteLLM's proxy in one run: requests, streams, latency, memory."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from .servers import Server, litellm, nginx, stub, updraft
 
 Figures = dict[str, Any]
 
-_P99_MS = (1, 5, 10, 50)  # of the frontier
-_RATES = 12  # that are tried for it, in tenths of what one request behind the other reaches
-_FRONTIER_S = 2.0  # of each rate
-_SHORT_STREAM = 5  # tokens of a stream while memory is watched, so that there are many
+_P99_MS = (1, 5, 10, 50)  # latency limits of the frontier
+_RATES = 12  # rates tried for the frontier, in tenths of the closed-loop throughput
+_FRONTIER_S = 2.0  # seconds per rate
+_SHORT_STREAM = 5  # tokens of a stream in the memory test, short so that there are many streams
 _OVERLOAD = 5
-_SLOTS = 16  # of the overloaded node
-_ANSWER_S = 1.0  # of each: so few requests a second that a busy machine has time for all
+_SLOTS = 16  # slots of the overloaded node
+_ANSWER_S = 1.0  # seconds per answer; a rate so low that a busy machine keeps up
 _CAPACITY = _SLOTS / _ANSWER_S
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The size of the measurement."""
+    """Options of the measurement."""
 
-    # Requests in flight, one after the other.
+    # Numbers of requests in flight to measure, one after the other.
     concurrencies: tuple[int, ...]
-    # Streams in flight.
+    # Number of streams in flight.
     streams: int
-    # Of each measurement.
+    # Duration of each measurement, in seconds.
     seconds: float
-    # Of requests in flight all the time, during which memory is watched.
+    # Duration of the memory measurements under constant load, in seconds; 0 skips them.
     memory_seconds: float
-    # A Python with `litellm[proxy]`.
+    # A Python executable with `litellm[proxy]` installed; None skips LiteLLM.
     litellm_python: Path | None = None
 
 
 def measure(setting: Setting, say: Callable[[str], None]) -> Figures:
-    """The first core is the gateway's; load generator and stub share the last one."""
+    """Measure all servers. The gateway runs on the first core; load generator and stub share the last one."""
     cores = sorted(os.sched_getaffinity(0))
     gateway_core, load_core = cores[0], cores[-1]
     figures: Figures = {}
@@ -64,7 +64,7 @@ def measure(setting: Setting, say: Callable[[str], None]) -> Figures:
                     with each as server:
                         figures[server.name] = _all(server, setting, say)
                 except FileNotFoundError as missing:
-                    say(f"{missing} is not installed: left out")
+                    say(f"{missing} is not installed: skipped")
         figures["overload"] = _overload(gateway_core, load_core, setting.seconds)
     finally:
         psutil.Process().cpu_affinity(cores)
@@ -84,14 +84,14 @@ def _all(server: Server, setting: Setting, say: Callable[[str], None]) -> Figure
         figures["memory"] = asyncio.run(_memory(server, setting.memory_seconds))
         figures["memory_of_streams"] = asyncio.run(_memory(server, setting.memory_seconds, _SHORT_STREAM))
     best = max(figures[f"c{each}"]["requests_per_s"] for each in setting.concurrencies)
-    figures["frontier"] = _frontier(server, best, min(setting.seconds, _FRONTIER_S))  # last: it leaves a queue
+    figures["frontier"] = _frontier(server, best, min(setting.seconds, _FRONTIER_S))  # last, because it leaves a queue
     say(f"{server.name}: { {name: each for name, each in figures.items() if not name.startswith('c')} }")
     return figures
 
 
 def _requests(server: Server, setting: Setting, say: Callable[[str], None]) -> Figures:
     figures: Figures = {}
-    _driven(server, 4, min(setting.seconds, 1.0))  # warm
+    _driven(server, 4, min(setting.seconds, 1.0))  # warm-up
     for concurrency in setting.concurrencies:
         load, cpu_s = _driven(server, concurrency, setting.seconds)
         figures[f"c{concurrency}"] = {
@@ -106,14 +106,14 @@ def _requests(server: Server, setting: Setting, say: Callable[[str], None]) -> F
 
 
 def _frontier(server: Server, best: float, seconds: float) -> Figures:
-    """The most requests a second, come when they may, of which 99 % take no longer than so many milliseconds."""
-    found = dict.fromkeys(_P99_MS, 0.0)
+    """Return the highest rate at which 99 % of the requests stay within each latency limit (open loop)."""
+    rates = dict.fromkeys(_P99_MS, 0.0)
     for tenths in range(1, _RATES + 1):
         load = asyncio.run(offer(server.url, server.key, best * tenths / 10, seconds, seconds / 4))
         for limit in _P99_MS:
             if not load.failures and percentile_ms(load.latencies, 0.99) <= limit:
-                found[limit] = max(found[limit], load.per_second)
-    return {f"requests_per_s_at_p99_{limit}ms": rate for limit, rate in found.items()}
+                rates[limit] = max(rates[limit], load.per_second)
+    return {f"requests_per_s_at_p99_{limit}ms": rate for limit, rate in rates.items()}
 
 
 def _driven(server: Server, concurrency: int, seconds: float, *, stream: bool = False) -> tuple[LoadResult, float]:
@@ -123,10 +123,10 @@ def _driven(server: Server, concurrency: int, seconds: float, *, stream: bool = 
 
 
 async def _memory(server: Server, seconds: float, stream_tokens: int = 0) -> Figures:
-    """The least-squares slope of the resident memory over the requests, the first fifth left out."""
+    """Return the least-squares slope of the resident memory over the requests, without the first fifth."""
     load = LoadResult()
     request = request_for(server.url, server.key, stream=bool(stream_tokens), tokens=stream_tokens)
-    concurrency = 128 if stream_tokens else 16  # a stream waits for its tokens
+    concurrency = 128 if stream_tokens else 16  # streams mostly wait for their tokens
     driving = asyncio.create_task(drive(server.url, request, concurrency, seconds, load=load))
     rows: list[tuple[int, float]] = []
     while not driving.done():
@@ -139,7 +139,7 @@ async def _memory(server: Server, seconds: float, stream_tokens: int = 0) -> Fig
 
 
 def _overload(gateway_core: int, load_core: int, seconds: float) -> Figures:
-    """A node that is always busy, and then gets five times as much as it can answer: what is left of its answers."""
+    """Measure a saturated node, and the answers left when it then gets five times the load it can handle."""
     seconds = max(1, round(seconds / _ANSWER_S)) * _ANSWER_S  # whole rounds of all slots
     room = ("--node-concurrency", str(_SLOTS), "--max-waiting", str(_SLOTS))
     with (

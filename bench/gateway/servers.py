@@ -1,4 +1,4 @@
-"""The servers that `updraft bench gateway` drives: a stub node, and the gateways before it on a core of their own."""
+"""Servers that `updraft bench gateway` drives: a stub node, and gateways in front of it on a separate core."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ general_settings: {{master_key: sk-bench}}
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One that runs."""
+    """A running server."""
 
     name: str
     url: str
@@ -57,7 +57,7 @@ class Server:
     process: psutil.Process
 
     def cpu_s(self) -> float:
-        """Of the process and all its children, so far."""
+        """Return the processor seconds used so far by the process and its children."""
         times = [process.cpu_times() for process in self._all()]
         return sum(each.user + each.system for each in times)
 
@@ -77,7 +77,7 @@ def stub(core: int, *options: str) -> Generator[Server]:
 
 @contextmanager
 def updraft(node: str, core: int, folder: Path, *options: str) -> Generator[Server]:
-    """With a key that has every kind of limit, none of which is ever reached."""
+    """Start our gateway, with a key that has every kind of limit, each too high to be reached."""
     keys, prices = folder / "keys.sqlite3", folder / "prices.toml"
     _, key = KeyDatabase(keys).create(NewKey("bench", limits=_LIMITS), "bench")
     prices.write_text(_PRICES)
@@ -89,7 +89,7 @@ def updraft(node: str, core: int, folder: Path, *options: str) -> Generator[Serv
 
 @contextmanager
 def nginx(node: str, core: int, folder: Path) -> Generator[Server]:
-    """A plain reverse proxy: no key, no meter. Raises FileNotFoundError where it is not installed."""
+    """Start nginx as a plain reverse proxy, without keys or meters. Raises FileNotFoundError if it is missing."""
     if (program := shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")) is None:
         raise FileNotFoundError("nginx")
     port, config = free_port(), folder / "nginx.conf"
@@ -100,7 +100,7 @@ def nginx(node: str, core: int, folder: Path) -> Generator[Server]:
 
 @contextmanager
 def litellm(python: Path, node: str, core: int, folder: Path) -> Generator[Server]:
-    """LiteLLM's proxy with a master key, without a database: less than it needs for budgets."""
+    """Start LiteLLM's proxy with a master key but no database, so without the work that budgets need."""
     port, config = free_port(), folder / "litellm.yaml"
     config.write_text(_LITELLM.format(node=node))
     command = [str(python.with_name("litellm")), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
@@ -113,7 +113,7 @@ def litellm(python: Path, node: str, core: int, folder: Path) -> Generator[Serve
 def _started(name: str, command: Sequence[str], core: int) -> Generator[subprocess.Popen[bytes]]:
     quiet, own = subprocess.DEVNULL, psutil.Process()
     cores = own.cpu_affinity()
-    own.cpu_affinity([core])  # which children inherit
+    own.cpu_affinity([core])  # inherited by the child process
     try:
         process = subprocess.Popen(command, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet)
     finally:
@@ -127,7 +127,7 @@ def _started(name: str, command: Sequence[str], core: int) -> Generator[subproce
                 process.wait(30)
             except subprocess.TimeoutExpired:
                 process.kill()
-                raise RuntimeError(f"{name} did not end on SIGTERM.") from None
+                raise RuntimeError(f"{name} did not exit after SIGTERM.") from None
 
 
 def _announced_url(process: subprocess.Popen[bytes]) -> str:

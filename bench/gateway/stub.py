@@ -1,4 +1,4 @@
-"""A stub of a node for `updraft bench gateway`: the least work per request that HTTP allows. Run as a process."""
+"""Stub of a node for `updraft bench gateway`, with the least work per request that HTTP allows. Runs as a process."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ _END += _chunk(b"[DONE]") + b"0\r\n\r\n"
 
 
 class _Slots:
-    """Each answers one request at a time, in `delay_s` seconds: what the node can do is known exactly."""
+    """Slots that answer one request each at a time, in `delay_s` seconds, so that the node's capacity is known."""
 
     def __init__(self, count: int, delay_s: float) -> None:
         self._free_at = [0.0] * count
         self._delay_s = delay_s
 
     def answers_at(self, now: float) -> float:
-        """When a request is answered that comes now, and finds others before it."""
+        """Return the time at which a request arriving `now` is answered, after those before it."""
         at = max(now, self._free_at[0]) + self._delay_s
         heapq.heapreplace(self._free_at, at)
         return at
@@ -113,7 +113,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--frames", type=int, default=100)
     parser.add_argument("--interval-s", type=float, default=0.02)
-    parser.add_argument("--slots", type=int, default=0, help="Of answers that are no streams; 0: all at once.")
-    parser.add_argument("--delay-s", type=float, default=0.0, help="Of each slot.")
+    parser.add_argument("--slots", type=int, default=0, help="Slots for unstreamed answers; 0: unlimited.")
+    parser.add_argument("--delay-s", type=float, default=0.0, help="Seconds per answer in a slot.")
     given = parser.parse_args()
     asyncio.run(_serve(given.frames, given.interval_s, _Slots(given.slots, given.delay_s) if given.slots else None))

@@ -1,1 +1,1 @@
-"""`make gpu`: everything that needs a CUDA device."""
+"""`make gpu`: all tests and measurements that need a CUDA device."""

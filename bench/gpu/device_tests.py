@@ -1,6 +1,6 @@
-"""The tests that need a CUDA device, every file in a process of its own, all at once.
+"""Runs the tests that need a CUDA device: one process per file, all at once.
 
-Most of their time goes into compiling kernels, which one process does one by one; a GPU's machine has more processors.
+Kernel compilation takes most of the time and runs sequentially within a process; GPU machines have more processors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NOTHING_RAN = 5  # pytest's exit status
 
 
 def main(folders: Sequence[str]) -> int:
-    """0 if there are tests and all of them pass. The output of each file is shown whole, as it ends."""
+    """Run the tests; return 0 if there are any and all pass. Each file's output is shown in full once it ends."""
     files = sorted(str(path) for folder in folders for path in Path(folder).glob("test_*.py"))
     with tempfile.TemporaryDirectory(prefix="updraft-gpu-tests-") as folder:
         logs = [Path(folder) / str(number) for number in range(len(files))]
@@ -31,7 +31,7 @@ def main(folders: Sequence[str]) -> int:
 
 
 def _start(file: str, log: Path) -> subprocess.Popen[bytes]:
-    """As part of this process's group, with which it is stopped."""
+    """Start pytest on `file` in this process's group, so that both are stopped together."""
     words = python_command("-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", file)
     with log.open("wb") as output:
         return subprocess.Popen(words, env=child_environment(), stdout=output, stderr=subprocess.STDOUT)

@@ -1,7 +1,7 @@
-"""`make gpu`: the tests that need a CUDA device, then all that is to be measured on one, part by part.
+"""`make gpu`: the tests that need a CUDA device, then every measurement that needs one, in parts.
 
-Each part has its share of ten minutes, for no GPU is borrowed longer, and runs whatever becomes of the others. What it
-measured is in its file, `<gpu>-<date>-<part>.json`, as soon as it is known. The table comes last.
+Each part has a share of ten minutes, the time for which a GPU is borrowed, and runs even if others fail. Its figures
+are written to `<gpu>-<date>-<part>.json` as soon as they are known. A summary table comes last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ...protocol.safety.python_process import child_environment, python_command
 
-#: What the parts import; torch apart, which is looked for first.
+#: Packages that the parts import. The check for torch comes first and is separate.
 NEEDED = (
     *("hypothesis", "jinja2", "llguidance", "msgspec", "numpy", "platformdirs", "psutil", "pytest", "pytest_timeout"),
     *("rich", "safetensors", "tokenizers", "transformers", "triton", "typer"),
@@ -29,12 +29,12 @@ NEEDED = (
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
 _TOTAL_S = 570
-_GRACE_S = 5  # for a part to end by itself
+_GRACE_S = 5  # seconds for a part to exit by itself
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`python -m` of these words, for at most `seconds`; `{json}` among them is where its figures go."""
+    """A command `python -m` with `words`, limited to `seconds`; `{json}` in them stands for the path of its figures."""
 
     name: str
     seconds: int
@@ -65,13 +65,13 @@ PARTS = (
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 if all parts succeeded and no limit is missed, 2 if there is no device or not all that they need."""
-    parser = argparse.ArgumentParser(prog="make gpu ARGS=...", description="All that needs a GPU, in ten minutes.")
-    parser.add_argument("--only", action="append", choices=[part.name for part in PARTS], help="may be said again")
+    """Run the parts. Return 0 if all succeed and no limit is missed, 2 without a device or required packages."""
+    parser = argparse.ArgumentParser(prog="make gpu ARGS=...", description="Run all that needs a GPU, in ten minutes.")
+    parser.add_argument("--only", action="append", choices=[part.name for part in PARTS], help="repeatable")
     chosen = parser.parse_args(arguments).only
     gpu = _gpu_name()
     if gpu is None:
-        sys.stderr.write("make gpu needs a CUDA device, and torch sees none on this machine.\n")
+        sys.stderr.write("make gpu needs a CUDA device, but torch finds none on this machine.\n")
         return 2
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         sys.stderr.write(f"make gpu needs packages that are not installed: pip install {' '.join(missing)}\n")
@@ -86,8 +86,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_parts(parts: Sequence[Part], results: Path, stem: str) -> dict[str, int]:
-    """Exit statuses by name; 124 for a part that was stopped, or had no time left. Figures go to
-    `results/<stem>-<part>.json`, and what an earlier run of the day left there is removed."""
+    """Return exit statuses by name; 124 for a part that was stopped, or had no time left. Figures go to
+    `results/<stem>-<part>.json`, which replaces the file of an earlier run that day."""
     results.mkdir(parents=True, exist_ok=True)
     ends = time.monotonic() + _TOTAL_S
     codes: dict[str, int] = {}
@@ -102,9 +102,9 @@ def run_parts(parts: Sequence[Part], results: Path, stem: str) -> dict[str, int]
 
 
 def run(words: Sequence[str], seconds: float) -> int:
-    """`python -m` of `words`, in the root of the checkout, where `updraft` is a link in `.typing`; its exit status.
+    """Run `python -m` with `words` in the root of the checkout; `.typing` links `updraft`. Return the exit status.
 
-    Whatever it started ends with it, at the latest after `seconds`: then the status is 124.
+    All child processes end with the command. After `seconds` it is stopped, and the status is 124.
     """
     paths = filter(None, [str(ROOT / ".typing"), os.environ.get("PYTHONPATH")])
     environment = child_environment(PYTHONPATH=os.pathsep.join(paths))
@@ -112,14 +112,14 @@ def run(words: Sequence[str], seconds: float) -> int:
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
-        sys.stderr.write(f"{words[0]} is stopped after {seconds:.0f} s\n")
+        sys.stderr.write(f"{words[0]} stopped after {seconds:.0f} s\n")
         return 124
     finally:
         _end(process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """With all its children, which would keep the device."""
+    """Stop the process with all its children, which would otherwise keep the device."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)

@@ -1,4 +1,4 @@
-"""The short table behind `make gpu`: every figure that has a limit, beside it."""
+"""Summary table of `make gpu`: every figure that has a limit, beside the limit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-#: What a part has written: the fields of a `Report`, and `rows` for kernels.
+#: Output file of a part: the fields of a `Report`, plus `rows` for kernels.
 Written = Mapping[str, Any]
 _MANY_BYTES = 256e6
 _MISSES = "MISSES"
@@ -16,7 +16,7 @@ _MISSES = "MISSES"
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A figure of a `part`, found in what that has written, which is to be at least `limit`, or at most."""
+    """A bound on a figure of `part`, at least or at most `limit`. `find` extracts the figure from the part's output."""
 
     name: str
     part: str
@@ -33,7 +33,7 @@ def metric(name: str) -> Callable[[Written], float | None]:
 
 
 def worst_share(prefix: str, min_bytes: float = 0.0) -> Callable[[Written], float | None]:
-    """The lowest share of the ceiling among our kernel's cases of that name that move so much."""
+    """Find the lowest share of the ceiling among our cases that start with `prefix` and move at least `min_bytes`."""
 
     def find(written: Written) -> float | None:
         rows = [row for row in _ours(written) if row["case"].startswith(prefix) and _bytes(row) >= min_bytes]
@@ -49,7 +49,7 @@ def least_tflops(prefix: str) -> Callable[[Written], float | None]:
 
 
 def over_best_peer(prefix: str, min_bytes: float = 0.0) -> Callable[[Written], float | None]:
-    """Our time over that of the best other implementation, where we are worst; of cases that have a peer."""
+    """Find our worst ratio to the time of the best other implementation, among cases that have one."""
 
     def find(written: Written) -> float | None:
         ratios: list[float] = []
@@ -64,7 +64,7 @@ def over_best_peer(prefix: str, min_bytes: float = 0.0) -> Callable[[Written], f
 
 
 def time_ratio(case: str, other: str) -> Callable[[Written], float | None]:
-    """Of the median times of two of our cases, the first over the second; where several begin so, in their order."""
+    """Find the worst ratio of the median times of two of our cases; several cases per prefix are paired in order."""
 
     def find(written: Written) -> float | None:
         times = [[row["median_us"] for row in _ours(written) if row["case"].startswith(name)] for name in (case, other)]
@@ -92,8 +92,8 @@ LIMITS: Sequence[Limit] = (
 
 
 def show_summary(results: Path, stem: str, codes: Mapping[str, int]) -> bool:
-    """Print a line for every part that ran and every limit, and tell whether none is missed. Nothing is left out: what
-    was not measured now is said to be so."""
+    """Print a line for every part that ran and every limit, and return whether no limit is missed. Limits without a new
+    measurement are shown as not measured."""
     from rich.console import Console
     from rich.table import Table
 
@@ -110,13 +110,13 @@ def show_summary(results: Path, stem: str, codes: Mapping[str, int]) -> bool:
 
 
 def read(results: Path, stem: str) -> dict[str, Written]:
-    """The output of the parts, by part."""
-    found = sorted(results.glob(f"{stem}-*.json"))
-    return {path.stem.removeprefix(f"{stem}-"): json.loads(path.read_text(encoding="utf-8")) for path in found}
+    """Return the parts' outputs by part."""
+    paths = sorted(results.glob(f"{stem}-*.json"))
+    return {path.stem.removeprefix(f"{stem}-"): json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def rows(written: Mapping[str, Written], limits: Iterable[Limit]) -> list[tuple[str, str, str, str]]:
-    """Name, figure, limit and verdict of each."""
+    """Return name, figure, limit and verdict of each limit."""
     table: list[tuple[str, str, str, str]] = []
     for limit in limits:
         figure = limit.find(written[limit.part]) if limit.part in written else None

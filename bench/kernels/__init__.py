@@ -1,1 +1,1 @@
-"""`updraft bench kernels`: each kernel beside what the device allows."""
+"""`updraft bench kernels`: each kernel compared with the limits of the device."""

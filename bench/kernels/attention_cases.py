@@ -1,6 +1,6 @@
-"""Paged attention in the shapes of Llama 3.1 8B: a long prompt, decoding over 512 MB of cache, and drafts to verify.
+"""Paged attention in the shapes of Llama 3.1 8B: a long prompt, decoding over 512 MB of cache, and draft verification.
 
-The peers that know no pages get the same sequences dense, all of one length, which costs them nothing.
+Peers without paging get the same sequences as dense tensors of equal length, which favours them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FLASHINFER_WORKSPACE = 2**28
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`sequences` of `context` tokens each, the last `queries` of which attend."""
+    """`sequences` of `context` tokens each, of which the last `queries` attend."""
 
     name: str
     sequences: int
@@ -43,7 +43,7 @@ class Workload:
 
     @property
     def blocks(self) -> int:
-        """Of each sequence."""
+        """Number of blocks per sequence."""
         return -(-self.context // self.shape.block_size)
 
     @property
@@ -53,13 +53,13 @@ class Workload:
 
     @property
     def flops(self) -> int:
-        """Two products over the keys that each query sees."""
+        """Operations of the two products over the keys that each query sees."""
         pairs = self.queries * (self.context - self.queries) + self.queries * (self.queries + 1) // 2
         return 4 * self.sequences * pairs * self.shape.heads * self.shape.head_dim
 
 
 def attention_cases(*, short: bool) -> list[Callable[[], Case]]:
-    """Verification has the sequences of decoding, so that their times can be compared."""
+    """Return the attention cases. Verification uses the sequences of decoding, so that the times are comparable."""
     workloads = [
         Workload("prefill", 1, 16384, 16384),
         Workload("decode", 64, 1, 2048),
@@ -72,7 +72,7 @@ def attention_cases(*, short: bool) -> list[Callable[[], Case]]:
 
 
 def attention_case(work: Workload, planner: AttentionPlanner | None = None) -> Case:
-    """`planner`: that of the CUDA device unless given."""
+    """Create a case. `planner`: defaults to the CUDA device's."""
     from ...kernels.attention.triton import attend
 
     shape = work.shape
@@ -101,9 +101,9 @@ def attention_case(work: Workload, planner: AttentionPlanner | None = None) -> C
 
 @dataclass(frozen=True, slots=True)
 class _Dense:
-    """Sets of query, key and value (sequences, heads, tokens, head_dim).
+    """Sets of query, key and value, (sequences, heads, tokens, head_dim) each.
 
-    Few queries see all keys here: the triangle that causality takes from them is too small to be felt.
+    Without the causal mask, a few queries see a few keys too many, which is negligible.
     """
 
     sets: list[tuple[Tensor, Tensor, Tensor]]
@@ -142,7 +142,7 @@ def _is_before(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Ten
 
 
 def _flashinfer_run(work: Workload, queries: list[Tensor], tables: list[list[int]]) -> Run:
-    """Over the same pages, in FlashInfer's own layout."""
+    """Return a run of FlashInfer over the same pages, in FlashInfer's own layout."""
     import flashinfer  # pyright: ignore[reportMissingImports]
 
     shape, device = work.shape, queries[0].device

@@ -1,4 +1,4 @@
-"""The cases of `updraft bench kernels`: one small function for each kernel, and the shapes it is called with."""
+"""Cases of `updraft bench kernels`: one small function per kernel, with the shapes to call it with."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ _FORMATS: Mapping[str, Callable[[Tensor], QuantizedWeight]] = {
 
 
 def cases(*, short: bool) -> list[Callable[[], Case]]:
-    """Makers of all cases, or of those that say most. Shapes are those of Llama 3.1 8B."""
+    """Return makers of all cases, or of the most informative ones if `short`. Shapes are those of Llama 3.1 8B."""
     tokens = (1, 4096) if short else (1, 16, 64, 512, 4096)
-    found = [partial(linear_case, name, count, 28672, 4096) for name in _FORMATS for count in tokens]
-    found += [partial(linear_case, name, count, 4096, 14336) for name in _FORMATS for count in tokens if not short]
-    found += [partial(lora_case, 64, 16, 16), partial(lora_case, 4096, 8, 64)]
-    return [*attention_cases(short=short), *row_cases(short=short), *found]
+    makers = [partial(linear_case, name, count, 28672, 4096) for name in _FORMATS for count in tokens]
+    makers += [partial(linear_case, name, count, 4096, 14336) for name in _FORMATS for count in tokens if not short]
+    makers += [partial(lora_case, 64, 16, 16), partial(lora_case, 4096, 8, 64)]
+    return [*attention_cases(short=short), *row_cases(short=short), *makers]
 
 
 def linear_case(name: str, tokens: int, features: int, inputs: int, device: str = "cuda") -> Case:
-    """A product with weights in one of the formats, beside the plain one and torch's own for integers."""
+    """A product with quantized weights, compared with the bf16 product and, for integers, torch's own."""
     hidden = [torch.randn(tokens, inputs, device=device, dtype=_DTYPE) for _ in range(_SETS)]
     weights = [_FORMATS[name](torch.randn(features, inputs, device=device, dtype=_DTYPE)) for _ in range(_SETS)]
 
@@ -70,7 +70,7 @@ def linear_case(name: str, tokens: int, features: int, inputs: int, device: str 
 
 
 def lora_case(rows: int, adapters: int, tile_rows: int, size: int = 4096, device: str = "cuda") -> Case:
-    """Adapters of a square layer, dealt out evenly to the rows; beside one product after the other."""
+    """LoRA adapters of a square layer, spread evenly over the rows, compared with one product per adapter."""
     plan = LoraPlan(rows, adapters, torch.device(device), tile_rows=tile_rows)
     plan.assign(np.arange(rows) % adapters)
     down = [torch.randn(adapters, _RANK, size, device=device, dtype=_DTYPE) for _ in range(_SETS)]
@@ -116,13 +116,13 @@ def _torch_int4(hidden: list[Tensor], features: int, group: int = 128) -> Run:
 
 
 def _stored(weight: QuantizedWeight) -> int:
-    """Bytes of its tensors."""
+    """Return the bytes of the weight's tensors."""
     values = (getattr(weight, field.name) for field in fields(weight))
     return sum(value.nbytes for value in values if isinstance(value, Tensor))
 
 
 def row_cases(*, short: bool) -> list[Callable[[], Case]]:
-    """Kernels that read rows once and are bound by memory: norms, gated activations, and tokens from logits."""
+    """Memory-bound kernels that read rows once: norms, gated activations, and sampling from logits."""
     rows = (8192,) if short else (256, 8192)
     makers = (norm_case, add_norm_case, gated_case)
     over_rows = [partial(make, count) for make in makers for count in rows]
@@ -172,7 +172,7 @@ def gated_case(rows: int, size: int = _INTERMEDIATE, device: str = "cuda", activ
 
 
 def sample_case(rows: int, vocabulary: int = _VOCABULARY, device: str = "cuda") -> Case:
-    """At temperature 1 without truncation; the peer is one multinomial draw from the softmax."""
+    """Sampling at temperature 1 without truncation; the peer is one multinomial draw from the softmax."""
     logits = [torch.randn(rows, vocabulary, device=device) for _ in range(_SETS)]
     sampling = Sampling(
         temperatures=torch.ones(rows, dtype=torch.float64, device=device),

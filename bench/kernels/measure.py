@@ -1,7 +1,7 @@
-"""`updraft bench kernels`: each kernel's time beside what the memory and the tensor cores of this GPU allow.
+"""`updraft bench kernels`: each kernel's time compared with the memory and tensor-core limits of this GPU.
 
-Both ceilings are measured first, in the same process. Every repetition starts with a cold L2 cache and the next one of
-several sets of inputs; calls are captured in CUDA graphs, so that launches from Python are nobody's cost.
+Both ceilings are measured first, in the same process. Every repetition starts with a cold L2 cache and another set of
+inputs; calls are captured in CUDA graphs, which excludes Python's launch overhead.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ Say = Callable[[str], None]
 OURS = "updraft"
 _COPIED = 2**30
 _SQUARE = 8192
-#: Elements of float32: several times the largest L2 cache there is.
+#: Number of float32 elements to flush the cache with: several times the largest L2 cache.
 _FLUSHED = 2**26
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One kernel on one shape. `run(i)` computes on the `i`-th of `sets` sets of inputs."""
+    """One kernel on one shape. `run(i)` uses input set `i` of `sets`."""
 
     name: str
     run: Run
-    # Bytes that have to be read and written at least once.
+    # Minimum number of bytes read and written.
     bytes_moved: int
-    # Operations that have to be computed at least.
+    # Minimum number of operations.
     flops: int = 0
-    # Make another implementation's `run`. One that is not installed raises ImportError.
+    # Makers of the other implementations' `run`. A maker raises ImportError if its package is not installed.
     peers: Mapping[str, Callable[[], Run]] = field(default_factory=dict[str, Callable[[], Run]])
     sets: int = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Bytes per second of a copy (read and written), floating-point operations per second of a bf16 product.
+    """Measured limits: bytes per second of a copy (read and written), and operations per second of a bf16 product.
 
-    `floor`: seconds measured for a kernel that does next to nothing. It is in all times, and matters in short ones.
+    `floor`: seconds measured for an almost empty kernel. All times include it; it matters only in short ones.
     """
 
     copy: float
@@ -53,13 +53,13 @@ class Ceilings:
     floor: float
 
     def seconds(self, case: Case) -> float:
-        """The least time for a case: that of its bytes or of its operations, whichever takes longer."""
+        """Return the least possible time of a case, bound by its bytes or its operations."""
         return max(case.bytes_moved / self.copy, case.flops / self.matmul)
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of the repetitions, in seconds."""
+    """Times of the repetitions, in seconds."""
 
     median: float
     p20: float
@@ -69,13 +69,13 @@ class Times:
     def of(cls, seconds: Sequence[float]) -> Times:
         median, p20, p80 = (percentile(seconds, q) for q in (50, 20, 80))
         if median is None or p20 is None or p80 is None:
-            raise ValueError("there are no repetitions")
+            raise ValueError("no repetitions to summarise")
         return cls(median, p20, p80)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One implementation of one case. `share`: the ceilings' time over its own; `note`: why there are no figures."""
+    """Figures of one implementation. `share`: least possible over measured time; `note`: why figures are missing."""
 
     case: str
     implementation: str
@@ -101,7 +101,7 @@ class Row:
         )
 
 
-#: Seconds of each repetition of `run` over `sets` sets of inputs.
+#: Returns the seconds of each repetition of `run` over `sets` sets of inputs.
 Clock = Callable[[Run, int], Sequence[float]]
 
 
@@ -115,9 +115,9 @@ class Measured:
 def measure(
     cases: Iterable[Callable[[], Case]], clock: Clock, say: Say, keep: Callable[[Measured], None] = lambda _: None
 ) -> Measured:
-    """Ceilings, then every case with its peers. A case's tensors are freed before the next one is made.
+    """Measure the ceilings, then every case with its peers. A case's tensors are freed before the next is made.
 
-    `keep` gets what there is so far, after every case.
+    `keep` gets all results so far after every case.
     """
     ceilings = measured_ceilings(clock)
     say(
@@ -129,21 +129,21 @@ def measure(
         case = make()
         for row in rows_of(case, ceilings, clock):
             rows.append(row)
-            text = row.note or f"{row.median_us:,.1f} us, {row.share:.0%} of what {row.bound} allows"
+            text = row.note or f"{row.median_us:,.1f} us, {row.share:.0%} of the {row.bound} limit"
             say(f"{row.case}: {row.implementation} {text}")
         keep(Measured(ceilings, rows))
     return Measured(ceilings, rows)
 
 
 def rows_of(case: Case, ceilings: Ceilings, clock: Clock) -> Iterator[Row]:
-    """Ours, whose failure is a failure, and each peer, of which one that cannot run leaves a note."""
+    """Yield our row, whose errors are raised, then a row per peer, with a note if the peer cannot run."""
     yield Row.of(case, OURS, Times.of(clock(case.run, case.sets)), ceilings)
     for name, make in case.peers.items():
         try:
             yield Row.of(case, name, Times.of(clock(make(), case.sets)), ceilings)
         except ImportError:
             yield Row(case.name, name, note="not installed")
-        except Exception as error:  # noqa: BLE001 - a peer may fail in any way; that is a finding, not the end
+        except Exception as error:  # noqa: BLE001 - peers may fail in any way, which is a result
             yield Row(case.name, name, note=f"does not run: {str(error).strip().partition(chr(10))[0][:160]}")
 
 
@@ -160,13 +160,13 @@ def measured_ceilings(clock: Clock) -> Ceilings:
 
 @dataclass(frozen=True, slots=True)
 class GpuClock:
-    """Times with events between the flush of the L2 cache and the end of a captured call."""
+    """Clock that times captured calls with CUDA events, each after a flush of the L2 cache."""
 
     repetitions: int
 
     def __call__(self, run: Run, sets: int) -> Sequence[float]:
         graphs = [_captured(run, index) for index in range(sets)]
-        # Read, not written: what is changed in the cache would be written back on the measured call's time.
+        # Flush by reading: written data would be flushed to memory during the measured call.
         scratch = torch.zeros(_FLUSHED, device="cuda")
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(self.repetitions)]
         for repetition, (start, end) in enumerate(events):
@@ -179,7 +179,7 @@ class GpuClock:
 
 
 def _captured(run: Run, index: int) -> torch.cuda.CUDAGraph:
-    """A graph of `run(index)`, after it has been called for compilation and choice of algorithms."""
+    """Capture `run(index)` in a graph, after warm-up calls for compilation and algorithm selection."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -193,16 +193,16 @@ def _captured(run: Run, index: int) -> torch.cuda.CUDAGraph:
 
 
 def require_cuda() -> str:
-    """The device's name. Raises ConfigurationError where there is none."""
+    """Return the device's name. Raises ConfigurationError without a CUDA device."""
     if not torch.cuda.is_available():
         raise ConfigurationError(
-            "updraft bench kernels needs a CUDA device, and torch sees none on this machine.", param="device"
+            "updraft bench kernels needs a CUDA device, but torch finds none on this machine.", param="device"
         )
     return torch.cuda.get_device_name()
 
 
 def report_of(device: str, config: Mapping[str, Any], measured: Measured) -> dict[str, Any]:
-    """The fields of a `Report` about the ceilings, and every row."""
+    """Return the fields of a `Report` on the ceilings, with all rows."""
     ceilings = measured.ceilings
     report = Report.of(
         {"bench": "kernels", "device": device, **config},

@@ -1,7 +1,7 @@
-"""Calibrates a real pair on half of the written questions, routes the other half, and counts what the promise is worth.
+"""Calibrates a real pair on half of the written questions, routes the other half, and checks the promise.
 
-The local model has answered once; each seed divides the same answers anew. Routing is by the real router, over a
-socket to a cloud that knows the answers.
+The local model answers once; each seed splits the same answers anew. The real router does the routing, over HTTP to a
+cloud that knows the answers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ENGINE_QUALITY = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A pair that has answered. `rows`: in the order of `questions`."""
+    """A pair with recorded answers. `rows`: in the order of `questions`."""
 
     config: RouterConfig
     model_id: str
@@ -59,21 +59,21 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """The figures of one division: of the gates, and of routing at each quality."""
+    """Figures of one split: of the gates, and of routing at each quality."""
 
     auroc_gate1: float
     auroc_gate3: float
     auroc_mean_logprob: float
-    # By quality: share answered on the device, and the routed over the cloud's score.
+    # Share answered locally, and the routed score over the cloud's score, by quality.
     local_share: dict[str, float]
     kept: dict[str, float]
 
 
 def measure(setting: Setting, seeds: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Figures over the seeds, with hidden states of the local model and without."""
+    """Return figures over all seeds, with and without the local model's hidden states."""
     rows, started = setting.rows, time.perf_counter()
     weak, strong = scores(rows)
-    found: dict[str, Any] = {"questions": len(rows), "local_score": weak.mean(), "cloud_score": strong.mean()}
+    results: dict[str, Any] = {"questions": len(rows), "local_score": weak.mean(), "cloud_score": strong.mean()}
     variants = {"without_hidden": [replace(row, states=None) for row in rows], "with_hidden": list(rows)}
     for name, known in variants.items():
         halves: list[Half] = []
@@ -81,34 +81,34 @@ def measure(setting: Setting, seeds: int, say: Callable[[str], None]) -> dict[st
             say(f"{name.replace('_', ' ')}, seed {seed}: fitting on half, routing the other half ...")
             halves.append(half := _half(setting, known, seed))
             say(f"  AUROC of gate 3 {half.auroc_gate3:.3f}, of mean log-probability {half.auroc_mean_logprob:.3f}")
-        found[name] = _summary(halves)
-    return found | {"seconds": time.perf_counter() - started}
+        results[name] = _summary(halves)
+    return results | {"seconds": time.perf_counter() - started}
 
 
 def measure_engine(setting: Setting, engine: LocalEngine) -> dict[str, float]:
-    """The first half's policy, with hidden states, over the model itself, which answers the other half anew.
+    """Route the second half through the model itself, with the policy fitted on the first half, hidden states included.
 
-    The engine is closed.
+    Closes the engine.
     """
     fitting, others = divided(len(setting.rows), 0)
     with tempfile.TemporaryDirectory(prefix="updraft-live-") as folder:
         policy = fitted(setting, [setting.rows[i] for i in fitting], Path(folder) / "policy")
     started, asked = time.perf_counter(), [setting.questions[i] for i in others]
-    found = asyncio.run(routed(setting, policy, EngineLocalTier(engine), asked, (_ENGINE_QUALITY,)))
-    ((share, score),) = found.values()
+    routes = asyncio.run(routed(setting, policy, EngineLocalTier(engine), asked, (_ENGINE_QUALITY,)))
+    ((share, score),) = routes.values()
     cloud = float(np.mean([setting.rows[i].strong for i in others]))
     seconds = time.perf_counter() - started
     return {"quality": _ENGINE_QUALITY, "local_share": share, "kept": score / cloud, "seconds": seconds}
 
 
 def divided(rows: int, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Indices to calibrate on and to route."""
+    """Return the indices to calibrate on and the indices to route."""
     order = np.random.default_rng(seed).permutation(rows)
     return order[: round(_IN_TWO * rows)], order[round(_IN_TWO * rows) :]
 
 
 def fitted(setting: Setting, rows: Sequence[GradedRow], folder: Path) -> Policy:
-    """As `updraft calibrate --live` does from the same rows."""
+    """Fit a policy as `updraft calibrate --live` does from the same rows."""
     models = {"local": setting.model_id, "cloud": setting.config.cloud_model}
     return fit_policy(rows, FitRecipe(models, [Source("written questions", "", len(rows))], BY_ANSWER), folder)
 
@@ -151,7 +151,7 @@ async def routed(
     questions: Sequence[Question],
     qualities: Sequence[float] = QUALITIES,
 ) -> dict[str, tuple[float, float]]:
-    """By quality: the share of the questions that the device answers, and the share of right answers."""
+    """Return, by quality, the share of questions answered locally and the share of right answers."""
     gates = PolicyGates(policy, Target("quality", QUALITIES[0]))
     router = Router(setting.config, Tiers(local, open_cloud(setting.config), gates))
     await router.start()
@@ -177,8 +177,8 @@ async def _asked(router: Router, questions: Sequence[Question], quality: float) 
 
 
 def _summary(halves: Sequence[Half]) -> dict[str, Any]:
-    """Means over the seeds; `kept_least`: the worst of them, `broken`: the share below the quality."""
-    found: dict[str, Any] = {
+    """Average over the seeds; `kept_least`: the worst seed, `broken`: the share of seeds below the quality."""
+    summary: dict[str, Any] = {
         "auroc": {
             name: {"mean": float(np.mean(values)), "least": min(values), "most": max(values)}
             for name, values in (
@@ -191,10 +191,10 @@ def _summary(halves: Sequence[Half]) -> dict[str, Any]:
     for quality in QUALITIES:
         name = f"quality_{quality:g}"
         shares, kept = [half.local_share[name] for half in halves], [half.kept[name] for half in halves]
-        found[name] = {
+        summary[name] = {
             "local_share": float(np.mean(shares)),
             "kept": float(np.mean(kept)),
             "kept_least": min(kept),
             "broken": float(np.mean([each < quality for each in kept])),
         }
-    return found
+    return summary

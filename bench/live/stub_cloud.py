@@ -1,4 +1,4 @@
-"""A cloud that knows the answers: an OpenAI-compatible server on this machine, which looks them up."""
+"""A cloud that knows the answers: a local OpenAI-compatible server that looks them up."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ CLOUD_MODEL = "answer-sheet"
 
 @contextmanager
 def stub_cloud(answers: Mapping[str, str]) -> Iterator[str]:
-    """Its URL, while the block runs. `answers`: by the text of the last message."""
+    """Run the server inside the block and yield its URL. `answers`: by the text of the last message."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
-        wbufsize = -1  # a head and its body leave as one
+        wbufsize = -1  # sends header and body in one write
 
         def do_GET(self) -> None:
             self._reply(200, {"object": "list", "data": [{"id": CLOUD_MODEL, "object": "model", "owned_by": "bench"}]})
@@ -28,12 +28,12 @@ def stub_cloud(answers: Mapping[str, str]) -> Iterator[str]:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             answer = answers.get(body["messages"][-1]["content"])
             if answer is None:
-                self._reply(400, {"error": {"message": "It is not on the answer sheet.", "type": "invalid_request"}})
+                self._reply(400, {"error": {"message": "Not on the answer sheet.", "type": "invalid_request"}})
             else:
                 self._reply(200, _completion(answer))
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            """Nothing is logged."""
+            """Log nothing."""
 
         def _reply(self, status: int, body: dict[str, Any]) -> None:
             data = json.dumps(body).encode()

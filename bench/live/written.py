@@ -1,4 +1,4 @@
-"""300 questions with checkable answers, from easy to hard: written out in `questions.tsv`, and drawn arithmetic."""
+"""300 questions with checkable answers, from easy to hard: `questions.tsv` and generated arithmetic."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _WORD, _NUMBER, _YES_OR_NO = "Answer in one word.", "Answer with the number only
 
 
 def written_questions() -> list[Question]:
-    """All of them, always the same and in the same order."""
+    """Return all questions, always in the same order."""
     lines = Path(__file__).with_name("questions.tsv").read_text(encoding="utf-8").splitlines()
     rows = [tuple(line.split("\t")) for line in lines]
-    found = [_question(number, *row) for number, row in enumerate([*rows, *_arithmetic()], 1)]
-    random.Random(0).shuffle(found)  # so that some of them are of all kinds
-    return found
+    questions = [_question(number, *row) for number, row in enumerate([*rows, *_arithmetic()], 1)]
+    random.Random(0).shuffle(questions)  # so that any prefix has questions of all kinds
+    return questions
 
 
 def _question(number: int, kind: str, text: str, answer: str) -> Question:
@@ -26,20 +26,20 @@ def _question(number: int, kind: str, text: str, answer: str) -> Question:
         form, match = _NUMBER, "number"
     elif answer in ("yes", "no"):
         form, match = _YES_OR_NO, "agree"
-    elif len(answer) < 3:  # it would stand inside other words
+    elif len(answer) < 3:  # a short answer would also match inside other words
         match = "agree"
     compare = MATCHES[match]
     return Question(f"q{number}", kind, f"{text} {form}", answer, lambda reply: compare(reply, answer))
 
 
 def _arithmetic() -> list[tuple[str, str, str]]:
-    """Sums, differences, products and quotients, from one digit to three."""
+    """Return sums, differences, products and quotients, from one digit to three."""
     draw = random.Random(0).randint
-    found: list[tuple[str, str, str]] = []
+    questions: list[tuple[str, str, str]] = []
     for level in range(_ARITHMETIC // 4):
         most = (9, 9, 20, 20, 50, 50, 99, 99, 500, 999)[level]
         a, b, small = draw(2, most), draw(2, most), draw(2, 9)
         sums = ((f"{a} + {b}", a + b), (f"{a + b} - {b}", a), (f"{a} * {small}", a * small))
         for text, answer in (*sums, (f"{a * small} / {small}", a)):
-            found.append(("arithmetic", f"What is {text}?", str(answer)))
-    return found
+            questions.append(("arithmetic", f"What is {text}?", str(answer)))
+    return questions

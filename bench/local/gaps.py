@@ -1,4 +1,4 @@
-"""The effect of a long prompt on running streams: the gaps between their tokens before and while it is computed."""
+"""The effect of a long prompt on running streams: gaps between tokens before and during its prefill."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ...protocol.sampling import SamplingParams
 from ..shared.statistics import percentile
 
 _READERS = 3
-_IDLE_TOKENS = 64  # of each reader before the long prompt comes
+_IDLE_TOKENS = 64  # tokens of each reader before the long prompt starts
 
 
 def gaps_during_prefill(engine: LocalEngine, prompt: str, seconds: float) -> dict[str, float]:
-    """The median gap of three streams among themselves, the 99th percentile of their gaps while `prompt` is computed,
-    and the one over the other. The streams may be as long as the prompt, which is given up after `seconds`.
+    """Return the median gap of three streams alone, the 99th percentile of their gaps during the prefill of `prompt`,
+    and the ratio of the two. Streams may be as long as the prompt, which is cancelled after `seconds`.
 
-    Raises EngineError if no stream got as far as two tokens.
+    Raises EngineError if no stream got two tokens.
     """
     readers = [_Reader(engine, str(number) * 16, len(prompt) - 16) for number in range(_READERS)]
     while any(reader.is_reading and len(reader.times) < _IDLE_TOKENS for reader in readers):
@@ -38,7 +38,7 @@ def gaps_during_prefill(engine: LocalEngine, prompt: str, seconds: float) -> dic
     idle = [gap for reader in readers for gap in reader.gaps(0, began)]
     p99 = percentile([gap for reader in readers for gap in reader.gaps(began, ended)], 99)
     if not idle or p99 is None:
-        raise EngineError("Nobody was reading while the long prompt was computed: there are no gaps to compare.")
+        raise EngineError("All streams ended before the long prompt: there are no gaps to compare.")
     return {
         "idle_gap_s": statistics.median(idle),
         "prefill_watched_s": ended - began,
@@ -47,7 +47,7 @@ def gaps_during_prefill(engine: LocalEngine, prompt: str, seconds: float) -> dic
 
 
 class _Reader:
-    """A thread that reads one answer and writes down when each token came."""
+    """A thread that reads one answer and records the time of each token."""
 
     def __init__(self, engine: LocalEngine, prompt: str, tokens: int) -> None:
         self.times: list[float] = []
@@ -62,14 +62,14 @@ class _Reader:
         return self._thread.is_alive()
 
     def finish(self, moment: float) -> None:
-        """Read on until a token after `moment`; an answer that ended before counts as silence until then."""
+        """Read until a token after `moment`; if the answer ended earlier, count the time until `moment` as a gap."""
         self._enough.set()
         self._thread.join()
         if self.times and self.times[-1] < moment:
             self.times.append(moment)
 
     def gaps(self, since: float, until: float) -> list[float]:
-        """Seconds between tokens, of all gaps of which some part is in that span."""
+        """Return the seconds between tokens, for all gaps that overlap the span."""
         return [later - earlier for earlier, later in pairwise(self.times) if later > since and earlier < until]
 
     def _read(self) -> None:

@@ -1,7 +1,7 @@
-"""`updraft bench local`: the on-device engine beside everything else that runs its files, in one run.
+"""`updraft bench local`: the on-device engine and all other runners of its files, in one run.
 
-An `_over_` is ours divided by theirs, in tokens per second, seconds or bytes: the median of rounds in which both took
-their turn.
+`_over_` figures are ours divided by the peer's, in tokens per second, seconds or bytes: the median of rounds in which
+both took turns.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The options of a measurement."""
+    """Options of the measurement."""
 
     models: tuple[ModelName, ...] = MODELS
-    # Of an answer, and of the prompt before it; with log-probabilities a quarter of both and one round, for peers
-    # write four tokens a second there.
+    # Tokens of an answer, and of its prompt. Runs with log-probabilities use a quarter of both and one round, because
+    # peers write only four tokens a second there.
     tokens: int = 64
     rounds: int = 3
-    # How long at most a long prompt is watched while others read.
+    # Most seconds to watch a long prompt while other streams are read.
     prefill_seconds: float = 30.0
     threads: int | None = None
     llama_server: Path | None = None
-    # Where models are built, None for a temporary folder.
+    # Folder in which models are built; None: a temporary folder.
     model_dir: Path | None = None
 
 
 def measure(setting: Setting, say: Say) -> dict[str, float]:
-    """Figures by model and name, and before them by name alone the worst of the 0.5B files (of pocket-small, if there
-    is no other). Raises ModelLoadError, EngineError, MissingDependencyError."""
+    """Return figures by model and name, after the worst ones by name over the 0.5B files (over pocket-small without
+    any). Raises ModelLoadError, EngineError, MissingDependencyError."""
     by_model: dict[str, dict[str, float]] = {}
     with _folder(setting.model_dir) as folder:
         for name in setting.models:
@@ -72,7 +72,7 @@ def measure(setting: Setting, say: Say) -> dict[str, float]:
 
 
 class Ours:
-    """The on-device engine as a `Peer`."""
+    """Adapter of the on-device engine to `Peer`."""
 
     def __init__(self, engine: LocalEngine) -> None:
         self._engine = engine
@@ -86,7 +86,7 @@ class Ours:
 
 
 class _Bench:
-    """One model file."""
+    """Benchmark of one model file."""
 
     def __init__(self, setup: Setup, setting: Setting, say: Say) -> None:
         self._setup = setup
@@ -104,14 +104,14 @@ class _Bench:
         return figures
 
     def _single(self, engine: LocalEngine) -> dict[str, float]:
-        """Raw decoding from the first token to the last; `llama_cpp.Llama` by the whole request."""
+        """Compare raw decoding from the first token to the last, and `llama_cpp.Llama` by the whole request."""
         count = self._setting.tokens
         over_raw: list[float] = []
         over_llama: list[float] = []
         speeds: list[float] = []
         threads: list[int] = []
         with closing(RawLlama(self._setup)) as raw, closing(LlamaCppPython(self._setup)) as llama_cpp:
-            for _ in range(2 * self._setting.rounds + 1):  # more, for they are short and must tell 3 %
+            for _ in range(2 * self._setting.rounds + 1):  # more rounds, as they are short and must resolve 3 %
                 prompt = self._digits(count)
                 theirs = self._raw(engine, raw, [prompt], count)
                 params = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
@@ -134,7 +134,7 @@ class _Bench:
         return self._together(engine, "streams8_logprobs", logprobs=_LOGPROBS)
 
     def _together(self, engine: LocalEngine, name: str, logprobs: int | None) -> dict[str, float]:
-        """Eight prompts at once to everybody, in turns."""
+        """Compare eight concurrent prompts across all engines, in turns."""
         count = self._setting.tokens if logprobs is None else max(2, self._setting.tokens // 4)
         rounds = self._setting.rounds if logprobs is None else 1
         ours: list[float] = []
@@ -160,21 +160,21 @@ class _Bench:
         return _arrivals(lambda: raw.steps([engine.encode(prompt) for prompt in prompts], count))
 
     def _servers(self, stack: ExitStack, *, logprobs: bool) -> dict[str, Peer]:
-        """Those that there are. Without the server of llama-cpp-python, what it does: one `Llama` behind a lock."""
-        found: dict[str, Peer] = {}
+        """Return the available servers. One `Llama` behind a lock stands in for a missing llama-cpp-python server."""
+        servers: dict[str, Peer] = {}
         if has_llama_cpp_server():
-            found["llama_cpp_server"] = stack.enter_context(llama_cpp_server(self._setup, logprobs=logprobs))
+            servers["llama_cpp_server"] = stack.enter_context(llama_cpp_server(self._setup, logprobs=logprobs))
         else:
-            self._say("no llama_cpp.server here (pip install '.[bench]' in a clone): one Llama behind a lock")
+            self._say("llama_cpp.server is missing (pip install '.[bench]' in a clone): using one locked Llama")
             locked = stack.enter_context(closing(LlamaCppPython(self._setup, logprobs=logprobs)))
-            found["locked_llama_cpp"] = locked
+            servers["locked_llama_cpp"] = locked
         if self._setting.llama_server is not None:
             server = llama_server(self._setting.llama_server, self._setup, _STREAMS)
-            found["llama_server"] = stack.enter_context(server)
-        return found
+            servers["llama_server"] = stack.enter_context(server)
+        return servers
 
     def _prefix(self, engine: LocalEngine) -> dict[str, float]:
-        """Time to the first token after a prefix that was seen just now, over the time when it was new."""
+        """Return the time to the first token after a cached prefix, over the time with a new prefix."""
         length = min(_PREFIX, self._setup.context_length - 64)
         params = SamplingParams(max_tokens=1, temperature=0)
         cold: list[float] = []
@@ -190,14 +190,14 @@ class _Bench:
         }
 
     def _gaps(self) -> dict[str, float]:
-        """Three streams and a prompt as long as the context was so far, in one of four times the length."""
+        """Measure three streams and a prompt of a quarter of the context, in a context four times as long as usual."""
         trained = int(read_header(self._setup.path).hyperparameter("context_length") or _CONTEXT)
         room = replace(self._setup, context_length=min(4 * _CONTEXT, trained))
         with self._engine(room) as engine:
             return gaps_during_prefill(engine, self._digits(room.context_length // 4), self._setting.prefill_seconds)
 
     def _start(self) -> dict[str, float]:
-        """Fresh processes, the file in the page cache."""
+        """Measure fresh processes, with the file in the page cache."""
         starts = [first for first, _ in (self._child(weigh=False) for _ in range(3))]
         _, held = self._child(weigh=True)
         return {
@@ -206,8 +206,7 @@ class _Bench:
         }
 
     def _child(self, *, weigh: bool) -> tuple[float, int]:
-        """Seconds to the first token of a process, and the bytes it holds with its context full, if that is waited
-        for."""
+        """Return the seconds to a process's first token, and, with `weigh`, its bytes with a full context."""
         setup = self._setup
         command = python_command("-m", f"{__package__}.start", str(setup.path))
         command += [str(setup.context_length), str(setup.threads)]
@@ -219,7 +218,7 @@ class _Bench:
             held = process.stdout.readline().strip() if weigh else "0"
             process.kill()
         if first != "first token" or not held:
-            raise EngineError(f"{' '.join(command)} ended without a token")
+            raise EngineError(f"{' '.join(command)} exited without a token")
         return seconds, int(held)
 
     def _engine(self, setup: Setup | None = None) -> LocalEngine:
@@ -228,7 +227,7 @@ class _Bench:
         return LocalEngine.load(setup.path, options)
 
     def _digits(self, count: int) -> str:
-        """A prompt of `count` tokens that nobody has seen: in the vocabularies here each digit is one."""
+        """Return a new prompt of `count` tokens: in these vocabularies each digit is one token."""
         return "".join(self._random.choices("0123456789", k=count))
 
     def _described(self, figures: dict[str, float]) -> dict[str, float]:
@@ -237,25 +236,25 @@ class _Bench:
 
 
 def _arrivals(start: Callable[[], Iterable[object]]) -> list[float]:
-    """Seconds from the call of `start` to each token."""
+    """Return the seconds from the call of `start` to each token."""
     began = time.perf_counter()
     return [time.perf_counter() - began for _ in start()]
 
 
 def _noting(threads: list[int], engine: LocalEngine, run: Iterable[object]) -> Iterator[object]:
-    """The same tokens; `threads` gets how many computed each."""
+    """Yield the same tokens; append to `threads` the number of threads that computed each."""
     for token in run:
         threads.append(engine.threads)
         yield token
 
 
 def _decoding_speed(arrivals: Sequence[float]) -> float:
-    """Tokens per second after the first."""
+    """Return tokens per second after the first token."""
     return (len(arrivals) - 1) / (arrivals[-1] - arrivals[0])
 
 
 def _speed(peer: Peer, prompts: Sequence[str], max_tokens: int, logprobs: int | None = None) -> float:
-    """Tokens per second of all answers together, asked for at once, from the first request to the last answer."""
+    """Return tokens per second of all answers, requested at once, from the first request to the last answer."""
     with ThreadPoolExecutor(len(prompts)) as pool:
         began = time.perf_counter()
         written = sum(pool.map(lambda prompt: peer.answer(prompt, max_tokens, logprobs), prompts))
@@ -263,7 +262,7 @@ def _speed(peer: Peer, prompts: Sequence[str], max_tokens: int, logprobs: int | 
 
 
 def worst(by_model: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of each figure the least favourable: of speeds the lowest, of times and sizes the highest."""
+    """Return the least favourable value of each figure: the lowest speed, the highest time or size."""
     return {
         name: (min if name.startswith(("single_", "streams8_")) else max)(figures[name] for figures in by_model)
         for name in by_model[0]

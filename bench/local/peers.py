@@ -1,6 +1,6 @@
-"""Peers that run a GGUF file from Python: llama.cpp's bare functions, `llama_cpp.Llama`, and servers over HTTP.
+"""Peers that run a GGUF file from Python: llama.cpp's bare functions, `llama_cpp.Llama`, and HTTP servers.
 
-Each is given the settings of ours, and the best of its own.
+Each peer gets our settings, and its own best settings otherwise.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from ...protocol.errors import EngineError, ModelLoadError
 from ...protocol.safety.python_process import python_command
 from ..gateway.servers import free_port
 
-BATCH = 512  # tokens of a prompt computed at once: the default of all peers
+BATCH = 512  # tokens of a prompt computed at once; the default of all peers
 _SERVER_NEEDS = ("pydantic_settings", "sse_starlette", "starlette_context")
 _START_S, _ANSWER_S = 120.0, 600.0
-_SHARED_CONTEXT = 4096  # tokens of all streams together, where there are several
+_SHARED_CONTEXT = 4096  # tokens of all streams together, for peers with several streams
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The options that all engines share. `context_length`: tokens; KV caches are f16, with flash attention."""
+    """Options shared by all engines. `context_length`: in tokens; KV caches are f16, with flash attention."""
 
     path: Path
     context_length: int
@@ -42,15 +42,15 @@ class Peer(Protocol):
     """An engine that answers whole prompts, greedily, from any thread."""
 
     def answer(self, prompt: str, max_tokens: int, logprobs: int | None = None) -> int:
-        """The number of tokens it wrote; with the `logprobs` most likely ones beside each, if asked for."""
+        """Return the number of tokens written, each with its `logprobs` most likely alternatives if requested."""
         ...
 
 
 class RawLlama:
-    """llama.cpp's functions in the plainest loop there is: no engine over it is faster. One thread."""
+    """llama.cpp's functions in the plainest loop: an upper bound for engines on top of it. Not thread-safe."""
 
     def __init__(self, setup: Setup, streams: int = 1) -> None:
-        """Raises ModelLoadError."""
+        """Load the model into llama.cpp. Raises ModelLoadError if llama.cpp rejects it."""
         library = llama()
         self._api = api = library.api
         self._model: Any = api.llama_model_load_from_file(str(setup.path).encode(), api.llama_model_default_params())
@@ -66,9 +66,9 @@ class RawLlama:
         self._batch = api.llama_batch_init(BATCH, 0, 1)
 
     def steps(self, prompts: Sequence[Sequence[int]], count: int) -> Iterator[list[int]]:
-        """Greedy answers of `count` tokens, one token of each a step. An end of turn does not end them.
+        """Yield greedy answers of `count` tokens, one token per answer and step, ignoring ends of turns.
 
-        Prompts have at most `BATCH` tokens; they are computed one after the other.
+        Prompts have at most `BATCH` tokens and are computed one by one.
         """
         self._api.llama_memory_clear(self._api.llama_get_memory(self._context), False)
         tokens = [self._prefill(number, prompt) for number, prompt in enumerate(prompts)]
@@ -95,7 +95,7 @@ class RawLlama:
         batch.n_seq_id[row], batch.seq_id[row][0] = 1, sequence
 
     def _decode(self, rows: int, outputs: int | None = None) -> list[int]:
-        """The most likely token after each output; by default every row is one."""
+        """Return the most likely token of each output; by default every row is an output."""
         self._batch.n_tokens = rows
         if self._api.llama_decode(self._context, self._batch) != 0:
             raise EngineError(f"llama.cpp failed to decode: {llama().last_errors()}.")
@@ -104,10 +104,10 @@ class RawLlama:
 
 
 class LlamaCppPython:
-    """`llama_cpp.Llama`, which takes one request at a time: behind a lock, as its server has it."""
+    """`llama_cpp.Llama`, which serves one request at a time, behind a lock as in its server."""
 
     def __init__(self, setup: Setup, *, logprobs: bool = False) -> None:
-        """`logprobs`: it gives them only where it was told so at the start, and is slower then."""
+        """`logprobs`: whether requests may ask for log-probabilities, which slows the model down."""
         from llama_cpp import Llama
 
         self._lock = threading.Lock()
@@ -132,7 +132,7 @@ class LlamaCppPython:
 
 
 class Server:
-    """A running OpenAI-compatible server. It answers whole, which spares it the chunks of a stream."""
+    """A running OpenAI-compatible server. Answers are not streamed, which avoids the overhead of chunks."""
 
     def __init__(self, client: httpx.Client) -> None:
         self.client = client
@@ -144,12 +144,12 @@ class Server:
 
 
 def has_llama_cpp_server() -> bool:
-    """Whether the server of llama-cpp-python has what it needs, which comes only with its extra `[server]`."""
+    """Return whether the requirements of llama-cpp-python's server are installed (its extra `[server]`)."""
     return all(importlib.util.find_spec(name) for name in _SERVER_NEEDS)
 
 
 def llama_cpp_server(setup: Setup, *, logprobs: bool) -> AbstractContextManager[Server]:
-    """The server of llama-cpp-python. By default a new request would cut off the one that runs: not here."""
+    """Run llama-cpp-python's server, changed so that a new request does not interrupt the running one."""
     threads = str(setup.threads)
     command = python_command("-m", "llama_cpp.server", "--model", str(setup.path), "--n_batch", str(BATCH))
     command += ["--n_ctx", str(setup.context_length), "--n_threads", threads, "--n_threads_batch", threads]
@@ -158,7 +158,7 @@ def llama_cpp_server(setup: Setup, *, logprobs: bool) -> AbstractContextManager[
 
 
 def llama_server(binary: Path, setup: Setup, streams: int) -> AbstractContextManager[Server]:
-    """llama.cpp's own server, with a slot for each stream."""
+    """Run llama.cpp's own server, with a slot per stream."""
     threads = str(setup.threads)
     command = [str(binary), "-m", str(setup.path), "-c", str(_SHARED_CONTEXT), "-np", str(streams)]
     command += ["-b", str(BATCH), "-t", threads, "-tb", threads, "-fa", "on", "--host", "127.0.0.1"]
@@ -167,7 +167,7 @@ def llama_server(binary: Path, setup: Setup, streams: int) -> AbstractContextMan
 
 @contextmanager
 def _serving(command: Sequence[str]) -> Iterator[Server]:
-    """`command --port N` from when it is ready to the end of the block. Raises EngineError if it never is."""
+    """Run `command --port N`, from readiness to the end of the block. Raises EngineError if it never gets ready."""
     port = free_port()
     with subprocess.Popen(
         [*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -187,7 +187,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], client: httpx.Client, co
             if client.get("/v1/models").is_success:
                 return
         except httpx.TransportError:
-            pass  # does not listen yet
+            pass  # not listening yet
         time.sleep(0.1)
-    how = "took too long to start" if process.poll() is None else f"ended with code {process.returncode}"
-    raise EngineError(f"This server {how}: {' '.join(command)}")
+    how = "took too long to start" if process.poll() is None else f"exited with code {process.returncode}"
+    raise EngineError(f"The server {how}: {' '.join(command)}")

@@ -1,7 +1,7 @@
-"""GGUF files to measure: random weights in the shape of a real model, so that nothing is downloaded.
+"""GGUF files to measure: random weights in the shape of a real model, without a download.
 
-Speed and memory do not depend on what the weights say. Q8_0 is written as it lies in the file, Q4_K_M is made of it by
-llama.cpp itself, with the mix of types it gives to models of this shape.
+Speed and memory do not depend on the values of the weights. Q8_0 is generated directly in the file's layout; llama.cpp
+quantizes it to Q4_K_M with its usual mix of types for models of this shape.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import numpy.typing as npt
 from ...local_engine.llama.library import llama
 from ...protocol.errors import ModelLoadError
 
-_BLOCK = 32  # values of Q8_0 that share a scale
+_BLOCK = 32  # values of Q8_0 per scale
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A decoder of the Qwen2 family with tied embeddings. `kv`: heads of keys and values; heads have 64 dimensions."""
+    """A decoder of the Qwen2 family with tied embeddings. `kv`: number of key-value heads; heads have 64 dimensions."""
 
     layers: int = 24
     width: int = 896
@@ -40,7 +40,7 @@ QWEN_05B = Shape()
 
 
 def q8_0(path: Path, shape: Shape = QWEN_05B) -> Path:
-    """Write the model with random Q8_0 weights, unless it is there already."""
+    """Write the model with random Q8_0 weights, unless the file exists."""
     if path.exists():
         return path
     unfinished = path.with_suffix(".part")
@@ -69,7 +69,7 @@ def q8_0(path: Path, shape: Shape = QWEN_05B) -> Path:
 
 
 def q4_k_m(path: Path, source: Path, threads: int) -> Path:
-    """Write `source`, a Q8_0 file, as Q4_K_M, unless that is there already. Raises ModelLoadError."""
+    """Quantize `source`, a Q8_0 file, to Q4_K_M, unless the file exists. Raises ModelLoadError."""
     if path.exists():
         return path
     library = llama()
@@ -85,9 +85,9 @@ def q4_k_m(path: Path, source: Path, threads: int) -> Path:
 
 
 def _random_q8_0(draw: np.random.Generator, rows: int, columns: int) -> npt.NDArray[np.uint8]:
-    """A matrix as it lies in the file: per block of 32 a half-precision scale and 32 signed bytes.
+    """Return a matrix in the file's layout: blocks of a half-precision scale and 32 signed bytes.
 
-    The bytes are uniform, the scale makes the variance of a weight 1 / `columns`, so that activations keep their size.
+    The bytes are uniform, and the scale gives weights a variance of 1 / `columns`, so that activations keep their size.
     """
     scale = np.float16(1 / (np.sqrt(256**2 / 12) * np.sqrt(columns)))
     blocks = draw.integers(0, 256, (rows, columns // _BLOCK, 2 + _BLOCK), np.uint8)
@@ -96,12 +96,12 @@ def _random_q8_0(draw: np.random.Generator, rows: int, columns: int) -> npt.NDAr
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
-    """A byte-level BPE of `size` tokens: the 256 bytes, words of two, three and four letters, three control tokens at
-    the end. A digit is a token, whatever is around it: digits make prompts of known length."""
+    """Add a byte-level BPE of `size` tokens: the 256 bytes, words of two, three and four letters, and three control
+    tokens at the end. A digit is always one token, so that digits make prompts of known length."""
     words = list(itertools.islice(_words(), size - 256 - len(_SPECIAL)))
     tokens = [*_byte_letters(), *(left + right for left, right in words), *_SPECIAL]
     if len(tokens) != size:
-        raise ValueError(f"There are only {len(tokens)} tokens, {size} were asked for.")
+        raise ValueError(f"The vocabulary has only {len(tokens)} tokens, not {size}: choose a smaller size.")
     kinds = [gguf.TokenType.NORMAL] * (size - len(_SPECIAL)) + [gguf.TokenType.CONTROL] * len(_SPECIAL)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
@@ -113,13 +113,13 @@ def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
 
 
 def _byte_letters() -> list[str]:
-    """The bytes in byte-level BPE (Radford et al. 2019): themselves if they can be seen, else from 256 on."""
+    """Return the characters of bytes in byte-level BPE (Radford et al. 2019): printable ones kept, others from 256."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     return [*map(chr, printable), *(chr(256 + number) for number in range(256 - len(printable)))]
 
 
 def _words() -> Iterator[tuple[str, str]]:
-    """Merges, and each a token of its own: a letter and a letter, those and a letter, those and those."""
+    """Yield merges, each of which makes a token: letter and letter, pair and letter, pair and pair."""
     letters = string.ascii_lowercase
     pairs = ["".join(pair) for pair in itertools.product(letters, letters)]
     for lefts, rights in ((letters, letters), (pairs, letters), (pairs, pairs)):
@@ -127,7 +127,7 @@ def _words() -> Iterator[tuple[str, str]]:
 
 
 def _tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes, the slowest dimension first."""
+    """Yield names and shapes, slowest dimension first."""
     width, groups = shape.width, shape.kv * 64
     yield "token_embd.weight", (shape.vocabulary, width)
     yield "output_norm.weight", (width,)

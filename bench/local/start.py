@@ -1,6 +1,6 @@
-"""`python -m updraft.bench.local.start FILE CONTEXT THREADS`: a fresh process with one model, to be timed and weighed.
+"""`python -m updraft.bench.local.start FILE CONTEXT THREADS`: start time and memory of one model in a fresh process.
 
-Prints "first token" as soon as there is one, then the bytes of memory it holds once the context is full.
+Prints "first token" as soon as it exists, then the process's memory in bytes with a full context.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def main(path: str, context_length: int, threads: int) -> None:
         _say("first token")
         fill = "3141592653" * (context_length // 10)
         next(engine.start_text(fill[: context_length - 1], SamplingParams(max_tokens=1, temperature=0)))
-        import psutil  # only now: the first token is timed
+        import psutil  # imported late, as the time to the first token is measured
 
         _say(str(psutil.Process().memory_info().rss))
 

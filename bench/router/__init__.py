@@ -1,1 +1,1 @@
-"""Measurements of learned routers and gates: `updraft bench router`, `gates` and `guarantee`."""
+"""Benchmarks of learned routers and gates: `updraft bench router`, `gates` and `guarantee`."""

@@ -1,9 +1,9 @@
-"""Is it kept what a calibration promises? On populations of known risk, and on graded rows by halves.
+"""Checks calibrated guarantees against populations of known risk, and on halves of graded rows.
 
-What is checked is `operating_point`, by which routers get their thresholds, on rows where the cloud is always right: of
-them a quality of 1 - alpha promises a risk of at most alpha, the share of requests that stay local although only the
-cloud was right. The promise with confidence is broken when the *true* risk exceeds alpha, the one on average (decision
-034) when the mean of the true risks does.
+The test subject is `operating_point`, which gives routers their thresholds, on rows where the cloud is always right.
+There a quality of 1 - alpha promises a risk of at most alpha, the share of requests that stay local although only the
+cloud was right. The promise with confidence is broken if the *true* risk exceeds alpha; the promise on average
+(decision 034) is broken if the mean of the true risks exceeds it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _GRID = 20_001
 
 
 def promised(alpha: float, promise: Promise = "confidence") -> Rule:
-    """The thresholds that a router takes to lose at most `alpha`."""
+    """Return the rule of a router that may lose at most `alpha`."""
     target = Target("quality", 1.0 - alpha, promise=promise)
     return lambda rows: operating_point(rows, target, DELTA).thresholds
 
 
 def hindsight(alpha: float) -> Rule:
-    """The boldest thresholds whose observed risk on these very rows is at most `alpha`."""
+    """Return the rule of the boldest thresholds whose observed risk on the rows themselves is at most `alpha`."""
 
     def rule(rows: CalibrationRows) -> Thresholds:
         path = Path.of(rows)
@@ -45,14 +45,14 @@ def hindsight(alpha: float) -> Rule:
 
 
 def graded(gain: Bools, before: Floats, during: Floats | None = None, after: Floats | None = None) -> CalibrationRows:
-    """Rows, (n,), of a cloud that is always right; the device is where there is no gain."""
+    """Build rows, (n,), with a cloud that is always right and a device that is right without a gain."""
     ones = np.ones(len(gain))
     return CalibrationRows(before, after, np.where(gain, 0.0, ones), ones, ones, ones, during)
 
 
 @dataclass(frozen=True, slots=True)
 class Population:
-    """Rows without end whose risk is known: any of those here, a gain with its chance of `rates`, (k,) each."""
+    """An infinite population of known risk: k kinds of rows, each a gain with probability `rates`, (k,)."""
 
     name: str
     rates: Floats
@@ -66,13 +66,13 @@ class Population:
         return graded(rng.random(n) < self.rates[rows], self.before[rows], *gates)
 
     def risk(self, thresholds: Thresholds) -> float:
-        """The true risk of keeping local what these do."""
+        """Return the true risk under `thresholds`."""
         return float(np.where(escalated(self, thresholds), 0.0, self.rates).mean())
 
 
 def populations(seed: int = 0) -> list[Population]:
-    """Shapes a score may have: honest, overconfident, useless, coarse, two heaps, and one that is surely wrong; each
-    as the score of a single gate, and of gate 3 behind two that know less.
+    """Create score shapes: calibrated, skewed, overconfident, useless, coarse, two heaps, confidently wrong. Each comes
+    as a single gate's score, and as gate 3's score after two less informed gates.
     """
     rng = np.random.default_rng(seed)
     even = rng.random(_GRID)
@@ -88,31 +88,31 @@ def populations(seed: int = 0) -> list[Population]:
         "heaps": (heaps, heaps),
         "confidently wrong": (skewed, np.where(skewed < 0.02, 0.15, 0.5 * skewed)),
     }
-    found: list[Population] = []
+    built: list[Population] = []
     for name, (score, rates) in shapes.items():
         before, during = (known * score + (1 - known) * rng.permutation(score) for known in (0.5, 0.75))
-        found.append(Population(name, rates, score))
-        found.append(Population(f"{name} by three gates", rates, before, during, score))
-    return found
+        built.append(Population(name, rates, score))
+        built.append(Population(f"{name} by three gates", rates, before, during, score))
+    return built
 
 
 def true_risks(population: Population, rule: Rule, *, draws: int, seed: int = 0) -> Floats:
-    """(draws,) the *true* risk of the thresholds that `rule` takes from each of `draws` calibrations of 500 rows."""
+    """Return the *true* risk of `rule`'s thresholds for each of `draws` calibrations of 500 rows, (draws,)."""
     rng = np.random.default_rng(seed)
     return np.array([population.risk(rule(population.draw(rng, _ROWS))) for _ in range(draws)])
 
 
 @dataclass(frozen=True, slots=True)
 class HalfSplits:
-    """Thresholds fitted on one half of the rows and judged on the other, averaged over many halvings."""
+    """Averages over many random halvings of the rows: thresholds fitted on one half, tested on the other."""
 
     alpha: float
     risk: float
-    # How often the test half's own risk was above alpha.
+    # Share of halvings in which the test half's observed risk exceeds alpha.
     exceedance: float
-    # How often the luck of both halves would bring that about, given the losses of the first.
+    # Expected share from sampling noise in both halves alone, given the losses of the first half.
     exceedance_by_noise: float
-    # Of rows that go to the cloud.
+    # Share of test rows that go to the cloud.
     share: float
     hindsight_share: float
 
@@ -122,15 +122,15 @@ class HalfSplits:
 
     @property
     def always_over_hindsight(self) -> float:
-        """The same for a router that sends everything up: what no useful one comes near."""
+        """The same ratio for a router that escalates everything; useful routers stay far below."""
         return 1.0 / self.hindsight_share if self.hindsight_share else float("nan")
 
 
 def half_splits(p_gain: Floats, gain: Bools, alpha: float, rule: Rule, *, splits: int = _SPLITS) -> HalfSplits:
-    """Halve (p_gain, gain), both (n,), `splits` times; `rule` sees the one half only."""
+    """Split (p_gain, gain), both (n,), in halves `splits` times; `rule` sees only the first half."""
     rng = np.random.default_rng(0)
     n, half = len(gain), len(gain) // 2
-    found: list[tuple[float, float, float, float, float]] = []
+    outcomes: list[tuple[float, float, float, float, float]] = []
     for _ in range(splits):
         order = rng.permutation(n)
         fit, test = (graded(gain[rows], p_gain[rows]) for rows in (order[:half], order[half:]))
@@ -140,11 +140,11 @@ def half_splits(p_gain: Floats, gain: Bools, alpha: float, rule: Rule, *, splits
         lost = int((fit.gain & ~escalated(fit, thresholds)).sum())
         best = escalated(test, hindsight(alpha)(test))
         noise = _chance_above(lost, half, n - half, alpha)
-        found.append((risk, float(risk > alpha), noise, float(up.mean()), float(best.mean())))
-    return HalfSplits(alpha, *(float(mean) for mean in np.mean(found, axis=0)))
+        outcomes.append((risk, float(risk > alpha), noise, float(up.mean()), float(best.mean())))
+    return HalfSplits(alpha, *(float(mean) for mean in np.mean(outcomes, axis=0)))
 
 
 def _chance_above(lost: int, n: int, drawn: int, alpha: float) -> float:
-    """The chance that more than alpha of `drawn` further rows are lost after `lost` of `n` were (beta-binomial)."""
+    """Return the probability of losing more than alpha of `drawn` new rows, after `lost` of `n` (beta-binomial)."""
     few = np.arange(int(alpha * drawn + 1e-9) + 1)
     return 1.0 - float(betabinom.pmf(few, drawn, lost + 0.5, n - lost + 0.5).sum())

@@ -1,4 +1,4 @@
-"""The packaged gates on held-out tasks: ranking, honesty, promises, stability under noise, and their time."""
+"""The packaged gates on held-out tasks: ranking, calibration, promises, stability under noise, and decision time."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from .measure import split_figures
 
 _QUALITIES = (0.9, 0.95, 0.98)
 _NOISY = 500
-_SPLIT = 2_000  # rows to halve
-_LINE = 4  # characters in which an answer's text comes
+_SPLIT = 2_000  # rows to split in halves
+_LINE = 4  # characters per piece of a streamed answer
 
 
 def measure(tasks: int, draws: int, beside: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Figures of `draws` times `tasks` fresh tasks that no training has seen. `beside`: busy processes while decisions
-    are timed.
+    """Return figures over `draws` times `tasks` fresh tasks that no training has seen. `beside`: number of busy
+    processes while decisions are timed.
     """
     policy = Policy.load(pocket.policy_folder())
-    found: list[GradedRow] = []
+    rows: list[GradedRow] = []
     for seed in range(draws):
         say(f"Draw {seed + 1} of {draws}: both models answer {tasks} tasks ...")
         questions = make_tasks("test", tasks, seed=seed)
-        found += collect(questions, pocket.pocket_small_gguf(), pocket.pocket_large_folder())
+        rows += collect(questions, pocket.pocket_small_gguf(), pocket.pocket_large_folder())
     with busy_processes(beside):
-        decisions = {"gate1": timed(_gate1(policy, found)), "gate3": timed(_gate3(policy, found))}
+        decisions = {"gate1": timed(_gate1(policy, rows)), "gate3": timed(_gate3(policy, rows))}
     return {
-        **_judged(policy, found),
-        "unchanged": _unchanged(policy, [outcome.prompt for outcome in found[:_NOISY]]),
+        **_judged(policy, rows),
+        "unchanged": _unchanged(policy, [outcome.prompt for outcome in rows[:_NOISY]]),
         "decision_ms": decisions,
     }
 
@@ -72,24 +72,24 @@ def _judged(policy: Policy, outcomes: Sequence[GradedRow]) -> dict[str, Any]:
 
 
 def _unchanged(policy: Policy, prompts: Sequence[str]) -> dict[str, float]:
-    """The share of gate 1's decisions that one change of the prompt leaves as they are, over several targets."""
+    """Return the share of gate 1's decisions that each noise in the prompt leaves unchanged, over several targets."""
     thresholds = [policy.thresholds_for(Target("quality", quality)).before for quality in _QUALITIES]
     before = np.array([policy.before(PromptView(prompt)) for prompt in prompts])
     rng = np.random.default_rng(0)
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     for name, noise in NOISES.items():
         after = np.array([policy.before(PromptView(noise(prompt, rng))) for prompt in prompts])
-        found[name] = float(np.mean([(before > threshold) == (after > threshold) for threshold in thresholds]))
-    return found
+        shares[name] = float(np.mean([(before > threshold) == (after > threshold) for threshold in thresholds]))
+    return shares
 
 
 def _gate1(policy: Policy, outcomes: Sequence[GradedRow]) -> Callable[[int], Callable[[], object]]:
     prompts = long_prompts([outcome.prompt for outcome in outcomes[:400]])
-    return lambda i: lambda: policy.before(PromptView(f"{i} {prompts[i % len(prompts)]}"))  # none is remembered
+    return lambda i: lambda: policy.before(PromptView(f"{i} {prompts[i % len(prompts)]}"))  # nothing is cached
 
 
 def _gate3(policy: Policy, outcomes: Sequence[GradedRow]) -> Callable[[int], Callable[[], object]]:
-    """From the end of an answer on, as in a request: question and complete lines have been read, and gate 2 asked."""
+    """Prepare gate 3 as in a request: the question and the complete lines are parsed, and gate 2 has run."""
 
     def prepared(i: int) -> Callable[[], object]:
         view = view_of(outcomes[i % len(outcomes)])

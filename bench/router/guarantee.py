@@ -1,8 +1,8 @@
-"""`updraft bench guarantee`: fit, calibrate, ship, and then the true risk, on populations whose risk is known.
+"""`updraft bench guarantee`: fits, calibrates, and computes the true risk, on populations of known risk.
 
-Every run goes the way of `updraft calibrate`, from features and grades to gates and thresholds (`fit_gates`,
-`operating_point`). A population is a set of rows with a known P(gain); runs draw from it with replacement, so that the
-risk of any thresholds is a plain mean over the set.
+Every run uses the steps of `updraft calibrate`, from features and grades to gates and thresholds (`fit_gates`,
+`operating_point`). A population is a set of rows with a known P(gain). Runs draw rows with replacement, so the risk of
+any thresholds is the mean over the set.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ ROWS = (150, 400, 2_000)
 _SIZE = 10_000
 _KINDS, _WORDS_OF_KIND, _OWN_WORDS, _WORDS, _TAIL, _SIGNALS = 12, 20, 4, 20, 3_000, 8
 
-# The names of the gates, and alpha.
+# Key of a result: the name of the gates, and alpha.
 Setup = tuple[str, float]
-# The gates of each arrangement, by name.
+# Gates of each arrangement, by name.
 GATES: dict[str, tuple[Mode, ...]] = {
     "gate 1": ("prompt",),
     "gates 1, 3": ("prompt", "cascade"),
@@ -43,24 +43,24 @@ GATES: dict[str, tuple[Mode, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPopulation:
-    """Rows without end: any of these, a gain with its chance of `rates`, (k,)."""
+    """An infinite population over k rows, each a gain with probability `rates`, (k,)."""
 
     name: str
     features: Mapping[Mode, FeatureRows]
     rates: Floats
 
     def draw(self, rng: np.random.Generator, n: int) -> Material:
-        """`n` graded rows. The cloud is always right; the device is where there is no gain."""
+        """Draw `n` graded rows. The cloud is always right, the device is right without a gain."""
         rows = rng.integers(0, len(self.rates), n)
         gain = rng.random(n) < self.rates[rows]
-        features: dict[Mode, FeatureRows] = {mode: found.take(rows) for mode, found in self.features.items()}
+        features: dict[Mode, FeatureRows] = {mode: gate_rows.take(rows) for mode, gate_rows in self.features.items()}
         labels = Labels.of(np.where(gain, 0.0, 1.0), np.ones(n))
         return Material(features, labels, (np.ones(n), np.ones(n), False), np.ones(n, np.bool_))
 
 
 def populations(seed: int = 0) -> list[SimulatedPopulation]:
-    """Three laws of P(gain). Prompts are of kinds, which a few of their words tell. Answers give signals, which gate 2
-    sees dimly and gate 3 plainly. In the last population a fifth of the answers are wrong where every signal is sure.
+    """Create three laws of P(gain). Prompts have kinds, revealed by a few words. Answers give signals, weak ones for
+    gate 2 and strong ones for gate 3. In the last law a fifth of the answers are wrong with confident signals.
     """
     rng = np.random.default_rng(seed)
     kinds, signal = rng.integers(0, _KINDS, _SIZE), rng.normal(size=_SIZE)
@@ -77,7 +77,7 @@ def populations(seed: int = 0) -> list[SimulatedPopulation]:
 
 
 def _features(rng: np.random.Generator, kinds: NDArray[Any], signal: Floats) -> dict[Mode, FeatureRows]:
-    """A few words of a prompt are of its kind, the others of a long tail; measures are mostly noise."""
+    """Draw features: a few words of a prompt depend on its kind, the others on a long tail; measures are noise."""
     n = len(kinds)
     tail = rng.integers(0, _TAIL, (n, _WORDS - _OWN_WORDS))
     own = _TAIL + kinds[:, None] * _WORDS_OF_KIND + rng.integers(0, _WORDS_OF_KIND, (n, _OWN_WORDS))
@@ -102,8 +102,8 @@ def _features(rng: np.random.Generator, kinds: NDArray[Any], signal: Floats) -> 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """The result of one calibration: the true risk and cloud share of its thresholds, and the least share that these
-    gates could have done with in hindsight.
+    """The result of one calibration: the true risk and cloud share of its thresholds, and the least cloud share that
+    the same gates allow in hindsight.
     """
 
     risk: float
@@ -113,7 +113,7 @@ class SimulatedRun:
 
 @dataclass(frozen=True, slots=True)
 class Procedure:
-    """The way to gates and thresholds: as they ship, unless a test puts something else in their place."""
+    """Steps from rows to gates and thresholds: those of the shipped policy, unless a test replaces some."""
 
     members: Sequence[str] = ("ridge",)
     fit: Callable[[Material, int, Sequence[str]], FittedGates] = fit_gates
@@ -123,7 +123,7 @@ class Procedure:
 def simulate(
     population: SimulatedPopulation, rows: int, runs: int, procedure: Procedure | None = None
 ) -> Iterator[dict[Setup, SimulatedRun]]:
-    """For each run what came of it, by the names of the gates and alpha. The same arguments give the same outcomes."""
+    """Yield each run's results by the names of the gates and alpha. The same arguments give the same results."""
     procedure = procedure or Procedure()
     rng = np.random.default_rng(rows)
     arrangements = {name: modes for name, modes in GATES.items() if population.features.keys() >= set(modes)}
@@ -131,7 +131,7 @@ def simulate(
         gates = procedure.fit(population.draw(rng, rows), run, procedure.members)
         judged = {mode: router.probability(population.features[mode]) for mode, router in gates.routers.items()}
         whole = graded(population.rates > 0, judged["prompt"], judged.get("opening"), judged.get("cascade"))
-        found: dict[Setup, SimulatedRun] = {}
+        results: dict[Setup, SimulatedRun] = {}
         for name, modes in arrangements.items():
             known, true = (_only(each, modes) for each in (gates.calibration, whole))
             path = Path.of(true)
@@ -139,13 +139,13 @@ def simulate(
             for alpha in ALPHAS:
                 up, best = escalated(true, procedure.rule(alpha)(known)), escalated(true, path.walk(risks <= alpha))
                 risk = float(np.where(up, 0.0, population.rates).mean())
-                found[name, alpha] = SimulatedRun(risk, float(up.mean()), float(best.mean()))
-        yield found
+                results[name, alpha] = SimulatedRun(risk, float(up.mean()), float(best.mean()))
+        yield results
 
 
 def measure(runs: int, say: Callable[[str], None], procedure: Procedure | None = None) -> dict[str, Any]:
-    """Of every population, number of rows, arrangement of gates and alpha, nested by these names."""
-    found: dict[str, Any] = {"limit": limit_of_violations(runs)}
+    """Return figures nested by population, number of rows, arrangement of gates and alpha."""
+    results: dict[str, Any] = {"limit": limit_of_violations(runs)}
     for population in populations():
         of_rows: dict[str, Any] = {}
         for rows in ROWS:
@@ -157,19 +157,19 @@ def measure(runs: int, say: Callable[[str], None], procedure: Procedure | None =
                 )
             of_rows[f"{rows} rows"] = of_gates
             worst = max(cell["violations"] for cells in of_gates.values() for cell in cells.values())
-            say(f"{population.name}, {rows} rows: violations at most {worst:.3f}, limit {found['limit']:.3f}")
-        found[population.name] = of_rows
-    return found
+            say(f"{population.name}, {rows} rows: violations at most {worst:.3f}, limit {results['limit']:.3f}")
+        results[population.name] = of_rows
+    return results
 
 
 def limit_of_violations(runs: int) -> float:
-    """The highest rate that a true rate of delta may show in `runs`: two standard errors more."""
+    """Return the highest rate that a true rate of delta may show in `runs`: delta plus two standard errors."""
     return DELTA + 2 * sqrt(DELTA * (1 - DELTA) / runs)
 
 
 def figures(outcomes: Sequence[SimulatedRun], alpha: float) -> dict[str, float]:
-    """`violations`: the share of runs whose true risk is above alpha; `above_hindsight`: of requests, that escalate
-    and would not have had to.
+    """Summarise runs. `violations`: share of runs with a true risk above alpha; `above_hindsight`: share of requests
+    escalated needlessly.
     """
     risks, shares, hindsight = np.array([(run.risk, run.share, run.hindsight) for run in outcomes]).T
     return {

@@ -1,4 +1,4 @@
-"""A learned router in use: how long a decision takes, and whether noise in the question flips it."""
+"""A learned router in use: decision time, and stability under noise in the question."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..shared.statistics import percentile
 from .paraphrases import paraphrases
 
 _CHARS = 2_000
-_TOKEN = 4  # characters
+_TOKEN = 4  # characters per piece of a streamed answer
 _DECISIONS = 1_000
 _NOISY_ROWS = 200
 _SHARES = (0.2, 0.5, 0.8)
@@ -34,7 +34,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def in_use(router: RouterModel, rows: Sequence[GradedRow], mode: Mode) -> dict[str, Any]:
-    """Decision time of the exported router, its distance from Python, and the share of decisions noise leaves alone."""
+    """Return decision time, the exported router's error, and the share of decisions that noise leaves unchanged."""
     some = rows[:: max(1, len(rows) // _NOISY_ROWS)][:_NOISY_ROWS]
     gates = _exported(router, rows, mode)
     ours = router.probability(featurise(some, mode))
@@ -48,8 +48,8 @@ def in_use(router: RouterModel, rows: Sequence[GradedRow], mode: Mode) -> dict[s
 
 
 def paraphrase_flips(router: RouterModel, like: GradedRow) -> dict[str, float]:
-    """The share of decisions that change where a question is put in other words, at thresholds that escalate 20, 50 and
-    80 % of such questions. `like`: a row of the kind that `router` was fitted on.
+    """Return the share of decisions that change if a question is paraphrased, at thresholds that escalate 20, 50 and 80
+    % of such questions. `like`: a row of the kind that `router` was fitted on.
     """
     pairs = paraphrases()
     one, other = (
@@ -60,34 +60,34 @@ def paraphrase_flips(router: RouterModel, like: GradedRow) -> dict[str, float]:
 
 
 def unchanged(router: RouterModel, rows: Sequence[GradedRow], mode: Mode) -> dict[str, float]:
-    """The share of decisions that each noise leaves as they are, over thresholds that escalate 20, 50 and 80 %."""
+    """Return the share of decisions that each noise leaves unchanged, over thresholds that escalate 20, 50 and 80 %."""
     some = rows[:: max(1, len(rows) // _NOISY_ROWS)][:_NOISY_ROWS]
     usual = router.probability(featurise(rows, mode))
     before = router.probability(featurise(some, mode))
     thresholds = [_above(usual, share) for share in _SHARES]
     rng = np.random.default_rng(0)
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     for name, noise in NOISES.items():
         noisy = [_asking(row, noise(row.prompt, rng)) for row in some]
         after = router.probability(featurise(noisy, mode))
-        found[name] = float(np.mean([(before > t) == (after > t) for t in thresholds]))
-    return found | {"least": min(found.values())}
+        shares[name] = float(np.mean([(before > t) == (after > t) for t in thresholds]))
+    return shares | {"least": min(shares.values())}
 
 
 def _above(p_gain: Floats, share: float) -> float:
-    """The threshold that this share of them is above."""
+    """Return the threshold that `share` of the scores exceed."""
     return float(np.quantile(p_gain, 1 - share))
 
 
 def _asking(row: GradedRow, prompt: str) -> GradedRow:
-    """The same with another last question."""
+    """Return the row with another last question."""
     if row.messages is None:
         return replace(row, prompt=prompt)
     return replace(row, prompt=prompt, messages=(*row.messages[:-1], Message(role="user", content=prompt)))
 
 
 def _typo(text: str, rng: np.random.Generator) -> str:
-    """One slip inside a word: two letters swapped, one left out, doubled or mistaken."""
+    """Make one typo inside a word: swap two letters, or drop, double or replace one."""
     places = [i for i in range(len(text) - 1) if text[i].isalpha() and text[i + 1].isalpha()]
     if not places:
         return text
@@ -102,14 +102,14 @@ def _casing(text: str, rng: np.random.Generator) -> str:
 
 
 def _blanks(text: str, rng: np.random.Generator) -> str:
-    """Doubled or no-break spaces, a tab, blanks at both ends, or a line break after the end."""
+    """Return the text with double or no-break spaces, a tab, blanks at both ends, or line breaks at the end."""
     doubled, unbroken = text.replace(" ", "  "), text.replace(" ", "\u00a0")
     forms = (doubled, unbroken, text.replace(" ", "\t", 1), f"  {text} ", f"{text}\n\n")
     return forms[int(rng.integers(len(forms)))]
 
 
 def _widths(text: str, _: np.random.Generator) -> str:
-    """Full-width forms of ASCII."""
+    """Return the text with ASCII in full-width forms."""
     return "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in text)
 
 
@@ -122,7 +122,7 @@ NOISES: dict[str, Callable[[str, np.random.Generator], str]] = {
 
 
 def _exported(router: RouterModel, rows: Sequence[GradedRow], mode: Mode) -> ExportedGates:
-    """The router's gate as it runs in a policy."""
+    """Return the router's gate as a policy runs it."""
     onnxruntime = load_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -139,11 +139,10 @@ def _decide(gates: ExportedGates, row: GradedRow, mode: Mode) -> float:
 
 
 def _decision_ms(gates: ExportedGates, rows: Sequence[GradedRow], mode: Mode) -> dict[str, float | None]:
-    """Features and model together, for prompts of 2,000 characters joined from those of the file.
+    """Time features and model together, for prompts of 2,000 characters joined from the file's prompts.
 
-    In a cascade it is gate 3 that is timed, from the end of the answer on: the question has been read before, and so
-    have the answer's lines but for the last, as they came. `cpu_`: the processor's time, which leaves out what other
-    processes on the machine took in between.
+    In a cascade gate 3 is timed from the end of the answer; the question, and the answer's lines except the last, are
+    parsed before. `cpu_`: processor time, which excludes the time of other processes.
     """
     prompts = long_prompts([row.prompt for row in rows[:200]])
 
@@ -159,15 +158,15 @@ def _decision_ms(gates: ExportedGates, rows: Sequence[GradedRow], mode: Mode) ->
 
 
 def long_prompts(prompts: Sequence[str]) -> list[str]:
-    """Prompts of 2,000 characters, cut from these laid end to end."""
+    """Return prompts of 2,000 characters, cut from the given prompts joined together."""
     text = "\n".join(prompts)
     starts = range(0, max(1, len(text) - _CHARS), 97)
     return [(text[start:] * (1 + _CHARS // max(1, len(text) - start)))[:_CHARS] for start in starts]
 
 
 def timed(prepared: Callable[[int], Callable[[], object]]) -> dict[str, float | None]:
-    """Milliseconds that a thousand decisions take, the first hundred left out. `prepared(i)` is the i-th of them, all
-    done that need not wait for it. What is not the processor's time (`cpu_`) went by while others had the processor.
+    """Return the milliseconds of a thousand decisions, without the first hundred. `prepared(i)` does the work ahead of
+    decision i and returns the decision. `cpu_` is processor time, without waiting for other processes.
     """
     taken: Floats = np.zeros((2, _DECISIONS))
     for i in range(_DECISIONS):
@@ -181,7 +180,7 @@ def timed(prepared: Callable[[int], Callable[[], object]]) -> dict[str, float | 
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """So many others that want a core each, while the block runs."""
+    """Run `count` processes that each use a full core, while the block runs."""
     with ExitStack() as stack:
         for _ in range(count):
             process = stack.enter_context(subprocess.Popen(python_command("-c", "while True: pass")))

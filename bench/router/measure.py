@@ -1,8 +1,8 @@
-"""`updraft bench router`: how well a router learned from graded prompts does, by the protocol of RouteLLM and more.
+"""`updraft bench router`: quality of a router learned from graded prompts, by RouteLLM's protocol and more.
 
-Without a test file every row is scored by five-fold cross-validation: the fold that is scored has no part in anything.
-With one, the router is trained on the first file and scored on the second. Each seed
-draws other folds, or other labels.
+Without a test file every row is scored by five-fold cross-validation, in which the scored fold is never used for
+training. With a test file the router is trained on the first file and scored on the second. Each seed draws other
+folds, or other labels.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from . import coverage as guarantee
 from .in_use import in_use
 
 FOLDS = 5
-# Two faults of RouteLLM's MMLU rows: the strong model scores 3 % on the one, the other holds a fifth of all gain.
+# Faults in RouteLLM's MMLU rows: the strong model scores only 3 % on the first; the second has a fifth of all gain.
 FAULTY_DOMAINS = ("high_school_mathematics", "moral_scenarios")
 _MIN_IN_DOMAIN = 50
 _CODE = re.compile(r"```|\[PYTHON\]|^\s*(?:def|class|import|function|#include|return)\b|[{};]\s*$", re.MULTILINE)
 _MATHEMATICS = re.compile(r"\\[a-z]+\{|\$[^$\n]+\$|[\w)]\s*[=^]\s*[\w(\\]|\d\s*[+*]\s*\d|\d [-/] \d")
 _BOOTSTRAPS = 200
 _RANDOM_ROUTERS = 10
-# Calibrations of each population of known risk.
+# Number of simulated calibrations per population of known risk.
 DRAWS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Options: `labels` rows are sampled per seed, the prompts of the others serve without their grades."""
+    """Options. `labels` rows are sampled per seed; the other prompts are used without their grades."""
 
     data: Path
     test: Path | None = None
@@ -56,7 +56,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One seed's P(gain) of every scored row, (n,), the fold each was in, and the routers that did it."""
+    """One seed's P(gain) of every scored row, (n,), the rows' folds, and the routers that scored them."""
 
     p_gain: Floats
     folds: NDArray[np.int64]
@@ -69,7 +69,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """`metrics`, flat names to numbers; the first seed's fine `curve` and the oracle's, for a plot."""
+    """Metrics by flat name, and for a plot the first seed's fine `curve` and the oracle's."""
 
     metrics: dict[str, Any]
     curve: curve.CostQualityCurve
@@ -77,7 +77,7 @@ class Measured:
 
 
 def measure(setting: Setting, say: Callable[[str], None]) -> Measured:
-    """Raises InvalidRequestError if the files cannot be used or are too small."""
+    """Train and score the routers. Raises InvalidRequestError if the files cannot be used or are too small."""
     train, test, left_out = _rows(setting)
     say(f"reading {len(train) + len(test)} prompts")
     pool = _Pool(featurise(train, setting.mode), Labels.of(*scores(train)), setting.labels)
@@ -106,33 +106,33 @@ def measure(setting: Setting, say: Callable[[str], None]) -> Measured:
 
 
 def _rows(setting: Setting) -> tuple[list[GradedRow], list[GradedRow], int]:
-    """Training rows, test rows, and how many training rows were left out because the test asks the same."""
+    """Return training rows, test rows, and the number of training rows dropped because the test has the same prompt."""
     train = read_graded(setting.data, setting.columns)
     test = read_graded(setting.test, setting.columns) if setting.test else []
     test_prompts = {row.prompt for row in test}
     kept = [row for row in train if row.prompt not in test_prompts]
     if not kept:
         raise InvalidRequestError(
-            f"Every prompt of {setting.data} is in {setting.test} too: nothing is left to train on."
+            f"Every prompt of {setting.data} is also in {setting.test}: no row is left to train on."
         )
     most = len(kept) if test else len(kept) - len(kept) // FOLDS
     if setting.labels is not None and setting.labels > most:
         raise InvalidRequestError(
-            f"{setting.labels} labels are asked for, there are {most} training rows.", param="labels"
+            f"{setting.labels} labels requested, but there are only {most} training rows.", param="labels"
         )
     return kept, test, len(train) - len(kept)
 
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """Rows to train on with their features; `labels` of those given are used with their grades."""
+    """Training rows with their features; `labels` of the rows are used with their grades."""
 
     features: FeatureRows
     grades: Labels
     labels: int | None
 
     def fitted(self, kept: NDArray[Any], rng: np.random.Generator, seed: int) -> RouterModel:
-        """A router that saw nothing outside `kept`."""
+        """Fit a router that uses no row outside `kept`."""
         order = rng.permutation(kept)
         labelled = order[: self.labels]
         topics = Topics.fit(self.features.counts[order], seed)
@@ -140,7 +140,7 @@ class _Pool:
 
 
 def _cross_validated(rows: list[GradedRow], pool: _Pool, seed: int) -> Scored:
-    """Each row's P(gain) by a router fitted without its fold; equal prompts share a fold."""
+    """Compute each row's P(gain) by a router fitted without the row's fold; equal prompts share a fold."""
     rng = np.random.default_rng(seed)
     _, same = np.unique([row.prompt for row in rows], return_inverse=True)
     folds = (rng.permutation(same.max() + 1) % FOLDS)[same]
@@ -183,17 +183,17 @@ def _routing(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, Any]:
 
 
 def _cleaned(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, float]:
-    """The APGR of the same scores without the rows of the faulty domains, for files that have them."""
+    """Return the APGR of the same scores without the rows of the faulty domains, if the file has any."""
     kept = np.array([row.domain not in FAULTY_DOMAINS for row in rows], np.bool_)
     if kept.all():
         return {}
     weak, strong = scores(rows)
-    found = [curve.cost_quality(run.ranked[kept], weak[kept], strong[kept]).apgr for run in runs]
-    return {"apgr_cleaned": float(np.mean(found)), "apgr_cleaned_std": float(np.std(found))}
+    apgrs = [curve.cost_quality(run.ranked[kept], weak[kept], strong[kept]).apgr for run in runs]
+    return {"apgr_cleaned": float(np.mean(apgrs)), "apgr_cleaned_std": float(np.std(apgrs))}
 
 
 def _probability(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, Any]:
-    """The ranking and the honesty of P(gain): overall and within every domain of some size."""
+    """Return ranking and calibration of P(gain): overall and within every domain with enough rows."""
     gain = gains(rows)
     domains = np.array([row.domain for row in rows])
     names, counts = np.unique(domains, return_counts=True)
@@ -212,20 +212,20 @@ def _probability(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, Any
 
 
 def _strata(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, float]:
-    """The same for code, mathematics, and each script of the other rows, where there are enough of them."""
+    """Return ranking and calibration for code, mathematics and each script of the other rows, if frequent enough."""
     gain = gains(rows)
     kinds = np.array([_kind(row.prompt) for row in rows])
-    found: dict[str, float] = {}
+    strata: dict[str, float] = {}
     for name, n in zip(*np.unique(kinds, return_counts=True), strict=True):
         inside = kinds == name
         if n >= _MIN_IN_DOMAIN and 0 < gain[inside].mean() < 1:
-            found |= {
+            strata |= {
                 f"{name}.rows": int(n),
                 f"{name}.gain_rate": float(gain[inside].mean()),
                 f"{name}.auroc": float(np.mean([auroc(run.ranked[inside], gain[inside]) for run in runs])),
                 f"{name}.ece": float(np.mean([ece(run.p_gain[inside], gain[inside], bins=5) for run in runs])),
             }
-    return found
+    return strata
 
 
 def _kind(prompt: str) -> str:
@@ -235,8 +235,8 @@ def _kind(prompt: str) -> str:
 
 
 def _promise(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, Any]:
-    """Both promises, as the router makes them: on populations of known risk, and on these rows by halves."""
-    found: dict[str, Any] = {}
+    """Return both promises as routers make them: on populations of known risk, and on halves of these rows."""
+    figures: dict[str, Any] = {}
     gain = gains(rows)
     shapes = guarantee.populations()
     for alpha in guarantee.ALPHAS:
@@ -245,31 +245,31 @@ def _promise(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, Any]:
             of = f"{alpha:g}" if promise == "confidence" else f"{promise}_{alpha:g}"
             true = {shape.name.replace(" ", "_"): guarantee.true_risks(shape, rule, draws=DRAWS) for shape in shapes}
             rates = {name: float((risks > alpha).mean()) for name, risks in true.items()}
-            found |= split_figures(guarantee.half_splits(runs[0].p_gain, gain, alpha, rule), of)
-            found |= {
+            figures |= split_figures(guarantee.half_splits(runs[0].p_gain, gain, alpha, rule), of)
+            figures |= {
                 f"violation_rate_{of}": max(rates.values()),
                 f"violation_rates_{of}": rates,
                 f"expected_risk_{of}": max(float(risks.mean()) for risks in true.values()),
             }
-    return found
+    return figures
 
 
 def split_figures(splits: guarantee.HalfSplits, of: str) -> dict[str, float]:
-    """`of`: the alpha, with the promise before it where that is not the usual one."""
+    """Return figures under names that end in `of`: alpha, after the promise's name unless it is the default."""
     return {
         f"risk_{of}": splits.risk,
         f"exceedance_{of}": splits.exceedance,
         f"exceedance_by_noise_{of}": splits.exceedance_by_noise,
         f"cloud_share_{of}": splits.share,
         f"share_over_hindsight_{of}": splits.share_over_hindsight,
-        # The same halves under either promise, so the same figures.
+        # Equal under both promises, because both use the same halves.
         f"hindsight_cloud_share_{splits.alpha:g}": splits.hindsight_share,
         f"always_over_hindsight_{splits.alpha:g}": splits.always_over_hindsight,
     }
 
 
 def random_apgr(weak: Floats, strong: Floats, seed: int = 0) -> float:
-    """The mean APGR of ten routers that toss coins."""
+    """Return the mean APGR of ten random routers."""
     rng = np.random.default_rng(seed)
     return float(
         np.mean([curve.cost_quality(rng.random(len(weak)), weak, strong).apgr for _ in range(_RANDOM_ROUTERS)])
@@ -277,7 +277,7 @@ def random_apgr(weak: Floats, strong: Floats, seed: int = 0) -> float:
 
 
 def within_folds(scores: Floats, folds: NDArray[np.int64]) -> Floats:
-    """Each score as its rank in its fold, in (0, 1): folds are scored by different models, whose levels differ."""
+    """Replace each score by its rank in its fold, in (0, 1): different models score the folds, at different levels."""
     out = np.empty(len(scores))
     for fold in np.unique(folds):
         rows = folds == fold

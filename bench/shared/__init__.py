@@ -1,1 +1,1 @@
-"""Parts that several measurements use: reports, statistics and workloads."""
+"""Parts shared by several benchmarks: reports, statistics and workloads."""

@@ -1,4 +1,4 @@
-"""A local tier that gives recorded answers, with the signals and hidden states that a model gave with them."""
+"""A local tier that replays recorded answers with their signals and hidden states."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ...router.tiers.interfaces import ChatsOnly, FinishReason, LocalAnswer
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswer:
-    """One answer, and what the model told of it."""
+    """One recorded answer with the model's signals and states."""
 
     text: str
-    # One per token, and one more for the end where the answer is complete.
+    # Signals per token, plus those of the end-of-answer token if the answer is complete.
     signals: Sequence[TokenSignals]
     prompt_tokens: int
     finish_reason: FinishReason = "stop"
@@ -35,7 +35,7 @@ class _Token:
 
 
 class RecordedTier(ChatsOnly):
-    """`LocalTier` over answers, by their prompts."""
+    """`LocalTier` that replays answers by the text of the last message."""
 
     context_length = 2048
     tool_format = None
@@ -52,15 +52,15 @@ class RecordedTier(ChatsOnly):
         return b""
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing, as no resource is open."""
 
 
 class RecordedGeneration:
-    """`LocalGeneration`. The whole text comes with the last token; gates judge openings by signals alone."""
+    """`LocalGeneration` that returns the whole text with the last token; gates judge openings by signals alone."""
 
     def __init__(self, recorded: RecordedAnswer) -> None:
         self._recorded = recorded
-        self._count = len(recorded.signals) - (recorded.finish_reason != "length")  # of tokens, without the end
+        self._count = len(recorded.signals) - (recorded.finish_reason != "length")  # tokens without the end
         self.answer = LocalAnswer(prompt_tokens=recorded.prompt_tokens, prompt_hidden=recorded.prompt_hidden)
 
     def __aiter__(self) -> RecordedGeneration:
@@ -79,4 +79,4 @@ class RecordedGeneration:
         return token
 
     async def aclose(self) -> None:
-        """There is nothing to stop."""
+        """Do nothing, as no generation is running."""

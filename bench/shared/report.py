@@ -1,4 +1,4 @@
-"""The one form of a benchmark's result: what was measured, where, with what, and flat named numbers."""
+"""The common format of benchmark results: the subject, machine and versions, and flat named numbers."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a benchmark, with the circumstances that explain it."""
+    """Result of a benchmark, with the circumstances that explain it."""
 
     commit: str
     date: str
-    # Also the GPU, its CUDA version and its driver, where torch has been asked for one in this process.
+    # Machine, including GPU, CUDA version and driver if this process uses torch on a GPU.
     machine: dict[str, Any]
     versions: dict[str, str]
     config: dict[str, Any]
-    # By dotted name.
+    # Metrics by dotted name.
     metrics: dict[str, float]
 
     @classmethod
     def of(cls, config: Mapping[str, Any], metrics: Mapping[str, Any]) -> Report:
-        """A report about this machine and this checkout; nested `metrics` are flattened, what is no number left out."""
+        """Create a report on this machine and checkout; `metrics` are flattened, and non-numbers dropped."""
         return cls(_commit(), _today(), _machine(), _versions(), dict(config), flatten(metrics))
 
     def fields(self) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """`{"a": {"b": 1}}` -> `{"a.b": 1}`: the numbers among `values`, by dotted name."""
+    """Flatten nested values: `{"a": {"b": 1}}` -> `{"a.b": 1}`. Keeps only numbers."""
     flat: dict[str, float] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -69,8 +69,8 @@ def _today() -> str:
 
 
 def _commit() -> str:
-    """The commit of the checkout, `+` behind it where files differ. Of an installed package, or a copy without its
-    history, what `UPDRAFT_COMMIT` says, else `unknown`."""
+    """Return the commit of the checkout, with a `+` if files differ. Without a Git history (an installed package or a
+    copy) return `UPDRAFT_COMMIT`, or else `unknown`."""
     here = Path(__file__).parent
     try:
         commit = _git(here, "rev-parse", "--short=12", "HEAD")
@@ -97,7 +97,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _gpu() -> dict[str, str]:
-    torch = sys.modules.get("torch")  # not imported for this: most benches do without
+    torch = sys.modules.get("torch")  # not imported here, because most benchmarks do without torch
     if torch is None or not torch.cuda.is_available():
         return {}
     driver = {"driver": _DRIVER.read_text().splitlines()[0]} if _DRIVER.exists() else {}
@@ -105,10 +105,10 @@ def _gpu() -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

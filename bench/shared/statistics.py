@@ -1,4 +1,4 @@
-"""The few statistics the measurements rest on, each in its textbook form."""
+"""Statistics for benchmarks, in their textbook forms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Z_95 = 1.959963984540054
 
 
 def wilson(hits: int, n: int) -> tuple[float, float]:
-    """95 % Wilson score interval of the proportion `hits / n`; (0, 1) where `n` is 0."""
+    """Return the 95 % Wilson score interval of the proportion `hits / n`; (0, 1) if `n` is 0."""
     if n == 0:
         return 0.0, 1.0
     share, z2 = hits / n, Z_95**2
@@ -21,5 +21,5 @@ def wilson(hits: int, n: int) -> tuple[float, float]:
 
 
 def percentile(values: Sequence[float], q: float) -> float | None:
-    """The `q`-th percentile (0 to 100), linearly interpolated; None where there are no values."""
+    """Return the `q`-th percentile (0 to 100), linearly interpolated; None without values."""
     return float(np.percentile(np.asarray(values, dtype=np.float64), q)) if len(values) else None

@@ -1,4 +1,4 @@
-"""The same set of requests for every engine: lengths of real conversations, tokens without meaning."""
+"""The same requests for every engine: lengths from real conversations, random tokens."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from ...protocol.errors import ConfigurationError
 from ...protocol.unicode_forms import text_lines
 
-#: (prompt, output) tokens: a mix with the quartiles of public conversation traces, for machines without one.
+#: (prompt, output) tokens: lengths with the quartiles of public conversation traces, used without a trace file.
 _BUILT_IN = ((374, 44), (396, 109), (91, 16), (1036, 241), (23, 309), (928, 172), (257, 94), (1131, 8), (612, 212))
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
-    """One request: prompt token ids, and exactly how many tokens are to be generated."""
+    """One request: prompt token ids, and the exact number of tokens to generate."""
 
     prompt: list[int]
     output: int
@@ -24,7 +24,7 @@ class WorkloadRequest:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`count` requests to sample, lengths capped, from `trace` (CSV with ContextTokens and GeneratedTokens)."""
+    """`count` sampled requests with capped lengths, from `trace` (CSV with ContextTokens and GeneratedTokens)."""
 
     count: int = 256
     max_prompt: int = 512
@@ -34,7 +34,7 @@ class Workload:
 
 
 def draw(workload: Workload, vocab_size: int) -> list[WorkloadRequest]:
-    """The requests of a workload. Raises ConfigurationError for a trace that is none."""
+    """Draw the requests of a workload. Raises ConfigurationError if the trace cannot be used."""
     rng = random.Random(workload.seed)
     lengths = _lengths(workload.trace) if workload.trace else list(_BUILT_IN)
     return [
@@ -52,7 +52,7 @@ def _lengths(trace: Path) -> list[tuple[int, int]]:
             table = csv.DictReader(text_lines(file, trace, ConfigurationError))
             rows = [(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in table]
     except (OSError, KeyError, ValueError) as error:
-        raise ConfigurationError(f"{trace} is no trace with ContextTokens and GeneratedTokens: {error}") from error
+        raise ConfigurationError(f"{trace} is not a trace with ContextTokens and GeneratedTokens: {error}") from error
     if not rows:
-        raise ConfigurationError(f"{trace} holds no requests.")
+        raise ConfigurationError(f"{trace} holds no requests: choose another trace.")
     return rows

@@ -1,1 +1,1 @@
-"""From graded rows to thresholds that hold: curves, bounds, operating points, drift."""
+"""Calibration: from graded rows to guaranteed thresholds (curves, bounds, operating points, drift)."""

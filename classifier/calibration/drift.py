@@ -1,9 +1,9 @@
-"""Do the requests, and what becomes of them, still look like those of the calibration?
+"""Drift detection: whether requests and their outcomes still resemble the calibration.
 
-Two questions over a sliding window. Feature shift: are gate 1's P(gain)s drawn like the calibration's (two-sample
-Kolmogorov-Smirnov)? Calibration: does the cloud gain as often as gate 3 says, among answers that were graded, each
-weighted by one over its chance of being graded? Both thresholds are strict, since they are asked again and again: one
-false alarm of the first kind in about ten thousand independent windows, four standard errors for the second.
+Two tests over a sliding window. Feature shift: do gate 1's P(gain) values follow the calibration's distribution
+(two-sample Kolmogorov-Smirnov)? Calibration: among graded answers, weighted by the inverse of their probability of
+being graded, does the cloud gain as often as gate 3 predicts? Both thresholds are strict because the tests repeat: one
+false alarm in about ten thousand independent windows for the first, four standard errors for the second.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _ERRORS = 4.0
 
 
 def stricter(quality: float) -> float:
-    """The quality to go by after an alarm: half of what may be lost."""
+    """Return the quality to use after an alarm, which halves the allowed loss."""
     return 1.0 - (1.0 - quality) / 2
 
 
 def ks_distance(one: Floats, other: Floats) -> float:
-    """The Kolmogorov-Smirnov distance of two samples, (n,) and (m,)."""
+    """Return the Kolmogorov-Smirnov distance of two samples, (n,) and (m,)."""
     places = np.concatenate((one, other))
     shares = (np.searchsorted(np.sort(sample), places, side="right") / len(sample) for sample in (one, other))
     return float(np.abs(next(shares) - next(shares)).max())
 
 
 class DriftMonitor:
-    """Compares requests with `usual`, (n,) gate 1's P(gain) of requests like the calibration's. Thread-safe."""
+    """Monitor that compares requests with `usual`, (n,) gate 1's P(gain) on the calibration rows. Thread-safe."""
 
     def __init__(self, usual: Floats) -> None:
         self._usual = usual
@@ -47,14 +47,14 @@ class DriftMonitor:
 
     @property
     def alarm(self) -> str | None:
-        """The drift in a few words; None while there is none, or too few requests came to tell."""
+        """Short description of the drift; None without drift, or with too few requests to tell."""
         return self._alarm
 
     def has_calibration_of(self, other: DriftMonitor) -> bool:
         return np.array_equal(self._usual, other._usual)
 
     def report(self) -> DriftReport:
-        """The window as it is now."""
+        """Return the figures of the current window."""
         with self._lock:
             requests, labelled = np.array(self._requests), np.array(self._labelled).reshape(-1, 3)
             alarm = self._alarm
@@ -66,13 +66,13 @@ class DriftMonitor:
         return DriftReport(len(requests), distance, len(labelled), expected, gained, alarm)
 
     def observe(self, p_gain: float) -> None:
-        """Gate 1 has judged a question."""
+        """Record the score that gate 1 gave to a question."""
         with self._lock:
             self._requests.append(p_gain)
             self._update()
 
     def labelled(self, p_gain: float, gain: bool, propensity: float) -> None:
-        """An answer that gate 3 gave `p_gain` was graded; it had this chance of being so, above 0."""
+        """Record a graded answer with gate 3's `p_gain`. `propensity`: its probability of being graded, above 0."""
         with self._lock:
             self._labelled.append((p_gain, float(gain), 1.0 / propensity))
             self._update()
@@ -86,10 +86,10 @@ class DriftMonitor:
         if len(self._requests) < _LEAST:
             return None
         n, m = len(self._requests), len(self._usual)
-        found = ks_distance(np.array(self._requests), self._usual)
-        if found <= _CRITICAL * sqrt((n + m) / (n * m)):
+        distance = ks_distance(np.array(self._requests), self._usual)
+        if distance <= _CRITICAL * sqrt((n + m) / (n * m)):
             return None
-        return f"requests are unlike those of the calibration (distance {found:.2f})"
+        return f"requests are unlike those of the calibration (distance {distance:.2f})"
 
     def _miscalibrated(self) -> str | None:
         if len(self._labelled) < _LEAST:
@@ -97,7 +97,7 @@ class DriftMonitor:
         p_gain, gain, weight = np.array(self._labelled).T
         error = float(np.sqrt((weight**2 * np.maximum(p_gain * (1 - p_gain), 1e-3)).sum()))
         surplus = float((weight * (gain - p_gain)).sum())
-        if surplus <= _ERRORS * error:  # fewer gains than said cost money and no quality
+        if surplus <= _ERRORS * error:  # fewer gains than predicted cost money but no quality
             return None
         more = surplus / float(weight.sum())
         return f"the cloud gains more often than calibrated (by {more:.0%} of the graded answers)"

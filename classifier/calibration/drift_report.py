@@ -1,4 +1,4 @@
-"""The drift monitor's knowledge, for people."""
+"""Report of the drift monitor."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DriftReport:
-    """Figures of the newest requests."""
+    """Statistics of the newest requests."""
 
-    # How many gate 1 judged, of the newest 500.
+    # Number of requests judged by gate 1, of the newest 500.
     requests: int
-    # Kolmogorov-Smirnov distance of their P(gain) from the calibration's; None without requests.
+    # Kolmogorov-Smirnov distance between the requests' P(gain) and the calibration's; None without requests.
     distance: float | None
-    # How many answers were graded, of the newest 500.
+    # Number of graded answers, of the newest 500.
     graded: int
-    # The share of them that gate 3 expects the cloud to gain on; None without any.
+    # Share of graded answers on which gate 3 predicts a gain; None without graded answers.
     expected_gain: float | None
-    # The share that it did gain on.
+    # Share of graded answers on which the cloud did gain; None without graded answers.
     observed_gain: float | None
-    # The drift in a few words.
+    # Short description of the drift; None without drift.
     alarm: str | None

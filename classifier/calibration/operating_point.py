@@ -1,10 +1,10 @@
-"""From a target to the thresholds of a text policy, with a stated confidence or on average, on its calibration rows.
+"""Thresholds for a target, from calibration rows, guaranteed with a stated confidence or on average.
 
-Two quantities can be promised, each by the walk of `threshold_path.py`: the risk, which is the share of requests kept
-local although only the cloud was right, and the share of requests that escalate. Both are bounded after Clopper and
-Pearson, or on average by conformal risk control (Angelopoulos et al., 2022), which counts one row more as lost.
-`quality` q comes down to a risk of (1 - q) times the cloud's own score: what is not lost is kept.
-What requests cost is expected only: no answer is too long to be rare, and rows do not show what they do not hold.
+Two quantities can be promised, each by the walk of `threshold_path.py`. The risk is the share of requests kept local
+although only the cloud was right; the other is the share of requests that escalate. Both are bounded by
+Clopper-Pearson, or on average by conformal risk control (Angelopoulos et al., 2022), which counts one more row as lost.
+A `quality` q allows a risk of (1 - q) times the cloud's own score. A cost is only an expectation: rare long answers may
+be missing from the rows.
 """
 
 from __future__ import annotations
@@ -24,43 +24,43 @@ from .threshold_path import Path, Thresholds, escalated
 DELTA = 0.1
 _ENDLESS = 10**12
 _MOST_ROWS = 10**9
-# The part of delta that goes to the cloud's own score where a quality is asked for.
+# Part of delta spent on the bound of the cloud's own score, for a quality target.
 _DELTA_OF_SCORE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """Thresholds for a target, and what the calibration rows did under them."""
+    """Thresholds for a target, and their results on the calibration rows."""
 
     target: Target
-    # It holds with confidence 1 - delta or on average, as `target.promise` says. A cost is expected only.
+    # The target is missed with at most this probability, unless `target.promise` is "mean" or the target is a cost.
     delta: float
     thresholds: Thresholds
-    # The risk that is promised; None where the target is no quality.
+    # Promised risk; None unless the target is a quality.
     alpha: float | None
-    # Observed: the share of requests that stay local although only the cloud was right.
+    # Observed share of requests that stay local although only the cloud was right.
     risk: float
-    # Observed: the share of the cloud's score that is kept.
+    # Observed share of the cloud's score that is kept.
     quality: float
-    # Observed.
+    # Observed share of requests that escalate.
     cloud_share: float
-    # Observed: the cloud's score on the requests that escalate, which are the harder ones; None if none does.
+    # Observed score of the cloud on escalated requests, which are harder than average; None if none escalates.
     escalated_score: float | None
-    # Observed: the share that gate 1 sends up.
+    # Observed share of requests that gate 1 escalates.
     before_share: float
-    # Observed, in US dollars per 1,000 requests.
+    # Observed cost in US dollars per 1,000 requests.
     cost: float
 
 
 def operating_point(
     rows: CalibrationRows, target: Target, delta: float = DELTA, path: Path | None = None
 ) -> OperatingPoint:
-    """The best thresholds shown to keep `target`, with confidence 1 - `delta` or on average; for a cost, those that
-    keep it on rows like these, with a margin for what varies among them.
+    """Return the best thresholds shown to keep `target`, with confidence 1 - `delta` or on average. A cost target is
+    kept on rows like these, with a margin for their variance.
 
-    Best is the least cloud share for a quality, and the most cloud share for a limit on share or cost. Where nothing
-    can be shown, everything escalates for a quality and nothing for a limit: that keeps any of them. `path`: of the
-    rows, where it is known.
+    Best means the lowest cloud share for a quality, and the highest for a limit on share or cost. If no threshold can
+    be shown to hold, everything escalates for a quality, and nothing for a limit; both always hold. `path`: the path of
+    `rows`, if already computed.
     """
     alpha = _alpha(rows, target, delta) if target.name == "quality" else None
     path = path or Path.of(rows)
@@ -70,20 +70,20 @@ def operating_point(
 
 @dataclass(frozen=True, slots=True)
 class RowsNeeded:
-    """The calibration rows that bolder thresholds take."""
+    """Numbers of calibration rows that bolder thresholds need."""
 
-    # With which any request could stay local, if none is lost.
+    # Rows needed for any request to stay local, if no row is lost.
     at_least: int
-    # With which a share of `local` could, if `lost` of all requests are.
+    # Rows needed for the share `local` to stay local, if `lost` of all requests are lost.
     rows: int
-    # The share that stays under thresholds that lose half of what is allowed.
+    # Share that stays local under thresholds that lose half of the allowed risk.
     local: float
-    # The share of all requests that these lose.
+    # Share of all requests lost under these thresholds.
     lost: float
 
 
 def rows_needed(rows: CalibrationRows, target: Target, delta: float = DELTA) -> RowsNeeded | None:
-    """The number of rows to calibrate on that bolder thresholds would take; None where it is no matter of rows."""
+    """Return the calibration rows needed for bolder thresholds; None if more rows cannot help."""
     alpha = _alpha(rows, target, delta) if target.name == "quality" else 0.0
     if alpha <= 0:
         return None
@@ -100,26 +100,26 @@ def rows_needed(rows: CalibrationRows, target: Target, delta: float = DELTA) -> 
 
 
 def rows_to_promise(quality: float, cloud_score: float, delta: float = DELTA) -> int:
-    """The least number of calibration rows that can promise a quality below 1, if none of them is lost."""
+    """Return the least number of calibration rows that can promise a quality below 1, if no row is lost."""
 
     def promises(n: int) -> bool:
         alpha = (1.0 - quality) * mean_lower_bound(cloud_score, n, _DELTA_OF_SCORE * delta)
-        return n * log1p(-alpha) <= log((1.0 - _DELTA_OF_SCORE) * delta)  # as `max_losses` allows none
+        return n * log1p(-alpha) <= log((1.0 - _DELTA_OF_SCORE) * delta)  # where `max_losses` allows 0
 
     return bisect_left(range(_MOST_ROWS), True, lo=1, key=promises)
 
 
 def floor_of_risk(mu: float, alpha: float) -> float:
-    """The least share that any method must send up, if only the cloud is right on `mu` of the requests and at most
-    `alpha` of all may be lost: an oracle sends up gains only.
+    """Return the least share that any method must escalate if only the cloud is right on `mu` of the requests and at
+    most `alpha` of all requests may be lost. An oracle, which escalates only gains, reaches it.
     """
     return max(0.0, mu - alpha)
 
 
 def _alpha(rows: CalibrationRows, target: Target, delta: float) -> float:
-    """The risk that a quality allows: its share of the cloud's score, which is itself only known to a bound.
+    """Return the risk that a quality allows: a share of the cloud's score, of which only a bound is known.
 
-    On average no bound is due: what is lost and what may be lost are added up over the same rows.
+    On average no bound is needed: losses and allowed losses are summed over the same rows.
     """
     if target.promise == "mean":
         return (1.0 - target.value) * float(rows.cloud.mean())
@@ -127,15 +127,15 @@ def _alpha(rows: CalibrationRows, target: Target, delta: float) -> float:
 
 
 def _holds(path: Path, rows: CalibrationRows, target: Target, alpha: float | None, delta: float) -> Bools:
-    """(m,) at which steps of the path the target can be shown to hold."""
+    """Return the steps of the path, (m,) bool, at which the target can be shown to hold."""
     n, evidence, mean = len(rows.gain), rows.evidence, target.promise == "mean"
     if alpha is not None:
-        # What a row loses less what it may lose is at most 1, and only grows along the path.
+        # A row's loss minus its allowed loss is at most 1, and only grows along the path.
         most = alpha * evidence - 1.0 + 1e-9 if mean else max_losses(evidence, alpha, (1.0 - _DELTA_OF_SCORE) * delta)
         return path.sums(rows.gain) * evidence <= most * n
     if target.name == "cloud_share":
         most = max_losses_on_average(evidence, target.value) if mean else max_losses(evidence, target.value, delta)
-        # The bounds are for one threshold that is a row's own P(gain); each further one lets in about a row more.
+        # The bounds hold for one threshold that is a row's own P(gain); each further one may admit about one more row.
         most -= sum(gate is not None for gate in (rows.after, rows.during))
         return path.sums(np.zeros(n), 1.0) * evidence <= most * n
     dollars = rows.dollars(target)

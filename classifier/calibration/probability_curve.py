@@ -1,7 +1,7 @@
-"""From a raw score to an honest probability: a smoothed monotone curve, simple enough to write as three ONNX nodes.
+"""Calibration of raw scores to probabilities: a smooth monotone curve that fits into three ONNX nodes.
 
-Isotonic rates over equal-mass bins are drawn towards a Platt sigmoid by a few pseudo-rows. The sigmoid keeps the curve
-strictly rising, so calibration never merges two scores that the model tells apart between the outer knots.
+Isotonic rates over equal-mass bins are shrunk towards a Platt sigmoid by a few pseudo-rows. The sigmoid keeps the curve
+strictly rising, so that distinct scores between the outer knots stay distinct.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MIN_STEP = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ProbabilityCurve:
-    """`p = low + clip((score - starts) / widths, 0, 1) @ rises`: linear between knots, constant outside them."""
+    """A piecewise linear curve, constant outside its knots: `low + clip((score - starts) / widths, 0, 1) @ rises`."""
 
     low: float
     starts: Floats
@@ -33,7 +33,7 @@ class ProbabilityCurve:
 
 
 def fit_curve(scores: Floats, positive: Bools) -> ProbabilityCurve:
-    """The curve that maps `scores` of rows the model was not fitted on to the rate of `positive` among them."""
+    """Fit the curve from held-out `scores` to the rate of `positive` rows."""
     slope, offset = fit_platt(scores, positive)
     bins = int(np.clip(len(scores) // _MIN_ROWS_PER_BIN, 1, _BINS))
     order = np.argsort(scores, kind="stable")
@@ -44,7 +44,7 @@ def fit_curve(scores: Floats, positive: Bools) -> ProbabilityCurve:
     middles = np.array([scores[part].mean() for part in parts])
     kept = _spread(middles)
     middles, rates = middles[kept], rates[kept]
-    # The outer knots hold the whole range of scores seen, so that the most and least certain rows keep their order.
+    # The outer knots cover all observed scores, so that the most and least certain rows keep their order.
     x = np.concatenate(([scores.min() - _MIN_STEP], middles, [scores.max() + _MIN_STEP]))
     trust = counts.mean() / (counts.mean() + _PSEUDO_ROWS)
     y = trust * np.concatenate((rates[:1], rates, rates[-1:])) + (1 - trust) * _sigmoid(slope * x + offset)
@@ -52,14 +52,14 @@ def fit_curve(scores: Floats, positive: Bools) -> ProbabilityCurve:
 
 
 def fit_platt(scores: Floats, positive: Bools) -> tuple[float, float]:
-    """Slope and offset of the sigmoid with the least log loss, its targets smoothed as Platt does (2000).
+    """Fit the sigmoid with the least log loss, its targets smoothed as by Platt (2000); return slope and offset.
 
-    The slope is kept positive: a useless score gives an almost flat curve, never one that turns the order around.
+    The slope is kept positive: a useless score yields an almost flat curve, never a falling one.
     """
     n_positive, n = int(positive.sum()), len(positive)
     target = np.where(positive, (n_positive + 1) / (n_positive + 2), 1 / (n - n_positive + 2))
     centre, scale = float(scores.mean()), float(scores.std()) or 1.0
-    # Each row stands there twice, as a positive and as a negative of its target's weight.
+    # Each row appears twice, as a positive and a negative weighted by its smoothed target.
     standard, labels = np.tile((scores - centre) / scale, 2)[:, None], np.repeat((1, 0), n)
     logistic = load_module("sklearn.linear_model", "calibrate").LogisticRegression(C=1e6, solver="newton-cholesky")
     logistic.fit(standard, labels, sample_weight=np.concatenate((target, 1 - target)))
@@ -72,7 +72,7 @@ def _sigmoid(x: Floats) -> Floats:
 
 
 def _spread(x: Floats) -> list[int]:
-    """The knots to keep: none closer than `_MIN_STEP` to the one before, as steep segments magnify float32 rounding."""
+    """Return indices of knots at least `_MIN_STEP` apart: steep segments would magnify float32 rounding."""
     keep = [0]
     for i in range(1, len(x)):
         if x[i] - x[keep[-1]] >= _MIN_STEP:

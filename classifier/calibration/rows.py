@@ -1,4 +1,4 @@
-"""The rows that a policy was calibrated on, as numbers: what turns any target into thresholds when a router starts."""
+"""Numeric calibration rows of a policy, from which a router computes thresholds for any target at startup."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ..arrays import Bools, Floats
 from ..target import Target
 
 CALIBRATION_NAME = "calibration.npz"
-_MAX_BYTES = 2**28  # of all rows, once they are unpacked
-# What numpy and the zip archive raise for other bytes.
+_MAX_BYTES = 2**28  # unpacked size of all rows
+# Errors of numpy and the zip archive on malformed data.
 _UNREADABLE = (OSError, ValueError, TypeError, KeyError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationRows:
-    """n rows, to none of which a gate was fitted; (n,) float64 each."""
+    """n rows that no gate was fitted on; (n,) float64 each."""
 
-    # P(gain) by gate 1.
+    # P(gain) from gate 1.
     before: Floats
-    # P(gain) by gate 3, if there is one.
+    # P(gain) from gate 3, if there is one.
     after: Floats | None
     # Score of the local answer.
     local: Floats
@@ -37,14 +37,14 @@ class CalibrationRows:
     read: Floats
     # Tokens that the cloud writes.
     written: Floats
-    # P(gain) by gate 2, if there is one.
+    # P(gain) from gate 2, if there is one.
     during: Floats | None = None
-    # As how many rows they count where some ask the same; None: as many as there are.
+    # Number of independent rows if questions repeat; None: all rows are independent.
     prompts: int | None = None
 
     @property
     def evidence(self) -> int:
-        """For how many independent rows the bounds may take them."""
+        """Number of independent rows, for the bounds."""
         return len(self.local) if self.prompts is None else self.prompts
 
     @property
@@ -53,17 +53,17 @@ class CalibrationRows:
 
     @property
     def judged(self) -> Floats:
-        """P(gain) of the last gate that there is."""
+        """P(gain) from the last gate."""
         return self.before if self.after is None else self.after
 
     def dollars(self, target: Target) -> Floats:
-        """(n,) the cost of the cloud for each row: 0 where the target has no prices."""
+        """Return the cloud's cost of each row, (n,) in US dollars; 0 if the target has no prices."""
         read, written = target.prices or (0.0, 0.0)
         return (self.read * read + self.written * written) / 1e6
 
 
 def pack_calibration(rows: CalibrationRows) -> bytes:
-    """The bytes of `calibration.npz`; the same rows give the same bytes."""
+    """Return the bytes of `calibration.npz`; deterministic."""
     packed = io.BytesIO()
     arrays = {f.name: getattr(rows, f.name) for f in fields(rows) if getattr(rows, f.name) is not None}
     stored: dict[str, Any] = {name: np.asarray(array, np.float32) for name, array in arrays.items()}
@@ -72,7 +72,7 @@ def pack_calibration(rows: CalibrationRows) -> bytes:
 
 
 def unpack_calibration(path: Path, data: bytes) -> CalibrationRows:
-    """The rows that `pack_calibration` wrote; errors name `path`. Raises ConfigurationError."""
+    """Parse the output of `pack_calibration`. Raises ConfigurationError, naming `path`."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if sum(each.file_size for each in archive.infolist()) > _MAX_BYTES:
@@ -88,12 +88,12 @@ def unpack_calibration(path: Path, data: bytes) -> CalibrationRows:
             raise ValueError(f"{len(rows.local)} rows cannot count as {rows.evidence}")
         return rows
     except _UNREADABLE as error:
-        raise ConfigurationError(f"{path} holds no calibration rows ({error}): calibrate again.") from error
+        raise ConfigurationError(f"{path} holds no valid calibration rows ({error}): calibrate again.") from error
 
 
 def _check_shapes(arrays: list[Floats]) -> None:
-    """Raises ValueError where they are not one number a row each."""
+    """Raises ValueError unless the arrays are non-empty, one-dimensional, of equal length and finite."""
     if len({array.shape for array in arrays}) != 1 or arrays[0].ndim != 1 or not len(arrays[0]):
-        raise ValueError("its columns are not of one length")
+        raise ValueError("columns are empty or differ in length")
     if not all(np.isfinite(array).all() for array in arrays):
-        raise ValueError("it holds what is no number")
+        raise ValueError("columns hold NaN or infinity")

@@ -1,8 +1,8 @@
-"""Thresholds on P(gain), and the one walk from the safest of them to the boldest that can be shown to hold.
+"""Thresholds on P(gain), and the walk from the safest thresholds to the boldest that can be shown to hold.
 
-A path of thresholds is laid by P(gain) alone, never by the scores that test it, and what stayed local at one step stays
-at the next. The walk stops at the first step that cannot be shown to hold, so no correction for multiple tests is due
-(Angelopoulos et al., "Learn then Test", 2021). What is to hold is for those to say who walk.
+The path depends on P(gain) alone, never on the scores that test the thresholds, and a row that stays local at one step
+stays local at the next. The walk stops at the first step that cannot be shown to hold, so no correction for multiple
+tests is needed (Angelopoulos et al., "Learn then Test", 2021). Callers define the condition to test.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from numpy.typing import NDArray
 from ..arrays import Bools, Floats
 
 ALWAYS, NEVER = -1.0, 1.0
-# Gates 1 and 2 save local time but may be wrong: each may send up this share of all rows against gate 3's judgement.
+# Gates 1 and 2 save local time but may be wrong: each may escalate this share of all rows against gate 3's judgement.
 _EARLY_WASTE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Escalate where P(gain) is above the value; -1 escalates always."""
+    """Thresholds on P(gain); a request escalates if a gate's value is above its threshold (-1: always)."""
 
-    # Of gate 1, before generation.
+    # Threshold of gate 1, before generation.
     before: float
-    # Of gate 2, during it.
+    # Threshold of gate 2, during generation.
     during: float
-    # Of gate 3, after it.
+    # Threshold of gate 3, after generation.
     after: float
 
 
 class Judged(Protocol):
-    """P(gain) of rows by each gate that there is, (n,) float64 each, in [0, 1]."""
+    """P(gain) of rows by each available gate, (n,) float64 each, in [0, 1]."""
 
     @property
     def before(self) -> Floats: ...
@@ -45,7 +45,7 @@ class Judged(Protocol):
 
 
 def escalated(rows: Judged, thresholds: Thresholds) -> Bools:
-    """(n,) which rows go to the cloud."""
+    """Return which rows escalate, (n,)."""
     up = rows.before > thresholds.before
     if rows.during is not None:
         up = up | (rows.during > thresholds.during)
@@ -54,18 +54,18 @@ def escalated(rows: Judged, thresholds: Thresholds) -> Bools:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """m steps from where everything escalates to where nothing does."""
+    """Path of m steps from escalating everything to escalating nothing."""
 
     # (m,) rising thresholds of gates 1, 2 and 3.
     before: Floats
     during: Floats
     after: Floats
-    # (n,) the step from which on each row stays local.
+    # (n,) first step at which each row stays local.
     stays: NDArray[np.intp]
 
     @classmethod
     def of(cls, rows: Judged) -> Path:
-        """A step for each P(gain) of the last gate; there the gates before it send up as much as they may."""
+        """Build a path with a step for each P(gain) of the last gate; earlier gates escalate as much as allowed."""
         judged = rows.before if rows.after is None else rows.after
         after = np.concatenate(([ALWAYS], np.unique(judged), [NEVER]))
         before, during = after, np.full(len(after), NEVER)
@@ -79,14 +79,14 @@ class Path:
         return cls(before, during, after, stays)
 
     def sums(self, local: NDArray[Any], up: NDArray[Any] | float = 0.0) -> Floats:
-        """(m,) at each step the sum of `local` over the rows that stay, and of `up` over the others, (n,) each."""
+        """At each step, sum `local` over the rows that stay and `up` over the others, (n,) each; returns (m,)."""
         up = np.broadcast_to(np.asarray(up, np.float64), local.shape)
         gained = np.bincount(self.stays, local - up, len(self.after)).astype(np.float64)
         return np.cumsum(gained) + float(up.sum())
 
     def walk(self, holds: Bools, *, back: bool = False) -> Thresholds:
-        """The last step before the first that does not hold, (m,), from where everything escalates on; `back`: from
-        where nothing does. Where the walk begins nothing has to be shown.
+        """Return the last step before the first that does not hold, starting from escalating everything (`back`:
+        nothing). `holds`: (m,). The starting step always counts as holding.
         """
         steps = np.arange(len(holds))[:: -1 if back else 1]
         failing = np.flatnonzero(~holds[steps])
@@ -95,12 +95,12 @@ class Path:
 
 
 def _early(early: Floats, judged: Floats, levels: Floats) -> Floats:
-    """(m,) the lowest threshold under which an early gate sends up no more than it may of the rows that the last gate
-    keeps local at a level; at the last level none.
+    """For each level, (m,), return the lowest threshold at which an early gate escalates no more than its allowance of
+    the rows that the last gate keeps local; NEVER at the last level.
     """
     allowed = int(_EARLY_WASTE * len(early))
     order = np.argsort(judged)
-    highest: list[float] = []  # a heap of one more than are allowed
+    highest: list[float] = []  # heap of `allowed` + 1 entries
     lowest = [ALWAYS]
     for p_gain in early[order].tolist():
         if len(highest) > allowed:
@@ -108,6 +108,6 @@ def _early(early: Floats, judged: Floats, levels: Floats) -> Floats:
         else:
             heappush(highest, p_gain)
         lowest.append(highest[0] if len(highest) > allowed else ALWAYS)
-    found = np.array(lowest)[np.searchsorted(judged[order], levels, side="right")]
-    found[-1] = NEVER
-    return found
+    thresholds = np.array(lowest)[np.searchsorted(judged[order], levels, side="right")]
+    thresholds[-1] = NEVER
+    return thresholds

@@ -1,1 +1,1 @@
-"""The quality of a gate: ranking, calibration error, cost against quality."""
+"""Evaluation of a gate: ranking, calibration error, and cost against quality."""

@@ -1,4 +1,4 @@
-"""The cost-quality curve of a router and the figures read off it, by the protocol of RouteLLM (Ong et al., 2024).
+"""Cost-quality curves of a router and the figures derived from them, by the protocol of RouteLLM (Ong et al., 2024).
 
 Ten equal-mass bins of the score give eleven thresholds; each threshold gives a share of strong calls and an accuracy.
 APGR is the area between that curve and the weak model's accuracy, over the same area of the strong model's. CPT(x) is
@@ -18,11 +18,11 @@ _BINS = 10
 
 @dataclass(frozen=True, slots=True)
 class CostQualityCurve:
-    """k points by rising share of strong calls."""
+    """A curve of k points, by rising share of strong calls."""
 
-    # (k,) of strong calls, in [0, 1].
+    # (k,) share of strong calls, in [0, 1].
     share: Floats
-    # (k,) in [0, 1].
+    # (k,) accuracy, in [0, 1].
     accuracy: Floats
     # Accuracy of the weak tier.
     weak: float
@@ -31,25 +31,25 @@ class CostQualityCurve:
 
     @property
     def apgr(self) -> float:
-        """Average performance gap recovered; NaN where weak and strong are equally good."""
+        """Average performance gap recovered; NaN if weak and strong are equally good."""
         gap = (self.strong - self.weak) * (self.share[-1] - self.share[0])
         area = np.trapezoid(self.accuracy - self.weak, self.share)
         return float(area / gap) if gap else float("nan")
 
     def cpt(self, recovered: float) -> float:
-        """The share of strong calls that recovers `recovered` of the gap.
+        """Return the share of strong calls that recovers `recovered` of the gap.
 
-        Interpolated as RouteLLM does, by a bisection over the accuracies; where the curve falls back below the level
-        that may name a later crossing than the first.
+        Interpolated as in RouteLLM, by bisection over the accuracies. If the curve falls back below the level, the
+        result may be a later crossing than the first.
         """
         level = self.weak + recovered * (self.strong - self.weak)
         return float(np.interp(level, self.accuracy, self.share))
 
 
 def cost_quality(scores: Floats, weak: Floats, strong: Floats, bins: int = _BINS) -> CostQualityCurve:
-    """The protocol's curve of `scores` (higher: rather strong); all three (n,)."""
+    """Compute the protocol's curve. `scores`: higher for rows that need the strong tier; all arrays (n,)."""
     thresholds = np.quantile(scores, np.linspace(0.0, 1.0, bins + 1))
-    # The last threshold sends nothing up, the others what is at or above them.
+    # Each threshold sends up the rows at or above it, except the last one, which sends up none.
     chosen = [scores >= threshold for threshold in thresholds[:-1]] + [scores > thresholds[-1]]
     points = [(up.mean(), np.where(up, strong, weak).mean()) for up in reversed(chosen)]
     share, accuracy = np.array(points, np.float64).T
@@ -57,7 +57,7 @@ def cost_quality(scores: Floats, weak: Floats, strong: Floats, bins: int = _BINS
 
 
 def fine_curve(scores: Floats, weak: Floats, strong: Floats) -> CostQualityCurve:
-    """A point after every row, in falling order of score; of equal scores one point after the last."""
+    """Compute the curve with a point after every row, by falling score; rows of equal score share one point."""
     order = np.argsort(-scores, kind="stable")
     ordered = scores[order]
     ends = np.append(np.flatnonzero(ordered[:-1] != ordered[1:]) + 1, len(scores))
@@ -67,12 +67,12 @@ def fine_curve(scores: Floats, weak: Floats, strong: Floats) -> CostQualityCurve
 
 
 def oracle_scores(weak: Floats, strong: Floats) -> Floats:
-    """Scores that no router can beat: rows by what the strong tier gains, ties in the order of the rows."""
+    """Return scores that no router can beat: rows ranked by the strong tier's gain, ties in row order."""
     return ranks(strong - weak)
 
 
 def ranks(values: Floats) -> Floats:
-    """From 0, equal values in their order."""
-    found = np.empty(len(values))
-    found[np.argsort(values, kind="stable")] = np.arange(len(values))
-    return found
+    """Return the rank of each value, from 0; equal values keep their order."""
+    ranked = np.empty(len(values))
+    ranked[np.argsort(values, kind="stable")] = np.arange(len(values))
+    return ranked

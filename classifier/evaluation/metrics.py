@@ -1,4 +1,4 @@
-"""Measures of a probability: ranking (AUROC), calibration error, reliability, bootstrap intervals."""
+"""Metrics of predicted probabilities: ranking (AUROC), calibration error, reliability, bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ ECE_BINS = 15
 
 @dataclass(frozen=True, slots=True)
 class ReliabilityBin:
-    """Rows of similar predicted probability."""
+    """A group of rows with similar predicted probability."""
 
     count: int
-    # Mean prediction.
+    # Mean predicted probability.
     predicted: float
-    # Rate of positives.
+    # Share of positive rows.
     observed: float
 
 
 def auroc(scores: NDArray[Any], positive: Bools) -> float:
-    """The chance that a positive row scores above a negative one, ties counting half; NaN if a class is missing."""
+    """Return the chance that a positive row outscores a negative one, ties counting half; NaN if a class is missing."""
     if positive.all() or not positive.any():
         return float("nan")
     return float(load_module("sklearn.metrics", "calibrate").roc_auc_score(positive, scores))
 
 
 def reliability(probabilities: NDArray[Any], outcomes: NDArray[Any], bins: int = ECE_BINS) -> list[ReliabilityBin]:
-    """Equal-mass bins of the predicted probability (at most `bins`, none empty), lowest first."""
+    """Group rows into equal-mass bins of predicted probability (at most `bins`, no empty bin), lowest first."""
     p = np.asarray(probabilities, np.float64)
     y = np.asarray(outcomes, np.float64)
     order = np.argsort(p, kind="stable")
@@ -43,13 +43,13 @@ def reliability(probabilities: NDArray[Any], outcomes: NDArray[Any], bins: int =
 
 
 def ece(probabilities: NDArray[Any], outcomes: NDArray[Any], bins: int = ECE_BINS) -> float:
-    """Expected calibration error: mean |predicted - observed| over equal-mass bins, weighted by their size."""
+    """Return the expected calibration error: mean |predicted - observed| over equal-mass bins, weighted by size."""
     table = reliability(probabilities, outcomes, bins)
     return sum(b.count * abs(b.predicted - b.observed) for b in table) / max(1, sum(b.count for b in table))
 
 
 def ece_by_chance(probabilities: NDArray[Any], bins: int = ECE_BINS, *, draws: int = 200, seed: int = 0) -> float:
-    """The mean calibration error that these very probabilities would show if each of them were exactly true."""
+    """Return the mean calibration error that perfectly calibrated probabilities with these values would show."""
     p = np.asarray(probabilities, np.float64)
     rng = np.random.default_rng(seed)
     return float(np.mean([ece(p, rng.random(len(p)) < p, bins) for _ in range(draws)]))
@@ -58,7 +58,7 @@ def ece_by_chance(probabilities: NDArray[Any], bins: int = ECE_BINS, *, draws: i
 def bootstrap(
     statistic: Callable[[NDArray[np.int64]], float], n: int, *, draws: int = 400, level: float = 0.95, seed: int = 0
 ) -> tuple[float, float]:
-    """The percentile interval of `statistic(rows)` over `draws` resamples of `n` rows; undefined draws are left out."""
+    """Return the percentile interval of `statistic(rows)` over `draws` resamples of `n` rows, ignoring NaN."""
     rng = np.random.default_rng(seed)
     values = np.array([statistic(rng.integers(0, n, n)) for _ in range(draws)])
     values = values[np.isfinite(values)]

@@ -1,4 +1,4 @@
-"""Single token signals that need no training: what a trained gate is held against."""
+"""Single token signals that need no training: baselines for a trained gate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _of(values: Array, reduce: Callable[[Array], Any]) -> float:
     return float(reduce(values)) if len(values) else float("nan")
 
 
-# Each is turned so that higher means "more likely wrong".
+# Every signal is oriented so that higher means "more likely wrong".
 SINGLE_SIGNALS: dict[str, Callable[[RunView], float]] = {
     TOKEN_CONFIDENCE: lambda v: -_of(v.logprobs, np.mean),
     "sum_logprob": lambda v: -_of(v.logprobs, np.sum),
@@ -37,6 +37,6 @@ SINGLE_SIGNALS: dict[str, Callable[[RunView], float]] = {
 
 
 def single_signal(name: str, views: Sequence[RunView]) -> Floats:
-    """(n,) one entry of SINGLE_SIGNALS; what is missing or infinite counts as extreme."""
+    """Compute one entry of SINGLE_SIGNALS for each view, (n,); a missing signal counts as the most likely wrong."""
     values = np.array([SINGLE_SIGNALS[name](view) for view in views], np.float64)
     return np.nan_to_num(values, nan=1e9, posinf=1e9, neginf=-1e9)

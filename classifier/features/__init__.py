@@ -1,1 +1,1 @@
-"""The features that gates read: the question, the answer and its token signals, as numbers."""
+"""Numeric features for the gates, from the question, the answer and the answer's token signals."""

@@ -1,7 +1,7 @@
-"""The blocks of features that gates read: what each needs of a row, how wide it is, and how it is computed of a run.
+"""Blocks of features that the gates read: the row fields each block needs, its width, and how to compute it.
 
-A new block is an entry of `BLOCKS`, and its name in `GATE_BLOCKS`. A policy declares in its card which of them its
-gates read; training and inference compute them here.
+A new block needs an entry in `BLOCKS` and its name in `GATE_BLOCKS`. A policy's card declares which blocks its gates
+read; training and inference both compute the blocks here.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from .quantities import QUANTITY_NAMES
 from .token_signals import PROMPT_SIGNAL_NAMES, SIGNAL_NAMES, prompt_signals, signals
 from .wording import MEASURE_NAMES
 
-# Raise it with every change that alters any feature of any input: a policy refuses features it was not trained on.
+# Raise it with every change to any feature of any input: a policy refuses features it was not trained on.
 FEATURE_VERSION = 4
 
-# Before generation, while generating, and after it.
+# Time of the decision: before, during and after generation.
 Mode = Literal["prompt", "opening", "cascade"]
 BlockName = Literal[
     "wording",
@@ -49,7 +49,7 @@ _EMPTY = np.empty(0, np.float32)
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Findings of gate 3 in an answer; those of complete lines are made while the next are being written."""
+    """Findings of gate 3 in an answer; complete lines are read while the model writes the next ones."""
 
     parts: AnswerParts
     steps: FoundSteps
@@ -64,7 +64,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class ReadRun:
-    """A local run as blocks read it."""
+    """A local run with its question and answer parsed, as the blocks read it."""
 
     view: RunView
     question: ParsedQuestion
@@ -77,17 +77,17 @@ class ReadRun:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A few features of a run that are known together."""
+    """A group of features that are available together."""
 
-    # Fields of a row without which it cannot be computed.
+    # Fields that a row must have for the block to be computed.
     needs: tuple[str, ...]
-    # Number of features; None: as many as the local model's hidden states have.
+    # Number of features; None: the size of the local model's hidden state.
     width: int | None
-    # (width,) float32 of a run.
+    # Computes the features of a run, (width,) float32.
     compute: Callable[[ReadRun], Array]
 
     def known(self, row: GradedRow) -> bool:
-        """Whether it can be computed of a row."""
+        """Return whether the block can be computed for `row`."""
         return all(getattr(row, name) is not None for name in self.needs)
 
 
@@ -112,8 +112,8 @@ BLOCKS: dict[BlockName, Block] = {
     "prompt_hidden": Block(("states",), None, lambda run: _bounded(run.view.prompt_hidden)),
     "answer_hidden": Block(("states",), None, lambda run: _bounded(answer_hidden_of(run.view))),
 }
-# What each gate reads of what its rows have. The first two of the question are always there; the third of gate 2 and
-# gate 3 is what the gate is about: without it there is no such gate.
+# Blocks of each gate, used as far as its rows have them. The first two question blocks are always available. A gate 2
+# exists only with the block `opening`, and a gate 3 only with `checks`.
 GATE_BLOCKS: dict[Mode, tuple[BlockName, ...]] = {
     "prompt": ("wording", "quantities", "conversation"),
     "opening": ("wording", "quantities", "conversation", "opening", "prompt_signals", "prompt_hidden"),
@@ -125,29 +125,29 @@ GATE_BLOCKS: dict[Mode, tuple[BlockName, ...]] = {
 
 
 def blocks_of_all(rows: Sequence[GradedRow]) -> list[BlockName]:
-    """The blocks that can be computed of every row.
+    """Return the blocks that can be computed for every row.
 
-    Raises InvalidRequestError where some rows have one and others have not.
+    Raises InvalidRequestError if a block can be computed for only some of the rows.
     """
-    found: list[BlockName] = []
+    names: list[BlockName] = []
     for name, block in BLOCKS.items():
         known = sum(map(block.known, rows))
         if 0 < known < len(rows):
             raise InvalidRequestError(
-                f"{known} of {len(rows)} rows have what the block {name} needs: every row must have it, or none."
+                f"Only {known} of {len(rows)} rows have the data for the block {name}: add it to every row, or to none."
             )
         if known:
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def prompt_of(row: GradedRow) -> PromptView:
-    """The question of a row, and what it follows."""
+    """Return the question of a row with its earlier turns."""
     return PromptView.of(row.messages) if row.messages else PromptView(row.prompt)
 
 
 def view_of(row: GradedRow) -> RunView:
-    """The run behind a row; what the row does not have is empty."""
+    """Return the run of a row; fields that the row lacks are empty."""
     token_signals = row.signals or AnswerSignals(_EMPTY, _EMPTY, _EMPTY)
     states = row.states or ModelStates(_EMPTY, _EMPTY, _EMPTY, "")
     return RunView(
@@ -164,7 +164,7 @@ def view_of(row: GradedRow) -> RunView:
 
 
 def graded_run(view: RunView, weak: float, strong: float, domain: str, family: str = "") -> GradedRow:
-    """The row of a local run with both scores. What the cloud reads and writes is taken to be what it did itself."""
+    """Return a local run with both scores as a row. The cloud's token counts are assumed to equal the local model's."""
     token_signals = AnswerSignals(view.logprobs, view.entropies, view.margins)
     states = ModelStates(view.prompt_logprobs, view.prompt_hidden, answer_hidden_of(view), view.finish_reason)
     tokens = float(len(view.prompt_logprobs)), float(len(view.logprobs))
@@ -172,7 +172,7 @@ def graded_run(view: RunView, weak: float, strong: float, domain: str, family: s
 
 
 def answer_hidden_of(view: RunView) -> Array:
-    """Zeros for a run that has not finished."""
+    """Return the hidden state at the last generated token; zeros for an unfinished run."""
     return np.zeros_like(view.prompt_hidden) if view.answer_hidden is None else view.answer_hidden
 
 

@@ -1,4 +1,4 @@
-"""Inputs of the gates: a question before it is answered, and a local run while and after it answers."""
+"""Inputs of the gates: the question before generation, and the local run during and after generation."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 from ...protocol.requests import Message
 from ..arrays import Array
 
-# Of how many questions a policy remembers what it has read: those of requests whose answers are being written.
+# Number of questions whose parsed form a policy caches; covers the requests in flight.
 QUESTIONS_AT_ONCE = 64
-# User turns that are read before the last one; of each the end of the question and the beginning of the answer.
+# User turns read before the last one, and characters read of each: the question's end and the answer's beginning.
 EARLIER_TURNS = 2
 _QUESTION_CHARS, _ANSWER_CHARS = 2_000, 400
 
 
 class Signals(Protocol):
-    """A local engine's report of one token, in nats."""
+    """One token's signals from a local engine, in nats."""
 
     @property
     def logprob(self) -> float: ...
@@ -31,7 +31,7 @@ class Signals(Protocol):
 
 
 class Run(Protocol):
-    """A run of a local engine, finished or not; None where the engine cannot tell."""
+    """A local engine's run, finished or not; None for values that the engine cannot report."""
 
     @property
     def text(self) -> str: ...
@@ -46,7 +46,7 @@ class Run(Protocol):
 
 
 class EarlierTurn(NamedTuple):
-    """An earlier question, and how the answer to it began."""
+    """An earlier question and the beginning of its answer."""
 
     question: str
     answer: str
@@ -54,18 +54,18 @@ class EarlierTurn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptView:
-    """The question, which is the last user turn, and a bounded part of the turns before it.
+    """The question (the last user turn) and a bounded part of the turns before it.
 
-    The gates read nothing else, so that a long system prompt or an agent's harness cannot drown it.
+    The gates read nothing else, so that a long system prompt or agent harness cannot drown the question.
     """
 
     text: str
-    # The latest last.
+    # Earlier turns, oldest first.
     earlier: tuple[EarlierTurn, ...] = ()
 
     @classmethod
     def of(cls, messages: Sequence[Message]) -> PromptView:
-        """The view of a conversation. Without a user turn the last message stands in; no message: empty text."""
+        """Return the view of a conversation: its last user turn, else its last message, else empty text."""
         user_turns = [at for at, message in enumerate(messages) if message.role == "user"]
         if not user_turns:
             return cls(messages[-1].text if messages else "")
@@ -75,40 +75,40 @@ class PromptView:
 
     @property
     def key(self) -> str:
-        """The key by which it is cached: the text, if nothing is before it."""
+        """The cache key: the question, followed by the earlier turns if there are any."""
         return "\0".join((self.text, *chain.from_iterable(self.earlier)))
 
 
 def _earlier_turn(messages: Sequence[Message]) -> EarlierTurn:
-    """Of a user's message and what follows it."""
+    """Return the turn that starts with a user's message: the end of the question, and the beginning of the answer."""
     answer = next((message.text for message in messages if message.role == "assistant" and message.text), "")
     return EarlierTurn(messages[0].text[-_QUESTION_CHARS:], answer[:_ANSWER_CHARS])
 
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """One local run of n generated and m prompt tokens, finished or not. Arrays are float32, in nats."""
+    """One local run with n generated and m prompt tokens, finished or not. Arrays are float32, in nats."""
 
     prompt: PromptView
     answer: str
     # (n,) log-probability of each generated token.
     logprobs: Array
-    # (n,) entropy of its distribution.
+    # (n,) entropy of the distribution of each generated token.
     entropies: Array
-    # (n,) its log-probability less that of the runner-up.
+    # (n,) log-probability of each generated token minus that of the runner-up.
     margins: Array
     # (m,) log-probability of each prompt token.
     prompt_logprobs: Array
-    # (hidden size,) at the last token of the prompt.
+    # (hidden size,) hidden state at the last prompt token.
     prompt_hidden: Array
-    # (hidden size,) at the last generated token; None while the run has not finished.
+    # (hidden size,) hidden state at the last generated token; None while the run is unfinished.
     answer_hidden: Array | None
-    # "stop", "length" or "" (still running).
+    # "stop", "length", or "" while the run is unfinished.
     finish_reason: str
 
     @classmethod
     def of(cls, messages: Sequence[Message], run: Run, signals: Sequence[Signals]) -> RunView:
-        """The view of a local engine's run that answers `messages`."""
+        """Return the view of a local engine's run for `messages`."""
         columns = np.array([(s.logprob, s.entropy, s.margin) for s in signals], np.float32).reshape(-1, 3)
         nothing = np.empty(0, np.float32)
         return cls(

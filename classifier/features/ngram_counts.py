@@ -1,4 +1,4 @@
-"""Counts of a normalised text: words, numbers, characters and hashed n-grams, in some fifty numpy calls."""
+"""Counts over a normalised text: words, numbers, characters and hashed n-grams, in about fifty numpy calls."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _Hashes = NDArray[np.uint32]
 _Integers = NDArray[np.int64]
 
 _LONG_WORD = 8
-_STRETCH = 4  # characters
-_BEYOND = 128  # stands for all code points outside ASCII
+_STRETCH = 4  # characters in a character n-gram
+_BEYOND = 128  # index for all code points outside ASCII
 
-# What a character is: 0 nothing that counts, 1 part of a word, 2 a digit. The last entry stands for all beyond ASCII.
+# Class of each character: 0 other, 1 letter, 2 digit. The last entry stands for all characters outside ASCII.
 _CLASS = np.array([2 if chr(c).isdigit() else int(chr(c).isalpha()) for c in range(_BEYOND)] + [1], np.uint8)
 _CLASS.setflags(write=False)
-# As many as a power of two, which makes the remainder cheap.
+# The length is a power of two, so that the remainder is one bit operation.
 _POWERS = np.cumprod(np.full(64, 0x01000193, np.uint64)).astype(np.uint32)
 _POWERS.setflags(write=False)
-# 1 + log(n), and 0 for none; what is there more often than this counts as this often.
+# 1 + log(n), and 0 for n = 0; larger counts are clipped to the last entry.
 _DAMPED = np.concatenate(([0.0], 1.0 + np.log(np.arange(1, 1024)))).astype(np.float32)
 _DAMPED.setflags(write=False)
 _BLANK = np.array([32], np.uint32)
@@ -33,35 +33,35 @@ _BLANK.setflags(write=False)
 
 @dataclass(frozen=True, slots=True)
 class TextCounts:
-    """The counts of one normalised text."""
+    """Counts over one normalised text."""
 
-    # (129,) how often each ASCII character occurs; the last entry counts all others.
+    # (129,) occurrences of each ASCII character; the last entry counts all other characters.
     characters: _Integers
-    # (cues,) how often each cue word occurs.
+    # (cues,) occurrences of each cue word.
     cues: _Integers
-    # (COUNTS,) float32, 1 + log(n) of the n-grams in a bucket: words and word pairs in the first half, runs of four
-    # characters in the second. Digits read 0 there, so that n-grams carry the phrasing and not the numbers.
+    # (COUNTS,) float32, 1 + log(n) of the n-grams in each bucket: words and word pairs in the first half, runs of four
+    # characters in the second. All digits are read as 0, so that n-grams carry the phrasing and not the numbers.
     ngrams: Array
-    # Words, their letters, the longest word, words of more than eight letters, distinct words.
+    # Number of words, letters in them, longest word, words of more than eight letters, distinct words.
     words: int
     word_letters: int
     longest_word: int
     long_words: int
     distinct_words: int
-    # Numbers, their digits, the longest number.
+    # Number of numbers, digits in them, longest number.
     numbers: int
     digits: int
     longest_number: int
 
 
 def count_text(text: str, cues: NDArray[np.uint32]) -> TextCounts:
-    """`cues`: (n,) sorted hashes of the cue words, by `hash_of`."""
+    """Count `text`. `cues`: (n,) sorted hashes of the cue words, from `hash_of`."""
     codes = _code_points(text)
     places = np.minimum(codes, np.uint32(_BEYOND))
     classes = _CLASS.take(places)
     unnumbered = np.where(classes == 2, np.uint32(ord("0")), codes)
-    hashes, lengths, found = _tokens(unnumbered, classes)
-    ordered, words, numbers = np.sort(hashes[found == 1]), lengths[found == 1], lengths[found == 2]
+    hashes, lengths, kinds = _tokens(unnumbered, classes)
+    ordered, words, numbers = np.sort(hashes[kinds == 1]), lengths[kinds == 1], lengths[kinds == 2]
     pairs = hashes[:-1] * np.uint32(0x9E3779B1) + hashes[1:]
     padded = np.concatenate((_BLANK, unnumbered, _BLANK))
     return TextCounts(
@@ -80,21 +80,21 @@ def count_text(text: str, cues: NDArray[np.uint32]) -> TextCounts:
 
 
 def hash_of(word: str) -> int:
-    """Of a word of letters."""
+    """Return the hash of a word that consists of letters."""
     return int(_tokens(_code_points(word), np.ones(len(word), np.uint8))[0][0])
 
 
 def _tokens(codes: _Hashes, classes: NDArray[np.uint8]) -> tuple[_Hashes, _Integers, NDArray[np.uint8]]:
-    """The words (class 1) and numbers (class 2) of a text in order: hash, length and class of each."""
+    """Return the hash, length and class of each word (class 1) and number (class 2), in text order."""
     if not len(codes):
         return codes, np.empty(0, np.int64), classes
     bounds = np.concatenate(((0,), np.flatnonzero(classes[1:] != classes[:-1]) + 1, (len(codes),)))
     starts, lengths = bounds[:-1], bounds[1:] - bounds[:-1]
     place = np.arange(len(codes)) - np.repeat(starts, lengths)
     terms = (codes + np.uint32(1)) * _POWERS.take(place & (len(_POWERS) - 1))
-    found = classes[starts]
-    kept = found > 0
-    return np.add.reduceat(terms, starts, dtype=np.uint32)[kept], lengths[kept], found[kept]
+    kinds = classes[starts]
+    kept = kinds > 0
+    return np.add.reduceat(terms, starts, dtype=np.uint32)[kept], lengths[kept], kinds[kept]
 
 
 def _code_points(text: str) -> _Hashes:
@@ -102,7 +102,7 @@ def _code_points(text: str) -> _Hashes:
 
 
 def _stretches(codes: _Hashes) -> _Hashes:
-    """A hash of every few code points in a row."""
+    """Return a hash of every run of `_STRETCH` code points."""
     rolling = codes
     for order in range(1, _STRETCH):
         rolling = rolling[:-1] * np.uint32(0x01000193) + codes[order:]
@@ -110,7 +110,7 @@ def _stretches(codes: _Hashes) -> _Hashes:
 
 
 def _mixed(hashes: _Hashes) -> _Hashes:
-    """Every bit of a hash made to depend on every other (the finaliser of MurmurHash3)."""
+    """Mix the bits of each hash, so that every bit depends on every other (the finaliser of MurmurHash3)."""
     spread = hashes ^ (hashes >> np.uint32(16))
     spread *= np.uint32(0x85EBCA6B)
     spread ^= spread >> np.uint32(13)

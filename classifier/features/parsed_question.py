@@ -1,7 +1,7 @@
-"""A question as all gates read it, each part once: normalised, found inside its prompt, counted, its facts listed.
+"""A question parsed once for all gates: normalised, extracted from its prompt, counted, and its facts listed.
 
-"And why?" is judged by the question that it follows. The wording of the last turns joins the question's n-grams at a
-lower weight, and a block of measures says how the question stands to them: zeros where it follows nothing.
+A follow-up such as "And why?" is judged with the question before it. The wording of the last turns joins the question's
+n-grams at a lower weight, and a block of measures relates the question to them (zeros without earlier turns).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from .quantities import quantities
 from .question import normalized_prompt, question_of
 from .wording import COUNTS, MEASURE_NAMES, wording
 
-_QUESTION, _ANSWER = 0.5, 0.25  # weight of the wording, where the question's own is one
+_QUESTION, _ANSWER = 0.5, 0.25  # weights of earlier questions and answers in the n-grams; the question itself has 1
 
 
 @dataclass(frozen=True)
 class EarlierConversation:
-    """The turns before a question, normalised: what was asked and what the answers began with, the latest last."""
+    """Normalised earlier turns: the questions and the beginnings of the answers, oldest first."""
 
     questions: tuple[str, ...]
     answers: tuple[str, ...]
-    # Of what was asked, as `wording` has them.
+    # Measures of the wording of the questions, from `wording`.
     measures: Array
-    # Of all turns by their weights; `wording` counts of the same form.
+    # N-gram counts of all turns, weighted, in the form of `wording`.
     counts: Array
 
     @classmethod
@@ -51,7 +51,7 @@ class EarlierConversation:
 
 
 def conversation_measures(question: str, counts: Array, before: EarlierConversation | None) -> Array:
-    """(len(CONVERSATION_NAMES),) float32 of a normalised question, the counts of its wording, and what it follows."""
+    """Relate a normalised question and its n-gram counts to the turns before it: (len(CONVERSATION_NAMES),) float32."""
     if before is None:
         return np.zeros(len(CONVERSATION_NAMES), np.float32)
     relation = np.array([*_relation(question, counts, before).values()], np.float32)
@@ -82,7 +82,7 @@ CONVERSATION_NAMES = (*_NAMES, *(f"earlier_{name}" for name in MEASURE_NAMES))
 
 
 def repeated_question(prompt: PromptView) -> str:
-    """The text that all prompts of one question share: no gate tells them apart."""
+    """Return a text that is equal for all prompts that ask the same question: no gate tells them apart."""
     return "\0".join((_question(prompt.text), *map(normalized_prompt, chain.from_iterable(prompt.earlier))))
 
 
@@ -94,18 +94,18 @@ def _question(prompt: str) -> str:
 
 @dataclass(frozen=True)
 class ParsedQuestion:
-    """The normalised question inside a prompt, and its wording: measures and counts. No gate reads anything else of it.
+    """The normalised question in a prompt, with the measures and n-gram counts of its wording.
 
-    What else a gate wants is found when it is first asked for, which may be while the answer is being written.
+    The properties are computed on first use, which may be while the local model writes the answer.
     """
 
     text: str
     measures: Array
-    # Of its wording, and at a lower weight that of the turns before it.
+    # N-gram counts of the question, joined at a lower weight by those of the earlier turns.
     counts: Array
-    # As `conversation_measures`.
+    # Measures from `conversation_measures`.
     conversation: Array
-    # What an answer may refer to: the turns before it, and the question.
+    # Text that an answer may refer to: the earlier turns and the question.
     context: str
 
     @classmethod
@@ -120,15 +120,14 @@ class ParsedQuestion:
 
     @cached_property
     def mentioned(self) -> Mentioned:
-        """The words, numbers and letters that an answer is held against."""
+        """The words, numbers and letters to compare an answer with."""
         return Mentioned.of(self.context)
 
     @cached_property
     def given(self) -> Given:
-        """The facts that an answer's steps may start from."""
         return Given.of(self.context)
 
     @cached_property
     def quantities(self) -> Array:
-        """As `quantities.quantities`."""
+        """The measures of `quantities.quantities`."""
         return quantities(self.text)

@@ -1,4 +1,4 @@
-"""The quantities of a question: how large its numbers are, and how long what it lists, quotes and repeats."""
+"""Quantities in a question: the size of its numbers, and the lengths of its lists, quotes and repetitions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..arrays import Array
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 _QUOTE = re.compile(r"[\"“”]")
-_LARGEST = 300.0  # digits: a float holds hardly more
+_LARGEST = 300.0  # digits; close to the largest float
 
 
 def quantities(text: str) -> Array:
-    """(len(QUANTITY_NAMES),) float32 of a normalised text."""
+    """Measure a normalised text: (len(QUANTITY_NAMES),) float32."""
     return np.array([*_measures(text).values()], np.float32)
 
 
@@ -39,7 +39,7 @@ def _measures(text: str) -> dict[str, float]:
 
 
 def _longest_repeat(text: str) -> int:
-    """The length of the longest run of one character; 1 of a text without any."""
+    """Return the length of the longest run of one character; 1 for an empty text."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
     ends = np.flatnonzero(codes[1:] != codes[:-1])
     if not len(ends):

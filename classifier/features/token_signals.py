@@ -1,6 +1,6 @@
-"""Features of how a run went: its token signals, and how surprising the local model found the question.
+"""Features of a run's token signals, and of the local model's surprise at the question.
 
-Every series is turned so that higher means more certain, clipped to a fixed range, summarised by the same statistics.
+Each series is oriented (higher means more certain), clipped to a fixed range, and summarised by the same statistics.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CUTOFFS: dict[str, tuple[float, ...]] = {
 }
 _PROMPT_CUTOFFS = (-2.0, -5.0, -8.0)
 _PROMPT_TAIL = 6
-# Of log-probabilities, entropies and margins, a row each: the limits, and what stands for not-a-number.
+# One row each for log-probabilities, entropies and margins: the limits, and the replacement for not-a-number.
 _LOWEST, _HIGHEST = np.array([[-30.0], [0.0], [0.0]]), np.array([[0.0], [15.0], [30.0]])
 _UNKNOWN = np.array([[-30.0], [15.0], [0.0]])
 _ROW_OF_CUTOFF = np.array([row for row, name in enumerate(_SERIES) for _ in _CUTOFFS[name]])
@@ -34,12 +34,12 @@ for _table in (_LOWEST, _HIGHEST, _UNKNOWN, _ROW_OF_CUTOFF, _ALL_CUTOFFS, _ALL_P
 
 
 def signals(view: RunView, first: int | None = None) -> Array:
-    """(len(SIGNAL_NAMES),) float32 over the generated tokens, or over the `first` of them only.
+    """Summarise the signals of the generated tokens, or of the `first` ones only: (len(SIGNAL_NAMES),) float32.
 
     Raises ValueError if the three signal arrays differ in length.
     """
     if not len(view.logprobs) == len(view.entropies) == len(view.margins):
-        raise ValueError("logprobs, entropies and margins must have one entry per token each")
+        raise ValueError("logprobs, entropies and margins must have one entry per token")
     raw = np.array((view.logprobs[:first], view.entropies[:first], view.margins[:first]), np.float64)
     series = _clean(raw, _LOWEST, _HIGHEST, _UNKNOWN)
     series[1] = -series[1]
@@ -50,8 +50,8 @@ def signals(view: RunView, first: int | None = None) -> Array:
 
 
 def prompt_signals(logprobs: Array) -> Array:
-    """(len(PROMPT_SIGNAL_NAMES),) float32, of those of the prompt's tokens: a phrasing the local model rarely saw shows
-    as low ones.
+    """Summarise the log-probabilities of the prompt's tokens: (len(PROMPT_SIGNAL_NAMES),) float32. A phrasing that the
+    local model rarely saw has low ones.
     """
     raw = np.asarray(logprobs, np.float64)[None]
     series = _clean(raw, _LOWEST[:1], _HIGHEST[:1], _UNKNOWN[:1])
@@ -64,12 +64,12 @@ def prompt_signals(logprobs: Array) -> Array:
 
 
 def _clean(values: Series, lowest: Series, highest: Series, unknown: Series) -> Series:
-    """(rows, n) `values` within their rows' limits, (rows, 1) each; not-a-number counts as `unknown`."""
+    """Clip each row of `values`, (rows, n), to its limits, (rows, 1); not-a-number becomes `unknown`."""
     return np.minimum(np.maximum(np.where(np.isnan(values), unknown, values), lowest), highest)
 
 
 def _statistics(series: Series) -> Series:
-    """(rows, len(_STATISTICS)) summaries of (rows, n) series; zeros where n is 0."""
+    """Return summaries of (rows, n) series, (rows, len(_STATISTICS)); zeros where n is 0."""
     rows, n = series.shape
     if n == 0:
         return np.zeros((rows, len(_STATISTICS)))
@@ -77,7 +77,7 @@ def _statistics(series: Series) -> Series:
 
 
 def _summaries(series: Series) -> dict[str, Series]:
-    """(rows,) of each name."""
+    """Return each statistic by name, (rows,)."""
     rows, n = series.shape
     window = min(_WINDOW, n)
     ordered = np.sort(series, axis=1)

@@ -1,7 +1,7 @@
-"""The wording of a question as numbers, for policies trained on graded text: cheap measures and hashed n-gram counts.
+"""Numeric features of a question's wording, for policies trained on graded text: cheap measures and hashed n-grams.
 
-One function serves training and inference. It reads a normalised prompt, so that neither case nor blanks can change a
-decision; a typo changes a few n-grams of hundreds.
+Training and inference share one function. It reads a normalised prompt, so that case and blanks cannot change a
+decision; a typo changes only a few of hundreds of n-grams.
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ _CUE_HASHES.setflags(write=False)
 
 
 def wording(text: str) -> tuple[Array, Array]:
-    """Measures (len(MEASURE_NAMES),) and n-gram counts (COUNTS,) of a normalised text, float32: see `TextCounts`."""
+    """Return the measures, (len(MEASURE_NAMES),), and n-gram counts, (COUNTS,), of a normalised text; float32."""
     counts = count_text(text, _CUE_HASHES)
     return np.concatenate((_sizes(text, counts), _options(text))), counts.ngrams
 
 
 def _sizes(text: str, counts: TextCounts) -> Array:
-    """Lengths, numbers, marks and cue words."""
     logged = np.log1p(np.concatenate((counts.characters[_MARK_CODES], counts.cues)))
     return np.concatenate(([*_lengths(text, counts).values()], logged)).astype(np.float32)
 
@@ -68,13 +67,13 @@ def _lengths(text: str, counts: TextCounts) -> dict[str, float]:
 
 
 def _options(text: str) -> Array:
-    """Measures of a multiple choice, if the question is one: of its stem and its options."""
+    """Return measures of the stem and the options of a multiple-choice question; zeros for other questions."""
     lines = text.split("\n")
-    found = {at: option[1] for at, line in enumerate(lines) if (option := _OPTION.fullmatch(line))}
-    if len(found) < 2:
+    options = {at: option[1] for at, line in enumerate(lines) if (option := _OPTION.fullmatch(line))}
+    if len(options) < 2:
         return np.zeros(len(_OPTION_NAMES), np.float32)
-    stem = "\n".join(lines[: next(iter(found))]).rstrip()
-    return np.array([*_choice(stem, list(found.values())[:_MAX_OPTIONS]).values()], np.float32)
+    stem = "\n".join(lines[: next(iter(options))]).rstrip()
+    return np.array([*_choice(stem, list(options.values())[:_MAX_OPTIONS]).values()], np.float32)
 
 
 def _choice(stem: str, options: list[str]) -> dict[str, float]:

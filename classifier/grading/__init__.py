@@ -1,1 +1,1 @@
-"""Grades of both tiers' answers: graded files, agreement of answers, a judge."""
+"""Grading of both tiers' answers: graded files, agreement of answers, a judge."""

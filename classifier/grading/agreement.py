@@ -1,15 +1,15 @@
-"""Grades two answers to one question against each other, where nobody knows the right one.
+"""Grading of two answers to one question without a reference answer.
 
-The cloud's answer stands for the truth unless it is none (empty, cut off, a refusal). The local answer counts as good
-if it says the same: the same JSON, the same final number, the same few words, or in longer answers mostly the same
-words; of answers that call tools, the same functions with the same arguments. Signs and operators count, and a negation
-in the clause that says it (of answers of a sentence or two: anywhere) must stand in both.
+The cloud's answer counts as right unless it is empty, cut off or a refusal. The local answer counts as right if it says
+the same: the same JSON, the same final number, the same few words, or in longer answers mostly the same words; for tool
+calls, the same functions with the same arguments. Signs and operators count. A negation must occur in both, in the
+matching clause (in answers of a sentence or two: anywhere).
 
-What is right in other words, or wrong in both, is graded wrongly: this is the price of having no reference. Nor are
-units looked at (5 km, 5 miles; a letter behind a number counts as one), the words around a number (5 May, 5 June), all
-but the last of several numbers in prose (2 hours and 30 minutes), factorials, which brackets an interval has, numbers
-in words, a choice that stays open ("A or B"), in long answers who does what to whom and negations, and such as are a
-part of a word ("impossible") or of a language that is not listed.
+Answers that are right in other words, or wrong in both, are graded incorrectly: the price of having no reference. Not
+compared are: units (5 km, 5 miles; a letter after a number counts as one), words around a number (5 May, 5 June), all
+but the last of several numbers in prose (2 hours and 30 minutes), factorials, the kind of brackets of an interval,
+numbers in words, undecided answers ("A or B"), and in long answers who does what to whom and negations. Negations
+inside words ("impossible") or in unlisted languages are not recognised.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from .normalization import NormalizedAnswer
 GRADING = (
     "agreement: the cloud's answer counts as right unless it is empty, cut off or a refusal; the local one if it agrees"
 )
-_SHORT, _BRIEF = 12, 30  # words: an answer that may stand inside another, and one of a sentence or two
+_SHORT, _BRIEF = 12, 30  # words: an answer that may be contained in another, and an answer of a sentence or two
 _OVERLAP = 0.6
 
 
 @dataclass(frozen=True, slots=True)
 class ComparableAnswer:
-    """One tier's answer."""
+    """One tier's answer, ready to compare."""
 
     text: str
-    # As on the wire.
+    # Finish reason as on the wire.
     finish_reason: str = "stop"
-    # Name and arguments of each tool call, as they were written.
+    # Name and arguments of each tool call, as written by the model.
     calls: tuple[tuple[str, str], ...] = ()
 
     @property
     def stands(self) -> bool:
-        """Whether it is an answer at all."""
+        """Return whether the answer is usable: not empty, cut off or a refusal."""
         has_text = bool(self.text.strip()) and REFUSAL.search(self.text) is None
         return (has_text or bool(self.calls)) and self.finish_reason != "length"
 
 
 def grades(local: ComparableAnswer, cloud: ComparableAnswer) -> tuple[float, float]:
-    """The scores of the local and of the cloud's answer, 0 or 1 each."""
+    """Return the scores of the local and the cloud's answer, 0 or 1 each."""
     if not cloud.stands:
         return float(local.stands), 0.0
     if local.calls or cloud.calls:
@@ -58,7 +58,7 @@ def grades(local: ComparableAnswer, cloud: ComparableAnswer) -> tuple[float, flo
 
 
 def is_free_text(local: ComparableAnswer, cloud: ComparableAnswer) -> bool:
-    """Whether both say something in more than a few words, so that agreement could only count shared words."""
+    """Return whether both answers have more than a few words, so that agreement could only count shared words."""
     if local.calls or cloud.calls or not (local.stands and cloud.stands):
         return False
     if None not in (_json(local.text), _json(cloud.text)):
@@ -67,7 +67,7 @@ def is_free_text(local: ComparableAnswer, cloud: ComparableAnswer) -> bool:
 
 
 def contradict(one: str, other: str) -> bool:
-    """Whether two texts end in different numbers, or one of a sentence or two holds a negation and the other none."""
+    """Return whether two texts end in different numbers, or, if either is short, exactly one has a negation."""
     both = NormalizedAnswer.of(one), NormalizedAnswer.of(other)
     first, second = both[0].result, both[1].result
     if first is not None and second is not None and not first.same(second):
@@ -76,7 +76,7 @@ def contradict(one: str, other: str) -> bool:
 
 
 def agree(one: str, other: str) -> bool:
-    """Whether two answers say the same. Symmetric."""
+    """Return whether two answers say the same. Symmetric."""
     structured = _json(one), _json(other)
     if None not in structured:
         return structured[0] == structured[1]
@@ -96,7 +96,7 @@ def agree(one: str, other: str) -> bool:
 
 
 def _same_calls(one: Sequence[tuple[str, str]], other: Sequence[tuple[str, str]]) -> bool:
-    """Whether both call the same, in any order."""
+    """Return whether both make the same calls, in any order."""
     left = [(name, _arguments(text)) for name, text in other]
     for name, text in one:
         if (call := (name, _arguments(text))) not in left:
@@ -106,7 +106,7 @@ def _same_calls(one: Sequence[tuple[str, str]], other: Sequence[tuple[str, str]]
 
 
 def _arguments(text: str) -> Any:
-    """Parsed, if they are JSON."""
+    """Parse the arguments if they are JSON, else return the text."""
     try:
         return _parsed(text or "{}")
     except (ValueError, RecursionError):
@@ -123,12 +123,12 @@ def _json(text: str) -> Any:
 
 
 def _parsed(text: str) -> Any:
-    """To Python true is 1, so that each number is wrapped."""
+    """Parse JSON with each number wrapped, because Python treats True and 1 as equal."""
     return json.loads(text, parse_int=_wrapped, parse_float=_wrapped)
 
 
 def _wrapped(number: str) -> tuple[Decimal | str]:
     try:
         return (Decimal(number),)
-    except InvalidOperation:  # its exponent is beyond all bounds
+    except InvalidOperation:  # the exponent is out of range
         return (number,)

@@ -1,8 +1,8 @@
-"""Reads graded prompts: what both tiers scored on each, from a CSV or JSON Lines file (also gzipped).
+"""Reading graded prompts (both tiers' scores) from a CSV or JSON Lines file, optionally gzipped.
 
-One row is one prompt, or a conversation that ends with one (`messages`), with the weak and the strong tier's score in
-[0, 1]; the weak tier's answer, its token signals and its hidden states are read where the file has them, and then every
-row must. Whatever cannot be used is refused with the line that is wrong, never skipped.
+A row is one prompt, or a conversation that ends with one (`messages`), with the weak and the strong tier's score in [0,
+1]. The weak tier's answer, token signals and hidden states are optional, but must then be in every row. Rows that
+cannot be used are rejected with their line number, never skipped.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _SIGNALS = ("logprobs", "entropies", "margins")
 _STATES = ("prompt_logprobs", "prompt_hidden", "answer_hidden")
 _FAMILY, _FINISH_REASON = "family", "finish_reason"
 _MAX_FIELD = 10_000_000
-_MAX_SIGNAL = float(np.finfo(np.float32).max)  # nats, and far beyond any
+_MAX_SIGNAL = float(np.finfo(np.float32).max)  # nats, beyond any real value
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns that hold the two tiers' scores; None means those named weak and strong, or local and cloud."""
+    """Columns of the two tiers' scores; None: the known names, such as weak and strong, or local and cloud."""
 
     weak: str | None = None
     strong: str | None = None
@@ -57,7 +57,7 @@ class _Header(NamedTuple):
 
 
 def read_graded(path: Path, columns: Columns | None = None) -> list[GradedRow]:
-    """The rows of `path` in order. Raises InvalidRequestError, naming file, line and column."""
+    """Return the rows of `path` in order. Raises InvalidRequestError, naming file, line and column."""
     columns = columns or Columns()
     try:
         with _opened(path) as file:
@@ -81,16 +81,16 @@ def read_graded(path: Path, columns: Columns | None = None) -> list[GradedRow]:
 
 
 def _check_whole(path: Path, lines: Sequence[int], has: Sequence[bool], what: str) -> None:
-    """One row without an answer would leave all of them without the gate that reads answers."""
+    """Raises InvalidRequestError if only some rows have the field: one gap would cost the policy a whole gate."""
     if any(has) and not all(has):
         raise InvalidRequestError(
-            f"{path}, line {lines[has.index(False)]}: no {what}, which {sum(has)} of {len(has)} rows have (line "
-            f"{next(compress(lines, has))} is the first): give every row its own, or none."
+            f"{path}, line {lines[has.index(False)]}: no {what}, but {sum(has)} of {len(has)} rows have it (line "
+            f"{next(compress(lines, has))} is the first): add it to every row, or to none."
         )
 
 
 def write_graded(path: Path, rows: Sequence[GradedRow]) -> None:
-    """Rows as JSON Lines that `read_graded` takes. Raises InvalidRequestError if the file cannot be written."""
+    """Write rows as JSON Lines for `read_graded`. Raises InvalidRequestError if the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"".join(json.dumps(_record(row)).encode() + b"\n" for row in rows))
@@ -117,11 +117,11 @@ def _opened(path: Path) -> gzip.GzipFile | BufferedReader:
 
 
 def _records(path: Path, file: Iterable[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Line number and fields of each record."""
+    """Yield the line number and the fields of each record."""
     names = [suffix for suffix in path.suffixes if suffix != ".gz"]
     form = names[-1] if names else ""
     if form == ".csv":
-        # Answers may be longer than the reader's own limit of 131,072 characters; the limit is the process's.
+        # Answers may exceed the csv module's default limit of 131,072 characters, which is global to the process.
         csv.field_size_limit(max(csv.field_size_limit(), _MAX_FIELD))
         reader = csv.DictReader(file, strict=True)
         twice = [name for name, n in Counter(reader.fieldnames or ()).items() if n > 1 and name]
@@ -129,7 +129,7 @@ def _records(path: Path, file: Iterable[str]) -> Iterator[tuple[int, Mapping[str
             raise InvalidRequestError(f"{path}: {twice[0]!r} names more than one column: rename all but one of them.")
         for record in reader:
             if None in record or None in record.values():
-                raise InvalidRequestError(f"{path}, line {reader.line_num}: not as many fields as the first line has.")
+                raise InvalidRequestError(f"{path}, line {reader.line_num}: expected as many fields as in the header.")
             yield reader.line_num, record
     elif form in (".jsonl", ".ndjson"):
         for number, line in enumerate(file, 1):
@@ -148,7 +148,7 @@ def _json_object(where: str, line: str) -> Mapping[str, Any]:
 
 def _header(path: Path, record: Mapping[str, Any], columns: Columns) -> _Header:
     def wanted(given: str | None, known: tuple[str, ...], what: str, remedy: str) -> str:
-        there = (each for each in known if each in record)  # null, perhaps: the row's error then says so
+        there = (each for each in known if each in record)  # a column that holds null: the row's error then says so
         name = given or _found(record, known) or next(there, None)
         if name is None or name not in record:
             missing = f"no column {given!r}" if given is not None else f"no {what} (looked for {', '.join(known)})"
@@ -166,7 +166,7 @@ def _header(path: Path, record: Mapping[str, Any], columns: Columns) -> _Header:
 
 
 def _found(record: Mapping[str, Any], known: tuple[str, ...]) -> str | None:
-    """The first of the known names under which there is something, null being nothing."""
+    """Return the first of the known names whose value is not null."""
     return next((name for name in known if record.get(name) is not None), None)
 
 
@@ -192,7 +192,7 @@ def _row(where: str, record: Mapping[str, Any], header: _Header) -> GradedRow:
 
 
 def _conversation(where: str, record: Mapping[str, Any]) -> tuple[Message, ...] | None:
-    """In CSV it is JSON in a field."""
+    """Parse the conversation; CSV holds it as JSON in a field."""
     value = record.get(_MESSAGES)
     if value in (None, ""):
         return None
@@ -202,14 +202,14 @@ def _conversation(where: str, record: Mapping[str, Any]) -> tuple[Message, ...] 
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequestError(f"{where}: messages must be a list of messages ({error}).") from error
     if not messages or messages[-1].role != "user":
-        raise InvalidRequestError(f"{where}: messages must end with what the user asks.")
+        raise InvalidRequestError(f"{where}: messages must end with a message from the user.")
     return messages
 
 
 def _text(where: str, record: Mapping[str, Any], column: str) -> str:
     value = record.get(column)
     if not isinstance(value, str):
-        raise InvalidRequestError(f"{where}: {column} must be a text, not {value!r}.")
+        raise InvalidRequestError(f"{where}: {column} must be a string, not {value!r}.")
     return value
 
 
@@ -233,20 +233,20 @@ def _number(where: str, column: str, value: Any, most: int, what: str) -> float:
 
 
 def _signals(where: str, record: Mapping[str, Any]) -> AnswerSignals | None:
-    """None where the row has none of the three; an empty field of CSV is none."""
+    """Return the token signals, or None if the row has none of the three. An empty CSV field counts as missing."""
     missing = [name for name in _SIGNALS if record.get(name) in (None, "")]
     if len(missing) == len(_SIGNALS):
         return None
     if missing:
-        raise InvalidRequestError(f"{where}: no {missing[0]}: give all of {', '.join(_SIGNALS)}, or none of them.")
+        raise InvalidRequestError(f"{where}: {missing[0]} is missing: give all of {', '.join(_SIGNALS)}, or none.")
     series = [_series(where, record, name) for name in _SIGNALS]
     if len({len(values) for values in series}) != 1:
-        raise InvalidRequestError(f"{where}: {', '.join(_SIGNALS)} must have one entry per token each.")
+        raise InvalidRequestError(f"{where}: {', '.join(_SIGNALS)} must have one entry per token.")
     return AnswerSignals(*series)
 
 
 def _states(where: str, record: Mapping[str, Any]) -> ModelStates | None:
-    """None where the row has no hidden state of its prompt."""
+    """Return the hidden states, or None if the row has no hidden state of its prompt."""
     if record.get("prompt_hidden") in (None, ""):
         return None
     logprobs, prompt_hidden, answer_hidden = (_series(where, record, name) for name in _STATES)
@@ -264,7 +264,7 @@ def _series(where: str, record: Mapping[str, Any], name: str) -> Array:
     for token, entry in enumerate(cast("list[object]", entries)):
         if isinstance(entry, bool) or not isinstance(entry, int | float) or not abs(entry) <= _MAX_SIGNAL:
             raise InvalidRequestError(
-                f"{where}: {name} must hold a finite number for each token, and that of token {token} is {entry!r}: "
-                f"mend it, or leave {', '.join(_STATES if name in _STATES else _SIGNALS)} out of every row."
+                f"{where}: {name} must hold a finite number for each token, but token {token} has {entry!r}: "
+                f"fix it, or leave {', '.join(_STATES if name in _STATES else _SIGNALS)} out of every row."
             )
     return np.array(entries, np.float32)

@@ -1,4 +1,4 @@
-"""Graders of a pair of answers: the file's reference, a judge or an embedding for free text, or agreement."""
+"""Grading of answer pairs: by the file's reference, a judge, an embedding, or agreement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .questions import Prompt
 
 BY_ANSWER = "reference answers of the file"
 GraderName = Literal["reference", "judge", "embedding", "agreement"]
-# Cosine of two replies that say the same, as a round number: nobody fitted it.
+# Least cosine of two replies that say the same; a round number, not fitted.
 SIMILAR = 0.8
 _BY_EMBEDDING = (
     f"similarity of sentence embeddings ({EMBEDDING_MODEL}): the local answer counts as right if its cosine with the "
@@ -26,18 +26,18 @@ _BY_EMBEDDING = (
 
 @dataclass(slots=True)
 class PairGrader:
-    """Grades pairs, and remembers who graded how many."""
+    """Grades answer pairs, and counts pairs per grader."""
 
-    # For free text.
+    # Judge for free text.
     judge: PairwiseJudge | None = None
-    # For free text where there is no judge: a text's unit vector. None: shared words count.
+    # Unit vector of a text, for free text without a judge; None: shared words count.
     embed: Callable[[str], Array] | None = None
     graded: Counter[GraderName] = field(default_factory=Counter[GraderName])
-    # Judged pairs on which the embedding, or without one agreement, says the same.
+    # Number of judged pairs on which the embedding (without one: agreement) gives the same verdict.
     matched: int = 0
 
     async def grade(self, prompt: Prompt, local: ComparableAnswer, cloud: ComparableAnswer) -> tuple[float, float]:
-        """The scores of the local and of the cloud's answer, in [0, 1]. Raises JudgementError."""
+        """Return the scores of the local and the cloud's answer, in [0, 1]. Raises JudgementError."""
         if prompt.grade is not None:
             self.graded["reference"] += 1
             return float(prompt.grade(local.text)), float(prompt.grade(cloud.text))
@@ -54,7 +54,7 @@ class PairGrader:
         return scores
 
     def reads(self, local: ComparableAnswer, cloud: ComparableAnswer) -> bool:
-        """Whether more than agreement grades this pair where there is no reference."""
+        """Return whether the judge or the embedding would grade this pair if it has no reference."""
         return (self.judge is not None or self.embed is not None) and is_free_text(local, cloud)
 
     async def _by_meaning(
@@ -69,11 +69,11 @@ class PairGrader:
 
     @property
     def matching(self) -> float | None:
-        """The share of pairs for which judge and other grader agree on whether the cloud is better."""
+        """Share of judged pairs where the judge and the other grader agree on whether the cloud is better."""
         return self.matched / self.graded["judge"] if self.graded["judge"] else None
 
     def description(self) -> str:
-        """For the card, and for people."""
+        """Describe the graders used, for the card and for people."""
         judge = "" if self.judge is None else self.judge.model
         names: dict[GraderName, str] = {
             "reference": BY_ANSWER,
@@ -88,7 +88,7 @@ class PairGrader:
 
 
 def _transcript(prompt: Prompt) -> str:
-    """The request as the judge reads it."""
+    """Return the request as the judge reads it."""
     if not prompt.wire:
         return prompt.prompt
     return "\n\n".join(f"{message.role}: {message.text}" for message in prompt.messages)

@@ -1,9 +1,8 @@
-"""The forms that two answers are compared by: their words with signs and operators, their result, and what they deny.
+"""Normalisation of answers for comparison: words with signs and operators, the result, and negations.
 
-Read is plain text with the commonest Markdown and LaTeX. Numbers are values: 1/2, 0.5 and 50 % are one, and a
-percentage is also the bare number before it, as units are not looked at. A result that is no plain value (`x > 5`,
-`2 * y`, 12:30, a date) is compared as it is written, blanks left out. Scripts that put no blanks between words are read
-by characters.
+Input is plain text with common Markdown and LaTeX. Numbers are compared as values: 1/2, 0.5 and 50 % are equal, and a
+percentage also equals the bare number, because units are ignored. Results that are not plain values (`x > 5`, `2 * y`,
+12:30, a date) are compared as written, without blanks. Scripts without blanks between words are compared by character.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from ...protocol.unicode_forms import normalized
 
 _BLANKLESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _LETTER = rf"[^\W\d_{_BLANKLESS}]"
-# Vowels and accents that are characters of their own: to `\w` they are no part of a word.
+# Includes vowel signs and accents that are separate characters, which `\w` does not match.
 _LETTERS = rf"(?:{_LETTER}|[\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0900-\u0963\u0970-\u0dff])"
-_PLUS = "\u2064"  # the invisible one between a whole number and its fraction
+_PLUS = "\u2064"  # invisible plus between a whole number and its fraction
 _NUMBER = (
     rf"(?:(?<![a-z_\d])(?<!\d\.)\d++(?:{_PLUS}\d++/\d++|(?:[.:]\d++)*+)|(?<![\w.])\.\d++)(?:e[-+]?\d{{1,3}}(?!\d))?%?"
 )
@@ -30,7 +29,7 @@ _TOKEN = re.compile(
     rf"|{_LETTER}{_LETTERS}*+(?:['_]?(?:{_LETTERS}|\d)++)*+(?:[+#]++(?!\w))?"  # "C++" is another word than "C"
     rf"|[{_BLANKLESS}]"
     r"|(?<=[\w)\] ])[<>≤≥≠=](?=[\w(\[ -])"
-    # Between numbers or single letters: "well-known" and "and/or" are two words, and so is "Paris - the".
+    # Operators only between numbers or single letters: "well-known" and "and/or" are two words, as is "Paris - the".
     r"|(?<=[\w)\]])(?<![^\W\d_]{2})[-+*/^](?=[\w(\[-])(?![^\W\d_]{2})"
     r"|(?<=[\w)\]] )(?<![^\W\d_]{2} )[-+*/^](?= [\w(\[-])(?! [^\W\d_]{2})"
     r"|(?<![\w)\]])-(?=[\d.(]|[^\W\d_](?!\w))"
@@ -42,7 +41,7 @@ _OPERAND = (
     r"(?:(?<![\w)\]])[-+]|\(|(?<![a-z])[a-z]{1,8}\(){0,6}"
     rf"(?:{_NUMBER}(?:[a-z](?![\w(]))?|(?<!\w)(?:[b-hj-z]|[ai](?! [a-z]))(?![\w']))\){{0,6}}"
 )
-# What follows a comma goes on with a list where it is a number, or something that is said to be one (`x = 3, y = 4`).
+# A list continues after a comma only with a number or an assignment (`x = 3, y = 4`).
 _EXPRESSION = re.compile(
     rf"{_OPERAND}(?:(?: ?[-+*/^<>≤≥≠=] ?| ?[,;] ?(?=[-+(]*+\d|[a-z] ?=)|,? (?:and|und|et|y) (?=[-+(]*+\d)){_OPERAND})*+"
 )
@@ -56,17 +55,17 @@ _DENIALS = frozenset(
         *("ne", "pas", "non", "jamais", "aucun", "aucune", "nunca", "não"),
     )
 )
-_CHANGES = frozenset("-!<>≤≥≠*/^")  # what stands before a name and makes it something else
+_CHANGES = frozenset("-!<>≤≥≠*/^")  # tokens that change the meaning of the next word
 _CHARACTER = re.compile(f"[{_BLANKLESS}]")
-_NO_NAME = 6  # fewer characters in another order may be another name
+_NO_NAME = 6  # characters; shorter names may be another name when reordered
 
 _CHARACTERS = str.maketrans({"−": "-", "–": "-", "⁄": "/", "÷": "/", "×": "*", "⋅": "*", "’": "'", "≈": "="})
 _VULGAR = re.compile(r"(\d?)([¼-¾⅐-⅞])")
 _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})++(?!,?\d)")
-# Done one after the other. Markdown and LaTeX that only make things look good go.
+# Applied in order. Purely visual Markdown and LaTeX is removed.
 _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(found, re.MULTILINE), written)
-    for found, written in (
+    (re.compile(pattern, re.MULTILINE), written)
+    for pattern, written in (
         (r"\\[dt]?frac\{(-?\d{1,300})\}\{(\d{1,300})\}", r"\1/\2"),
         (r"(?:√ ?|\\?sqrt ?)[({]?([\w.]{1,50})[)}]?", r"sqrt(\1)"),
         (r"\\(?:cdot|times)(?![a-z])", "*"),
@@ -92,14 +91,14 @@ _Part = frozenset[Decimal] | str
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """The end of an answer: a value or an expression, or several in a list."""
+    """The final result of an answer: a value, an expression, or a list of them."""
 
     parts: tuple[_Part, ...]
-    # By a word before it in its clause.
+    # Whether a word before the result negates it in the same clause.
     denied: bool
 
     def same(self, other: _Result) -> bool:
-        """Of a list and a single result only the last counts: what came before may be the way there."""
+        """Compare results. Of a list and a single result only the last entries count: earlier ones may be working."""
         if self.denied != other.denied:
             return False
         if 1 in (len(self.parts), len(other.parts)):
@@ -109,32 +108,32 @@ class _Result:
 
 @dataclass(frozen=True, slots=True)
 class NormalizedAnswer:
-    """An answer in the form that is compared."""
+    """An answer in comparable form."""
 
-    # In order, signs and operators among them.
+    # Words in order, including signs and operators.
     words: list[str]
-    # Of each word, whether its clause holds a negation.
+    # For each word, whether its clause contains a negation.
     denied: list[bool]
-    # Of each word, whether its clause ends with it.
+    # For each word, whether it ends its clause.
     ends: list[bool]
-    # Whether any clause holds a negation.
+    # Whether any clause contains a negation.
     denies: bool
-    # None where there is no number.
+    # Final result; None without a number.
     result: _Result | None
 
     @classmethod
     def of(cls, answer: str) -> NormalizedAnswer:
         text = _plain(answer)
-        ends = [found.end() for found in _CLAUSE_END.finditer(text)]
-        tokens = [(found.group(), bisect_right(ends, found.start()), found.start()) for found in _TOKEN.finditer(text)]
+        ends = [match.end() for match in _CLAUSE_END.finditer(text)]
+        tokens = [(match.group(), bisect_right(ends, match.start()), match.start()) for match in _TOKEN.finditer(text)]
         denials = {clause: at for word, clause, at in reversed(tokens) if word in _DENIALS or word.endswith("n't")}
         last = None
-        for found in _EXPRESSION.finditer(text):
-            if any(map(str.isdigit, found.group())):
-                last = found
+        for match in _EXPRESSION.finditer(text):
+            if any(map(str.isdigit, match.group())):
+                last = match
         result = None
         if last is not None:
-            # "Not 5" denies it; "5 are not ripe" says more about the five.
+            # "Not 5" denies the result; "5 are not ripe" does not.
             denied = denials.get(bisect_right(ends, last.start()), len(text)) < last.start()
             result = _Result(_parts(last.group()), denied)
         return cls(
@@ -147,7 +146,7 @@ class NormalizedAnswer:
 
     @property
     def length(self) -> float:
-        """In words; a character of a script without blanks is half of one."""
+        """Length in words; a character of a script without blanks counts as half a word."""
         return len(self.words) - self._characters / 2
 
     @property
@@ -155,8 +154,8 @@ class NormalizedAnswer:
         return sum(_CHARACTER.fullmatch(word) is not None for word in self.words)
 
     def contains(self, short: NormalizedAnswer) -> bool:
-        """Whether the words of a short answer stand here in a row ("Paris" in "It is Paris"), denied or not as they
-        are there. A lone "no" has to end its clause; many characters without blanks may stand in another order.
+        """Return whether the words of a short answer occur here in a row ("Paris" in "It is Paris"), with the same
+        negation. A lone "no" must end its clause; longer names in scripts without blanks may be reordered.
         """
         width = len(short.words)
         if not width:
@@ -175,39 +174,39 @@ class NormalizedAnswer:
 
 
 def _plain(answer: str) -> str:
-    """One form for what is written in several."""
+    """Rewrite notations of the same meaning to one form."""
     text = normalized("NFC", answer).casefold().translate(_CHARACTERS)
     text = _VULGAR.sub(_spelled, text)
-    text = _THOUSANDS.sub(lambda found: found.group().replace(",", ""), text)
-    for found, written in _REWRITES:
-        text = found.sub(written, text)
+    text = _THOUSANDS.sub(lambda match: match.group().replace(",", ""), text)
+    for pattern, written in _REWRITES:
+        text = pattern.sub(written, text)
     return text.strip()
 
 
 def _spelled(vulgar: re.Match[str]) -> str:
-    """A fraction that is one character, behind a digit or not."""
+    """Spell out a fraction character; after a digit it becomes a mixed number."""
     before, fraction = vulgar.groups()
     return before + (_PLUS if before else "") + unicodedata.normalize("NFKC", fraction).translate(_CHARACTERS)
 
 
 def _parts(expression: str) -> tuple[_Part, ...]:
-    """Each entry of a list; of an equation what it comes to. Sums before the last are the way there."""
+    """Return the entries of a list, equations reduced to their right sides. Earlier sums are working, and left out."""
     *before, last = _BETWEEN.split(expression)
     claims = [each for each in before if "=" not in each or any(map(str.isalpha, each.partition("=")[0]))]
     return tuple(_part(each.rpartition("=")[2].replace(" ", "")) for each in (*claims, last))
 
 
 def _part(text: str) -> _Part:
-    found = _VALUE.fullmatch(text.strip("()"))
-    if found is None:
+    match = _VALUE.fullmatch(text.strip("()"))
+    if match is None:
         return text
-    sign, number, over, under, percent = found.groups()
+    sign, number, over, under, percent = match.groups()
     try:
         if over is not None:
             value = Decimal(number) + Decimal(over) / Decimal(under or 1)
         else:
             value = Decimal(number) / Decimal(under) if under else Decimal(number)
-    except ArithmeticError:  # a version, a fraction of nothing, a number beyond all bounds
+    except ArithmeticError:  # for example a version number, a division by zero, or a huge exponent
         return text
     value = value.copy_negate() if sign == "-" else value
     return frozenset((value, value / 100) if percent else (value,))

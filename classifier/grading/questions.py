@@ -1,4 +1,4 @@
-"""Questions to be graded: those with a known answer, prompts and conversations, from a file."""
+"""Files of questions to grade: prompts and conversations, with or without a known answer."""
 
 from __future__ import annotations
 
@@ -18,49 +18,49 @@ from ...protocol.unicode_forms import read_text
 from ..features.gate_inputs import PromptView
 from .agreement import agree
 
-# "5-10" and "covid-19" hold no sign, and "1,2,3" is no thousand.
+# "5-10" and "covid-19" contain no sign, and "1,2,3" is no thousands separator.
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:\d{1,3}(?:,\d{3})++(?!,?\d)|\d++)(?:\.\d+)?")
 _LINE_END = re.compile(r"\r?\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question whose answer is known."""
+    """A question with a known answer."""
 
     id: str
     kind: str
     prompt: str
-    # For a person to compare with.
+    # Expected answer, for people.
     answer: str
-    # Whether a reply is right.
+    # Returns whether a reply is right.
     grade: Callable[[str], bool]
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One user turn, or a conversation that ends in one. `grade` is None where nobody knows the answer."""
+    """One user turn, or a conversation that ends with one. `grade` is None without a known answer."""
 
     id: str
     kind: str
-    # The last user turn.
+    # Last user turn.
     prompt: str
     grade: Callable[[str], bool] | None = None
-    # The whole conversation as it is sent; empty for a single turn.
+    # Whole conversation as sent to a server; empty for a single turn.
     wire: tuple[dict[str, Any], ...] = ()
 
     @property
     def body(self) -> list[dict[str, Any]]:
-        """The messages of a request."""
+        """Messages of the request."""
         return list(self.wire) or [{"role": "user", "content": self.prompt}]
 
     @cached_property
     def messages(self) -> list[Message]:
-        """The same for an engine. Raises InvalidRequestError for what is no message of text."""
+        """Messages of the request, decoded for an engine. Raises InvalidRequestError if a message is not valid text."""
         return [convert(each, Message) for each in self.body]
 
 
 class _Row(msgspec.Struct, forbid_unknown_fields=True):
-    """One line of a task file."""
+    """One line of a question file."""
 
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
@@ -74,14 +74,14 @@ prepare_types(_Row)
 
 
 def read_questions(path: Path) -> list[Question]:
-    """Questions of a JSON Lines file: `{"prompt", "answer", "match": "agree" | "exact" | "contains" | "number"}`.
+    """Read a JSON Lines file: `{"prompt", "answer", "match": "agree" | "exact" | "contains" | "number"}` on each line.
 
-    Raises InvalidRequestError naming the line that is wrong.
+    Raises InvalidRequestError, naming the wrong line.
     """
     rows = [(number, _row(path, number, line)) for number, line in _lines(path)]
     for number, row in rows:
         if row.prompt is None:
-            raise InvalidRequestError(f"{path}, line {number}: a task is one prompt; conversations are for calibrate.")
+            raise InvalidRequestError(f"{path}, line {number}: a task is one prompt; only calibrate takes messages.")
     questions = [_question(path, number, row) for number, row in rows]
     if not questions:
         raise InvalidRequestError(f'{path} holds no tasks: one JSON object a line, {{"prompt": ..., "answer": ...}}.')
@@ -89,10 +89,9 @@ def read_questions(path: Path) -> list[Question]:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """Prompts of a JSON Lines file, as `read_questions` takes it; or of a .txt file, one a line.
+    """Read prompts from a JSON Lines file in the format of `read_questions`, or from a .txt file with one per line.
 
-    Answers are optional, and `messages` may stand for a prompt.
-    Raises InvalidRequestError naming the line that is wrong.
+    Answers are optional, and `messages` may replace `prompt`. Raises InvalidRequestError, naming the wrong line.
     """
     if path.suffix == ".txt":
         return [Prompt(f"{path.name}:{number}", "file", line.strip()) for number, line in _lines(path)]
@@ -100,8 +99,8 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
-    """Those that hold something, with their numbers. Only a line feed ends one: a prompt may hold U+2028 or a form
-    feed, at which `str.splitlines` would cut it in two.
+    """Return the non-blank lines with their numbers. Only line feeds separate lines: `str.splitlines` would also cut a
+    prompt at U+2028 or a form feed.
     """
     try:
         text = read_text(path, InvalidRequestError)
@@ -114,16 +113,16 @@ def _prompt(path: Path, number: int, line: str) -> Prompt:
     row = _row(path, number, line)
     grade = None if row.answer is None else _question(path, number, row).grade
     wire = tuple(row.messages or ())
-    found = Prompt(row.id or f"{path.name}:{number}", row.kind, row.prompt or "", grade, wire)
+    prompt = Prompt(row.id or f"{path.name}:{number}", row.kind, row.prompt or "", grade, wire)
     if not wire:
-        return found
+        return prompt
     try:
-        messages = found.messages
+        messages = prompt.messages
     except InvalidRequestError as error:
         raise InvalidRequestError(f"{path}, line {number}: messages: {error.message}") from error
     if messages[-1].role != "user" or not messages[-1].text.strip():
-        raise InvalidRequestError(f"{path}, line {number}: messages must end in what the user says.")
-    return replace(found, prompt=PromptView.of(messages).text)
+        raise InvalidRequestError(f"{path}, line {number}: messages must end with a user's text.")
+    return replace(prompt, prompt=PromptView.of(messages).text)
 
 
 def _row(path: Path, number: int, line: str) -> _Row:
@@ -148,7 +147,7 @@ def _question(path: Path, number: int, row: _Row) -> Question:
         )
     answer = str(row.answer)
     if row.match == "number" and _last_number(answer) is None:
-        raise InvalidRequestError(f"{path}, line {number}: match is number, but the answer {answer!r} holds none.")
+        raise InvalidRequestError(f"{path}, line {number}: match is number, but {answer!r} contains no number.")
     match = MATCHES[row.match]
     name = row.id or f"{path.name}:{number}"
     return Question(name, row.kind, row.prompt or "", answer, lambda text: match(text, answer))
@@ -159,14 +158,14 @@ def _folded(text: str) -> str:
 
 
 def _last_number(text: str) -> float | None:
-    found = _NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
+    numbers = _NUMBER.findall(text)
+    return float(numbers[-1].replace(",", "")) if numbers else None
 
 
 MATCHES: dict[str, Callable[[str, str], bool]] = {
     "agree": agree,
     "exact": lambda text, answer: _folded(text) == _folded(answer),
     "contains": lambda text, answer: _folded(answer) in _folded(text),
-    # Worked steps come before the result.
+    # Working steps precede the result, so the last number counts.
     "number": lambda text, answer: _last_number(text) == _last_number(answer),
 }

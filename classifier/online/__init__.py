@@ -1,1 +1,1 @@
-"""Learning from use: experience, and the refit that takes it in."""
+"""Online learning: stored experience, and refitting a policy to it."""

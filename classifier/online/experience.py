@@ -1,10 +1,10 @@
-"""Experience from use: a bounded SQLite file of judged local answers, with grades where the cloud answered too.
+"""Experience: a bounded SQLite file of judged local answers, with grades where the cloud answered too.
 
-A row holds features (blocks by their names, and hashed counts of wording), numbers, and a digest by which a question
-that is asked again is known: in features all numbers are alike. The texts themselves are kept only where the user asked
-for it. Counts and digests are no text, but whoever has the file and a guess at a prompt can check it against them. Both
-are keyed by the file's own random key, so that no table made elsewhere reads them, and two files do not tell that they
-were asked the same.
+A row holds features (named blocks and hashed n-gram counts), numbers, and a digest of the question. The digest
+recognises repeated questions, which features cannot: they treat all numbers alike. Texts are stored only if the user
+asked for it. Counts and digests are no text, but anyone with the file and a guess at a prompt could check the guess.
+Both are therefore keyed by the file's own random key: tables made elsewhere cannot read them, and two files do not
+reveal that they hold the same questions.
 """
 
 from __future__ import annotations
@@ -44,49 +44,49 @@ _MAX_MESSAGES, _MAX_CHARS = 40, 100_000
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One local answer that gate 3 has judged."""
+    """One local answer judged by gate 3."""
 
     id: str
     pair: str
     at: float
     p_gain: float | None
-    # Chance with which the cloud was asked too, given what the gates saw; 1 where they escalated it.
+    # Probability of asking the cloud too, given the gates' scores; 1 if the gates escalated.
     propensity: float
-    # Chance that any request had at that time of being sampled for exploration; 0: labels were one-sided.
+    # Probability of sampling any request for exploration at that time; 0: only escalated answers were graded.
     explored: float
     # Grade of the local answer; None without a label.
     local: float | None
     # Grade of the cloud's answer; None without a label.
     cloud: float | None
-    # Share of the local draft that the cloud took over.
+    # Share of the local draft that the cloud accepted.
     accepted: float | None
     cloud_read: float | None
     cloud_written: float | None
-    # The tier whose answer the user got.
+    # Tier whose answer the user got.
     answered_by: str
-    # Packed.
+    # Packed features, from `pack`.
     features: bytes
-    # 1 up, -1 down, on the answer that the user got.
+    # Feedback on the answer that the user got: 1 up, -1 down.
     thumb: int | None = None
-    # The conversation, where texts are kept: see `kept_messages`.
+    # Conversation as JSON (`kept_messages`), if texts are stored.
     messages: str | None = None
     answer: str | None = None
     feature_version: int = FEATURE_VERSION
-    # 1 if this request was sampled for exploration, whatever the gates thought of it.
+    # 1 if this request was sampled for exploration, whatever the gates decided.
     sampled: int = 0
-    # Digest of the question.
+    # Digest of the question, from `Experience.digest`.
     question: bytes = b""
-    # The cloud's answer, where texts are kept and it did not go by in pieces.
+    # The cloud's answer, if texts are stored and the answer was not streamed.
     reply: str | None = None
 
     @property
     def pair_grades(self) -> tuple[float, float] | None:
-        """The scores of both tiers, without thumbs; None where not both were graded."""
+        """Grades of both tiers, thumbs ignored; None unless both were graded."""
         return None if self.local is None or self.cloud is None else (self.local, self.cloud)
 
     @property
     def grades(self) -> tuple[float, float] | None:
-        """The scores of both tiers; a thumb overrules the tier that it is about."""
+        """Grades of both tiers, where a thumb overrides the grade of the answer the user got; None without a label."""
         local, cloud = self.local, self.cloud
         if self.thumb is not None:
             liked = float(self.thumb > 0)
@@ -107,28 +107,28 @@ _INSERT = f"INSERT OR REPLACE INTO observations ({_NAMES}) VALUES ({', '.join('?
 
 
 class Experience:
-    """Safe to use from any thread and by several processes. Keeps the newest `most` rows.
+    """An experience file, safe for any thread and several processes. Keeps the newest `most` rows.
 
-    Raises ConfigurationError if the file cannot be opened, holds something else, or is one of another version.
+    Raises ConfigurationError if the file cannot be opened, holds other data, or has another format version.
     """
 
     def __init__(self, path: Path, most: int = MAX_ROWS) -> None:
         self.path = path
         self._most = most
-        self._until_pruned = 0  # rows
+        self._until_pruned = 0  # rows to add before the next pruning
         self._database = Database(SharedFile(path, "for experience", "experience"), self._create)
         self._places = _keyed_places(self._key)
 
     def _create(self, connection: sqlite3.Connection) -> None:
-        """The tables, in one transaction, so that several processes may open a new file at once."""
+        """Create the tables in one transaction, so that several processes may open a new file at once."""
         with transaction(connection):
             (version,) = connection.execute("PRAGMA user_version").fetchone()
-            found = tables(connection)
-            if found and "observations" not in found:
+            existing = tables(connection)
+            if existing and "observations" not in existing:
                 raise ConfigurationError(f"{self.path} holds no experience: name another file.", param="experience")
-            if found and version != _VERSION:
+            if existing and version != _VERSION:
                 raise ConfigurationError(
-                    f"{self.path} has format {version}, this version reads {_VERSION}: move it away.",
+                    f"{self.path} has format {version}; this version reads format {_VERSION}: move the file away.",
                     param="experience",
                 )
             for statement in _SCHEMA:
@@ -141,20 +141,20 @@ class Experience:
             (self._key,) = connection.execute("SELECT key FROM digest_key").fetchone()
         if not isinstance(self._key, bytes) or len(self._key) != _KEY_BYTES:
             raise ConfigurationError(
-                f"The key of the digests in {self.path} is damaged: move it away, and a new one is begun.",
+                f"The digest key in {self.path} is damaged: move the file away to start a new one.",
                 param="experience",
             )
 
     def digest(self, prompt: PromptView) -> bytes:
-        """The digest of the question in `prompt` in this file: equal for those that no gate tells apart by anything
-        but their numbers, and that have the same numbers.
+        """Return this file's keyed digest of the question in `prompt`. Equal for questions with the same numbers that
+        no gate can tell apart.
         """
         question = repeated_question(prompt).encode("utf-8", "surrogatepass")
         return hashlib.blake2b(question, key=self._key, digest_size=_DIGEST_BYTES).digest()
 
     def add(self, *observations: Observation, busy_s: float = 5.0) -> None:
-        """Keep all of them or none, waiting up to `busy_s` while another process writes. Raises sqlite3.Error, and
-        ValueError or OverflowError where one holds what SQLite cannot.
+        """Store all observations or none; wait up to `busy_s` while another process writes. Raises sqlite3.Error, or
+        ValueError or OverflowError for a value that SQLite cannot store.
         """
         with self._writing(busy_s) as connection:
             connection.executemany(_INSERT, [astuple(self._keyed(each)) for each in observations])
@@ -167,7 +167,7 @@ class Experience:
             self._until_pruned -= len(observations)
 
     def feedback(self, request_id: str, *, up: bool) -> bool:
-        """Keep a thumb; whether there is such a request. The last thumb counts."""
+        """Store a thumb, replacing an earlier one. Return whether the request is known."""
         with self._writing(5.0) as connection:
             done = connection.execute("UPDATE observations SET thumb = ? WHERE id = ?", (1 if up else -1, request_id))
             return done.rowcount > 0
@@ -180,16 +180,16 @@ class Experience:
                 yield connection
 
     def rows(self, pair: str, *, limit: int = MAX_ROWS) -> list[Observation]:
-        """The newest first, those of this version's features only."""
+        """Return the pair's newest rows with this version's features, newest first."""
         with self._database.use() as connection:
-            found = connection.execute(
+            rows = connection.execute(
                 f"SELECT {_NAMES} FROM observations WHERE pair = ? AND feature_version = ? ORDER BY at DESC LIMIT ?",
                 (pair, FEATURE_VERSION, limit),
             ).fetchall()
-        return [self._keyed(Observation(*row)) for row in found]
+        return [self._keyed(Observation(*row)) for row in rows]
 
     def _keyed(self, row: Observation) -> Observation:
-        """The same with its buckets exchanged by the file's key; twice gives them back. Damaged features stay."""
+        """Permute the buckets by the file's key; a second call undoes the first. Damaged features stay unchanged."""
         if not _is_packed(row.features):
             return row
         blocks, buckets, counts = unpack(row.features)
@@ -198,7 +198,7 @@ class Experience:
         return replace(row, features=pack((blocks, exchanged)))
 
     def pairs(self) -> dict[str, int]:
-        """Number of rows by pair."""
+        """Return the number of rows by pair."""
         with self._database.use() as connection:
             return dict(connection.execute("SELECT pair, count(*) FROM observations GROUP BY pair").fetchall())
 
@@ -207,7 +207,7 @@ class Experience:
 
 
 def _keyed_places(key: bytes) -> NDArray[np.intp]:
-    """(COUNTS,) the partner of each bucket: `key` puts them into pairs."""
+    """Return the partner of each bucket, (COUNTS,): `key` divides the buckets into pairs."""
     stream = hashlib.shake_256(key + b"buckets").digest(8 * COUNTS)
     one, other = np.argsort(np.frombuffer(stream, "<u8"), kind="stable").reshape(2, -1)
     places = np.empty(COUNTS, np.intp)
@@ -216,7 +216,7 @@ def _keyed_places(key: bytes) -> NDArray[np.intp]:
 
 
 def kept_messages(messages: Sequence[Message]) -> str:
-    """The texts of the latest messages as JSON, the last whole, of the others as many as there is room for."""
+    """Return the newest messages as JSON: the last in full, earlier ones up to 40 messages and 100,000 characters."""
     kept: list[Message] = []
     room = _MAX_CHARS
     for message in reversed(messages[-_MAX_MESSAGES:]):
@@ -228,7 +228,7 @@ def kept_messages(messages: Sequence[Message]) -> str:
 
 
 class _Packed(msgspec.Struct, array_like=True):
-    """Features as bytes: blocks and counts are float32, buckets uint16."""
+    """Serialised features: blocks and counts in float32, buckets in uint16."""
 
     blocks: dict[BlockName, bytes]
     buckets: bytes
@@ -239,7 +239,7 @@ prepare_types(_Packed)
 
 
 def pack(features: Features) -> bytes:
-    """Blocks, with their names, and counts, compressed; a few hundred bytes."""
+    """Compress named blocks and counts into a few hundred bytes."""
     blocks, counts = features
     buckets = np.flatnonzero(counts).astype(np.uint16)
     packed: dict[BlockName, bytes] = {name: block.astype(np.float32).tobytes() for name, block in blocks.items()}
@@ -247,26 +247,26 @@ def pack(features: Features) -> bytes:
 
 
 def readable(rows: Sequence[Observation]) -> list[Observation]:
-    """Those whose features can be unpacked; the others were damaged on the disk."""
+    """Drop rows whose features are damaged and cannot be unpacked."""
     return [row for row in rows if _is_packed(row.features)]
 
 
 def _is_packed(data: bytes) -> bool:
     try:
         unpack(data)
-    except (zlib.error, ValueError, TypeError):  # the last one: SQLite holds what is no bytes, too
+    except (zlib.error, ValueError, TypeError):  # TypeError: the column may hold another type than bytes
         return False
     return True
 
 
 def unpack(data: bytes) -> tuple[dict[BlockName, Array], NDArray[np.uint16], Array]:
-    """The blocks of `pack`, the buckets that hold something, (m,) in rising order, and their counts, (m,).
+    """Return the blocks given to `pack`, the non-empty buckets, (m,) rising, and their counts, (m,).
 
-    Raises zlib.error or ValueError if `data` is not what `pack` gave.
+    Raises zlib.error or ValueError if `data` does not come from `pack`.
     """
     packed = msgspec.msgpack.decode(zlib.decompress(data), type=_Packed)
     blocks: dict[BlockName, Array] = {name: np.frombuffer(block, np.float32) for name, block in packed.blocks.items()}
     buckets, counts = np.frombuffer(packed.buckets, np.uint16), np.frombuffer(packed.counts, np.float32)
     if len(buckets) != len(counts) or buckets.max(initial=0) >= COUNTS:
-        raise ValueError("counts of no wording")
+        raise ValueError("buckets and counts do not match")
     return blocks, buckets, counts

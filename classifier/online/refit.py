@@ -1,10 +1,10 @@
-"""From experience to a policy: the gates fitted again on what use has shown.
+"""Refitting a policy to experience.
 
-Answers that escalated anyway say little about those that stay local. Exploration (or a shadow) therefore samples
-requests at random, before any gate has looked at them, and has both tiers answer these. The promise is made on these
-alone, thinned to one chance where exploration was changed. Models are fitted on all graded rows, each weighted by one
-over its chance of being graded. Thumbs teach the models and are no part of the promise, as people give them when they
-like: there a row keeps the grades that it had without its thumb.
+Answers that escalated say little about the answers that stay local. Exploration (or a shadow) therefore samples
+requests at random before any gate has seen them, and asks both tiers. Only these sampled rows back the promise; rows
+sampled at a higher rate are thinned to the lowest one. Models are fitted on all graded rows, each weighted by the
+inverse of its probability of being graded. Users give thumbs when they like, so thumbs train the models but never back
+the promise: for the promise a row keeps its grades without the thumb.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ GRADING = "agreement in use (cloud answers, accepted drafts) and thumbs"
 
 
 def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> Policy:
-    """Fit on the graded of `rows`, write the folder `out` and load it; `recipe.data` gains the experience as a source.
+    """Fit a policy on the graded rows, write the folder `out` and load it. The card also names the experience as data.
 
-    Raises InvalidRequestError if fewer than 100 rows are a representative sample, or if they are all alike.
+    Raises InvalidRequestError if fewer than 100 rows are a representative sample, or if all rows are alike.
     """
     graded = [row for row in rows if row.grades is not None]
     fit_rows = _fit_rows(graded, recipe.seed)
     representative = np.array([each.representative for each in fit_rows], np.bool_)
     if representative.sum() < MIN_LABELS:
         raise InvalidRequestError(
-            f"{len(rows)} judged answers are known, {len(graded)} are graded, and {int(representative.sum())} of them "
+            f"{len(rows)} judged answers are stored, {len(graded)} are graded, and {int(representative.sum())} of them "
             f"make a representative sample; {MIN_LABELS} are needed. Raise exploration, or run as a shadow for a "
             "while: without either only answers that escalate anyway are graded."
         )
@@ -68,7 +68,7 @@ def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> Policy:
 
 
 def representative_sample(rows: Sequence[Observation], seed: int = 0) -> np.ndarray:
-    """(n,) which rows to promise on, as bool: those that were sampled and graded, each request with the same chance."""
+    """Select the rows to base a promise on, (n,) bool: sampled and graded rows, thinned to the same sampling rate."""
     usable = np.array([row.sampled == 1 and row.pair_grades is not None for row in rows], np.bool_)
     if not usable.any():
         return usable
@@ -78,34 +78,34 @@ def representative_sample(rows: Sequence[Observation], seed: int = 0) -> np.ndar
 
 @dataclass(frozen=True, slots=True)
 class _FitRow:
-    """An observation as the fit takes it."""
+    """An observation as used by the fit."""
 
     row: Observation
-    # Of the local and of the cloud's answer.
+    # Grades of the local and the cloud's answer.
     grades: tuple[float, float]
-    # In the fit.
+    # Weight in the fit.
     weight: float
-    # Whether the promise is made on it.
+    # Whether the promise is based on this row.
     representative: bool
 
 
 def _fit_rows(graded: Sequence[Observation], seed: int) -> list[_FitRow]:
-    """One for each row; of a sampled one with a thumb also one without, which is promised on and not fitted to."""
-    found: list[_FitRow] = []
+    """Convert graded rows; a sampled row with a thumb yields two: with thumb for the fit, without for the promise."""
+    fit_rows: list[_FitRow] = []
     for row, sampled in zip(graded, representative_sample(graded, seed), strict=True):
         pair, grades = row.pair_grades, row.grades
         if grades is None:
             continue
-        # Who is known by a thumb alone was not chosen by any chance that we know.
+        # Rows graded by a thumb alone have no known probability of being graded.
         weight = 1.0 / row.propensity if pair is not None and row.propensity > 0 else 1.0
-        found.append(_FitRow(row, grades, weight, bool(sampled) and row.thumb is None))
+        fit_rows.append(_FitRow(row, grades, weight, bool(sampled) and row.thumb is None))
         if sampled and row.thumb is not None and pair is not None:
-            found.append(_FitRow(row, pair, 0.0, True))
-    return found
+            fit_rows.append(_FitRow(row, pair, 0.0, True))
+    return fit_rows
 
 
 def _features(rows: Sequence[Observation]) -> FeatureRows:
-    """Of all rows the blocks that every one has."""
+    """Unpack the features of all rows, limited to the blocks common to all rows."""
     unpacked = [unpack(row.features) for row in rows]
     starts = np.cumsum([0, *(len(buckets) for _, buckets, _ in unpacked)])
     buckets = np.concatenate([each for _, each, _ in unpacked]).astype(np.int32)
@@ -117,12 +117,12 @@ def _features(rows: Sequence[Observation]) -> FeatureRows:
 
 
 def _has_opening(rows: FeatureRows) -> Bools:
-    """(n,) which answers go on behind their opening."""
+    """(n,) which answers are longer than their opening."""
     return np.expm1(rows.blocks["signals"][:, SIGNAL_NAMES.index("tokens")]) > OPENING_TOKENS + 0.5
 
 
 def _tokens(graded: Sequence[Observation]) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens that the cloud read and wrote; the mean of the others where it was not called."""
+    """Return the tokens that the cloud read and wrote, (n,) each; rows without a count get the mean of the others."""
 
     def filled(values: list[float | None]) -> np.ndarray:
         known = [value for value in values if value is not None]

@@ -1,1 +1,1 @@
-"""A calibrated policy: its folder, its graphs, and its decisions."""
+"""Calibrated policies: their folder, their graphs and their decisions."""

@@ -1,7 +1,7 @@
-"""Reads an answer while it is being written, so that at its end only the last line is left.
+"""Incremental parsing of an answer during generation, so that only the last line is left at the end.
 
-Most lines end where nothing that is searched for can go on. So what is found in an answer is what is found in its
-lines, and the complete ones can be read while the local model writes the next.
+No parsed element spans a safe line break (`_SETTLED`). Split there, an answer has the findings of its pieces, and
+complete lines can be parsed while the local model writes the next ones.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from ..features.gate_inputs import QUESTIONS_AT_ONCE
 
 Value = TypeVar("Value")
 _MAX_BYTES = 2**25
-_GROWTH = 8  # bytes of what is made of a text, at most, for each byte of it; names and numbers in it are objects
-_OVERHEAD = 2**16  # bytes of an entry whatever its text: n-gram counts
+_GROWTH = 8  # upper limit of a parsed entry's bytes per byte of text; names and numbers are objects
+_OVERHEAD = 2**16  # bytes of an entry regardless of its text, mostly n-gram counts
 
 
 class TextCache(BoundedCache[str, Value]):
-    """A cache of what was made of texts: callers decide how long these are."""
+    """LRU cache keyed by text and bounded in bytes; callers limit the length of the texts."""
 
     def __init__(self, most: int = QUESTIONS_AT_ONCE, max_bytes: int = _MAX_BYTES) -> None:
         super().__init__(most, max_bytes, lambda text, _: _OVERHEAD + _GROWTH * sys.getsizeof(text))
 
 
-# Line breaks over which nothing goes on: sums need a number or an operator before them, lists a comma on either side.
+# Line breaks that no element spans: a sum needs a number or an operator before the break, a list a comma on either
+# side.
 _SETTLED = re.compile(r"\n(?:(?<=[A-Za-z.!?]\n)(?=[ \n]{0,4}[^\s,<>])|(?<=\d\n)(?=[ \n]{0,4}[A-Za-z#]))")
-_TRIED = 8  # line breaks at most, from the end, when what was read ahead is looked for
+_TRIED = 8  # line breaks tried, from the end, to find text that was already read
 _WORTH_READING = 20  # characters of new text
 
 
 class AnswerReader:
-    """Remembers what was found in the complete lines of answers that are being written. Thread-safe.
+    """Cache of the findings in the complete lines of unfinished answers. Thread-safe.
 
-    Answers are told apart by their text alone, so that nobody has to say when one begins or ends; the oldest are
-    forgotten.
+    Answers are keyed by their text alone, so that callers need not announce starts and ends; the oldest are evicted.
     """
 
     def __init__(self, most: int = QUESTIONS_AT_ONCE) -> None:
-        self._known: TextCache[Answered] = TextCache(most)  # complete lines -> what is in them
+        self._known: TextCache[Answered] = TextCache(most)  # complete lines -> findings
 
     def read_ahead(self, text: str) -> None:
-        """`text` is how far an answer has come."""
+        """Parse the complete lines of `text`, an answer so far."""
         end = next(_settled_ends(text), 0)
         if end == 0:
             return
@@ -53,12 +53,12 @@ class AnswerReader:
         before, known = self._longest_known(lines)
         if end - len(before) < _WORTH_READING:
             return
-        found = Answered.of(lines[len(before) :])
+        findings = Answered.of(lines[len(before) :])
         self._known.drop(before)
-        self._known.put(lines, found if known is None else known + found)
+        self._known.put(lines, findings if known is None else known + findings)
 
     def read(self, text: str) -> Answered:
-        """The findings in the whole answer."""
+        """Return the findings in the whole answer."""
         before, known = self._longest_known(text)
         return Answered.of(text) if known is None else known + Answered.of(text[len(before) :])
 
@@ -71,8 +71,8 @@ class AnswerReader:
 
 
 def _settled_ends(text: str) -> Iterator[int]:
-    """The last few line breaks of `text` at which it may be cut, the last first."""
-    ends = [found.start() for found in _SETTLED.finditer(text)]
+    """Yield the last few line breaks of `text` where it may be split, last first."""
+    ends = [match.start() for match in _SETTLED.finditer(text)]
     for end in ends[: -_TRIED - 1 : -1]:
         if text.rfind("(", 0, end) <= text.rfind(")", 0, end) and text.rfind("<", 0, end) <= text.rfind(">", 0, end):
             yield end

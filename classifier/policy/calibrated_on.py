@@ -1,4 +1,4 @@
-"""The kinds of requests in a calibration. A policy says nothing about others, so they escalate."""
+"""Kinds of requests in a calibration. A policy is not valid for other kinds, so they escalate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ...protocol.requests import Message
 from ..graded_row import GradedRow
 
-ENOUGH_PROMPTS = 30  # of a script, before a policy counts as calibrated on it
+ENOUGH_PROMPTS = 30  # prompts in a script before a policy counts as calibrated on that script
 _GREEK_WORD = re.compile("[\u0370-\u03ff\u1f00-\u1fff]{2}")
 _INSTRUCTIONS = ("system", "developer")
 _LETTERS = ("Lu", "Ll", "Lt", "Lo")
@@ -19,23 +19,23 @@ _LETTERS = ("Lu", "Ll", "Lt", "Lo")
 
 @dataclass(frozen=True, slots=True)
 class CalibratedOn:
-    """As a policy's card has it. A card without it was made from English prompts of one turn."""
+    """Kinds of requests as stored in a policy's card. Cards without this entry come from one-turn English prompts."""
 
-    # The scripts of the prompts, by their names in Unicode.
+    # Scripts of the prompts, by Unicode name.
     scripts: tuple[str, ...] = ("Latin",)
-    # The most turns of user and assistant in one prompt that some of them have.
+    # Highest number of user and assistant turns that enough prompts have.
     turns: int = 1
 
     @classmethod
     def of(cls, rows: Sequence[GradedRow]) -> CalibratedOn:
-        """A script, or a length, that only a few have is left out."""
+        """Return the scripts and turns of `rows`, without those that fewer than `ENOUGH_PROMPTS` have."""
         prompts = Counter(script for row in rows for script in scripts_of(_text(row)))
         scripts = tuple(sorted(script for script, n in prompts.items() if n >= ENOUGH_PROMPTS))
         turns = sorted((_turns_of(row.messages) if row.messages else 1 for row in rows), reverse=True)
         return cls(scripts, next(iter(turns[ENOUGH_PROMPTS - 1 :]), 1))
 
     def lacks(self, messages: Sequence[Message]) -> str | None:
-        """The trait of a conversation that no prompt of the calibration had; None if there is none."""
+        """Return the trait of a conversation that no calibration prompt had, or None if there is no such trait."""
         turns = _turns_of(messages)
         if turns > self.turns:
             return f"conversations of {turns} turns"
@@ -50,21 +50,21 @@ def _text(row: GradedRow) -> str:
 
 
 def _turns_of(messages: Sequence[Message]) -> int:
-    """Without the instructions."""
+    """Return the number of messages, instructions excluded."""
     return sum(message.role not in _INSTRUCTIONS for message in messages)
 
 
 def scripts_of(text: str) -> frozenset[str]:
-    """The scripts of its letters, such as Latin, Cyrillic or CJK. A lone Greek letter is a symbol, and of none."""
+    """Return the scripts of the letters, such as Latin, Cyrillic or CJK. A lone Greek letter counts as a symbol."""
     if text.isascii():
         return frozenset({"Latin"}) if re.search("[A-Za-z]", text) else frozenset()
-    letters = unicodedata.normalize("NFKC", "".join(set(text)))  # each once: a long text costs no more than a short one
-    found = {_script(letter) for letter in set(letters)} - {""}
-    return frozenset(found if _GREEK_WORD.search(text) else found - {"Greek"})
+    letters = unicodedata.normalize("NFKC", "".join(set(text)))  # each character once, for speed on long texts
+    scripts = {_script(letter) for letter in set(letters)} - {""}
+    return frozenset(scripts if _GREEK_WORD.search(text) else scripts - {"Greek"})
 
 
 def _script(letter: str) -> str:
-    """The first word of its name. Modifier letters belong to several scripts, and marks to their letters."""
+    """Return the first word of the letter's Unicode name; "" for modifier letters and marks, which span scripts."""
     if unicodedata.category(letter) not in _LETTERS:
         return ""
     name = unicodedata.name(letter, "").partition(" ")[0]

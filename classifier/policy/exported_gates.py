@@ -1,6 +1,6 @@
-"""The gates of a policy as they run: one graph reads the question's topics, and one for each gate decides by them.
+"""A policy's gates at run time: one graph reads the question's topics, and one graph per gate decides by them.
 
-All gates share the topics. They are read once, while the local model writes, so that gate 3 waits for little.
+All gates share the topics, which are computed once while the local model writes, so that gate 3 waits for little.
 """
 
 from __future__ import annotations
@@ -18,48 +18,48 @@ from ..features.gate_inputs import PromptView, RunView
 from ..features.parsed_question import ParsedQuestion
 from .answer_reader import AnswerReader, TextCache
 
-# Names of inputs and outputs of the graphs.
+# Input and output names of the graphs.
 BUCKETS, BUCKET_COUNTS, TOPICS, MEASURES, P_GAIN = "buckets", "counts", "topics", "measures", "p_gain"
 _NO_GATE_2 = 2**31
 _EMPTY = np.empty(0, np.float32)
-# Gates 1 and 2 read no answer.
+# Stands for the answer in gates 1 and 2, which read no answer.
 _UNREAD = Answered.of("")
 
 
 @dataclass(frozen=True, slots=True)
 class Graphs:
-    """Sessions of onnxruntime, over what `training/export.py` writes. Thread-safe."""
+    """onnxruntime sessions of the graphs from `training/export.py`. Thread-safe."""
 
     topics: Any
     gates: Mapping[Mode, Any]
 
     def read(self, counts: Array) -> Array:
-        """(1, topics) float32 of a question's counts, (COUNTS,)."""
-        buckets = np.flatnonzero(counts > 0)  # none is negative, and most hold nothing
+        """Return the topics of a question's counts, (COUNTS,), as (1, topics) float32."""
+        buckets = np.flatnonzero(counts > 0)  # counts are not negative, and most are zero
         return self.topics.run([TOPICS], {BUCKETS: buckets, BUCKET_COUNTS: counts[buckets]})[0]
 
     def decide(self, mode: Mode, topics: Array, measures: Array) -> float:
-        """P(gain) from the question's topics, (1, topics), and the measures of the row, (k,)."""
+        """Return P(gain) from the question's topics, (1, topics), and the measures of the row, (k,)."""
         return float(self.gates[mode].run([P_GAIN], {TOPICS: topics, MEASURES: measures[None]})[0][0])
 
 
 class ExportedGates:
-    """P(gain), the chance that the cloud's answer is better, at three moments of a request.
+    """P(gain), the probability that the cloud's answer is better, at three points of a request.
 
-    `blocks`: what each gate reads, with the widths. Without the block `conversation` the last question is judged alone.
-    Without a gate 2 or 3 the question has decided, and `during` and `after` repeat it. Thread-safe, deterministic.
+    `blocks`: the blocks that each gate reads, with their widths. Without the block `conversation` only the last
+    question is read. Without a gate 2 or 3, `during` or `after` repeat gate 1's result. Thread-safe and deterministic.
     """
 
     def __init__(self, graphs: Graphs, blocks: Mapping[Mode, Mapping[BlockName, int]]) -> None:
         self._graphs = graphs
         self._blocks = blocks
         self._follows = any("conversation" in declared for declared in blocks.values())
-        # With its topics. Gate 3 asks about a question that gate 1 has read a moment ago.
+        # Parsed questions with their topics. Gate 3 reads a question that gate 1 has parsed shortly before.
         self._questions: TextCache[tuple[ParsedQuestion, Array]] = TextCache()
         self._answers = AnswerReader()
 
     def warm_up(self) -> None:
-        """The first run allocates, and shows whether the graphs take the features that this version makes."""
+        """Run each graph once, which allocates memory and checks that the graphs accept this version's features."""
         topics = self._graphs.read(ParsedQuestion.of(PromptView("What is 2 + 2?")).counts)
         for mode, declared in self._blocks.items():
             width = sum(BLOCKS[name].width or width for name, width in declared.items())
@@ -67,7 +67,7 @@ class ExportedGates:
 
     @property
     def gate2_tokens(self) -> int:
-        """The number of tokens that gate 2 waits for; without one more than any answer has."""
+        """Number of tokens before gate 2 decides; without a gate 2, a number that no answer reaches."""
         return OPENING_TOKENS if "opening" in self._blocks else _NO_GATE_2
 
     @property
@@ -75,28 +75,28 @@ class ExportedGates:
         return "cascade" in self._blocks
 
     def before(self, prompt: PromptView) -> float:
-        """Gate 1: P(gain) from the question alone, in [0, 1]."""
+        """Gate 1: return P(gain) from the question alone, in [0, 1]."""
         return self._decide("prompt", RunView(prompt, "", _EMPTY, _EMPTY, _EMPTY, _EMPTY, _EMPTY, None, ""), _UNREAD)
 
     def during(self, view: RunView) -> float:
-        """Gate 2: P(gain) from the question and the first `gate2_tokens` tokens."""
+        """Gate 2: return P(gain) from the question and the first `gate2_tokens` tokens."""
         if "opening" not in self._blocks:
             return self.before(view.prompt)
         return self._decide("opening", view, _UNREAD)
 
     def read_ahead(self, prompt: PromptView) -> None:
-        """Read the question for gate 3, while the local model is busy."""
+        """Parse the question for gate 3 while the local model is busy."""
         if self.reads_answers:
             question, _ = self._question(prompt)
             _ = question.mentioned, question.given
 
     def read_lines(self, answer: str) -> None:
-        """Read the complete lines of an unfinished answer for gate 3."""
+        """Parse the complete lines of an unfinished answer for gate 3."""
         if self.reads_answers:
             self._answers.read_ahead(answer)
 
     def after(self, view: RunView) -> float:
-        """Gate 3: P(gain) from question and answer."""
+        """Gate 3: return P(gain) from question and answer."""
         if not self.reads_answers:
             return self.before(view.prompt)
         return self._decide("cascade", view, self._answers.read(view.answer))
@@ -108,8 +108,8 @@ class ExportedGates:
         other: list[BlockName] = [name for name, block in blocks.items() if len(block) != declared[name]]
         if other:
             raise ConfigurationError(
-                f"The policy reads {declared[other[0]]} values of {other[0]}, the local model gives "
-                f"{len(blocks[other[0]])}: it was made for another model. Use a policy of this one."
+                f"The policy needs {declared[other[0]]} values of {other[0]}, but the local model gives "
+                f"{len(blocks[other[0]])}. Use a policy that was calibrated for this model."
             )
         return self._graphs.decide(mode, topics, np.concatenate(list(blocks.values())))
 

@@ -1,6 +1,6 @@
-"""Putting a policy into a folder: files named after what they hold, then the card that names them, in one step.
+"""Writing a policy folder in one step: files named by their hash, then the card that names them.
 
-Nothing that is not of a policy is ever touched: the folder may be the user's own, with other things in it.
+The folder may be the user's own and hold other things; files that do not belong to a policy are never touched.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _STORED = re.compile(r"(topics|gate\d|calibration)-([0-9a-f]{16})\.(onnx|npz)")
 
 
 def stored_name(name: str, data: bytes) -> str:
-    """`gate1.onnx` as it is stored: `gate1-<first 16 digits of its SHA-256>.onnx`."""
+    """Return the stored name of a file: `gate1.onnx` becomes `gate1-<first 16 digits of its SHA-256>.onnx`."""
     path = Path(name)
     return f"{path.stem}-{sha256(data)[:16]}{path.suffix}"
 
 
 def policy_folder(out: Path) -> Path:
-    """`out`, absolute, wherever the process goes meanwhile. Raises InvalidRequestError if it is there and no folder."""
+    """Return `out` as an absolute path. Raises InvalidRequestError if `out` exists and is not a folder."""
     folder = out.resolve()
     if folder.exists() and not folder.is_dir():
         raise InvalidRequestError(f"{folder} is a file: name a folder for the policy with --out.", param="out")
@@ -41,10 +41,10 @@ def policy_folder(out: Path) -> Path:
 
 
 def put_policy(folder: Path, files: Mapping[str, bytes], card: bytes) -> None:
-    """Put `files`, under their `stored_name`s, and then the `card` that names them into `folder`.
+    """Write `files`, under their `stored_name`s, and then the `card` that names them, into `folder`.
 
-    Until the card is replaced, what was there is in force and untouched; afterwards, what it named is removed. Two that
-    write into one folder wait for each other. Raises InvalidRequestError if the folder cannot be written.
+    The old policy stays in force and untouched until the card is replaced; afterwards its files are removed. Concurrent
+    writers wait for each other. Raises InvalidRequestError if the folder cannot be written.
     """
     try:
         make_folder(folder)
@@ -54,13 +54,13 @@ def put_policy(folder: Path, files: Mapping[str, bytes], card: bytes) -> None:
             _remove_former(folder, former, files)
     except OSError as error:
         raise InvalidRequestError(
-            f"The policy cannot be written to {folder}: {error}. What was there is as it was. Make room, or name "
+            f"Cannot write the policy to {folder}: {error}. The old policy is unchanged. Free disk space, or name "
             "another folder with --out."
         ) from error
 
 
 def settled(folder: Path, load: Callable[[Path], T]) -> T:
-    """`load(folder)`, again while nobody writes if a policy was put there meanwhile. Raises what `load` raises."""
+    """Return `load(folder)`; retry under the lock if a policy was written meanwhile. Raises the errors of `load`."""
     card = _card(folder)
     try:
         return load(folder)
@@ -72,24 +72,24 @@ def settled(folder: Path, load: Callable[[Path], T]) -> T:
 
 
 def _card(folder: Path) -> tuple[int, int] | None:
-    """The stamp of the card in force, also told from an equal one before it."""
+    """Return a stamp of the card in force that also changes if the same card is written again."""
     try:
-        found = (folder / CARD_NAME).stat()
-    except OSError:  # loading says what is wrong with it
+        status = (folder / CARD_NAME).stat()
+    except OSError:  # `load` reports the error
         return None
-    return found.st_ino, found.st_mtime_ns
+    return status.st_ino, status.st_mtime_ns
 
 
 def _named(folder: Path) -> dict[str, str]:
-    """The files that the card in `folder` names, with their SHA-256; none where there is no card to be read."""
+    """Return the files that the card in `folder` names, with their SHA-256; empty without a readable card."""
     try:
         return msgspec.convert(read_card(folder).get("files"), dict[str, str])
-    except (ConfigurationError, msgspec.ValidationError):  # whatever it was, it is replaced
+    except (ConfigurationError, msgspec.ValidationError):  # a damaged card is replaced
         return {}
 
 
 def _replace(folder: Path, files: Mapping[str, bytes], card: bytes) -> None:
-    """All of `files`, then the card. Where that is broken off, what was written for nothing is removed."""
+    """Write all of `files`, then the card. If a write fails, the new files are removed."""
     new = [name for name, data in files.items() if not _holds(folder / name, sha256(data))]
     try:
         for name in new:
@@ -103,7 +103,7 @@ def _replace(folder: Path, files: Mapping[str, bytes], card: bytes) -> None:
 
 
 def _remove_former(folder: Path, former: Mapping[str, str], files: Container[str]) -> None:
-    """Files of earlier policies, also of writers that were killed. A name alone does not make a file one of them."""
+    """Remove files of former policies, also of killed writers, if their content matches the recorded digest."""
     for path in sorted(folder.iterdir()):
         stored = _STORED.fullmatch(path.name)
         digest = former.get(path.name) or (stored and stored[2])
@@ -111,16 +111,16 @@ def _remove_former(folder: Path, former: Mapping[str, str], files: Container[str
             if path.name not in files and digest and _holds(path, digest):
                 path.unlink()
         except OSError as error:
-            log.warning("a file of the former policy stays: %s", error)
+            log.warning("cannot remove a file of the former policy: %s", error)
 
 
 def _holds(path: Path, digest: str) -> bool:
-    """Whether it is a file with that SHA-256, of which `digest` may be the beginning."""
+    """Return whether `path` is a file whose SHA-256 starts with `digest`."""
     return path.is_file() and sha256(path.read_bytes()).startswith(digest)
 
 
 def _write(path: Path, data: bytes) -> None:
-    """The whole file at once, and on the disk. Only one partial file, under one name, can ever be left behind."""
+    """Write the file atomically and sync it to disk. A crash leaves at most one partial file, under a fixed name."""
     partial = path.with_name(_PARTIAL)
     with prepared(partial).open("wb") as file:
         file.write(data)
@@ -131,7 +131,7 @@ def _write(path: Path, data: bytes) -> None:
 
 @contextmanager
 def _alone_in(folder: Path) -> Generator[None]:
-    """Nobody else puts a policy into `folder` meanwhile. The system lifts the lock when a process dies."""
+    """Lock `folder` against other policy writers. The system releases the lock when a process dies."""
     handle = open_folder(folder)
     if handle is None:
         yield

@@ -1,4 +1,4 @@
-"""Folders of the user's policies on a machine, and of what use teaches."""
+"""Folders of the user's policies, and the experience file."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def policy_folder_of(models: dict[str, str]) -> Path:
-    """The folder of the pair's calibrated policy in the state folder, whether it is there or not.
+    """Return the folder for the pair's calibrated policy in the state folder, whether or not it exists.
 
-    Names that differ only in what a path cannot hold share a folder; the card inside says whose it is.
+    Pairs whose names differ only in characters that a path cannot hold share a folder; the card names the pair.
     """
     name = "--".join(_UNSAFE.sub("_", models[tier]).strip(".") or "_" for tier in ("local", "cloud"))
     return policies_folder() / name
 
 
 def policies_folder() -> Path:
-    """The folder with the policies of all pairs."""
+    """Return the folder that holds the policies of all pairs."""
     return settings.state_folder() / "policies"
 
 
 def named_folder(name: str) -> Path:
-    """The folder of the policy that `updraft policy list` shows under this name, else the folder at this path."""
+    """Return the folder of the policy that `updraft policy list` shows as `name`, else the folder at that path."""
     known = policies_folder() / Path(name).name
     return known if known.name == name and (known / CARD_NAME).is_file() else Path(name).expanduser()
 
 
 def experience_file() -> Path:
-    """The file in which routers keep what use teaches, unless they are told otherwise."""
+    """Return the default path of the experience file."""
     return settings.state_folder() / "experience.sqlite3"

@@ -1,4 +1,4 @@
-"""Reading the files of a policy folder: a card whose versions fit, and graphs that are the ones it describes."""
+"""Reading the files of a policy folder: a card with matching versions, and the graphs that the card describes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sha256(data: bytes) -> str:
 
 
 def read_card(folder: Path) -> dict[str, Any]:
-    """The card's JSON. Raises ConfigurationError if there is none or it is no JSON object."""
+    """Return the card's JSON object. Raises ConfigurationError if the card is missing or unreadable."""
     path = folder / CARD_NAME
     try:
         _check_file(path, _MAX_CARD)
@@ -35,50 +35,50 @@ def read_card(folder: Path) -> dict[str, Any]:
         missing = f"There is no policy at {folder}: {path.name} is missing."
         raise ConfigurationError(missing, param="policy") from error
     except (OSError, *UNREADABLE) as error:
-        raise ConfigurationError(f"{path} cannot be read as a policy ({error}): install or train it again.") from error
+        raise ConfigurationError(f"Cannot read the policy {path} ({error}): install or train it again.") from error
 
 
 def _check_file(path: Path, most: int) -> None:
-    """Raises OSError, and ConfigurationError for what is no file, which may have no end, and for too long a one."""
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode) or found.st_size > most:
-        raise ConfigurationError(f"{path} is no file of a policy: it must be a file of up to {most} bytes.")
+    """Raises OSError, or ConfigurationError if `path` is too large or not a regular file (a device may never end)."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > most:
+        raise ConfigurationError(f"{path} cannot be a policy file: it must be a regular file of at most {most} bytes.")
 
 
 def check_versions(folder: Path, card: Mapping[str, Any], known: Mapping[str, Any], remedy: str) -> None:
-    """Raises ConfigurationError, with the remedy, if the card is of other versions than this code reads."""
+    """Raises ConfigurationError, naming the remedy, if the card's versions differ from the `known` ones."""
     for name, version in known.items():
         if card.get(name) != version:
             raise ConfigurationError(
-                f"The policy at {folder} has {name} {card.get(name)}, this Updraft reads {version}: "
+                f"The policy at {folder} has {name} {card.get(name)}, but this Updraft reads {version}: "
                 f"{remedy} or install the matching one."
             )
 
 
 def file_named(files: Mapping[str, str], name: str) -> str | None:
-    """Under which name a card's `files` have `gate1.onnx`, say: that, or `gate1-<digits>.onnx`. None if they do not."""
+    """Return the stored name of a file such as `gate1.onnx` or `gate1-<digits>.onnx` in a card's `files`, or None."""
     stem, suffix = name.rsplit(".", 1)
     return next((file for file in files if re.fullmatch(rf"{stem}(-[0-9a-f]+)?\.{suffix}", file)), None)
 
 
 def read_checked(path: Path, expected: str | None) -> bytes:
-    """A file of a policy, whose SHA-256 its card names. Raises ConfigurationError."""
+    """Return the contents of a policy file with the SHA-256 `expected`. Raises ConfigurationError."""
     try:
         _check_file(path, _MAX_FILE)
         data = path.read_bytes()
     except OSError as error:
         raise ConfigurationError(
-            f"The policy at {path.parent} lacks {path.name}: install or train it again."
+            f"The policy at {path.parent} lacks {path.name}: install or train the policy again."
         ) from error
     if sha256(data) != expected:
         raise ConfigurationError(
-            f"{path} is not the file its {CARD_NAME} describes (damaged or replaced): install or train it again."
+            f"{path} does not match its {CARD_NAME} (damaged or replaced): install or train the policy again."
         )
     return data
 
 
 def open_graph(path: Path, expected: str | None) -> Any:
-    """An onnxruntime session on one thread. Raises ConfigurationError, or MissingDependencyError."""
+    """Open a single-threaded onnxruntime session. Raises ConfigurationError or MissingDependencyError."""
     onnxruntime = load_onnxruntime()
     graph = read_checked(path, expected)
     options = onnxruntime.SessionOptions()
@@ -87,5 +87,5 @@ def open_graph(path: Path, expected: str | None) -> Any:
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     try:
         return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime raises its own tree of plain Exceptions
-        raise ConfigurationError(f"{path} cannot be run by onnxruntime ({error}): train the policy again.") from error
+    except Exception as error:  # onnxruntime's exceptions share no base class but Exception
+        raise ConfigurationError(f"onnxruntime cannot load {path} ({error}): train the policy again.") from error

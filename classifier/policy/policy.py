@@ -1,10 +1,10 @@
-"""A pair's calibrated policy as it ships and runs: a card, ONNX graphs, calibration numbers.
+"""A pair's calibrated policy: a card, ONNX graphs and calibration rows.
 
-`policy.json` is the card. `topics.onnx` reads the question, `gate1.onnx` decides by it, `gate2.onnx` also by the first
-tokens, `gate3.onnx` by question and answer. Which blocks of features each gate reads is declared in the card: it
-depends on what the rows had. `calibration.npz` holds each calibration row's P(gain), scores and token counts, no text,
-so that any target can be turned into thresholds when it is asked for. The files carry a part of their hash in their
-names (`files.py`).
+`policy.json` is the card. `topics.onnx` reads the question; `gate1.onnx` decides by the question alone, `gate2.onnx`
+also by the first tokens, `gate3.onnx` by question and answer. The card declares the feature blocks of each gate, which
+depend on the graded rows. `calibration.npz` holds P(gain), scores and token counts of each calibration row, but no
+text, so that thresholds can be computed for any target on demand. File names contain a part of the file's hash
+(`files.py`).
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _REMEDY = "calibrate again with this version (updraft calibrate)"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file that the policy learned from."""
+    """A file that the policy was fitted to."""
 
     name: Text
-    # Of its bytes.
+    # SHA-256 of the file.
     sha256: Text
-    # Read from it.
+    # Number of rows read from the file.
     rows: Count
 
 
@@ -60,32 +60,32 @@ class PolicyCard:
     format_version: int
     feature_version: int
     opset: dict[str, int]
-    # The pair, by tier.
+    # Models of the pair, by tier.
     models: dict[str, Text]
     data: list[Source]
-    # What the scores are.
+    # Description of how the scores were made.
     grading: Text
     date: Text
     rows: Count
     local_score: float
     cloud_score: float
     gain_rate: float
-    # The blocks that each gate reads, in order, with their widths.
+    # Blocks that each gate reads, in order, with their widths.
     blocks: dict[Mode, dict[BlockName, int]]
-    # Blocks that no gate reads, as the rows did not have them.
+    # Blocks that no gate reads, because the rows did not have them.
     missing: list[BlockName]
     # Whether the token counts were estimated from characters.
     estimated_tokens: bool
     delta: Annotated[float, msgspec.Meta(gt=0, lt=1)]
     # SHA-256 of each file.
     files: dict[str, str]
-    # Of the rows: those that the gates were fitted on, and the others, which thresholds come from.
+    # Numbers of rows that the gates were fitted on, and of rows that thresholds come from.
     fitted: Count = 0
     calibrated: Count = 0
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-    # What kinds of requests the rows were.
+    # Kinds of requests among the rows.
     calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
-    # The local model's file, as it ran; None where only its name is known.
+    # Identity of the local model's file; None if only the model's name is known.
     local_model: ModelIdentity | None = None
 
 
@@ -95,7 +95,7 @@ prepare_types(PolicyCard)
 class Policy(ExportedGates):
     """The gates of a pair, with thresholds for any target.
 
-    `models` names the pair it was made for; whether that is the pair in use is for the caller to check.
+    `models` names the pair that the policy was made for; callers check that it is the pair in use.
     """
 
     def __init__(self, card: PolicyCard, graphs: Graphs, calibration: CalibrationRows) -> None:
@@ -109,9 +109,9 @@ class Policy(ExportedGates):
 
     @classmethod
     def load(cls, folder: FilePath) -> Policy:
-        """Read a policy folder, again if another policy is put there meanwhile.
+        """Read a policy folder; retry if another policy is written meanwhile.
 
-        Raises ConfigurationError if it is missing, damaged, or made by another version.
+        Raises ConfigurationError if the policy is missing, damaged, or made by another version.
         """
         return settled(folder, cls._load)
 
@@ -125,17 +125,17 @@ class Policy(ExportedGates):
         policy = cls(card, graphs, _calibration(folder, card))
         try:
             policy.warm_up()
-        except Exception as error:  # onnxruntime raises its own tree of plain Exceptions
+        except Exception as error:  # onnxruntime's exceptions share no base class but Exception
             raise ConfigurationError(f"{folder} does not fit this version ({error}): {_REMEDY}.") from error
         return policy
 
     @property
     def usual(self) -> Floats:
-        """(n,) gate 1's P(gain) of requests like the calibration's."""
+        """(n,) gate 1's P(gain) of requests like those in the calibration."""
         return self.calibration.before
 
     def operating_point(self, target: Target) -> OperatingPoint:
-        """The thresholds for `target`, with the card's confidence or on average."""
+        """Return the thresholds for `target`, with the card's confidence or on average."""
         return operating_point(self.calibration, target, self.card.delta, self._path)
 
     def thresholds_for(self, target: Target) -> Thresholds:
@@ -143,7 +143,7 @@ class Policy(ExportedGates):
 
 
 def valid_card(folder: FilePath) -> PolicyCard:
-    """The card of a policy. Raises ConfigurationError if it is missing, damaged, or made by another version."""
+    """Return the card of a policy. Raises ConfigurationError if it is missing, damaged, or made by another version."""
     raw = read_card(folder)
     check_versions(folder, raw, VERSIONS, _REMEDY)
     try:
@@ -153,7 +153,7 @@ def valid_card(folder: FilePath) -> PolicyCard:
 
 
 def checked_card(folder: FilePath) -> PolicyCard:
-    """As `valid_card`, and each file is the one that the card names. Nothing is run. Raises as `Policy.load`."""
+    """Return the valid card of a policy whose files match it, without running them. Raises as `Policy.load`."""
     return settled(folder, _checked_card)
 
 
@@ -166,9 +166,9 @@ def _checked_card(folder: FilePath) -> PolicyCard:
 
 
 def _stored(folder: FilePath, card: PolicyCard, name: str) -> tuple[FilePath, str | None]:
-    """The path of a file, and the SHA-256 that the card names."""
-    found = file_named(card.files, name) or name
-    return folder / found, card.files.get(found)
+    """Return the path of a stored file and the SHA-256 that the card names."""
+    stored = file_named(card.files, name) or name
+    return folder / stored, card.files.get(stored)
 
 
 def _calibration(folder: FilePath, card: PolicyCard) -> CalibrationRows:
@@ -179,9 +179,9 @@ def _calibration(folder: FilePath, card: PolicyCard) -> CalibrationRows:
 
 
 def _check_whole(path: FilePath, card: PolicyCard, rows: CalibrationRows) -> None:
-    """Thresholds of a gate that is not declared would be held against another gate's P(gain)."""
+    """Raises ConfigurationError unless the card names a pair and declares exactly the gates that judged its rows."""
     if not card.models.keys() >= {"local", "cloud"}:
-        raise ConfigurationError(f"{path} is not a valid policy (it names no pair of models): {_REMEDY}.")
+        raise ConfigurationError(f"{path} is not a valid policy (it does not name a pair of models): {_REMEDY}.")
     judged = {"prompt": rows.before, "opening": rows.during, "cascade": rows.after}
     if card.blocks.keys() != {mode for mode, p_gain in judged.items() if p_gain is not None}:
-        raise ConfigurationError(f"{path} declares other gates than its rows were judged by: {_REMEDY}.")
+        raise ConfigurationError(f"{path} declares other gates than its calibration rows were judged by: {_REMEDY}.")

@@ -1,4 +1,4 @@
-"""A calibration in words and numbers, for a person: thresholds, the guarantee, the floors that no method beats."""
+"""Human-readable summary of a calibration: thresholds, the guarantee, and lower bounds that no method beats."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .policy import Policy, PolicyCard
 
 
 def figures(policy: Policy, target: Target) -> dict[str, Any]:
-    """The operating point of `target` and the floors, as flat numbers; `floor_*` where a quality promises a risk."""
+    """Return the operating point of `target` as flat numbers; `floor_*` only if a quality target promises a risk."""
     point = policy.operating_point(target)
-    found: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         "rows": policy.card.rows,
         "fitted": policy.card.fitted,
         "calibrated": policy.card.calibrated,
@@ -33,14 +33,14 @@ def figures(policy: Policy, target: Target) -> dict[str, Any]:
         **policy.card.metrics,
     }
     if target.name != "cost" and target.promise == "confidence":
-        found["delta"] = point.delta
+        numbers["delta"] = point.delta
     if point.alpha is not None:
-        found |= {"alpha": point.alpha, "floor_cloud_share": floor_of_risk(policy.card.gain_rate, point.alpha)}
-    return found
+        numbers |= {"alpha": point.alpha, "floor_cloud_share": floor_of_risk(policy.card.gain_rate, point.alpha)}
+    return numbers
 
 
 def sentences(policy: Policy, target: Target) -> list[str]:
-    """The same in words."""
+    """Return the same summary as sentences."""
     card, point = policy.card, policy.operating_point(target)
     lines = [
         f"{card.rows} prompts, graded by {card.grading}. {card.fitted} fitted the gates; thresholds come from "
@@ -54,56 +54,56 @@ def sentences(policy: Policy, target: Target) -> list[str]:
     ]
     for metric, other in (("judge.matching", "shared words"), ("judge.matching_embedding", "embeddings")):
         if (matching := card.metrics.get(metric)) is not None:
-            told = f"Without the judge {other} would grade: they say the same on {matching:.0%} of its prompts."
+            told = f"Without the judge, {other} would grade: same verdict on {matching:.0%} of the judged prompts."
             lines.insert(1, told)
     rows = policy.calibration
     if rows.evidence < len(rows.local):
-        lines.insert(1, f"Some ask the same: {len(rows.local)} rows count as {rows.evidence} in what is promised.")
+        lines.insert(1, f"Some prompts repeat: {len(rows.local)} rows count as {rows.evidence} in the promise.")
     if point.alpha is not None:
         floor = floor_of_risk(card.gain_rate, point.alpha)
-        lines.append(f"Floor: to lose at most {point.alpha:.2%} of all requests any method must send up {floor:.1%}.")
+        lines.append(f"Floor: to lose at most {point.alpha:.2%} of all requests, any method must escalate {floor:.1%}.")
         lines += _bolder(policy, point)
     return lines
 
 
 def _escalated(policy: Policy, point: OperatingPoint) -> list[str]:
-    """The cloud's score on harder requests, which is less than a user expects of it."""
+    """Report the cloud's score on escalated requests, which are harder than average."""
     if point.escalated_score is None or point.cloud_share == 1:
         return []
     solo = float(policy.calibration.cloud.mean())
-    return [f"The cloud scores {point.escalated_score:.1%} on those that go to it, and {solo:.1%} on all."]
+    return [f"The cloud scores {point.escalated_score:.1%} on escalated requests and {solo:.1%} on all."]
 
 
 def _bolder(policy: Policy, point: OperatingPoint) -> list[str]:
-    """The further rows that bolder thresholds take."""
+    """Report how many more rows bolder thresholds need."""
     card, known = policy.card, policy.calibration.evidence
     needed = rows_needed(policy.calibration, point.target, card.delta)
     if needed is None:
         return []
     lines: list[str] = []
     if point.cloud_share == 1:
-        lines.append("Nothing less than all could be shown safe: calibrate with more prompts, or lower the target.")
+        lines.append("No threshold could be shown safe, so all escalate: add prompts, or lower the target.")
     if known < needed.at_least:
         lines.append(
-            f"To keep anything local takes at least {needed.at_least} held-out rows without a loss: there are {known}. "
+            f"Keeping any request local takes {needed.at_least} held-out rows without a loss, and there are {known}. "
             f"That is about {_prompts(card, needed.at_least - known)} more graded prompts."
         )
     if needed.rows > max(known, needed.at_least) and needed.local > 1 - point.cloud_share:
         lines.append(
-            f"To keep {needed.local:.0%} local, of which {needed.lost:.2%} of all requests were lost, takes "
+            f"Keeping {needed.local:.0%} local, with {needed.lost:.2%} of all requests lost, takes "
             f"{needed.rows} held-out rows: about {_prompts(card, needed.rows - known)} more graded prompts."
         )
     return lines
 
 
 def _prompts(card: PolicyCard, held_out: int) -> int:
-    """The number of graded prompts that bring so many held-out ones."""
+    """Return the number of graded prompts that yields `held_out` calibration rows."""
     return ceil(held_out * card.rows / max(1, card.calibrated))
 
 
 def _cost(target: Target, point: OperatingPoint) -> str:
     if target.prices is None:
-        return "at a cost that nobody knows without prices"
+        return "cost unknown (no prices configured)"
     return f"{point.cost:.4f} US dollars per 1,000 requests"
 
 
@@ -111,10 +111,10 @@ def _promise(target: Target, point: OperatingPoint) -> str:
     if target.name == "cost":
         return (
             f"Expected, on requests like these: at most {target.value:g} US dollars per 1,000 requests. "
-            "That is no promise, as rare long answers may be missing in the rows: for a limit that holds set a budget."
+            "This is not a promise: the rows may lack rare long answers. For a firm limit, set a budget."
         )
     if target.promise == "mean":
-        sure = "On average over calibrations, of which this is one, on requests like these"
+        sure = "On average over repeated calibrations, on requests like these"
     else:
         sure = f"With {1 - point.delta:.0%} confidence, on requests like these"
     if point.alpha is not None:

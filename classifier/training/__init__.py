@@ -1,1 +1,1 @@
-"""Fits a policy to graded rows, exports it, and reports on it."""
+"""Fitting of a policy to graded rows, and its export."""

@@ -1,8 +1,8 @@
-"""Write a policy's models as ONNX graphs: one reads a question's topics, and one for each gate gives P(gain).
+"""Export of a policy's models as ONNX graphs: one reads a question's topics, and one per gate gives P(gain).
 
-Only buckets that hold something go in: a question of 200 characters fills a twentieth of them, one of 2,000 a fifth.
-Sums run in double precision and are rounded where Python rounds them, and thresholds of trees are rounded down to the
-next single-precision number, so that no row can take another branch than in Python.
+Only non-empty buckets are input: a question of 200 characters fills a twentieth of them, one of 2,000 a fifth. Sums run
+in double precision and are rounded where Python rounds them. Tree thresholds are rounded down to the next
+single-precision number, so that every row takes the same branch as in Python.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from .router_model import Forest, Ridge, RouterModel, Topics
 
 
 def topics_to_onnx(topics: Topics) -> bytes:
-    """`buckets` (m,) int64 and their `counts` (m,) float32 -> `topics` (1, k) float32."""
+    """Export `buckets` (m,) int64 and their `counts` (m,) float32 -> `topics` (1, k) float32."""
     graph = Graph()
-    # Widened behind the picking of rows: reading them takes longer, and a wider table would be twice as much to read.
+    # Widened only after the rows are gathered: memory reads dominate, and a double-precision table would double them.
     directions = graph.constant("directions", topics.directions.astype(np.float32))
     rows = graph.node("Cast", graph.node("Gather", directions, BUCKETS, axis=0), to=TensorProto.DOUBLE)
-    found = graph.node("MatMul", _weighted_words(graph, topics), rows)
+    topic_row = graph.node("MatMul", _weighted_words(graph, topics), rows)
     inputs = [
         helper.make_tensor_value_info(BUCKETS, TensorProto.INT64, ["m"]),
         helper.make_tensor_value_info(BUCKET_COUNTS, TensorProto.FLOAT, ["m"]),
     ]
     size = topics.directions.shape[1]
-    return graph.finish(found, inputs, helper.make_tensor_value_info(TOPICS, TensorProto.FLOAT, [1, size]))
+    return graph.finish(topic_row, inputs, helper.make_tensor_value_info(TOPICS, TensorProto.FLOAT, [1, size]))
 
 
 def gate_to_onnx(router: RouterModel, n_measures: int) -> bytes:
-    """`topics` (1, k) and `measures` (1, n_measures) float32 -> `p_gain` (1,) float32."""
+    """Export `topics` (1, k) and `measures` (1, n_measures) float32 -> `p_gain` (1,) float32."""
     graph = Graph()
     dense = graph.node("Concat", TOPICS, MEASURES, axis=1)
     score = graph.constant("start", np.array([[router.bias]]))
@@ -54,7 +54,7 @@ def gate_to_onnx(router: RouterModel, n_measures: int) -> bytes:
 
 
 class Graph:
-    """Collects nodes and constants. Methods return the name of what they add."""
+    """Builder of an ONNX graph. Methods return the name of the node or constant that they add."""
 
     def __init__(self) -> None:
         self._ids = count()
@@ -71,7 +71,7 @@ class Graph:
         return name
 
     def curve(self, score: str, curve: ProbabilityCurve) -> str:
-        """The calibrated probability of a (n, 1) score."""
+        """Add the calibrated probability of a (n, 1) score."""
         offset = self.node("Sub", score, self.constant("curve_starts", curve.starts[None]))
         part = self.node("Div", offset, self.constant("curve_widths", curve.widths[None]))
         zero, one = self.constant("zero", np.array(0.0)), self.constant("one", np.array(1.0))
@@ -83,7 +83,7 @@ class Graph:
         )
 
     def finish(self, result: str, inputs: Sequence[ValueInfoProto], output: ValueInfoProto) -> bytes:
-        """The model from `inputs` to the one `output`, float32, which is the `result` of the shape that it has."""
+        """Return the model from `inputs` to `output`, which is `result` reshaped and cast to float32."""
         shape = [each.dim_value or -1 for each in output.type.tensor_type.shape.dim]
         shaped = self.node("Reshape", result, self.constant("shape", np.array(shape, np.int64)))
         self._nodes.append(helper.make_node("Cast", [shaped], [output.name], to=TensorProto.FLOAT))
@@ -95,7 +95,7 @@ class Graph:
 
 
 def _weighted_words(graph: Graph, topics: Topics) -> str:
-    """(m,) double: counts times term weights, words and characters each of unit length over the square root of two."""
+    """Weight the counts, (m,) double: words and characters are each scaled to a length of 1/sqrt(2)."""
     weights = graph.node("Gather", graph.constant("term_weights", topics.weights), BUCKETS, axis=0)
     weighted = graph.node("Mul", graph.node("Cast", BUCKET_COUNTS, to=TensorProto.DOUBLE), weights)
     squares = graph.node("Mul", weighted, weighted)
@@ -128,8 +128,8 @@ def _ridge(graph: Graph, name: str, ridge: Ridge, dense: str) -> str:
 
 
 def _forest(graph: Graph, forest: Forest, dense: str) -> str:
-    """The ensemble as one node whose leaves hold the strong minus the weak score, over the number of trees."""
-    nodes: dict[str, list[Any]] = defaultdict(list)  # its attributes
+    """Add the trees as one node. Each leaf holds the strong minus the weak score, divided by the number of trees."""
+    nodes: dict[str, list[Any]] = defaultdict(list)  # attributes of the node
     trees = [estimator.tree_ for estimator in forest.model.estimators_]
     for i, tree in enumerate(trees):
         inner = tree.children_left >= 0
@@ -149,7 +149,7 @@ def _forest(graph: Graph, forest: Forest, dense: str) -> str:
 
 
 def _rounded_down(thresholds: Any) -> list[float]:
-    """Single-precision numbers t32 <= t: for single-precision x, `x <= t32` then says the same as `x <= t`."""
+    """Round down to single precision: for single-precision x, `x <= rounded` then equals `x <= threshold`."""
     single = np.asarray(thresholds, np.float32)
     above = single.astype(np.float64) > thresholds
     return np.where(above, np.nextafter(single, np.float32(-np.inf)), single).astype(np.float32).tolist()

@@ -1,8 +1,8 @@
-"""From features and grades to the gates that ship and the rows that their thresholds come from: the whole of what is
-promised, which `updraft calibrate`, `updraft learn` and `updraft bench guarantee` share.
+"""Fitting of the shipped gates and their calibration rows, the base of every promise. `updraft calibrate`, `updraft
+learn` and `updraft bench guarantee` share it.
 
-Thresholds on rows that helped to fit a gate promise too much: the gate knows these rows, wording included (decision
-059). So the rows to promise on are divided at random, and no row that asks the same as a held-out one is fitted to.
+Thresholds from rows that a gate was fitted on promise too much, because the gate knows their wording (decision 059).
+Representative rows are therefore split at random, and rows that repeat a held-out question are not fitted on.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ from ..features.blocks import Mode
 from ..features.feature_rows import FeatureRows
 from .router_model import MEMBERS, MIN_DIFFERENT, MIN_FITTED, MIN_LABELS, Labels, RouterModel, Topics, fit_router
 
-# Of the rows to promise on. Simulated populations chose it (`updraft bench guarantee`).
+# Share of the representative rows held out, chosen on simulated populations (`updraft bench guarantee`).
 HELD_OUT = 0.5
 _OFTEN_OPENED = 0.1
-# The cloud's mean score where none is known yet.
+# Assumed mean score of the cloud before any is known.
 _CLOUD_SCORE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """Graded rows as numbers, which gates are fitted on."""
+    """Graded rows as numeric training data for the gates."""
 
-    # Of each gate.
+    # Features by gate.
     features: Mapping[Mode, FeatureRows]
     labels: Labels
-    # Tokens that the cloud reads and writes, (n,) each, and whether they are estimates.
+    # Tokens that the cloud reads and writes, (n,) each, and whether any count is an estimate.
     tokens: tuple[Floats, Floats, bool]
-    # (n,) which answers go on behind their opening. Without it, or where few do, there is no gate 2.
+    # (n,) which answers are longer than their opening. No gate 2 is fitted if None, or if few are.
     opened: Bools | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FittedGates:
-    """The gates that ship, and the rows that their thresholds come from."""
+    """The shipped gates, and the rows for their thresholds."""
 
     routers: dict[Mode, RouterModel]
-    # The rows that the gates were fitted on.
+    # Indices of the rows that the gates were fitted on.
     fitting: NDArray[Any]
-    # Other rows, as the gates judge them.
+    # The held-out rows with the gates' P(gain).
     calibration: CalibrationRows
 
 
 def fit_gates(material: Material, seed: int = 0, members: Sequence[str] = MEMBERS) -> FittedGates:
-    """Gates fitted on one part of the rows, and the other part for thresholds. The gates share their topics.
+    """Fit the gates on one part of the rows and judge the held-out part with them. The gates share their topics.
 
-    Raises InvalidRequestError as `fit_router` does, and with fewer than 100 rows, or 10 different ones, to promise on.
+    Raises InvalidRequestError as `fit_router` does, or for fewer than 100 representative rows or 10 different ones.
     """
     if len(material.labels.representative_rows) < MIN_LABELS:
         raise InvalidRequestError(
@@ -65,12 +65,12 @@ def fit_gates(material: Material, seed: int = 0, members: Sequence[str] = MEMBER
         )
     if (different := material.labels.different) < MIN_DIFFERENT:
         raise InvalidRequestError(
-            f"A policy needs at least {MIN_DIFFERENT} different prompts, and these ask only {different} different "
-            "things: give more."
+            f"A policy needs at least {MIN_DIFFERENT} different prompts, but these ask only {different} different "
+            "questions: add more."
         )
     fitting, calibrating = split_rows(material.labels, seed)
     opened = 0 if material.opened is None else int(material.opened[fitting].sum())
-    has_gate_2 = opened >= max(MIN_FITTED, _OFTEN_OPENED * len(fitting))  # else its threshold would mean little
+    has_gate_2 = opened >= max(MIN_FITTED, _OFTEN_OPENED * len(fitting))  # else the threshold would be too noisy
     labels, topics = material.labels.take(fitting), Topics.fit(material.features["prompt"].counts[fitting], seed)
     routers: dict[Mode, RouterModel] = {
         mode: fit_router(rows.take(fitting), labels, topics, seed, members)
@@ -84,21 +84,21 @@ def fit_gates(material: Material, seed: int = 0, members: Sequence[str] = MEMBER
 
 
 def prompts_to_promise(quality: float, delta: float = DELTA) -> int:
-    """The least number of graded prompts, in tens, that can promise a quality below 1 of a cloud that scores 0.9.
+    """Return the least number of graded prompts, in tens, that can promise a quality below 1 if the cloud scores 0.9.
 
-    With fewer every request escalates, however good the local model is.
+    With fewer prompts every request escalates, however good the local model is.
     """
     rows = rows_to_promise(quality, _CLOUD_SCORE, delta)
     return max(MIN_LABELS, ceil(rows / HELD_OUT / 10) * 10)
 
 
 def split_rows(labels: Labels, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The rows to fit on and those to calibrate on, which are representative ones; both rising.
+    """Split into rows to fit on and representative rows to calibrate on, both rising.
 
-    Rows that ask the same as a held-out one and are not representative are in neither.
+    Rows that repeat a held-out question but are not representative are in neither part.
     """
     _, first, inverse = np.unique(labels.same, return_index=True, return_inverse=True)
-    same = first[inverse]  # the first row that asks it
+    same = first[inverse]  # first row with the same question
     groups = np.unique(same[labels.representative_rows])
     held = np.random.default_rng(seed).permutation(groups)[: round(HELD_OUT * len(groups))]
     kept_out = np.isin(same, held)
@@ -106,10 +106,10 @@ def split_rows(labels: Labels, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def calibrated(p_gain: Mapping[Mode, Floats], material: Material, rows: NDArray[Any]) -> CalibrationRows:
-    """The rows that thresholds come from, by the P(gain) that shipped gates, which never saw them, give them."""
+    """Combine held-out rows with the P(gain) that the shipped gates, which never saw them, give them."""
     labels, (read, written, _) = material.labels.take(rows), material.tokens
     during = p_gain.get("opening")
-    if during is not None and material.opened is not None:  # gate 2 sends up no answer that ends before it is asked
+    if during is not None and material.opened is not None:  # shorter answers never reach gate 2
         during = np.where(material.opened[rows], during, 0.0)
     return CalibrationRows(
         before=p_gain["prompt"],

@@ -1,9 +1,9 @@
-"""Learns P(gain) from graded rows: the mean of two plain models, calibrated by cross-validation.
+"""Learns P(gain) from graded rows: the mean of two simple models, calibrated by cross-validation.
 
-Everything is fitted to the gain, the strong score minus the weak one; difficulty alone says little about it (decision
-002). The two models err differently (decision 060): a ridge, and a forest that predicts both tiers' scores at once, so
-that its splits are found with twice the evidence. Both read topics, the main directions of the wording, which prompts
-without labels help to find, and blocks of measures.
+All models are fitted to the gain, the strong score minus the weak one; difficulty alone says little about it (decision
+002). The two models make different errors (decision 060): a ridge, and a forest that predicts both tiers' scores at
+once, which gives its splits twice the evidence. Both read blocks of measures and the
+topics, which are the main directions of the wording.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ from ..features.feature_rows import FeatureRows
 from ..features.wording import COUNTS
 from ..optional import load_module
 
-# Graded prompts of a policy, and those among them that a router is fitted on.
+# Minimum numbers of graded prompts for a policy, and of prompts to fit a router on.
 MIN_LABELS, MIN_FITTED = 100, 40
 _TOPICS = 50
 _FOLDS = 5
-# Half of them is held out, and each fold has one of the others.
+# Half of the questions are held out, and each fold needs one of the others.
 MIN_DIFFERENT = 2 * _FOLDS
 _CLIP = 4.0
 _TREES, _LEAF, _LEAVES = 150, 12, 100
-# How much a standardised measure may say beside a topic, whose spread is about a tenth: penalties act on what is small.
+# Ridge scale of a standardised measure; topics have a spread of about 0.1. The penalty suppresses small inputs most.
 _WEIGHTS: dict[BlockName, float] = {"wording": 0.03, "quantities": 0.03, "conversation": 0.03}
 _WEIGHT_OF_OTHERS = 0.2
 _PENALTY = 10.0
 
-# A router averages their standardised scores.
+# Models whose standardised scores a router averages.
 MEMBERS = ("ridge", "forest")
 
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """The labels of n rows. Models are fitted on all of them by weight, and compared on the representative ones."""
+    """Labels of n rows. Models are fitted on all rows by weight, and compared on the representative rows."""
 
     # (n,) score of the weak tier.
     weak: Floats
     # (n,) score of the strong tier.
     strong: Floats
-    # (n,) equal for rows that ask the same.
+    # (n,) equal for rows with the same question.
     same: NDArray[Any]
-    # (n,) one over the chance that a row was sampled; only ratios matter.
+    # (n,) inverse of the probability that a row was sampled; only ratios matter.
     weight: Floats
-    # (n,) rows that together are sampled as requests come.
+    # (n,) rows that form a random sample of the requests.
     representative: Bools
 
     @classmethod
     def of(cls, weak: Floats, strong: Floats, same: NDArray[Any] | None = None) -> Labels:
-        """Of rows that were sampled alike. `same`: None if no two ask the same."""
+        """Create labels of equally sampled rows. `same`: None if no question repeats."""
         n = len(weak)
         return cls(weak, strong, np.arange(n) if same is None else same, np.ones(n), np.ones(n, np.bool_))
 
@@ -74,28 +74,28 @@ class Labels:
 
     @property
     def representative_rows(self) -> NDArray[Any]:
-        """The rows to calibrate and compare on."""
+        """Indices of the rows to calibrate and compare on."""
         return np.flatnonzero(self.representative)
 
     @property
     def different(self) -> int:
-        """The number of different things that those ask."""
+        """Number of different questions among the representative rows."""
         return len(np.unique(self.same[self.representative]))
 
     @property
     def evidence(self) -> int:
-        """The number of independent rows that those count as: Kish's effective size where some ask the same."""
+        """Number of independent rows that the representative rows count as: Kish's effective size over repetitions."""
         repeats = np.unique(self.same[self.representative], return_counts=True)[1]
         return int(repeats.sum() ** 2 / float((repeats**2).sum()) + 1e-9) if len(repeats) else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """Topics of the wording: a truncated SVD of weighted counts."""
+    """Topics of the wording: a truncated SVD of weighted n-gram counts."""
 
-    # (COUNTS,) of each term.
+    # (COUNTS,) weight of each n-gram bucket.
     weights: Floats
-    # (COUNTS, 50) of most variance among weighted prompts; rounded to float32, as they ship so.
+    # (COUNTS, 50) directions of most variance among weighted prompts; rounded to float32, as exported.
     directions: Floats
 
     @classmethod
@@ -103,12 +103,12 @@ class Topics:
         document_frequency = np.asarray((counts > 0).sum(axis=0), np.float64).ravel()
         weights = np.log((1.0 + counts.shape[0]) / (1.0 + document_frequency)) + 1.0
         svd = load_module("sklearn.decomposition", "calibrate").TruncatedSVD(_TOPICS, random_state=seed)
-        with np.errstate(invalid="ignore"):  # the shares of a variance of zero, where all prompts have the same words
+        with np.errstate(invalid="ignore"):  # explained shares are 0/0 if all prompts have the same words
             directions = np.asarray(svd.fit(_weighted(counts, weights)).components_.T, np.float32)
         return cls(weights, directions.astype(np.float64))
 
     def prepare(self, rows: FeatureRows) -> Inputs:
-        """Topics and measures side by side."""
+        """Return topics and measures side by side."""
         topics = np.asarray(_weighted(rows.counts, self.weights) @ self.directions, np.float64)
         weights = [np.full(width, _WEIGHTS.get(name, _WEIGHT_OF_OTHERS)) for name, width in rows.widths.items()]
         return Inputs(
@@ -118,11 +118,11 @@ class Topics:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The matrix that members are fitted on."""
+    """Input matrix of the member models."""
 
     # (n, k) topics and measures.
     x: Array
-    # (k,) scale of each column in a ridge.
+    # (k,) ridge scale of each column.
     weights: Floats
 
     def take(self, rows: NDArray[Any]) -> Inputs:
@@ -131,7 +131,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Ridge:
-    """`clip((x - mean) / scale) @ weights + bias`; the clip bounds what one odd value can do."""
+    """A linear model, `clip((x - mean) / scale) @ weights + bias`; the clip bounds the effect of one odd value."""
 
     mean: Floats
     scale: Floats
@@ -171,33 +171,33 @@ class RouterModel:
         return self.blended(self.topics.prepare(rows).x)
 
     def blended(self, x: Array) -> Floats:
-        """The score of rows that `topics` have prepared."""
+        """Return the score of rows that `topics` has prepared."""
         return self.bias + _sum(weight * self.members[name].score(x) for name, weight in self.weights.items())
 
     def refitted(self, rows: FeatureRows, labels: Labels, seed: int = 0) -> RouterModel:
-        """The same blend of the same topics, its members fitted on other rows."""
+        """Return a router with the same topics and weights, whose members are fitted on other rows."""
         inputs = self.topics.prepare(rows)
         return replace(self, members={name: _fit(name, inputs, labels, seed) for name in self.members})
 
     def probability(self, rows: FeatureRows) -> Floats:
-        """(n,) float64 in [0, 1]."""
+        """Return P(gain), (n,) float64 in [0, 1]."""
         return np.clip(self.curve(self.score(rows)), 0.0, 1.0)
 
 
 def fit_router(
     rows: FeatureRows, labels: Labels, topics: Topics | None = None, seed: int = 0, members: Sequence[str] = MEMBERS
 ) -> RouterModel:
-    """Fit on labelled `rows`. The same seed gives the same router. Rows with `labels.same` alike share a fold.
+    """Fit on labelled `rows`; deterministic for a seed. Rows with equal `labels.same` share a fold.
 
-    `topics`: None finds them on these rows.
+    `topics`: None fits them on these rows.
 
-    Raises InvalidRequestError with too few labels, or if no row or every row is a gain.
+    Raises InvalidRequestError for too few labels, or if every row or no row is a gain.
     """
     compared = labels.representative_rows
     n, better = len(compared), labels.better[compared]
     if n < MIN_FITTED or better.all() or not better.any():
         raise InvalidRequestError(
-            f"A router needs at least {MIN_FITTED} graded prompts to be fitted on, some better answered by the strong "
+            f"A router needs at least {MIN_FITTED} graded prompts to fit on, some answered better by the strong "
             f"tier and some not: there are {n}, of which {int(better.sum())} are."
         )
     topics = topics or Topics.fit(rows.counts, seed)
@@ -215,7 +215,7 @@ def _sum(terms: Iterable[Floats]) -> Floats:
 
 
 def _cross_fitted(inputs: Inputs, labels: Labels, seed: int, names: Sequence[str]) -> dict[str, Floats]:
-    """The scores of each row by members that did not see its fold."""
+    """Return each row's scores by members that were fitted without the row's fold."""
     folds = _folds(labels, seed)
     crossed = {name: np.zeros(len(folds)) for name in names}
     for fold in range(_FOLDS):
@@ -226,7 +226,7 @@ def _cross_fitted(inputs: Inputs, labels: Labels, seed: int, names: Sequence[str
 
 
 def _folds(labels: Labels, seed: int) -> NDArray[Any]:
-    """(n,) the fold of each row; those that ask the same share one."""
+    """Assign rows to folds, (n,); rows with the same question share a fold."""
     same = np.unique(labels.same, return_inverse=True)[1]
     return (np.random.default_rng(seed).permutation(same.max() + 1) % _FOLDS)[same]
 
@@ -235,18 +235,18 @@ def _fit(name: str, inputs: Inputs, labels: Labels, seed: int) -> Member:
     if name == "ridge":
         return _fit_ridge(inputs, labels.gain, labels.weight)
     ensemble = load_module("sklearn.ensemble", "calibrate")
-    # Small leaves of many rows follow single words: a typo then turns more decisions, and P(gain) is less honest.
+    # Small leaves in many rows follow single words: a typo then flips more decisions, and P(gain) is less calibrated.
     leaf = max(_LEAF, len(inputs.x) // _LEAVES)
     trees = ensemble.ExtraTreesRegressor(_TREES, min_samples_leaf=leaf, max_features=0.3, random_state=seed)
     return Forest(trees.fit(inputs.x, np.stack((labels.weak, labels.strong), axis=1), sample_weight=labels.weight))
 
 
 def _fit_ridge(inputs: Inputs, gain: Floats, rows: Floats) -> Ridge:
-    """Each row counts as often as `rows`, (n,), says; only their ratios matter."""
+    """Fit a ridge. `rows`: (n,) weight of each row; only ratios matter."""
     x, weight, share = inputs.x, inputs.weights, rows / rows.mean()
     mean: Floats = x.mean(axis=0, dtype=np.float64)
     scale: Floats = np.asarray(np.maximum(x.std(axis=0, dtype=np.float64), 1e-3), np.float64)
-    # Topics share one scale: dividing each by its own would make the least of them as loud as the first.
+    # Topics share one scale: dividing each by its own spread would make the weakest topic count as much as the first.
     scale[:_TOPICS] = 1.0
     linear = load_module("sklearn.linear_model", "calibrate").Ridge(_PENALTY, solver="cholesky")
     linear.fit(_standardised(x, mean, scale) * weight, gain, sample_weight=share)
@@ -258,7 +258,7 @@ def _standardised(x: Array, mean: Floats, scale: Floats, clip: float = _CLIP) ->
 
 
 def _weighted(counts: Any, weights: Floats) -> Any:
-    """Counts times term weights, words and characters each of unit length over the square root of two (or zero)."""
+    """Weight the counts and scale words and characters each to a length of 1/sqrt(2), or zero."""
     sparse = load_module("scipy.sparse", "calibrate")
     halves: list[Any] = []
     for half in (slice(0, COUNTS // 2), slice(COUNTS // 2, COUNTS)):

@@ -1,6 +1,6 @@
-"""From graded rows to a policy folder: gates fitted, exported, checked, and the calibration rows beside them.
+"""Fitting of a policy from graded rows: fit the gates, export and check them, and write the policy folder.
 
-Every P(gain) in the calibration rows is by the gates that ship, which were fitted on other rows (decision 059).
+Every P(gain) in the calibration rows comes from the shipped gates, which were fitted on other rows (decision 059).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TOLERANCE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class FitRecipe:
-    """The parts of the card that rows do not tell. The same seed and rows give the same files."""
+    """Card entries that do not come from the rows. The same seed and rows give the same files."""
 
     models: dict[str, str]
     data: list[Source]
@@ -51,24 +51,23 @@ class FitRecipe:
     seed: int = 0
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
-    # As in the card.
+    # Identity of the local model's file, copied into the card.
     local_model: ModelIdentity | None = None
 
 
 def fit_policy(rows: Sequence[GradedRow], recipe: FitRecipe, out: Path) -> Policy:
-    """Fit on `rows`, write the folder `out`, and return the policy as loaded from there.
+    """Fit on `rows`, write the folder `out`, and return the policy loaded from there.
 
-    Raises InvalidRequestError as `fit_router` does, and if `out` is no folder or cannot be written.
+    Raises InvalidRequestError as `fit_router` does, or if `out` is not a folder or cannot be written.
     """
     recipe = replace(recipe, calibrated_on=CalibratedOn.of(rows))
     return fit_material(material_of(rows), recipe, policy_folder(out))
 
 
 def material_of(rows: Sequence[GradedRow]) -> Material:
-    """The rows as gates are fitted on them: the blocks that every row has.
+    """Convert rows to training data for the gates, with the blocks common to all rows.
 
-    There is a gate 3 if the rows have answers; and if they have token signals too, a gate 2 for answers that go on
-    behind their opening, if these are many.
+    Gate 3 needs answers. Gate 2 also needs token signals, and enough answers that are longer than their opening.
     """
     known = blocks_of_all(rows)
     features = read_rows(rows, known)
@@ -82,18 +81,18 @@ def material_of(rows: Sequence[GradedRow]) -> Material:
 
 
 def _same(questions: Sequence[str]) -> NDArray[np.intp]:
-    """(n,) equal for equal questions. An array of the texts would take the room of the longest for each."""
+    """Number the questions, (n,), equal for equal texts. A numpy array of texts would pad each to the longest."""
     numbers = {question: number for number, question in enumerate(sorted(set(questions)))}
     return np.array([numbers[question] for question in questions])
 
 
 def fit_material(material: Material, recipe: FitRecipe, out: Path) -> Policy:
-    """The same from features, wherever they come from. Raises InvalidRequestError as `fit_router` does."""
+    """Fit a policy on features from any source. Raises InvalidRequestError as `fit_router` does."""
     return write_policy(fit_gates(material, recipe.seed), material, recipe, policy_folder(out))
 
 
 def write_policy(found: FittedGates, material: Material, recipe: FitRecipe, folder: Path) -> Policy:
-    """Put fitted gates into `folder`, and load the policy from there."""
+    """Write fitted gates into `folder`, and load the policy from there."""
     calibration, labels = found.calibration, material.labels
     features: dict[Mode, FeatureRows] = {mode: material.features[mode] for mode in found.routers}
     made = _exported(found.routers, features) | {CALIBRATION_NAME: pack_calibration(calibration)}
@@ -104,7 +103,7 @@ def write_policy(found: FittedGates, material: Material, recipe: FitRecipe, fold
         data=recipe.data,
         grading=recipe.grading,
         date=recipe.date,
-        # A row of no weight is one of the others once more, with the grades that it is promised on.
+        # A row of weight 0 repeats another row, with the grades used for the promise.
         rows=int(np.count_nonzero(labels.weight)),
         fitted=int(np.count_nonzero(labels.weight[found.fitting])),
         calibrated=len(calibration.local),
@@ -125,9 +124,9 @@ def write_policy(found: FittedGates, material: Material, recipe: FitRecipe, fold
 
 
 def estimated_tokens(rows: Sequence[GradedRow]) -> tuple[Floats, Floats, bool]:
-    """Tokens that the cloud reads and writes for each row, (n,) twice, and whether any had to be estimated.
+    """Return the tokens that the cloud reads and writes for each row, (n,) each, and whether any are estimates.
 
-    Estimated are four characters a token, the local answer's length for the cloud's, and 256 tokens without one.
+    Estimates: four characters per token, the local answer's length for the cloud's answer, and 256 tokens without one.
     """
     read = [row.cloud_read if row.cloud_read is not None else len(row.prompt) / _CHARS_PER_TOKEN for row in rows]
     likely = [_ANSWER_TOKENS if row.answer is None else len(row.answer) / _CHARS_PER_TOKEN for row in rows]
@@ -137,8 +136,8 @@ def estimated_tokens(rows: Sequence[GradedRow]) -> tuple[Floats, Floats, bool]:
 
 
 def _exported(routers: Mapping[Mode, RouterModel], features: Mapping[Mode, FeatureRows]) -> dict[str, bytes]:
-    """The graphs, checked against the Python models on every row. Raises RuntimeError if they differ."""
-    made = {TOPICS_FILE: topics_to_onnx(routers["prompt"].topics)}  # all gates share them
+    """Return the graphs after a check against the Python models on every row. Raises RuntimeError if they differ."""
+    made = {TOPICS_FILE: topics_to_onnx(routers["prompt"].topics)}  # shared by all gates
     made |= {
         GATE_FILES[mode]: gate_to_onnx(router, sum(features[mode].widths.values())) for mode, router in routers.items()
     }
@@ -157,16 +156,16 @@ def _session(graph: bytes) -> Any:
 
 
 def _metrics(rows: CalibrationRows) -> dict[str, float]:
-    """The ranking of rows never seen by the gates that ship, and their honesty."""
-    found: dict[str, float] = {}
+    """Return ranking and calibration error of each gate on the held-out rows."""
+    metrics: dict[str, float] = {}
     for gate, p_gain in (("gate1", rows.before), ("gate2", rows.during), ("gate3", rows.after)):
         if p_gain is not None:
             routed = curve.cost_quality(p_gain, rows.local, rows.cloud)
-            found |= {
+            metrics |= {
                 f"{gate}.apgr": routed.apgr,
                 f"{gate}.cpt50": routed.cpt(0.5),
                 f"{gate}.cpt80": routed.cpt(0.8),
                 f"{gate}.auroc": auroc(p_gain, rows.gain),
                 f"{gate}.ece": ece(p_gain, rows.gain),
             }
-    return found
+    return metrics

@@ -153,7 +153,7 @@ def test_home_moves_file_and_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             "cost = 1\n[prices]\ncloud_input = 0\ncloud_output = 0",
             {},
             {},
-            "cost needs to know what the cloud's tokens cost",
+            "cost needs the price of the cloud's tokens",
         ),
         ("hold_tokens = 0", {}, {}, "hold_tokens must be at least 1"),
         ("cloud_timeout_s = 0", {}, {}, "cloud_timeout_s"),

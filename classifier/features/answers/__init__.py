@@ -1,1 +1,1 @@
-"""Evidence in an answer by itself: its parts, its checks, its arithmetic."""
+"""Features from the answer's text alone: its parts, consistency checks and arithmetic."""

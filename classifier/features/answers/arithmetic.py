@@ -1,8 +1,8 @@
-"""Checks of worked arithmetic: does every stated step hold, and does the answer follow from the steps and the question?
+"""Checks of worked arithmetic: whether each stated step holds, and whether the answer follows from the steps.
 
-A small model that reasons aloud leaves evidence: an equation that is false, a number that comes from nowhere, a given
-that is never used, a result that nothing continues, an answer that no step reached. Read are plain equations
-(`3 x $4 = $12`), chains (`8 + 6 = 14 = 14.0`) and calculator marks (`<<3*4=12>>`).
+Small models that reason aloud leave evidence: a false equation, a number of unknown origin, a given that no step uses,
+a result that no later step uses, an answer that no step reached. The parser reads plain equations (`3 x $4 = $12`),
+chains (`8 + 6 = 14 = 14.0`) and calculator marks (`<<3*4=12>>`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import numpy as np
 
 from ...arrays import Array
 
-# A search for a set of characters skips to the next of them, one for alternatives tries every character.
+# A leading character set lets the regex engine skip ahead; a leading alternation is tried at every character.
 _NUMBER = re.compile(r"[\d.](?:(?<=\d)[\d,]*(?:\.\d+)?|(?<=\.)\d+)")
 _TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[-+*/()%]")
 _THOUSANDS = re.compile(r",(?<=\d,)(?=\d{3}\b)")
-# Tried at the start of a run of blanks only: tried at each of them, a long run would take quadratic time.
+# Matched only at the start of a run of blanks: matching at each blank takes quadratic time on a long run.
 _TIMES = re.compile(r"(?<=[\d)\s])(?<![\d)\s][ ])[ ]*+[xX×⋅·][ ]*+(?=[\d($])|\\times|\\cdot")
 _MAY_BE_TIMES = re.compile(r"[xX×⋅·][ ]*+[\d($]|\\times|\\cdot")
 _MARK = re.compile(r"<<([^<>=]*)=([^<>=]*)>>")
@@ -54,20 +54,20 @@ _DEEPEST = 40
 
 
 class ArithmeticStep(NamedTuple):
-    """`left = right` as stated."""
+    """A stated equation, `left = right`."""
 
-    # The numbers on the left.
+    # Numbers on the left side.
     operands: tuple[float, ...]
-    # The values of both sides.
+    # Values of the two sides.
     left: float
     right: float
-    # How many join the operands.
+    # Number of operators on the left side.
     operators: int
 
 
 @dataclass(frozen=True, slots=True)
 class FoundSteps:
-    """The equations of a text as it states them, and those in calculator marks."""
+    """Equations found in a text: those in plain text, and those in calculator marks."""
 
     stated: list[ArithmeticStep]
     marked: list[ArithmeticStep]
@@ -77,24 +77,24 @@ class FoundSteps:
 
     @property
     def all(self) -> list[ArithmeticStep]:
-        """Calculator marks last."""
+        """Both kinds of equations, calculator marks last, cut to the first 200."""
         return (self.stated + self.marked)[:_MAX_STEPS]
 
 
 def find_steps(text: str) -> FoundSteps:
-    """The equations of `text` between plain numbers; what is no arithmetic is passed over."""
+    """Return the equations of `text` between plain numbers; skip everything that is not arithmetic."""
     plain = _THOUSANDS.sub("", text.replace("÷", "/").replace("−", "-"))
     if _MAY_BE_TIMES.search(plain):
         plain = _TIMES.sub("*", plain)
     marked = _steps(_MARK.findall(plain))
     bare = _UNIT.sub("", _ASIDE.sub(" ", _MARK.sub(" ", plain)))
     equations = (piece for piece in _BREAK.split(bare) if "=" in piece)
-    chains = (found.group().split("=") for piece in equations for found in _EQUATION.finditer(piece))
+    chains = (match.group().split("=") for piece in equations for match in _EQUATION.finditer(piece))
     return FoundSteps(_steps(pair for chain in chains for pair in pairwise(chain)), marked)
 
 
 def final_number(text: str) -> tuple[float | None, bool]:
-    """The number the answer ends with, and whether a `####` marks it; without one the last number counts."""
+    """Return the final number of the answer, and whether `####` marks it; without a mark, the last number."""
     marked = _RESULT.findall(text)
     numbers = _NUMBER.findall(marked[-1] if marked else text)
     if not numbers:
@@ -104,13 +104,13 @@ def final_number(text: str) -> tuple[float | None, bool]:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The facts of a question that steps may start from."""
+    """Facts of a question that the steps of an answer may start from."""
 
-    # In figures.
+    # Numbers written in digits.
     numbers: tuple[float, ...]
-    # Numbers in words.
+    # Numbers written in words.
     worded: tuple[float, ...]
-    # Its length.
+    # Length of the question, in characters.
     chars: int
     sentences: int
 
@@ -122,17 +122,17 @@ class Given:
 
 
 def step_checks(given: Given, answer: str, read: FoundSteps | None = None) -> Array:
-    """(len(STEP_NAMES),) float32. `read`: of the answer, if it is known already."""
+    """Return the step features, (len(STEP_NAMES),) float32. `read`: the steps of `answer`, if already parsed."""
     return np.array([*_checks(given, answer, (read or find_steps(answer)).all).values()], np.float32)
 
 
-def _checks(given: Given, answer: str, found: Sequence[ArithmeticStep]) -> dict[str, float]:
+def _checks(given: Given, answer: str, steps: Sequence[ArithmeticStep]) -> dict[str, float]:
     final, marked = final_number(answer)
     lower = answer.lower()
     return {
-        **_truth(found),
-        **_flow(found, given.numbers, given.worded),
-        **_ending(found, given.numbers, final),
+        **_truth(steps),
+        **_flow(steps, given.numbers, given.worded),
+        **_ending(steps, given.numbers, final),
         "marked": float(marked),
         "givens": len(given.numbers),
         "number_words": len(given.worded),
@@ -145,39 +145,39 @@ def _checks(given: Given, answer: str, found: Sequence[ArithmeticStep]) -> dict[
     }
 
 
-def _truth(found: Sequence[ArithmeticStep]) -> dict[str, float]:
-    """Whether the steps hold: to within rounding, and exactly."""
-    wrong = [not _same(step.left, step.right, _ROUNDED) for step in found]
-    inexact = sum(not _same(step.left, step.right, _EXACT) for step in found)
+def _truth(steps: Sequence[ArithmeticStep]) -> dict[str, float]:
+    """Return how well the steps hold, within rounding and exactly, and how many operators they have."""
+    wrong = [not _same(step.left, step.right, _ROUNDED) for step in steps]
+    inexact = sum(not _same(step.left, step.right, _EXACT) for step in steps)
     return {
-        "steps": log1p(len(found)),
+        "steps": log1p(len(steps)),
         "false_steps": log1p(sum(wrong)),
-        "false_step_share": sum(wrong) / max(len(found), 1),
+        "false_step_share": sum(wrong) / max(len(steps), 1),
         "last_step_false": float(bool(wrong) and wrong[-1]),
         "inexact_steps": log1p(inexact),
-        "operators": sum(step.operators for step in found) / max(len(found), 1),
-        "most_operators": max((step.operators for step in found), default=0),
+        "operators": sum(step.operators for step in steps) / max(len(steps), 1),
+        "most_operators": max((step.operators for step in steps), default=0),
     }
 
 
-def _flow(found: Sequence[ArithmeticStep], given: Sequence[float], worded: Sequence[float]) -> dict[str, float]:
-    """Origin and use of numbers: strangers, givens that no step uses, results that no later step uses."""
-    strangers = _strangers(found, {*given, *worded})
-    operands = {operand for step in found for operand in step.operands}
-    used = operands | {100 * operand for operand in operands}  # a percentage may be used as a fraction
+def _flow(steps: Sequence[ArithmeticStep], given: Sequence[float], worded: Sequence[float]) -> dict[str, float]:
+    """Return where numbers come from and go: operands of unknown origin, unused givens and unused results."""
+    strangers = _strangers(steps, {*given, *worded})
+    operands = {operand for step in steps for operand in step.operands}
+    used = operands | {100 * operand for operand in operands}  # percentages may be used as fractions
     rising = sorted(used)
     never = {number for number in set(given) if number not in used and not _among(number, rising, _EXACT)}
     unused = sum(number in never for number in given)
-    dead = _dead_ends(found)
-    distinct = len({(step.operands, step.left) for step in found if step.operators})
-    results = [step.right for step in found]
+    dead = _dead_ends(steps)
+    distinct = len({(step.operands, step.left) for step in steps if step.operators})
+    results = [step.right for step in steps]
     return {
         "strangers": log1p(strangers),
-        "stranger_share": strangers / max(sum(len(step.operands) for step in found), 1),
+        "stranger_share": strangers / max(sum(len(step.operands) for step in steps), 1),
         "unused_givens": unused,
         "unused_given_share": unused / max(len(given), 1),
         "dead_ends": log1p(dead),
-        "dead_end_share": dead / max(len(found), 1),
+        "dead_end_share": dead / max(len(steps), 1),
         "distinct_steps": distinct,
         "steps_over_givens": distinct - len(given),
         "steps_per_given": distinct / max(len(given) + len(worded), 1),
@@ -186,10 +186,10 @@ def _flow(found: Sequence[ArithmeticStep], given: Sequence[float], worded: Seque
     }
 
 
-def _strangers(found: Sequence[ArithmeticStep], known: set[float]) -> int:
-    """The number of operands that are neither `known` nor in an earlier step. Most are, exactly: a set tells."""
+def _strangers(steps: Sequence[ArithmeticStep], known: set[float]) -> int:
+    """Return the number of operands neither in `known` nor in an earlier step. The set saves most searches."""
     strangers, rising = 0, sorted(known)
-    for step in found:
+    for step in steps:
         for operand in step.operands:
             if operand not in known and not _among(operand, rising, _ROUNDED):
                 strangers += 1
@@ -199,12 +199,12 @@ def _strangers(found: Sequence[ArithmeticStep], known: set[float]) -> int:
     return strangers
 
 
-def _dead_ends(found: Sequence[ArithmeticStep]) -> int:
-    """The number of results, the last apart, that no later step uses."""
+def _dead_ends(steps: Sequence[ArithmeticStep]) -> int:
+    """Return the number of results, except the last, that no later step uses."""
     dead = 0
     later: set[float] = set()
     rising: list[float] = []
-    for earlier, step in pairwise(reversed(found)):
+    for earlier, step in pairwise(reversed(steps)):
         later.update(earlier.operands)
         for operand in earlier.operands:
             insort(rising, operand)
@@ -213,11 +213,11 @@ def _dead_ends(found: Sequence[ArithmeticStep]) -> int:
     return dead
 
 
-def _ending(found: Sequence[ArithmeticStep], given: Sequence[float], final: float | None) -> dict[str, float]:
-    """The relation of the answer to the steps and the question."""
+def _ending(steps: Sequence[ArithmeticStep], given: Sequence[float], final: float | None) -> dict[str, float]:
+    """Relate the final number to the steps and the question."""
     if final is None:
         return dict.fromkeys(_ending((), (), 0.0), 0.0) | {"no_number": 1.0}
-    results = [step.right for step in found]
+    results = [step.right for step in steps]
     size = log1p(abs(final))
     return {
         "no_number": 0.0,
@@ -237,11 +237,11 @@ def _steps(equations: Iterable[tuple[str, str]]) -> list[ArithmeticStep]:
 def _step(left: str, right: str) -> ArithmeticStep | None:
     tokens = _TOKEN.findall(left)
     try:
-        # `3 + 4 = 7 - so` : an operator that nothing follows is punctuation.
+        # In `3 + 4 = 7 - so`, the operator before a word is punctuation.
         value, stated = _calculate(tokens), _calculate(_TOKEN.findall(right.rstrip(" .,+-*/(")))
     except _NotArithmeticError:
         return None
-    operands = tuple([float(token) for token in tokens if token[-1].isdigit()])  # a list takes half the time
+    operands = tuple([float(token) for token in tokens if token[-1].isdigit()])  # faster than a generator
     if not (isfinite(value) and isfinite(stated) and all(map(isfinite, operands))):
         return None
     return ArithmeticStep(operands, value, stated, sum(map("+-*/".count, tokens)))
@@ -252,8 +252,8 @@ class _NotArithmeticError(ValueError):
 
 
 def _calculate(tokens: Sequence[str]) -> float:
-    """The value of an expression of + - * / % and brackets. Raises _NotArithmeticError."""
-    if tokens and tokens[0][-1].isdigit():  # nearly all are a number, or two with something between
+    """Evaluate an expression of + - * / % and brackets. Raises _NotArithmeticError."""
+    if tokens and tokens[0][-1].isdigit():  # fast path: most expressions are one number, or two with an operator
         if len(tokens) == 1:
             return float(tokens[0])
         if len(tokens) == 3 and tokens[1] in _OPERATIONS and tokens[2][-1].isdigit():
@@ -317,7 +317,7 @@ def _same(a: float, b: float, tolerance: float) -> bool:
 
 
 def _among(value: float, ordered: Sequence[float], tolerance: float) -> bool:
-    """Whether one of `ordered`, which rise, is the same: if any is, then so is its neighbour next to `value`."""
+    """Return whether a value in the sorted `ordered` equals `value` within the tolerance; only its neighbours can."""
     at = bisect_left(ordered, value)
     return (at < len(ordered) and _same(value, ordered[at], tolerance)) or (
         at > 0 and _same(value, ordered[at - 1], tolerance)

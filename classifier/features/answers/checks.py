@@ -1,7 +1,7 @@
-"""Checks of the answer's text against itself and the question: the arithmetic it states, its lists, what it copies.
+"""Checks of an answer's text against itself and the question: stated arithmetic, lists, copied words.
 
-None of them knows a kind of question: they ask what any careful reader would. Is the stated sum true, is the list in
-order and without repeats, does a number stand beside the word it stood beside in the question, is a word spelled right?
+The checks know no kinds of questions and ask what any careful reader would: is the stated sum true, is the list in
+order and without repeats, does each number stand beside the same word as in the question, is a word spelled right?
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _REFUSALS = ("i cannot", "i can't", "i do not know", "i don't know", "not sure",
 REFUSAL = re.compile(rf"\b(?:{'|'.join(_REFUSALS)})\b", re.IGNORECASE)
 _BRACKETS = ("()", "[]", "{}")
 _NO_LETTER = re.compile(r"[^a-z]")
-_LETTERS = {code: None for code in range(128) if _NO_LETTER.match(chr(code))}  # for `str.translate`
+_LETTERS = {code: None for code in range(128) if _NO_LETTER.match(chr(code))}  # table for `str.translate`
 
 
 @dataclass(frozen=True, slots=True)
 class Mentioned:
-    """The parts of a question that an answer is held against."""
+    """Parts of a question that an answer is compared with."""
 
     words: frozenset[str]
-    # The words that begin with a letter.
+    # Words that begin with a letter.
     lettered: frozenset[str]
-    # In order.
+    # Numbers in order.
     numbers: tuple[str, ...]
-    # Such words in the same segment as each number.
+    # Words that begin with a letter and share a segment with the number, by number.
     beside: Mapping[str, frozenset[str]]
-    # All of them, without the characters between them.
+    # All ASCII letters of the question in order, without the characters between them.
     letters: str
 
     @classmethod
@@ -56,7 +56,7 @@ class Mentioned:
 
 
 def answer_checks(text: str, mentioned: Mentioned, parts: AnswerParts | None = None) -> Array:
-    """(len(ANSWER_NAMES),) float32 of the answer `text`. `parts`: of it, if known already."""
+    """Return the answer features, (len(ANSWER_NAMES),) float32. `parts`: those of `text`, if already known."""
     return np.array([*map(float, _checks(text, mentioned, parts or parts_of(text)).values())], np.float32)
 
 
@@ -67,7 +67,7 @@ def _checks(text: str, mentioned: Mentioned, parts: AnswerParts) -> dict[str, fl
     false = truths.count(False)
     working, final, marked = _split_final(text, lower)
     final_words = words_of(final.lower())
-    # Without a mark the final result is the last line: the working's words are those before it.
+    # Without a mark the last line is the final result; all words before that line are working.
     worked = words_of(working.lower()) if marked or not text.isascii() else words[: len(words) - len(final_words)]
     trigrams = list(zip(words, words[1:], words[2:], strict=False))
     opens_json = text.lstrip()[:1] in ("{", "[")
@@ -113,7 +113,7 @@ def _checks(text: str, mentioned: Mentioned, parts: AnswerParts) -> dict[str, fl
 
 
 def _kinks(items: Sequence[str]) -> int:
-    """The number of steps of a list of numbers against the direction of most of its steps; 0 for other lists."""
+    """Return how many steps of a list of numbers go against the direction of most steps; 0 for other lists."""
     if not all(NUMBER.fullmatch(item) for item in items):
         return 0
     numbers = [float(item) for item in items]
@@ -123,9 +123,9 @@ def _kinks(items: Sequence[str]) -> int:
 
 
 def _bindings(parts: AnswerParts, mentioned: Mentioned) -> tuple[int, int]:
-    """Of the question's numbers used in the answer: how many stand by a word they stood by, how many by others only.
+    """Count the question's numbers in the answer that stand beside one of their words, and beside other words only.
 
-    A number that the question does not contain, or that stands without any of the question's words, counts as neither.
+    Numbers that the question does not contain, or that stand without any of the question's words, are not counted.
     """
     bound = misbound = 0
     for numbers, words in parts.segments:
@@ -142,14 +142,14 @@ def _lettered(words: Iterable[str]) -> frozenset[str]:
 
 
 def _single_letters(working: str, words: Sequence[str]) -> str:
-    """The letters that the working, whose lower-case words these are, spells one by one."""
+    """Return the letters that the working spells one by one. `words`: the lower-case words of `working`."""
     if working.isascii():
         return "".join(word for word in words if len(word) == 1 and word.isalpha())
     return "".join(_SPELLED.findall(working)).lower()
 
 
 def _split_final(text: str, lower: str) -> tuple[str, str, bool]:
-    """The working, the final result, and whether the answer marks its result ("Answer: 12"); else its last line."""
+    """Return the working, the final result, and whether a mark ("Answer: 12") precedes it; by default the last line."""
     marks = list(_MARK.finditer(text)) if _may_say(_MARKS, lower) else []
     if marks:
         return text[: marks[-1].start()], text[marks[-1].end() :], True
@@ -158,7 +158,7 @@ def _split_final(text: str, lower: str) -> tuple[str, str, bool]:
 
 
 def _may_say(phrases: Sequence[str], lower: str) -> bool:
-    """False if a search for `phrases` whatever their case would find none; most texts have none."""
+    """Return False if a case-insensitive search for `phrases` cannot match; saves the search on most texts."""
     return not lower.isascii() or any(phrase in lower for phrase in phrases)
 
 
@@ -179,7 +179,7 @@ def _distinct(items: Sequence[object]) -> float:
 
 
 def _longest_repeat(words: Sequence[str]) -> int:
-    """The longest run of one word that follows itself."""
+    """Return the length of the longest run of repetitions of one word."""
     repeats = bytes(map(eq, words, words[1:]))
     return max(map(len, repeats.split(b"\0")))
 

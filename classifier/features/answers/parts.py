@@ -1,17 +1,17 @@
-"""Parts of an answer's text: its words and numbers, and the sums, comparisons and lists that it states."""
+"""Parts of an answer's text: words, numbers, and the sums, comparisons and lists that the text states."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-# A search for `\d\d*` skips to the next digit, one for `\d+` tries every character.
+# The regex engine skips ahead to the next digit for `\d\d*`; for `\d+` it tries every character.
 NUMBER = re.compile(r"\d\d*(?:\.\d+)?")
 _WORD = re.compile(r"\w+")
-# For `str.translate`: what belongs to no word becomes a blank.
+# Table for `str.translate` that replaces every character outside words by a blank.
 _BLANKED = "".join(chr(code) if _WORD.match(chr(code)) else " " for code in range(128))
-# What must not stand before a number is asked when its first character was read, which is quick in the same way.
-# A sum that nothing follows is found too, with nothing stated: else each of its terms would be tried up to its end.
+# The lookbehinds follow the first character, so that the engine can skip ahead to that character. Sums without a stated
+# result match too: otherwise the engine would try each of their terms up to the end of the sum.
 _STATEMENT = re.compile(
     r"([-\d](?<![\d.)*/×÷+-][-\d])(?<![*/×÷+-] [-\d])(?<!-(?!\d))\d*(?:\.\d+)?(?:\s*[-+*/×÷]\s*\d+(?:\.\d+)?)+)"
     r"(?:\s*=\s*(-?\d+(?:\.\d+)?))?"
@@ -21,27 +21,27 @@ _INEQUALITY = re.compile(r"([-\d](?<![\d.][-\d])(?<!-(?!\d))\d*(?:\.\d+)?)\s*([<
 _SEGMENT = re.compile(r"[,;:?!\n.](?:(?<!\.)|(?!\d))")
 _ITEM = r"[^\s,;:<>.=?!]++(?:\.\d++)?"
 _LIST = re.compile(rf"(?<![^\s,;:<>=?!]){_ITEM}(?:\s*[,<>]\s*{_ITEM}){{2,}}")
-_INNER_ITEM = re.compile(rf"[,<>]\s*{_ITEM}\s*[,<>]")  # every list has one, and most texts have none
+_INNER_ITEM = re.compile(rf"[,<>]\s*{_ITEM}\s*[,<>]")  # every list contains a match, and most texts do not
 _SEPARATOR = re.compile(r"\s*[,<>]\s*")
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerParts:
-    """The parts of one answer."""
+    """Parts of one answer."""
 
     words: list[str]
     numbers: list[str]
-    # Whether each stated sum is true.
+    # Truth of each stated sum.
     sums: list[bool]
-    # Whether each stated comparison is true.
+    # Truth of each stated comparison.
     comparisons: list[bool]
-    # As `segments` has them.
+    # Numbers and words of each segment, from `segments`.
     segments: list[tuple[frozenset[str], frozenset[str]]]
-    # Of the longest list.
+    # Items of the longest list.
     items: list[str]
 
     def __add__(self, other: AnswerParts) -> AnswerParts:
-        """Of both texts together, if they meet where nothing goes on (`answer_reader`)."""
+        """Return the parts of both texts joined. Valid only if no part spans the joint (see `answer_reader`)."""
         return AnswerParts(
             self.words + other.words,
             self.numbers + other.numbers,
@@ -64,13 +64,13 @@ def parts_of(text: str) -> AnswerParts:
 
 
 def segments(text: str) -> list[tuple[frozenset[str], frozenset[str]]]:
-    """The numbers and the words of each piece of `text` between marks that has a number."""
+    """Return the numbers and the words of each piece of `text` between punctuation marks that holds a number."""
     numbered = ((piece, NUMBER.findall(piece)) for piece in _SEGMENT.split(text))
     return [(frozenset(numbers), frozenset(words_of(piece.lower()))) for piece, numbers in numbered if numbers]
 
 
 def words_of(text: str) -> list[str]:
-    """The matches of `_WORD`, without a regular expression where there is only ASCII."""
+    """Return the matches of `_WORD`; ASCII text takes a faster path without a regular expression."""
     return text.translate(_BLANKED).split() if text.isascii() else _WORD.findall(text)
 
 
@@ -82,7 +82,7 @@ def _comparisons(text: str) -> list[bool]:
 
 
 def _holds(left: str, right: str) -> bool:
-    """Whether the stated `left = right` is true; `left` is a chain of + - * /, the products binding tighter."""
+    """Return whether the stated `left = right` is true; `left` is a chain of + - * /, with the usual precedence."""
     terms: list[float] = []
     for operator, digits in _TERM.findall(left):
         value = float(digits)
@@ -97,8 +97,8 @@ def _holds(left: str, right: str) -> bool:
 
 
 def _longest_list(text: str) -> list[str]:
-    """The items of the longest list in `text`: three or more words or numbers between commas or comparison signs."""
+    """Return the items of the longest list: three or more words or numbers between commas or comparison signs."""
     if not _INNER_ITEM.search(text):
         return []
-    lists = [_SEPARATOR.split(found) for found in _LIST.findall(text)]
+    lists = [_SEPARATOR.split(match) for match in _LIST.findall(text)]
     return max(lists, key=len, default=list[str]())

@@ -155,7 +155,7 @@ def test_groups_by_device(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no group 'speed'; there are: start, throughput"):
         Setting(tmp_path, only=("speed",))
     for shape, draft in (("gpt-5", None), ("pocket", "gpt-5")):
-        with pytest.raises(ConfigurationError, match=r"no shape 'gpt-5'; there are: pocket, qwen2\.5-0\.5b"):
+        with pytest.raises(ConfigurationError, match=r"Unknown shape 'gpt-5': choose from pocket, qwen2\.5-0\.5b"):
             Setting(tmp_path, shape, draft_shape=draft)
 
 

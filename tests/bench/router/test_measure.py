@@ -60,7 +60,7 @@ def test_with_a_test_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_rows_of_the_test_file_are_not_trained_on(tmp_path: Path) -> None:
     train = graded_file(tmp_path / "train.csv", 300, 0)
-    with pytest.raises(InvalidRequestError, match="nothing is left to train on"):
+    with pytest.raises(InvalidRequestError, match="no row is left to train on"):
         measure(Setting(train, test=train), print)
 
 

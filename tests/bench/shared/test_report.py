@@ -58,7 +58,7 @@ def test_grading(tmp_path: Path, row: dict[str, object], right: list[str], wrong
         ('{"prompt": ', "line 1"),
         ({"prompt": "?"}, "answer"),
         ({"prompt": "?", "answer": "x", "match": "vibes"}, "match must be one of"),
-        ({"prompt": "?", "answer": "x", "match": "number"}, "holds none"),
+        ({"prompt": "?", "answer": "x", "match": "number"}, "contains no number"),
         ({"prompt": "?", "answer": "x", "anwser": "y"}, "anwser"),
         ({"prompt": "?", "answer": " "}, "line 1: the answer is empty"),
         ({"prompt": " ", "answer": "x"}, "line 1: the prompt is empty"),
@@ -122,7 +122,7 @@ def test_a_conversation_is_a_prompt_that_ends_in_what_the_user_says(tmp_path: Pa
     assert prompt.grade is not None
     assert prompt.grade("7")
     for row, why in (
-        ({"messages": messages[:2]}, "must end in what the user says"),
+        ({"messages": messages[:2]}, "must end with a user's text"),
         ({"messages": []}, "the prompt is empty"),
         ({"messages": messages, "prompt": "x"}, "either prompt or messages"),
         ({"messages": [{"role": "nobody", "content": "x"}]}, "line 1: messages"),
@@ -130,5 +130,5 @@ def test_a_conversation_is_a_prompt_that_ends_in_what_the_user_says(tmp_path: Pa
     ):
         with pytest.raises(InvalidRequestError, match=why):
             read_prompts(task_file(tmp_path, row))
-    with pytest.raises(InvalidRequestError, match="conversations are for calibrate"):
+    with pytest.raises(InvalidRequestError, match="only calibrate takes messages"):
         read_questions(task_file(tmp_path, {"messages": messages, "answer": "7"}))

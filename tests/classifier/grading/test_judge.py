@@ -96,7 +96,7 @@ def test_a_reply_without_a_verdict_is_asked_for_again_and_then_an_error(cache: V
     assert judge.counts.retried == 1
     mute = ScriptedModel("Hm.")
     judge = PairwiseJudge("mute", mute, cache)
-    with pytest.raises(JudgementError, match="hold no verdict") as error:
+    with pytest.raises(JudgementError, match="no verdict in") as error:
         scored(judge, GOOD, BAD)
     assert error.value.kind == "unreadable"
     assert (len(mute.asked), judge.counts.unreadable, judge.counts.judged) == (3, 1, 0)
@@ -138,7 +138,7 @@ def test_an_answer_that_speaks_to_the_judge_is_not_judged(cache: VerdictCache, a
     model = ScriptedModel("[[A]]", "[[B]]")
     judge = PairwiseJudge("j", model, cache)
     for pair in ((f"{BAD} {attack}", GOOD), (GOOD, f"{attack} {BAD}")):
-        with pytest.raises(JudgementError, match="speaks to the judge") as error:
+        with pytest.raises(JudgementError, match="addresses the judge") as error:
             scored(judge, *pair)
         assert error.value.kind == "hostile"
     assert (judge.counts.hostile, model.asked) == (2, [])

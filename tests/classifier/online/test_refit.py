@@ -312,7 +312,7 @@ def test_a_file_whose_key_is_damaged_is_refused(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as damaged:
         damaged.execute("UPDATE digest_key SET key = 'short'")
         damaged.commit()
-    with pytest.raises(ConfigurationError, match="key of the digests"):
+    with pytest.raises(ConfigurationError, match="digest key"):
         Experience(path)
 
 

@@ -88,7 +88,7 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     labels.write_text("precious")
     with pytest.raises(InvalidRequestError, match=r"graded\.csv is a file: name a folder"):
         policy_folder(labels)
-    with pytest.raises(InvalidRequestError, match="cannot be written"):
+    with pytest.raises(InvalidRequestError, match="Cannot write the policy"):
         put(labels, b"new")
     assert labels.read_text() == "precious"
 

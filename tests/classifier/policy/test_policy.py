@@ -227,13 +227,13 @@ def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"feature_version": 99}, r"feature_version 99, this Updraft reads .*calibrate again"),
+        ({"feature_version": 99}, r"feature_version 99, but this Updraft reads .*calibrate again"),
         ({"format_version": 0}, "format_version 0"),
         ({"opset": {"ai.onnx": 9, "ai.onnx.ml": 3}}, "opset"),
         ({"models": 3}, "not a valid policy"),
         ({"files": {}}, r"lacks topics\.onnx"),
-        ({"models": {}}, "names no pair"),
-        ({"blocks": {}}, "other gates than its rows were judged by"),
+        ({"models": {}}, "does not name a pair"),
+        ({"blocks": {}}, "other gates than its calibration rows were judged by"),
         ({"delta": 0}, "delta"),
         ({"models": {"local": "m" * 3_000_000, "cloud": "c"}}, "<= 1000"),
         ({"rows": -1}, "rows"),
@@ -252,7 +252,7 @@ def test_another_version_is_refused(folder: Path, tmp_path: Path, change: dict[s
 
 def test_a_card_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
     (tmp_path / "policy.json").write_text('{"a":' * 5000 + "1" + "}" * 5000)
-    with pytest.raises(ConfigurationError, match="cannot be read as a policy"):
+    with pytest.raises(ConfigurationError, match="Cannot read the policy"):
         Policy.load(tmp_path)
 
 
@@ -356,7 +356,7 @@ def test_a_cost_is_expected_and_no_promise(tmp_path: Path) -> None:
         assert figures(policy, target)["delta"] == pytest.approx(0.1)
     told = "\n".join(sentences(policy, Target("cost", 0.2, (0.5, 1.5))))
     assert "Expected, on requests like these: at most 0.2 US dollars" in told
-    assert "no promise" in told and "confidence" not in told
+    assert "not a promise" in told and "confidence" not in told
     assert "delta" not in figures(policy, Target("cost", 0.2, (0.5, 1.5)))
 
 
@@ -365,7 +365,7 @@ def test_rows_that_ask_the_same_count_once(tmp_path: Path) -> None:
     plain = fit_policy(rows, RECIPE, tmp_path / "plain")
     copied = fit_policy(rows * 3, RECIPE, tmp_path / "copied")
     assert (plain.calibration.evidence, copied.calibration.evidence) == (75, 75)
-    assert "225 rows count as 75 in what is promised." in sentences(copied, Target())[1]
+    assert "225 rows count as 75 in the promise." in sentences(copied, Target())[1]
     uneven = Labels.of(np.zeros(40), np.zeros(40), np.array([0] * 30 + [*range(1, 11)]))
     assert uneven.evidence == int(40**2 / (30**2 + 10))
 
@@ -392,7 +392,7 @@ def test_the_clouds_score_on_what_goes_up_is_told_beside_its_own(tmp_path: Path)
     assert point.escalated_score is not None
     assert point.escalated_score < calibration.cloud.mean() - 0.05
     assert figures(policy, target)["escalated_score"] == point.escalated_score
-    told = f"The cloud scores {point.escalated_score:.1%} on those that go to it, and {calibration.cloud.mean():.1%} on"
+    told = f"The cloud scores {point.escalated_score:.1%} on escalated requests and {calibration.cloud.mean():.1%} on"
     assert told in "\n".join(sentences(policy, target))
 
 
@@ -403,7 +403,7 @@ def test_a_write_that_fails_leaves_the_policy_that_was_there(folder: Path, tmp_p
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # as a disk that is full
     try:
-        with pytest.raises(InvalidRequestError, match=r"cannot be written to .*as it was\. Make room"):
+        with pytest.raises(InvalidRequestError, match=r"Cannot write the policy to .*unchanged\. Free disk space"):
             fit_policy(population(120, 5), RECIPE, out)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
@@ -441,5 +441,5 @@ def test_too_few_rows_say_how_many_more_a_bolder_threshold_takes(tmp_path: Path)
     assert needed is not None and needed.at_least > 119
     told = " ".join(sentences(policy, target))
     assert "60 fitted the gates; thresholds come from 60 that the gates never saw" in told
-    assert f"takes at least {needed.at_least} held-out rows without a loss: there are 60" in told
+    assert f"takes {needed.at_least} held-out rows without a loss, and there are 60" in told
     assert f"about {2 * (needed.at_least - 60)} more graded prompts" in told

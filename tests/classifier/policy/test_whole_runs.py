@@ -124,7 +124,7 @@ def test_a_limit_on_the_share_is_kept_and_used(policy: Policy, held_out: list[Gr
 
 def test_a_run_of_another_model_is_refused(policy: Policy, held_out: list[GradedRow]) -> None:
     view = replace(view_of(held_out[0]), prompt_hidden=np.zeros(7, np.float32))
-    with pytest.raises(ConfigurationError, match="24 values of prompt_hidden, the local model gives 7"):
+    with pytest.raises(ConfigurationError, match="24 values of prompt_hidden, but the local model gives 7"):
         policy.after(view)
 
 

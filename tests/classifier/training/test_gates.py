@@ -99,6 +99,6 @@ def test_rows_that_ask_too_few_different_things_are_refused(material: Material) 
     """With one question for all nothing would be left to fit on or to promise on."""
     for different in (1, 9):
         labels = replace(material.labels, same=np.arange(N) % different)
-        with pytest.raises(InvalidRequestError, match=f"ask only {different} different things"):
+        with pytest.raises(InvalidRequestError, match=f"ask only {different} different questions"):
             fit_gates(replace(material, labels=labels), 0, ("ridge",))
     fit_gates(replace(material, labels=replace(material.labels, same=np.arange(N) % 10)), 0, ("ridge",))

@@ -80,7 +80,7 @@ def test_token_signals_are_read(train: list[GradedRow]) -> None:
     router = fitted(rows, "cascade")
     later = population(300, 3, signals=True)
     assert auroc(router.probability(featurise(later, "cascade")), gains(later)) > 0.9
-    with pytest.raises(InvalidRequestError, match="the block signals needs"):
+    with pytest.raises(InvalidRequestError, match="the data for the block signals"):
         featurise([*rows, *train], "cascade")
 
 

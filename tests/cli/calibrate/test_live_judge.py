@@ -158,7 +158,7 @@ def test_killed_and_resumed(
     assert "by the judge judge, both orders of each pair" in policy.card.grading
     printed = " ".join(done.stdout.split())
     assert "The judge judge compared" in printed
-    assert "Without the judge shared words would grade: they say the same on" in printed
+    assert "Without the judge, shared words would grade: same verdict on" in printed
     assert re.search(r"cost \$0\.\d{4}", printed)
 
 
