@@ -1,1 +1,1 @@
-"""Floor 8: `updraft bench ...`: every figure in the docs comes from here."""
+"""Layer 8: `updraft bench`, the measurements behind every figure in the docs."""

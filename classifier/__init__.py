@@ -1,1 +1,1 @@
-"""Floor 4: learned difficulty: features, training, calibration, ONNX inference."""
+"""Layer 4: learned difficulty: features, training, calibration, ONNX inference."""

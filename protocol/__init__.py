@@ -1,1 +1,1 @@
-"""Floor 1: the OpenAI wire and what every other floor shares. Imports nothing of ours."""
+"""Layer 1: the OpenAI wire format and code that all layers share. Imports no other Updraft package."""
