@@ -49,7 +49,7 @@ def list_policies(as_json: json_output.Flag = False) -> None:
 
 @app.command()
 def show(name: Name, local: options.Local = None, as_json: json_output.Flag = False) -> None:
-    """Describe a policy: its promise, the data behind it, and whether it is valid for the local models.
+    """Describe a policy: its promise, its calibration data, and whether it is valid for the local models.
 
     \b
     Example

@@ -174,7 +174,7 @@ def serve(
     host: Host = "127.0.0.1",
     port: Port = options.SERVE_PORT,
     key_env: Annotated[
-        str | None, typer.Option("--key-env", metavar="VAR", help="Environment variable with the key for apps.")
+        str | None, typer.Option("--key-env", metavar="VAR", help="Environment variable with the key apps must send.")
     ] = None,
     access: AccessFlags,
     log_file: Annotated[

@@ -36,7 +36,7 @@ class Spending:
             )
         self.known = not unpriced
         self.spent = spent
-        self.tokens = 0, 0  # read and written in this run
+        self.tokens = 0, 0  # tokens read and written in this run
         self._limit = limit
         self._reserved = 0.0
         self._on_spent = on_spent
@@ -61,7 +61,7 @@ class Spending:
         return usd
 
     def settle(self, reserved: float, usd: float) -> None:
-        """Replace a reservation by the actual cost."""
+        """Replace a reservation with the actual cost."""
         self._reserved -= reserved
         self.spent += usd
         if usd:

@@ -84,10 +84,10 @@ def run_checks(cloud: str | None, cloud_key_env: str | None, begin: Callable[[st
 
 def check_packages(group: str) -> Check:
     versions = {name: _version(name) for name in PACKAGES[group]}
-    found = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     missing = [name for name, version in versions.items() if not version]
     if not missing:
-        return Check(group, "ok", found)
+        return Check(group, "ok", installed)
     wanted = "." if group == "core" else f"'.[{group}]'"
     status = "fail" if group == "core" else "warn"
     # Plain builds of llama.cpp are known to crash, so the fix builds llama.cpp with the right options first.
@@ -196,7 +196,7 @@ def check_ledger() -> Iterator[Check]:
         if has_file(path):
             with closing(Ledger(path)) as ledger:
                 ledger.verify()
-            return f"{path} is whole"
+            return f"{path} is intact"
         folder = next(each for each in path.absolute().parents if os.access(each, os.F_OK))
         if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
             raise ConfigurationError(f"{path} cannot be written, so requests go unrecorded: {folder} is not writable")

@@ -25,17 +25,17 @@ _FEATURES = {
 
 def check_processor(machine: Machine) -> Check:
     """Check the processor's instruction sets, and whether a control group limits the processors in use."""
-    found = f"{machine.processor}: {machine.cores} cores, {machine.processors} processors"
+    facts = f"{machine.processor}: {machine.cores} cores, {machine.processors} processors"
     known = set(machine.instruction_sets)
     if known and not known & {"avx2", "asimd"}:
-        return Check("processor", "warn", f"{found}, without AVX2", "expect a few tokens/s: use the smallest models")
+        return Check("processor", "warn", f"{facts}, without AVX2", "expect a few tokens/s: use the smallest models")
     if machine.quota is not None and machine.quota < machine.processors:
-        found += f", of which a control group allows {machine.quota:g}"
+        facts += f", of which a control group allows {machine.quota:g}"
         if machine.quota < machine.cores:
             advice = f"the engine uses {machine.threads} threads; raise the container's CPU limit for more speed"
-            return Check("processor", "warn", found, advice)
+            return Check("processor", "warn", facts, advice)
     sets = ", ".join(machine.instruction_sets) or "unknown"
-    return Check("processor", "ok", f"{found}; instruction sets: {sets}")
+    return Check("processor", "ok", f"{facts}; instruction sets: {sets}")
 
 
 def unused_instruction_sets(machine: Machine, system_info: str) -> list[str]:
@@ -49,9 +49,9 @@ def unused_instruction_sets(machine: Machine, system_info: str) -> list[str]:
 
 def check_kernels(served: Served) -> Check:
     """Report the types whose matrix products and attention run on Updraft's kernels; warn if that can be fixed."""
-    found = f"Updraft's for {', '.join(served.names)}" if served.names else "llama.cpp's own"
-    found += f": {served.reason}" if served.reason else ""
-    return Check("kernels", "warn" if served.fix else "ok", found, served.fix)
+    facts = f"Updraft's for {', '.join(served.names)}" if served.names else "llama.cpp's own"
+    facts += f": {served.reason}" if served.reason else ""
+    return Check("kernels", "warn" if served.fix else "ok", facts, served.fix)
 
 
 def check_neighbours(machine: Machine) -> Check:
@@ -62,10 +62,10 @@ def check_neighbours(machine: Machine) -> Check:
     time.sleep(_WATCH_S)
     after = usage()
     others = max(0.0, (after.busy - before.busy - (after.own - before.own)) / (after.wall - before.wall))
-    found = f"at most {machine.threads}; other processes use {others:.1f} of {machine.processors} processors now"
+    facts = f"at most {machine.threads}; other processes use {others:.1f} of {machine.processors} processors now"
     if int(machine.processors - others + _BUSY) < machine.threads:
-        return Check("threads", "warn", found, "stop them: the engine uses fewer threads while they run")
-    return Check("threads", "ok", found)
+        return Check("threads", "warn", facts, "stop them: the engine uses fewer threads while they run")
+    return Check("threads", "ok", facts)
 
 
 def check_memory(machine: Machine) -> Check:
@@ -81,10 +81,10 @@ def check_memory(machine: Machine) -> Check:
         return Check(
             "memory", "fail", f"{free}. {error.message}", "choose another model: --local, or local in the settings"
         )
-    found = free if need is None else f"{free}; {name} needs {need / 1e6:,.0f} MB"
+    facts = free if need is None else f"{free}; {name} needs {need / 1e6:,.0f} MB"
     if large:
-        return Check("memory", "warn", f"{found}; too large now: {', '.join(large)}", "try a smaller context_length")
-    return Check("memory", "ok", found)
+        return Check("memory", "warn", f"{facts}; too large now: {', '.join(large)}", "try a smaller context_length")
+    return Check("memory", "ok", facts)
 
 
 def check_tuning() -> Check:

@@ -17,7 +17,7 @@ class FieldEntry:
     name: str
     # Type as written in the source.
     kind: str
-    # Default as a user would write it; empty if there is none.
+    # Default as a user would write it; empty for no default.
     default: str
     # Comment above the field.
     text: str

@@ -18,7 +18,7 @@ def ask(
     tier: Annotated[options.Tier, typer.Option(help="Tier to ask; auto lets the router decide.")] = options.Tier.AUTO,
     pair: Annotated[options.Pair, Without("tool_parser")],
     temperature: Annotated[
-        float | None, typer.Option(metavar="T", help="0 always picks the likeliest token. [the model's own]")
+        float | None, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy. [the model's own]")
     ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Sampling seed, for repeatable answers.")] = None,
     as_json: json_output.Flag = False,
