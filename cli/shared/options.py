@@ -51,7 +51,7 @@ Quality = Annotated[
 ChatTemplate = Annotated[
     str | None,
     typer.Option(
-        "--chat-template", metavar="PATH", help="Jinja file, or chatml, to use instead of the model's own chat template."
+        "--chat-template", metavar="PATH", help="Jinja file, or chatml, to replace the model's own chat template."
     ),
 ]
 Confidence = Annotated[

@@ -72,7 +72,7 @@ def test_a_pulled_model_goes_by_its_name(updraft, home: Path, cloud: str, tmp_pa
 
 
 def test_a_person_is_asked(environment, cloud: str, home: Path, tmp_path: Path) -> None:
-    answers = [("Local model [smollm2]", "none"), ("[none]", cloud), ("Model of the cloud", "big"), ("for none): ", KEY)]
+    answers = [("Local model [smollm2]", "none"), ("[none]", cloud), ("of the cloud", "big"), ("for none): ", KEY)]
     code, shown = at_terminal(["init"], answers, environment, tmp_path)
     assert code == 0, shown
     assert KEY not in shown
