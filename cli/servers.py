@@ -119,7 +119,7 @@ class EngineFlags(options.BatchLimits):
     ] = None
     context_length: Annotated[
         int | None,
-        typer.Option(min=1, help="Most tokens of prompt and answer together. [the model's, or the KV cache's]"),
+        typer.Option(min=1, help="Most tokens of prompt and answer together. [limit of the model or KV cache]"),
     ] = None
     num_blocks: Annotated[
         int | None, typer.Option(min=1, help="Number of KV cache blocks. [enough for the batch, if memory allows]")
@@ -137,7 +137,7 @@ class EngineFlags(options.BatchLimits):
     prefix_caching: Annotated[bool, typer.Option(help="Reuse the KV cache across requests that share a prefix.")] = True
     num_draft_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Most tokens drafted per step and request; measured speed decides. [as --mode]"),
+        typer.Option(min=1, help="Most tokens drafted per step and request; adapted to speed. [as --mode]"),
     ] = None
     ngram: Annotated[bool, typer.Option("--ngram", help="Also draft from repetitions in prompt and answer.")] = False
     device: Annotated[str, typer.Option(envvar="UPDRAFT_DEVICE", help="Device: cpu, cuda or cuda:NUMBER.")] = "cpu"

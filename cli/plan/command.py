@@ -23,7 +23,7 @@ def plan(
         Path, typer.Option(metavar="JSON", help="Step times from updraft bench engine --only steps --json PATH.")
     ],
     num_blocks: Annotated[
-        int, typer.Option(min=1, max=10_000_000, help="KV cache blocks per node: its metric updraft_engine_kv_blocks.")
+        int, typer.Option(min=1, max=10_000_000, help="KV cache blocks per node (metric updraft_engine_kv_blocks).")
     ],
     requests: Annotated[
         int, typer.Option(min=1, max=1_000_000, help="Number of requests to use from the trace.")
@@ -33,13 +33,11 @@ def plan(
     ] = 1.0,
     ttft_s: Annotated[float, typer.Option(min=0.001, max=3_600, help="Objective: seconds to the first token.")] = 1.0,
     tpot_s: Annotated[float, typer.Option(min=0.0001, max=3_600, help="Objective: seconds per token after it.")] = 0.1,
-    share: Annotated[
-        float, typer.Option(min=0.5, max=1.0, help="Least share of requests within the objective.")
-    ] = 0.99,
+    share: Annotated[float, typer.Option(min=0.5, max=1.0, help="Share of requests within the objective.")] = 0.99,
     limits: options.BatchLimits,
     block_size: Annotated[int, typer.Option(min=1, max=1_024, help="Option --block-size of the nodes.")] = 16,
     context_length: Annotated[
-        int | None, typer.Option(min=1, max=10_000_000, help="Option --context-length of the nodes. [the KV cache's]")
+        int | None, typer.Option(min=1, max=10_000_000, help="Option --context-length of the nodes. [as the KV cache]")
     ] = None,
     usd_per_hour: Annotated[float | None, typer.Option(min=0, max=1_000_000, help="Price of a node.")] = None,
     cloud_share: Annotated[
