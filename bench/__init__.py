@@ -1,1 +1,1 @@
-"""Benchmarks of `updraft bench ...`, the source of every figure in the docs."""
+"""Layer 8: benchmarks of `updraft bench ...`, the source of every figure in the docs."""

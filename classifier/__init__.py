@@ -1,1 +1,1 @@
-"""Learned difficulty: features, training, calibration and ONNX inference."""
+"""Layer 4: learned difficulty: features, training, calibration and ONNX inference."""

@@ -1,1 +1,1 @@
-"""Floor 8: the `updraft` command."""
+"""Layer 8: the `updraft` command."""

@@ -1,4 +1,4 @@
-"""`updraft bench NAME`: the commands behind the figures in the documentation."""
+"""`updraft bench NAME`: the benchmarks that produce the figures in the documentation."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from .shared.command_line import CommandLine
 if TYPE_CHECKING:
     from ..bench.shared.report import Report
 
-app = CommandLine(help="Measure, and print or write the figures with machine, versions and commit.")
+app = CommandLine(help="Run a benchmark, and report its figures with machine, versions and commit.")
 
 
 @app.command()
 def escalation(
-    tasks: Annotated[int, typer.Option(min=1, max=options.MAX_TASKS, help="Held-out pocket tasks.")] = 300,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each escalation is asked in each way.")] = 3,
-    seed: Annotated[int, typer.Option(help="Which of the held-out tasks.")] = 0,
+    tasks: Annotated[int, typer.Option(min=1, max=options.MAX_TASKS, help="Number of held-out pocket tasks.")] = 300,
+    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of each escalation per kind of draft.")] = 3,
+    seed: Annotated[int, typer.Option(help="Seed that selects the tasks.")] = 0,
     quality: options.Quality = None,
     json_path: json_output.File = None,
 ) -> None:
-    """Measure the local answer as a draft: escalations with it, without it, and with a useless one.
+    """Measure how much the local answer speeds up escalations as a draft, against no draft and a useless draft.
 
     \b
     Example
@@ -46,10 +46,10 @@ def escalation(
 
 @app.command()
 def sdk(
-    calls: Annotated[int, typer.Option(min=1, help="Calls of each kind.")] = 2000,
+    calls: Annotated[int, typer.Option(min=1, help="Number of calls of each kind.")] = 2000,
     json_path: json_output.File = None,
 ) -> None:
-    """What the SDK adds to a call of the openai client, with a stub engine: against an instant transport, in turn.
+    """Measure the time that the SDK adds to an openai client call, with a stub engine against an instant transport.
 
     \b
     Example
@@ -63,41 +63,41 @@ def sdk(
 @app.command()
 def engine(
     shape: Annotated[
-        str, typer.Option(help="pocket, or random weights of a real shape: qwen2.5-0.5b, qwen3-0.6b, llama-3.1-8b.")
+        str, typer.Option(help="pocket, or random weights in a real shape: qwen2.5-0.5b, qwen3-0.6b, llama-3.1-8b.")
     ] = "pocket",
-    requests: Annotated[int, typer.Option(min=1, help="Queued requests.")] = 256,
-    running: Annotated[int, typer.Option(min=1, help="Requests that run at a time, at most.")] = 32,
+    requests: Annotated[int, typer.Option(min=1, help="Number of queued requests.")] = 256,
+    running: Annotated[int, typer.Option(min=1, help="Most requests that run at a time.")] = 32,
     trace: Annotated[
         Path | None,
         typer.Option(
-            help="CSV with ContextTokens and GeneratedTokens to draw lengths from. [built-in mix]",
+            help="CSV with columns ContextTokens and GeneratedTokens, to sample lengths from. [built-in mix]",
             exists=True,
             dir_okay=False,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Which requests are drawn.")] = 0,
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to measure.")] = "cpu",
-    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of weights and KV cache.")] = "bfloat16",
+    seed: Annotated[int, typer.Option(help="Seed that selects the requests.")] = 0,
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Device to measure on.")] = "cpu",
+    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Type of weights and KV cache.")] = "bfloat16",
     threads: Annotated[
-        int | None, typer.Option(min=1, max=os.cpu_count(), help="Threads of torch. [all cores]")
+        int | None, typer.Option(min=1, max=os.cpu_count(), help="Number of torch threads. [all cores]")
     ] = None,
     peers: Annotated[
         Literal["all", "static", "continuous", "none"],
-        typer.Option(help="transformers on the same requests: static batches, continuous batching (slow), or both."),
+        typer.Option(help="Batching of transformers on the same requests: static, continuous (slow), both, or none."),
     ] = "all",
     only: Annotated[
         list[str] | None,
         typer.Option(
             help="start, throughput, sampled, decode, prefill, prefix, scheduler, steps, simulation, invariance, "
-            "pocket-drafts, oracle, gaps (CUDA only) or peers; may be said several times. [all that the device has]"
+            "pocket-drafts, oracle, gaps (CUDA only) or peers; repeatable. [all groups that the device supports]"
         ),
     ] = None,
     draft_shape: Annotated[
-        str | None, typer.Option(help="Shape of the model that an oracle's drafts take the time of. [pocket]")
+        str | None, typer.Option(help="Shape of the draft model whose time the oracle's drafts take. [pocket]")
     ] = None,
     json_path: json_output.File = None,
 ) -> None:
-    """Throughput, decoding, prefix cache and scheduler of the cloud engine, beside transformers on the same requests.
+    """Measure throughput, decoding, prefix cache and scheduler of the cloud engine, compared with transformers.
 
     \b
     Examples
@@ -110,7 +110,7 @@ def engine(
     from ..bench.engine.measure import Setting, cb_settings, measure
     from ..bench.shared.workload import Workload
 
-    max_prompt = 384 if shape == "pocket" else 512  # with 128 tokens of output, what its context holds
+    max_prompt = 384 if shape == "pocket" else 512  # with 128 output tokens, pocket's context is full
     workload = Workload(requests, max_prompt=max_prompt, seed=seed, trace=trace)
     config = {"shape": shape, "requests": requests, "running": running, "trace": trace and trace.name, "seed": seed}
     config |= {"dtype": dtype, "device": device, "threads": threads, "peers": peers, "only": only}
@@ -130,12 +130,12 @@ def engine(
 
 @app.command()
 def gates(
-    tasks: Annotated[int, typer.Option(min=50, max=2_000, help="Held-out pocket tasks in a draw.")] = 2_000,
-    draws: Annotated[int, typer.Option(min=1, help="How often as many are drawn.")] = 1,
-    beside: Annotated[int, typer.Option(min=0, max=64, help="Busy processes while decisions are timed.")] = 0,
+    tasks: Annotated[int, typer.Option(min=50, max=2_000, help="Number of held-out pocket tasks per draw.")] = 2_000,
+    draws: Annotated[int, typer.Option(min=1, help="Number of draws.")] = 1,
+    beside: Annotated[int, typer.Option(min=0, max=64, help="Busy processes that run while decisions are timed.")] = 0,
     json_path: json_output.File = None,
 ) -> None:
-    """The packaged pair's gates: ranking, calibration error, what noise leaves of decisions, and how long one takes.
+    """Measure the packaged pair's gates: ranking, calibration error, stability under noise, and time per decision.
 
     \b
     Example
@@ -150,19 +150,19 @@ def gates(
 @app.command()
 def router(
     data: Annotated[Path, typer.Option(help="Graded prompts, .csv or .jsonl (.gz): prompt, weak, strong.")],
-    test: Annotated[Path | None, typer.Option(help="Score these rows instead of cross-validating.")] = None,
-    labels: Annotated[int | None, typer.Option(min=100, help="Grades drawn per seed. [all]")] = None,
+    test: Annotated[Path | None, typer.Option(help="File of rows to score instead of cross-validating.")] = None,
+    labels: Annotated[int | None, typer.Option(min=100, help="Number of grades sampled per seed. [all]")] = None,
     mode: Annotated[
-        Literal["prompt", "cascade"], typer.Option(help="Decide by the prompt, or also by the weak answer.")
+        Literal["prompt", "cascade"], typer.Option(help="Decide from the prompt alone, or also from the weak answer.")
     ] = "prompt",
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="Foldings, or drawings of labels.")] = 5,
-    weak: Annotated[str | None, typer.Option(help="Column of the weak model's score. [weak]")] = None,
-    strong: Annotated[str | None, typer.Option(help="Column of the strong model's score. [strong]")] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Number of random folds or label samples.")] = 5,
+    weak: Annotated[str | None, typer.Option(help="Column with the weak model's score. [weak]")] = None,
+    strong: Annotated[str | None, typer.Option(help="Column with the strong model's score. [strong]")] = None,
     json_path: json_output.File = None,
 ) -> None:
-    """A router learned from graded prompts, by RouteLLM's protocol: APGR, CPT50, CPT80, calibration, guarantee.
+    """Measure a router learned from graded prompts by RouteLLM's protocol: APGR, CPT50, CPT80, calibration, guarantee.
 
-    Shares and CPTs are fractions of 1. Without --test: five-fold cross-validation.
+    Shares and CPTs are fractions of 1. Without --test, rows are scored by five-fold cross-validation.
 
     \b
     Examples
@@ -185,16 +185,16 @@ def router(
 
 @app.command()
 def guarantee(
-    runs: Annotated[int, typer.Option(min=1, help="Calibrations of each population and number of rows.")] = 500,
+    runs: Annotated[int, typer.Option(min=1, help="Calibrations per population and number of rows.")] = 500,
     blend: Annotated[
-        bool, typer.Option("--blend", help="Choose among the models that ship (slow), not the ridge alone.")
+        bool, typer.Option("--blend", help="Choose among all router models (slow) instead of the ridge alone.")
     ] = False,
     json_path: json_output.File = None,
 ) -> None:
-    """Fit, calibrate, ship, and then the true risk, on simulated populations whose risk is known.
+    """Check calibrated guarantees on simulated populations of known risk: fit, calibrate, and compute the true risk.
 
-    About 20 minutes of one core. A violation is a true risk above alpha; at most one run in ten may show one. The
-    cloud share "above hindsight" is what the same gates would not have had to escalate.
+    Takes about 20 minutes on one core. A violation is a true risk above alpha; at most one run in ten may violate.
+    The cloud share "above hindsight" is the share that the same gates need not have escalated.
 
     \b
     Examples
@@ -212,18 +212,18 @@ def guarantee(
 @app.command()
 def live(
     local: Annotated[str, typer.Option("--local", metavar="MODEL", help="GGUF file or pulled model to measure.")],
-    questions: Annotated[int, typer.Option(min=200, max=300, help="How many of the written ones, mixed.")] = 300,
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="How often they are halved anew.")] = 5,
+    questions: Annotated[int, typer.Option(min=200, max=300, help="Number of built-in questions.")] = 300,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Number of random splits into halves.")] = 5,
     answers: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", dir_okay=False, help="Keep the model's answers here, for the next run."),
+        typer.Option(metavar="FILE", dir_okay=False, help="File that keeps the model's answers for the next run."),
     ] = None,
     json_path: json_output.File = None,
 ) -> None:
-    """A real local model, and a cloud that knows the answers: calibrated on half of 300 questions, routed on the rest.
+    """Calibrate a real local model and a stub cloud on half of 300 questions, and route the other half.
 
-    The model answers once, as for calibrate --live. Each half is routed by the real router at several qualities; of the
-    first half the model also answers live. AUROC is of the gates and of the mean log-probability, for "is wrong".
+    The model answers each question once, as for calibrate --live. The router then routes each half at several
+    qualities, and the model answers one half again live. AUROC is of gates and mean log-probability, for "is wrong".
 
     \b
     Example
@@ -245,25 +245,25 @@ def live(
 def local(
     model: Annotated[
         Literal["all", "pocket-small", "qwen2.5-0.5b-q8_0", "qwen2.5-0.5b-q4_k_m"],
-        typer.Option(help="What to run. The 0.5B ones have random weights, and are built here."),
+        typer.Option(help="Model to run. The 0.5B models get random weights and are built on this machine."),
     ] = "all",
-    tokens: Annotated[int, typer.Option(min=8, max=256, help="Of an answer, and of the prompt before it.")] = 64,
-    rounds: Annotated[int, typer.Option(min=1, help="In each, all engines take their turn.")] = 3,
+    tokens: Annotated[int, typer.Option(min=8, max=256, help="Tokens of each prompt and of each answer.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; each runs every engine once.")] = 3,
     prefill_seconds: Annotated[
-        float, typer.Option(min=1, help="How long at most a 4k prompt is watched while others read.")
+        float, typer.Option(min=1, help="Most seconds to measure a 4k prefill while other streams decode.")
     ] = 30.0,
-    threads: Annotated[int | None, typer.Option(min=1, help="Of all engines. [as ours chooses]")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of every engine. [Updraft's default]")] = None,
     llama_server: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", exists=True, dir_okay=False, help="llama.cpp's own server, to compare with too."),
+        typer.Option(metavar="PATH", exists=True, dir_okay=False, help="llama.cpp's own server, to compare with."),
     ] = None,
     model_dir: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Keep the built models here for the next run. [a temporary folder]"),
+        typer.Option(metavar="FOLDER", help="Folder that keeps the built models for the next run. [temporary folder]"),
     ] = None,
     json_path: json_output.File = None,
 ) -> None:
-    """The on-device engine beside bare llama.cpp, llama_cpp.Llama and the servers over them, on the same files.
+    """Compare the on-device engine with bare llama.cpp, llama_cpp.Llama and their servers on the same model files.
 
     \b
     Examples
@@ -282,19 +282,17 @@ def local(
 
 @app.command()
 def gateway(
-    concurrencies: Annotated[str, typer.Option(help="Requests in flight, one figure after the other.")] = "1,16,64,256",
-    streams: Annotated[int, typer.Option(min=1, help="Streams in flight.")] = 64,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Of each measurement.")] = 5.0,
-    memory_seconds: Annotated[float, typer.Option(min=0, help="Of load during which memory is watched.")] = 30.0,
+    concurrencies: Annotated[str, typer.Option(help="Numbers of requests in flight to measure.")] = "1,16,64,256",
+    streams: Annotated[int, typer.Option(min=1, help="Number of streams in flight.")] = 64,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Duration of each measurement in seconds.")] = 5.0,
+    memory_seconds: Annotated[float, typer.Option(min=0, help="Duration of the memory measurement in seconds.")] = 30.0,
     litellm_python: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PATH", exists=True, dir_okay=False, help="A Python with litellm[proxy], to compare with."
-        ),
+        typer.Option(metavar="PATH", exists=True, dir_okay=False, help="Python with litellm[proxy], to compare with."),
     ] = None,
     json_path: json_output.File = None,
 ) -> None:
-    """The gateway on one core in front of a stub, beside nginx (where installed) and LiteLLM's proxy in one run.
+    """Compare the gateway on one core with nginx (if installed) and LiteLLM's proxy, all in front of a stub node.
 
     \b
     Examples
@@ -306,7 +304,7 @@ def gateway(
     try:
         counts = tuple(int(count) for count in concurrencies.split(","))
     except ValueError as error:
-        raise typer.BadParameter("must be numbers with commas between them", param_hint="--concurrencies") from error
+        raise typer.BadParameter("must be comma-separated numbers", param_hint="--concurrencies") from error
     setting = Setting(counts, streams, seconds, memory_seconds, litellm_python)
     config = {"concurrencies": counts, "streams": streams, "seconds": seconds, "memory_seconds": memory_seconds}
     _show(_report("gateway", config, measure(setting, output.note)), json_path)
@@ -315,11 +313,11 @@ def gateway(
 @app.command()
 def kernels(
     short: Annotated[
-        bool, typer.Option("--short", help="One or two shapes of each kernel, fewer repetitions.")
+        bool, typer.Option("--short", help="Measure one or two shapes per kernel, with fewer repetitions.")
     ] = False,
     json_path: json_output.File = None,
 ) -> None:
-    """Each kernel's time on a CUDA device beside what its memory and tensor cores allow, and beside other libraries.
+    """Time each kernel on a CUDA device, and compare with the device's memory and compute limits and other libraries.
 
     \b
     Examples
@@ -350,14 +348,14 @@ def kernels(
 
 @app.command()
 def affinity(
-    trace: Annotated[Path, typer.Option(help="JSON lines in Mooncake's form.", exists=True, dir_okay=False)],
-    nodes: Annotated[int, typer.Option(min=1, help="Simulated nodes.")] = 4,
-    requests: Annotated[int, typer.Option(min=1, help="The first of the trace.")] = 100_000,
-    seed: Annotated[int, typer.Option(help="Of the choice between equal nodes.")] = 0,
-    workers: Annotated[int, typer.Option(min=1, help="Of the gateway.")] = 1,
+    trace: Annotated[Path, typer.Option(help="JSON Lines in Mooncake's format.", exists=True, dir_okay=False)],
+    nodes: Annotated[int, typer.Option(min=1, help="Number of simulated nodes.")] = 4,
+    requests: Annotated[int, typer.Option(min=1, help="Number of requests, from the trace's start.")] = 100_000,
+    seed: Annotated[int, typer.Option(help="Seed for the choice between equally good nodes.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Number of gateway workers.")] = 1,
     json_path: json_output.File = None,
 ) -> None:
-    """How many cached blocks the gateway's choice of nodes finds, against one cache for all.
+    """Measure the share of cached blocks that the gateway's choice of nodes finds, compared with one shared cache.
 
     \b
     Example
@@ -377,7 +375,7 @@ def _report(bench: str, config: Mapping[str, Any], figures: Mapping[str, Any]) -
 
 
 def _show(report: Report, path: Path | None) -> None:
-    """Print a report as a table, and write it if asked."""
+    """Print a report as a table, and write it where --json names a file."""
     from rich.markup import escape
 
     from .shared.console import Console

@@ -1,8 +1,8 @@
-"""Makes `.venv` and installs what a make target needs; the second call finds it done and returns at once.
+"""Creates `.venv` and installs the dependencies of a make target; returns at once if they are installed already.
 
-Standard library only, and runnable by any python3 (it has to be able to say that this one is too old):
-`python3 cli/bootstrap.py --extras edge,cloud`. Packages come from `pyproject.toml`, in which versions from
-`constraints.txt`, and how llama.cpp is built from `local_engine/llama/build.py`; the stamp is a digest of these and of
+Uses the standard library only and runs on old versions of Python 3, so that it can report an unsupported version:
+`python3 cli/bootstrap.py --extras edge,cloud`. `pyproject.toml` names the packages, `constraints.txt` their versions,
+and `local_engine/llama/build.py` the build of llama.cpp. A stamp file in `.venv` holds a digest of these files and of
 the kernels that are built into llama.cpp.
 """
 
@@ -28,12 +28,12 @@ COVERS = {"all": {"edge", "calibrate", "cloud", "train", "scale", "dev", "all"}}
 
 
 class SetupError(Exception):
-    """Something the person at the keyboard has to fix; the message says how."""
+    """Setup failure that the user has to fix; the message says how."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Create the virtual environment and install Updraft into it.")
-    parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="where (default: .venv)")
+    parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="folder of the environment (default: .venv)")
     parser.add_argument("--extras", default="all", help="extras of pyproject.toml, comma-separated (default: all)")
     options = parser.parse_args()
     extras = set(options.extras.split(","))
@@ -46,7 +46,7 @@ def main() -> int:
         sys.stderr.write(f"updraft setup: {error}\n")
         return 1
     except KeyboardInterrupt:
-        sys.stderr.write("updraft setup: interrupted; the next call continues.\n")
+        sys.stderr.write("updraft setup: interrupted; run it again to continue.\n")
         return 130
     return 0
 
@@ -54,8 +54,8 @@ def main() -> int:
 def _check_python() -> None:
     if sys.version_info < OLDEST_PYTHON:
         raise SetupError(
-            f"Python {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer is needed, {sys.executable} is "
-            f"{sys.version.split()[0]}. Name a newer one: PYTHON=python3.12 make ..."
+            f"Python {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer is needed, but {sys.executable} is "
+            f"{sys.version.split()[0]}. Name a newer Python: PYTHON=python3.12 make ..."
         )
 
 
@@ -87,23 +87,23 @@ def _create(venv: Path) -> None:
     if importlib.util.find_spec("ensurepip") is None or importlib.util.find_spec("venv") is None:
         raise SetupError("this python3 has no venv module. Install it: sudo apt-get install python3-venv")
     if venv.exists() and not (venv / "pyvenv.cfg").exists() and any(venv.iterdir()):
-        raise SetupError(f"{venv} exists and is no virtual environment: move it away, or use VENV=another/path.")
+        raise SetupError(f"{venv} exists but is not a virtual environment: move it, or use VENV=another/path.")
     _say(f"creating {venv.name} with Python {sys.version.split()[0]}")
     _run([sys.executable, "-P", "-m", "venv", "--clear", str(venv)])
 
 
 def _install_llama(python: Path) -> None:
-    """llama.cpp is compiled on this machine, with the flags that `local_engine/llama/build.py` explains."""
+    """Compile and install llama.cpp on this machine, with the flags from `local_engine/llama/build.py`."""
     _say("installing llama.cpp, built for this machine (about 8 minutes on 2 cores the first time)")
     done = subprocess.run([str(python), str(LLAMA_BUILD), "--install", "-c", str(CONSTRAINTS)], check=False, cwd=ROOT)
     if done.returncode:
-        raise SetupError("llama.cpp could not be built; the reason stands above.")
+        raise SetupError("llama.cpp could not be built; see the output above.")
 
 
 def _install_torch(python: Path) -> None:
-    """The CPU build of torch where pip can see one (PIP_EXTRA_INDEX_URL may name PyTorch's CPU index).
+    """Install the CPU build of torch if pip can find one (PIP_EXTRA_INDEX_URL may name PyTorch's CPU index).
 
-    On Linux the default build brings gigabytes of CUDA libraries.
+    The default build for Linux includes gigabytes of CUDA libraries.
     """
     version = _pinned("torch")
     probe = f"import importlib.metadata as m, sys; sys.exit(m.version('torch').split('+')[0] != '{version}')"
@@ -113,15 +113,15 @@ def _install_torch(python: Path) -> None:
     try:
         _pip(python, "--no-deps", f"torch=={version}+cpu")
     except SetupError:
-        _say("no CPU build of torch in sight: taking the default one (several GB with CUDA)")
+        _say("pip finds no CPU build of torch: installing the default build (several GB with CUDA)")
         _pip(python, f"torch=={version}")
 
 
 def _pinned(package: str) -> str:
-    found = re.search(rf"^{package}==(\S+)", CONSTRAINTS.read_text(), re.MULTILINE)
-    if not found:
+    match = re.search(rf"^{package}==(\S+)", CONSTRAINTS.read_text(), re.MULTILINE)
+    if not match:
         raise SetupError(f"constraints.txt does not pin {package}.")
-    return found.group(1)
+    return match.group(1)
 
 
 def _pip(python: Path, *arguments: str) -> None:
@@ -129,7 +129,7 @@ def _pip(python: Path, *arguments: str) -> None:
 
 
 def _run(command: list[str]) -> None:
-    """Run a command, showing how long it has been at it and its latest line; its whole output on failure."""
+    """Run a command and show its elapsed time and latest line. Raises SetupError with the end of its output."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
         try:

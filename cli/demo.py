@@ -1,4 +1,4 @@
-"""`updraft demo`: the whole cascade at work on this machine, measured in front of the user."""
+"""`updraft demo`: a measured run of the whole cascade on this machine."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ LATENCY_SAMPLE = 24
 
 def demo(
     tasks: Annotated[
-        int, typer.Option(min=MIN_TASKS, max=options.MAX_TASKS, help="How many held-out tasks to ask.")
+        int, typer.Option(min=MIN_TASKS, max=options.MAX_TASKS, help="Number of held-out tasks to ask.")
     ] = 300,
     quality: options.Quality = None,
-    seed: Annotated[int, typer.Option(help="Which of the held-out tasks.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed that selects the tasks.")] = 0,
     json_path: json_output.File = None,
     svg_path: Annotated[
         Path | None, typer.Option("--svg", metavar="PATH", help="Also save the final output as an SVG picture.")
     ] = None,
     kill_a_node: Annotated[
-        bool, typer.Option("--kill-a-node", help="SIGKILL one of the two nodes in the middle, to see nothing lost.")
+        bool, typer.Option("--kill-a-node", help="Kill one of the two nodes during the run; no answer is lost.")
     ] = False,
 ) -> None:
     """Watch a small model on this device and a larger one in a small cloud share real work.
 
-    Starts two cloud nodes and a gateway as processes on free loopback ports, asks the same questions of the device
-    alone, the cloud alone and the router, and compares: accuracy with 95 % intervals, cloud share, tokens, cost,
-    latency. Nothing is downloaded and no process is left behind. Exit code 1 if any question got no answer.
+    Starts two cloud nodes and a gateway as processes on free loopback ports. Asks the device alone, the cloud alone
+    and the router the same questions, and compares accuracy with 95 % intervals, cloud share, tokens, cost and
+    latency. Downloads nothing and stops all its processes. Exit code 1 if any question got no answer.
 
     \b
     Examples
@@ -70,18 +70,18 @@ def demo(
 
 
 def _config(quality: float | None) -> RouterConfig:
-    """The shipped settings, not the user's: a demonstration has to come out the same everywhere."""
+    """Return the default settings instead of the user's, so that the demo gives the same results everywhere."""
     from ..router.accounting.prices import Prices
     from ..router.config import RouterConfig
 
-    prices = Prices(cloud_input=0.5, cloud_output=1.5)  # what a mid-size model costs: the pocket cloud has no price
+    prices = Prices(cloud_input=0.5, cloud_output=1.5)  # prices of a mid-size model: the pocket cloud has none
     config = RouterConfig(local="pocket", cloud_model="pocket-large", prices=prices)
     return config if quality is None else replace(config, quality=quality)
 
 
 @dataclass(slots=True)
 class DemoFigures:
-    """The results of the demo: the figures of `--json`, and example replies."""
+    """Results of the demo: the figures of `--json`, and the routed replies."""
 
     figures: dict[str, Any]
     routed: TaskOutcome
@@ -120,14 +120,14 @@ class _Demo:
         return DemoFigures(figures, outcomes["routed"])
 
     def _attack(self, cloud: PocketCloud, leg: Leg, done: int) -> None:
-        """With --kill-a-node: one node dies once a third of the routed answers are in."""
+        """With --kill-a-node, kill a node after a third of the routed replies."""
         if self.kill_a_node and leg.name == "routed" and done == self.tasks // 3:
             cloud.nodes[0].kill()
             self.watch.say(f"Killed {cloud.nodes[0].name} (pid {cloud.nodes[0].pid}) with SIGKILL.")
 
 
 def _legs(questions: list[Question], sample: list[Question]) -> list[Leg]:
-    """The device works alone and one by one; the cloud under load. Latency is taken without load, on other tasks."""
+    """Return the legs of the demo. The one-at-a-time legs measure the latency of cloud and router without load."""
     from ..bench.cascade.run import Leg
 
     return [
@@ -176,25 +176,25 @@ def _show(console: Console, measured: DemoFigures) -> None:
     from .shared.tables import accuracy_table, examples_of, examples_table, facts_table, kinds_table
     from .shared.tables import number as show
 
-    found = measured.figures
-    rows = {name: found[name] for name in ("local", "cloud", "routed")}
-    routed, draft = found["routed"], found["draft"]
-    prices = found["prices_usd_per_million_tokens"]
-    saved = routed["saved_usd"] / found["cloud"]["cost_usd"] if found["cloud"]["cost_usd"] else 0.0
-    console.print(kinds_table(found["by_kind"], list(rows)))
+    results = measured.figures
+    rows = {name: results[name] for name in ("local", "cloud", "routed")}
+    routed, draft = results["routed"], results["draft"]
+    prices = results["prices_usd_per_million_tokens"]
+    saved = routed["saved_usd"] / results["cloud"]["cost_usd"] if results["cloud"]["cost_usd"] else 0.0
+    console.print(kinds_table(results["by_kind"], list(rows)))
     console.print(examples_table(examples_of(measured.routed)))
-    console.print(accuracy_table(rows, title=f"{found['n']} held-out tasks, target quality {found['quality']:g}"))
+    console.print(accuracy_table(rows, title=f"{results['n']} held-out tasks, target quality {results['quality']:g}"))
     facts = {
-        "quality": f"{show(routed['quality_kept'], '.1%')} of the cloud's kept, with {routed['cloud_share']:.0%} of "
-        "the questions in the cloud",
+        "quality": f"{show(routed['quality_kept'], '.1%')} of the cloud's quality kept, with "
+        f"{routed['cloud_share']:.0%} of the questions in the cloud",
         "cost": f"${routed['cost_usd']:.5f}, {saved:.0%} less than cloud only (at ${prices['cloud_input']:g} / "
         f"${prices['cloud_output']:g} per million tokens in / out)",
         "drafts": f"{draft['accepted']:,} of {draft['proposed']:,} local tokens accepted on escalated requests "
         f"({show(draft['acceptance_rate'], '.0%')})",
-        "latency": f"one question at a time, for cloud and routed on {found['latency_sample']} other tasks; all else "
-        f"about these two with {CONCURRENCY} at a time",
+        "latency": f"measured with one question at a time, for cloud and routed on {results['latency_sample']} other "
+        f"tasks; their other figures are measured with {CONCURRENCY} at a time",
     }
-    if found["processes_lost"]:
-        facts["died"] = f"{', '.join(found['processes_lost'])}; answers missing: {found['errors']['count']}"
-    facts["time"] = f"{found['seconds']:.0f} s"
+    if results["processes_lost"]:
+        facts["died"] = f"{', '.join(results['processes_lost'])}; answers missing: {results['errors']['count']}"
+    facts["time"] = f"{results['seconds']:.0f} s"
     console.print(facts_table(facts))

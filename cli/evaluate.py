@@ -1,4 +1,4 @@
-"""`updraft eval`: accuracy, cloud share and cost over the packaged tasks or over a file of your own."""
+"""`updraft eval`: accuracy, cloud share and cost on the packaged tasks or on the user's own file."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ NAMES = {Tier.LOCAL: "local", Tier.CLOUD: "cloud", Tier.AUTO: "routed"}
 def evaluate(
     *,
     tasks: Annotated[
-        int | None, typer.Option(min=1, max=options.MAX_TASKS, help="Ask this many held-out pocket tasks. [200]")
+        int | None, typer.Option(min=1, max=options.MAX_TASKS, help="Number of held-out pocket tasks to ask. [200]")
     ] = None,
     file: Annotated[
-        Path | None, typer.Option(help='Ask these instead: JSON Lines of {"prompt", "answer", "match"}.')
+        Path | None, typer.Option(help='File of tasks to ask instead: JSON Lines of {"prompt", "answer", "match"}.')
     ] = None,
     tier: Annotated[
-        list[Tier] | None, typer.Option(help="Measure only this tier (may be given again); default: all three.")
+        list[Tier] | None, typer.Option(help="Tier to measure; repeatable. [all that are configured]")
     ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Questions in flight to the cloud.")] = 8,
-    seed: Annotated[int, typer.Option(help="Which of the held-out tasks.")] = 0,
+    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Most questions in flight to the cloud.")] = 8,
+    seed: Annotated[int, typer.Option(help="Seed that selects the tasks.")] = 0,
     pair: Annotated[options.Pair, Without("cloud_provider", "tool_parser", "chat_template")],
     json_path: json_output.File = None,
 ) -> None:
-    """Put the same questions to the router and to each tier alone, and compare.
+    """Ask the router and each tier alone the same questions, and compare their answers.
 
-    A task file holds one JSON object a line. "match" says how a reply is compared with the answer: "agree" (the
-    default: it says the same), "exact", "contains", or "number" (its last number).
+    A task file holds one JSON object per line. "match" says how a reply is compared with the answer: "agree" (the
+    default: it says the same), "exact", "contains", or "number" (the reply's last number).
     Exit code 1 if any question got no answer.
 
     \b
@@ -50,7 +50,7 @@ def evaluate(
       echo '{"prompt": "What is 2 + 2?", "answer": 4, "match": "number"}' > mine.jsonl
     """
     if tasks is not None and file is not None:
-        raise ConfigurationError("--tasks and --file exclude each other.")
+        raise ConfigurationError("--tasks and --file are mutually exclusive: give one of them.")
     config = pair.config()
     from ..bench.cascade.questions import pocket_questions
     from ..classifier.grading.questions import read_questions
@@ -62,10 +62,10 @@ def evaluate(
 
 
 def check_answered(errors: Mapping[str, Any]) -> None:
-    """Raises UpdraftError where questions got no answer, by `bench.cascade.run.errors`."""
+    """Raise UpdraftError if questions got no answer, according to `errors` of `bench.cascade.run.errors`."""
     if errors["count"]:
         kinds = ", ".join(f"{n} {kind}" for kind, n in errors["by_kind"].items())
-        raise UpdraftError(f"{errors['count']} questions got no answer: {kinds}. The first: {errors['first']}")
+        raise UpdraftError(f"{errors['count']} questions got no answer: {kinds}. First error: {errors['first']}")
 
 
 def measure(
@@ -76,9 +76,9 @@ def measure(
     *,
     tables_apart: bool = False,
 ) -> dict[str, Any]:
-    """The figures of each tier, shown and returned: `{"n", "tiers", "local": {...}, "cloud": {...}, "routed": ...}`.
+    """Show and return the figures of each tier: `{"n", "tiers", "local": {...}, "cloud": {...}, "routed": ...}`.
 
-    `tables_apart`: they are shown on standard error.
+    `tables_apart`: show the tables on standard error.
     """
     from ..bench.cascade.run import by_kind, draft_figures, errors, figures
     from .shared.console import Console
@@ -103,7 +103,7 @@ def measure(
 
 
 def quality_kept(rows: dict[str, dict[str, Any]]) -> float | None:
-    """Routed accuracy as a share of cloud-only accuracy; None where either was not measured or the cloud got none."""
+    """Return routed accuracy divided by cloud accuracy; None if either was not measured or the cloud's is 0."""
     if "cloud" not in rows or "routed" not in rows or not rows["cloud"]["accuracy"]:
         return None
     return rows["routed"]["accuracy"] / rows["cloud"]["accuracy"]
@@ -114,7 +114,7 @@ def _legs(config: RouterConfig, questions: list[Question], tiers: list[Tier] | N
 
     missing = {Tier.LOCAL: config.local is None, Tier.CLOUD: config.cloud_url is None, Tier.AUTO: False}
     if absent := [tier for tier in tiers or [] if missing[tier]]:
-        raise ConfigurationError(f"There is no {absent[0]} tier to measure: name one with --{absent[0]}.")
+        raise ConfigurationError(f"No {absent[0]} tier is configured: name its model with --{absent[0]}.")
     chosen = tiers or [tier for tier in NAMES if not missing[tier]]
     return [
         Leg(NAMES[tier], tier.value, questions, 1 if tier is Tier.LOCAL else concurrency)

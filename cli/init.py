@@ -1,4 +1,4 @@
-"""`updraft init`: the first settings. Both models are tried before anything is written."""
+"""`updraft init`: asks for the first settings, and tries both models before it writes them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The content of the new settings file."""
+    """Contents of the new settings file."""
 
-    # As the setting `local`; None: no local model.
+    # Value of the setting `local`; None for no local model.
     local: str | None
-    # The base URL of the cloud; None: no cloud.
+    # Base URL of the cloud; None for no cloud.
     cloud_url: str | None
     cloud_model: str
-    # As the setting; None: by the URL.
+    # Value of the setting `cloud_provider`; None to infer the provider from the URL.
     cloud_provider: str | None
-    # The cloud's key, and the file that holds it already.
+    # API key of the cloud, and the user's file that holds the key, if any.
     key: str | None
     key_file: Path | None
 
@@ -47,24 +47,24 @@ def init(
     cloud_url: Annotated[
         str | None, typer.Option(metavar="URL", help="Endpoint of the cloud, e.g. https://host/v1, or none.")
     ] = None,
-    cloud_model: Annotated[str | None, typer.Option(metavar="NAME", help="Model to ask for there.")] = None,
+    cloud_model: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the cloud's model.")] = None,
     cloud_provider: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Whose API it speaks: openai, azure, anthropic or gemini.")
+        str | None, typer.Option(metavar="NAME", help="API of the cloud: openai, azure, anthropic or gemini.")
     ] = None,
     key_file: Annotated[
-        Path | None, typer.Option(metavar="PATH", dir_okay=False, help="File that holds the key; it is used in place.")
+        Path | None, typer.Option(metavar="PATH", dir_okay=False, help="File with the cloud's API key; not copied.")
     ] = None,
     key_env: Annotated[
-        str | None, typer.Option(metavar="VAR", help="Environment variable that holds the key; it is copied.")
+        str | None, typer.Option(metavar="VAR", help="Environment variable with the cloud's API key; copied to a file.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: what no option names is none.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace settings; the old file is kept beside it.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; use only the given options.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing settings; keep a copy of the file.")] = False,
     as_json: json_output.Flag = False,
 ) -> None:
     """Choose a local model and a cloud, try both, and write the settings file.
 
-    On a terminal you are asked for what no option names. The key is not shown; it is kept in a file that only you
-    can read. Nothing is written unless each model that was named has answered one tiny request.
+    On a terminal, missing options are asked for. A key that you type is not shown, and is stored in a file that only
+    you can read. The settings are written only if each model that you name answers a tiny request.
 
     \b
     Examples
@@ -82,24 +82,24 @@ def init(
     model = (cloud_model or "").strip()
     while cloud is not None and not model:
         if not asks:
-            raise ConfigurationError("--cloud-url needs --cloud-model, the name of a model there.")
-        model = typer.prompt("Model there", err=True).strip()
+            raise ConfigurationError("--cloud-url needs --cloud-model, the name of the cloud's model.")
+        model = typer.prompt("Model of the cloud", err=True).strip()
     if cloud is None and (key_file or key_env or model or cloud_provider):
-        raise ConfigurationError("A model, a provider and a key need a cloud: name it with --cloud-url.")
+        raise ConfigurationError("--cloud-model, --cloud-provider, --key-file and --key-env need --cloud-url.")
     key = None if cloud is None else _key(key_file, key_env, asks)
     answers = Answers(_installed(local, yes=yes), cloud, model, cloud_provider, key, key_file)
     _try_models(answers)
     _write(answers, path)
-    _say(f"The settings are in {path}. Talk to it with updraft chat, or serve it to apps with updraft serve.")
+    _say(f"The settings are in {path}. Try the models with updraft chat, or serve them to apps with updraft serve.")
     if answers.local and answers.cloud_url:
         from ..classifier.target import DEFAULT_QUALITY
         from ..classifier.training.gates import prompts_to_promise
 
         prompts = prompts_to_promise(DEFAULT_QUALITY)
         _say(
-            f"A target such as quality = {DEFAULT_QUALITY} needs a calibration of this pair. Put at least {prompts} "
-            "prompts of your own into a file, one a line, such as past questions to your app. Both models answer them:"
-            f"\n  updraft calibrate --live {prompts} --prompts FILE"
+            f"A target such as quality = {DEFAULT_QUALITY} needs a calibration of this pair. Put at least {prompts} of "
+            "your own prompts into a file, one per line (past questions to your app, for example), and let both models "
+            f"answer them:\n  updraft calibrate --live {prompts} --prompts FILE"
         )
     if as_json:
         facts = {"local": answers.local, "cloud_url": answers.cloud_url, "cloud_model": answers.cloud_model or None}
@@ -110,19 +110,19 @@ def _keep_old(path: Path, asks: bool, force: bool) -> None:
     if not path.exists() or force:
         return
     if not asks:
-        raise ConfigurationError(f"There are settings in {path}. --force replaces them and keeps the old file.")
-    typer.confirm(f"There are settings in {path}. Replace them?", default=False, abort=True, err=True)
+        raise ConfigurationError(f"{path} exists already. --force replaces the file and keeps a copy of it.")
+    typer.confirm(f"{path} exists already. Replace these settings?", default=False, abort=True, err=True)
 
 
 def _named(given: str | None, asks: bool, question: str, default: str) -> str | None:
-    """The answer of an option or of the person; None for `none`."""
+    """Return the option's value, or else the user's answer to `question`; None for `none`."""
     if given is None:
         given = str(typer.prompt(question, default=default, err=True)) if asks else "none"
     return None if given.strip() in ("", "none") else given.strip()
 
 
 def _installed(local: str | None, *, yes: bool) -> str | None:
-    """The setting that means this model, which is fetched if a hub or index has it."""
+    """Return the value of the setting `local` for this model; downloads the model if its name is on a hub or index."""
     from ..local_engine.store.library import Library
     from ..router.tiers.local_server.address import server_address
     from .models.names import resolve
@@ -147,7 +147,7 @@ def _key(key_file: Path | None, key_env: str | None, asks: bool) -> str | None:
 
 
 def _try_models(answers: Answers) -> None:
-    """Raises ConfigurationError if there is none, UpstreamError or what the model raised if one does not answer."""
+    """Send each model a tiny request. Raises ConfigurationError if there is no model, UpstreamError if one fails."""
     from ..router.config import RouterConfig
 
     if answers.local is None and answers.cloud_url is None:
@@ -180,7 +180,7 @@ def _try(tier: str, config: RouterConfig, answers: Answers) -> None:
             )
     except (OpenAIError, UpdraftError) as error:
         reason = message_of(error)
-        if answers.key:  # some servers repeat it
+        if answers.key:  # some servers repeat the key in error messages
             reason = reason.replace(answers.key, "(the key)")
         raise UpstreamError(f"The {tier} model {name} does not answer: {reason} Nothing was written.") from error
     _say(f"The {tier} model {name} answers ({time.monotonic() - started:.1f} s).")
@@ -199,16 +199,16 @@ def _write(answers: Answers, path: Path) -> None:
         values |= {"cloud_url": answers.cloud_url, "cloud_model": answers.cloud_model}
         values |= {} if answers.cloud_provider is None else {"cloud_provider": answers.cloud_provider}
         values |= {} if key_file is None else {"cloud_api_key_file": str(key_file)}
-    # A JSON string is a TOML string as well.
+    # JSON strings are valid TOML strings.
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()]
     if path.exists():
         old = path.replace(_place_for(path.with_name(f"{path.name}.old")))
-        _say(f"The old settings are in {old}; no key file was replaced.")
+        _say(f"The old settings are in {old}; existing key files are unchanged.")
     write_private(path, "# Written by updraft init.\n" + "".join(lines))
 
 
 def _place_for(path: Path, text: str | None = None) -> Path:
-    """The path, or one with a number where something else than `text` lies there: older settings may need that."""
+    """Return `path`, numbered if it exists with other contents than `text`: older settings may refer to that file."""
     numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
     places = itertools.chain((path,), numbered)
     return next(each for each in places if not each.exists() or (text and each.read_bytes() == text.encode()))

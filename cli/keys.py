@@ -1,4 +1,4 @@
-"""`updraft keys create|import|list|rotate|revoke|audit`: who may use a gateway, changed while it runs."""
+"""`updraft keys create|import|list|rotate|revoke|audit`: the API keys of a running gateway."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from .shared.command_line import CommandLine
 if TYPE_CHECKING:
     from ..cloud_engine.gateway.access.database import KeyDatabase, KeyRecord
 
-app = CommandLine(help="The API keys of a gateway: every change holds within a second, without a restart.")
+app = CommandLine(help="Manage the API keys of a gateway. Changes take effect within a second, without a restart.")
 
 KeyFile = Annotated[
-    Path | None, typer.Option("--keys", metavar="PATH", help="The key database. [keys.sqlite3 in the state folder]")
+    Path | None, typer.Option("--keys", metavar="PATH", help="Key database. [keys.sqlite3 in the state folder]")
 ]
-Which = Annotated[str, typer.Argument(metavar="KEY", help="Its name or id, as updraft keys list has them.")]
+Which = Annotated[str, typer.Argument(metavar="KEY", help="Name or id of the key; see updraft keys list --json.")]
 
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(help="Whose key it is: letters, digits, dots, dashes, underscores.")],
+    name: Annotated[str, typer.Argument(help="Name of the key: letters, digits, dots, dashes, underscores.")],
     keys: KeyFile = None,
     scopes: Annotated[
         list[str] | None,
-        typer.Option("--scope", help="What it may do: inference, usage, admin, node; once for each. [inference]"),
+        typer.Option("--scope", help="Permission: inference, usage, admin or node; repeatable. [inference]"),
     ] = None,
     tenant: Annotated[
-        str | None, typer.Option(help="Keys of one tenant share cached prefixes. [the key's own name]")
+        str | None, typer.Option(help="Tenant of the key; a tenant's keys share cached prefixes. [the key's name]")
     ] = None,
     models: Annotated[
-        list[str] | None, typer.Option("--model", help="A model that it may ask; once for each. [all]")
+        list[str] | None, typer.Option("--model", help="Model that the key may use; repeatable. [all]")
     ] = None,
     priority: Annotated[
-        Literal["interactive", "escalation", "batch"], typer.Option(help="The class in which its requests queue.")
+        Literal["interactive", "escalation", "batch"], typer.Option(help="Scheduling class of the key's requests.")
     ] = "interactive",
     expires_in_days: Annotated[float | None, typer.Option(min=0, help="Days until it expires. [never]")] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Requests that may begin in a minute.")] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Tokens in a minute.")] = None,
-    concurrent: Annotated[int | None, typer.Option(min=1, help="Requests in flight.")] = None,
-    usd_per_day: Annotated[float | None, typer.Option(min=0, help="Dollars a day of UTC.")] = None,
-    usd_per_month: Annotated[float | None, typer.Option(min=0, help="Dollars a month of UTC.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Most requests started per minute.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Most tokens per minute.")] = None,
+    concurrent: Annotated[int | None, typer.Option(min=1, help="Most requests in flight.")] = None,
+    usd_per_day: Annotated[float | None, typer.Option(min=0, help="Most US dollars per UTC day.")] = None,
+    usd_per_month: Annotated[float | None, typer.Option(min=0, help="Most US dollars per UTC month.")] = None,
     as_json: json_output.Flag = False,
 ) -> None:
-    """Make a key and print it, once: its hash is what is kept.
+    """Create a key and print it. It cannot be shown again: only its hash is stored.
 
     \b
     Examples
@@ -69,7 +69,7 @@ def create(
         "usd_per_month": usd_per_month,
     }
     for unknown in set(scopes or ()) - set(SCOPES):
-        raise typer.BadParameter(f"{unknown!r} is none of {', '.join(SCOPES)}.", param_hint="--scope")
+        raise typer.BadParameter(f"{unknown!r} is not one of {', '.join(SCOPES)}.", param_hint="--scope")
     given = {"name": name, "tenant": tenant, "scopes": scopes, "priority": priority, "models": models}
     new = convert({**given, "limits": limits, "expires_in_days": expires_in_days}, NewKey)
     _print_key(*KeyDatabase(options.key_database(keys)).create(new, _actor()), as_json)
@@ -77,11 +77,11 @@ def create(
 
 @app.command("import")
 def import_keys(
-    file: Annotated[Path, typer.Argument(help="A key file with a line of name:sha256 for each key.")],
+    file: Annotated[Path, typer.Argument(help="Key file with one line name:sha256 per key.")],
     keys: KeyFile = None,
     as_json: json_output.Flag = False,
 ) -> None:
-    """Take over the keys of an older gateway, which kept them in a text file. They go on working.
+    """Import the keys of an older gateway from its text file. The keys stay valid.
 
     \b
     Example
@@ -90,15 +90,15 @@ def import_keys(
     from ..cloud_engine.gateway.access.database import KeyDatabase
 
     text = read_text(file, ConfigurationError)
-    found = KeyDatabase(options.key_database(keys)).take_over(text, _actor())
+    imported = KeyDatabase(options.key_database(keys)).take_over(text, _actor())
     if as_json:
-        return json_output.show([_facts(record) for record in found])
-    return output.echo("\n".join(f"{each.principal.name} ({each.principal.key_id})" for each in found))
+        return json_output.show([_facts(record) for record in imported])
+    return output.echo("\n".join(f"{each.principal.name} ({each.principal.key_id})" for each in imported))
 
 
 @app.command("list")
 def list_keys(keys: KeyFile = None, as_json: json_output.Flag = False) -> None:
-    """List the keys: name, tenant, scopes, models, priority, limits and expiry. --json has ids too.
+    """List the keys: name, tenant, scopes, models, priority, limits and expiry. --json also prints ids.
 
     \b
     Example
@@ -109,11 +109,11 @@ def list_keys(keys: KeyFile = None, as_json: json_output.Flag = False) -> None:
     from .shared.console import Console
     from .shared.tables import columns
 
-    found = _database(keys).keys()
+    records = _database(keys).keys()
     if as_json:
-        return json_output.show([_facts(record) for record in found])
+        return json_output.show([_facts(record) for record in records])
     table = columns("name", "tenant", "scopes", "models", "priority", "limits", "expires", fold=True)
-    for each in map(_facts, found):
+    for each in map(_facts, records):
         limits = ", ".join(f"{name} {value:g}" for name, value in each["limits"].items()) or "none"
         models, scopes = ", ".join(each["models"]) or "all", ", ".join(each["scopes"])
         words = (each["name"], each["tenant"], scopes, models, each["priority"], limits)
@@ -125,12 +125,12 @@ def list_keys(keys: KeyFile = None, as_json: json_output.Flag = False) -> None:
 def rotate(
     key: Which,
     overlap_s: Annotated[
-        float, typer.Option("--overlap-s", min=0, help="Seconds for which the old key goes on working.")
+        float, typer.Option("--overlap-s", min=0, help="Seconds for which the old key stays valid.")
     ] = 0.0,
     keys: KeyFile = None,
     as_json: json_output.Flag = False,
 ) -> None:
-    """Replace a key by a new one with the same name, id and rights, and print it, once.
+    """Replace a key by a new one with the same name, id and permissions, and print the new key once.
 
     \b
     Example
@@ -145,7 +145,7 @@ def rotate(
 
 @app.command()
 def revoke(key: Which, keys: KeyFile = None, as_json: json_output.Flag = False) -> None:
-    """Take a key back: within a second no gateway that reads the database takes it.
+    """Revoke a key: within a second, all gateways that use this database refuse it.
 
     \b
     Example
@@ -159,7 +159,7 @@ def revoke(key: Which, keys: KeyFile = None, as_json: json_output.Flag = False) 
 
 @app.command()
 def audit(keys: KeyFile = None, as_json: json_output.Flag = False) -> None:
-    """Show who changed which key when, the last change first.
+    """List changes to keys, newest first: time, actor, action and key.
 
     \b
     Example

@@ -1,4 +1,4 @@
-"""`updraft learn` and `updraft feedback`: what use has shown, turned into a better policy."""
+"""`updraft learn` and `updraft feedback`: policies refitted on recorded requests and user feedback."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def learn(
     out: options.PolicyFolder = None,
     json_path: json_output.File = None,
 ) -> None:
-    """Fit the pair's policy again on what the router has seen: escalations are labels, and so is feedback.
+    """Refit the pair's policy on requests that the router recorded. Escalations and feedback are the labels.
 
-    Labels of escalations alone are one-sided. So set exploration (say 0.05) in the settings, or
-    shadow = true for a while: both tiers then answer a random share of the requests.
-    Routers take the new policy when they start. Takes pip install '.[calibrate]' in a clone of Updraft.
+    Escalations alone give one-sided labels. Set exploration (0.05, for example) or shadow = true in the settings
+    for a while, so that both tiers answer a random share of the requests.
+    Routers load the new policy when they start. Needs pip install '.[calibrate]' in a clone of Updraft.
 
     \b
     Examples
@@ -56,14 +56,14 @@ def learn(
         known = experience.pairs()
     if not rows:
         known_pairs = ", ".join(f"{pair} ({n})" for pair, n in known.items()) or "no pair"
-        raise ConfigurationError(f"Nothing was seen of {pair_name(models)}. Known: {known_pairs}.")
+        raise ConfigurationError(f"No requests of {pair_name(models)} are recorded. Recorded: {known_pairs}.")
     sound = readable(rows)
     if len(sound) < len(rows):
-        output.echo(f"{len(rows) - len(sound)} of {len(rows)} judged answers are damaged, and are left out.", err=True)
+        output.echo(f"{len(rows) - len(sound)} of {len(rows)} judged answers are damaged and were skipped.", err=True)
     folder = out or policy_folder_of(models)
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     recipe = FitRecipe(models, [], GRADING, date, 1 - confidence, local_model=hashed_identity(config))
-    with suppress(ConfigurationError):  # where there is a policy, what it knew was asked; the new one knows the same
+    with suppress(ConfigurationError):  # an existing policy passes on what it was calibrated on
         recipe = replace(recipe, calibrated_on=Policy.load(policy_folder_of(models)).calibrated_on)
     policy = fit(sound, recipe, folder)
     for line in (*sentences(policy, config.target), f"Policy for {pair_name(models)} in {folder}."):
@@ -76,26 +76,26 @@ def learn(
 
 
 def _kept(configured: Path | None) -> Path:
-    """The file to learn from. Raises ConfigurationError if nothing was kept."""
+    """Return the path of the experience file. Raises ConfigurationError if it does not exist."""
     from ..classifier.policy.folders import experience_file
 
     path = configured or experience_file()
     if not has_file(path):
         raise ConfigurationError(
-            f"There is no experience at {path}: set experience = 'features', exploration or shadow, and use the router "
-            "first."
+            f"There is no experience file {path}: set experience = 'features', exploration or shadow, and use the "
+            "router first."
         )
     return path
 
 
 def feedback(
     request_id: Annotated[
-        str, typer.Argument(help="The answer's updraft.request_id, or its x-updraft-request-id header.")
+        str, typer.Argument(help="Value of the answer's updraft.request_id or its x-updraft-request-id header.")
     ],
-    thumb: Annotated[Literal["up", "down"], typer.Argument(help="Was the answer good?")],
+    thumb: Annotated[Literal["up", "down"], typer.Argument(help="Rating of the answer: up for good, down for bad.")],
     as_json: json_output.Flag = False,
 ) -> None:
-    """Say whether an answer was good. `updraft learn` takes it into account.
+    """Rate an answer. `updraft learn` uses the rating as a label.
 
     \b
     Example
@@ -107,9 +107,9 @@ def feedback(
     noted = _noted_in_ledger(config.ledger, request_id, up=up)
     learned = _noted_as_experience(config.experience, request_id, up=up)
     if not (noted or learned):
-        raise NotFoundError(f"No request {request_id[:100]!r} is in the ledger or the experience: see updraft log.")
+        raise NotFoundError(f"Request {request_id[:100]!r} is not in the ledger or experience file: see updraft log.")
     facts = {"request_id": request_id, "feedback": thumb, "learned": learned}
-    json_output.tell(facts, f"Noted: {thumb} for {request_id}.", as_json=as_json)
+    json_output.tell(facts, f"Recorded feedback for {request_id}: {thumb}.", as_json=as_json)
 
 
 def _noted_in_ledger(path: Path | None, request_id: str, *, up: bool) -> bool:
@@ -124,7 +124,7 @@ def _noted_in_ledger(path: Path | None, request_id: str, *, up: bool) -> bool:
 
 
 def _noted_as_experience(path: Path | None, request_id: str, *, up: bool) -> bool:
-    """Of answers that the local model wrote to their end, and of those the newest."""
+    """Record feedback in the experience file; returns False if the file has no complete local answer of this id."""
     from ..classifier.online.experience import Experience
     from ..classifier.policy.folders import experience_file
 

@@ -1,7 +1,7 @@
-"""The `updraft` command: assembles the commands and turns every failure into one clear line.
+"""The `updraft` command: registers all subcommands and reports every failure in one line.
 
-The modules imported here only declare options; what a command needs is imported when it runs, so `updraft --help`
-answers at once.
+The modules imported here only declare options. Each command imports its dependencies when it runs, so that
+`updraft --help` stays fast.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ app = CommandLine(
     name="updraft",
     help="""Answers on the device when the small model is good enough, and in the cloud when it is not.
 
-    What the small model wrote is never thrown away: it goes along as the draft that the large model verifies.
-    A pair of tiny models comes with the package, so everything below works without a download.
+    The small model's answer is never thrown away: the large model verifies it as a draft.
+    The package includes a pair of tiny models, so everything below works without a download.
 
     First steps
 
     \b
       updraft demo                 watch both tiers share real work, measured
-      updraft init                 choose a local model and a cloud, and keep them as settings
+      updraft init                 choose a local model and a cloud, and save them as settings
       updraft ask --local pocket "What is 17 + 25?"
       updraft chat                 talk, and see which tier answered and why
-      updraft serve                an OpenAI port that any app can use
-      updraft doctor               what is installed, what is broken, what to do
+      updraft serve                an OpenAI-compatible server for any app
+      updraft doctor               check the installation, and get a fix for each problem
 
     Settings come from a TOML file, the environment (UPDRAFT_*) and flags; flags win.
     UPDRAFT_DEBUG=1 shows tracebacks.""",
@@ -57,7 +57,7 @@ def _print_version(requested: bool) -> None:
 @app.callback()
 def _options(
     _version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None: ...
 
@@ -98,17 +98,17 @@ app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
-    """The console script. Exit code 0: done; 1: it failed; 2: the call was wrong; 130: interrupted."""
-    # An empty or relative entry is the working folder, whose programs would run as compilers and system tools.
+    """Run the command line. Exit codes: 0 success, 1 failure, 2 wrong usage or settings, 130 interrupted."""
+    # Drop empty and relative entries: programs in the working folder would run as compilers and system tools.
     programs = filter(os.path.isabs, os.environ.get("PATH", "").split(os.pathsep))
-    os.environ["PATH"] = os.pathsep.join(programs) or os.defpath  # an empty PATH is the working folder, too
+    os.environ["PATH"] = os.pathsep.join(programs) or os.defpath  # an empty PATH also means the working folder
     if os.environ.get("UPDRAFT_DEBUG"):
         app(prog_name="updraft")
     try:
         app(prog_name="updraft")
     except KeyboardInterrupt:
         sys.exit(130)
-    except Exception as error:  # noqa: BLE001 - the outermost frame: a person gets a line, not a traceback
+    except Exception as error:  # noqa: BLE001 - the outermost frame: users get one line, not a traceback
         _fail(message_of(error), exit_code(error))
 
 

@@ -1,4 +1,4 @@
-"""`updraft policy list|show|verify|rm`: the calibrated policies of this machine, and whether they fit its models."""
+"""`updraft policy list|show|verify|rm`: manages calibrated policies, and checks that they match the local models."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ if TYPE_CHECKING:
     from ..model_files.identity import ModelIdentity
     from ..router.config import RouterConfig
 
-app = CommandLine(help="The calibrated policies of this machine.")
+app = CommandLine(help="Manage the calibrated policies on this machine.")
 
 _FRESH = "updraft calibrate makes a new one"
-Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", show_default=False, help="By default all.")]
-Name = Annotated[str, typer.Argument(help="As updraft policy list has it, or a policy folder.", show_default=False)]
+Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", show_default=False, help="Policies. [all]")]
+Name = Annotated[str, typer.Argument(help="Name of a policy, or path of its folder.", show_default=False)]
 
 
 @app.command("list")
 def list_policies(as_json: json_output.Flag = False) -> None:
-    """List the policies in the state folder: pair, rows, promise, date, and whether they fit the models here.
+    """List the policies in the state folder: pair, rows, promise, date, and whether they match the local models.
 
     \b
     Example
       updraft policy list
     """
     config = options.Pair().config()
-    found = [_Policy(folder, config) for folder in folders()]
+    policies = [_Policy(folder, config) for folder in folders()]
     if as_json:
-        json_output.show([each.facts() for each in found])
-    elif not found:
-        output.echo("No pair is calibrated yet. updraft calibrate makes a policy.", err=True)
+        json_output.show([each.facts() for each in policies])
+    elif not policies:
+        output.echo("There are no policies yet. updraft calibrate makes one.", err=True)
     else:
-        _show_table(found)
+        _show_table(policies)
 
 
 @app.command()
 def show(name: Name, local: options.Local = None, as_json: json_output.Flag = False) -> None:
-    """Say in words what a policy promises, what that rests on, and whether it holds for the models here.
+    """Describe a policy: its promise, its calibration data, and whether it is valid for the local models.
 
     \b
     Example
@@ -67,8 +67,8 @@ def show(name: Name, local: options.Local = None, as_json: json_output.Flag = Fa
 def verify(names: Names = None, local: options.Local = None, as_json: json_output.Flag = False) -> None:
     """Check policies: their files, their versions, and the local model that they were made for.
 
-    The model file is read whole: its hash, quantisation and chat template must be those of the calibration.
-    Exit code 1 if something is wrong.
+    Reads the whole model file: its hash, quantisation and chat template must match the calibration.
+    Exit code 1 if any check fails.
 
     \b
     Examples
@@ -76,28 +76,28 @@ def verify(names: Names = None, local: options.Local = None, as_json: json_outpu
       updraft policy verify model--big --local model.gguf
     """
     config = options.Pair(local).config()
-    found = {folder: _Policy(folder, config).checks(whole=True) for folder in _chosen(names)}
+    results = {folder: _Policy(folder, config).checks(whole=True) for folder in _chosen(names)}
     if as_json:
         json_output.show(
-            [{"name": folder.name, "checks": list(map(_as_json, checks))} for folder, checks in found.items()]
+            [{"name": folder.name, "checks": list(map(_as_json, checks))} for folder, checks in results.items()]
         )
-    elif not found:
-        output.echo("There is no policy to verify: updraft calibrate makes one.", err=True)
+    elif not results:
+        output.echo("There are no policies to verify: updraft calibrate makes one.", err=True)
     else:
-        for folder, checks in found.items():
+        for folder, checks in results.items():
             for each in checks:
                 output.echo(f"{each.status:4}  {folder.name}: {each.found}{f'  {each.fix}.' if each.fix else ''}")
-    if any(each.status == "fail" for checks in found.values() for each in checks):
+    if any(each.status == "fail" for checks in results.values() for each in checks):
         raise typer.Exit(1)
 
 
 @app.command()
 def rm(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", show_default=False)],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: json_output.Flag = False,
 ) -> None:
-    """Delete policies from the state folder, after a question. The pair then has no promise until it is calibrated.
+    """Delete policies from the state folder, after confirmation. Their pairs have no promise until recalibrated.
 
     \b
     Example
@@ -108,7 +108,7 @@ def rm(
         raise _unknown(unknown[0])
     if not yes:
         if not sys.stdin.isatty():
-            raise ConfigurationError("Nobody is here to ask: confirm with --yes.")
+            raise ConfigurationError("There is no terminal to confirm on: add --yes.")
         typer.confirm(printable(f"Delete {', '.join(names)}?"), abort=True, err=True)
     for name in dict.fromkeys(names):
         folder = known[name]
@@ -116,27 +116,27 @@ def rm(
             folder.unlink()
         else:
             shutil.rmtree(folder)
-        output.echo(f"{name} is deleted.", err=True)
+        output.echo(f"Deleted {name}.", err=True)
     if as_json:
         json_output.show(list(dict.fromkeys(names)))
 
 
 def folders() -> list[Path]:
-    """The policy folders in the state folder."""
+    """Return the policy folders in the state folder."""
     from ..classifier.policy.folders import policies_folder
     from ..classifier.policy.graph_files import CARD_NAME
 
     try:
         return sorted(path.parent for path in policies_folder().glob(f"*/{CARD_NAME}"))
-    except PermissionError:  # another user's
+    except PermissionError:  # the folder belongs to another user
         return []
 
 
 def check_policies(config: RouterConfig) -> list[Check]:
-    """The faults of the policies of this machine; models are not read whole."""
-    found = [(folder.name, _Policy(folder, config).checks()) for folder in folders()]
+    """Return the problems of the policies on this machine, without hashing model files."""
+    results = [(folder.name, _Policy(folder, config).checks()) for folder in folders()]
     return [Check("policies", each.status, f"{name}: {each.found}", each.fix)
-            for name, checks in found for each in checks if each.status != "ok"]  # fmt: skip
+            for name, checks in results for each in checks if each.status != "ok"]  # fmt: skip
 
 
 def _chosen(names: list[str] | None) -> list[Path]:
@@ -163,27 +163,27 @@ def _as_json(check: Check) -> dict[str, str]:
 
 @dataclass
 class _Policy:
-    """A policy folder beside the settings of this machine."""
+    """A policy folder, checked against the settings of this machine."""
 
     folder: Path
     config: RouterConfig
 
     @cached_property
     def loaded(self) -> Policy | UpdraftError:
-        """The policy, or why it cannot be used."""
+        """The policy, or the error that prevents its use."""
         from ..classifier.policy.policy import Policy
 
         try:
             policy = Policy.load(self.folder)
         except UpdraftError as error:
             return error
-        return policy if isinstance(policy, Policy) else ConfigurationError(f"{self.folder} is no pair's of yours.")
+        return policy if isinstance(policy, Policy) else ConfigurationError(f"{self.folder} is not a pair's policy.")
 
     def checks(self, *, whole: bool = False) -> list[Check]:
-        """`whole`: read the model file to its end, too."""
+        """Check files and local model. `whole`: also hash the model file, or ask the local server."""
         if isinstance(self.loaded, UpdraftError):
             return [Check("files", "fail", self.loaded.message, _FRESH)]
-        return [Check("files", "ok", "its files are whole, and its graphs load"), *self._model_checks(whole)]
+        return [Check("files", "ok", "files are intact, and graphs load"), *self._model_checks(whole)]
 
     def facts(self, *, whole: bool = False) -> dict[str, Any]:
         import msgspec
@@ -208,13 +208,13 @@ class _Policy:
         on = card.calibrated_on
         turns = "single questions" if on.turns == 1 else f"conversations of up to {on.turns} turns"
         return [
-            f"{card.models['local']}{made}, with {card.models['cloud']}. Made on {card.date or 'an unknown day'}.",
-            f"It rests on {sources or 'no named source'}: {turns}, in {' and '.join(on.scripts) or 'no'} script.",
+            f"{card.models['local']}{made}, with {card.models['cloud']}. Made on {card.date or 'an unknown date'}.",
+            f"Calibrated on {sources or 'unnamed data'}: {turns}, in {' and '.join(on.scripts) or 'no'} script.",
             *sentences(self.loaded, self.config.target),
         ]
 
     def row(self) -> tuple[str, ...]:
-        """Of the table."""
+        """Return the cells of the policy's row in the table."""
         worst = next((each for status in ("fail", "warn") for each in self.checks() if each.status == status), None)
         fits = "yes" if worst is None else worst.found
         if isinstance(self.loaded, UpdraftError):
@@ -239,28 +239,28 @@ class _Policy:
         card, made = self.loaded.card, self.loaded.local_model
         name = card.models["local"]
         if made is None:
-            return [Check("model", "warn", f"it does not say which file of {name} it was made for", _FRESH)]
+            return [Check("model", "warn", f"the policy does not record its model file of {name}", _FRESH)]
         if (served := self._served_check(name, made, whole)) is not None:
             return [served]
         if (file := self._model_file(name)) is None:
-            fix = "name its file or its server with --local"
-            return [Check("model", "warn", f"no local model {name} is here to compare with", fix)]
+            fix = "name the model's file or server with --local"
+            return [Check("model", "warn", f"there is no local model {name} to compare with", fix)]
         try:
             here = local_identity(self.config_of(file))
             if difference := made.difference(here):
                 raise other_weights(self.folder, card.models, difference)
             if whole and made.sha256 and file_sha256(file) != made.sha256:
-                return [Check("model", "fail", f"{file} is not the file of the calibration, byte for byte", _FRESH)]
+                return [Check("model", "fail", f"{file} has another SHA-256 than the calibrated file", _FRESH)]
         except (UpdraftError, OSError) as error:
             return [Check("model", "fail", str(error), "")]
-        found = Check("model", "ok", f"{file.name} is the model of the calibration, as {here.quantization}")
+        same = Check("model", "ok", f"{file.name} is the calibrated model, as {here.quantization}")
         if made.engine in ("", engine_version()):
-            return [found]
-        text = f"it was calibrated with {made.engine}, and {engine_version() or 'no engine'} is installed"
-        return [found, Check("engine", "warn", text, "answers may differ a little: updraft calibrate makes sure")]
+            return [same]
+        text = f"calibrated with {made.engine}, but {engine_version() or 'no engine'} is installed"
+        return [same, Check("engine", "warn", text, "answers may differ slightly: run updraft calibrate again")]
 
     def _served_check(self, name: str, made: ModelIdentity, whole: bool) -> Check | None:
-        """Of a model behind the local server, which is asked where models are read `whole`; None for another."""
+        """Check the model of the local server, which is only asked if `whole`; None if it is not the policy's model."""
         from ..model_files.identity import SERVED
         from ..router.factory import local_server, served_model
         from ..router.gates.selection import other_weights
@@ -268,7 +268,7 @@ class _Policy:
         if local_server(self.config) is None:
             return None
         if not whole:
-            asks = Check("model", "warn", f"{self.config.local} was not asked: updraft policy verify does that", "")
+            asks = Check("model", "warn", f"{self.config.local} was not asked: run updraft policy verify", "")
             return asks if made.quantization.startswith(SERVED) else None
         assert not isinstance(self.loaded, UpdraftError)
         try:
@@ -279,7 +279,7 @@ class _Policy:
                 raise other_weights(self.folder, self.loaded.card.models, difference)
         except UpdraftError as error:
             return Check("model", "fail", str(error), "")
-        return Check("model", "ok", f"{self.config.local} serves the model of the calibration")
+        return Check("model", "ok", f"{self.config.local} serves the calibrated model")
 
     def config_of(self, file: Path) -> RouterConfig:
         from dataclasses import replace
@@ -290,7 +290,7 @@ class _Policy:
         return self.config if own else replace(self.config, local=str(file), chat_template=None)
 
     def _model_file(self, name: str) -> Path | None:
-        """The file that has the policy's name: the configured one, a pulled one, or the packaged one."""
+        """Return the file of the configured, pulled or packaged model of this name; None if there is no such model."""
         from ..local_engine.store.library import model_path
         from ..router.factory import has_model_file, model_file
 
@@ -299,17 +299,17 @@ class _Policy:
         from ..embedded.pocket import pocket_small_gguf
 
         packaged = pocket_small_gguf()
-        found = packaged if packaged.stem == name else model_path(name)
-        return found if found.is_file() else None
+        path = packaged if packaged.stem == name else model_path(name)
+        return path if path.is_file() else None
 
 
-def _show_table(found: list[_Policy]) -> None:
+def _show_table(policies: list[_Policy]) -> None:
     from rich.markup import escape
 
     from .shared.console import Console
     from .shared.tables import columns
 
     table = columns("name", "pair", "rows", "promise", "date", "fits", right=("rows",), fold=True)
-    for each in found:
+    for each in policies:
         table.add_row(*map(escape, each.row()))
     Console(highlight=False).print(table)

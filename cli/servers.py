@@ -1,4 +1,4 @@
-"""`updraft serve`, `node`, `gateway`: the long-running processes."""
+"""`updraft serve`, `node` and `gateway`: the servers."""
 
 from __future__ import annotations
 
@@ -19,45 +19,47 @@ if TYPE_CHECKING:
     from ..protocol.http.tls import TlsFiles
     from ..router.config import RouterConfig
 
-Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 opens it to the network.")]
+Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 listens on all networks.")]
 ReadyFile = Annotated[
-    Path | None, typer.Option(metavar="PATH", help="Write the address here once requests are accepted.")
+    Path | None, typer.Option(metavar="PATH", help="File to write the server's URL to when it is ready.")
 ]
-ExitWithParent = Annotated[bool, typer.Option("--exit-with-parent", help="Stop when the starting process is gone.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free one.")]
+ExitWithParent = Annotated[bool, typer.Option("--exit-with-parent", help="Stop when the parent process ends.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free port.")]
 DrainSeconds = Annotated[
-    float, typer.Option(min=0, help="Seconds that requests in flight get to finish on SIGTERM or Ctrl-C.")
+    float, typer.Option(min=0, help="Seconds that requests in flight have to finish after SIGTERM or Ctrl-C.")
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class AccessFlags:
-    """Callers that are let in, their protection, and the log's form: options of all servers."""
+    """Options of all servers: permitted hosts and origins, TLS, and log format."""
 
     allowed_hosts: Annotated[
         list[str] | None,
         typer.Option(
-            "--allowed-host", metavar="NAME", help="A name that callers may use; once for each. Addresses need none."
+            "--allowed-host",
+            metavar="NAME",
+            help="Host name that clients may use; repeatable. IP addresses are always allowed.",
         ),
     ] = None
     allowed_origins: Annotated[
         list[str] | None,
-        typer.Option("--allowed-origin", metavar="URL", help="A site whose web pages may ask; once for each."),
+        typer.Option("--allowed-origin", metavar="URL", help="Web site whose pages may send requests; repeatable."),
     ] = None
     tls_cert: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Certificate chain in PEM; read again when it changes.")
+        Path | None, typer.Option(metavar="PATH", help="Certificate chain in PEM; reloaded when it changes.")
     ] = None
-    tls_key: Annotated[Path | None, typer.Option(metavar="PATH", help="Its private key in PEM.")] = None
+    tls_key: Annotated[Path | None, typer.Option(metavar="PATH", help="Private key of --tls-cert in PEM.")] = None
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Plain HTTP also for other machines, as behind a TLS proxy.")
+        bool, typer.Option("--insecure", help="Serve other machines over plain HTTP, behind a TLS proxy for example.")
     ] = False
     log_format: Annotated[
         Literal["text", "json"],
-        typer.Option(envvar=FORMAT_VARIABLE, help="Lines of the log: for people, or an object each, for machines."),
+        typer.Option(envvar=FORMAT_VARIABLE, help="Log format: plain text, or one JSON object per line."),
     ] = "text"
 
     def of_node(self) -> dict[str, Any]:
-        """As nodes and gateways take it. Raises ConfigurationError for a certificate without a key, or a key alone."""
+        """Return the options of nodes and gateways. Raises ConfigurationError if TLS certificate or key is missing."""
         return {
             "allowed_hosts": self.allowed_hosts or (),
             "allowed_origins": self.allowed_origins or (),
@@ -77,26 +79,27 @@ class AccessFlags:
 
 @dataclass(frozen=True, slots=True)
 class RegistrationFlags:
-    """A gateway that a node announces itself to."""
+    """Options for the registration of a node with a gateway."""
 
     register: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Gateway to announce this node to; all, if its name has several addresses."),
+        typer.Option(metavar="URL", help="Gateway to register with, at every address of its host name."),
     ] = None
     register_key_file: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Key for it: updraft keys create NAME --scope node.")
+        Path | None,
+        typer.Option(metavar="PATH", help="File with the key for --register: updraft keys create NAME --scope node."),
     ] = None
     register_as: Annotated[
-        str | None, typer.Option(metavar="URL", help="How the gateway reaches this node. [the address it listens on]")
+        str | None, typer.Option(metavar="URL", help="URL at which the gateway reaches this node. [its own address]")
     ] = None
 
     def options(self) -> RegistrationOptions | None:
-        """Raises ConfigurationError for one without the other."""
+        """Return the registration; None without --register. Raises ConfigurationError for incomplete options."""
         from ..cloud_engine.node.registration import RegistrationOptions
 
         if self.register is None:
             if self.register_key_file is not None or self.register_as is not None:
-                raise ConfigurationError("--register-key-file and --register-as go with --register.", param="register")
+                raise ConfigurationError("--register-key-file and --register-as need --register.", param="register")
             return None
         if self.register_key_file is None:
             raise ConfigurationError("--register needs --register-key-file.", param="register_key_file")
@@ -105,60 +108,54 @@ class RegistrationFlags:
 
 @dataclass(frozen=True, slots=True)
 class EngineFlags(options.BatchLimits):
-    """The fields of `EngineConfig` that can be said."""
+    """Options for fields of `EngineConfig`."""
 
     step_costs: Annotated[
         Path | None,
         typer.Option(
             metavar="JSON",
-            help="Times of steps, from which --mode sets its limits: updraft bench engine --only steps --json PATH.",
+            help="Step times that --mode sets its limits by, from updraft bench engine --only steps --json PATH.",
         ),
     ] = None
     context_length: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens of prompt and answer together. [the model's, or what the KV cache holds]"),
+        typer.Option(min=1, help="Most tokens of prompt and answer together. [limit of the model or KV cache]"),
     ] = None
     num_blocks: Annotated[
-        int | None, typer.Option(min=1, help="Blocks of the KV cache. [enough for the batch, as far as memory goes]")
+        int | None, typer.Option(min=1, help="Number of KV cache blocks. [enough for the batch, if memory allows]")
     ] = None
     default_max_tokens: Annotated[
-        int, typer.Option(min=1, help="Most tokens of an answer whose request sets no max_tokens.")
+        int, typer.Option(min=1, help="Most tokens per answer if the request sets no max_tokens.")
     ] = 4096
     policy: Annotated[
         Literal["fcfs", "priority", "shortest-prefill"],
-        typer.Option(help="Who goes first: by arrival, by the requests' priority field, or short prompts."),
+        typer.Option(help="Scheduling order: by arrival, by the requests' priority field, or short prompts first."),
     ] = "fcfs"
     max_waiting: Annotated[
-        int, typer.Option(min=1, help="Requests queued beyond those there is room for; others are refused.")
+        int, typer.Option(min=1, help="Most requests that wait for room in the batch; others are refused.")
     ] = 256
-    prefix_caching: Annotated[
-        bool, typer.Option(help="Keep what was computed of a prompt for others that begin alike.")
-    ] = True
+    prefix_caching: Annotated[bool, typer.Option(help="Reuse the KV cache across requests that share a prefix.")] = True
     num_draft_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Most tokens drafted per step and request; how many pays is measured. [as --mode]"),
+        typer.Option(min=1, help="Most tokens drafted per step and request; adapted to speed. [as --mode]"),
     ] = None
-    ngram: Annotated[
-        bool, typer.Option("--ngram", help="Also draft by looking up repetitions in prompt and answer.")
-    ] = False
-    device: Annotated[str, typer.Option(envvar="UPDRAFT_DEVICE", help="cpu, cuda or cuda:NUMBER.")] = "cpu"
-    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of weights and KV cache.")] = "float32"
-    block_size: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per block of the KV cache: 64 on a GPU, else 16.")
-    ] = None
+    ngram: Annotated[bool, typer.Option("--ngram", help="Also draft from repetitions in prompt and answer.")] = False
+    device: Annotated[str, typer.Option(envvar="UPDRAFT_DEVICE", help="Device: cpu, cuda or cuda:NUMBER.")] = "cpu"
+    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Type of weights and KV cache.")] = "float32"
+    block_size: Annotated[int | None, typer.Option(min=1, help="Tokens per KV cache block. [64 on GPUs, else 16]")] = (
+        None
+    )
     batch_invariant: Annotated[
         bool,
-        typer.Option(
-            "--batch-invariant", help="The same tokens to the last bit, whatever else is in the batch; slower."
-        ),
+        typer.Option("--batch-invariant", help="Compute bit-identical results whatever else is in the batch; slower."),
     ] = False
     attention_backend: Annotated[
         Literal["auto", "torch", "native", "triton"],
-        typer.Option(help="What computes attention: plain torch, C on a CPU, or Triton on a GPU."),
+        typer.Option(help="Attention kernels: plain torch, C (native, on a CPU), or Triton (on a GPU)."),
     ] = "auto"
     cuda_graphs: Annotated[
         bool,
-        typer.Option(help="On a GPU, decode by captured graphs: a start of seconds more, steps with less overhead."),
+        typer.Option(help="On a GPU, decode with CUDA graphs: less overhead per step, some seconds more to start."),
     ] = True
 
     def config(self, threads: int | None) -> EngineConfig:
@@ -181,15 +178,15 @@ def serve(
     ] = None,
     access: AccessFlags,
     log_file: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Log into this file, which is put aside when it grows large.")
+        Path | None, typer.Option(metavar="PATH", help="Log file; rotated when it grows large.")
     ] = None,
     ready_file: ReadyFile = None,
     pair: options.Pair,
 ) -> None:
-    """Run the router as a local OpenAI server, so that any app can use it without a change of code.
+    """Run the router as a local OpenAI server that any app can use without code changes.
 
     Point an OpenAI client at the printed address + /v1, with any key, and model="auto", "local" or "cloud".
-    Other machines (--host) are let in with a key of yours only, and web pages of other sites where you name them.
+    Other machines (--host) need your key (--key-env); web pages of other sites need --allowed-origin.
 
     \b
     Examples
@@ -216,11 +213,11 @@ def serve(
 
     config = load()
     daemon = DaemonOptions(config, host, port, ready_file, key, access.tls(), access.insecure)
-    bind_socket(host, port).close()  # a busy port is reported before the packaged cloud is started
+    bind_socket(host, port).close()  # report a busy port before the packaged cloud starts
     for line in introduction(config):
         output.note(line)
     with options.with_cloud(config, output.note) as running:
-        # The packaged cloud's address is in no settings file.
+        # No reload with the packaged cloud, because the settings file does not hold its address.
         reload = Reload(config_file(), load) if running == config else None
         run_daemon(replace(daemon, config=running, reload=reload))
 
@@ -231,44 +228,45 @@ def node(
         str,
         typer.Option(
             metavar="NAME",
-            help="Path of a folder with config.json and safetensors, owner/repo on a hub, or pocket (the demo model).",
+            help="Folder with config.json and safetensors, owner/repo on a hub, or pocket (the demo model).",
         ),
     ],
     draft: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Smaller model of the same vocabulary to draft with: as --model, or a GGUF; pocket is pocket-small.",
+            help="Smaller draft model with the same vocabulary: as --model, or a GGUF file; pocket means pocket-small.",
         ),
     ] = None,
     host: Host = "127.0.0.1",
     port: Port = options.NODE_PORT,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch. [all cores]")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Number of torch threads. [all cores]")] = None,
     engine: EngineFlags,
-    restart: Annotated[bool, typer.Option("--restart", help="Start the engine anew when its process dies.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Restart the engine when its process dies.")] = False,
     drain_seconds: DrainSeconds = 10.0,
     tool_parser: Annotated[
         Literal["auto", "hermes", "llama3", "mistral", "mistral-args"],
-        typer.Option(help="How the model writes tool calls; auto asks its chat template."),
+        typer.Option(help="Format of the model's tool calls; auto detects it from the chat template."),
     ] = "auto",
     chat_template: options.ChatTemplate = None,
     api_key_file: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Key that callers must send. [UPDRAFT_NODE_API_KEY]")
+        Path | None,
+        typer.Option(metavar="PATH", help="File with the key that clients must send. [UPDRAFT_NODE_API_KEY]"),
     ] = None,
     access: AccessFlags,
     public_metrics: Annotated[
-        bool, typer.Option("--public-metrics", help="Answer /metrics without a key, as endpoint pickers ask for it.")
+        bool, typer.Option("--public-metrics", help="Serve /metrics without a key, for endpoint pickers.")
     ] = False,
     registration: RegistrationFlags,
     ready_file: ReadyFile = None,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
-    """Serve one large model: an engine behind an OpenAI port, with /health and /metrics.
+    """Serve one large model through an OpenAI API, with /health and /metrics.
 
-    With --draft a smaller model proposes tokens that the large one verifies; answers stay the same. How many it
-    proposes follows from what is measured, so that it is never much slower than without.
-    UPDRAFT_NODE_API_KEY (or --api-key-file) is the key that callers must send; other machines (--host) are let in with
-    one only, and by TLS.
+    With --draft, a smaller model proposes tokens that the large model verifies; answers stay the same. The number of
+    proposed tokens follows measured speed, so that drafting is never much slower than decoding without it.
+    UPDRAFT_NODE_API_KEY (or --api-key-file) is the key that clients must send. Serving other machines (--host) needs
+    a key and TLS.
 
     \b
     Examples
@@ -307,16 +305,17 @@ def gateway(
     *,
     nodes: Annotated[
         list[str] | None,
-        typer.Option("--node", metavar="URL", help="A node; once for each. Any OpenAI-compatible server will do."),
+        typer.Option("--node", metavar="URL", help="Node, or any other OpenAI-compatible server; repeatable."),
     ] = None,
     nodes_file: Annotated[
-        Path | None, typer.Option(metavar="TOML", help="Nodes with keys, limits, timeouts and prices of their own.")
+        Path | None,
+        typer.Option(metavar="TOML", help="File of nodes with their own keys, limits, timeouts and prices."),
     ] = None,
     node_concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Requests that a node gets at a time; others wait. [as many as come]")
+        int | None, typer.Option(min=1, help="Most requests in flight per node; others wait. [no limit]")
     ] = None,
     max_waiting: Annotated[
-        int, typer.Option(min=0, help="Requests that wait for a node; of more, the lowest priority is refused.")
+        int, typer.Option(min=0, help="Most waiting requests; beyond that, the lowest priority is refused.")
     ] = 256,
     db: Annotated[
         str | None,
@@ -327,11 +326,11 @@ def gateway(
         ),
     ] = None,
     ledger_failure: Annotated[
-        Literal["stop", "continue"], typer.Option(help="What requests do while the ledger cannot be written.")
+        Literal["stop", "continue"], typer.Option(help="Stop or continue serving while the ledger cannot be written.")
     ] = "stop",
-    keep_days: Annotated[float | None, typer.Option(min=1, help="Delete usage rows that are older. [never]")] = None,
+    keep_days: Annotated[float | None, typer.Option(min=1, help="Days to keep usage rows. [forever]")] = None,
     prices: Annotated[
-        str | None, typer.Option(metavar="TABLE", help="Prices: TOML or JSON, or LiteLLM's file; a path or https URL.")
+        str | None, typer.Option(metavar="TABLE", help="Price table (TOML, JSON or LiteLLM's); path or https URL.")
     ] = None,
     limits: Annotated[Path | None, typer.Option(help="TOML file with the limits of tenants and models.")] = None,
     limits_url: Annotated[
@@ -339,29 +338,29 @@ def gateway(
         typer.Option(
             envvar="UPDRAFT_GATEWAY_LIMITS_URL",
             metavar="URL",
-            help="Redis or Valkey server, for limits that gateways share.",
+            help="Redis or Valkey server for limits that several gateways share.",
         ),
     ] = None,
     keys: Annotated[
-        Path | None, typer.Option(help="Key database, as updraft keys makes it. [keys.sqlite3 in the state folder]")
+        Path | None, typer.Option(help="Key database of updraft keys. [keys.sqlite3 in the state folder]")
     ] = None,
-    no_auth: Annotated[bool, typer.Option("--no-auth", help="Take requests without a key; loopback only.")] = False,
+    no_auth: Annotated[bool, typer.Option("--no-auth", help="Accept requests without a key; loopback only.")] = False,
     host: Host = "127.0.0.1",
     port: Port = options.GATEWAY_PORT,
     node_api_key_file: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Key of the nodes. [UPDRAFT_NODE_API_KEY]")
+        Path | None, typer.Option(metavar="PATH", help="File with the nodes' key. [UPDRAFT_NODE_API_KEY]")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, max=32, help="Processes behind the port.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, max=32, help="Number of gateway processes.")] = 1,
     drain_seconds: DrainSeconds = 10.0,
-    timeout_s: Annotated[float, typer.Option(help="Seconds for a whole request, its body included.")] = 600.0,
-    connect_timeout_s: Annotated[float, typer.Option(help="Seconds for a connection to a node.")] = 2.0,
-    first_token_timeout_s: Annotated[float, typer.Option(help="Seconds until a stream begins.")] = 120.0,
-    idle_timeout_s: Annotated[float, typer.Option(help="Seconds that a stream may be silent.")] = 30.0,
+    timeout_s: Annotated[float, typer.Option(help="Timeout of a request, body included, in seconds.")] = 600.0,
+    connect_timeout_s: Annotated[float, typer.Option(help="Timeout of connections to nodes, in seconds.")] = 2.0,
+    first_token_timeout_s: Annotated[float, typer.Option(help="Timeout until a stream begins, in seconds.")] = 120.0,
+    idle_timeout_s: Annotated[float, typer.Option(help="Longest silence of a stream, in seconds.")] = 30.0,
     hedge_after_s: Annotated[
-        float | None, typer.Option(help="Seconds of silence until a second node gets the request too. [none does]")
+        float | None, typer.Option(help="Seconds without an answer until a second node gets the request, too. [never]")
     ] = None,
     response_cache: Annotated[
-        int, typer.Option(min=0, metavar="MB", help="Keep answers that cannot differ, for the same tenant; 0: none.")
+        int, typer.Option(min=0, metavar="MB", help="Cache of deterministic answers, separate per tenant; 0: off.")
     ] = 0,
     slo_ttft_s: Annotated[
         float, typer.Option(min=0.001, help="Objective for metrics: seconds to a stream's first token.")
@@ -373,9 +372,9 @@ def gateway(
     ready_file: ReadyFile = None,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
-    """Run the cloud endpoint that apps escalate to: keys, limits, metering, and fail-over between nodes.
+    """Run the cloud endpoint that apps escalate to, with keys, limits, metering, and failover between nodes.
 
-    A key for the nodes themselves is read from UPDRAFT_NODE_API_KEY or --node-api-key-file.
+    UPDRAFT_NODE_API_KEY or --node-api-key-file is the key that the gateway sends to its nodes.
 
     \b
     Examples

@@ -1,4 +1,4 @@
-"""`updraft top`: what a gateway and its nodes are busy with, now."""
+"""`updraft top`: live load of a gateway and its nodes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _P = "updraft_gateway_"
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """The figures of one moment."""
+    """Metrics of a gateway at one moment."""
 
-    # `time.monotonic` seconds.
+    # Time of the scrape, in seconds of `time.monotonic`.
     at: float
-    # By metric, then by the labels.
+    # Values by metric name, then by sorted labels.
     samples: Mapping[str, Mapping[tuple[tuple[str, str], ...], float]]
 
     @classmethod
@@ -39,11 +39,11 @@ class Scrape:
 
     def sum(self, name: str, **labels: str) -> float:
         wanted = set(labels.items())
-        return sum(value for found, value in self.samples.get(_P + name, {}).items() if wanted <= set(found))
+        return sum(value for pairs, value in self.samples.get(_P + name, {}).items() if wanted <= set(pairs))
 
 
 def facts(now: Scrape, before: Scrape | None, nodes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Rates are of the time between two scrapes; None where there is one only."""
+    """Return the figures of `--json`. Rates cover the time between both scrapes; None without an earlier scrape."""
 
     def rate(name: str) -> float | None:
         return None if before is None else (now.sum(name) - before.sum(name)) / max(1e-9, now.at - before.at)
@@ -71,16 +71,16 @@ def facts(now: Scrape, before: Scrape | None, nodes: list[dict[str, Any]]) -> di
 def top(
     url: Annotated[str, typer.Argument(help="Address of the gateway.")] = "http://127.0.0.1:4115",
     key_env: Annotated[
-        str | None, typer.Option("--key-env", metavar="VAR", help="Environment variable with a key of scope admin.")
+        str | None, typer.Option("--key-env", metavar="VAR", help="Variable with a key of scopes usage and admin.")
     ] = None,
-    every_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="One look instead of a live table.")] = False,
+    every_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one table instead of a live display.")] = False,
     as_json: json_output.Flag = False,
 ) -> None:
-    """Show requests, tokens, latency and queue of a gateway, and the state of each node, live.
+    """Show a gateway's requests, tokens, latency and queue, and the state of each node, live.
 
-    Rates and means are of the time between two looks, with --once the means are since the start.
-    The key needs the scopes usage and admin; a gateway with --no-auth asks for none.
+    Rates and means cover the time between two updates; with --once, means cover the time since the gateway's start.
+    The key needs the scopes usage and admin; a gateway with --no-auth needs no key.
 
     \b
     Examples
@@ -92,18 +92,18 @@ def top(
     headers = {} if key_env is None else {"authorization": f"Bearer {options.key_from(key_env, '--key-env')}"}
     with httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=_TIMEOUT_S) as client:
         now, nodes = _look(client)
-        found = facts(now, None, nodes)
+        figures = facts(now, None, nodes)
         if as_json:
-            json_output.show(found)
+            json_output.show(figures)
             return
         from rich.live import Live
 
         from .shared.console import Console
 
         if once:
-            Console().print(_table(found))
+            Console().print(_table(figures))
             return
-        with Live(_table(found), console=Console(), auto_refresh=False) as live:
+        with Live(_table(figures), console=Console(), auto_refresh=False) as live:
             while True:
                 time.sleep(every_s)
                 before, (now, nodes) = now, _look(client)
@@ -111,7 +111,7 @@ def top(
 
 
 def _look(client: Any) -> tuple[Scrape, list[dict[str, Any]]]:
-    """Raises CloudUnreachableError where there is no gateway, and ConfigurationError where it refuses the key."""
+    """Fetch metrics and nodes. Raises CloudUnreachableError, or ConfigurationError if the gateway refuses the key."""
     import httpx
 
     from ..protocol.errors import CloudUnreachableError, ConfigurationError
@@ -122,26 +122,26 @@ def _look(client: Any) -> tuple[Scrape, list[dict[str, Any]]]:
         raise CloudUnreachableError(f"No gateway answers at {client.base_url}: {error}. Check the address.") from error
     for response in (metrics, nodes):
         if response.status_code in (401, 403):
-            raise ConfigurationError("The gateway wants a key with the scopes usage and admin: give --key-env.")
+            raise ConfigurationError("The gateway needs a key with scopes usage and admin: name it with --key-env.")
         if response.status_code != 200:
             raise CloudUnreachableError(f"{response.url.path} answered {response.status_code}: is it a gateway?")
     return Scrape.of(metrics.text, time.monotonic()), nodes.json()["nodes"]
 
 
-def _table(found: dict[str, Any]) -> Table:
+def _table(figures: dict[str, Any]) -> Table:
     from rich.markup import escape
 
     from .shared.tables import columns
 
     title = (
-        f"{_shown(found['requests_per_s'])} requests/s   {_shown(found['completion_tokens_per_s'])} tokens/s   "
-        f"first token {_shown(found['mean_ttft_s'], ' s')}   then {_shown(found['mean_tpot_s'], ' s')} each   "
-        f"in time {_shown(found['slo_share'])}   waiting {found['waiting']}   refused {found['refused']}   "
-        f"{found['cost_usd']:.2f} USD"
+        f"{_shown(figures['requests_per_s'])} requests/s   {_shown(figures['completion_tokens_per_s'])} tokens/s   "
+        f"TTFT {_shown(figures['mean_ttft_s'], ' s')}   TPOT {_shown(figures['mean_tpot_s'], ' s')}   "
+        f"in SLO {_shown(figures['slo_share'])}   waiting {figures['waiting']}   refused {figures['refused']}   "
+        f"{figures['cost_usd']:.2f} USD"
     )
     table = columns("node", "state", "models", "in flight", "trips", right=("in flight", "trips"), title=title)
-    for node in found["nodes"]:
-        state = "up" if node["healthy"] else f"out: {node['reason']}"
+    for node in figures["nodes"]:
+        state = "up" if node["healthy"] else f"down: {node['reason']}"
         texts = map(escape, (node["url"], state, ", ".join(node["models"])))
         table.add_row(*texts, str(node["in_flight"]), str(node["breaker_trips"]))
     return table

@@ -1,4 +1,4 @@
-"""`updraft tune`: the settings with which a model is fastest on this machine, measured once and remembered."""
+"""`updraft tune`: measures the fastest settings of a model on this machine, and stores them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 def tune(
     model: Annotated[
-        str, typer.Argument(help="pocket, a GGUF file, a pulled model's name, or hf:owner/repo:file.gguf.")
+        str, typer.Argument(help="Model: pocket, a GGUF file, a pulled model's name, or hf:owner/repo:file.gguf.")
     ] = "pocket",
     as_json: json_output.Flag = False,
 ) -> None:
-    """Measure threads, weight repacking and batch size for a model here, in under 30 seconds after its first load.
+    """Find the fastest threads, weight repacking and batch size for a model, within 30 seconds after its first load.
 
-    Each candidate runs in a process of its own. A setting changes only if it is faster by more than the noise, twice.
-    The type of the KV cache, answers at once and the context size follow from the memory there is. The result is
-    remembered for this model and machine, and used wherever you do not say otherwise.
+    Each candidate runs in a separate process. A setting changes only if it is faster by more than the noise, twice.
+    KV cache type, parallel answers and context size follow from the available memory. The result is stored for this
+    model and machine, and applies unless you set these options yourself.
 
     \b
     Examples
@@ -42,7 +42,7 @@ def tune(
 
     name = resolve(model)
     if name == "none":
-        raise InvalidRequestError("There is nothing to tune in no model: name a GGUF file.")
+        raise InvalidRequestError("No model to tune: name a GGUF file.")
     path = pocket_small_gguf() if name == "pocket" else Path(name)
     ensure_usable_build(pocket_small_gguf())
     room = free_memory(this_machine())
@@ -67,14 +67,12 @@ def _conclude(tuning: Tuning) -> None:
 
     chosen = {name: value for name, value in msgspec.structs.asdict(tuning.settings).items() if value is not None}
     if tuning.skipped:
-        output.echo(f"No time was left for: {', '.join(tuning.skipped)}.")
+        output.echo(f"Skipped for lack of time: {', '.join(tuning.skipped)}.")
     if chosen:
         values = ", ".join(f"{name}={value}" for name, value in chosen.items())
-        output.echo(
-            f"Remembered: {values} ({tuning.gain:.0%} less time than the default), after {tuning.seconds:.0f} s."
-        )
+        output.echo(f"Stored after {tuning.seconds:.0f} s: {values} ({tuning.gain:.0%} less time than with defaults).")
     else:
-        output.echo(f"The default settings stay: nothing was faster beyond the noise. {tuning.seconds:.0f} s.")
+        output.echo(f"Defaults kept after {tuning.seconds:.0f} s: nothing was faster by more than the noise.")
 
 
 def _facts(name: str, tuning: Tuning) -> dict[str, object]:

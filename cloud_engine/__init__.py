@@ -1,1 +1,1 @@
-"""Floor 4: the cloud: `gateway` in front of `node`s, each the HTTP server of one `engine` running one of `models`."""
+"""Layer 4: the cloud. A `gateway` in front of `node`s; each node serves one `engine`, which runs one of `models`."""

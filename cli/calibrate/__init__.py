@@ -1,1 +1,1 @@
-"""`updraft calibrate`: the command, asking both tiers, grading, and what is shown."""
+"""`updraft calibrate`: command, queries to both tiers, grading, and output."""

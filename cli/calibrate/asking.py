@@ -1,4 +1,4 @@
-"""Puts prompts to both tiers, each alone, and grades what they say: rows for `updraft calibrate --live`."""
+"""Sends each prompt to both tiers and grades the answers, for `updraft calibrate --live`."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
     from ...router.tiers.interfaces import LocalTier
     from .spending import Spending
 
-_REFUSALS = (401, 403, 404)  # a wrong key or name: no other prompt fares better
+_REFUSALS = (401, 403, 404)  # wrong key or model name: every prompt would fail
 _BILLED_PERHAPS = (408, 504)
-_ANSWER_BYTES = 4096  # what an answer is reckoned with before it is there
+_ANSWER_BYTES = 4096  # assumed answer size in cost estimates
 
 
 class RefusedError(UpstreamError):
-    """A cloud that will answer nothing: its key, or the model's name, is wrong."""
+    """The cloud refuses every request: the key or the model name is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class CloudModel:
-    """One model, asked through a router of its own: within budgets and privacy rules, and with rows in the ledger."""
+    """A cloud model behind its own router, so that budgets and privacy rules apply and requests reach the ledger."""
 
     name: str
     router: Router
     spending: Spending
 
     async def complete(self, messages: Messages) -> dict[str, Any]:
-        """The completion. Raises BudgetExceededError before, UpstreamError for whatever there is instead of one."""
+        """Return the completion. Raises BudgetExceededError before the request, UpstreamError if the request fails."""
         body = _body(messages)
         reserved = self.spending.reserve(self.name, body)
         usd = 0.0
@@ -69,7 +69,7 @@ class CloudModel:
             self.spending.settle(reserved, usd)
 
     async def verdict(self, messages: Messages) -> str:
-        """The text of a reply. Raises JudgementError where none came, and RefusedError."""
+        """Return the judge's reply. Raises RefusedError if the judge refuses the key, JudgementError if it fails."""
         try:
             answer = await self.complete(messages)
         except RefusedError as error:
@@ -81,7 +81,7 @@ class CloudModel:
 
 @asynccontextmanager
 async def cloud_model(config: RouterConfig, spending: Spending) -> AsyncIterator[CloudModel]:
-    """The cloud of `config`, while the block runs."""
+    """Yield the cloud model of `config`; its router closes when the block ends."""
     from ...router.factory import open_cloud
     from ...router.router import Router
     from ...router.state import Tiers
@@ -96,18 +96,18 @@ async def cloud_model(config: RouterConfig, spending: Spending) -> AsyncIterator
 
 @dataclass(frozen=True, slots=True)
 class LiveRows:
-    """The results for the prompts."""
+    """Graded rows of a live calibration, and the prompts without a row."""
 
     rows: list[GradedRow]
-    # Why a prompt has no row, a line each.
+    # One line per failed prompt: id and reason.
     failures: list[str]
-    # Prompts that the budget left out, and what it said.
+    # Number of prompts that the budget left out, and the budget's error message.
     unasked: int = 0
     budget: str = ""
 
 
 class BothTiers:
-    """The device and a cloud, and who grades them. A prompt that one of them fails on becomes a failure."""
+    """Local model, cloud model and grader. A prompt that either model fails on is reported as a failure."""
 
     def __init__(self, local: LocalTier, cloud: CloudModel, grader: PairGrader, kept: KeptAnswers) -> None:
         self._local = local
@@ -120,7 +120,7 @@ class BothTiers:
     async def rows(
         self, prompts: Sequence[Prompt], on_done: Callable[[], None] = lambda: None, *, concurrency: int = 4
     ) -> LiveRows:
-        """Each prompt once to the device and once to the cloud, but for those with kept answers.
+        """Send each prompt to both models, or reuse its kept answers, and return the graded rows.
 
         Raises RefusedError if the cloud or the judge refuses the key or the model.
         """
@@ -129,7 +129,7 @@ class BothTiers:
         async def one(prompt: Prompt) -> GradedRow | str | None:
             async with slots:
                 try:
-                    found = await self._row(prompt)
+                    row = await self._row(prompt)
                 except BudgetExceededError as error:
                     self._budget = self._budget or error.message
                     return None
@@ -139,15 +139,15 @@ class BothTiers:
                 except UpdraftError as error:
                     return f"{prompt.id}: {error.message}"
                 on_done()
-                return found
+                return row
 
-        found = await asyncio.gather(*(one(prompt) for prompt in prompts))
+        results = await asyncio.gather(*(one(prompt) for prompt in prompts))
         if self._refused is not None:
             raise self._refused
         return LiveRows(
-            [row for row in found if isinstance(row, GradedRow)],
-            [failure for failure in found if isinstance(failure, str)],
-            sum(each is None for each in found),
+            [row for row in results if isinstance(row, GradedRow)],
+            [failure for failure in results if isinstance(failure, str)],
+            sum(each is None for each in results),
             self._budget,
         )
 
@@ -179,7 +179,7 @@ class BothTiers:
         spending = self._cloud.spending
         reserved = spending.likely(self._cloud.name, _body(prompt.body))
         for_judge = spending.hold(reserved + self._judge_costs(prompt)) - reserved
-        spending.settle(reserved, 0.0)  # there is room: the request sets it aside itself
+        spending.settle(reserved, 0.0)  # the budget suffices; `complete` makes its own reservation
         try:
             local, completion = await asyncio.gather(_run(self._local, prompt), self._cloud.complete(prompt.body))
         finally:
@@ -194,7 +194,7 @@ class BothTiers:
         return local
 
     def _judge_costs(self, prompt: Prompt) -> float:
-        """The most that both verdicts are likely to cost, in US dollars."""
+        """Return the highest likely cost of both verdicts, in US dollars."""
         judge = self._grader.judge
         if judge is None or prompt.grade is not None:
             return 0.0
@@ -203,13 +203,13 @@ class BothTiers:
 
 
 def _body(messages: Messages) -> dict[str, Any]:
-    """A request to the router's cloud."""
+    """Return the body of a request to the router's cloud."""
     return {"model": "cloud", "messages": messages}
 
 
 async def _run(local: LocalTier, prompt: Prompt) -> AnsweredPair:
-    """The local half of a pair."""
-    run = await local.start(prompt.messages, SamplingParams())  # sampled as it will be where a request says nothing
+    """Return a pair that holds the local answer and its signals."""
+    run = await local.start(prompt.messages, SamplingParams())  # the defaults that apply to requests without settings
     try:
         async for _token in run:
             pass

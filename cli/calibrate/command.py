@@ -1,4 +1,4 @@
-"""`updraft calibrate`: a routing policy for your own pair of models, from your own prompts."""
+"""`updraft calibrate`: makes a routing policy for a pair of models from the user's prompts."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def calibrate(
         typer.Option(
             exists=True,
             dir_okay=False,
-            help="Graded prompts: .csv or .jsonl, also .gz (docs/guides/calibrate.md says how).",
+            help="Graded prompts: .csv or .jsonl, also .gz (format: docs/guides/calibrate.md).",
         ),
     ] = None,
     live: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Ask both tiers the first N of --prompts and grade them.")
+        int | None, typer.Option(min=1, metavar="N", help="Ask both tiers the first N of --prompts, and grade them.")
     ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
             exists=True,
             dir_okay=False,
-            help='For --live: .txt, a prompt a line, or .jsonl of {"prompt" or "messages", "answer"?, "match"?}.',
+            help='Prompts for --live: .txt, one per line, or .jsonl: {"prompt" or "messages", "answer"?, "match"?}.',
         ),
     ] = None,
     from_log: Annotated[
@@ -44,47 +44,48 @@ def calibrate(
             metavar="FILE",
             exists=True,
             dir_okay=False,
-            help="What the router has kept with experience_text = true: experience.sqlite3 in the state folder.",
+            help="Requests recorded with experience_text = true: experience.sqlite3 in the state folder.",
         ),
     ] = None,
     judge: Annotated[
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="Model that compares answers in free text. Without one: embeddings if installed, else shared words.",
+            help="Model that compares free-text answers. [embeddings if installed, else shared words]",
         ),
     ] = None,
     judge_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="OpenAI-compatible endpoint of --judge. [that of the cloud]")
+        str | None, typer.Option(metavar="URL", help="OpenAI-compatible endpoint of --judge. [the cloud's]")
     ] = None,
     judge_key_env: Annotated[
-        str | None, typer.Option(metavar="VAR", help="Environment variable that holds the key of --judge-url.")
+        str | None, typer.Option(metavar="VAR", help="Environment variable that holds the API key of --judge-url.")
     ] = None,
     budget: Annotated[
         float | None,
-        typer.Option(min=0, metavar="USD", help="Ask cloud and judge only as long as this is sure to be enough."),
+        typer.Option(min=0, metavar="USD", help="Stop asking cloud and judge before the cost could exceed this."),
     ] = None,
     weak: Annotated[str | None, typer.Option(help="Column of --data with the local model's score. [weak]")] = None,
-    strong: Annotated[str | None, typer.Option(help="Column with the cloud model's score. [strong]")] = None,
+    strong: Annotated[str | None, typer.Option(help="Column of --data with the cloud model's score. [strong]")] = None,
     pair: Annotated[options.Pair, Without("cloud_provider", *options.CALIBRATED)],
     confidence: options.Confidence = 0.9,
     out: options.PolicyFolder = None,
     save: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Also keep the graded prompts, text and all (.jsonl).")
+        Path | None, typer.Option(metavar="PATH", help="Also save the graded prompts with their texts (.jsonl).")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", dir_okay=False, help="Also draw the curve into a picture.")
+        Path | None,
+        typer.Option(metavar="FILE.png", dir_okay=False, help="Also save the cost-quality curve as a picture."),
     ] = None,
     json_path: json_output.File = None,
 ) -> None:
-    """Learn which prompts your local model can keep, and what a target costs.
+    """Learn which prompts your local model can answer itself, and what a target costs.
 
-    Give graded prompts (--data), let both tiers answer yours (--live), or take what the router has kept (--from-log).
-    With --live, a line's "answer" is what both replies are compared with. Without one the cloud's reply counts as
-    right, and the local one if it agrees; a --judge compares longer ones. Budgets hold, and private prompts are left
-    out. A --live that was killed goes on where it stopped when it is called again.
+    Use graded prompts (--data), ask both tiers your prompts (--live), or use requests that the router recorded
+    (--from-log). With --live, both replies are compared with the line's "answer". Without "answer" the cloud's reply
+    counts as right, and the local reply if it agrees; --judge compares longer replies. Budgets and privacy rules
+    apply. Run the same command again to resume an interrupted --live.
 
-    At least 100 prompts. A promise of quality 0.95 takes about 130, the default of 0.98 about 300. Takes
+    Needs at least 100 prompts; a promise of quality 0.95 needs about 130, the default of 0.98 about 300. Needs
     pip install '.[calibrate]' in a clone of Updraft.
 
     \b
@@ -99,17 +100,17 @@ def calibrate(
 
     _check_flags(data, live, prompts, from_log, save)
     if judge is None and (judge_url or judge_key_env):
-        raise ConfigurationError("--judge-url and --judge-key-env belong to --judge MODEL.")
+        raise ConfigurationError("--judge-url and --judge-key-env need --judge MODEL.")
     if judge is not None and data is not None:
-        raise ConfigurationError("--judge compares answers; the rows of --data have their grades already.")
+        raise ConfigurationError("--judge cannot be used with --data: those rows are graded already.")
     if plot is not None and plot.suffix != ".png":
-        raise ConfigurationError("--plot draws a picture in PNG: name it FILE.png.")
+        raise ConfigurationError("--plot writes PNG: give it a file name that ends in .png.")
     if plot is not None:
         check_plotting()
     check_fitting()
     config = pair.config()
     if config.local is None:
-        raise ConfigurationError("There is no local model to calibrate: name one with --local.", param="local")
+        raise ConfigurationError("No local model is configured: name one with --local.", param="local")
     judging = sources.Judging(judge, judge_url, judge_key_env, budget)
     if data is not None:
         run = sources.from_file(data, weak, strong, config)
@@ -133,18 +134,18 @@ def calibrate(
 def _check_flags(
     data: Path | None, live: int | None, prompts: Path | None, from_log: Path | None, save: Path | None
 ) -> None:
-    """Raises ConfigurationError unless there is one source of rows."""
+    """Raise ConfigurationError unless the options name exactly one source of rows."""
     if (live is None) != (prompts is None):
-        raise ConfigurationError("--live N and --prompts FILE belong together.")
+        raise ConfigurationError("--live N and --prompts FILE go together: give both.")
     given = [
         name for name, value in (("--data", data), ("--live", live), ("--from-log", from_log)) if value is not None
     ]
     if len(given) > 1:
-        raise ConfigurationError(f"{' and '.join(given)} exclude each other.")
+        raise ConfigurationError(f"{' and '.join(given)} are mutually exclusive: give one of them.")
     if not given:
         raise ConfigurationError("Give --data FILE, --live N with --prompts FILE, or --from-log FILE.")
     if data is not None and save is not None:
-        raise ConfigurationError("--save keeps what --live or --from-log graded; --data is a file already.")
+        raise ConfigurationError("--save needs --live or --from-log: the rows of --data are in a file already.")
 
 
 def _fit(
@@ -182,8 +183,8 @@ def _fit(
 
 def _where(folder: Path, models: dict[str, str], *, given: bool) -> str:
     pair = f"{models['local']} with {models['cloud']}"
-    how = f"set policy = {str(folder)!r}" if given else "the router takes it by itself"
-    return f"Policy for {pair} in {folder}: {how}."
+    how = f"set policy = {str(folder)!r} to use it" if given else "the router loads it automatically"
+    return f"The policy for {pair} is in {folder}: {how}."
 
 
 def _next(config: RouterConfig) -> str:
@@ -191,4 +192,4 @@ def _next(config: RouterConfig) -> str:
 
     name, value = config.target.name, f"{config.target.value:g}"
     option = f"--{name.replace('_', '-')} {value}"
-    return f"To use it: {option}, {name}={value} in code, or {name} = {value} in {config_file()}."
+    return f"To set this target: {option}, {name}={value} in code, or {name} = {value} in {config_file()}."

@@ -1,6 +1,6 @@
-"""The answers of both tiers while a calibration runs: a file of its own, so that a killed one goes on where it stopped.
+"""Answers of both tiers, kept in a file while a calibration runs, so that an interrupted calibration can resume.
 
-Only the user can read it, and it is removed when the policy is made. It holds answers, and hashes of the prompts.
+The file is private to the user and is removed when the policy is made. It holds answers and hashes of the prompts.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ...protocol.safety.private_files import create_private, private_file
 from ...protocol.safety.system import locked
 from ...protocol.settings import state_folder
 
-_VERSION = 2  # of what is kept of an answer: files of another one are not read
+_VERSION = 2  # format version, part of the file name: files of other versions are not read
 
 
 class AnsweredPair(msgspec.Struct, omit_defaults=True):
-    """Both answers to one prompt; of a line that only says what was spent, nothing but that."""
+    """Both answers to one prompt. Lines that only record spending have an empty `key` and set `usd` alone."""
 
     key: str = ""
     local: str = ""
@@ -33,7 +33,7 @@ class AnsweredPair(msgspec.Struct, omit_defaults=True):
     logprobs: list[float] = []
     entropies: list[float] = []
     margins: list[float] = []
-    # What only engines of ours tell, float32 each.
+    # float32 arrays that only Updraft's engines report.
     prompt_logprobs: bytes = b""
     prompt_hidden: bytes = b""
     answer_hidden: bytes = b""
@@ -52,7 +52,7 @@ def prompt_key(messages: list[dict[str, Any]]) -> str:
 
 
 def answers_file(models: dict[str, str], local: ModelIdentity) -> Path:
-    """Of a pair: other weights, or another template, begin anew."""
+    """Return the path of a pair's file; other weights or another chat template get another file."""
     name = _digest(json.dumps([_VERSION, models, local.weights, local.template], sort_keys=True))
     return state_folder() / "calibrations" / f"{name}.jsonl"
 
@@ -62,7 +62,7 @@ def _digest(text: str) -> str:
 
 
 class KeptAnswers:
-    """The file, open for one process. Raises ConfigurationError where it cannot be used, or another one has it."""
+    """The file of kept answers, locked. Raises ConfigurationError if it is unusable or another process holds it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,7 +78,7 @@ class KeptAnswers:
             private_file(path)
         except OSError as error:
             self._open.close()
-            raise ConfigurationError(f"{path} cannot be used for the answers so far: {error.strerror}.") from error
+            raise ConfigurationError(f"Cannot keep answers in {path}: {error.strerror}.") from error
         except ConfigurationError:
             self._open.close()
             raise
@@ -92,7 +92,7 @@ class KeptAnswers:
         self._append(AnsweredPair(usd=usd))
 
     def close(self) -> None:
-        """Keep the file, unless there is nothing in it. Idempotent."""
+        """Close the file and delete it if it is empty. Idempotent."""
         if not self.pairs and not self.spent:
             self.path.unlink(missing_ok=True)
         self._open.close()
@@ -103,11 +103,11 @@ class KeptAnswers:
 
     def _append(self, pair: AnsweredPair) -> None:
         line = msgspec.json.encode(pair) + b"\n"
-        while line:  # a full disk takes a part of it, and then raises
+        while line:  # on a full disk, the first write may be partial and the next raises
             line = line[os.write(self._handle, line) :]
 
     def _read(self) -> None:
-        """Every whole line. The last one is cut off where a killed process left it unfinished."""
+        """Read all complete lines, and truncate an incomplete last line that a killed process left."""
         data = self.path.read_bytes()
         whole = data.rfind(b"\n") + 1
         if whole < len(data):

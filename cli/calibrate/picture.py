@@ -1,4 +1,4 @@
-"""The cost-quality curve as a PNG, drawn by matplotlib."""
+"""Plot of the cost-quality curve as a PNG, drawn by matplotlib."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ...classifier.optional import load_module
 
 
 def check_plotting() -> None:
-    """Raises MissingDependencyError without matplotlib: to be asked before rows are paid for."""
+    """Raise MissingDependencyError without matplotlib; call it before rows are paid for."""
     load_module("matplotlib.figure", "ui")
 
 
 def curve_png(router: CostQualityCurve, oracle: CostQualityCurve, point: tuple[float, float]) -> bytes:
-    """Score against the share that goes to the cloud: of the router, the best possible router and a random one, and
-    `point`, where the target lies.
+    """Return a PNG of the score against the cloud share, for `router`, the best possible router and a random router.
+    `point` is the target's cloud share and score.
     """
     figure = load_module("matplotlib.figure", "ui").Figure(figsize=(9, 5.6), layout="constrained")
     axes = figure.add_subplot(xlabel="share to the cloud", ylabel="score")

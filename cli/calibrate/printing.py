@@ -1,4 +1,4 @@
-"""The printed result of a calibration: the curve, the promise, and what it rests on."""
+"""Printed result of a calibration: the cost-quality curve, the promise, and the data that it rests on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def show(policy: Policy, config: RouterConfig, picture: Path | None) -> list[str]:
-    """The lines for a person; the curve also as a picture."""
+    """Return the lines to print; also write the curve to `picture` if it is given."""
     from ...bench.router.plot import terminal_plot
     from ...classifier.evaluation import cost_quality as curve
     from ...classifier.policy.summary import sentences

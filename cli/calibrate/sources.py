@@ -1,4 +1,4 @@
-"""Sources of a calibration's graded rows: a file, both tiers live, or what the router has kept of its use."""
+"""Sources of a calibration's graded rows: a file, live answers of both tiers, or requests that the router recorded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Judging:
-    """The judge that the user named, and what all may cost."""
+    """The user's judge model, and the budget of the calibration in US dollars."""
 
     model: str | None = None
     url: str | None = None
@@ -40,7 +40,7 @@ class Judging:
     budget: float | None = None
 
     def config(self, config: RouterConfig) -> RouterConfig:
-        """Settings with the judge as the cloud. The cloud's key is for the cloud's URL alone."""
+        """Return settings with the judge as the cloud. The cloud's key is sent to the cloud's URL only."""
         assert self.model is not None
         own = self.url is None
         key = options.key_from(self.key_env, "--judge-key-env") if self.key_env else None
@@ -56,7 +56,7 @@ class Judging:
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """The means to ask both tiers and to grade what they say."""
+    """Settings, judge, grader and budget of a calibration."""
 
     config: RouterConfig
     judging: Judging
@@ -66,18 +66,18 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationRun:
-    """Graded rows and where they come from."""
+    """Graded rows, and their source."""
 
     rows: list[GradedRow]
     models: dict[str, str]
     source: Source
-    # Who graded.
+    # Description of the grading method.
     grading: str
-    # For the card.
+    # Metrics for the policy's card.
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-    # Notes for the person, beside those in the policy.
+    # Lines to print after the policy's own.
     notes: tuple[str, ...] = ()
-    # To be called when the policy is made, or when it could not be.
+    # Callbacks for success and for failure of the calibration.
     done: Callable[[], None] = lambda: None
     stopped: Callable[[], None] = lambda: None
 
@@ -91,7 +91,7 @@ def from_file(data: Path, weak: str | None, strong: str | None, config: RouterCo
 
 
 def from_log(config: RouterConfig, log: Path, judging: Judging) -> CalibrationRun:
-    """Of requests that were sampled at random and answered by both tiers, as the router kept them with their texts."""
+    """Return graded rows of recorded requests that were sampled at random and answered by both tiers, with texts."""
     from ...classifier.graded_row import GradedRow
     from ...classifier.grading.grader import PairGrader
     from ...classifier.online.experience import Experience
@@ -107,13 +107,13 @@ def from_log(config: RouterConfig, log: Path, judging: Judging) -> CalibrationRu
         known = experience.pairs()
     if not kept:
         known_pairs = ", ".join(f"{pair} ({n})" for pair, n in known.items()) or "no pair"
-        raise ConfigurationError(f"{log} holds nothing of {pair_name(models)}. It knows {known_pairs}.")
+        raise ConfigurationError(f"{log} has no requests of {pair_name(models)}. It has {known_pairs}.")
     even = [row for row, usable in zip(kept, representative_sample(kept), strict=True) if usable]
     rows = [row for row in even if row.messages is not None and row.answer is not None]
     _check_enough(
         len(rows),
-        f"Of {len(kept)} judged answers {len(even)} were sampled at random and graded, and {len(rows)} kept their "
-        "texts. Set shadow = true, or exploration, and experience_text = true, and use the router first.",
+        f"Of {len(kept)} judged answers, {len(even)} were sampled at random and graded; {len(rows)} of these have "
+        "texts. Set shadow = true or exploration, and experience_text = true, and use the router first.",
     )
     spending = Spending(config.prices, judging.budget, [judging.model] if judging.model else [])
     asking = Asking(config, judging, PairGrader(embed=_embedder()), spending)
@@ -131,13 +131,13 @@ def from_log(config: RouterConfig, log: Path, judging: Judging) -> CalibrationRu
         for row, prompt, pair in zip(rows, prompts, scores, strict=True)
         if pair is not None
     ]
-    _check_enough(len(graded), f"{len(rows) - len(graded)} of {len(rows)} kept requests got no verdict.")
+    _check_enough(len(graded), f"{len(rows) - len(graded)} of {len(rows)} recorded requests got no verdict.")
     source = _source(log, len(graded), "\n".join(sorted(row.id for row in rows)).encode())
     return CalibrationRun(graded, models, source, asking.grader.description(), _metrics(asking), _notes(asking))
 
 
 def _conversation(row: Observation) -> Prompt:
-    """The conversation of a kept request, in the form of `--live`."""
+    """Return the conversation of a recorded request as a prompt of `--live`."""
     from ...classifier.features.gate_inputs import PromptView
     from ...classifier.grading.questions import Prompt
 
@@ -147,7 +147,7 @@ def _conversation(row: Observation) -> Prompt:
 
 
 async def _replayed(asking: Asking, asked: list[tuple[Observation, Prompt]]) -> list[tuple[float, float] | None]:
-    """The scores of each; those that were recorded where there is nothing to judge, None where no verdict came."""
+    """Return the scores of each request: the recorded scores if there is nothing to judge, None without a verdict."""
     from ...classifier.grading.agreement import ComparableAnswer
     from ...classifier.grading.judge import JudgementError
 
@@ -169,7 +169,7 @@ async def _replayed(asking: Asking, asked: list[tuple[Observation, Prompt]]) -> 
 
 
 def from_life(config: RouterConfig, file: Path, n: int, judging: Judging) -> CalibrationRun:
-    """Of the first `n` prompts in `file`, which both tiers answer now."""
+    """Ask both tiers the first `n` prompts in `file`, and return the graded rows."""
     from ...classifier.grading.grader import PairGrader
     from ...classifier.grading.questions import read_prompts
     from ...router.factory import local_identity
@@ -178,23 +178,23 @@ def from_life(config: RouterConfig, file: Path, n: int, judging: Judging) -> Cal
     from .kept_answers import KeptAnswers, answers_file, prompt_key
     from .spending import Spending
 
-    found = read_prompts(file)
-    if len(found) < n:
-        raise InvalidRequestError(f"{file} holds {len(found)} prompts, --live asks for {n}.", param="live")
+    available = read_prompts(file)
+    if len(available) < n:
+        raise InvalidRequestError(f"{file} has {len(available)} prompts, but --live asks for {n}.", param="live")
     _check_allowed(config)
     watch = Watch(Console(stderr=True))
-    prompts = _allowed(config, found[:n])
+    prompts = _allowed(config, available[:n])
     if len(prompts) < n:
-        watch.say(f"{n - len(prompts)} of {n} prompts are kept on this device by a privacy rule, and not asked.")
-    _check_enough(len(prompts))  # what can be known to fail must not be paid for first
+        watch.say(f"{n - len(prompts)} of {n} prompts match a privacy rule and are not asked.")
+    _check_enough(len(prompts))  # fail before anything is paid for
     if (needed := _for_promise(config.target)) > len(prompts):
         watch.say(
-            f"{config.target} takes at least {needed} graded prompts, {needed - len(prompts)} more than these: with "
-            "fewer every request escalates."
+            f"{config.target} needs at least {needed} graded prompts, {needed - len(prompts)} more than these. With "
+            "fewer prompts, every request escalates."
         )
     with options.with_cloud(config, watch.say) as running:
         if running.cloud_url is None:
-            raise ConfigurationError("There is no cloud to compare with: name one with --cloud.", param="cloud_url")
+            raise ConfigurationError("No cloud is configured: name one with --cloud.", param="cloud_url")
         models = {"local": _model_id(running), "cloud": running.cloud_model}
         kept = KeptAnswers(answers_file(models, local_identity(running)))
         try:
@@ -202,7 +202,7 @@ def from_life(config: RouterConfig, file: Path, n: int, judging: Judging) -> Cal
             spending = Spending(running.prices, judging.budget, names, spent=kept.spent, on_spent=kept.spend)
             before = sum(prompt_key(prompt.body) in kept.pairs for prompt in prompts)
             if before:
-                watch.say(f"{before} of {len(prompts)} prompts were answered before, and are not asked again.")
+                watch.say(f"{before} of {len(prompts)} prompts were answered before and are not asked again.")
             asking = Asking(running, judging, PairGrader(embed=_embedder()), spending)
             with watch.stage("both tiers", len(prompts)) as advance:
                 rows = asyncio.run(_asked(asking, kept, prompts, lambda: advance("")))
@@ -246,7 +246,7 @@ async def ask_both(
 
 
 async def _with_judge(stack: AsyncExitStack, asking: Asking) -> None:
-    """Give the grader the judge that was named, if one was, until the stack is closed."""
+    """Set the grader's judge if the user named a judge model; the stack closes the judge."""
     if asking.judging.model is None:
         return
     from ...classifier.grading.judge import PairwiseJudge, VerdictCache
@@ -256,13 +256,13 @@ async def _with_judge(stack: AsyncExitStack, asking: Asking) -> None:
     cache = stack.enter_context(closing(VerdictCache(state_folder() / "verdicts.sqlite3")))
     judge = asking.judging.config(asking.config)
     if judge.cloud_url is None:
-        raise ConfigurationError("There is no server to ask the judge at: name one with --judge-url.")
+        raise ConfigurationError("The judge has no server: name its endpoint with --judge-url.")
     judge_client = await stack.enter_async_context(cloud_model(judge, asking.spending))
     asking.grader.judge = PairwiseJudge(judge.cloud_model, judge_client.verdict, cache)
 
 
 def _embedder() -> Callable[[str], Array] | None:
-    """The sentence encoder that grades free text without a judge, opened on first use. None: it is not installed."""
+    """Return the encoder that grades free text without a judge, opened on first use; None if it is not installed."""
     from ...classifier.features.sentence_embedding import SentenceEmbedder, is_installed
 
     opened = cache(SentenceEmbedder.open)
@@ -273,13 +273,13 @@ def _stopped(kept: KeptAnswers) -> None:
     kept.close()
     if kept.pairs:
         output.echo(
-            f"{len(kept.pairs)} answered prompts are kept in {kept.path}: the same command goes on from there.",
+            f"{len(kept.pairs)} answered prompts are kept in {kept.path}: run the same command to resume.",
             err=True,
         )
 
 
 def _allowed(config: RouterConfig, prompts: list[Prompt]) -> list[Prompt]:
-    """Those of which no message falls under a privacy rule."""
+    """Return the prompts in which no message matches a privacy rule."""
     from ...router.privacy.rules import PrivacyRules
 
     rules = PrivacyRules(config.privacy)
@@ -287,30 +287,30 @@ def _allowed(config: RouterConfig, prompts: list[Prompt]) -> list[Prompt]:
 
 
 def _check_allowed(config: RouterConfig) -> None:
-    """Whether the settings let every prompt go to the cloud. Raises ConfigurationError."""
+    """Raise ConfigurationError if the settings forbid sending every prompt to the cloud."""
     if config.offline:
-        raise ConfigurationError("Cloud and judge are asked, which offline forbids: set it to false.", param="offline")
+        raise ConfigurationError("Cloud and judge cannot be asked: set offline to false.", param="offline")
     limits = (config.budget, config.budget_per_key, config.budget_per_user)
     if any(each.cloud_share is not None and each.cloud_share < 1 for each in limits):
         raise ConfigurationError(
-            "--live asks the cloud every time, which cloud_share of a budget forbids: set it to 1 meanwhile.",
+            "Calibration asks cloud or judge about every prompt: set cloud_share of all budgets to 1 until it is done.",
             param="budget.cloud_share",
         )
 
 
-def _check_rows(found: LiveRows, count: int) -> None:
-    """Raises UpstreamError for no row at all, InvalidRequestError for too few."""
-    shown = "; ".join(found.failures[:3])
-    if not found.rows and not found.unasked:
+def _check_rows(live: LiveRows, count: int) -> None:
+    """Raise UpstreamError if there are no rows, InvalidRequestError if there are too few."""
+    shown = "; ".join(live.failures[:3])
+    if not live.rows and not live.unasked:
         raise UpstreamError(f"No prompt was answered by both tiers: {shown}")
-    why = f"{len(found.rows)} of {count} prompts are answered and graded"
-    if found.unasked:
-        why += f", and {found.unasked} are not: {found.budget}. Raise --budget, and the same command goes on"
-    _check_enough(len(found.rows), f"{why}. {shown}".strip())
+    why = f"{len(live.rows)} of {count} prompts are answered and graded"
+    if live.unasked:
+        why += f", and {live.unasked} are not: {live.budget}. Raise --budget and run the same command to resume"
+    _check_enough(len(live.rows), f"{why}. {shown}".strip())
 
 
 def _for_promise(target: Target) -> int:
-    """The prompts that a promise takes; 0 for a target that any number can keep, or none."""
+    """Return the number of prompts that a promised quality needs; 0 for other targets, which need no minimum."""
     from ...classifier.training.gates import prompts_to_promise
 
     promises = target.name == "quality" and target.promise == "confidence" and target.value < 1
@@ -326,46 +326,46 @@ def _check_enough(rows: int, why: str = "") -> None:
 
 
 def _lost(live: LiveRows, count: int) -> list[str]:
-    """Prompts without a row."""
+    """Return lines that report the prompts without a row."""
     lines: list[str] = []
     if live.failures:
         shown = "; ".join(live.failures[:3])
-        lines.append(f"{len(live.failures)} of {count} prompts got no row, the policy is from the others: {shown}")
+        lines.append(f"{len(live.failures)} of {count} prompts failed and are left out of the policy: {shown}")
     if live.unasked:
         lines.append(f"{live.unasked} of {count} prompts were not asked: {live.budget}.")
     return lines
 
 
 def _notes(asking: Asking, *, asked_cloud: bool = False) -> tuple[str, ...]:
-    """Notes on the judge's work and on the costs. `asked_cloud`: the cloud was asked, too."""
+    """Return lines on the judge's verdicts and on the cost. `asked_cloud`: report the cost even without a judge."""
     judge, spending, lines = asking.grader.judge, asking.spending, list[str]()
     if judge is not None:
         counts = judge.counts
         lost = counts.unreadable + counts.unreachable + counts.hostile
         lines.append(
-            f"The judge {judge.model} compared {counts.judged} pairs; on {counts.disagreed} its two orders "
-            f"disagreed, which is a tie. {lost} got no verdict: {counts.unreadable} replies without one, "
-            f"{counts.unreachable} failures of the judge, {counts.hostile} answers that speak to the judge."
+            f"The judge {judge.model} compared {counts.judged} pairs; {counts.disagreed} are ties, because it "
+            f"disagreed with itself in reversed order. {lost} got no verdict: {counts.unreadable} unreadable replies, "
+            f"{counts.unreachable} failures of the judge, {counts.hostile} answers that address the judge."
         )
     if asked_cloud or judge is not None:
         read, written = spending.tokens
         dollars = f"${spending.spent:.4f}" if spending.known else "an unknown sum (no prices)"
-        lines.append(f"Asking took {read} tokens read and {written} written, and cost {dollars}.")
+        lines.append(f"The calls read {read} tokens, wrote {written} tokens and cost {dollars}.")
     return tuple(lines)
 
 
 def _metrics(asking: Asking) -> dict[str, float]:
     grader, spending = asking.grader, asking.spending
-    found: dict[str, float] = {f"grading.{name}": count for name, count in grader.graded.items()}
+    metrics: dict[str, float] = {f"grading.{name}": count for name, count in grader.graded.items()}
     if grader.judge is not None:
         counts = grader.judge.counts
         names = ("judged", "disagreed", "retried", "cached", "unreadable", "unreachable", "hostile")
-        found |= {f"judge.{name}": getattr(counts, name) for name in names}
+        metrics |= {f"judge.{name}": getattr(counts, name) for name in names}
         if grader.matching is not None:
-            found["judge.matching" if grader.embed is None else "judge.matching_embedding"] = grader.matching
+            metrics["judge.matching" if grader.embed is None else "judge.matching_embedding"] = grader.matching
     if spending.known and spending.spent:
-        found["grading.usd"] = spending.spent
-    return found
+        metrics["grading.usd"] = spending.spent
+    return metrics
 
 
 def _source(path: Path, rows: int, data: bytes | None = None) -> Source:
@@ -376,16 +376,14 @@ def _source(path: Path, rows: int, data: bytes | None = None) -> Source:
 
 
 def _model_id(config: RouterConfig) -> str:
-    """The name under which the router will run the local model. Raises ConfigurationError for one that no gate can
-    judge.
-    """
+    """Return the name of the local model. Raises ConfigurationError if its server gives no log-probabilities."""
     from ...router.factory import local_name, served_model
 
     served = served_model(config)
     if served is not None and not served.has_signals:
         raise ConfigurationError(
-            f"The server {config.local} gives no log-probabilities for {served.name}: nothing tells how sure it is, so "
-            "that no policy can be made. Use a server that gives them, such as llama-server, or a model file.",
+            f"The server {config.local} gives no log-probabilities for {served.name}, and a policy needs them. "
+            "Use a server that gives them, such as llama-server, or a model file.",
             param="local",
         )
     return local_name(config) if served is None else served.name

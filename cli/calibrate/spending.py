@@ -1,4 +1,4 @@
-"""The budget of a calibration: money is set aside before each request, so that none can pass the limit."""
+"""Budget of a calibration: reserves the likely cost of each request in advance, to stay within the limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...router.accounting.prices import Prices
 
 
 class Spending:
-    """US dollars of one calibration, earlier runs of it included. `limit` None: no limit."""
+    """Spending of one calibration in US dollars, earlier runs included. `limit` None: no limit."""
 
     def __init__(
         self,
@@ -25,24 +25,24 @@ class Spending:
         spent: float = 0.0,
         on_spent: Callable[[float], None] = lambda _usd: None,
     ) -> None:
-        """`on_spent` hears of each cost. Raises ConfigurationError for a limit and a model without a price."""
+        """`on_spent` receives each cost. Raises ConfigurationError if there is a limit and a model has no price."""
         self._prices: dict[str, Price | None] = {model: prices.of_cloud(model) for model in models}
         unpriced = [model for model, price in self._prices.items() if price is None]
         if limit is not None and unpriced:
             raise ConfigurationError(
-                f"--budget needs to know what {unpriced[0]} costs: set input and output, in US dollars per million "
+                f"--budget needs the price of {unpriced[0]}: set input and output, in US dollars per million "
                 f'tokens, in [prices.models."{unpriced[0]}"].',
                 param="prices",
             )
         self.known = not unpriced
         self.spent = spent
-        self.tokens = 0, 0  # read and written in this run
+        self.tokens = 0, 0  # tokens read and written in this run
         self._limit = limit
         self._reserved = 0.0
         self._on_spent = on_spent
 
     def reserve(self, model: str, body: dict[str, Any]) -> float:
-        """Set aside the most that a request is likely to cost. Raises BudgetExceededError."""
+        """Reserve and return the highest likely cost of a request. Raises BudgetExceededError."""
         return self.hold(self.likely(model, body))
 
     def likely(self, model: str, body: dict[str, Any]) -> float:
@@ -51,24 +51,24 @@ class Spending:
         return 0.0 if price is None else price.of(read, answer_size(body, "chat/completions").least)
 
     def hold(self, usd: float) -> float:
-        """Raises BudgetExceededError."""
+        """Reserve `usd`. Raises BudgetExceededError if this exceeds the limit."""
         if self._limit is not None and self.spent + self._reserved + usd > self._limit + 1e-12:
             raise BudgetExceededError(
-                f"the budget of ${self._limit:g}: ${self.spent:.4f} are spent and ${self._reserved:.4f} set aside, and "
-                f"the next request may cost ${usd:.4f}"
+                f"the budget of ${self._limit:g} does not cover the next request: ${self.spent:.4f} spent, "
+                f"${self._reserved:.4f} reserved, and the request may cost ${usd:.4f}"
             )
         self._reserved += usd
         return usd
 
     def settle(self, reserved: float, usd: float) -> None:
-        """Replace a reservation by the actual cost."""
+        """Replace a reservation with the actual cost."""
         self._reserved -= reserved
         self.spent += usd
         if usd:
             self._on_spent(usd)
 
     def cost(self, model: str, read: int, written: int) -> float:
-        """Of one answer, whose tokens are counted; 0 where the model has no price."""
+        """Add an answer's tokens to `tokens`, and return its cost; 0 if the model has no price."""
         price = self._prices[model]
         self.tokens = self.tokens[0] + read, self.tokens[1] + written
         return 0.0 if price is None else price.of(read, written)

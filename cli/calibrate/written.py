@@ -1,4 +1,4 @@
-"""Puts the questions of `updraft bench live` to both tiers, as `calibrate --live` does, and measures the pair."""
+"""Asks both tiers the questions of `updraft bench live`, as `calibrate --live` does, and measures the pair."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def measured(
     local: str, questions: Sequence[Question], seeds: int, answers: Path, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Figures of the model `local` beside a cloud that knows the answers. `answers`: where its own are kept."""
+    """Return figures of the model `local` with a stub cloud that knows the answers; keeps answers in `answers`."""
     from ...bench.live.measure import measure, measure_engine
     from ...bench.live.stub_cloud import CLOUD_MODEL, stub_cloud
     from ...router.config import RouterConfig
@@ -33,13 +33,13 @@ def measured(
         with options.with_cloud(config, say), open_local(config) as engine:
             say(f"Both tiers answer {len(questions)} questions ...")
             setting = answered(config, engine, questions, answers)
-            found = measure(setting, seeds, say)
-            say("The model answers the other half again, behind the router ...")
-            return found | {"engine": measure_engine(setting, engine)}
+            figures = measure(setting, seeds, say)
+            say("The model answers the other half again, through the router ...")
+            return figures | {"engine": measure_engine(setting, engine)}
 
 
 def answered(config: RouterConfig, engine: LocalEngine, questions: Sequence[Question], answers: Path) -> Setting:
-    """Both tiers' graded answers. Raises UpstreamError where there is not one for each question."""
+    """Return both tiers' graded answers. Raises UpstreamError unless every question has a graded row."""
     from ...bench.live.measure import Setting
     from ...classifier.grading.grader import PairGrader
     from ...classifier.grading.questions import Prompt
@@ -51,7 +51,7 @@ def answered(config: RouterConfig, engine: LocalEngine, questions: Sequence[Ques
     spending = Spending(config.prices, None, [config.cloud_model])
     with closing(KeptAnswers(answers)) as kept:
         asking = sources.Asking(config, sources.Judging(), PairGrader(), spending)
-        found = asyncio.run(sources.ask_both(asking, EngineLocalTier(engine), kept, prompts, lambda: None))
-    if len(found.rows) < len(prompts):
-        raise UpstreamError(f"{len(prompts) - len(found.rows)} questions got no answer: {found.failures[:1]}")
-    return Setting(config, engine.model_id, questions, found.rows)
+        live = asyncio.run(sources.ask_both(asking, EngineLocalTier(engine), kept, prompts, lambda: None))
+    if len(live.rows) < len(prompts):
+        raise UpstreamError(f"{len(prompts) - len(live.rows)} questions got no answer: {live.failures[:1]}")
+    return Setting(config, engine.model_id, questions, live.rows)

@@ -1,1 +1,1 @@
-"""`updraft cloud`."""
+"""`updraft cloud`: command that runs a gateway and its nodes."""

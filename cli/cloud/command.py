@@ -1,4 +1,4 @@
-"""`updraft cloud up|down|llm-config`: a gateway and its nodes from one file."""
+"""`updraft cloud up|down|llm-config`: runs a gateway and its nodes from one file."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from ..shared.command_line import CommandLine
 if TYPE_CHECKING:
     from ...cloud_engine.deploy import CloudConfig
 
-app = CommandLine(help="A gateway and its nodes from one YAML file: plain processes of this machine, or a Ray cluster.")
+app = CommandLine(help="Run a gateway and its nodes from one YAML file, as local processes or on a Ray cluster.")
 
 
 @app.command()
 def up(
-    file: Annotated[Path, typer.Argument(metavar="YAML", help="The cloud: its gateway and its models.")],
-    local: Annotated[bool, typer.Option("--local", help="Plain processes; what dies is started anew.")] = False,
-    on_ray: Annotated[bool, typer.Option("--ray", help="Ray Serve, which also scales.")] = False,
+    file: Annotated[Path, typer.Argument(metavar="YAML", help="File that describes the gateway and the models.")],
+    local: Annotated[bool, typer.Option("--local", help="Run local processes, restarted when they die.")] = False,
+    on_ray: Annotated[bool, typer.Option("--ray", help="Run on Ray Serve, which also scales.")] = False,
     address: Annotated[
         str | None,
         typer.Option(
-            metavar="ADDRESS", help="A running Ray cluster; auto finds this machine's. [a new one, till Ctrl-C]"
+            metavar="ADDRESS", help="Running Ray cluster; auto finds this machine's. [a new one, until Ctrl-C]"
         ),
     ] = None,
 ) -> None:
-    """Start a cloud, or update the one that runs on a Ray cluster, replica by replica.
+    """Start a cloud, or update a cloud that runs on a Ray cluster, replica by replica.
 
-    It prints `ready URL` once every model has its nodes. Keys are those of `updraft keys`.
+    Prints `ready URL` once every model has its nodes. `updraft keys` manages the API keys.
 
     \b
     Examples
       updraft cloud up cloud.yaml --local
       updraft cloud up --ray cloud.yaml
-      updraft cloud up --ray cloud.yaml --address auto     from another terminal: the update
+      updraft cloud up --ray cloud.yaml --address auto     update it from another terminal
     """
     from ...cloud_engine.deploy import read_config
     from ...cloud_engine.deploy.foreign import foreign_models
@@ -50,8 +50,8 @@ def up(
     config = _with_pocket(read_config(file))
     for model in foreign_models(config):
         output.echo(
-            f"{model.name} runs on {model.kind}: deploy it as `updraft cloud llm-config` says, and name its address in "
-            "gateway.nodes_file.",
+            f"{model.name} runs on {model.kind}: deploy it with the output of `updraft cloud llm-config`, and add its "
+            "address to gateway.nodes_file.",
             err=True,
         )
     with signals_as_interrupts():
@@ -62,8 +62,8 @@ def up(
 
 
 @app.command()
-def down(address: Annotated[str, typer.Option(metavar="ADDRESS", help="The Ray cluster.")] = "auto") -> None:
-    """Stop the cloud of a Ray cluster, when its requests are finished.
+def down(address: Annotated[str, typer.Option(metavar="ADDRESS", help="Address of the Ray cluster.")] = "auto") -> None:
+    """Stop the cloud on a Ray cluster after its requests have finished.
 
     \b
     Example
@@ -76,9 +76,9 @@ def down(address: Annotated[str, typer.Option(metavar="ADDRESS", help="The Ray c
 
 @app.command("llm-config")
 def llm_config(
-    file: Annotated[Path, typer.Argument(metavar="YAML", help="The cloud, with models of the kind vllm or sglang.")],
+    file: Annotated[Path, typer.Argument(metavar="YAML", help="File of a cloud with models of kind vllm or sglang.")],
 ) -> None:
-    """Write the configuration by which Ray's own `serve deploy` runs the models of vLLM and SGLang.
+    """Print the configuration with which Ray's `serve deploy` runs vLLM and SGLang models.
 
     \b
     Example
@@ -91,7 +91,7 @@ def llm_config(
 
 
 def _with_pocket(config: CloudConfig) -> CloudConfig:
-    """The packaged models' names as folders: what runs the cloud does not know of them."""
+    """Replace the name pocket by the folders of the packaged models: the cloud engine does not know the name."""
     import msgspec
 
     from ...embedded import pocket

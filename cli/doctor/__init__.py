@@ -1,1 +1,1 @@
-"""`updraft doctor`: what is installed, what is broken, and the next step for each."""
+"""`updraft doctor`: command and checks."""

@@ -1,4 +1,4 @@
-"""The checks behind `updraft doctor`: each looks at one thing, never raises, and names the next step."""
+"""Checks of `updraft doctor`: each tests one thing, does not raise, and names the next step."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ prepare_types(_Models)
 
 
 def run_checks(cloud: str | None, cloud_key_env: str | None, begin: Callable[[str], None]) -> Iterator[Check]:
-    """All findings, each as soon as it is there. `begin` is told of each check that takes seconds."""
+    """Run all checks and yield each result at once. `begin` receives a description of each slow check."""
     yield Check("python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
     for group in PACKAGES:
         yield check_packages(group)
     if _version("llama-cpp-python"):
-        begin("generating a few tokens with llama.cpp, in a process of its own")
+        begin("generating a few tokens with llama.cpp, in a separate process")
         yield from check_llama()
-        begin("looking at this machine")
+        begin("checking this machine")
         yield from check_device()
     if _version("torch"):
-        begin("importing torch, in a process of its own")
+        begin("importing torch, in a separate process")
         yield check_torch()
     begin("reading the pocket models")
     yield check_models()
@@ -84,19 +84,19 @@ def run_checks(cloud: str | None, cloud_key_env: str | None, begin: Callable[[st
 
 def check_packages(group: str) -> Check:
     versions = {name: _version(name) for name in PACKAGES[group]}
-    found = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     missing = [name for name, version in versions.items() if not version]
     if not missing:
-        return Check(group, "ok", found)
+        return Check(group, "ok", installed)
     wanted = "." if group == "core" else f"'.[{group}]'"
     status = "fail" if group == "core" else "warn"
-    # A plain build of llama.cpp is known to crash, so it comes first, built with the right options.
+    # Plain builds of llama.cpp are known to crash, so the fix builds llama.cpp with the right options first.
     first = f"{REBUILD_COMMAND} && " if "llama-cpp-python" in missing else ""
     return Check(group, status, f"missing: {', '.join(missing)}", f"{first}pip install {wanted} in a clone of Updraft")
 
 
 def check_llama() -> Iterator[Check]:
-    """A wrong build of llama.cpp dies on its first token, so a few are generated in a process of their own."""
+    """Generate a few tokens in a separate process: a wrong build of llama.cpp crashes on its first token."""
     from ...embedded import pocket
     from ...local_engine.build_check import probe
 
@@ -108,7 +108,7 @@ def check_llama() -> Iterator[Check]:
     if report.advice:
         yield Check("llama.cpp", "warn", report.detail, report.advice)
     elif unused:
-        advice = f"it was built for another processor: {REBUILD_COMMAND}"
+        advice = f"rebuild llama.cpp for this processor: {REBUILD_COMMAND}"
         yield Check("llama.cpp", "warn", f"{report.detail} It does not use {', '.join(unused)}.", advice)
     else:
         yield Check("llama.cpp", "ok", report.detail)
@@ -116,7 +116,7 @@ def check_llama() -> Iterator[Check]:
 
 
 def check_device() -> Iterator[Check]:
-    """This machine as a place for a model."""
+    """Check processor, load, memory and tuning of this machine."""
     machine = this_machine()
     yield check_processor(machine)
     yield check_neighbours(machine)
@@ -125,7 +125,7 @@ def check_device() -> Iterator[Check]:
 
 
 def check_torch() -> Check:
-    """Imported in a process of its own: it takes seconds, and a broken one can crash."""
+    """Import torch in a separate process: the import takes seconds, and a broken build can crash."""
     program = (
         "import torch; gpu = torch.cuda.is_available() and torch.cuda.get_device_name();"
         "print(torch.__version__, 'on', gpu or f'the CPU, {torch.get_num_threads()} threads')"
@@ -135,12 +135,12 @@ def check_torch() -> Check:
     )
     if done.returncode == 0:
         return Check("torch", "ok", done.stdout.strip())
-    lines = done.stderr.strip().splitlines() or [f"import torch ends with code {done.returncode}"]
+    lines = done.stderr.strip().splitlines() or [f"import torch exited with code {done.returncode}"]
     return Check("torch", "fail", lines[-1], "pip install --force-reinstall torch")
 
 
 def check_models() -> Check:
-    """The pocket pair: present and whole. Its files come with the package, so nothing has to be downloaded."""
+    """Check that the packaged pocket models are present, and report their sizes and hashes."""
 
     def look() -> str:
         from ...embedded import pocket
@@ -150,11 +150,11 @@ def check_models() -> Check:
             f"{path.name} {path.stat().st_size / 1e6:.1f} MB sha256 {file_sha256(path)[:12]}" for path in files
         )
 
-    return _reported("pocket models", look, "install again: pip install --force-reinstall . in a clone of Updraft")
+    return _reported("pocket models", look, "reinstall: pip install --force-reinstall . in a clone of Updraft")
 
 
 def check_policy() -> Check:
-    """The packaged routing policy: loads, and was made for the models it ships with."""
+    """Check that the packaged routing policy loads, and report its pair and hash."""
 
     def look() -> str:
         from ...classifier.policy.policy import Policy
@@ -162,17 +162,17 @@ def check_policy() -> Check:
 
         folder = pocket.policy_folder()
         pair = " with ".join(Policy.load(folder).models.values())
-        return f"of the packaged pair, {pair}; sha256 {file_sha256(folder / 'policy.json')[:12]}"
+        return f"for the packaged pair, {pair}; sha256 {file_sha256(folder / 'policy.json')[:12]}"
 
     return _reported(
         "policy",
         look,
-        "pip install '.[edge]' in a clone of Updraft, or make it again: python -m updraft.embedded.policy",
+        "pip install '.[edge]' in a clone of Updraft, or recreate it: python -m updraft.embedded.policy",
     )
 
 
 def check_settings() -> Check:
-    """The settings file and the environment: readable, and nothing in them that nobody knows."""
+    """Check that the settings file and UPDRAFT_* variables are readable and hold known settings only."""
 
     def look() -> str:
         from ...protocol.settings import config_file
@@ -180,35 +180,35 @@ def check_settings() -> Check:
 
         load_config()
         path = config_file()
-        return str(path) if has_file(path) else f"defaults and UPDRAFT_* (there is no {path})"
+        return str(path) if has_file(path) else f"defaults and UPDRAFT_* variables; there is no file {path}"
 
     return _reported("settings", look, "correct the setting that the message names")
 
 
 def check_ledger() -> Iterator[Check]:
-    """Whether the router can write its ledger. Nothing is made: the next user of the folder may be another one."""
+    """Check that the router can write its ledger. Creates no file, because another user may run the router later."""
     from ...router.accounting.ledger import Ledger
     from ...router.settings_sources import load_config
 
     def look() -> str:
         if path is None:
-            return "none is kept"
+            return "off"
         if has_file(path):
             with closing(Ledger(path)) as ledger:
                 ledger.verify()
-            return f"{path} is whole"
+            return f"{path} is intact"
         folder = next(each for each in path.absolute().parents if os.access(each, os.F_OK))
         if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-            raise ConfigurationError(f"requests go on without {path}: this user cannot write to {folder}")
-        return f"{path}, with the first request"
+            raise ConfigurationError(f"{path} cannot be written, so requests go unrecorded: {folder} is not writable")
+        return f"{path} is created with the first request"
 
-    with suppress(UpdraftError):  # the settings' own check says so
+    with suppress(UpdraftError):  # check_settings reports it
         path = load_config().ledger
-        yield _reported("ledger", look, "set ledger or UPDRAFT_HOME to a place that this user can write to")
+        yield _reported("ledger", look, "set ledger or UPDRAFT_HOME to a folder that you can write to")
 
 
 def check_tiers() -> Check:
-    """Whether any model is configured, and a policy for the pair. A fresh machine has neither."""
+    """Check that models are configured and that the pair has a policy; warn if not, as on any new installation."""
     from ...router.factory import has_policy
     from ...router.settings_checks import check_settings
     from ...router.settings_sources import load_config
@@ -221,21 +221,21 @@ def check_tiers() -> Check:
         check_settings(config)
         pair = config.local is not None and config.cloud_url is not None
         uncalibrated = pair and config.policy == "auto" and config.confidence is None and not has_policy(config)
-        rest = '; no policy for this pair: model="auto" goes to the cloud' if uncalibrated else ""
+        rest = '; no policy for this pair, so model="auto" always goes to the cloud' if uncalibrated else ""
         return f"local: {config.local or 'none'}; cloud: {config.cloud_url or 'none'}{rest}"
 
-    found = _reported("tiers", look, "updraft pull fetches a local model; docs/quickstart.md shows both tiers")
+    check = _reported("tiers", look, "updraft pull fetches a local model; docs/quickstart.md shows both tiers")
     if uncalibrated:
-        found = replace(found, fix="updraft calibrate makes one from your prompts (docs/guides/calibrate.md)")
-    return replace(found, status="warn") if found.status == "fail" or uncalibrated else found
+        check = replace(check, fix="updraft calibrate makes a policy from your prompts (docs/guides/calibrate.md)")
+    return replace(check, status="warn") if check.status == "fail" or uncalibrated else check
 
 
 def check_own_policies() -> Iterator[Check]:
-    """The faults of the policies that were calibrated here."""
+    """Yield the problems of the policies that were calibrated on this machine."""
     from ...router.settings_sources import load_config
     from ..policy import check_policies
 
-    with suppress(UpdraftError):  # the settings' own check says so
+    with suppress(UpdraftError):  # check_settings reports it
         yield from check_policies(load_config())
 
 
@@ -249,7 +249,7 @@ def check_port(port: int) -> Check:
 
 
 def cloud_to_ask(cloud: str | None, cloud_key_env: str | None) -> tuple[str | None, str | None]:
-    """URL and key: as named, else those of the settings; none where these are unusable, which another check says."""
+    """Return URL and key of the given cloud, else of the settings' cloud; (None, None) if the settings are invalid."""
     from ...router.settings_sources import load_config
 
     if cloud:
@@ -262,11 +262,11 @@ def cloud_to_ask(cloud: str | None, cloud_key_env: str | None) -> tuple[str | No
 
 
 def check_local() -> Iterator[Check]:
-    """Whether the model file that `local` names loads, or its server answers and tells how sure it is."""
+    """Check that the local model file loads, or that the local server answers and gives log-probabilities."""
     from ...router.factory import has_model_file, model_file, open_local, served_model
     from ...router.settings_sources import load_config
 
-    with suppress(ConfigurationError):  # the settings' own check says so
+    with suppress(ConfigurationError):  # check_settings reports it
         config = load_config()
 
         def load() -> str:
@@ -274,20 +274,20 @@ def check_local() -> Iterator[Check]:
             return f"{model_file(config)} loads"
 
         if has_model_file(config):
-            yield _reported("local model", load, "correct local, or fetch a model with updraft pull")
+            yield _reported("local model", load, "correct the setting local, or fetch a model with updraft pull")
         try:
-            found = served_model(config)
+            served = served_model(config)
         except ModelLoadError as error:
             yield Check("local server", "fail", error.message, "start the server, or correct local and local_model")
             return
-        if found is None:
+        if served is None:
             return
-        told = f"{found.address.url}: {found.name}, {found.context_length} tokens of context"
-        if found.has_signals:
-            yield Check("local server", "ok", f"{told}, with log-probabilities")
+        facts = f"{served.address.url}: {served.name}, {served.context_length} tokens of context"
+        if served.has_signals:
+            yield Check("local server", "ok", f"{facts}, with log-probabilities")
         else:
-            without = f'{told}, without log-probabilities: it answers for model="local" only'
-            yield Check("local server", "warn", without, "use a server that gives them, such as llama-server")
+            without = f'{facts}, without log-probabilities: it answers for model="local" only'
+            yield Check("local server", "warn", without, "use a server with log-probabilities, such as llama-server")
 
 
 def check_cloud(url: str, key: str | None) -> Check:
@@ -299,7 +299,7 @@ def check_cloud(url: str, key: str | None) -> Check:
     from ...router.tiers.connection import open_client
 
     config = RouterConfig(cloud_url=url, cloud_api_key=key, cloud_model="unasked", cloud_timeout_s=10.0)
-    with suppress(UpdraftError):  # the settings' own check says so
+    with suppress(UpdraftError):  # check_settings reports it
         own = load_config()
         if own.cloud_url == config.cloud_url:
             config = replace(own, cloud_api_key=key, cloud_timeout_s=10.0)
@@ -311,7 +311,7 @@ def check_cloud(url: str, key: str | None) -> Check:
 
     shown = shown_url(url)
     if not endpoint.provider.capabilities.lists_models:
-        return Check("cloud", "ok", f"{shown}: {endpoint.provider.name} lists no models, so it was not asked")
+        return Check("cloud", "ok", f"{shown}: {endpoint.provider.name} cannot list models, so it was not asked")
     started = time.monotonic()
     try:
         reply = asyncio.run(ask())
@@ -321,8 +321,8 @@ def check_cloud(url: str, key: str | None) -> Check:
         return Check(
             "cloud",
             "fail",
-            f"{shown} refuses the key",
-            "name its variable with --cloud-key-env VAR, or run updraft init",
+            f"{shown} refuses the API key",
+            "name the key's variable with --cloud-key-env VAR, or run updraft init",
         )
     if reply.status_code != 200:
         return Check(
@@ -331,7 +331,7 @@ def check_cloud(url: str, key: str | None) -> Check:
     try:
         models = msgspec.json.decode(reply.content, type=_Models).data
     except msgspec.DecodeError:
-        return Check("cloud", "fail", f"{shown} is no OpenAI-compatible server", "check that the address ends in /v1")
+        return Check("cloud", "fail", f"{shown} is not OpenAI-compatible", "check that the address ends in /v1")
     names, took_ms = ", ".join(model.id for model in models[:5]), (time.monotonic() - started) * 1000
     return Check("cloud", "ok", f"{shown}: {names} in {took_ms:.0f} ms")
 

@@ -1,4 +1,4 @@
-"""`updraft doctor`: what is installed, what is broken, and the next step for each."""
+"""`updraft doctor`: checks the installation and names the next step for each problem."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ MARKS = {"ok": "[green]  ok[/green]", "warn": "[yellow]warn[/yellow]", "fail": "
 
 def doctor(
     cloud: Annotated[
-        str | None, typer.Option(help="Also ask this OpenAI endpoint for its models, e.g. https://host/v1.")
+        str | None, typer.Option(help="OpenAI endpoint to check, e.g. https://host/v1. [the configured one]")
     ] = None,
     cloud_key_env: Annotated[
-        str | None, typer.Option(help="Environment variable that holds the key of --cloud.")
+        str | None, typer.Option(help="Environment variable that holds the API key of --cloud.")
     ] = None,
     as_json: json_output.Flag = False,
 ) -> None:
     """Check this installation: interpreter, packages, llama.cpp, models, settings, ports, cloud.
 
-    llama.cpp and torch are tried in processes of their own, so a broken build is reported instead of taking the app
-    down. Exit code 1 if anything failed; warnings are for what you may not need.
+    Tests llama.cpp and torch in separate processes, so that a broken build is reported instead of crashing updraft.
+    Exit code 1 if any check failed; a warning may concern a feature that you do not need.
 
     \b
     Examples

@@ -1,4 +1,4 @@
-"""Checks of `updraft doctor` on this machine as a place for a model: processor, time on it, memory, settings."""
+"""Checks of `updraft doctor` on this machine: processor, load, memory and tuning."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ...local_engine.machine.machine import Machine
 
 _WATCH_S = 0.5
-_BUSY = 0.4  # of a processor, from which on the engine gives a thread up
-# Instruction sets of a processor -> what a build of llama.cpp calls the one that uses it.
+_BUSY = 0.4  # share of a processor in use by others at which the engine gives up a thread
+# Instruction sets by the names of the operating system, with their names in llama.cpp's system info.
 _FEATURES = {
     "f16c": "F16C", "fma": "FMA", "avx2": "AVX2", "avx512f": "AVX512", "avx512vbmi": "AVX512_VBMI",
     "avx512_vnni": "AVX512_VNNI", "avx512_bf16": "AVX512_BF16", "asimd": "NEON", "asimddp": "DOTPROD",
@@ -24,24 +24,22 @@ _FEATURES = {
 
 
 def check_processor(machine: Machine) -> Check:
-    """Cores, and whether a control group allows less than it shows."""
-    found = f"{machine.processor}: {machine.cores} cores, {machine.processors} processors"
+    """Check the processor's instruction sets, and whether a control group limits the processors in use."""
+    facts = f"{machine.processor}: {machine.cores} cores, {machine.processors} processors"
     known = set(machine.instruction_sets)
     if known and not known & {"avx2", "asimd"}:
-        return Check("processor", "warn", f"{found}, without AVX2", "expect a few tokens/s: take the smallest models")
+        return Check("processor", "warn", f"{facts}, without AVX2", "expect a few tokens/s: use the smallest models")
     if machine.quota is not None and machine.quota < machine.processors:
-        found += f", of which a control group allows {machine.quota:g}"
+        facts += f", of which a control group allows {machine.quota:g}"
         if machine.quota < machine.cores:
-            advice = (
-                f"the engine uses {machine.threads} threads; a higher CPU limit of the container would make it faster"
-            )
-            return Check("processor", "warn", found, advice)
+            advice = f"the engine uses {machine.threads} threads; raise the container's CPU limit for more speed"
+            return Check("processor", "warn", facts, advice)
     sets = ", ".join(machine.instruction_sets) or "unknown"
-    return Check("processor", "ok", f"{found}; instruction sets: {sets}")
+    return Check("processor", "ok", f"{facts}; instruction sets: {sets}")
 
 
 def unused_instruction_sets(machine: Machine, system_info: str) -> list[str]:
-    """Those of the processor that a build of llama.cpp, by its own account, does not use."""
+    """Return the processor's instruction sets that a build of llama.cpp does not use, according to `system_info`."""
     return [
         name
         for name, feature in _FEATURES.items()
@@ -50,28 +48,28 @@ def unused_instruction_sets(machine: Machine, system_info: str) -> list[str]:
 
 
 def check_kernels(served: Served) -> Check:
-    """The code of llama.cpp's matrix products and attention: ours for which types, or its own, and the reason."""
-    found = f"ours for {', '.join(served.names)}" if served.names else "llama.cpp's own"
-    found += f": {served.reason}" if served.reason else ""
-    return Check("kernels", "warn" if served.fix else "ok", found, served.fix)
+    """Report the types whose matrix products and attention run on Updraft's kernels; warn if that can be fixed."""
+    facts = f"Updraft's for {', '.join(served.names)}" if served.names else "llama.cpp's own"
+    facts += f": {served.reason}" if served.reason else ""
+    return Check("kernels", "warn" if served.fix else "ok", facts, served.fix)
 
 
 def check_neighbours(machine: Machine) -> Check:
-    """Half a second of watching what other processes use."""
+    """Measure for half a second how many processors other processes use."""
     from ...kernels.runtime.contention import usage
 
     before = usage()
     time.sleep(_WATCH_S)
     after = usage()
     others = max(0.0, (after.busy - before.busy - (after.own - before.own)) / (after.wall - before.wall))
-    found = f"{machine.threads} at most; other processes use {others:.1f} of {machine.processors} processors now"
+    facts = f"at most {machine.threads}; other processes use {others:.1f} of {machine.processors} processors now"
     if int(machine.processors - others + _BUSY) < machine.threads:
-        return Check("threads", "warn", found, "the engine uses fewer threads while they do; stop them for full speed")
-    return Check("threads", "ok", found)
+        return Check("threads", "warn", facts, "stop them: the engine uses fewer threads while they run")
+    return Check("threads", "ok", facts)
 
 
 def check_memory(machine: Machine) -> Check:
-    """Whether the configured local model fits, and which of the pulled ones do not."""
+    """Check that the configured local model fits in memory, and list pulled models that do not fit."""
     from ...local_engine.machine.memory_fit import free_memory
 
     room = free_memory(machine)
@@ -81,16 +79,16 @@ def check_memory(machine: Machine) -> Check:
         large = _too_large(room)
     except UpdraftError as error:
         return Check(
-            "memory", "fail", f"{free}. {error.message}", "name another model: --local, or local in the settings"
+            "memory", "fail", f"{free}. {error.message}", "choose another model: --local, or local in the settings"
         )
-    found = free if need is None else f"{free}; {name} needs {need / 1e6:,.0f} MB"
+    facts = free if need is None else f"{free}; {name} needs {need / 1e6:,.0f} MB"
     if large:
-        return Check("memory", "warn", f"{found}; too large now: {', '.join(large)}", "a smaller context_length may do")
-    return Check("memory", "ok", found)
+        return Check("memory", "warn", f"{facts}; too large now: {', '.join(large)}", "try a smaller context_length")
+    return Check("memory", "ok", facts)
 
 
 def check_tuning() -> Check:
-    """Whether the configured model was measured on this machine."""
+    """Check whether the configured model was tuned on this machine."""
     from ...local_engine.runtime.tuned_options import recall
 
     try:
@@ -100,12 +98,12 @@ def check_tuning() -> Check:
         if recall(path) is not None:
             return Check("tuning", "ok", f"{path.name} was tuned on this machine")
     except UpdraftError as error:
-        return Check("tuning", "warn", error.message, "name another model: --local, or local in the settings")
-    return Check("tuning", "ok", f"{path.name} runs with default settings", "updraft tune measures what is faster here")
+        return Check("tuning", "warn", error.message, "choose another model: --local, or local in the settings")
+    return Check("tuning", "ok", f"{path.name} runs with default settings", "updraft tune may find faster settings")
 
 
 def _configured() -> Path | None:
-    """The file of the local model in the settings. Raises UpdraftError."""
+    """Return the file of the configured local model; None if the settings name no file. Raises UpdraftError."""
     from ...router.factory import has_model_file, model_file
     from ...router.settings_sources import load_config
 
@@ -126,19 +124,19 @@ def _configured_need(room: int) -> tuple[str, int | None]:
 
 
 def _too_large(room: int) -> list[str]:
-    """Pulled models that do not fit now."""
+    """Return the names of pulled models that need more than `room` bytes."""
     from ...embedded.pocket import pocket_small_gguf
     from ...local_engine.opening import EngineCandidate
     from ...local_engine.store.library import Library
 
-    library, found = Library(), list[str]()
+    library, too_large = Library(), list[str]()
     for entry in library.entries():
         if entry.state != "ready":
             continue
         try:
             need = EngineCandidate.of(library.path(entry.name), None, sound=pocket_small_gguf()).need
         except ModelLoadError:
-            continue  # `updraft verify` is about damage
+            continue  # `updraft verify` reports damaged files
         if need > room:
-            found.append(entry.name)
-    return found
+            too_large.append(entry.name)
+    return too_large

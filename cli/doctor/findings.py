@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. `fix` is the next step, empty where there is nothing to do."""
+    """Result of one check. `fix` is the next step; empty if nothing has to be done."""
 
     name: str
     status: Literal["ok", "warn", "fail"]

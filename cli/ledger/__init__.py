@@ -1,1 +1,1 @@
-"""Commands on the ledger: one request explained, the latest ones listed, all of them added up."""
+"""Commands on the ledger: `why` explains a request, `log` lists requests, `usage` adds up costs."""

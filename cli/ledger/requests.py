@@ -1,4 +1,4 @@
-"""`updraft why` and `updraft log`: one request explained, and the latest ones in a table, from the ledger."""
+"""`updraft why` and `updraft log`: explain one request of the ledger, and list recent requests."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from ...router.accounting.ledger import Ledger, LedgerRow
 
 LedgerPath = Annotated[
-    Path | None, typer.Option("--ledger", metavar="PATH", help="Ledger to read. [the configured one]")
+    Path | None, typer.Option("--ledger", metavar="PATH", help="Ledger to read. [the configured ledger]")
 ]
 
 
 @contextmanager
 def open_ledger(path: Path | None) -> Iterator[Ledger]:
-    """The ledger at `path`, or the configured one, to read only. Raises InvalidRequestError without a file."""
+    """Open the ledger at `path`, or the configured ledger, read-only. Raises InvalidRequestError without a file."""
     from ...router.accounting.ledger import Ledger
     from ...router.accounting.ledger_writer import collect_rows
     from ...router.settings_sources import load_config
 
     path = load_config().ledger if path is None else path
     if path is None or not has_file(path):
-        where = "The settings name no ledger" if path is None else f"There is no ledger at {path}"
-        raise InvalidRequestError(f"{where}: name one with --ledger, or ask something first.")
+        where = "The ledger is off" if path is None else f"There is no ledger at {path}"
+        raise InvalidRequestError(f"{where}: name a ledger with --ledger, or send a request first.")
     collect_rows(path)
     with closing(Ledger(path, read_only=True)) as ledger:
         yield ledger
@@ -39,13 +39,12 @@ def open_ledger(path: Path | None) -> Iterator[Ledger]:
 
 def why(
     request_id: Annotated[
-        str | None,
-        typer.Argument(help="The request's id: updraft.request_id, or x-updraft-request-id. [the newest one]"),
+        str | None, typer.Argument(help="Request id: updraft.request_id or x-updraft-request-id. [the newest request]")
     ] = None,
     ledger: LedgerPath = None,
     as_json: json_output.Flag = False,
 ) -> None:
-    """Explain one request: who answered and why, every gate it passed, tokens, cost, and time in each tier.
+    """Explain one request: the tier that answered and why, every gate's decision, tokens, cost, and time per tier.
 
     \b
     Examples
@@ -70,23 +69,23 @@ def _find(request_id: str | None, path: Path | None) -> LedgerRow:
     with open_ledger(path) as ledger:
         row = ledger.get(request_id) if request_id is not None else next(iter(ledger.rows(limit=1)), None)
     if row is None:
-        wanted = "The ledger is empty" if request_id is None else f"No request {request_id[:100]!r} is in the ledger"
-        raise NotFoundError(f"{wanted} ({ledger.path}).")
+        missing = "The ledger is empty" if request_id is None else f"Request {request_id[:100]!r} is not in the ledger"
+        raise NotFoundError(f"{missing} ({ledger.path}).")
     return row
 
 
 def log(
     number: Annotated[
-        int, typer.Option("-n", "--number", min=1, max=10**6, help="How many requests, the newest ones.")
+        int, typer.Option("-n", "--number", min=1, max=10**6, help="Number of newest requests to list.")
     ] = 20,
     tier: Annotated[
         Literal["local", "cloud", "none"] | None,
-        typer.Option(help="Only those that this tier answered; none: those without an answer."),
+        typer.Option(help="List only requests that this tier answered; none: requests without an answer."),
     ] = None,
     ledger: LedgerPath = None,
     as_json: json_output.Flag = False,
 ) -> None:
-    """List recent requests, the newest last: time, tier, model, tokens, cost, latency and reason.
+    """List recent requests, newest last: time, tier, model, tokens, cost, latency and reason.
 
     \b
     Examples

@@ -1,4 +1,4 @@
-"""`updraft usage`: tokens and costs of requests by day, model, tier or key, from the ledger or the gateway's."""
+"""`updraft usage`: sums tokens and costs of requests by day, model, tier or key, from router or gateway ledgers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SHOWN = {
     "errors": "failed",
     "abandoned": "cut off",
     "prompt_tokens": "tokens\nread",
-    "cached_tokens": "of them\ncached",
+    "cached_tokens": "tokens\ncached",
     "completion_tokens": "tokens\nwritten",
     "cost_usd": "cost",
 }
@@ -39,24 +39,23 @@ _SHOWN = {
 def usage(
     by: Annotated[
         Literal["day", "model", "tier", "key", "tenant", "node"],
-        typer.Option(help="One line for each of these; tenants and nodes are the gateway's."),
+        typer.Option(help="Group of requests per line; tenant and node need --gateway."),
     ] = "day",
     since: Annotated[
         str | None,
-        typer.Option(metavar="WHEN", help="Only requests since then: 30m, 12h, 7d, 4w, or 2026-01-31 (UTC). [all]"),
+        typer.Option(metavar="WHEN", help="Earliest request: 30m, 12h, 7d or 4w ago, or 2026-01-31 (UTC). [all]"),
     ] = None,
     ledger: LedgerPath = None,
     gateway: Annotated[
-        str | None,
-        typer.Option(metavar="DB", help="The gateway's ledger instead: a SQLite file, or a postgresql:// URL."),
+        str | None, typer.Option(metavar="DB", help="Gateway's ledger to read: a SQLite file, or a postgresql:// URL.")
     ] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV; with --gateway.")] = False,
-    rows: Annotated[bool, typer.Option("--rows", help="Each request, as CSV or JSON lines; with --gateway.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV; needs --gateway.")] = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Print each request; needs --gateway.")] = False,
     as_json: json_output.Flag = False,
 ) -> None:
-    """Add up the ledger: requests, the share that stayed local, tokens, cost, and the saving against the cloud alone.
+    """Sum up the ledger: requests, local share, tokens, cost, and savings compared with using the cloud only.
 
-    Days are days of UTC, as budgets count them. A cost is unknown where a model has no price.
+    Days are UTC days, as in budgets. A cost is unknown if a model has no price.
 
     \b
     Examples
@@ -68,26 +67,26 @@ def usage(
     start = 0.0 if since is None else _start(since)
     if gateway is not None:
         if ledger is not None or (as_csv and as_json):
-            raise InvalidRequestError("Choose one of --gateway and --ledger, and one of --csv and --json.")
+            raise InvalidRequestError("Give at most one of --gateway and --ledger, and one of --csv and --json.")
         GatewayUsage(gateway, by, start, "csv" if as_csv else "json" if as_json else "table", rows).show()
         return
     from ...router.accounting.ledger import GROUPS
 
     if as_csv or rows or by not in GROUPS:
-        raise InvalidRequestError("--csv, --rows and --by tenant or node read the gateway's ledger: add --gateway DB.")
+        raise InvalidRequestError("--csv, --rows and --by tenant or node need the gateway's ledger: add --gateway DB.")
     with open_ledger(ledger) as opened:
         (total,) = opened.totals(since=start)
         groups = {name: opened.totals(name, since=start) for name in (GROUPS if as_json else (by,))}
     if as_json:
-        found = {name: [asdict(each) for each in rows] for name, rows in groups.items()}
-        json_output.show({"since": start, "total": asdict(total), **found})
+        sums = {name: [asdict(each) for each in rows] for name, rows in groups.items()}
+        json_output.show({"since": start, "total": asdict(total), **sums})
         return
     from ..shared.console import Console
 
     console = Console(highlight=False)
     console.print(_table(by, groups[by], total))
     if total.unpriced:
-        console.print(f'{total.unpriced:,} requests asked a model without a price: set \\[prices.models."NAME"].')
+        console.print(f'{total.unpriced:,} requests used a model without a price: set \\[prices.models."NAME"].')
 
 
 def _table(by: str, rows: list[LedgerTotals], total: LedgerTotals) -> Table:
@@ -115,14 +114,14 @@ def _table(by: str, rows: list[LedgerTotals], total: LedgerTotals) -> Table:
 
 
 def _start(text: str) -> float:
-    """Seconds since the epoch. Raises InvalidRequestError."""
-    if found := re.fullmatch(r"([0-9]{1,6})([mhdw])", text):
-        return time.time() - int(found[1]) * _SECONDS[found[2]]
+    """Return the time of --since in seconds since the epoch. Raises InvalidRequestError."""
+    if match := re.fullmatch(r"([0-9]{1,6})([mhdw])", text):
+        return time.time() - int(match[1]) * _SECONDS[match[2]]
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
         raise InvalidRequestError(
-            f"--since {text[:40]!r} is no time: write 30m, 12h, 7d, 4w, or a date as 2026-01-31."
+            f"--since {text[:40]!r} is not a time: use 30m, 12h, 7d, 4w, or a date such as 2026-01-31."
         ) from error
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
@@ -132,31 +131,31 @@ Form = Literal["table", "json", "csv"]
 
 @dataclass(frozen=True, slots=True)
 class GatewayUsage:
-    """The part of the ledger to show."""
+    """Query of the gateway's ledger, and the output format."""
 
-    # A SQLite file, or a PostgreSQL URL.
+    # SQLite file, or PostgreSQL URL.
     database: str
-    # One line for each of these.
+    # Column to group by.
     by: str
-    # Only requests since then, in seconds since the epoch.
+    # Time of the earliest request, in seconds since the epoch.
     since: float
-    # How.
+    # Output format.
     form: Form
-    # Whole rows instead of sums.
+    # Whether to print each request instead of sums.
     rows: bool = False
 
     def show(self) -> None:
-        """Raises ConfigurationError, or InvalidRequestError for a table of whole rows."""
+        """Print the result. Raises ConfigurationError; InvalidRequestError for single requests as a table."""
         from ...cloud_engine.gateway.ledger.opening import open_reader
 
         reader = open_reader(self.database)
         if not self.rows:
             self._show_sums(reader.totals([self.by], self.since))
         elif self.form == "table":
-            raise InvalidRequestError("--rows is for programs: add --csv or --json.")
+            raise InvalidRequestError("--rows has no table form: add --csv or --json.")
         else:
-            with reader.rows(self.since) as found:
-                self._write(found)
+            with reader.rows(self.since) as requests:
+                self._write(requests)
 
     def _show_sums(self, sums: list[dict[str, Any]]) -> None:
         if self.form != "table":
@@ -175,25 +174,25 @@ class GatewayUsage:
         console = Console(highlight=False)
         console.print(table)
         if unpriced := sum(each["unpriced"] for each in sums):
-            console.print(f"{unpriced:,} requests asked a model without a price: see `updraft gateway --prices`.")
+            console.print(f"{unpriced:,} requests used a model without a price: see `updraft gateway --prices`.")
 
-    def _write(self, found: Iterable[Mapping[str, Any]]) -> None:
-        """JSON Lines for whole rows, of which there may be many."""
+    def _write(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Print CSV or JSON; single requests as JSON Lines, because there may be many."""
         if self.form == "csv":
             writer = csv.writer(sys.stdout, lineterminator="\n")
-            for number, each in enumerate(found):
+            for number, each in enumerate(rows):
                 if number == 0:
                     writer.writerow(each)
                 writer.writerow([_plain(value) for value in each.values()])
         elif self.rows:
-            for each in found:
+            for each in rows:
                 output.echo(json.dumps(each))
         else:
-            json_output.show({"since": self.since, self.by: list(found)})
+            json_output.show({"since": self.since, self.by: list(rows)})
 
 
 def _plain(value: object) -> object:
-    """A text commands no terminal. A formula of a spreadsheet is marked as text."""
+    """Remove control characters from a text, and quote it if spreadsheets would read it as a formula."""
     if not isinstance(value, str):
         return value
     text = printable(value)

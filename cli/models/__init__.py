@@ -1,1 +1,1 @@
-"""The models of this device on the command line: their names, and `pull`, `models`, `rm`, `verify`."""
+"""Local models on the command line: their names, and `pull`, `models`, `rm`, `verify`."""

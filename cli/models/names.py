@@ -1,4 +1,4 @@
-"""Names of local models on the command line: `pocket`, a file, a pulled model, or one on a hub or package index."""
+"""Names of local models: `pocket`, a file, a pulled model, a server, or a model on a hub or package index."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .store import obtain
 
 
 def resolve(name: str, *, yes: bool = False) -> str:
-    """The value of `RouterConfig.local` for `name`; a model of a hub or index is pulled on first use.
+    """Return the value of `RouterConfig.local` for `name`; models of a hub or index are pulled on first use.
 
-    `yes`: do not ask before a download. Raises InvalidRequestError for a name of no known form, ModelLoadError where
-    there is no such file, and what pulling raises.
+    `yes`: do not ask before a download. Raises ModelLoadError if the file does not exist, and the errors of pulling,
+    such as InvalidRequestError for a malformed name.
     """
     if name in ("pocket", "none") or name.startswith(("ollama:", "http://", "https://")):
         return name
@@ -29,17 +29,17 @@ def resolve(name: str, *, yes: bool = False) -> str:
     path = model_path(name)
     if not has_file(path):
         raise ModelLoadError(
-            f"There is no local model {name!r}. Name a GGUF file by its path (./name in this folder), a model that was "
-            "pulled (updraft models lists them), smollm2, hf:owner/repo:file.gguf, pypi:package, pocket, ollama:MODEL, "
+            f"There is no local model {name!r}. Use the path of a GGUF file (./name in this folder), a pulled model "
+            "(updraft models lists them), smollm2, hf:owner/repo:file.gguf, pypi:package, pocket, ollama:MODEL, "
             "a server's URL, or none."
         )
     return str(path.resolve())
 
 
 def default_local() -> str | None:
-    """The file of smollm2, for whoever set no model at all; a terminal is asked before it is pulled.
+    """Return the path of smollm2 if the settings name no model and no cloud, else None; pulls it after a prompt.
 
-    None: the settings name a model or a cloud. Raises ConfigurationError where there is no model and nobody to ask.
+    Raises ConfigurationError if smollm2 is not pulled and there is no terminal for the prompt.
     """
     given = {**settings.read_toml(settings.config_file()), **settings.environment()}
     if "local" in given or "cloud_url" in given:
@@ -49,9 +49,9 @@ def default_local() -> str | None:
     if there is None:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise ConfigurationError(
-                f"No model is set. `updraft pull {DEFAULT}` fetches a small one, which is then used. --local and "
-                "--cloud name others, and `updraft init` keeps them as settings."
+                f"No model is set. Fetch a small default model with `updraft pull {DEFAULT}`, name models with --local "
+                "and --cloud, or save them as settings with `updraft init`."
             )
-        output.secho(f"No model is set. {DEFAULT} is a small one that runs on any machine.", err=True)
+        output.secho(f"No model is set. {DEFAULT} is a small model that runs on any machine.", err=True)
         there = obtain(library, DEFAULT).name
     return str(library.path(there))

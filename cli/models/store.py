@@ -1,4 +1,4 @@
-"""`updraft pull`, `models`, `rm` and `verify`: the models of this device."""
+"""`updraft pull`, `models`, `rm` and `verify`: manage the local models."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def pull(
             show_default=False,
         ),
     ],
-    name: Annotated[str | None, typer.Option(help="What to call it here; by default, as its file is called.")] = None,
-    sha256: Annotated[str | None, typer.Option(help="The checksum it must have, where you know one.")] = None,
+    name: Annotated[str | None, typer.Option(help="Local name of the model. [the name of its file]")] = None,
+    sha256: Annotated[str | None, typer.Option(help="Expected SHA-256 of the file.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before the download.")] = False,
     as_json: json_output.Flag = False,
 ) -> None:
-    """Fetch a model once, check it, and keep it under a name that --local takes.
+    """Download a model, check it, and store it under a name for --local.
 
-    Size and licence are shown first; on a terminal you are asked. An interrupted download goes on where it stopped.
+    Shows size and licence first, and asks on a terminal. Run the same command again to resume an interrupted download.
 
     \b
     Examples
@@ -53,7 +53,7 @@ def pull(
 
     library = Library()
     there = obtain(library, model, name=name, sha256=sha256, yes=yes)
-    output.echo(f"{there.name} is here: updraft chat --local {there.name}", err=True)
+    output.echo(f"{there.name} is ready: updraft chat --local {there.name}", err=True)
     if as_json:
         json_output.show(next(_facts(library, entry) for entry in library.entries() if entry.name == there.name))
     else:
@@ -63,7 +63,7 @@ def pull(
 def obtain(
     library: Library, model: str, *, name: str | None = None, sha256: str | None = None, yes: bool = False
 ) -> Manifest:
-    """The file of `model`, fetched unless it is there; on a terminal, and without `yes`, asked for first."""
+    """Return the manifest of `model`, downloaded if necessary; without `yes`, asks on a terminal first."""
     from ...local_engine.store import find as finding
     from ...local_engine.store.pull import check_space, stored
     from ...local_engine.store.pull import pull as fetch
@@ -79,13 +79,13 @@ def obtain(
         with _reporting(offer.name) as report:
             return fetch(library, offer, report=report)
     except KeyboardInterrupt:
-        after = "goes on from here" if offer.can_continue else "begins again"
+        after = "resumes the download" if offer.can_continue else "starts again from the beginning"
         output.secho(f"Interrupted. The same command {after}.", err=True)
         raise typer.Exit(130) from None
 
 
 def models(as_json: json_output.Flag = False) -> None:
-    """List the models of this device: size, licence, source, and when they came.
+    """List the local models: size, state, licence, source, and date of the download.
 
     \b
     Examples
@@ -108,7 +108,7 @@ def rm(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", show_default=False)],
     as_json: json_output.Flag = False,
 ) -> None:
-    """Delete models of this device, also ones that were not completed.
+    """Delete local models, including partial downloads.
 
     \b
     Example
@@ -120,16 +120,16 @@ def rm(
     for name in names:
         freed = library.remove(name)
         deleted.append({"name": name, "freed": freed})
-        output.echo(f"{name} is deleted: {_size(freed)} freed.", err=True)
+        output.echo(f"Deleted {name}: {_size(freed)} freed.", err=True)
     if as_json:
         json_output.show(deleted)
 
 
 def verify(
-    name: Annotated[str | None, typer.Argument(help="By default all of them.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(help="Model to verify. [all]", show_default=False)] = None,
     as_json: json_output.Flag = False,
 ) -> None:
-    """Read models again and compare each with the SHA-256 it had when it came. Exit code 1 if one differs.
+    """Compare models with the SHA-256 recorded when they were pulled. Exit code 1 if any model differs or is missing.
 
     \b
     Examples
@@ -154,12 +154,12 @@ def verify(
 
 
 def _print_no_models(library: Library) -> None:
-    output.echo(f"No models in {library.folder} yet. updraft pull smollm2 fetches a small one.", err=True)
+    output.echo(f"There are no models in {library.folder}. Fetch a small model with updraft pull smollm2.", err=True)
 
 
 @contextmanager
 def _reporting(title: str) -> Iterator[ProgressReport]:
-    """A progress bar on standard error while the block runs; on anything but a terminal only what is said."""
+    """Show a progress bar on standard error while the block runs; without a terminal, only messages."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     from ...model_files.download.work import ProgressReport
@@ -186,8 +186,8 @@ def _introduce(offer: Offer, free: int, library: Library) -> None:
         "model": offer.name,
         "from": offer.source,
         "size": "unknown" if offer.size is None else _size(offer.size),
-        "licence": offer.licence or "not stated: see where it comes from",
-        "sha256": offer.sha256 or "not published: only the one of what arrives is recorded",
+        "licence": offer.licence or "not stated: see its source",
+        "sha256": offer.sha256 or "not published: the hash of the downloaded file is recorded",
         "to": f"{library.folder} ({_size(free)} free)",
     }
     Console(stderr=True, highlight=False).print(facts_table({label: escape(text) for label, text in facts.items()}))

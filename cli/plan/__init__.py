@@ -1,1 +1,1 @@
-"""`updraft plan`."""
+"""`updraft plan`: command and plot."""

@@ -1,4 +1,4 @@
-"""`updraft plan`: how many nodes a load needs, before they are paid for."""
+"""`updraft plan`: estimates the number of nodes that a load needs."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ if TYPE_CHECKING:
 def plan(
     *,
     trace: Annotated[
-        str,
-        typer.Option(metavar="FILE", help="Requests: Azure's CSV, Mooncake's JSON Lines, or a gateway's ledger."),
+        str, typer.Option(metavar="FILE", help="Requests: Azure's CSV, Mooncake's JSON Lines, or a gateway's ledger.")
     ],
     costs: Annotated[
-        Path, typer.Option(metavar="JSON", help="Times of steps: updraft bench engine --only steps --json PATH.")
+        Path, typer.Option(metavar="JSON", help="Step times from updraft bench engine --only steps --json PATH.")
     ],
     num_blocks: Annotated[
-        int, typer.Option(min=1, max=10_000_000, help="Blocks of a node's KV cache: updraft_engine_kv_blocks.")
+        int, typer.Option(min=1, max=10_000_000, help="KV cache blocks per node (metric updraft_engine_kv_blocks).")
     ],
-    requests: Annotated[int, typer.Option(min=1, max=1_000_000, help="Of the trace, the first.")] = 1_000,
+    requests: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Number of requests to use from the trace.")
+    ] = 1_000,
     rate: Annotated[
-        float, typer.Option(min=0.001, max=1_000, help="So many times as many requests in the same time.")
+        float, typer.Option(min=0.001, max=1_000, help="Factor by which to speed up the arrival of requests.")
     ] = 1.0,
     ttft_s: Annotated[float, typer.Option(min=0.001, max=3_600, help="Objective: seconds to the first token.")] = 1.0,
     tpot_s: Annotated[float, typer.Option(min=0.0001, max=3_600, help="Objective: seconds per token after it.")] = 0.1,
-    share: Annotated[float, typer.Option(min=0.5, max=1.0, help="Requests within the objective.")] = 0.99,
+    share: Annotated[float, typer.Option(min=0.5, max=1.0, help="Share of requests within the objective.")] = 0.99,
     limits: options.BatchLimits,
-    block_size: Annotated[int, typer.Option(min=1, max=1_024, help="As of updraft node.")] = 16,
+    block_size: Annotated[int, typer.Option(min=1, max=1_024, help="Option --block-size of the nodes.")] = 16,
     context_length: Annotated[
-        int | None, typer.Option(min=1, max=10_000_000, help="As of updraft node. [as the cache holds]")
+        int | None, typer.Option(min=1, max=10_000_000, help="Option --context-length of the nodes. [as the KV cache]")
     ] = None,
     usd_per_hour: Annotated[float | None, typer.Option(min=0, max=1_000_000, help="Price of a node.")] = None,
     cloud_share: Annotated[
-        float | None, typer.Option(min=0.001, max=1.0, help="Share that the device leaves, as calibration says.")
+        float | None, typer.Option(min=0.001, max=1.0, help="Share of requests that escalate to the cloud.")
     ] = None,
     compare: Annotated[
-        bool,
-        typer.Option("--compare", help="Also other modes and rates, static batches, and memory that is not paged."),
+        bool, typer.Option("--compare", help="Also simulate other modes and rates, static batching, and no paging.")
     ] = False,
-    plot: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw the fleets that were tried.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="PNG", help="Save a plot of the simulated fleets.")] = None,
     as_json: json_output.Flag = False,
 ) -> None:
-    """Plan how many nodes keep an objective, by simulation with the scheduler that serves.
+    """Estimate how many nodes meet a latency objective, by simulation with the engine's own scheduler.
 
     \b
     Examples
@@ -77,32 +77,32 @@ def plan(
     )
     tried = planner.smallest()
     enough = next(each for each in tried if each.share >= share)
-    found: dict[str, Any] = {"nodes": enough.nodes, "limits": used, "tried": [facts(each) for each in tried]}
+    result: dict[str, Any] = {"nodes": enough.nodes, "limits": used, "tried": [facts(each) for each in tried]}
     if cloud_share is not None:
-        found["with_device"] = facts(planner.with_device(cloud_share))
+        result["with_device"] = facts(planner.with_device(cloud_share))
     if compare:
         continuous, static = planner.static_tokens_per_s()
-        found |= {
+        result |= {
             "nodes_by_rate": planner.sensitivity(),
             "continuous_over_static": continuous / static,
             "preallocated": facts(planner.preallocated(enough.nodes)),
-            "modes": {name: facts(found) for name, found in planner.by_mode(enough.nodes).items()},
+            "modes": {name: facts(fleet) for name, fleet in planner.by_mode(enough.nodes).items()},
         }
     if plot is not None:
         plot.write_bytes(fleets_png(tried, share))
     if as_json:
-        json_output.show(found)
+        json_output.show(result)
     else:
-        _print(tried, enough, found)
+        _print(tried, enough, result)
 
 
-def _print(tried: list[FleetFigures], enough: FleetFigures, found: dict[str, Any]) -> None:
+def _print(tried: list[FleetFigures], enough: FleetFigures, result: dict[str, Any]) -> None:
     from ..shared.console import Console
     from ..shared.tables import columns, dollars
 
     headings = ("nodes", "within", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "busy", "waste", "$/M")
     table = columns(*headings, right=headings)
-    table.padding = 0  # ten columns fit a terminal
+    table.padding = 0  # so that ten columns fit in a terminal
     for each in tried:
         times = (each.ttft_p50_s, each.ttft_p99_s, each.tpot_p50_s, each.tpot_p99_s)
         table.add_row(
@@ -115,26 +115,28 @@ def _print(tried: list[FleetFigures], enough: FleetFigures, found: dict[str, Any
             dollars(each.usd_per_million, ".2f"),
         )
     Console(highlight=False).print(table)
-    output.echo(f"{enough.nodes} nodes keep the objective for {enough.share:.1%} of the requests.")
-    limits = found["limits"]
+    output.echo(f"{enough.nodes} nodes meet the objective for {enough.share:.1%} of the requests.")
+    limits = result["limits"]
     output.echo(
-        f"Each with --max-batch-size {limits['max_batch_size']} --token-budget {limits['token_budget']} "
-        f"--max-step-ms {limits['max_step_ms']}, as --mode and --step-costs set them. Speculation, affinity to cached "
-        "prefixes and the network are not simulated."
+        f"Each runs with --max-batch-size {limits['max_batch_size']} --token-budget {limits['token_budget']} "
+        f"--max-step-ms {limits['max_step_ms']}, as --mode and --step-costs set them. Speculation, prefix cache "
+        "affinity and the network are not simulated."
     )
     if enough.refused:
-        output.echo(f"{enough.refused} requests fit no node: they are longer than its context, or its queue was full.")
-    if device := found.get("with_device"):
-        output.echo(f"With the device's share answered there: {device['nodes']} nodes.")
-    for name, each in found.get("modes", {}).items():
+        output.echo(f"{enough.refused} requests were refused: longer than a node's context, or the queue was full.")
+    if device := result.get("with_device"):
+        output.echo(f"If the device answers its share: {device['nodes']} nodes.")
+    for name, each in result.get("modes", {}).items():
         times = f"TTFT {1e3 * each['ttft_p50_s']:,.0f} ms (p99 {1e3 * each['ttft_p99_s']:,.0f})"
         times += f", TPOT {1e3 * each['tpot_p50_s']:,.1f} ms (p99 {1e3 * each['tpot_p99_s']:,.1f})"
         output.echo(f"--mode {name}: {each['share']:.1%} within, {times}.")
-    if "preallocated" in found:
+    if "preallocated" in result:
         by_rate = ", ".join(
-            f"{nodes or 'too many'} at {rate} times the rate" for rate, nodes in found["nodes_by_rate"].items()
+            f"{nodes or 'too many'} at {rate} times the rate" for rate, nodes in result["nodes_by_rate"].items()
         )
-        waste, kept = found["preallocated"]["kv_waste"], found["preallocated"]["share"]
+        waste, met = result["preallocated"]["kv_waste"], result["preallocated"]["share"]
         output.echo(f"Nodes: {by_rate}.")
-        output.echo(f"Continuous batching: {found['continuous_over_static']:.1f} times the tokens of static batches.")
-        output.echo(f"Without paged memory {waste:.0%} of it would be empty, and {kept:.1%} within the objective.")
+        output.echo(f"Continuous batching: {result['continuous_over_static']:.1f} times the tokens of static batching.")
+        output.echo(
+            f"Without paging: {waste:.0%} of KV cache memory unused, {met:.1%} of requests within the objective."
+        )

@@ -1,4 +1,4 @@
-"""A plan as a PNG, drawn by matplotlib."""
+"""Plot of a plan as a PNG, drawn by matplotlib."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...cloud_engine.planning.plan import FleetFigures
 
 
 def fleets_png(tried: Sequence[FleetFigures], share: float) -> bytes:
-    """By the number of nodes: requests within the objective, and the slowest percent's time to the first token."""
+    """Return a PNG of the share of requests within the objective, and of TTFT p99, against the number of nodes."""
     figure = load_module("matplotlib.figure", "ui").Figure(figsize=(9, 5.6), layout="constrained")
     axes = figure.add_subplot(xlabel="nodes", ylabel="requests within the objective")
     nodes = [each.nodes for each in tried]

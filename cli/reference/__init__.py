@@ -1,1 +1,1 @@
-"""The pages of docs/reference, made from the code: commands, settings, routes, metrics, ledger. For developers only."""
+"""Generator of docs/reference for developers: commands, settings, routes, metrics, ledger."""

@@ -1,4 +1,4 @@
-"""`make reference`: write docs/reference anew. `tests/house/test_reference.py` compares it with the code."""
+"""`make reference`: regenerates docs/reference, which `tests/house/test_reference.py` compares with the code."""
 
 from __future__ import annotations
 

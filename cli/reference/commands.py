@@ -12,30 +12,30 @@ import typer
 from ..main import app
 from .markdown import code, page, table
 
-#: Names, values, default and meaning of an option.
+#: Table row of an option: names, values, default and meaning.
 Row = tuple[str, str, str, str]
 _HEADER = ("option", "value", "default", "meaning")
 _INTRODUCTION = (
-    "Every command explains itself with `--help`. Options of the router win over `UPDRAFT_*` variables, and these over "
-    "the [settings](settings.md) file."
+    "Every command has `--help`. Options of the router override `UPDRAFT_*` variables, which override the "
+    "[settings](settings.md) file."
 )
 _EXIT_CODES = (
-    ("0", "Done. A server that was asked to stop has ended its requests."),
-    ("1", "It failed: a model, a cloud, a download, a check, or a question without an answer. The message says why."),
-    ("2", "The call or a setting has to change: an unknown option, a bad value, no model named, a busy port."),
+    ("0", "Success. A server that was told to stop has ended its requests."),
+    ("1", "Failure of a model, a cloud, a download or a check, or a question without an answer; see the message."),
+    ("2", "Wrong usage or settings: an unknown option, an invalid value, no model named, a busy port."),
     ("130", "Interrupted by Ctrl-C."),
 )
 _JSON = (
-    "With `--json` standard output holds JSON and nothing else; notes, tables and errors go to standard error. "
-    "Commands that measure also take a path: `--json out.json` writes the figures there and shows the tables as ever."
+    "With `--json`, standard output holds JSON and nothing else; notes, tables and errors go to standard error. "
+    "Measuring commands also accept a path: `--json out.json` writes the figures to this file and shows the tables."
 )
 _COMPLETION = (
-    "`updraft --install-completion` makes bash, zsh, fish or PowerShell complete commands and options. "
+    "`updraft --install-completion` installs completion of commands and options for bash, zsh, fish or PowerShell. "
     "`updraft --show-completion` prints the script instead."
 )
 
 
-_SHARED = 3  # commands that take an option before it is told of once for all
+_SHARED = 3  # number of commands with an option from which on it moves to the table of shared options
 
 
 def cli_page() -> str:
@@ -53,7 +53,7 @@ def cli_page() -> str:
         "## Completion",
         _COMPLETION,
         "## Shared options",
-        "Several commands take these.",
+        "Options of several commands.",
         table(_HEADER, shared),
         *(part for path, each in commands for part in _section(path, each, shared)),
     )
@@ -83,8 +83,8 @@ def _section(path: str, command: Any, shared: list[Row]) -> Iterator[str]:
 def _options(command: Any) -> list[Row]:
     taken = {} if command.callback is None else inspect.signature(command.callback, eval_str=True).parameters
     kinds = {name: _plain(each.annotation) for name, each in taken.items()}
-    found = [each for each in command.params if _is_option(each) and each.name != "help"]
-    return [(_names(each), _values(each, kinds.get(each.name)), _default(each), _text(each.help)) for each in found]
+    options = [each for each in command.params if _is_option(each) and each.name != "help"]
+    return [(_names(each), _values(each, kinds.get(each.name)), _default(each), _text(each.help)) for each in options]
 
 
 def _plain(annotation: Any) -> Any:
@@ -96,7 +96,7 @@ def _is_option(param: Any) -> bool:
 
 
 def _help(text: str) -> str:
-    """Paragraphs as they are, and what follows a `\\b` as a code block."""
+    """Return a help text as Markdown, with each paragraph after a `\\b` as a code block."""
     parts: list[str] = []
     for block in inspect.cleandoc(text).split("\n\n"):
         if block.startswith("\b"):
@@ -146,4 +146,4 @@ def _default(option: Any) -> str:
 
 
 def _text(text: str | None) -> str:
-    return (text or "").replace("\\[", "[")  # as rich wants it
+    return (text or "").replace("\\[", "[")  # undo rich's escape

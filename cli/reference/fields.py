@@ -1,4 +1,4 @@
-"""The fields of a dataclass with the comment above each: what a reference page says of them."""
+"""Fields of a dataclass, each documented by the comment above it, for the reference pages."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any, cast
 
 @dataclass(frozen=True, slots=True)
 class FieldEntry:
-    """One field."""
+    """Documentation of one field."""
 
     name: str
-    # Its type, as written.
+    # Type as written in the source.
     kind: str
-    # Its default, as a user would write it.
+    # Default as a user would write it; empty for no default.
     default: str
-    # The comment above it.
+    # Comment above the field.
     text: str
 
 
 def entries(kind: type[Any]) -> list[FieldEntry]:
-    """Every field of the dataclass `kind`, in order. Raises ValueError for a field without a comment."""
+    """Return every field of the dataclass `kind`, in order. Raises ValueError for a field without a comment."""
     comments = {name: text for base in reversed(kind.__mro__) if is_dataclass(base) for name, text in _comments(base)}
     return [
         FieldEntry(item.name, str(item.type), _default(item.default, item.default_factory), comments[item.name])
@@ -36,7 +36,7 @@ def _comments(kind: type[Any]) -> Iterator[tuple[str, str]]:
     lines = inspect.getsource(kind).splitlines()
     indent = len(lines[0]) - len(lines[0].lstrip())
     tree = ast.parse("\n".join(line[indent:] for line in lines)).body[0]
-    assert isinstance(tree, ast.ClassDef), "the source of a class is one class"
+    assert isinstance(tree, ast.ClassDef), "source of a class parses as one class"
     for node in tree.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             text = _above(lines, node.lineno - 2)
@@ -46,7 +46,7 @@ def _comments(kind: type[Any]) -> Iterator[tuple[str, str]]:
 
 
 def _above(lines: list[str], last: int) -> str:
-    """The comment whose last line is `last`."""
+    """Return the comment that ends in line `last`; empty if this line is no comment."""
     words: list[str] = []
     while lines[last].lstrip().startswith("#"):
         words.insert(0, lines[last].lstrip().removeprefix("#").strip())
@@ -60,7 +60,7 @@ def _default(value: object, factory: object) -> str:
     if factory is MISSING or value is None:
         return ""
     made: object = cast(Any, factory)()
-    return "" if isinstance(made, float) else _written(made)  # a moment is no default
+    return "" if isinstance(made, float) else _written(made)  # a timestamp is not a useful default
 
 
 def _written(value: object) -> str:

@@ -8,9 +8,9 @@ from ...router.accounting.ledger import REQUESTS
 from .fields import entries
 from .markdown import code, page, table
 
-_INTRODUCTION = """The ledger is a SQLite file with one row per request, failed and cancelled ones too. It holds no
-prompt, no answer and no key. Rows older than `ledger_days` are deleted, except those that a running budget counts;
-SQLite reuses their space. Files of an older format are brought up to date when they are opened."""
+_INTRODUCTION = """The ledger is a SQLite file with one row per request, including failed and cancelled requests. It
+holds no prompts, answers or keys. Rows older than `ledger_days` are deleted unless a current budget period counts them;
+SQLite reuses their space. Files of older formats are migrated when they are opened."""
 
 
 def ledger_page() -> str:
@@ -21,7 +21,7 @@ def ledger_page() -> str:
         "## Table `requests`",
         _columns(REQUESTS),
         "## Table `spending`",
-        "Sums of the running budget periods.",
+        "Sums of the current budget periods.",
         _columns(spending),
         "## The gateway's table `usage`",
         "One row per request to a relayed route, in the database that `updraft gateway --db` names.",
@@ -30,8 +30,8 @@ def ledger_page() -> str:
 
 
 def _columns(described: Table) -> str:
-    """The columns, and their former names."""
+    """Return a table of the columns, followed by former column names."""
     kinds = {name: kind.removesuffix(" NOT NULL") for name, kind in described.types().items()}
     rows = [(code(each.name), kinds[each.name], each.text) for each in entries(described.row)]
-    former = [(code(old), kinds[name], f"The former name of {code(name)}.") for old, name in described.aliases.items()]
+    former = [(code(old), kinds[name], f"Former name of {code(name)}.") for old, name in described.aliases.items()]
     return table(("column", "type", "meaning"), [*rows, *former])

@@ -1,4 +1,4 @@
-"""Headings and tables of a generated page."""
+"""Markdown headings and tables of generated pages."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ def page(title: str, *parts: str) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose cells may hold any text."""
+    """Return a Markdown table; cells may hold any text."""
     lines = [_row(header), "|" + "---|" * len(header), *(_row([_cell(each) for each in row]) for row in rows)]
     return "\n".join(lines)
 
 
 def code(text: str) -> str:
-    """`text` in backticks; nothing where there is nothing."""
+    """Return `text` in backticks; empty if it is empty."""
     return f"`{text}`" if text else ""
 
 

@@ -14,10 +14,10 @@ from ...protocol.http.prometheus import render
 from ...router.feedback.collector import LearningCounts
 from .markdown import code, page, table
 
-_INTRODUCTION = """`GET /metrics` answers in Prometheus' text format. Counters count since the start; those of an
-engine begin anew with every engine process. Ratios are over the node's whole life, but for the two of the KV cache,
-which are of the moment. For a ratio over a window, divide the `rate()` of two counters."""
-#: vLLM's names for metrics that are comparable.
+_INTRODUCTION = """`GET /metrics` answers in Prometheus' text format. Counters count since the start; an engine's
+counters restart with every engine process. Ratios are averages since the node's start, except the two of the KV cache,
+which are current values. For a ratio over a time window, divide the `rate()` of two counters."""
+#: vLLM's names of comparable metrics.
 _VLLM = {
     "updraft_engine_running": "vllm:num_requests_running",
     "updraft_engine_waiting": "vllm:num_requests_waiting",
@@ -49,14 +49,14 @@ def metrics_page() -> str:
     node = _families(node_metrics(EngineStats(), Latencies(), healthy=True))
     gateway = _families(gateway_metrics(Counters()))
     if unknown := set(_VLLM) - {name for name, _, _ in (*node, *gateway)}:
-        raise ValueError(f"There is no metric {', '.join(sorted(unknown))}: mend the table of vLLM's names.")
+        raise ValueError(f"There is no metric {', '.join(sorted(unknown))}: correct the table of vLLM's names.")
     return page(
         "Metrics",
         _INTRODUCTION,
         "## Node",
         _beside_vllm(node),
         "## Gateway",
-        "Series of single keys (`key`) need an API key with the scope `usage`. `tier` is the priority of the key.",
+        "Series of single keys (label `key`) need an API key with the scope `usage`. `tier` is the key's priority.",
         _beside_vllm(gateway),
         "## Router",
         _plain(LearningCounts().metrics()),
@@ -73,7 +73,7 @@ def _plain(metrics: Iterable[Any]) -> str:
 
 
 def _families(metrics: Iterable[Any]) -> list[tuple[str, str, str]]:
-    """(name, type, help) of each family, read from what a scraper gets."""
+    """Return (name, type, help) of each metric family, parsed from the Prometheus text."""
     lines = [line.split(" ", 3) for line in render(metrics).splitlines() if line.startswith("#")]
     helps = {line[2]: line[3] for line in lines if line[1] == "HELP"}
     return [(line[2], line[3], helps[line[2]]) for line in lines if line[1] == "TYPE"]

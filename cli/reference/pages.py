@@ -1,4 +1,4 @@
-"""All pages of docs/reference by file name."""
+"""Pages of docs/reference by file name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/reference/routes.md: the routes of node, gateway and router, and the errors that they answer with."""
+"""docs/reference/routes.md: routes and errors of node, gateway and router."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from .markdown import code, page, table
 _NODE = {
     "/v1/chat/completions": "OpenAI's chat completions",
     "/v1/completions": "OpenAI's text completions: one prompt or up to 128, each as text or token ids",
-    "/v1/responses": "OpenAI's Responses: created, and kept nowhere",
-    "/v1/responses/input_tokens": "how many tokens the prompt of such a request has",
+    "/v1/responses": "OpenAI's Responses, without storage",
+    "/v1/responses/input_tokens": "number of prompt tokens of a Responses request",
     "/v1/messages": "Anthropic's Messages; the key may be in `x-api-key`",
-    "/v1/messages/count_tokens": "how many tokens the prompt of such a request has",
+    "/v1/messages/count_tokens": "number of prompt tokens of a Messages request",
     "/v1/embeddings": "OpenAI's embeddings: one input or up to 2048, each as text or token ids",
-    "/v1/models": "the model, with `max_model_len`: tokens of prompt and answer together",
-    "/v1/models/{model}": "the same, of one model",
-    "/tokenize": "`prompt`, or `messages` with their `tools`, to `tokens`, `count`, `max_model_len`; as vLLM",
-    "/detokenize": "`tokens` to `prompt`; as vLLM",
-    "/spent/{attempt}": "what a running answer without a stream has cost so far, by its `x-updraft-attempt`",
+    "/v1/models": "the model, with `max_model_len`: most tokens of prompt and answer together",
+    "/v1/models/{model}": "the model of this name, with `max_model_len`",
+    "/tokenize": "converts `prompt`, or `messages` with `tools`, to `tokens`, `count`, `max_model_len`; as in vLLM",
+    "/detokenize": "converts `tokens` to `prompt`; as in vLLM",
+    "/spent/{attempt}": "tokens used so far by a running request without streaming, by its `x-updraft-attempt`",
     "/health": "200 while the engine serves, else 503 with the reason",
     "/metrics": "see [metrics](metrics.md)",
 }
@@ -48,43 +48,43 @@ _GATEWAY = {
     "/v1/chat/completions": "relayed to a node that has the model",
     "/v1/completions": "relayed",
     "/v1/embeddings": "relayed",
-    "/v1/rerank": "relayed to nodes that have it; others answer 404",
-    "/v1/moderations": "the same",
-    "/v1/responses": "the same; no other node goes on with a broken stream",
-    "/v1/responses/input_tokens": "the same",
-    "/v1/messages": "the same; the key may be in `x-api-key`",
-    "/v1/messages/count_tokens": "the same",
-    "/v1/audio/speech": "the same",
-    "/v1/audio/transcriptions": "the same",
-    "/v1/audio/translations": "the same",
-    "/v1/models": "the models of all nodes that are up, with the least `max_model_len` of their nodes",
-    "/v1/models/{model}": "one of them",
-    "/health": "200 while a node is up",
+    "/v1/rerank": "relayed; nodes without this route answer 404",
+    "/v1/moderations": "relayed; nodes without this route answer 404",
+    "/v1/responses": "relayed; nodes without this route answer 404; no other node continues a broken stream",
+    "/v1/responses/input_tokens": "relayed; nodes without this route answer 404",
+    "/v1/messages": "relayed; nodes without this route answer 404; the key may be in `x-api-key`",
+    "/v1/messages/count_tokens": "relayed; nodes without this route answer 404",
+    "/v1/audio/speech": "relayed; nodes without this route answer 404",
+    "/v1/audio/transcriptions": "relayed; nodes without this route answer 404",
+    "/v1/audio/translations": "relayed; nodes without this route answer 404",
+    "/v1/models": "the models of all nodes that are up, with the smallest `max_model_len` of their nodes",
+    "/v1/models/{model}": "the model of this name, with the smallest `max_model_len` of its nodes",
+    "/health": "200 while any node is up, else 503",
     "/metrics": "see [metrics](metrics.md)",
-    "/admin/nodes": "GET: the nodes, whether they are up, and why not; scope `admin`. "
-    "POST, DELETE: a node's heartbeat, and that it leaves; scope `node`",
+    "/admin/nodes": "GET: the nodes, with the reason if a node is down; scope `admin`. "
+    "POST: heartbeat of a node; DELETE: end of its registration; scope `node`",
     "/admin/usage": "requests and tokens by key and model; scope `usage`",
-    "/admin/keys": "list keys, or make one: it is shown this once; scope `admin`",
-    "/admin/keys/{key_id}": "revoke it, by id or name; within a second it works nowhere; scope `admin`",
-    "/admin/keys/{key_id}/rotate": "a new secret; the old one works for `overlap_s` more seconds; scope `admin`",
-    "/admin/audit": "who changed which key when, the last 1,000 changes; scope `admin`",
+    "/admin/keys": "list keys, or create a key, which is shown only once; scope `admin`",
+    "/admin/keys/{key_id}": "revoke a key, by id or name; takes effect within a second; scope `admin`",
+    "/admin/keys/{key_id}/rotate": "replace a key; the old key stays valid for `overlap_s` seconds; scope `admin`",
+    "/admin/audit": "the last 1,000 changes to keys: time, actor, action and key; scope `admin`",
 }
-#: Codes that are given where an error is raised, with what they mean.
+#: Error codes that are set where the error is raised: class and meaning.
 GIVEN_CODES: dict[str, tuple[type[errors.UpdraftError], str]] = {
-    "invalid_json": (errors.InvalidRequestError, "The body is no JSON."),
-    "invalid_http": (errors.InvalidRequestError, "What came is no HTTP request, or has two framings."),
+    "invalid_json": (errors.InvalidRequestError, "The body is not JSON."),
+    "invalid_http": (errors.InvalidRequestError, "The request is not valid HTTP, or its length is ambiguous."),
     "too_many_headers": (errors.InvalidRequestError, "A request has more than 256 headers."),
-    "files_off": (errors.NotFoundError, "The router keeps no files: the setting `files` is off."),
-    "invalid_form": (errors.InvalidRequestError, "An upload is no `multipart/form-data`."),
-    "store_off": (errors.NotFoundError, "The router keeps no answers: the setting `store` is off."),
-    "invalid_value": (errors.InvalidRequestError, "A field has a value that it cannot have; `param` names it."),
+    "files_off": (errors.NotFoundError, "The router stores no files, because the setting `files` is off."),
+    "invalid_form": (errors.InvalidRequestError, "An upload is not `multipart/form-data`."),
+    "store_off": (errors.NotFoundError, "The router stores no answers, because the setting `store` is off."),
+    "invalid_value": (errors.InvalidRequestError, "A field has an invalid value; `param` names the field."),
     "unsupported_header": (
         errors.InvalidRequestError,
-        "A header that is not passed on to a cloud or node; `param` names it.",
+        "A header is not forwarded to clouds or nodes; `param` names the header.",
     ),
     "invalid_grammar": (
         errors.InvalidRequestError,
-        "A schema, regex or grammar is wrong, unsupported, or matches nothing.",
+        "A schema, regex or grammar is invalid or unsupported, or matches nothing.",
     ),
     "grammar_too_complex": (errors.InvalidRequestError, "Compiling a constraint takes too long or too much memory."),
     "template_too_expensive": (
@@ -93,31 +93,31 @@ GIVEN_CODES: dict[str, tuple[type[errors.UpdraftError], str]] = {
     ),
     "unsupported_message": (
         errors.InvalidRequestError,
-        "The model's chat template leaves out a message, however it is put; `param` names it.",
+        "The model's chat template omits a message in every form; `param` names the message.",
     ),
-    "grammar_failed": (errors.InvalidRequestError, "No answer can go on under this constraint."),
-    "engine_restarting": (errors.EngineDownError, "The engine died, and another one is being started."),
-    "other_user": (errors.PermissionDeniedError, "Another user of the machine started this server, which has no key."),
-    "body_memory_exceeded": (errors.RateLimitError, "The bodies of your requests in flight are too large together."),
+    "grammar_failed": (errors.InvalidRequestError, "No token can continue the answer under this constraint."),
+    "engine_restarting": (errors.EngineDownError, "The engine died and is restarting."),
+    "other_user": (errors.PermissionDeniedError, "This server has no key and was started by another user."),
+    "body_memory_exceeded": (errors.RateLimitError, "The bodies of your requests in flight are too large in total."),
     "draining": (errors.OverloadedError, "The server is shutting down."),
 }
-_ERRORS = """The body is OpenAI's: `{"error": {"message", "type", "param", "code"}}`. `x-should-retry` says whether
-the same request may succeed later. `overloaded`, `draining`, `engine_down` and `engine_restarting` have
-`retry-after` too."""
+_ERRORS = """The body has OpenAI's format: `{"error": {"message", "type", "param", "code"}}`. `x-should-retry` says
+whether the same request may succeed later. `overloaded`, `draining`, `engine_down` and `engine_restarting` responses
+also have `retry-after`."""
 
 
 def routes_page() -> str:
     return page(
         "Routes and errors",
         "## Node",
-        "A node wants `UPDRAFT_NODE_API_KEY`; without one it serves this machine only, on Linux only its own user. "
-        "`/health` wants no key.",
+        "Nodes require the key in `UPDRAFT_NODE_API_KEY`, except for `/health`. A node without a key serves its own "
+        "machine only; on Linux, its own user only.",
         _described(node_app(), _NODE),
         "## Gateway",
-        "Routes under `/v1` want a key with the scope `inference`. `/health` and `/metrics` want none.",
+        "Routes under `/v1` require a key with the scope `inference`; `/health` and `/metrics` require no key.",
         _described(_gateway_app(), _GATEWAY),
         "## Router",
-        "`updraft serve` and the SDK answer these.",
+        "Routes of `updraft serve` and of the SDK.",
         table(
             ("route", "method", "meaning"),
             [(code(route.path.replace(":path", "")), route.method, route.summary) for route in ROUTES],
@@ -145,13 +145,13 @@ def _gateway_app() -> FastAPI:
 
 
 def _described(app: FastAPI, texts: Mapping[str, str]) -> str:
-    """The routes of `app`. Raises ValueError for one without a text, or a text without one."""
-    found = [(route.path.replace(":path", ""), route) for route in app.routes if isinstance(route, Route)]
-    if mismatched := {path for path, _ in found} ^ set(texts):
+    """Return a table of the routes of `app`. Raises ValueError unless `texts` describes exactly these routes."""
+    routes = [(route.path.replace(":path", ""), route) for route in app.routes if isinstance(route, Route)]
+    if mismatched := {path for path, _ in routes} ^ set(texts):
         raise ValueError(f"Routes and their descriptions differ: {', '.join(sorted(mismatched))}.")
     rows = [
         (code(path), method, texts[path])
-        for path, route in found
+        for path, route in routes
         for method in sorted((route.methods or set()) - {"HEAD"})
     ]
     return table(("route", "method", "meaning"), rows)
@@ -170,7 +170,7 @@ def _error_row(error: type[errors.UpdraftError], name: str, text: str) -> tuple[
 
 
 def _tree(error: type[errors.UpdraftError]) -> Iterator[type[errors.UpdraftError]]:
-    """Those of `protocol.errors`: others may be loaded or not."""
+    """Yield subclasses from `protocol.errors` only: which other modules are loaded varies."""
     for each in error.__subclasses__():
         if each.__module__ == errors.__name__:
             yield each
@@ -178,9 +178,9 @@ def _tree(error: type[errors.UpdraftError]) -> Iterator[type[errors.UpdraftError
 
 
 def _meaning(error: type[errors.UpdraftError]) -> str:
-    """The first paragraph of the class's own docstring."""
+    """Return the first paragraph of the class's own docstring. Raises ValueError if the class has no docstring."""
     own = str(error.__dict__.get("__doc__") or "")
     text = " ".join(own.partition("\n\n")[0].split())
     if not text:
-        raise ValueError(f"{error.__name__} has no docstring: the page of errors needs one.")
+        raise ValueError(f"{error.__name__} has no docstring: write one for the page of errors.")
     return text

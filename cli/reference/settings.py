@@ -14,22 +14,22 @@ from ...router.privacy.rules import Privacy
 from .fields import entries
 from .markdown import code, page, table
 
-_INTRODUCTION = """Settings stand in one TOML file: `config.toml` in `UPDRAFT_HOME`, or in the user's configuration
+_INTRODUCTION = """Settings are read from one TOML file: `config.toml` in `UPDRAFT_HOME` or in the user's configuration
 folder, or the file that `UPDRAFT_CONFIG` names. `UPDRAFT_NAME=value` overrides one setting, and a flag or keyword
-overrides both. An unknown setting is an error. In a variable a setting of a table has the table's name before it
-(`UPDRAFT_BUDGET_USD=5`), and names in a list are separated by commas. `[[middle]]`, `[prices.models]` and
-`[privacy.patterns]` stand in the file only. `none` or an empty text turns an optional setting off.
+overrides both. Unknown settings are errors. The variable of a setting in a table starts with the table's name
+(`UPDRAFT_BUDGET_USD=5`), and lists are separated by commas. `[[middle]]`, `[prices.models]` and `[privacy.patterns]`
+can be set in the file only. `none` or an empty text turns an optional setting off.
 
-The ledger and the folder of files are on by default, in the state folder. Nothing is kept for learning unless you ask
-for it."""
+The ledger and the folder of files are on by default, in the state folder. Nothing is recorded for learning unless you
+turn it on."""
 _TABLES: dict[str, tuple[str, type[Any]]] = {
-    "[[middle]]": ("Clouds between the device and the best one, from the smallest up.", Middle),
+    "[[middle]]": ("Clouds between the device and the best cloud, smallest model first.", Middle),
     "[prices]": ("US dollars per million tokens.", Prices),
     '[prices.models."NAME"]': ("US dollars per million tokens of one cloud model.", Price),
-    "[budget], [budget_per_key], [budget_per_user]": ("Limits of one day (UTC).", BudgetLimits),
+    "[budget], [budget_per_key], [budget_per_user]": ("Limits per budget period, in UTC.", BudgetLimits),
     "[privacy]": ("Rules that keep a request on the device.", Privacy),
-    "[local_options]": ("How this process runs the local model.", LocalModelOptions),
-    "[cache]": ("Answers to requests that ask exactly the same again.", CacheSettings),
+    "[local_options]": ("Options of the local model's engine.", LocalModelOptions),
+    "[cache]": ("Cache of answers to identical requests.", CacheSettings),
 }
 
 

@@ -1,1 +1,1 @@
-"""`updraft service`: the router in the background, from login on."""
+"""`updraft service`: runs the router as a background service."""

@@ -1,4 +1,4 @@
-"""`updraft service install|status|logs|uninstall`: the router in the background, from login on."""
+"""`updraft service install|status|logs|uninstall`: runs the router as a background service that starts at login."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from ..shared.options import SERVE_PORT
 if TYPE_CHECKING:
     from .units import ServiceSpec
 
-app = CommandLine(help="Run the router in the background, from login on.")
+app = CommandLine(help="Run the router as a background service that starts at login.")
 
 _START_S = 60.0
 _POLL_S = 0.2
 
-Port = Annotated[int, typer.Option(min=1, max=65535, help="Port on this machine; no other machine can reach it.")]
+Port = Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1; other machines cannot reach it.")]
 
 
 @app.command()
 def install(
     port: Port = SERVE_PORT,
     pull: Annotated[
-        str | None, typer.Option("--pull", metavar="MODEL", help="Fetch this model first and set it as the local one.")
+        str | None, typer.Option("--pull", metavar="MODEL", help="Model to download first and set as the local model.")
     ] = None,
     as_json: json_output.Flag = False,
 ) -> None:
     """Start `updraft serve` now and at every login, with the settings file.
 
-    Without settings, name a model with --pull, or run updraft init first.
+    If there are no settings yet, name a model with --pull, or run updraft init first.
 
     \b
     Examples
@@ -56,7 +56,7 @@ def install(
     check_startable(load_config())
     running = manager.definition.is_file() and manager.status() == "active"
     if not running:
-        bind_socket("127.0.0.1", port).close()  # a busy port is reported here, not in a log
+        bind_socket("127.0.0.1", port).close()  # report a busy port here, not in the log
     spec = service_spec(port)
     ready = _ready_file()
     ready.unlink(missing_ok=True)
@@ -66,12 +66,12 @@ def install(
         json_output.show({"url": url, "definition": str(manager.definition)})
         return
     output.echo(f"Updraft runs in the background: {url}")
-    output.echo(f"It is described in {manager.definition}. Settings are read again when their file changes.")
+    output.echo(f"Service definition: {manager.definition}. The service reloads the settings file when it changes.")
 
 
 @app.command()
 def status(as_json: json_output.Flag = False) -> None:
-    """Whether the service is installed and answers. Exit code 1: it does not."""
+    """Show whether the service is installed and answers. Exit code 1 if it does not answer."""
     from .managers import service_manager
 
     manager = service_manager()
@@ -91,10 +91,10 @@ def status(as_json: json_output.Flag = False) -> None:
 
 @app.command()
 def logs(
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=100_000, help="How many.")] = 50,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=100_000, help="Number of lines.")] = 50,
     as_json: json_output.Flag = False,
 ) -> None:
-    """The last lines of its log."""
+    """Print the last lines of the service's log."""
     last = deque[str]((), lines)
     for path in (_output_file(), log_file()):
         if path.is_file():
@@ -106,27 +106,27 @@ def logs(
     for line in last:
         output.echo(line)
     if not last:
-        output.echo(f"There is no log yet: {log_file()}.", err=True)
+        output.echo(f"There is no log {log_file()} yet.", err=True)
 
 
 @app.command()
 def uninstall(as_json: json_output.Flag = False) -> None:
-    """Stop the service and forget it. Settings, models and ledger stay."""
+    """Stop and remove the service. Settings, models and ledger stay."""
     from .managers import service_manager
 
     manager = service_manager()
     if not manager.definition.is_file():
-        raise ConfigurationError("No service is installed: there is nothing to remove.")
+        raise ConfigurationError("No service is installed, so there is nothing to remove.")
     manager.uninstall()
     _ready_file().unlink(missing_ok=True)
-    json_output.tell({"removed": str(manager.definition)}, "The service is gone.", as_json=as_json)
+    json_output.tell({"removed": str(manager.definition)}, "The service is removed.", as_json=as_json)
 
 
 def service_spec(port: int) -> ServiceSpec:
-    """The service of this installation and of this settings file."""
+    """Return the service for this installation, with the current paths of settings, state and models."""
     from .units import ServiceSpec
 
-    # "-P": nothing in the folder where the service starts is imported.
+    # "-P" keeps the service from importing modules of its working folder.
     command = (sys.executable, "-P", "-m", "updraft", "serve", "--port", str(port))
     files = ("--log-file", str(log_file()), "--ready-file", str(_ready_file()))
     names = ("UPDRAFT_HOME", "UPDRAFT_CONFIG", "UPDRAFT_MODELS", "PYTHONPATH")
@@ -135,7 +135,7 @@ def service_spec(port: int) -> ServiceSpec:
 
 
 def log_file() -> Path:
-    """The service's log file."""
+    """Return the path of the service's log file."""
     from ...protocol.settings import state_folder
 
     return state_folder() / "serve.log"
@@ -150,7 +150,7 @@ def _ready_file() -> Path:
 
 
 def _pull(model: str) -> None:
-    """Fetch it, and make it the settings' local model. Raises ConfigurationError where they name another."""
+    """Download the model and set it as `local`. Raises ConfigurationError if the settings name another local model."""
     from ...local_engine.store.library import Library
     from ...protocol.safety.private_files import write_private
     from ...protocol.settings import config_file, read_toml
@@ -161,7 +161,7 @@ def _pull(model: str) -> None:
     set_there = read_toml(path).get("local")
     if set_there is None:
         settings = path.read_text(encoding="utf-8") if path.exists() else ""
-        write_private(path, f"local = {json.dumps(name)}\n{settings}")  # a JSON string is a TOML string as well
+        write_private(path, f"local = {json.dumps(name)}\n{settings}")  # JSON strings are valid TOML strings
     elif set_there != name:
         raise ConfigurationError(f'{path} names another local model, {set_there!r}. Set local = "{name}" there.')
 
@@ -189,6 +189,6 @@ def _wait(printed: Path) -> str:
             return url
         time.sleep(_POLL_S)
     raise ConfigurationError(
-        f"The service was installed but did not start within {_START_S:.0f} s: `updraft service logs` and {printed} "
-        "say why."
+        f"The service was installed but did not start within {_START_S:.0f} s. See `updraft service logs` and "
+        f"{printed}."
     )

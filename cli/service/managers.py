@@ -1,4 +1,4 @@
-"""Keepers of a background service: systemd, launchd or the Task Scheduler, each by its own command."""
+"""Service managers: systemd, launchd and the Task Scheduler, each through its command-line tool."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .units import LABEL, ServiceSpec, launchd_plist, systemd_unit, windows_task
 
 _TIMEOUT_S = 30.0
 _UNIT = f"{LABEL}.service"
-_NO_SERVICE = "So no service can be installed: run `updraft serve`, or let your own supervisor run it."
+_NO_SERVICE = "No service can be installed: run `updraft serve` yourself or under another supervisor."
 
 
 class ServiceManager(Protocol):
-    """One way to run a service. All methods raise ConfigurationError, with what the system's command printed."""
+    """A system's service manager. All methods raise ConfigurationError with the output of a failed system command."""
 
     @property
     def definition(self) -> Path:
@@ -27,7 +27,7 @@ class ServiceManager(Protocol):
         ...
 
     def install(self, spec: ServiceSpec) -> None:
-        """Write the definition and start the service, in place of one that runs."""
+        """Write the definition and start the service, replacing a running service."""
         ...
 
     def uninstall(self) -> None:
@@ -35,12 +35,12 @@ class ServiceManager(Protocol):
         ...
 
     def status(self) -> str:
-        """The system's word for its state."""
+        """Return the service's state as the system names it."""
         ...
 
 
 def service_manager(platform: str = sys.platform) -> ServiceManager:
-    """The one of this system. Raises ConfigurationError where there is none."""
+    """Return the service manager of this system. Raises ConfigurationError if the system has no systemctl."""
     if platform == "darwin":
         return Launchd()
     if platform == "win32":
@@ -52,7 +52,7 @@ def service_manager(platform: str = sys.platform) -> ServiceManager:
 
 @dataclass(frozen=True, slots=True)
 class Systemd:
-    """A user unit. It starts at login, and at boot after `loginctl enable-linger`."""
+    """systemd user unit; starts at login, or at boot after `loginctl enable-linger`."""
 
     @property
     def definition(self) -> Path:
@@ -66,9 +66,7 @@ class Systemd:
             _run("systemctl", "--user", "daemon-reload")
         except ConfigurationError as error:
             self.definition.unlink()
-            raise ConfigurationError(
-                f"systemd does not run here for this user. {_NO_SERVICE} {error.message}"
-            ) from error
+            raise ConfigurationError(f"systemd does not run for this user. {_NO_SERVICE} {error.message}") from error
         _run("systemctl", "--user", "enable", _UNIT)
         _run("systemctl", "--user", "restart", _UNIT)
 
@@ -83,7 +81,7 @@ class Systemd:
 
 @dataclass(frozen=True, slots=True)
 class Launchd:
-    """A launch agent of the user."""
+    """Launch agent of the user."""
 
     @property
     def definition(self) -> Path:
@@ -105,7 +103,7 @@ class Launchd:
 
 @dataclass(frozen=True, slots=True)
 class TaskScheduler:
-    """A task that starts at logon."""
+    """Task of the Task Scheduler that starts at logon."""
 
     @property
     def definition(self) -> Path:
@@ -134,13 +132,13 @@ def _write(path: Path, text: str) -> None:
 
 
 def _run(*command: str, fails: bool = False) -> str:
-    """The output of `command`. `fails`: whether it may fail."""
+    """Run `command` and return its output. `fails`: accept a non-zero exit code."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigurationError(f"`{' '.join(command)}` did not work: {error}.") from error
+        raise ConfigurationError(f"`{' '.join(command)}` could not run: {error}.") from error
     if done.returncode and not fails:
         printed = (done.stderr or done.stdout).strip()[:500]
         raise ConfigurationError(f"`{' '.join(command)}` failed with code {done.returncode}: {printed}")

@@ -1,4 +1,4 @@
-"""A background service, as systemd, launchd and Windows' Task Scheduler want it written."""
+"""Definitions of a background service for systemd, launchd and Windows' Task Scheduler."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from xml.etree import ElementTree
 from ...protocol.errors import ConfigurationError
 
 LABEL = "updraft"
-DESCRIPTION = "Updraft: an OpenAI port on this machine"
+DESCRIPTION = "Updraft: local OpenAI-compatible server"
 _TASKS = "http://schemas.microsoft.com/windows/2004/02/mit/task"
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceSpec:
-    """The service that runs in the background."""
+    """Description of the background service."""
 
-    # Program and arguments; the program's path is absolute. No secret is in them.
+    # Absolute path of the program, and its arguments. Holds no secrets.
     command: tuple[str, ...]
-    # Variables that it needs beyond the user's own.
+    # Environment variables to add to the user's.
     environment: Mapping[str, str]
-    # What it prints where its own log does not reach.
+    # File for standard output and standard error.
     output: Path
 
     def __post_init__(self) -> None:
         for text in (*self.command, *self.environment.values(), str(self.output)):
             if any(character in text for character in "\n\r\0"):
-                raise ConfigurationError(f"A line break cannot stand in a service's command: {text[:80]!r}.")
+                raise ConfigurationError(f"A service definition cannot contain line breaks: {text[:80]!r}.")
 
 
 def systemd_unit(spec: ServiceSpec) -> str:
-    """A user unit (systemd.service(5)): restarted after a failure, and ended by SIGTERM, which drains."""
+    """Return a user unit (systemd.service(5)) that restarts on failure and stops by SIGTERM, which drains requests."""
     environment = "".join(
         f"Environment={_quoted(f'{name}={value}')}\n" for name, value in sorted(spec.environment.items())
     )
@@ -61,7 +61,7 @@ def systemd_unit(spec: ServiceSpec) -> str:
 
 
 def launchd_plist(spec: ServiceSpec) -> str:
-    """A launch agent (launchd.plist(5))."""
+    """Return a launch agent (launchd.plist(5))."""
     agent = {
         "Label": LABEL,
         "ProgramArguments": list(spec.command),
@@ -78,7 +78,7 @@ def launchd_plist(spec: ServiceSpec) -> str:
 
 
 def windows_task(spec: ServiceSpec) -> str:
-    """A task of the Task Scheduler, version 1.2. A task has no variables: a shell sets them."""
+    """Return a task in version 1.2 of the schema. A shell sets the environment, because tasks have no variables."""
     settings = "".join(f'set "{name}={value}" && ' for name, value in sorted(spec.environment.items()))
     line = f"{settings}{subprocess.list2cmdline(spec.command)} >> {subprocess.list2cmdline([str(spec.output)])} 2>&1"
     task = ElementTree.Element("Task", {"version": "1.2", "xmlns": _TASKS})

@@ -1,1 +1,1 @@
-"""Shared parts of commands: options, tables, progress, child processes."""
+"""Code that commands share: options, tables, progress, child processes."""

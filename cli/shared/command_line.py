@@ -1,4 +1,4 @@
-"""The look and the parsing of all commands: brackets in help texts are text, and `--json` needs no path."""
+"""Base classes of all commands: they escape brackets in help texts and let `--json` omit its path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 from ...protocol.safety.terminal_text import printable
 from .option_groups import expanded
 
-STDOUT = "-"  # as a path: standard output
+STDOUT = "-"  # a path that means standard output
 
 
 class Command(TyperCommand):
@@ -22,7 +22,7 @@ class Command(TyperCommand):
         _escape_help(self)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """A bare `--json` of a command that can also write a file means standard output."""
+        """Treat a bare `--json` as standard output, for commands whose `--json` takes a path."""
         if any(param.name == "json_path" for param in self.params):
             args = _with_path(args)
         return super().parse_args(ctx, args)
@@ -44,11 +44,11 @@ class Group(TyperGroup):
 
 @contextmanager
 def _printable_errors() -> Iterator[None]:
-    """Error messages of typer quote the words of a call, so they are made printable. Ctrl-C at a question is one."""
+    """Remove control characters from typer's error messages. Raise KeyboardInterrupt for Ctrl-C at a prompt."""
     try:
         yield
     except typer.Abort as error:
-        if isinstance(error.__context__, KeyboardInterrupt):  # which typer tells like the end of the input
+        if isinstance(error.__context__, KeyboardInterrupt):  # typer raises Abort for end of input, too
             raise KeyboardInterrupt from error
         raise
     except Exception as error:
@@ -58,7 +58,7 @@ def _printable_errors() -> Iterator[None]:
 
 
 class CommandLine(typer.Typer):
-    """A `typer.Typer` whose commands are of these classes."""
+    """A `typer.Typer` whose commands are `Command`s and whose groups are `Group`s."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(
@@ -76,7 +76,7 @@ class CommandLine(typer.Typer):
 
 
 def _escape_help(command: Any) -> None:
-    """rich takes `[words]` for styles, and leaves out those that it does not know."""
+    """Escape `[words]` in help texts: rich reads them as style tags and drops unknown ones."""
     command.help = command.help and escape(command.help)
     for param in command.params:
         if getattr(param, "help", None):
@@ -84,9 +84,9 @@ def _escape_help(command: Any) -> None:
 
 
 def _with_path(args: Sequence[str]) -> list[str]:
-    found: list[str] = []
+    words: list[str] = []
     for number, word in enumerate(args):
-        found.append(word)
+        words.append(word)
         if word == "--json" and (number + 1 == len(args) or args[number + 1].startswith("--")):
-            found.append(STDOUT)
-    return found
+            words.append(STDOUT)
+    return words

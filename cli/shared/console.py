@@ -1,4 +1,4 @@
-"""rich's console, whose texts cannot command the terminal. Imported when a command runs: rich takes a moment."""
+"""rich console that removes control characters from texts. Imported when a command runs: rich loads slowly."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ from ...protocol.safety.terminal_text import printable
 class Console(RichConsole):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            # rich's own commands to the terminal are control segments, and its colours are styles.
+            # Escape sequences of rich itself are control segments and styles, so they survive.
             yield segment if segment.control else segment._replace(text=printable(segment.text))

@@ -1,4 +1,4 @@
-"""Every failure as one line a person can act on."""
+"""Error messages and exit codes for failures of commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FAILED, MISUSED = 1, 2
 
 
 def message_of(error: Exception) -> str:
-    """The message for the user: our own one, the one the server sent, or at least the kind of failure."""
+    """Return the message for the user: Updraft's own, else the server's, else the exception's type and text."""
     if isinstance(error, UpdraftError):
         return error.message
     message = _server_error(error).get("message")
@@ -22,12 +22,12 @@ def message_of(error: Exception) -> str:
 
 
 def exit_code(error: Exception) -> int:
-    """2 where the call or a setting has to change, else 1."""
+    """Return 2 if the user has to change the command or a setting, else 1."""
     misused = isinstance(error, InvalidRequestError | ConfigurationError)
     return MISUSED if misused or _server_error(error).get("type") == ConfigurationError.type else FAILED
 
 
 def _server_error(error: Exception) -> dict[str, Any]:
-    """The error object that the openai client's errors carry."""
+    """Return the error object in the body of an openai client error; empty for other errors."""
     body = getattr(error, "body", None)
     return body if isinstance(body, dict) else {}

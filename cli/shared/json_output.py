@@ -1,4 +1,4 @@
-"""`--json`: the one way in which commands print facts for programs. Standard output then holds nothing else."""
+"""`--json`, the machine-readable output of commands. Standard output then holds nothing else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ File = Annotated[
     typer.Option(
         "--json",
         metavar="[PATH]",
-        help="Print the figures as JSON and nothing else on standard output. With a PATH they are written there.",
+        help="Print the figures as JSON and nothing else on standard output. With PATH, write them to that file.",
     ),
 ]
 
@@ -26,17 +26,17 @@ def show(facts: Any) -> None:
 
 
 def tell(facts: Any, text: object, *, as_json: bool) -> None:
-    """The facts for a program, or the text for a person."""
+    """Print `facts` as JSON if `as_json` is set, else `text`."""
     output.echo(output.as_json(facts) if as_json else text)
 
 
 def is_stdout(path: Path | None) -> bool:
-    """Whether figures go to standard output, so that all else has to go to standard error."""
+    """Return whether figures go to standard output, so that all other output must go to standard error."""
     return path == Path(STDOUT)
 
 
 def write(path: Path | None, facts: Any) -> None:
-    """Figures to where `--json` wants them, if it does."""
+    """Write `facts` to the path that `--json` named, or print them; do nothing without `--json`."""
     from ...bench.shared.report import write_json
 
     if is_stdout(path):

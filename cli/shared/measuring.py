@@ -1,4 +1,4 @@
-"""Runs a measurement in front of the user: the legs of `bench.cascade`, each with its progress."""
+"""Runs the legs of `bench.cascade` and shows the progress of each."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def run_legs(
     config: RouterConfig, legs: Sequence[Leg], watch: Watch, *, on_reply: Callable[[Leg, int], None] | None = None
 ) -> dict[str, TaskOutcome]:
-    """Each leg's outcome by name, one leg after the other through one client.
+    """Run the legs one after the other through one client, and return each leg's outcome by name.
 
-    `on_reply` is told the leg and how many of its replies are in.
+    `on_reply` is called after each reply with the leg and the number of its replies so far.
     """
     return asyncio.run(_run_legs(config, legs, watch, on_reply or (lambda _leg, _done: None)))
 
@@ -38,7 +38,7 @@ async def _run_legs(
 
 
 class _LegProgress:
-    """Counts a leg's replies as they come and keeps its progress note."""
+    """Counts a leg's replies as they arrive and updates its progress note."""
 
     def __init__(self, leg: Leg, advance: Callable[[str], None], on_reply: Callable[[Leg, int], None]) -> None:
         self._leg, self._advance, self._on_reply = leg, advance, on_reply

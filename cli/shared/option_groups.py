@@ -1,4 +1,4 @@
-"""Options that commands share: a parameter whose type is a dataclass stands for an option per field."""
+"""Option groups: a command parameter whose type is a dataclass becomes one option per field."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 
 class Without:
-    """Metadata of a parameter: the fields that its command has no option for."""
+    """Parameter metadata that names the fields of an option group to leave out of the command."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
 
 
 def expanded(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`command` as typer reads it, with the fields of its option groups as parameters."""
+    """Return `command` with each option group in its signature replaced by one parameter per field."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, tuple[Any, list[str]]] = {}
     parameters: list[inspect.Parameter] = []
@@ -47,7 +47,7 @@ def expanded(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _group(hint: Any) -> tuple[Any, tuple[str, ...]]:
-    """The type of a parameter, and the fields that it goes without."""
+    """Return the parameter's type and the names of the fields to leave out."""
     if get_origin(hint) is not Annotated:
         return hint, ()
     kind, *metadata = get_args(hint)

@@ -1,4 +1,4 @@
-"""The options that commands share, and what they mean together."""
+"""Options that several commands share, and the configuration that they select."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_TASKS = 20_000
 
 
 class Tier(StrEnum):
-    """The tier that answers; the values are the model names that the router knows."""
+    """Tier that answers. The values are the router's model names."""
 
     AUTO = "auto"
     LOCAL = "local"
@@ -41,7 +41,7 @@ Local = Annotated[
         "--local",
         metavar="MODEL",
         help="On-device model: a file.gguf, a pulled model's name, hf:owner/repo:file.gguf (downloaded once), "
-        "pocket (the demo model in the package), ollama:MODEL, the URL of a server here, or none.",
+        "pocket (the packaged demo model), ollama:MODEL, the URL of a server on this machine, or none.",
     ),
 ]
 Quality = Annotated[
@@ -51,11 +51,11 @@ Quality = Annotated[
 ChatTemplate = Annotated[
     str | None,
     typer.Option(
-        "--chat-template", metavar="PATH", help="Jinja file to use instead of the model's own chat template, or chatml."
+        "--chat-template", metavar="PATH", help="Jinja file, or chatml, to replace the model's own chat template."
     ),
 ]
 Confidence = Annotated[
-    float, typer.Option("--confidence", min=0.5, max=0.999, help="With which the target is promised.")
+    float, typer.Option("--confidence", min=0.5, max=0.999, help="Confidence level at which the target is promised.")
 ]
 PolicyFolder = Annotated[
     Path | None,
@@ -63,18 +63,18 @@ PolicyFolder = Annotated[
         "--out",
         metavar="FOLDER",
         file_okay=False,
-        help="Write the policy here. [where the router looks for this pair's]",
+        help="Folder to write the policy to. [the folder in which the router looks for this pair's policy]",
     ),
 ]
 
 
-#: Fields of `Pair` that commands go without which calibrate: a plain threshold, and how the models are run.
+#: Fields of `Pair` that calibrating commands leave out: the plain threshold and the local model's formats.
 CALIBRATED = ("confidence", "confidence_signal", "tool_parser", "chat_template")
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The two models a command was asked to use, and its target; None means "as configured"."""
+    """Options that choose the local model, the cloud and the target; None keeps the configured value."""
 
     local: Local = None
     cloud: Annotated[
@@ -82,60 +82,60 @@ class Pair:
         typer.Option(
             metavar="URL",
             help="Endpoint to escalate to, e.g. https://host/v1. "
-            "With --local pocket and none the packaged cloud model is started on this machine.",
+            "With --local pocket and no --cloud, the packaged cloud model starts on this machine.",
         ),
     ] = None
-    cloud_model: Annotated[str | None, typer.Option(metavar="NAME", help="Model to ask for at --cloud.")] = None
+    cloud_model: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the model at --cloud.")] = None
     cloud_provider: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Whose API --cloud speaks: openai, azure, anthropic, gemini, or an installed one. [by its host]",
+            help="API of --cloud: openai, azure, anthropic, gemini, or an installed provider. [inferred from its host]",
         ),
     ] = None
     cloud_key_env: Annotated[
-        str | None, typer.Option(metavar="VAR", help="Environment variable that holds the key of --cloud.")
+        str | None, typer.Option(metavar="VAR", help="Environment variable that holds the API key of --cloud.")
     ] = None
     quality: Quality = None
     cloud_share: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Instead of a quality: escalate at most this share, 0 to 1.")
+        float | None, typer.Option(metavar="SHARE", help="Instead of a quality: largest share to escalate, 0 to 1.")
     ] = None
     cost: Annotated[
-        float | None, typer.Option(metavar="USD", help="Instead of a quality: at most this per 1,000 requests.")
+        float | None, typer.Option(metavar="USD", help="Instead of a quality: highest cost of 1,000 requests.")
     ] = None
     promise: Annotated[
         Promise | None,
         typer.Option(
-            help="The target holds with the calibration's confidence (the default), or in the "
-            "mean over calibrations, which escalates less."
+            help="Kind of guarantee: the target holds at the calibration's confidence level (the default), or "
+            "on average over calibrations, which escalates less."
         ),
     ] = None
     confidence: Annotated[
         float | None,
         typer.Option(
             metavar="PROBABILITY",
-            help="Instead of a calibrated target: escalate where the local model was less sure than this.",
+            help="Instead of a calibrated target: escalate answers with a confidence below this.",
         ),
     ] = None
     confidence_signal: Annotated[
         ConfidenceSignal | None,
         typer.Option(
-            help="What --confidence goes by: token probability (the default), entropy, "
-            "or the margin over the runner-up."
+            help="Signal that --confidence is compared with: token probability (the default), entropy, "
+            "or the margin over the second-best token."
         ),
     ] = None
     tool_parser: Annotated[
         str | None,
         typer.Option(
             metavar="FORMAT",
-            help="How the local model writes tool calls: hermes, llama3, mistral or mistral-args. "
-            "[by its chat template]",
+            help="Format of the local model's tool calls: hermes, llama3, mistral or mistral-args. "
+            "[detected from its chat template]",
         ),
     ] = None
     chat_template: ChatTemplate = None
 
     def config(self) -> RouterConfig:
-        """The user's settings with these flags on top. Raises ConfigurationError."""
+        """Return the user's settings, overridden by these options. Raises ConfigurationError."""
         from ...router.settings_sources import load_config
         from ..models.names import resolve
 
@@ -144,58 +144,58 @@ class Pair:
             flags["cloud_url"] = url
         if (variable := flags.pop("cloud_key_env", None)) is not None:
             flags["cloud_api_key"] = key_from(variable, "--cloud-key-env")
-        found = load_config(flags)
+        config = load_config(flags)
         if self.local is None:
-            return found
+            return config
         try:
             return load_config({**flags, "local": resolve(self.local)})
         except (ModelLoadError, DownloadError, OfflineError):
-            if found.cloud_url is None or found.offline:
+            if config.cloud_url is None or config.offline:
                 raise
-            return found  # the router warns of it, and the cloud answers
+            return config  # the router warns about the missing model, and the cloud answers
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """The limits of what an engine computes at a time."""
+    """Batching limits of an engine."""
 
     mode: Annotated[
         Literal["latency", "balanced", "throughput"],
-        typer.Option(help="Sets the limits below: for quick streams, for tokens per second of all, or between."),
+        typer.Option(help="Preset for the limits below: low latency per stream, high total throughput, or a balance."),
     ] = "balanced"
-    max_batch_size: Annotated[int | None, typer.Option(min=1, help="Requests computed together. [as --mode]")] = None
+    max_batch_size: Annotated[int | None, typer.Option(min=1, help="Most requests in one step. [as --mode]")] = None
     token_budget: Annotated[
-        int | None, typer.Option(min=1, help="Tokens computed in one step, over all requests. [as --mode]")
+        int | None, typer.Option(min=1, help="Most tokens computed in one step, over all requests. [as --mode]")
     ] = None
     max_step_ms: Annotated[
         int | None,
-        typer.Option(min=1, help="Prompts and drafts are cut to it: streams move between steps. [as --mode]"),
+        typer.Option(min=1, help="Target time per step; long prefills and drafts are chunked to fit. [as --mode]"),
     ] = None
 
 
 def key_from(variable: str, option: str) -> str:
-    """The key in an environment variable that `option` names. Raises ConfigurationError if it is not set."""
-    key = os.environ.get(variable, "").strip()  # a file's line feed comes along with some ways to read it
+    """Return the key in the environment variable that `option` names. Raises ConfigurationError if it is not set."""
+    key = os.environ.get(variable, "").strip()  # a key read from a file often ends in a line feed
     if not key:
-        raise ConfigurationError(f"{option} {variable}: that environment variable is not set.")
+        raise ConfigurationError(f"{option} {variable}: this environment variable is not set.")
     return key
 
 
 def cloud_model_of(config: RouterConfig) -> str:
-    """The cloud half of the pair that a policy is for. Raises ConfigurationError if it is not named."""
+    """Return the name of the pair's cloud model. Raises ConfigurationError if the settings name no cloud model."""
     if not config.cloud_model:
         raise ConfigurationError(
-            "A policy is for a pair: name its cloud model with --cloud-model.", param="cloud_model"
+            "A policy is made for a pair of models: name the cloud model with --cloud-model.", param="cloud_model"
         )
     return config.cloud_model
 
 
 @contextmanager
 def with_cloud(config: RouterConfig, say: Callable[[str], None], *, nodes: int = 1) -> Iterator[RouterConfig]:
-    """The configuration to run with: the packaged cloud is started for the packaged local model, if none was named.
+    """Yield the configuration to run with; the packaged local model gets the packaged cloud if no cloud is configured.
 
-    It is stopped when the block ends. Without torch or pyzmq no engine can be started: then the local model is alone,
-    as it is with 0 `nodes`. `say` also hears of what a first use on this machine takes.
+    The packaged cloud stops when the block ends. It is not started with 0 `nodes`, offline, or without torch and pyzmq.
+    `say` receives progress messages, including those of the local engine's first use on this machine.
     """
     with first_uses_reported(say), _packaged_cloud(config, say, nodes) as running:
         yield running
@@ -207,7 +207,7 @@ def _packaged_cloud(config: RouterConfig, say: Callable[[str], None], nodes: int
         yield config
         return
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("zmq") is None:
-        say("Local answers only: no cloud was named. The packaged one needs pip install '.[cloud]' in a clone.")
+        say("Local answers only: no cloud is set. The packaged one needs pip install '.[cloud]' in a clone of Updraft.")
         yield config
         return
     from .processes import signals_as_interrupts
@@ -224,14 +224,14 @@ def _packaged_cloud(config: RouterConfig, say: Callable[[str], None], nodes: int
 
 
 def key_database(given: Path | None) -> Path:
-    """The file of a gateway's keys: as said, or in the state folder."""
+    """Return the path of the gateway's key database: `given`, or the default in the state folder."""
     from ...protocol.settings import state_folder
 
     return given or state_folder() / "keys.sqlite3"
 
 
 def node_key(file: Path | None) -> str | None:
-    """The key between a gateway and its nodes. Raises ConfigurationError."""
+    """Return the key of a gateway's nodes, from `file` or UPDRAFT_NODE_API_KEY. Raises ConfigurationError."""
     return (os.environ.get("UPDRAFT_NODE_API_KEY") or None) if file is None else key_in(file)
 
 

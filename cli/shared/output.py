@@ -1,4 +1,4 @@
-"""The one way from a command to the terminal: text of models, servers and files cannot command it."""
+"""Terminal output of commands; removes control characters from text of models, servers and files."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def secho(text: str, *, err: bool = False, nl: bool = True, **style: Any) -> Non
 
 
 def note(line: str) -> None:
-    """A line beside the result: dim, on standard error."""
+    """Print a dim line on standard error."""
     secho(line, dim=True, err=True)
 
 
 def as_json(value: Any) -> str:
-    """JSON in which every character that a terminal would obey is an escape of JSON's own, so that nothing is lost."""
+    """Return `value` as JSON, with terminal control characters and lone surrogates as JSON escapes."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
-    return _UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

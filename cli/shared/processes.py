@@ -1,4 +1,4 @@
-"""Child processes that are ready when we say so and gone when we are."""
+"""Child processes that report when they are ready and stop with their parent."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from ...protocol.safety.system import END_SIGNALS
 
 READY_TIMEOUT_S = 120.0
 GRACE_S = 5.0
-QUIET_S = 5.0  # for which a start may last without a word
+QUIET_S = 5.0  # interval of progress messages during a start
 
 
 class ChildError(UpdraftError):
-    """A process of ours did not start, or died; the message holds the end of its log."""
+    """A child process did not start, or died. The message includes the end of its log."""
 
     type = "process_error"
     default_code = "process_failed"
 
 
 class Child:
-    """A `python -m MODULE` that writes its address to a ready file.
+    """A `python -m MODULE` process that writes its address to a ready file.
 
-    It gets a process group of its own, so that Ctrl-C reaches only us and we take it down in order; should we die
-    without doing so, `--exit-with-parent` makes it follow.
+    The process gets its own process group, so that Ctrl-C reaches only the parent, which then stops its children in
+    order. If the parent dies first, `--exit-with-parent` stops the child.
     """
 
     def __init__(self, name: str, module: str, arguments: Sequence[str], folder: Path, *, threads: int = 1) -> None:
@@ -54,9 +54,9 @@ class Child:
         return self._process.poll() is None
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S, say: Callable[[str], None] = lambda _line: None) -> str:
-        """The address it serves at. Raises ChildError if it dies first or takes too long.
+        """Wait for the process and return its address. Raises ChildError if it dies first or takes too long.
 
-        `say` hears now and then how long it has been waited, and the latest line of the log.
+        `say` receives the elapsed time and the latest log line every few seconds.
         """
         started = reported = time.monotonic()
         deadline = started + timeout_s
@@ -68,16 +68,16 @@ class Child:
             if self._ready_file.exists() and (url := self._ready_file.read_text().strip()):
                 return url
             if not self.alive:
-                raise ChildError(f"{self.name} left with code {self._process.returncode}. {self._end_of_log()}")
+                raise ChildError(f"{self.name} exited with code {self._process.returncode}. {self._end_of_log()}")
             time.sleep(0.05)
         raise ChildError(f"{self.name} was not ready within {timeout_s:.0f} s. {self._end_of_log()}")
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would be."""
+        """Send SIGKILL, to simulate a crash."""
         self._process.kill()
 
     def stop(self) -> None:
-        """Ask it to leave, and make sure that it has."""
+        """Terminate the process; kill it if it is still alive after GRACE_S seconds."""
         self.ask_to_stop()
         try:
             self._process.wait(GRACE_S)
@@ -103,7 +103,7 @@ def stop_all(children: Sequence[Child]) -> None:
 
 @contextmanager
 def signals_as_interrupts() -> Iterator[None]:
-    """SIGTERM and, where there is one, SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that every `finally` runs."""
+    """Raise KeyboardInterrupt on SIGTERM and, where it exists, on SIGHUP, so that every `finally` block runs."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The packaged cloud on this machine: nodes that serve pocket-large and a gateway in front, as real processes."""
+"""The packaged cloud on this machine: processes of nodes that serve pocket-large, and of a gateway in front."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .processes import Child, stop_all
 
 @dataclass(frozen=True, slots=True)
 class PocketCloud:
-    """A running gateway. `base_url` ends in /v1; `api_key` is the only key it takes, made for this run."""
+    """A running gateway and its nodes. `base_url` ends in /v1; `api_key` is the only valid key, made for this run."""
 
     base_url: str
     api_key: str = field(repr=False)
@@ -29,10 +29,10 @@ class PocketCloud:
 
 @contextmanager
 def pocket_cloud(*, nodes: int = 1, say: Callable[[str], None] = lambda _line: None) -> Iterator[PocketCloud]:
-    """Start it, wait until it answers, and leave no process behind however the block ends.
+    """Start the packaged cloud, wait until it is ready, and stop all its processes when the block ends.
 
-    If the block fails with one of our errors the logs are kept and `say` is told where. Raises ChildError if a
-    process does not come up.
+    If the block raises an UpdraftError, the logs are kept and `say` receives their folder. Raises ChildError if a
+    process does not start.
     """
     folder = Path(tempfile.mkdtemp(prefix="updraft-"))
     children: list[Child] = []
@@ -46,7 +46,7 @@ def pocket_cloud(*, nodes: int = 1, say: Callable[[str], None] = lambda _line: N
     finally:
         try:
             stop_all(children)
-        finally:  # also when an impatient person presses Ctrl-C again
+        finally:  # a second Ctrl-C can interrupt stop_all
             if keep_logs:
                 say(f"The logs of the processes are in {folder}")
             else:
@@ -54,7 +54,7 @@ def pocket_cloud(*, nodes: int = 1, say: Callable[[str], None] = lambda _line: N
 
 
 def _start(folder: Path, children: list[Child], nodes: int, say: Callable[[str], None]) -> PocketCloud:
-    """All nodes at once, then the gateway over those that are ready. Every process is in `children` once it runs."""
+    """Start all nodes at once, then the gateway. Each process is added to `children` as soon as it runs."""
     from ...cloud_engine.gateway.access.database import KeyDatabase, NewKey
     from ...embedded import pocket
 

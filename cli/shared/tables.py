@@ -1,4 +1,4 @@
-"""The tables that measurements end in."""
+"""Tables for the results of commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TITLES = {"local": "local only", "cloud": "cloud only", "routed": "routed"}
 
 
 def columns(*headings: str, right: Collection[str] = (), title: str | None = None, fold: bool = False) -> Table:
-    """An empty table; numbers go to the `right`. `fold`: long cells are broken, not cut."""
+    """Return an empty table; headings in `right` are right-aligned. `fold`: wrap long cells instead of cutting them."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in headings:
         justify: Literal["right", "left"] = "right" if heading in right else "left"
@@ -26,7 +26,7 @@ def columns(*headings: str, right: Collection[str] = (), title: str | None = Non
 
 
 def accuracy_table(rows: Mapping[str, Mapping[str, Any]], title: str | None = None) -> Table:
-    """One line per tier of `bench.cascade.run.figures`."""
+    """Return a table of `bench.cascade.run.figures` with one line per tier."""
     figures = ("right", "95 %\ninterval", "to\ncloud", "tokens\nlocal", "tokens\ncloud", "cost", "p50\nms", "p95\nms")
     table = columns("", *figures, right=figures, title=title)
     for name, row in rows.items():
@@ -46,7 +46,7 @@ def accuracy_table(rows: Mapping[str, Mapping[str, Any]], title: str | None = No
 
 
 def kinds_table(kinds: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> Table:
-    """Accuracy per kind of question."""
+    """Return a table of the accuracy per kind of question."""
     from rich.markup import escape
 
     figures = ("n", *(TITLES[name] for name in names))
@@ -57,8 +57,8 @@ def kinds_table(kinds: Mapping[str, Mapping[str, float]], names: Sequence[str]) 
 
 
 def kernels_table(rows: Sequence[Row], device: str) -> Table:
-    """One line per implementation, each case's own name only once."""
-    figures = ("median\nus", "p20-p80\nus", "GB/s", "TFLOP/s", "of what is\nallowed", "limited by")
+    """Return a table with one line per implementation; the case's name is shown on its first line only."""
+    figures = ("median\nus", "p20-p80\nus", "GB/s", "TFLOP/s", "of the\nlimit", "limited by")
     table = columns("kernel", "by", *figures, right=figures, title=f"kernels on {device}")
     shown = ""
     for row in rows:
@@ -80,10 +80,10 @@ def kernels_table(rows: Sequence[Row], device: str) -> Table:
 
 
 def examples_table(replies: Sequence[Reply]) -> Table:
-    """Questions with answer, tier and reason."""
+    """Return a table of questions with answer, tier and reason."""
     from rich.markup import escape
 
-    table = Table(title="five of them", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_lines=True)
+    table = Table(title="example answers", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_lines=True)
     for heading, ratio in (("question", 4), ("answer", 4), ("answered by", 2), ("why", 3)):
         table.add_column(heading, ratio=ratio)
     for reply in replies:
@@ -97,7 +97,7 @@ def examples_table(replies: Sequence[Reply]) -> Table:
 
 
 def facts_table(facts: Mapping[str, str]) -> Table:
-    """Labelled lines without a frame."""
+    """Return a table of labelled lines without a frame."""
     table = Table.grid(padding=(0, 2))
     for label, text in facts.items():
         table.add_row(f"[bold]{label}[/bold]", text)
@@ -105,9 +105,9 @@ def facts_table(facts: Mapping[str, str]) -> Table:
 
 
 def examples_of(outcome: TaskOutcome, n: int = 5) -> list[Reply]:
-    """`n` short replies, every route that occurred among them, no kind of question twice while there are others."""
+    """Return up to `n` typical replies, alternating between routes and preferring kinds of question not yet chosen."""
     answered = sorted((r for r in outcome.replies if r.info is not None), key=lambda r: len(r.question.prompt + r.text))
-    # Neither the shortest question of all nor a long one: the typical one says more.
+    # Start at the second third by length: the shortest exchanges are not typical.
     typical = answered[len(answered) // 3 :] + answered[: len(answered) // 3]
     of_route: dict[str, list[Reply]] = {}
     for reply in typical:
@@ -128,7 +128,7 @@ def shortened(text: str, most: int = 160) -> str:
 
 
 def dollars(value: float | None, form: str) -> str:
-    """A cost, or `unknown` where a model has no price."""
+    """Return the cost in US dollars, or `unknown` if it is None because a model has no price."""
     return "unknown" if value is None else f"${value:{form}}"
 
 

@@ -1,4 +1,4 @@
-"""Progress of what takes time: live bars on a terminal, a line now and then elsewhere."""
+"""Progress of long operations: live bars on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Advance = Callable[[str], None]
 
 @contextmanager
 def first_uses_reported(say: Callable[[str], None]) -> Iterator[None]:
-    """`say` hears what the device's engine tries once on a machine, which takes seconds to a minute."""
+    """Pass the local engine's first-use log messages to `say`; first use on a machine takes seconds to a minute."""
     log, handler = logging.getLogger("updraft.local.first_use"), _ReportHandler(say)
     level, propagate = log.level, log.propagate
     log.addHandler(handler)
@@ -42,7 +42,7 @@ class _ReportHandler(logging.Handler):
 
 
 class Watch:
-    """Shows stages one after the other; `with watch.stage("local only", 300) as advance: advance("71 % right")`."""
+    """Progress display, e.g. `with watch.stage("local only", 300) as advance: advance("71 % right")`."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -51,7 +51,7 @@ class Watch:
         self._console.print(line, highlight=False, markup=False)
 
     def begin(self, what: str) -> None:
-        """Say what is being done; on a terminal in a line that `end` takes away."""
+        """Show the current activity; on a terminal, `end` erases the line."""
         if self._console.is_terminal:
             self._console.print(f"{what} ...", end="", highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
         else:
@@ -64,7 +64,7 @@ class Watch:
 
     @contextmanager
     def stage(self, name: str, total: int) -> Iterator[Advance]:
-        """One stage of `total` steps; call the yielded function once a step with a note on how it is going."""
+        """Show a stage of `total` steps. Call the yielded function after each step with a progress note."""
         with self._bar(name, total) if self._console.is_terminal else self._lines(name, total) as advance:
             yield advance
 

@@ -1,1 +1,1 @@
-"""`updraft ask` and `updraft chat`."""
+"""Commands that talk to the models: `updraft ask` and `updraft chat`."""

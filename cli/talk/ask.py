@@ -1,4 +1,4 @@
-"""`updraft ask`: one question, one answer, and where it came from."""
+"""`updraft ask`: answers one question and shows which tier answered."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ..shared.option_groups import Without
 
 def ask(
     *,
-    question: Annotated[str, typer.Argument(help="What to ask; - reads it from standard input.", show_default=False)],
-    tier: Annotated[options.Tier, typer.Option(help="Let the router decide, or force a tier.")] = options.Tier.AUTO,
+    question: Annotated[str, typer.Argument(help="Question, or - to read standard input.", show_default=False)],
+    tier: Annotated[options.Tier, typer.Option(help="Tier to ask; auto lets the router decide.")] = options.Tier.AUTO,
     pair: Annotated[options.Pair, Without("tool_parser")],
     temperature: Annotated[
-        float | None, typer.Option(metavar="T", help="0 always takes the likeliest token. [the model's own]")
+        float | None, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy. [the model's own]")
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="The same seed gives the same answer.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Sampling seed, for repeatable answers.")] = None,
     as_json: json_output.Flag = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the answer and nothing else.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer.")] = False,
 ) -> None:
-    """Ask one question; the answer goes to standard output, everything else to standard error.
+    """Ask one question. The answer goes to standard output, everything else to standard error.
 
     \b
     Examples

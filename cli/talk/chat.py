@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from ...protocol.responses import UpdraftInfo
     from ...sdk import OpenAI
 
-HELP = """/model                   which models there are, and which is asked
-/model NAME              ask this one; auto lets the router decide
-/tier auto|local|cloud   let the router decide, or force a tier
+HELP = """/model                   show the current model and all models
+/model NAME              choose a model; auto lets the router decide
+/tier auto|local|cloud   choose a tier; auto lets the router decide
 /quality 0.95            share of the cloud's quality to keep
 /why                     explain the last answer
-/new                     forget the conversation so far
-/help                    this list
-/quit                    leave; so do exit, quit and Ctrl-D
+/new                     start a new conversation
+/help                    show this list
+/quit                    quit; also exit, quit and Ctrl-D
 Ctrl-C stops an answer."""
 EXIT_COMMANDS = ("exit", "quit", "/exit", "/quit")
 
 
 def chat(pair: Annotated[options.Pair, Without("tool_parser")]) -> None:
-    """Talk to both models; a dim line under each answer says which tier gave it, why, and at what P(gain).
+    """Chat with both models; a dim line below each answer shows which tier answered, why, and P(gain).
 
-    P(gain) is the calibrated chance that the cloud's answer would have been better than the local one. Inside,
-    /help lists the commands. Where no model is set, smollm2 answers; you are asked before it is fetched. The
-    packaged pocket pair takes every question on its own; real models get the whole conversation.
+    P(gain) is the calibrated probability that the cloud's answer is better than the local answer. In the chat,
+    /help lists the commands. If no model is set, smollm2 answers; you are asked before it is downloaded. The
+    packaged pocket pair sees only the current question; other models see the whole conversation.
 
     \b
     Examples
@@ -63,15 +63,15 @@ class Session:
 
     client: OpenAI
     remembers: bool
-    # The name that is asked for: `auto`, a tier, or one of its models.
+    # Requested model: `auto`, a tier, or a model's name.
     tier: str = "auto"
     quality: float | None = None
     messages: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
-    # How the last answer came about.
+    # Routing of the last answer; None before the first answer.
     last: UpdraftInfo | None = None
 
     def command(self, line: str) -> str:
-        """Carry out `/name value`; the reply to show."""
+        """Run the command `/name value`, and return the text to show."""
         name, _, value = line.partition(" ")
         value = value.strip()
         if name == "/model":
@@ -86,18 +86,18 @@ class Session:
             return f"quality: {quality:g}"
         if name == "/new" and not value:
             self.messages.clear()
-            return "a new conversation"
-        return HELP if name == "/help" else f"unknown: {line}\n{HELP}"
+            return "new conversation"
+        return HELP if name == "/help" else f"unknown command: {line}\n{HELP}"
 
     def _model(self, name: str) -> str:
         known = [model.id for model in self.client.models.list()]
         if name and name not in known:
             return f"There is no model {name!r}. Known: {', '.join(known)}"
         self.tier = name or self.tier
-        return f"model: {self.tier}" if name else f"model: {self.tier}, of {', '.join(known)}"
+        return f"model: {self.tier}" if name else f"model: {self.tier}; known: {', '.join(known)}"
 
     def _why(self) -> str:
-        """From the ledger, as `updraft why` tells it; without one, from the answer itself."""
+        """Return the ledger's explanation of the last answer, or its routing information if there is no ledger."""
         from openai import APIStatusError
 
         from .conversation import provenance
@@ -112,7 +112,7 @@ class Session:
         return "\n".join(f"{label:<12} {line}" for label, line in lines)
 
     def answer(self, question: str) -> None:
-        """Stream one answer to the terminal. An interrupted or failed turn is not remembered."""
+        """Stream one answer to the terminal. Interrupted or failed turns are left out of the conversation."""
         from .conversation import provenance, stream_answer
 
         turn = {"role": "user", "content": question}
@@ -146,9 +146,9 @@ def _converse(session: Session) -> None:
 
 
 def _read() -> str | None:
-    """One line of the user's, with editing and history where the terminal has them; None at Ctrl-D."""
+    """Return one input line, edited with readline if it is available; None at end of input (Ctrl-D)."""
     with suppress(ImportError):
-        import readline  # noqa: F401 - importing it is what gives input() its editing
+        import readline  # noqa: F401 - the import adds line editing to input()
     while True:
         try:
             return input("> ").strip()

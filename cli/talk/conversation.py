@@ -1,4 +1,4 @@
-"""Shared by `ask` and `chat`: one streamed answer, and the line that says where it came from."""
+"""Code shared by `ask` and `chat`: streamed answers, and the line that shows where an answer came from."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Answer:
 def stream_answer(
     client: OpenAI, messages: Sequence[dict[str, str]], model: str, show: Callable[[str], None], **options: Any
 ) -> Answer:
-    """One answer, shown piece by piece, without escapes and between words at a terminal's width. Closes the stream on
-    Ctrl-C, which cancels the request.
+    """Stream one answer to `show`, without control characters, and wrapped to the terminal's width. Ctrl-C closes the
+    stream, which cancels the request.
     """
     readable = [{name: _unicode(text) for name, text in message.items()} for message in messages]
     pieces: list[str] = []
@@ -41,8 +41,8 @@ def stream_answer(
         client.chat.completions.create(model=model, messages=readable, stream=True, **options) as stream,  # type: ignore[call-overload]
     ):
         for chunk in stream:
-            if found := (chunk.model_extra or {}).get("updraft"):
-                info = msgspec.convert(found, UpdraftInfo)
+            if extra := (chunk.model_extra or {}).get("updraft"):
+                info = msgspec.convert(extra, UpdraftInfo)
             text = chunk.choices[0].delta.content if chunk.choices else None
             if text:
                 pieces.append(text)
@@ -52,18 +52,18 @@ def stream_answer(
 
 
 def _unicode(text: str) -> str:
-    """The terminal's input, with a mark in the place of bytes that are no UTF-8."""
+    """Return `text` with lone surrogates (input bytes that are not UTF-8) replaced by replacement characters."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def provenance(info: UpdraftInfo | None) -> str:
-    """`local: P(gain) 0.03 at most 0.19 after generation, 41 ms`: tier, route where it says more, reason, cost."""
+    """Return e.g. `local: P(gain) 0.03 at most 0.19 after generation, 41 ms`: tier, route, reason, latency, cost."""
     if info is None:
-        return "no routing information came with this answer"
+        return "no routing information in this answer"
     where = info.tier if info.route == info.tier else f"{info.tier} ({info.route})"
     parts = [f"{where}: {info.reason}"]
     if info.draft_proposed:
-        parts.append(f"draft {info.draft_accepted}/{info.draft_proposed} tokens kept")
+        parts.append(f"{info.draft_accepted} of {info.draft_proposed} draft tokens accepted")
     parts.append(f"{info.latency_ms:.0f} ms")
     if info.cost_usd:
         parts.append(f"${info.cost_usd:.6f}")
@@ -71,8 +71,8 @@ def provenance(info: UpdraftInfo | None) -> str:
 
 
 def introduction(config: RouterConfig) -> list[str]:
-    """The models that speak; of the packaged pair also its use, and the way to another one. Raises
-    ConfigurationError if there is none.
+    """Return lines that name the configured models; for the packaged pair, also examples and options for other models.
+    Raises ConfigurationError if no model is configured.
     """
     from ...router.factory import check_configured
 
@@ -87,7 +87,7 @@ def introduction(config: RouterConfig) -> list[str]:
 
 
 def _shown(local: str | None) -> str:
-    """The file without its folder; a server as it was named."""
+    """Return the file's name without folder and suffix, or a server as configured."""
     from ...router.tiers.local_server.address import server_address
 
     return "none" if local is None else local if server_address(local) else Path(local).stem

@@ -1,4 +1,4 @@
-"""Streamed text, broken between words at the terminal's width; a word is shown once it is whole."""
+"""Word wrapping of streamed text at the terminal's width; a word is shown once it is complete."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _PARTS = re.compile(r"\n|[^\S\n]+|\S+")
 
 
 class WordWrap:
-    """Feed it pieces of text as they come, and call `end` after the last one."""
+    """Wraps text between words. Call `feed` with each piece of text, and `end` after the last piece."""
 
     def __init__(self, show: Callable[[str], None], columns: int) -> None:
         self._show, self._columns = show, columns
         self._column = 0
-        # Blanks before a word, of which it is not known yet whether they end a line.
+        # Blanks before the next word; dropped if the line breaks there.
         self._blanks = ""
         self._word = ""
 
@@ -32,7 +32,7 @@ class WordWrap:
                 self._blanks += part
             else:
                 self._word += part
-                if _cells(self._word) >= self._columns:  # a URL, or a script without blanks: the terminal breaks it
+                if _cells(self._word) >= self._columns:  # URLs and scripts without blanks: the terminal breaks the line
                     self._end_word()
 
     def end(self) -> None:
@@ -47,14 +47,14 @@ class WordWrap:
             text, self._column = f"\n{self._word}", 0
         self._show(text)
         self._column += _cells(text.lstrip("\n"))
-        if self._column > self._columns:  # the terminal went on in the next line
+        if self._column > self._columns:  # the terminal broke the line
             self._column = self._column % self._columns or self._columns
         self._blanks = self._word = ""
 
 
 @contextmanager
 def wrapped(show: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
-    """`show` with lines that fit the terminal; as it is where standard output is none."""
+    """Yield `show` with word wrapping at the terminal's width; unchanged if standard output is not a terminal."""
     if not sys.stdout.isatty():
         yield show
         return

@@ -127,6 +127,6 @@ def test_the_guide_states_the_numbers_of_the_code() -> None:
     assert stated is not None
     for quality, prompts in (stated.groups()[:2], stated.groups()[2:]):
         assert prompts_to_promise(float(quality)) == int(prompts)
-    assert "0.95 takes about 130, the default of 0.98 about 300" in " ".join(
+    assert "0.95 needs about 130, the default of 0.98 about 300" in " ".join(
         (ROOT / "cli" / "calibrate" / "command.py").read_text(encoding="utf-8").split()
     )

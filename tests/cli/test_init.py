@@ -72,14 +72,14 @@ def test_a_pulled_model_goes_by_its_name(updraft, home: Path, cloud: str, tmp_pa
 
 
 def test_a_person_is_asked(environment, cloud: str, home: Path, tmp_path: Path) -> None:
-    answers = [("Local model [smollm2]", "none"), ("[none]", cloud), ("Model there", "big"), ("for none): ", KEY)]
+    answers = [("Local model [smollm2]", "none"), ("[none]", cloud), ("of the cloud", "big"), ("for none): ", KEY)]
     code, shown = at_terminal(["init"], answers, environment, tmp_path)
     assert code == 0, shown
     assert KEY not in shown
     assert settings_in(home)["cloud_model"] == "big"
     assert (home / "cloud_api_key").read_text() == f"{KEY}\n"
     code, shown = at_terminal(["init"], [("[y/N]", "n")], environment, tmp_path)
-    assert (code, "Replace them?" in shown) == (1, True)
+    assert (code, "Replace these settings?" in shown) == (1, True)
     code, _ = at_terminal(["init"], [("[y/N]", "\x03")], environment, tmp_path)
     assert code == 130
     assert settings_in(home)["cloud_model"] == "big"
@@ -102,8 +102,8 @@ def test_settings_are_not_replaced_silently(in_process, cloud: str, home: Path) 
         ([], 2, "Name a model"),
         (["--cloud-url", "URL"], 2, "needs --cloud-model"),
         (["--cloud-url", "URL", "--cloud-model", " "], 2, "needs --cloud-model"),
-        (["--key-env", "CLOUD_KEY"], 2, "need a cloud"),
-        (["--local", "pocket", "--cloud-model", "big"], 2, "need a cloud"),
+        (["--key-env", "CLOUD_KEY"], 2, "need --cloud-url"),
+        (["--local", "pocket", "--cloud-model", "big"], 2, "need --cloud-url"),
         (["--cloud-url", "URL", "--cloud-model", "big", "--key-env", "NOT_SET"], 2, "not set"),
         (["--cloud-url", "URL", "--cloud-model", "big", "--key-file", "absent"], 2, "cannot be read"),
         (["--cloud-url", "URL", "--cloud-model", "big", "--key-file", "empty"], 2, "is empty"),

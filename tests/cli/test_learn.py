@@ -55,10 +55,10 @@ def test_a_shadow_teaches_a_policy(updraft, oracle: str, tmp_path: Path) -> None
     assert again.calibrated_on.turns == 3, "conversations were replayed as such"
     assert "conversation" in again.card.blocks["cascade"]
     noted = updraft("feedback", info["request_id"], "down")
-    assert (noted.returncode, noted.stdout) == (0, f"Noted: down for {info['request_id']}.\n")
+    assert (noted.returncode, noted.stdout) == (0, f"Recorded feedback for {info['request_id']}: down.\n")
     unknown = updraft("feedback", "chatcmpl-0", "up")
     assert unknown.returncode == 1
-    assert "No request" in unknown.stderr
+    assert "Request 'chatcmpl-0' is not in the ledger" in unknown.stderr
 
 
 def test_a_log_without_texts_makes_no_policy(in_process, tmp_path: Path) -> None:
@@ -73,10 +73,10 @@ def test_a_log_without_texts_makes_no_policy(in_process, tmp_path: Path) -> None
     done = in_process(*call, "big")
     assert done.returncode == 2
     printed = " ".join(done.stderr.split())
-    assert "Of 120 judged answers 120 were sampled at random and graded, and 0 kept their texts" in printed
+    assert "Of 120 judged answers, 120 were sampled at random and graded; 0 of these have texts" in printed
     assert "experience_text = true" in printed
     other = in_process(*call, "another")
-    assert "holds nothing of pocket-small with another. It knows pocket-small with big (120)." in other.stderr
+    assert "has no requests of pocket-small with another. It has pocket-small with big (120)." in other.stderr
 
 
 def test_nothing_was_seen(in_process) -> None:
@@ -108,5 +108,5 @@ def test_damaged_answers_are_left_out_and_counted(tmp_path: Path, monkeypatch: p
         damaged.execute("UPDATE observations SET features = ? WHERE id = 'flipped'", (flipped,))
     done = CliRunner().invoke(app, ["learn", "--local", "pocket", "--cloud-model", "pocket-large"])
     assert isinstance(done.exception, InterruptedError)
-    assert done.stderr == "3 of 4 judged answers are damaged, and are left out.\n"
+    assert done.stderr == "3 of 4 judged answers are damaged and were skipped.\n"
     assert fitted == ["whole"]

@@ -112,7 +112,7 @@ def test_list_and_show(in_process, files: dict[str, Path], home: Path, tmp_path:
     ]
     shown = in_process("policy", "show", "model--big", env=settings).stdout
     assert "model as Q8_0, run by llama-cpp-python" in shown
-    assert "It rests on mine.jsonl (120 rows): single questions, in Latin script." in shown
+    assert "Calibrated on mine.jsonl (120 rows): single questions, in Latin script." in shown
     assert "With 90% confidence" in shown
     card = json.loads(in_process("policy", "show", "model--big", "--json", env=settings).stdout)["card"]
     assert card["local_model"]["quantization"] == "Q8_0"
@@ -125,7 +125,7 @@ def test_verify(updraft, in_process, files: dict[str, Path], home: Path, tmp_pat
     model = tmp_path / "model.gguf"
     elsewhere = in_process("policy", "verify")
     assert elsewhere.returncode == 0
-    assert "no local model model is here to compare with" in elsewhere.stdout
+    assert "there is no local model model to compare with" in elsewhere.stdout
     shutil.copy(files["Q8_0"], model)
     sound = in_process("policy", "verify", "model--big", "--local", str(model))
     assert (sound.returncode, sound.stdout.count("ok ")) == (0, 2), sound.stdout
@@ -134,7 +134,7 @@ def test_verify(updraft, in_process, files: dict[str, Path], home: Path, tmp_pat
     model.write_bytes(data)
     flipped = in_process("policy", "verify", "--local", str(model))
     assert flipped.returncode == 1
-    assert "not the file of the calibration, byte for byte" in flipped.stdout
+    assert "has another SHA-256 than the calibrated file" in flipped.stdout
     shutil.copy(files["Q4_0"], model)
     other = in_process("policy", "verify", "--local", str(model), "--json")
     assert other.returncode == 1
@@ -170,12 +170,12 @@ def test_a_model_behind_a_server_is_asked_for(in_process, home: Path) -> None:
         facts["local_model"] = asdict(made)
         card.write_text(json.dumps(facts))
         code, told = verified("model", 1)
-        assert (code, f"{address} serves the model of the calibration" in told) == (0, True), told
+        assert (code, f"{address} serves the calibrated model" in told) == (0, True), told
         assert verified("model", 2)[0] == 1, "other weights"
         code, told = verified("another", 1)
-        assert (code, "no local model model is here" in told) == (0, True), told
+        assert (code, "there is no local model model" in told) == (0, True), told
         asked = len(provider.asked)
-        assert "updraft policy verify does that" in verified("model", 1, "show", "model--big")[1]
+        assert "run updraft policy verify" in verified("model", 1, "show", "model--big")[1]
         assert len(provider.asked) == asked
     assert "does not answer" in verified("model", 1)[1]
 
@@ -188,17 +188,17 @@ def test_another_engine_is_a_warning(in_process, files: dict[str, Path], home: P
     model = shutil.copy(files["Q8_0"], tmp_path / "model.gguf")
     done = in_process("policy", "verify", "--local", str(model))
     assert done.returncode == 0
-    assert "it was calibrated with llama-cpp-python 0.1.0" in done.stdout
+    assert "calibrated with llama-cpp-python 0.1.0" in done.stdout
 
 
 def test_rm(in_process, home: Path) -> None:
     done = in_process("policy", "rm", "model--big", input="")
     assert done.returncode == 2
-    assert "confirm with --yes" in done.stderr
+    assert "add --yes" in done.stderr
     assert home.is_dir()
     for name in ("../policies", "nothing"):
         assert in_process("policy", "rm", name, "--yes").returncode == 1
     done = in_process("policy", "rm", "model--big", "--yes")
-    assert (done.returncode, done.stderr) == (0, "model--big is deleted.\n")
+    assert (done.returncode, done.stderr) == (0, "Deleted model--big.\n")
     assert not home.exists()
-    assert in_process("policy", "list").stderr == "No pair is calibrated yet. updraft calibrate makes a policy.\n"
+    assert in_process("policy", "list").stderr == "There are no policies yet. updraft calibrate makes one.\n"

@@ -137,7 +137,7 @@ def test_a_gateway_needs_its_ledger(shared_cloud: FakeCloud, tmp_path: Path) -> 
 def test_doctor_says_so(shared_cloud: FakeCloud, tmp_path: Path) -> None:
     program = "from updraft.cli.doctor.checks import check_ledger; print(*check_ledger())"
     done = python("-c", program, **_home("of another user", tmp_path))
-    assert "status='fail'" in done.stdout and "requests go on without" in done.stdout, done
+    assert "status='fail'" in done.stdout and "requests go unrecorded" in done.stdout, done
 
 
 COMMANDS = """

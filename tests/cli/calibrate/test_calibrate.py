@@ -49,8 +49,8 @@ def test_both_tiers_live_and_then_in_use(updraft, oracle: str, tmp_path: Path) -
     assert "The curve is in curve.png." in done.stdout
     assert "With 90% confidence, on requests like these: at most 50.0% go to the cloud." in done.stdout
     assert "124 prompts, graded by agreement" in done.stdout
-    assert "1 of 125 prompts got no row" in done.stderr
-    assert "To use it: --cloud-share 0.5, cloud_share=0.5 in code, or cloud_share = 0.5 in " in done.stdout
+    assert "1 of 125 prompts failed" in done.stderr
+    assert "To set this target: --cloud-share 0.5, cloud_share=0.5 in code, or cloud_share = 0.5 in " in done.stdout
     policy = Policy.load(tmp_path / "home" / "policies" / "pocket-small--oracle")
     assert policy.card.models == {"local": "pocket-small", "cloud": "oracle"}
     assert "signals" in policy.card.blocks["cascade"] and not policy.card.estimated_tokens
@@ -110,17 +110,17 @@ def test_a_graded_file(updraft, tmp_path: Path) -> None:
     ("flags", "message"),
     [
         ([], "Give --data FILE, --live N with --prompts FILE, or --from-log FILE"),
-        (["--data", "few.csv", "--judge", "x"], "have their grades already"),
-        (["--data", "few.csv", "--judge-url", "http://127.0.0.1:9/v1"], "belong to --judge"),
-        (["--data", "few.csv", "--from-log", "few.csv"], "exclude each other"),
-        (["--data", "few.csv", "--plot", "x.pdf"], "name it FILE.png"),
-        (["--live", "5"], "belong together"),
-        (["--data", "few.csv", "--save", "x"], "--save keeps what --live or --from-log graded"),
+        (["--data", "few.csv", "--judge", "x"], "those rows are graded already"),
+        (["--data", "few.csv", "--judge-url", "http://127.0.0.1:9/v1"], "need --judge"),
+        (["--data", "few.csv", "--from-log", "few.csv"], "mutually exclusive"),
+        (["--data", "few.csv", "--plot", "x.pdf"], "file name that ends in .png"),
+        (["--live", "5"], "go together"),
+        (["--data", "few.csv", "--save", "x"], "--save needs --live or --from-log"),
         (["--data", "few.csv", "--quality", "0.9", "--cost", "1"], "exclude each other"),
-        (["--data", "few.csv", "--local", "none"], "no local model to calibrate"),
+        (["--data", "few.csv", "--local", "none"], "No local model is configured"),
         (["--data", "few.csv", "--cloud-model", "big"], "at least 100 graded prompts"),
-        (["--data", "few.csv"], "name its cloud model with --cloud-model"),
-        (["--live", "5", "--prompts", "two.txt"], "holds 2 prompts, --live asks for 5"),
+        (["--data", "few.csv"], "name the cloud model with --cloud-model"),
+        (["--live", "5", "--prompts", "two.txt"], "has 2 prompts, but --live asks for 5"),
         (
             ["--live", "2", "--prompts", "two.txt", *NOWHERE],
             "at least 100 graded prompts, not 2",
@@ -138,8 +138,8 @@ def test_calls_that_make_no_sense(in_process, tmp_path: Path, flags: list[str], 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"UPDRAFT_OFFLINE": "true"}, "which offline forbids"),
-        ({"UPDRAFT_BUDGET_CLOUD_SHARE": "0.5"}, "which cloud_share of a budget forbids"),
+        ({"UPDRAFT_OFFLINE": "true"}, "set offline to false"),
+        ({"UPDRAFT_BUDGET_CLOUD_SHARE": "0.5"}, "set cloud_share of all budgets to 1"),
         ({"UPDRAFT_PRIVACY_BUILTIN": "email"}, "at least 100 graded prompts, not 98"),
     ],
 )
@@ -152,7 +152,7 @@ def test_a_live_calibration_keeps_to_the_settings(
     done = in_process(*call, env={"UPDRAFT_LOCAL": "pocket", **settings})
     assert done.returncode == 2
     assert message in done.stderr
-    assert ("2 of 100 prompts are kept on this device" in done.stderr) == ("UPDRAFT_PRIVACY_BUILTIN" in settings)
+    assert ("2 of 100 prompts match a privacy rule" in done.stderr) == ("UPDRAFT_PRIVACY_BUILTIN" in settings)
 
 
 def test_a_live_calibration_keeps_to_the_budget(updraft, tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_killed_and_resumed(
     sent = len(state.cloud)
     done = updraft(*call(url, tmp_path, "--json", "out.json"), env=PRICES)
     assert done.returncode == 0, done.stderr
-    assert f"{before} of {N} prompts were answered before, and are not asked again." in " ".join(done.stderr.split())
+    assert f"{before} of {N} prompts were answered before and are not asked again." in " ".join(done.stderr.split())
     assert len(state.cloud) - sent == N - before
     assert not kept_in(tmp_path), "the policy is made: nothing is kept"
     figures = json.loads((tmp_path / "out.json").read_text())["metrics"]
@@ -168,7 +168,7 @@ def test_a_judge_that_is_down_or_refuses(updraft: Any, server: tuple[Server, str
     assert wrong.returncode == 1
     assert "the judge judge: " in wrong.stderr
     assert "a wrong key" in wrong.stderr
-    assert "the same command goes on from there" in " ".join(wrong.stderr.split())
+    assert "run the same command to resume" in " ".join(wrong.stderr.split())
     state.broken = True
     down = updraft(*call(url, tmp_path), env=PRICES)
     assert down.returncode == 2
@@ -190,9 +190,9 @@ def test_a_budget_for_cloud_and_judge(
     assert done.returncode == 2
     printed = " ".join(done.stderr.split())
     assert "the budget of $0.1" in printed
-    assert "Raise --budget, and the same command goes on" in printed
+    assert "Raise --budget and run the same command to resume" in printed
     assert (len(state.cloud) + state.judged) * 0.0003 <= 0.1
     assert 0 < len(kept_in(tmp_path)) < N
     unpriced = in_process(*call(url, tmp_path, "--budget", "1"), env={"JUDGE_KEY": "of-the-judge"})
     assert unpriced.returncode == 2
-    assert "--budget needs to know what big costs" in unpriced.stderr
+    assert "--budget needs the price of big" in unpriced.stderr

