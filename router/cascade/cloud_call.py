@@ -266,7 +266,7 @@ def _index(choice: dict[str, Any]) -> int:
 def _asks_for_reasoning(body: dict[str, Any]) -> bool:
     if body.get("reasoning_effort") not in (None, "none"):
         return True
-    tables = [found for name in THINKING if (found := table(body.get(name)))]
+    tables = [options for name in THINKING if (options := table(body.get(name)))]
     return any("none" not in each.values() and "disabled" not in each.values() for each in tables)
 
 

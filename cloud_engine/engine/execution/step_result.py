@@ -54,10 +54,10 @@ class LaunchedStep:
             return self
         places = {item: row for row, item in enumerate(self.batch) if item.state.decode is item}
         rows = [places.get(item) for item in batch]
-        found = [row for row in rows if row is not None]
-        if not found or len(found) < len(rows):
+        kept = [row for row in rows if row is not None]
+        if not kept or len(kept) < len(rows):
             return None
-        sampled = self.sampled[to_device(torch.tensor(found), self.sampled.device)]
+        sampled = self.sampled[to_device(torch.tensor(kept), self.sampled.device)]
         return LaunchedStep(batch, sampled, [self.rows[row] for row in found], None)
 
 

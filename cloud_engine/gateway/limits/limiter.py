@@ -229,7 +229,7 @@ def _claims(
 
 
 def _reserved(limit: int, prompt_tokens: int, answer: AnswerSize) -> int:
-    """Return the tokens to reserve. A prompt estimate never exceeds the limit by itself, so the request can still fit."""
+    """Return the tokens to reserve. The prompt's estimate is capped, so that it alone never makes a request too big."""
     written = min(answer.least, limit) if answer.limit is None else answer.most(None)
     return written + min(prompt_tokens, max(0, limit - written))
 

@@ -118,7 +118,7 @@ def test_a_stream_is_cut_whose_cloud_ignores_the_cap(spending: Callable[..., Any
         async with spending(cloud) as b:
             _, events, done = await b.stream("cloud", max_tokens=15_000)
         assert done and events[-1]["choices"][0]["finish_reason"] == "length"
-        assert "the budget ends here: the answer is cut" in updraft_of(events)["notes"]
+        assert "the budget is used up: the answer is truncated" in updraft_of(events)["notes"]
 
     with long_cloud(chunk=1_000, tokens=90_000, honours=False) as cloud:
         run(test(cloud))
