@@ -323,7 +323,7 @@ def test_attempts_that_broke_are_booked_apart(spending: Callable[..., Any], stre
         read = row.cloud_prompt_tokens - PROMPT_TOKENS
         assert 2 * 20 < read < 2 * 100
         assert row.cost_usd == pytest.approx(cloud.usd(INPUT, OUTPUT) + (read - 2 * PROMPT_TOKENS) * INPUT / 1e6)
-        assert row.decisions.count("another try: big failed") == 2
+        assert row.decisions.count("retry: big failed") == 2
         assert asks == 1
         assert 2_000 + 2 * 1_024 < tokens < 2_000 + 2 * (1_024 + 400)
         assert usd == pytest.approx(((tokens - 4_048) * INPUT + 4_048 * OUTPUT) / 1e6)
