@@ -33,7 +33,7 @@ class RequestRow:
     status: int = 0
     # Prompt tokens that the model's server had cached.
     cached_tokens: int = 0
-    # Cost in US dollars, by the prices at that time. NULL: a model has no price.
+    # Cost in US dollars, by the prices at that time. NULL: a called model has no price.
     cost_usd: float | None = None
     # Time until the answer was complete, in milliseconds.
     latency_ms: float = 0.0
