@@ -45,7 +45,7 @@ class PostgresStore(LedgerStore):
             about = self._psycopg.conninfo.conninfo_to_dict(url)
         except self._psycopg.Error as error:  # the message may contain the password
             raise ConfigurationError(f"{shown_url(url)} is not the URL of a PostgreSQL database.") from error
-        place = repr([about.get(name) for name in ("host", "hostaddr", "port", "dbname")]).encode()  # passwords change
+        place = repr([about.get(name) for name in ("host", "hostaddr", "port", "dbname")]).encode()  # no password
         folder = state_folder() / f"gateway-{blake2b(place, digest_size=8).hexdigest()}.workers"
         super().__init__(table, KeptRows(folder, table), f"{self._lock:08x}")
 

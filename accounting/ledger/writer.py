@@ -297,7 +297,7 @@ class LedgerWriter:
                 _log.warning("Marked %d requests of dead workers as abandoned.", count)
             if self._keep_from is not None:
                 deleted = self._store.prune(self._keep_from(), _PRUNED_AT_ONCE)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - the thread must survive any error
             pause_s = _HOUSEKEEPING_AGAIN_S
             _log.warning(
                 "Ledger maintenance failed, will retry: %s.", error, exc_info=not isinstance(error, LedgerWriteError)

@@ -81,7 +81,7 @@ local function reserved(key)
   return sum
 end
 
--- The tokens beyond the least that an admission was granted; false once it is settled.
+-- Tokens that an admission was granted beyond the least; false once the admission is settled.
 local granted = {{}}
 local function settles(receipt)
   if granted[receipt] == nil then

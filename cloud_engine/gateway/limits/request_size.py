@@ -135,7 +135,7 @@ def size_of(
             _check_depth(name, schema := bytes(getattr(fields, name)))
             _check_text(name, schema)
     answer = answer_size(lengths, path, prompts=_num_items(bytes(fields.prompt)) if fields.prompt else 1)
-    _check("prompt", answer.answers, MAX_ANSWERS, " answers to all of its prompts")
+    _check("prompt", answer.answers, MAX_ANSWERS, " answers to all prompts")
     check_message_count(len(fields.messages or ()))
     _check("logit_bias", len(fields.logit_bias or ()), MAX_BIASES)
     return RequestSize(prompt_tokens(body), answer)
@@ -151,7 +151,7 @@ def _num_items(value: bytes) -> int:
 def _check(name: str, count: float, most: int, of: str = "") -> None:
     if count > most:
         raise InvalidRequestError(
-            f"{name}: {count}{of} exceeds the limit of {most} per request.", param=name, code="invalid_value"
+            f"{name}: got {count}{of}, but the limit is {most} per request.", param=name, code="invalid_value"
         )
 
 

@@ -122,7 +122,7 @@ async def _relay_events(call: Call, passage: Passage, response: Response, withou
                 await call.emit(passage.error_event(BudgetExceededError(_CUT)), more=False)
                 return
         if not passage.ended:
-            raise AnswerFailure("the stream ended before its answer did", reported_in(without_key(events.rest)))
+            raise AnswerFailure("the stream ended before the answer was whole", reported_in(without_key(events.rest)))
     except UpstreamFailure:
         if not passage.ended:
             raise
