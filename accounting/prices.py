@@ -64,7 +64,7 @@ class DatedPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     input: Dollars
     output: Dollars
     cached_input: Dollars | None = None
-    # First day (UTC) of this price. None: always valid.
+    # First day (UTC) of this price. None: no start date.
     since: date | None = None
     max_output: _Tokens | None = None
 

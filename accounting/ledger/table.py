@@ -49,7 +49,7 @@ class Table:
     key: str = "id"
     # Index definitions: the part of `CREATE INDEX` from the name on.
     indexes: tuple[str, ...] = ()
-    # Former column names that SQL may still use, by new name.
+    # Current names of renamed columns, by the former names that SQL may still use.
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
     # SQL expressions by format: how to compute columns from rows of any earlier format.
     upgrades: Mapping[int, Mapping[str, str]] = field(default_factory=dict[int, Mapping[str, str]])

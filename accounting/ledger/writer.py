@@ -28,12 +28,12 @@ FLUSH_S = 2.0
 CLOSE_S = 5.0
 DAY_S = 86_400
 _MAX_BATCH = 1000
-_SETTLED_S = 0.005  # time that rows without a waiter may wait, to share a commit with an intent
+_SETTLED_S = 0.005  # seconds that rows without a waiter may wait, to share a commit with an intent
 _RETRY_S = 0.5
-_HANGS_S = 1.0  # extra time for the last commit
+_HANGS_S = 1.0  # seconds of grace for the last commit
 _POLL_S = 0.002
 _HOUSEKEEPING_S = 60.0
-_HOUSEKEEPING_AGAIN_S = 5.0  # after a failure
+_HOUSEKEEPING_AGAIN_S = 5.0  # seconds before maintenance is retried after a failure
 _PRUNED_AT_ONCE = 500
 _log = logging.getLogger("updraft.ledger")
 
