@@ -110,7 +110,7 @@ class Node:
         return self.breaker.needs_trial and self.in_flight > 0
 
     def patience(self, usual: Patience) -> Patience:
-        """Return the timeouts for streams of this node; `usual` applies where the node has no own."""
+        """Return the timeouts for streams from this node; `usual` holds the gateway's defaults."""
         return Patience(self._address.first_token_s or usual.first_s, self._address.idle_s or usual.idle_s)
 
     def serves(self, models: Sequence[Model]) -> None:

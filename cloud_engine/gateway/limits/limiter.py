@@ -115,7 +115,7 @@ class LimitReservation:
 
 @dataclass(frozen=True, slots=True)
 class Limiter:
-    """Reserves the limits of requests."""
+    """Admits requests within the limits of their key, tenant and model."""
 
     # Store that holds the accounts.
     store: LimitStore
