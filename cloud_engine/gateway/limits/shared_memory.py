@@ -48,7 +48,7 @@ _MAX_UNSETTLED = 10_000
 
 
 class SharedMemoryStore:
-    """Limit accounts in shared memory. The first live worker clears the file. Raises ConfigurationError, DiskSpaceError."""
+    """Accounts in shared memory. The first worker clears the file. Raises ConfigurationError, DiskSpaceError."""
 
     def __init__(self, path: Path) -> None:
         self._turn = asyncio.Lock()
