@@ -1,8 +1,8 @@
-"""The arithmetic of limits. Every limit is an account: what is used, and what requests in flight have reserved.
+"""Arithmetic of limits. Each limit is an account of the amounts used and of those reserved by requests in flight.
 
-A rate is a leaky bucket that holds one minute's limit and drains at the limit's pace, kept as the time at which it is
-empty: the theoretical arrival time of the generic cell rate algorithm (ITU-T I.371). So T seconds never use up more
-than the limit times 1 + T/60. A budget does not drain, it ends with its period. Requests in flight are only reserved.
+A rate is a leaky bucket that holds one minute's limit and drains at the limit's rate. The bucket is stored as the
+time when it will be empty, the theoretical arrival time of the generic cell rate algorithm (ITU-T I.371). At most
+limit * (1 + T / 60) is used in T seconds. A budget does not drain but ends with its period.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _ROUNDING = 1e-9
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """One request's demand on one account."""
+    """The demand of one request on one account."""
 
-    # The kind of owner whose limit it is.
+    # Kind of owner of the limit.
     owner: Owner
-    # Which of them.
+    # Name of the owner.
     name: str
-    # What is limited.
+    # The limited quantity.
     kind: Kind
-    # The most that the account may hold.
+    # Maximum of the account.
     limit: float
-    # The estimate of what the request will use.
+    # Estimated use by the request.
     amount: float
-    # When a budget's period begins, in seconds since the epoch. 0: it is none.
+    # Start of the budget's period, in seconds since the epoch. 0: not a budget.
     begins: float = 0.0
-    # When that ends.
+    # End of the budget's period, in seconds since the epoch. 0: not a budget.
     ends: float = 0.0
-    # What each token of the answer adds that the store grants beyond the least.
+    # Amount added by each completion token that the store grants beyond the least.
     per_token: float = 0.0
 
     @property
@@ -57,28 +57,28 @@ class Claim(msgspec.Struct, frozen=True):
 
     @property
     def is_reserved(self) -> bool:
-        """A request that begins is a request, whatever becomes of it; all else is settled later."""
+        """Whether the amount is settled later. Counts of requests are final at admission, whatever the outcome."""
         return self.kind != "requests"
 
     def extended(self, tokens: int) -> Claim:
-        """The claim with `tokens` more of the answer."""
+        """Return the claim with `tokens` more completion tokens."""
         return msgspec.structs.replace(self, amount=self.amount + tokens * self.per_token)
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """An account as a claim found it."""
+    """The state of an account before a claim."""
 
-    # What is used: of a rate, what has not drained yet.
+    # Amount used; of a rate, the amount not yet drained.
     used: float
-    # What requests in flight have reserved.
+    # Amount reserved by requests in flight.
     reserved: float
 
     def fits(self, claim: Claim) -> bool:
-        """Return whether the claim fits. A claim on nothing always fits, also into a spent budget."""
+        """Return whether the claim fits. A claim of 0 always fits, even into a spent budget."""
         return claim.amount <= 0 or self.used + self.reserved + claim.amount <= claim.limit * (1 + _ROUNDING)
 
     def wait_s(self, claim: Claim, now: float) -> float:
-        """Until the claim fits, if requests in flight use all that they have reserved."""
+        """Return the seconds until the claim fits, if requests in flight use all of their reservations."""
         if claim.is_budget and self.used + claim.amount > claim.limit:
             return max(0.0, claim.ends - now)
         if not claim.is_rate:
@@ -88,14 +88,14 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 def account_name(owner: Owner, kind: Kind, begins: float, name: str) -> str:
-    """Return the name in the store; each period of a budget has its own."""
+    """Return the account's name in the store; each period of a budget has a separate account."""
     return f"{owner} {kind} {begins:.0f} {name}"
 
 
 def granted(wanted: Wanted, claims: Sequence[Claim], standings: Sequence[Standing], *, alone: bool = True) -> int:
-    """Return the tokens of an answer to reserve, for claims that fit with the least.
+    """Return the completion tokens to reserve, for claims that fit with the least of `wanted`.
 
-    `alone`: no other request holds a reservation that `standings` do not show.
+    `alone`: `standings` show the reservations of all other requests.
     """
     room = math.inf
     for claim, standing in zip(claims, standings, strict=True):
@@ -106,24 +106,24 @@ def granted(wanted: Wanted, claims: Sequence[Claim], standings: Sequence[Standin
 
 
 def renewal(ends: float, now: float) -> tuple[str, float]:
-    """Return the end of a budget's period as a text, and the seconds from `now` to it."""
+    """Return a message with the end of a budget's period, and the seconds from `now` until then."""
     return f"it renews at {datetime.fromtimestamp(ends, UTC):%Y-%m-%d %H:%M} UTC", max(0.0, ends - now)
 
 
 def used(claim: Claim, value: float, now: float) -> float:
-    """The amount in use at `now`, from the stored `value` of an account. Both are times of the store's own clock."""
+    """Return the amount in use at `now`, from an account's stored `value`. Times are by the store's clock."""
     if claim.ends > 0:
         return value
     return 0.0 if claim.kind == "concurrent" else max(0.0, value - now) * claim.limit / PERIOD_S
 
 
 def settled(claim: Claim, value: float, amount: float, now: float) -> float:
-    """The stored value after `amount` more was used."""
+    """Return the stored value after a use of `amount`."""
     if claim.ends > 0:
         return value + amount
     return 0.0 if claim.kind == "concurrent" else max(value, now) + amount * PERIOD_S / claim.limit
 
 
 def expires(claim: Claim, value: float, ahead: float = 0.0) -> float:
-    """When an account without reservations equals a new one. `ahead`: the store's clock less the wall clock."""
+    """Return the time from which an unreserved account equals a new one. `ahead`: store clock minus wall clock."""
     return claim.ends + ahead if claim.is_budget else value

@@ -1,4 +1,4 @@
-"""The circuit breaker of a cloud or a node: failures open it, a recovery half-opens it, one good answer closes it."""
+"""Circuit breaker of a cloud or a node: closed, open after failures, half-open after a recovery period."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["closed", "half-open", "open"]
-#: `pass`: the breaker is closed. `trial`: the request decides whether the breaker closes.
+#: `pass`: the breaker is closed. `trial`: this request decides whether the breaker closes.
 Admission = Literal["pass", "trial", "refused"]
 
 _MAX_REMEMBERED = 64  # failed requests
@@ -16,25 +16,25 @@ _MAX_REMEMBERED = 64  # failed requests
 
 @dataclass(frozen=True, slots=True)
 class BreakerRules:
-    """The parameters of a breaker."""
+    """The parameters of a circuit breaker."""
 
-    # Distinct requests in a row that fail before the breaker opens.
+    # Consecutive distinct failed requests that open the breaker.
     failures_to_open: int
-    # Length of the first recovery, in seconds, or in good probes where `by_probes`. It doubles with each trip in a row.
+    # First recovery period, in seconds, or in good probes if `by_probes`; doubled by each consecutive trip.
     recovery: float
-    # Longest recovery, in the same unit.
+    # Longest recovery period, in the same unit.
     max_recovery: float
-    # Whether good probes end a recovery, and not time.
+    # Whether good probes end a recovery, rather than time.
     by_probes: bool = False
-    # Seconds after which a failure no longer counts.
+    # Time after which a failure no longer counts, in seconds.
     window_s: float = float("inf")
 
 
 class Breaker:
-    """A state machine without I/O. Requests are identified by digests, and no prompt is stored.
+    """A circuit breaker without I/O. Requests are identified by digest; no prompt is stored.
 
-    Closed: every request passes. Open: no request passes. Half-open: one request passes as a trial. `trips` counts how
-    often the breaker opened. `clock` gives seconds that never go back.
+    Closed: every request passes. Open: none passes. Half-open: one request passes as a trial. `trips`: how often the
+    breaker opened. `clock`: a monotonic clock, in seconds.
     """
 
     def __init__(self, rules: BreakerRules, clock: Callable[[], float] = time.monotonic) -> None:
@@ -43,17 +43,17 @@ class Breaker:
         self.trips = 0
         self._rules = rules
         self._clock = clock
-        self._trips_in_a_row = 0  # without a good answer between them
-        self._failures: dict[object, float] = {}  # since the last good answer, with their times
+        self._trips_in_a_row = 0  # trips since the last good answer
+        self._failures: dict[object, float] = {}  # times of failures since the last good answer
         self._recovery = 0.0
         self._opened_at = 0.0
         self._on_trial = False
 
     @classmethod
     def unproven(cls, rules: BreakerRules) -> Breaker:
-        """An open breaker that the first good probe closes."""
+        """Return an open breaker that the first good probe closes."""
         breaker = cls(rules)
-        breaker.state, breaker.reason, breaker._recovery = "open", "it has not answered yet", 1
+        breaker.state, breaker.reason, breaker._recovery = "open", "no probe has succeeded yet", 1
         return breaker
 
     @property
@@ -62,11 +62,11 @@ class Breaker:
 
     @property
     def seconds_left(self) -> float:
-        """Time until the next trial, for recoveries that are timed."""
+        """Seconds until the next trial, for timed recoveries."""
         return max(0.0, self._opened_at + self._recovery - self._clock())
 
     def admit(self) -> Admission:
-        """Whether a request may be sent now. `succeeded`, `failed` or `leave_trial` must end a trial."""
+        """Return whether a request may be sent now. End a trial with `succeeded`, `failed` or `leave_trial`."""
         if self.state == "open" and not self._rules.by_probes and self.seconds_left <= 0:
             self.state = "half-open"
         if self.state == "closed":
@@ -77,22 +77,22 @@ class Breaker:
         return "trial"
 
     def leave_trial(self) -> None:
-        """The trial ended without a result: the next request is the trial."""
+        """End a trial without a result; the next request becomes the trial."""
         self._on_trial = False
 
     def succeeded(self) -> None:
-        """A request got an answer."""
+        """Count a request that was answered."""
         self._failures.clear()
         self._trips_in_a_row, self._on_trial = 0, False
         if self.state == "half-open" or not self._rules.by_probes:
             self.state, self.reason = "closed", ""
 
     def failed(self, reason: str, request: bytes | None = None, *, answered: bool = False) -> bool:
-        """Count a request that failed, after its retries. True: the failure opened the breaker.
+        """Count a request that failed after its retries. Return whether the failure opened the breaker.
 
-        `request`: its digest. A request counts once, however often it is repeated, and reopens no half-open breaker.
-        None: the failure does not depend on the request. `answered`: the server said so itself, and may well answer the
-        next request, which is the trial.
+        `request`: the request's digest. Repeats of a failed request do not count and do not reopen a half-open breaker.
+        None: the failure does not depend on the request. `answered`: the server itself answered with an error, so the
+        next request is a trial at once.
         """
         self._on_trial = False
         now, key = self._clock(), object() if request is None else request
@@ -108,7 +108,7 @@ class Breaker:
         return opened
 
     def trip(self, reason: str) -> bool:
-        """Open at once, or begin the recovery anew. False: the breaker was open already."""
+        """Open the breaker at once, or restart the recovery. Return False if the breaker was already open."""
         opened = self.state != "open"
         if opened:
             self.trips += 1
@@ -120,7 +120,7 @@ class Breaker:
         return opened
 
     def probed(self) -> bool:
-        """Count a good probe. True: it ended the recovery."""
+        """Count a good probe. Return whether it ended the recovery."""
         if self.state != "open":
             return False
         self._recovery -= 1

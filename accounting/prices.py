@@ -1,4 +1,4 @@
-"""Prices of tokens by model and first day: from settings, from a file of the operator's, or LiteLLM's public one."""
+"""Token prices by model and start date, from settings, a price file, or LiteLLM's public price list."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from ..protocol.errors import ConfigurationError
 
 _MAX_BYTES = 64_000_000
 _FETCH_S = 30.0
-MAX_USD = 1e9  # for a million tokens: sums of more end in infinity, and no budget comes back from there
+MAX_USD = 1e9  # per million tokens; larger sums could overflow to infinity and never leave a budget
 Dollars = Annotated[float, msgspec.Meta(ge=0, le=MAX_USD)]
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """US dollars per million tokens."""
+    """Prices in US dollars per million tokens."""
 
-    # Of a prompt.
+    # Price of prompt tokens.
     input: float = 0.0
-    # Of an answer.
+    # Price of completion tokens.
     output: float = 0.0
-    # Of the part of a prompt that the model's server had in its cache. None: as any other part.
+    # Price of cached prompt tokens. None: same as `input`.
     cached_input: float | None = None
-    # The most tokens that the model writes in one answer. A budget reserves them for a whole answer. None: unknown.
+    # Longest answer of the model, in tokens, reserved for answers without a limit. None: unknown.
     max_output: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("input", "output", "cached_input"):
             value: float | None = getattr(self, name)
-            if value is not None and not 0 <= value <= MAX_USD:  # NaN fails every comparison, so it lands here too
+            if value is not None and not 0 <= value <= MAX_USD:  # also true for NaN
                 raise ConfigurationError(f"prices: {name} must be 0 or more, and at most {MAX_USD:g}.", param="prices")
         if self.max_output is not None and self.max_output < 1:
             raise ConfigurationError("prices: max_output must be at least 1.", param="prices")
@@ -52,19 +52,19 @@ class Price:
 
     @property
     def dearest_input(self) -> float:
-        """The price of a prompt token before its server says whether it was cached: a cache may charge more."""
+        """Highest price of a prompt token, for estimates before caching is known: cached tokens may cost more."""
         return max(self.input, self.cached_input or 0.0)
 
 
 class DatedPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"since": "from"}):
     """An entry of a price file."""
 
-    # The model's name, as clients ask for it.
+    # Model name, as used in requests.
     model: str
     input: Dollars
     output: Dollars
     cached_input: Dollars | None = None
-    # The first day (UTC) of this price. None: always.
+    # First day (UTC) of this price. None: no start date.
     since: date | None = None
     max_output: _Tokens | None = None
 
@@ -78,7 +78,7 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _PublicPrice(msgspec.Struct):
-    """An entry of LiteLLM's file, in US dollars per token."""
+    """An entry of LiteLLM's price list, in US dollars per token."""
 
     input_cost_per_token: Dollars | None = None
     output_cost_per_token: Dollars | None = None
@@ -91,7 +91,7 @@ prepare_types(_Table, _PublicPrice)
 
 @dataclass(frozen=True, slots=True)
 class PriceTable:
-    """The prices of all models; each model's latest first, with its first day."""
+    """Prices by model, newest first, each with its first day."""
 
     models: Mapping[str, Sequence[tuple[date | None, Price]]]
 
@@ -103,16 +103,16 @@ class PriceTable:
         return cls(models)
 
     def at(self, model: str, when: float) -> Price | None:
-        """Return the price of a model at a time in seconds since the epoch; None if the model has none."""
-        found = self.models.get(model, ())
-        if len(found) == 1 and found[0][0] is None:
-            return found[0][1]
+        """Return a model's price at a time in seconds since the epoch, or None."""
+        dated = self.models.get(model, ())
+        if len(dated) == 1 and dated[0][0] is None:
+            return dated[0][1]
         day = datetime.fromtimestamp(when, UTC).date()
-        return next((price for since, price in found if since is None or since <= day), None)
+        return next((price for since, price in dated if since is None or since <= day), None)
 
 
 def load_prices(source: str) -> PriceTable:
-    """Read a path or an https URL: TOML or JSON with `prices`, or LiteLLM's JSON. Raises ConfigurationError.
+    """Load a file or an https URL: TOML or JSON with `prices`, or LiteLLM's JSON. Raises ConfigurationError.
 
     `prices` is a list of entries, or the router's table `[prices.models."NAME"]`.
     """
@@ -124,26 +124,26 @@ def load_prices(source: str) -> PriceTable:
             table = msgspec.json.decode(data)
         return PriceTable.of(_entries(table))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigurationError(f"The price table {source} is unusable: {error}.", param="prices") from error
+        raise ConfigurationError(f"The price table {source} is invalid: {error}.", param="prices") from error
 
 
 def _entries(table: Any) -> Sequence[DatedPrice]:
-    """Raises msgspec.ValidationError for a table of another shape."""
+    """Return the entries of a decoded table. Raises msgspec.ValidationError for an unknown format."""
     if not isinstance(table, dict) or not table:
-        raise msgspec.ValidationError("it holds no prices: write [[prices]] with model, input and output")
+        raise msgspec.ValidationError("it contains no prices: add [[prices]] entries with model, input and output")
     if "prices" not in table:
         public = _public(msgspec.convert(table, dict[str, _PublicPrice]))
         if not public:
             raise msgspec.ValidationError("no entry has input_cost_per_token and output_cost_per_token")
         return public
     fields = msgspec.convert(table, dict[str, Any])
-    found: Any = fields["prices"]
-    if isinstance(found, dict):
-        models = msgspec.convert(found, dict[str, dict[str, dict[str, Any]]])
+    prices_table: Any = fields["prices"]
+    if isinstance(prices_table, dict):
+        models = msgspec.convert(prices_table, dict[str, dict[str, dict[str, Any]]])
         if set(models) != {"models"}:
             raise msgspec.ValidationError("prices must be a list of entries, or hold the table models")
-        found = [{"model": name, **entry} for name, entry in models["models"].items()]
-    prices = msgspec.convert({**fields, "prices": found}, _Table).prices
+        prices_table = [{"model": name, **entry} for name, entry in models["models"].items()]
+    prices = msgspec.convert({**fields, "prices": prices_table}, _Table).prices
     for (model, since), count in Counter((each.model, each.since) for each in prices).items():
         if count > 1:
             day = "" if since is None else f" from {since}"
@@ -151,11 +151,11 @@ def _entries(table: Any) -> Sequence[DatedPrice]:
     return prices
 
 
-def _public(found: Mapping[str, _PublicPrice]) -> list[DatedPrice]:
+def _public(entries: Mapping[str, _PublicPrice]) -> list[DatedPrice]:
     prices: list[DatedPrice] = []
-    for name, each in found.items():
+    for name, each in entries.items():
         if each.input_cost_per_token is None or each.output_cost_per_token is None:
-            continue  # priced by the image, second or page
+            continue  # priced per image, second or page
         cached, longest = each.cache_read_input_token_cost, each.max_output_tokens
         prices.append(
             DatedPrice(
@@ -179,7 +179,7 @@ def _bytes_of(source: str) -> bytes:
 
 
 def _fetched(source: str) -> bytes:
-    import httpx  # not needed for files
+    import httpx  # not needed for local files
 
     try:
         parts, size = list[bytes](), 0

@@ -1,4 +1,4 @@
-"""Token estimates before a request: the tokens that it makes a model read, and the most that it lets a model write."""
+"""Token estimates made before a request: prompt tokens, and the maximum length of the answer."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ import msgspec
 from ..protocol.decoding import UNREADABLE, integral
 from ..protocol.http.foreign import object_of, objects_of
 
-#: An answer without a limit is reserved in steps of this many tokens, and never capped below them.
+#: Least reservation for an answer, and least cap; reservations without a limit grow in such steps.
 STEP_TOKENS = 1024
-#: The longest answer of a model whose own maximum is unknown.
+#: Assumed maximum answer of a model whose own maximum is unknown.
 LONGEST_ANSWER = 2**17
-#: One image, sound or file.
+#: Estimated tokens of an image, audio clip or file.
 ATTACHED_TOKENS = 1500
-#: The tokens of one request end here, whatever it asks for: integers of ledgers and accounts end somewhere.
+#: Upper bound on the tokens counted for one request, so that ledgers and accounts cannot overflow.
 MAX_REQUEST_TOKENS = 2**40
-#: The limits of an answer by path. Other paths write no text, or bill it by other units.
+#: Fields that limit the answer, by path. Other paths generate no text, or are billed by other units.
 LIMITS: Mapping[str, tuple[str, ...]] = {
     "chat/completions": ("max_tokens", "max_completion_tokens"),
     "completions": ("max_tokens",),
     "responses": ("max_output_tokens",),
     "messages": ("max_tokens",),
 }
-#: Fields that lengthen an answer, or limit the answers of some servers only.
+#: Fields that lengthen an answer, or limit it on some servers only.
 LENGTHENING = (
     *("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "n_predict", "num_predict"),
     *("max_new_tokens", "max_length", "min_length", "min_new_tokens"),
 )
-#: Paths whose answers are no text.
+#: Paths that generate no text.
 WRITES_NOTHING = (
     *("embeddings", "rerank", "score", "classify", "pooling", "moderations"),
     *("messages/count_tokens", "responses/input_tokens"),
 )
-#: Fields that multiply answers.
+#: Fields that multiply the number of answers.
 MULTIPLYING = ("n", "best_of", "num_return_sequences", "num_beams", "candidate_count")
-#: Tables of other servers that hold any of these fields.
+#: Nested tables that may hold any of these fields.
 NESTED = ("options", "parameters", "extra_body", "generation_config", "generationConfig")
-#: Tables with a budget for thinking, and the budget's name in each.
+#: Tables with a reasoning budget, and the name of the budget's field.
 THINKING = {"thinking": "budget_tokens", "reasoning": "max_tokens"}
-#: All fields that `answer_size` reads, but for the prompts.
+#: All fields that `answer_size` reads, apart from the prompts.
 LENGTH_FIELDS = (*LENGTHENING, *MULTIPLYING, *NESTED, *THINKING, "prediction")
 
 _COUNTED = frozenset(LENGTH_FIELDS)
 _ASCII = bytes(range(128))
-_ESCAPE = 6  # characters of `\u20ac`
-_ESCAPED_BYTES = 3  # of UTF-8, at most
+_ESCAPE = 6  # characters of an escape such as `\u20ac`
+_ESCAPED_BYTES = 3  # most UTF-8 bytes of an escaped character
 _BYTES_PER_TOKEN = 3
 _ATTACHED = (b'"file_id"', b'"file_data"', b'"data"', b";base64,")
-# The parts of a message that are attached: their type, and the path to the data.
+# Attachments in messages: the type of the part, and the path to the data.
 _PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("image_url", ("image_url", "url")),
     ("input_audio", ("input_audio", "data")),
@@ -65,9 +65,9 @@ _PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def prompt_tokens(body: bytes, *, bytes_per_token: int = _BYTES_PER_TOKEN) -> int:
-    """Return the tokens of a JSON request. With one byte per token the result is a bound: no token is shorter.
+    """Estimate the tokens of a JSON request. With `bytes_per_token=1`, the result is an upper bound.
 
-    A character beyond ASCII counts by its bytes in any case. An attachment counts `ATTACHED_TOKENS`.
+    Non-ASCII characters always count by their bytes. An attachment counts `ATTACHED_TOKENS`.
     """
     attached, count = _attached_bytes(body) if any(map(body.__contains__, _ATTACHED)) else (0, 0)
     beyond = 0 if body.isascii() else len(body.translate(None, _ASCII))
@@ -77,7 +77,7 @@ def prompt_tokens(body: bytes, *, bytes_per_token: int = _BYTES_PER_TOKEN) -> in
 
 
 def text_bytes(value: Any) -> int:
-    """Return the UTF-8 bytes of all texts in decoded JSON, however deep it is."""
+    """Return the UTF-8 bytes of all strings in decoded JSON, at any depth."""
     total, values = 0, [value]
     while values:
         value = values.pop()
@@ -92,35 +92,35 @@ def text_bytes(value: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AnswerSize:
-    """The most that a request lets a model write."""
+    """The most that a request allows a model to generate."""
 
-    # Tokens of one answer. None: no limit.
+    # Maximum tokens of one answer. None: no limit.
     limit: int | None = None
-    # Answers to all prompts together.
+    # Number of answers to all prompts together.
     answers: int = 1
-    # Tokens billed beside the answers: a prediction, which counts where it is rejected.
+    # Tokens billed besides the answers: a predicted output, whose rejected tokens are billed.
     beside: int = 0
 
     @property
     def least(self) -> int:
-        """The tokens without which the request is not sent."""
+        """Tokens that a budget must have left for the request to be sent."""
         limit = STEP_TOKENS if self.limit is None else min(self.limit, STEP_TOKENS)
         return min(limit * self.answers, MAX_REQUEST_TOKENS) + self.beside
 
     def most(self, longest: int | None) -> int:
-        """The tokens of all answers, from a model whose longest answer has `longest`."""
+        """Return the maximum tokens of all answers. `longest`: the model's own maximum, if known."""
         most = LONGEST_ANSWER if longest is None else longest
         if self.limit is not None:
             most = self.limit if longest is None else min(self.limit, longest)
         return max(self.least, min(most * self.answers, MAX_REQUEST_TOKENS) + self.beside)
 
     def cap(self, tokens: int) -> int:
-        """The limit of one answer, so that all of them together have `tokens` at most."""
+        """Return the limit per answer that keeps all answers together within `tokens`."""
         return max(1, (tokens - self.beside) // self.answers)
 
 
 def answer_size(fields: Mapping[str, Any], path: str, *, prompts: int | None = None) -> AnswerSize:
-    """Read the size from a decoded request to `path`. `prompts`: their number, where the caller has counted them."""
+    """Read the size from a decoded request to `path`. `prompts`: their number, if already counted."""
     if path not in LIMITS:
         return AnswerSize(0 if path in WRITES_NOTHING else STEP_TOKENS)
     lengths: list[int | None] = []
@@ -150,14 +150,14 @@ def answer_size(fields: Mapping[str, Any], path: str, *, prompts: int | None = N
 
 
 def capped(body: Mapping[str, Any], cap: int, limits: Sequence[str]) -> dict[str, Any]:
-    """Return `body` with answers of at most `cap` tokens: in those of `limits` that it has, or else in the first."""
+    """Return `body` with answers capped at `cap` tokens, in the fields of `limits` that `body` has, or the first."""
     named = any(body.get(name) is not None for name in limits)
     changed: dict[str, Any] = dict(body) if named else {**body, limits[0]: cap}
-    nested = {name: dict(found) for name in NESTED if (found := object_of(body.get(name)))}
+    nested = {name: dict(inner) for name in NESTED if (inner := object_of(body.get(name)))}
     changed |= nested
     for table in (changed, *nested.values()):
         table.update({name: _lower(table[name], cap) for name in LENGTHENING if table.get(name) is not None})
-    for name, budget in THINKING.items():  # a part of the answer's limit
+    for name, budget in THINKING.items():  # part of the answer's limit
         thinking = object_of(body.get(name))
         if (_count(thinking.get(budget)) or 0) >= cap:
             changed[name] = {**thinking, budget: max(1, cap - 1)}
@@ -170,19 +170,19 @@ def _lower(value: Any, cap: int) -> int:
 
 
 def _count(value: Any) -> int | None:
-    """`value` if it is a count; None also for -1, with which some servers mean no limit."""
+    """Return `value` if it is a count, else None; also for -1, which some servers read as unlimited."""
     count = integral(value)
     return count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else None
 
 
 def _attached_bytes(body: bytes) -> tuple[int, int]:
-    """The bytes of all attachments in a request, and their number. Elsewhere such data is read as text."""
+    """Return the bytes and the number of all attachments. Such data elsewhere counts as text."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any])
     except UNREADABLE:
         return 0, 0
-    found = [len(each) for each in _attached(fields)]
-    return sum(found), len(found)
+    sizes = [len(each) for each in _attached(fields)]
+    return sum(sizes), len(sizes)
 
 
 def _attached(fields: Mapping[str, Any]) -> Iterator[str]:

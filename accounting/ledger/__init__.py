@@ -1,1 +1,1 @@
-"""The ledger of the router and of the gateway: one row per request, written in groups, kept across crashes."""
+"""Ledger shared by router and gateway: one row per request, committed in batches, crash-safe."""

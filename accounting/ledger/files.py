@@ -1,4 +1,4 @@
-"""Ledgers in SQLite files: whose file it is, its format, and the migration of older formats."""
+"""Ledgers in SQLite files: validation, format version, and migration of older formats."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ...protocol.safety.shared_file import SharedFile
 from ...protocol.wal import columns, transaction
 from .table import LedgerTable, Table
 
-_SIGNATURE = {"id", "model", "status", "latency_ms"}  # columns of every format
+_SIGNATURE = {"id", "model", "status", "latency_ms"}  # columns present in every format
 _READ_S = 2.0
 
 
 def open_database(path: Path, table: LedgerTable, *, busy_s: float, read_only: bool = False) -> Database:
-    """The ledger at `path`, migrated if its format is older.
+    """Open the ledger at `path`, and migrate it if the format is older.
 
-    `busy_s`: how long a call waits for other writers; opening waits up to 5 seconds. `read_only`: change nothing, make
-    no file, and show rows of an older format as this format has them. Raises ConfigurationError.
+    `busy_s`: how long a call waits for other writers; opening waits up to 5 seconds. `read_only`: leave the file
+    unchanged, create none, and convert rows of an older format on the fly. Raises ConfigurationError.
     """
     prepare = partial(_prepare_to_read if read_only else _prepare, path=path, table=table)
     file = SharedFile(path, f"as the {table.purpose}", table.param)
@@ -31,7 +31,7 @@ def open_database(path: Path, table: LedgerTable, *, busy_s: float, read_only: b
 
 @contextmanager
 def open_to_read(path: Path, table: LedgerTable) -> Generator[sqlite3.Connection]:
-    """A connection that locks out no writer. Raises ConfigurationError, also for errors in the block."""
+    """Open a connection that blocks no writer. Raises ConfigurationError, also for SQLite errors in the block."""
     try:
         with (
             closing(open_database(path, table, busy_s=_READ_S, read_only=True)) as database,
@@ -43,7 +43,7 @@ def open_to_read(path: Path, table: LedgerTable) -> Generator[sqlite3.Connection
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, table: LedgerTable) -> None:
-    """Bring the file to this format in one transaction, so that several processes may open it at once."""
+    """Migrate the file to the current format in one transaction, safe against concurrent openers."""
     if _format(connection, path, table) == table.format:
         return
     with transaction(connection):
@@ -55,14 +55,14 @@ def _prepare(connection: sqlite3.Connection, path: Path, table: LedgerTable) -> 
 
 
 def _migrate(connection: sqlite3.Connection, table: Table, file_format: int) -> None:
-    """Make the table. Rows of one with other columns are copied into it."""
-    found, older, (create, *indexes) = columns(connection, table.name), f"{table.name}_before", table.create()
-    is_older = bool(found) and {*found} != {*table.columns}
+    """Create the table, and copy rows from an existing table with other columns."""
+    existing, older, (create, *indexes) = columns(connection, table.name), f"{table.name}_before", table.create()
+    is_older = bool(existing) and {*existing} != {*table.columns}
     if is_older:
         connection.execute(f"ALTER TABLE {table.name} RENAME TO {older}")
     connection.execute(create)
     if is_older:
-        rows = f"SELECT {table.selection(found, file_format)} FROM {older}"
+        rows = f"SELECT {table.selection(existing, file_format)} FROM {older}"
         connection.execute(f"INSERT INTO {table.name} ({', '.join(table.columns)}) {rows}")
         connection.execute(f"DROP TABLE {older}")
     for index in indexes:
@@ -70,34 +70,34 @@ def _migrate(connection: sqlite3.Connection, table: Table, file_format: int) -> 
 
 
 def _prepare_to_read(connection: sqlite3.Connection, path: Path, table: LedgerTable) -> None:
-    """Let a temporary view of the table's name show an older format as this one. The file stays as it is."""
-    file_format, found = _format(connection, path, table), columns(connection, table.name)
-    if not found:  # its maker has not come further, or it was cut
-        raise StorageError(f"The {table.purpose} {path} is empty: the next start fills it.", param=table.param)
-    if {*found} != {*table.columns}:
+    """Present an older format as the current one, through a temporary view. The file is not changed."""
+    file_format, existing = _format(connection, path, table), columns(connection, table.name)
+    if not existing:  # created but not yet filled, or truncated
+        raise StorageError(f"The {table.purpose} {path} is empty: the next start initialises it.", param=table.param)
+    if {*existing} != {*table.columns}:
         connection.execute("PRAGMA temp_store=MEMORY")
-        rows = f"SELECT rowid AS rowid, {table.selection(found, file_format)} FROM main.{table.name}"
+        rows = f"SELECT rowid AS rowid, {table.selection(existing, file_format)} FROM main.{table.name}"
         connection.execute(f"CREATE TEMP VIEW {table.name} AS {rows}")
 
 
 def _format(connection: sqlite3.Connection, path: Path, table: LedgerTable) -> int:
-    """The file's format; 0 if it is empty, or from before formats had numbers.
+    """Return the file's format; 0 for an empty file or one that predates format numbers.
 
-    Raises ConfigurationError if it is newer, or another program's.
+    Raises ConfigurationError if the format is newer, or the file belongs to another program.
     """
-    query = (  # one statement, so that no process writes in between
+    query = (  # one statement, so that no other process can write in between
         "SELECT user_version, (SELECT count(*) FROM sqlite_schema),"
         " (SELECT group_concat(name) FROM pragma_table_info(?)) FROM pragma_user_version"
     )
     version, objects, names = connection.execute(query, (table.name,)).fetchone()
     if not 0 <= version <= table.format:
         raise ConfigurationError(
-            f"The {table.purpose} {path} has format {version}, this version reads up to {table.format}:"
-            " name another file.",
+            f"The {table.purpose} {path} has format {version}, but this version supports up to {table.format}:"
+            " upgrade Updraft or name another file.",
             param=table.param,
         )
-    found = set[str](filter(None, (names or "").split(",")))
-    is_table = found >= _SIGNATURE and (version > 0 or found <= {*table.columns})
+    existing = set[str](filter(None, (names or "").split(",")))
+    is_table = existing >= _SIGNATURE and (version > 0 or existing <= {*table.columns})
     if not is_table and (version or objects):
-        raise ConfigurationError(f"{path} is no {table.purpose} of Updraft: name another file.", param=table.param)
+        raise ConfigurationError(f"{path} is not a {table.purpose} of Updraft: name another file.", param=table.param)
     return version

@@ -1,8 +1,8 @@
-"""Rows before their commit, in a mapped file that outlives its worker: a place for each request, no disk to wait for.
+"""Write-ahead records of ledger rows in a mapped file that outlives a killed worker, without waiting for the disk.
 
-A place holds the row that the request gets if the worker dies: at first an abandoned row, at the end the settled one.
-A kill in between leaves every place whole, since the length is stored last. Rows without a place go to an overflow
-file. A row that is entered in the ledger twice changes nothing.
+Each request has a slot with the row to commit if the worker dies: first an abandoned row, finally the settled row.
+The length is written last, so a kill in between leaves every slot consistent. Rows that do not fit go to an overflow
+file. Committing a row twice is harmless.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _log = logging.getLogger("updraft.ledger")
 
 
 class OverflowFile:
-    """Records in a file that grows, and is empty again when the last record is removed.
+    """An append-only file of records, truncated once all records are removed.
 
-    Each record follows its length, which is negative once the record is removed. Raises OSError.
+    Each record follows its length, which is negated when the record is removed. Raises OSError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,13 +42,13 @@ class OverflowFile:
         self._lock = threading.Lock()
         self._is_failing = False
         self._file = os.open(private_file(path), os.O_RDWR | getattr(os, "O_BINARY", 0))
-        found, self._end = self._read()
+        records, self._end = self._read()
         os.ftruncate(self._file, self._end)
-        self._lengths = {at: len(record) for at, record in found.items()}
+        self._lengths = {at: len(record) for at, record in records.items()}
         FORKS.add(self)
 
     def add(self, record: bytes) -> int | None:
-        """The position of `record`; None if it cannot be written, which the log says once."""
+        """Append `record` and return its position; None if the write fails. The log reports the first failure only."""
         data = _SIGNED.pack(len(record)) + record
         with self._lock:
             at = self._end
@@ -58,7 +58,7 @@ class OverflowFile:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError as error:
                 if not self._is_failing:
-                    _log.error("Rows are in memory alone until their commit: cannot write %s: %s", self._path, error)
+                    _log.error("Cannot write %s: %s. Rows are only in memory until their commit.", self._path, error)
                 self._is_failing = True
                 with suppress(OSError):
                     os.ftruncate(self._file, at)
@@ -69,7 +69,7 @@ class OverflowFile:
             return at
 
     def remove(self, at: int) -> None:
-        """Idempotent. After an error the record is entered again."""
+        """Remove a record. Idempotent. If the write fails, the record may be committed again later."""
         with self._lock, suppress(OSError):
             length = self._lengths.pop(at, None)
             if not self._lengths:
@@ -80,12 +80,12 @@ class OverflowFile:
                 os.write(self._file, _SIGNED.pack(-length))
 
     def records(self) -> dict[int, bytes]:
-        """The records by position."""
+        """Return the records by position."""
         with self._lock:
             return self._read()[0]
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         with self._lock:
             self._release()
 
@@ -93,9 +93,9 @@ class OverflowFile:
         return True
 
     def after_fork(self, in_child: bool, /) -> None:
-        """A child must not write into the file of its parent."""
+        """Close the file in a forked child, which must not write to the parent's file."""
         if in_child:
-            self._release()  # a thread that is not in this child may have the lock
+            self._release()  # without the lock: a thread that does not exist in the child may hold it
 
     def _release(self) -> None:
         file, self._file = self._file, -1
@@ -103,8 +103,8 @@ class OverflowFile:
             os.close(file)
 
     def _read(self) -> tuple[dict[int, bytes], int]:
-        """The whole records, and where they end: a kill may have torn the last one."""
-        found: dict[int, bytes] = {}
+        """Return the complete records and the offset after the last one; a kill may have torn a record."""
+        records: dict[int, bytes] = {}
         os.lseek(self._file, 0, os.SEEK_SET)
         at, data = 0, os.read(self._file, os.fstat(self._file).st_size)
         while at + _SIGNED.size <= len(data):
@@ -113,15 +113,15 @@ class OverflowFile:
             if length == 0 or end > len(data):
                 break
             if length > 0:
-                found[at] = data[begin:end]
+                records[at] = data[begin:end]
             at = end
-        return found, at
+        return records, at
 
 
 class IntentFile:
-    """A file with `places` records of up to `place_bytes`, and an overflow file beside it for all others.
+    """A mapped file of `places` slots with up to `place_bytes` each, plus an overflow file for other records.
 
-    One thread adds records; another one may remove them.
+    One thread adds records; another may remove them.
     """
 
     def __init__(self, path: Path, places: int = 4096, place_bytes: int = 1024) -> None:
@@ -139,7 +139,7 @@ class IntentFile:
         self._free = [place for place in reversed(range(places)) if place not in taken]
 
     def add(self, record: bytes) -> int | None:
-        """The place of `record`; None if the disk is full."""
+        """Store `record` and return its place; None if the disk is full."""
         if len(record) > self._room or not self._free:
             at = self.overflow.add(record)
             return None if at is None else self._places + at
@@ -150,11 +150,11 @@ class IntentFile:
         return place
 
     def replace(self, place: int, record: bytes) -> int:
-        """The new place, after which the old one is free. A record without a place leaves the old record."""
-        if (found := self.add(record)) is None:
+        """Store a new record for `place`, free the old place, and return the new. On failure the old record stays."""
+        if (moved := self.add(record)) is None:
             return place
         self.remove(place)
-        return found
+        return moved
 
     def remove(self, place: int) -> None:
         if place >= self._places:
@@ -164,17 +164,17 @@ class IntentFile:
         self._free.append(place)
 
     def records(self) -> dict[int, bytes]:
-        """The records of both files, by place."""
+        """Return the records of both files, by place."""
         return {**self._mapped(), **{self._places + at: record for at, record in self.overflow.records().items()}}
 
     def _mapped(self) -> dict[int, bytes]:
-        found: dict[int, bytes] = {}
+        records: dict[int, bytes] = {}
         for place in range(self._places):
             begin = place * self._place_bytes
             (length,) = _LENGTH.unpack_from(self._memory, begin)
             if length:
-                found[place] = self._memory[begin + _LENGTH.size : begin + _LENGTH.size + min(length, self._room)]
-        return found
+                records[place] = self._memory[begin + _LENGTH.size : begin + _LENGTH.size + min(length, self._room)]
+        return records
 
     def close(self) -> None:
         self.overflow.close()
@@ -182,7 +182,7 @@ class IntentFile:
 
 
 class KeptRows:
-    """The file of this worker in `folder`, and the rows of dead workers."""
+    """The intent file of this worker in `folder`, and the rows left by dead workers."""
 
     def __init__(self, folder: Path, table: LedgerTable) -> None:
         """Raises StorageError, DiskSpaceError."""
@@ -196,10 +196,10 @@ class KeptRows:
         except OSError as error:
             self.slot.close()
             raise StorageError(f"Cannot use {self.slot.intents} for the ledger: {error}.") from error
-        self._left = self.file.records()  # by the worker that had this slot before
+        self._left = self.file.records()  # records of the previous owner of this slot
 
     def left_behind(self) -> Iterator[list[Values]]:
-        """Rows that dead workers did not commit, worker by worker: each forgotten with the next step."""
+        """Yield the uncommitted rows of each dead worker. Advancing the iterator deletes the rows last yielded."""
         if self._left:
             yield _rows(self._left, self._table)
         while self._left:
@@ -212,10 +212,10 @@ class KeptRows:
                 _overflow(path).unlink()
                 path.unlink()
             except (OSError, DiskSpaceError) as error:
-                _log.error("Rows that a dead worker may have left in %s are not in the ledger: %s", path, error)
+                _log.error("Cannot collect the rows of a dead worker from %s: %s", path, error)
 
     def close(self) -> None:
-        self.file.overflow.close()  # the map stays for late calls, and goes with this object
+        self.file.overflow.close()  # the mapping stays open for late calls, until garbage collection
         self.slot.close()
 
 
@@ -229,5 +229,5 @@ def _rows(records: Mapping[int, bytes], table: LedgerTable) -> list[Values]:
         try:
             rows.append(table.values_in(record))
         except (*UNREADABLE, ValueError) as error:
-            _log.error("A request of a dead worker has no row: what it left is damaged (%s).", error)
+            _log.error("The row of a request is lost: the record of a dead worker is damaged (%s).", error)
     return rows

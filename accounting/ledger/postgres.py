@@ -1,6 +1,6 @@
 """Ledger rows in PostgreSQL, for gateways on several machines.
 
-A worker lives while its session holds an advisory lock, which the server takes back when the connection ends.
+Each worker's session holds an advisory lock while the worker is alive; the server releases it on disconnect.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 _SETTINGS: Mapping[str, Any] = {"connect_timeout": 5, "options": "-c statement_timeout=5000 -c lock_timeout=2000"}
 _FORMAT = "CREATE TABLE IF NOT EXISTS usage_schema (version INTEGER NOT NULL)"
-_LOCKS = 0x75706472  # the first half of our advisory locks: "updr"
+_LOCKS = 0x75706472  # first key of all Updraft advisory locks: "updr"
 
 
 class PostgresStore(LedgerStore):
-    """Connects with the first commit, and again where a connection fails. What is not committed stands on this
-    machine until then.
+    """Connects at the first commit, and reconnects after failures. Uncommitted rows are kept in files on this machine
+    until then.
     """
 
     commits_intents = True
 
     def __init__(self, url: str, table: LedgerTable) -> None:
-        """Raises ConfigurationError."""
+        """Raises ConfigurationError for a bad URL, MissingDependencyError without the client library."""
         self._intent, self._settle = table.insert("%s", settle=False), table.insert("%s", settle=True)
         self._psycopg = _client_library()
         self._url = url
@@ -43,9 +43,9 @@ class PostgresStore(LedgerStore):
         self._connection: Any = None
         try:
             about = self._psycopg.conninfo.conninfo_to_dict(url)
-        except self._psycopg.Error as error:  # which may repeat the password
-            raise ConfigurationError(f"{shown_url(url)} is no URL of a PostgreSQL database.") from error
-        place = repr([about.get(name) for name in ("host", "hostaddr", "port", "dbname")]).encode()  # passwords change
+        except self._psycopg.Error as error:  # the message may contain the password
+            raise ConfigurationError(f"{shown_url(url)} is not the URL of a PostgreSQL database.") from error
+        place = repr([about.get(name) for name in ("host", "hostaddr", "port", "dbname")]).encode()  # no password
         folder = state_folder() / f"gateway-{blake2b(place, digest_size=8).hexdigest()}.workers"
         super().__init__(table, KeptRows(folder, table), f"{self._lock:08x}")
 
@@ -56,9 +56,9 @@ class PostgresStore(LedgerStore):
             raise ConfigurationError(f"Cannot use {shown_url(self._url)} as the usage database: {error}.") from error
 
     def write(self, intents: Sequence[Values], settled: Sequence[Values], extras: Sequence[ExtraWrite] = ()) -> None:
-        """Raises ValueError for `extras`, which are SQLite's."""
+        """Commit rows as documented in `LedgerStore`. Raises ValueError for `extras`, which need SQLite."""
         if extras:
-            raise ValueError("a ledger in PostgreSQL takes rows only")
+            raise ValueError("a PostgreSQL ledger does not support extra writes")
         try:
             with self._alive().transaction(), self._connection.cursor() as cursor:
                 if intents:
@@ -110,10 +110,10 @@ class PostgresStore(LedgerStore):
         return self._connection
 
     def _prepare(self, connection: Any) -> None:
-        """Make the tables, if there are none."""
+        """Create the tables if they do not exist."""
         if connection.execute("SELECT to_regclass('usage_schema')").fetchone()[0] is None:
             with connection.transaction():
-                connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCKS,))  # IF NOT EXISTS alone may race
+                connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCKS,))  # concurrent IF NOT EXISTS can fail
                 for statement in (*self.table.create(postgres=True), _FORMAT):
                     connection.execute(statement.encode())
                 if connection.execute("SELECT version FROM usage_schema").fetchone() is None:
@@ -122,7 +122,7 @@ class PostgresStore(LedgerStore):
         if version != self.table.format:
             database, ours = shown_url(self._url), self.table.format
             raise ConfigurationError(
-                f"{database} has format {version}, this version has {ours}: name another database."
+                f"{database} has format {version}, but this version needs {ours}: name another database."
             )
         connection.execute(f"SELECT {', '.join(self.table.columns)} FROM {self.table.name} LIMIT 0".encode())
 
@@ -135,7 +135,7 @@ class PostgresStore(LedgerStore):
 
 @contextmanager
 def open_to_read(url: str) -> Generator[Any]:
-    """A cursor. Raises ConfigurationError, also for errors in the block."""
+    """Yield a server-side cursor. Raises ConfigurationError, also for database errors in the block."""
     psycopg = _client_library()
     try:
         with psycopg.connect(url, **_SETTINGS) as connection, connection.cursor(name="usage") as cursor:

@@ -1,4 +1,4 @@
-"""Reads a ledger: sums by group, whole rows, and spent dollars; from SQLite and PostgreSQL alike."""
+"""Ledger queries for SQLite and PostgreSQL: sums by group, whole rows, and spent dollars."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _COUNTS = {"requests": "COUNT(*)", "errors": "COALESCE(SUM(CASE WHEN status >= 4
 
 @dataclass(frozen=True, slots=True)
 class LedgerReader:
-    """Raises what `connect` raises, and errors of the connection."""
+    """Queries over one ledger. Methods raise the errors of `connect` and of the database driver."""
 
     table: LedgerTable
-    # Opens a connection, or a cursor of one.
+    # Opens a connection or a cursor.
     connect: Callable[[], AbstractContextManager[Any]]
-    # The mark of a value in a query.
+    # Placeholder for a value in a query.
     mark: str = "?"
-    # The day of a row (UTC), as text.
+    # SQL expression for the day (UTC) of a row, as text.
     day: str = "date(started_at, 'unixepoch')"
-    # The column that orders rows of the same time.
+    # Column that orders rows with equal times.
     tie: str = "rowid"
 
     def totals(self, by: Sequence[str] = (), since: float = 0.0) -> list[dict[str, Any]]:
-        """Sums over the rows that began from `since` on, for each combination of `by`: table's groups, `day`."""
+        """Return sums over rows since `since`, for each combination of `by`, names of the table's groups or `day`."""
         table = self.table
         groups = {name: self.day if name == "day" else table.groups[name] for name in by}
         named = {text if text.isidentifier() else name: text for name, text in groups.items()}
@@ -42,9 +42,9 @@ class LedgerReader:
     def rows(
         self, since: float = 0.0, *, equal: Sequence[tuple[str, str]] = (), newest: int | None = None
     ) -> AbstractContextManager[Iterator[dict[str, Any]]]:
-        """The rows that began from `since` on and have the values `equal`, oldest first.
+        """Return the rows since `since` whose columns have the values in `equal`, oldest first.
 
-        `newest`: only this many, and the newest first.
+        `newest`: return only the latest rows, at most this many, newest first.
         """
         where = "".join(f" AND {name} = ?" for name, _ in equal)
         order = f"started_at, {self.tie}" if newest is None else f"started_at DESC, {self.tie} DESC LIMIT {newest}"
@@ -53,7 +53,7 @@ class LedgerReader:
         return self._select(query, [since, *(value for _, value in equal)])
 
     def spent(self, column: str, value: str, since: float) -> float:
-        """US dollars of the rows with `value` in `column` that began from `since` on."""
+        """Return the US dollars of rows since `since` with `value` in `column`."""
         spent = f"SELECT COALESCE(SUM(cost_usd), 0.0) AS usd FROM {self.table.name}"
         with self._select(f"{spent} WHERE {column} = ? AND started_at >= ?", [value, since]) as rows:
             return next(rows)["usd"]

@@ -1,4 +1,4 @@
-"""Stores of ledger rows: what all databases share, and SQLite, which needs no server."""
+"""Stores of ledger rows: the common interface, and the SQLite store."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from .table import LedgerTable, Values
 from .workers import left_behind
 
 ExtraWrite = Callable[[sqlite3.Connection], None]
-"""A change that belongs to a row: both are committed, or none."""
+"""A change committed in the same transaction as a row."""
 
 _REFUSALS = (sqlite3.DataError, sqlite3.InterfaceError, sqlite3.IntegrityError, sqlite3.ProgrammingError)
 _log = logging.getLogger("updraft.ledger")
 
 
 class LedgerWriteError(Exception):
-    """The database cannot be written now, and may be later."""
+    """The database cannot be written at the moment; a retry may succeed."""
 
 
 class RowRefusedError(Exception):
-    """The database refuses one of the rows for good."""
+    """The database permanently refuses one of the rows."""
 
 
 class LedgerStore(ABC):
-    """One connection to the database, which one thread uses at a time."""
+    """A connection to the ledger's database, for one thread at a time."""
 
-    # Whether an intent is a row of the database, and survives this machine.
+    # Whether intents are committed to the database, and so survive the loss of this machine.
     commits_intents = False
 
     def __init__(self, table: LedgerTable, kept: KeptRows | None, worker: str) -> None:
         self.table = table
-        #: The id of this process in its rows.
+        #: Id of this process in ledger rows.
         self.worker = worker
         self._kept = kept
 
     @property
     def intents(self) -> IntentFile | None:
-        """The rows that are not committed yet. None: these are kept in memory alone."""
+        """The file of uncommitted rows, or None if they are only in memory."""
         return None if self._kept is None else self._kept.file
 
     @abstractmethod
     def check(self) -> None:
-        """Raises ConfigurationError where the database cannot be used."""
+        """Raises ConfigurationError if the database cannot be used."""
 
     @abstractmethod
     def write(self, intents: Sequence[Values], settled: Sequence[Values], extras: Sequence[ExtraWrite] = ()) -> None:
-        """Commit all, or raise LedgerWriteError or RowRefusedError. A settled row stays as it is."""
+        """Commit everything, or raise LedgerWriteError or RowRefusedError. Rows already settled are not changed."""
 
     def left_behind(self) -> Iterator[list[Values]]:
-        """As `KeptRows`. Raises LedgerWriteError."""
+        """Yield the uncommitted rows of dead workers, as documented in `KeptRows`. Raises LedgerWriteError."""
         try:
             if self._kept is not None:
                 yield from self._kept.left_behind()
@@ -66,11 +66,11 @@ class LedgerStore(ABC):
 
     @abstractmethod
     def abandon(self) -> int:
-        """Mark the intents of dead workers. Returns their number."""
+        """Mark the intents of dead workers as abandoned, and return their number."""
 
     @abstractmethod
     def prune(self, before: float, most: int) -> int:
-        """Delete up to `most` of the rows before a time. Returns their number."""
+        """Delete up to `most` rows older than `before`, and return their number."""
 
     def close(self) -> None:
         if self._kept is not None:
@@ -78,9 +78,9 @@ class LedgerStore(ABC):
 
 
 class SqliteStore(LedgerStore):
-    """A file that several processes write (WAL): a commit survives the death of each of them.
+    """A SQLite file shared by several processes (WAL). A commit survives the death of any process.
 
-    `needs_intents`: whether a folder for the intent files is required, or the rows may be in memory alone without it.
+    `needs_intents`: fail if the folder for intent files cannot be used; otherwise keep uncommitted rows in memory only.
     Raises ConfigurationError, DiskSpaceError.
     """
 
@@ -92,11 +92,11 @@ class SqliteStore(LedgerStore):
             if needs_intents:
                 self._database.close()
                 raise
-            _log.warning("Requests are not in the ledger if this process is killed while it waits: %s", error)
+            _log.warning("Uncommitted rows would be lost if this process were killed: %s", error)
         super().__init__(table, kept, "" if kept is None else kept.slot.id)
 
     def check(self) -> None:
-        """Return at once: the file was opened."""
+        """Do nothing: the file was already opened."""
 
     def write(self, intents: Sequence[Values], settled: Sequence[Values], extras: Sequence[ExtraWrite] = ()) -> None:
         try:
@@ -123,7 +123,7 @@ class SqliteStore(LedgerStore):
         old = f"SELECT rowid FROM {name} WHERE started_at < ? ORDER BY started_at LIMIT ?"
         with self._connected() as connection:
             if connection.execute(old, (before, 1)).fetchone() is None:
-                return 0  # without a lock on the file
+                return 0  # avoids taking the write lock
             return connection.execute(f"DELETE FROM {name} WHERE rowid IN ({old})", (before, most)).rowcount
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class SqliteStore(LedgerStore):
 
     @contextmanager
     def _connected(self) -> Generator[sqlite3.Connection]:
-        """Raises LedgerWriteError or RowRefusedError for errors in the block."""
+        """Yield a connection. Raises LedgerWriteError or RowRefusedError for errors in the block."""
         try:
             with self._database.use() as connection:
                 yield connection
@@ -143,12 +143,12 @@ class SqliteStore(LedgerStore):
 
 
 def collect(path: Path, table: LedgerTable) -> None:
-    """Commit the rows that dead processes left beside the file at `path`, if there are any.
+    """Commit the rows that dead processes left beside the ledger at `path`, if any.
 
-    Raises ConfigurationError, OSError, LedgerWriteError or RowRefusedError. Rows that cannot be committed stay.
+    Raises ConfigurationError, OSError, LedgerWriteError or RowRefusedError. Rows that cannot be committed are kept.
     """
-    with closing(left_behind(_workers_folder(path), table.max_workers, None)) as found:
-        if next(found, None) is None:
+    with closing(left_behind(_workers_folder(path), table.max_workers, None)) as files:
+        if next(files, None) is None:
             return
     with closing(SqliteStore(path, table)) as store:
         for rows in store.left_behind():
@@ -156,5 +156,5 @@ def collect(path: Path, table: LedgerTable) -> None:
 
 
 def _workers_folder(path: Path) -> Path:
-    """The folder for the locks and intents of the processes that write the file at `path`."""
+    """Return the folder for locks and intents of the processes that write the ledger at `path`."""
     return path.with_name(f"{path.name}.workers")

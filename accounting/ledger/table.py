@@ -1,4 +1,4 @@
-"""The description of a ledger: the columns that all rows share, and tables made from row types."""
+"""The schema of a ledger: columns common to all rows, and tables generated from row classes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 Values = tuple[Any, ...]
-"""One row, in the order of the table's columns."""
+"""One row's values, in column order."""
 
 SETTLED = "settled"
 _TYPES = {"int": ("INTEGER", "bigint"), "float": ("REAL", "double precision")}
@@ -21,37 +21,37 @@ _TEXT = ("TEXT", "text")
 
 @dataclass(slots=True)
 class RequestRow:
-    """The columns of every ledger. Rows of older files get the defaults for columns that came later."""
+    """The columns of every ledger. Rows of older files get the defaults of newer columns."""
 
-    # The request's id, as in the answer.
+    # Id of the request, as in its response.
     id: str
     # Start of the request, in seconds since the epoch.
     started_at: float = field(default_factory=time.time)
-    # The model that the caller named.
+    # Name of the model that the caller asked for.
     model: str = ""
-    # HTTP status, also of a failure after the first bytes of a stream. 499: the caller went away.
+    # HTTP status, also of failures after the first bytes of a stream. 499: the caller disconnected.
     status: int = 0
-    # Prompt tokens that the model's server had in its cache.
+    # Prompt tokens that the model's server had cached.
     cached_tokens: int = 0
-    # US dollars, by the prices of that moment. NULL: a model that was asked has no price.
+    # Cost in US dollars, by the prices at that time. NULL: a called model has no price.
     cost_usd: float | None = None
-    # Milliseconds until the answer was complete.
+    # Time until the answer was complete, in milliseconds.
     latency_ms: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table with a column for each field of a dataclass."""
+    """A table with one column per field of a dataclass."""
 
     name: str
     row: type[Any]
-    # Columns of the primary key.
+    # Primary key, as comma-separated columns.
     key: str = "id"
-    # As in `CREATE INDEX`, from the index's name on.
+    # Index definitions: the part of `CREATE INDEX` from the name on.
     indexes: tuple[str, ...] = ()
-    # Former names of columns, which SQL may still use.
+    # Current names of renamed columns, by the former names that SQL may still use.
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
-    # By format: SQL expressions that make columns out of a row of any format before that.
+    # SQL expressions by format: how to compute columns from rows of any earlier format.
     upgrades: Mapping[int, Mapping[str, str]] = field(default_factory=dict[int, Mapping[str, str]])
 
     @cached_property
@@ -59,7 +59,7 @@ class Table:
         return tuple(each.name for each in fields(self.row))
 
     def types(self, *, postgres: bool = False) -> dict[str, str]:
-        """The columns' types in SQL."""
+        """Return the columns' SQL types."""
         names = {each.name: str(each.type).partition(" | None") for each in fields(self.row)}
         return {
             name: _TYPES.get(kind, _TEXT)[postgres] + ("" if null else " NOT NULL")
@@ -67,7 +67,7 @@ class Table:
         }
 
     def create(self, *, postgres: bool = False) -> list[str]:
-        """The statements that make the table, and then its indexes."""
+        """Return the statements that create the table and its indexes."""
         columns = [f"{name} {kind}" for name, kind in self.types(postgres=postgres).items()]
         if not postgres:
             columns += [f"{old} ANY AS ({name})" for old, name in self.aliases.items()]
@@ -77,14 +77,14 @@ class Table:
             *(f"CREATE INDEX IF NOT EXISTS {each}" for each in self.indexes),
         ]
 
-    def selection(self, found: Container[str], file_format: int) -> str:
-        """The columns as expressions over a table of an older format, which has the columns `found`."""
+    def selection(self, existing: Container[str], file_format: int) -> str:
+        """Return SQL expressions for all columns, over an older table with the columns in `existing`."""
         made: dict[str, str] = {}
         for before, expressions in self.upgrades.items():
             made |= expressions if file_format < before else {}
         columns: list[str] = []
         for each in fields(self.row):
-            value = made.get(each.name, each.name if each.name in found else "NULL")
+            value = made.get(each.name, each.name if each.name in existing else "NULL")
             default = "NULL" if each.default in (None, MISSING) else repr(each.default)
             columns.append(f"coalesce({value}, {default}) AS {each.name}")
         return ", ".join(columns)
@@ -92,42 +92,42 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerTable(Table):
-    """The table with a row per request, and its file."""
+    """The main table of a ledger, with a row per request, and the properties of its file."""
 
-    # The number of this format. Files of older formats are migrated, newer ones are refused.
+    # Current format number. Older files are migrated, newer files are refused.
     format: int
-    # The file's name in messages.
+    # Description of the file in messages, such as "ledger".
     purpose: str
-    # The setting that names the file.
+    # Setting that names the file.
     param: str
-    # Other tables of the file.
+    # Further tables in the file.
     others: tuple[Table, ...] = ()
-    # By format: the order of columns in records that an older process left.
+    # Column order of intent records, by older format.
     records: Mapping[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
-    # What sums can be grouped by, beside the day: SQL expressions by name.
+    # SQL expressions by name, for grouping sums besides by day.
     groups: Mapping[str, str]
-    # Sums of a group, beside `requests` and `errors`: SQL expressions by name.
+    # SQL aggregates by name, besides `requests` and `errors`.
     sums: Mapping[str, str]
-    # Seconds that a commit waits for other processes.
+    # Longest wait of a commit for other processes, in seconds.
     busy_s: float = 2.0
-    # The column with `settled` or another state. None: every row is settled.
+    # Column with the row's state. None: every row is settled.
     state: str | None = None
-    # Columns that never change after the intent of a request.
+    # Columns that settling a row does not change.
     fixed: frozenset[str] = frozenset()
-    # Requests of one process that a kill at any moment leaves to the next process.
+    # Number of slots in each process's intent file.
     places: int = 4096
-    # Bytes of one of them.
+    # Size of a slot, in bytes.
     place_bytes: int = 1024
-    # Processes that may write at once.
+    # Maximum number of writing processes.
     max_workers: int = 32
 
     @cached_property
     def values_of(self) -> Callable[[Any], Values]:
-        """Returns the values of a row, in the order of the columns."""
+        """Function that returns a row's values in column order."""
         return attrgetter(*self.columns)
 
     def insert(self, mark: str, *, settle: bool) -> str:
-        """The statement for one row. A settled row stays as it is."""
+        """Return the statement that inserts a row, or with `settle` updates its intent. Settled rows never change."""
         marks, names = ", ".join(mark for _ in self.columns), ", ".join(self.columns)
         action = "NOTHING"
         if settle and self.state is not None:
@@ -140,18 +140,18 @@ class LedgerTable(Table):
 
     @cached_property
     def record_of(self) -> Callable[[Values], bytes]:
-        """Returns a row as bytes, with its format's number. Raises UnicodeError for text that no database takes."""
+        """Function that encodes a row with its format number. Raises UnicodeError for text that no database accepts."""
         file_format, encode = self.format, msgspec.json.encode
         return lambda values: encode((file_format, values))
 
     def values_in(self, record: bytes) -> Values:
-        """The row of which `record_of` made the record, in an older format too. Raises ValueError for anything else."""
+        """Decode a record made by `record_of`, of this or an older format. Raises ValueError for other data."""
         try:
             file_format, values = msgspec.json.decode(record, type=tuple[int, Values])
-        except msgspec.ValidationError:  # older records are rows alone
+        except msgspec.ValidationError:  # records before format numbers are bare rows
             file_format, values = 0, msgspec.json.decode(record, type=Values)
         names = self.columns if file_format == self.format else self.records.get(file_format, ())
         if len(values) != len(names):
-            raise ValueError("a row with other columns")
-        found = dict(zip(names, values, strict=True))
-        return tuple(found.get(each.name, each.default) for each in fields(self.row))
+            raise ValueError("the number of columns does not match the format")
+        known = dict(zip(names, values, strict=True))
+        return tuple(known.get(each.name, each.default) for each in fields(self.row))

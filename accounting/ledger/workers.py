@@ -1,4 +1,4 @@
-"""The living worker processes of a ledger: each holds a lock that the kernel takes back when the process ends."""
+"""Liveness of a ledger's worker processes, by file locks that the kernel releases when a process ends."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MAX_WORKERS = 32
 
 
 class WorkerSlot:
-    """A numbered place in `folder`, one of `most`, held by this object until `close()` or the death of the process.
+    """A numbered slot in `folder`, one of `most`, held until `close()` or the death of the process.
 
-    Raises StorageError if all are taken, or the folder cannot be used.
+    Raises StorageError if all slots are taken, or the folder cannot be used.
     """
 
     def __init__(self, folder: Path, most: int = MAX_WORKERS) -> None:
@@ -33,7 +33,7 @@ class WorkerSlot:
         FORKS.add(self)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Release the slot. Idempotent."""
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
@@ -42,21 +42,21 @@ class WorkerSlot:
         return True
 
     def after_fork(self, in_child: bool, /) -> None:
-        """A child must not hold the lock of its parent, which may die before it."""
+        """Release the slot in a forked child, so that the lock ends with the parent."""
         if in_child:
             self.close()
 
     def living(self, numbers: Iterable[int]) -> set[int]:
-        """Those of the slots that are held."""
+        """Return the numbers of the slots that are held."""
         return {number for number in numbers if self._holder(number)}
 
     def live_ids(self) -> list[str]:
-        """Of all workers that live."""
+        """Return the ids of all live workers."""
         return [worker for number in range(self._most) if (worker := self._holder(number))]
 
     @property
     def intents(self) -> Path:
-        """The file for the rows of this worker."""
+        """Path of the file for this worker's rows."""
         return _intents(self.folder, self.number)
 
     def _take(self) -> tuple[int, int]:
@@ -65,10 +65,10 @@ class WorkerSlot:
             if try_lock(file):
                 return file, number
             os.close(file)
-        raise StorageError(f"{self._most} processes share {self.folder} already: use fewer, or another database.")
+        raise StorageError(f"{self._most} processes already share {self.folder}: use fewer, or another database.")
 
     def _holder(self, number: int) -> str:
-        """Empty: nobody."""
+        """Return the id of the slot's holder, or an empty string."""
         if number == self.number:
             return self.id
         try:
@@ -82,7 +82,7 @@ class WorkerSlot:
 
 
 def left_behind(folder: Path, most: int, own: int | None) -> Generator[Path]:
-    """The files for the rows of dead workers. Nobody takes their places while the loop is at it. Raises OSError."""
+    """Yield the row files of dead workers, each locked against new workers during the loop step. Raises OSError."""
     for number in range(most):
         if number == own or not _intents(folder, number).exists():
             continue

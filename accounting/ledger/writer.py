@@ -1,7 +1,7 @@
-"""The writer of a ledger: rows are kept in a mapped file at once, and committed by a thread, many at a time.
+"""The writer of a ledger: rows are stored in a mapped file at once, and committed in batches by a thread.
 
-One wait for the disk serves many requests (group commit). A disk that fails or hangs, and a process that holds the
-database, never block the event loop.
+Group commit lets one disk flush serve many requests. A slow or failing disk, or a process that locks the database,
+never blocks the event loop.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from .store import ExtraWrite, LedgerStore, LedgerWriteError, RowRefusedError
 from .table import Values
 
 MAX_WAITING = 20_000
-"""Rows, of about a kilobyte each, that wait in memory for a database to come back."""
+"""Maximum rows, of about 1 KB each, kept in memory while the database is unavailable."""
 
 FLUSH_S = 2.0
 CLOSE_S = 5.0
 DAY_S = 86_400
 _MAX_BATCH = 1000
-_SETTLED_S = 0.005  # that rows for which nobody waits may wait for an intent, to share its commit
+_SETTLED_S = 0.005  # seconds that rows without a waiter may wait, to share a commit with an intent
 _RETRY_S = 0.5
-_HANGS_S = 1.0  # that the last commit may take longer
+_HANGS_S = 1.0  # seconds of grace for the last commit
 _POLL_S = 0.002
 _HOUSEKEEPING_S = 60.0
-_HOUSEKEEPING_AGAIN_S = 5.0  # after a failure
+_HOUSEKEEPING_AGAIN_S = 5.0  # seconds before maintenance is retried after a failure
 _PRUNED_AT_ONCE = 500
 _log = logging.getLogger("updraft.ledger")
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One row on its way to the disk."""
+    """One row to be written."""
 
-    # In the order of the columns.
+    # Values in column order.
     values: Values
-    # Settled, or still an intent.
+    # Whether the row is settled, or still an intent.
     settled: bool
-    # Resolved with the commit, for requests that wait for it.
+    # Resolved by the commit, for requests that wait for it.
     committed: asyncio.Future[bool] | None = None
-    # Of its record in the store's file, until the commit.
+    # Slot of the row's record in the intent file, until the commit.
     place: int | None = None
-    # A change that is committed with the row.
+    # Change committed together with the row.
     extra: ExtraWrite | None = None
 
 
 class LedgerWriter:
-    """Safe in one event loop; several processes may have one each on one database. `close()` it in the end.
+    """Writes rows from one event loop; several processes may write to one database. Call `close()` at the end.
 
-    `keep_from`: gives the time, in seconds since the epoch, before which rows are deleted.
-    `drops_intents`: unsettled rows are dropped after a failed commit, since their requests were refused.
+    `keep_from`: returns the time, in seconds since the epoch, before which rows are deleted.
+    `drops_intents`: drop unsettled rows after a failed commit, since their requests were refused.
     """
 
     def __init__(
@@ -66,34 +66,34 @@ class LedgerWriter:
         *,
         keep_from: Callable[[], float] | None = None,
         drops_intents: bool = False,
-        consequence: str = "go on, and rows wait in memory",
+        consequence: str = "continue, with rows kept in memory",
     ) -> None:
         self.worker = store.worker
-        #: Rows that are not in the ledger and never will be.
+        #: Rows that were lost.
         self.lost = 0
-        #: Commits that failed.
+        #: Failed commits.
         self.failures = 0
-        #: Why the last commit failed; None: it did not.
+        #: Error of the last commit, or None if it succeeded.
         self.problem: str | None = None
         self._store, self._record_of = store, store.table.record_of
         self._keep_from = keep_from
         self._drops_intents = drops_intents
         self._consequence = consequence
         self._calls: queue.SimpleQueue[threading.Event | Literal["write", "end"]] = queue.SimpleQueue()
-        self._places: dict[str, int] = {}  # of kept rows, by id
+        self._places: dict[str, int] = {}  # slots in the intent file, by row id
         self._entered: deque[Entry] = deque()
         self._unwritten: list[Entry] = []
         self._late: asyncio.TimerHandle | None = None
         self._closes_at: float | None = None
         self._committing_since: float | None = None
         self._housekeeping_at = 0.0
-        self._healed_failures = 0  # the count of failures at the last commit
+        self._healed_failures = 0  # value of `failures` at the last successful commit
         self._thread = threading.Thread(target=self._run, name="updraft-ledger", daemon=True)
         self._thread.start()
 
     @property
     def waiting(self) -> int:
-        """Rows that wait to be written, about."""
+        """Approximate number of rows not yet written."""
         return len(self._entered) + len(self._unwritten)
 
     @property
@@ -102,9 +102,9 @@ class LedgerWriter:
         return self.problem is not None
 
     def flush(self, timeout_s: float = FLUSH_S, *, collect: bool = False) -> bool:
-        """Wait until all rows entered before are committed. False: some are not yet.
+        """Wait until all rows entered so far are committed. Return False on timeout.
 
-        `collect`: those that dead processes left behind, too.
+        `collect`: also commit the rows left by dead processes.
         """
         if collect:
             self._housekeeping_at = 0.0
@@ -113,16 +113,16 @@ class LedgerWriter:
         return done.wait(timeout_s)
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Write what is left, for which there are `timeout_s` seconds. The rest stays for the next process."""
+        """Write the remaining rows within `timeout_s` seconds. Rows left over are written by the next process."""
         self._end(timeout_s)
         self._thread.join(timeout_s + _HANGS_S)
         self._check_end()
 
     async def aclose(self, timeout_s: float = CLOSE_S) -> None:
-        """As `close`, without blocking the event loop, and without a thread: at exit none can be started."""
+        """Close as `close` does, but without blocking the event loop or starting a thread, which fails at exit."""
         self._end(timeout_s)
         until = time.monotonic() + timeout_s + _HANGS_S
-        while self._thread.is_alive() and time.monotonic() < until:  # noqa: ASYNC110 - threads set no events
+        while self._thread.is_alive() and time.monotonic() < until:  # noqa: ASYNC110 - threads set no asyncio events
             await asyncio.sleep(_POLL_S)
         self._check_end()
 
@@ -132,21 +132,21 @@ class LedgerWriter:
 
     def _check_end(self) -> None:
         if self._thread.is_alive():
-            _log.error("The ledger hangs: up to %d rows of this process are not in it.", self.waiting)
+            _log.error("The ledger does not respond: up to %d rows of this process are not written.", self.waiting)
 
     def _hangs(self) -> bool:
-        """Whether the disk, or another process, has held a commit up for long."""
+        """Return whether a commit has been blocked for long, by the disk or another process."""
         since = self._committing_since
         return since is not None and time.monotonic() > since + FLUSH_S
 
     def _keep(self, row_id: str, values: Values) -> bool:
-        """Whether the store has a place for the row as it is now, until its commit."""
+        """Store the row in the intent file. Return whether the file has a record of the request."""
         intents, before = self._store.intents, self._places.get(row_id)
         if self._closes_at is not None or intents is None:
             return False
         try:
             record = self._record_of(values)
-        except UnicodeError:  # the database will say so
+        except UnicodeError:  # the commit will report it
             return before is not None
         if (place := intents.add(record) if before is None else intents.replace(before, record)) is not None:
             self._places[row_id] = place
@@ -202,12 +202,12 @@ class LedgerWriter:
         kept = sum(each.place is not None for each in (*self._unwritten, *self._entered))
         self.lost += self.waiting - kept
         if kept:
-            _log.warning("%d rows are left for the next process: the ledger cannot be written now.", kept)
+            _log.warning("%d rows are left for the next process, since the ledger cannot be written.", kept)
         if self.waiting > kept:
-            _log.error("%d rows are not in the ledger.", self.waiting - kept)
+            _log.error("%d rows were lost, since the ledger cannot be written.", self.waiting - kept)
 
     def _take(self, goes_on: bool) -> tuple[bool, list[threading.Event]]:
-        """Move the new rows to `_unwritten`. False: they were the last."""
+        """Move new rows to `_unwritten`. Return False after the last call, and the events to set."""
         flushed: list[threading.Event] = []
         pause_s = _RETRY_S if self.failing else _HOUSEKEEPING_AGAIN_S
         with contextlib.suppress(queue.Empty):
@@ -218,9 +218,9 @@ class LedgerWriter:
                     flushed.append(call)
                 call = self._calls.get_nowait()
         while self._entered and len(self._unwritten) < _MAX_BATCH:
-            self._unwritten.append(self._entered[0])  # `waiting` counts it at every moment
+            self._unwritten.append(self._entered[0])  # append first, so that `waiting` never misses a row
             self._entered.popleft()
-        if self._entered:  # more than one batch
+        if self._entered:  # more than one batch is waiting
             for call in (*flushed, "write"):
                 self._calls.put(call)
             flushed.clear()
@@ -231,14 +231,14 @@ class LedgerWriter:
 
     def _write(self) -> None:
         if not self._unwritten:
-            self.problem = None  # the next row finds out
+            self.problem = None  # unknown until the next row
             return
         self._committing_since = time.monotonic()
         try:
             self._commit(self._unwritten)
-        except Exception as error:  # noqa: BLE001 - whatever it was, the thread goes on and says so
+        except Exception as error:  # noqa: BLE001 - the thread must survive any error
             if self.failures == self._healed_failures:
-                message = "The ledger cannot be written: %s. Requests %s."
+                message = "Cannot write the ledger: %s. Requests %s."
                 is_unknown = not isinstance(error, LedgerWriteError)
                 _log.error(message, error, self._consequence, exc_info=is_unknown)
             self.problem = str(error)
@@ -248,20 +248,20 @@ class LedgerWriter:
             self._unwritten = [Entry(each.values, each.settled, place=each.place, extra=each.extra) for each in kept]
         else:
             if self.failures != self._healed_failures:
-                _log.warning("The ledger is written again.")
+                _log.warning("The ledger can be written again.")
             self._healed_failures = self.failures
             self.problem = None
         finally:
             self._committing_since = None
 
     def _forget(self, batch: Sequence[Entry]) -> None:
-        """Free the places of the rows."""
+        """Free the slots of the rows."""
         for each in batch:
             if each.place is not None and self._store.intents is not None:
                 self._store.intents.remove(each.place)
 
     def _commit(self, batch: Sequence[Entry]) -> None:
-        """Commit rows together, or one by one if one of them is refused. None of them is written twice."""
+        """Commit rows together, or one by one if one is refused. Rows are never duplicated."""
         try:
             self._store.write(
                 [each.values for each in batch if not each.settled],
@@ -274,14 +274,14 @@ class LedgerWriter:
                     self._commit([each])
                 return
             self.lost += 1
-            _log.error("A row cannot be entered in the ledger: %s.", error)
+            _log.error("The database refused a row, which is lost: %s.", error)
         done = set(map(id, batch))
         self._unwritten = [each for each in self._unwritten if id(each) not in done]
         self._forget(batch)
         _tell(batch, is_written=True)
 
     def _keep_house(self) -> None:
-        """Now and then: enter what dead workers left behind, mark their intents, and delete old rows."""
+        """Periodically commit the rows of dead workers, mark their intents, and delete old rows."""
         if self.failing or time.monotonic() < self._housekeeping_at:
             return
         deleted, pause_s = 0, _HOUSEKEEPING_S
@@ -294,19 +294,19 @@ class LedgerWriter:
                 )
                 count += settled.count(False)
             if count := count + self._store.abandon():
-                _log.warning("%d requests were cut off by the death of their worker: marked as abandoned.", count)
+                _log.warning("Marked %d requests of dead workers as abandoned.", count)
             if self._keep_from is not None:
                 deleted = self._store.prune(self._keep_from(), _PRUNED_AT_ONCE)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - the thread must survive any error
             pause_s = _HOUSEKEEPING_AGAIN_S
             _log.warning(
-                "Old rows of the ledger stay for now: %s.", error, exc_info=not isinstance(error, LedgerWriteError)
+                "Ledger maintenance failed, will retry: %s.", error, exc_info=not isinstance(error, LedgerWriteError)
             )
         self._housekeeping_at = time.monotonic() + (0.0 if deleted == _PRUNED_AT_ONCE else pause_s)
 
 
 def _tell(batch: Sequence[Entry], *, is_written: bool) -> None:
-    """One wake-up for all who wait for this commit."""
+    """Wake all waiters of this commit with one call."""
     waiting = [each.committed for each in batch if each.committed is not None]
     if not waiting:
         return
@@ -315,11 +315,11 @@ def _tell(batch: Sequence[Entry], *, is_written: bool) -> None:
         for each in waiting:
             note(each, is_written)
 
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+    with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
         waiting[0].get_loop().call_soon_threadsafe(wake)
 
 
 def note(committed: asyncio.Future[bool], is_written: bool) -> None:
-    """Resolve the future, unless it is."""
+    """Resolve the future unless it is done."""
     if not committed.done():
         committed.set_result(is_written)

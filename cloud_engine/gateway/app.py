@@ -1,4 +1,4 @@
-"""The gateway's routes: the relayed ones, and small ones around them."""
+"""The gateway's HTTP routes: the relayed endpoints, and those for models, health, metrics and administration."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ RELAYED = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rer
 
 
 def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
-    """Nodes are watched while the app runs; at its end every row is on disk."""
+    """Return the app. Its lifespan watches the nodes, and writes every pending ledger row at shutdown."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
-        async with AsyncExitStack() as stack:  # in reverse, each whatever becomes of the others
+        async with AsyncExitStack() as stack:  # closes in reverse order; a failing step does not skip the others
             stack.callback(relay.keys.close)
             stack.push_async_callback(asyncio.to_thread, relay.tracer.flush)
             stack.push_async_callback(asyncio.to_thread, relay.accounting.ledger.close)
@@ -88,11 +88,11 @@ class _Routes:
     async def health(self, _request: Request) -> Response:
         healthy = sum(node.healthy for node in self._registry.nodes)
         if not healthy:
-            return error_response(OverloadedError("No node is up."))
+            return error_response(OverloadedError("No node is healthy."))
         return send_json({"status": "ok", "nodes": len(self._registry.nodes), "healthy_nodes": healthy})
 
     async def metrics(self, request: Request) -> Response:
-        """A key is needed for the figures of keys only."""
+        """Require a key only for metrics labelled by key."""
         with_keys = "authorization" in request.headers or self._keys.database is None
         if with_keys:
             self._admitted(request, "usage")
@@ -101,7 +101,7 @@ class _Routes:
         return PlainTextResponse(prometheus.render(metrics), media_type=prometheus.CONTENT_TYPE)
 
     def requests_in_flight(self) -> dict[str, int]:
-        """By node, over all workers."""
+        """Return the requests in flight by node, summed over all workers."""
         self._gauges.publish()
         return requests_in_flight(self._counters.rows)
 

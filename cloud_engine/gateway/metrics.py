@@ -1,4 +1,4 @@
-"""`/metrics` of the gateway: every figure with the words that say what it is, of all workers together."""
+"""`/metrics` of the gateway: names and help texts of all metrics, summed over the workers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _STATES = {"closed": 0.0, "half-open": 1.0, "open": 2.0}
 _MODEL_SUMS = {
     "prompt_tokens": ("prompt", "prompt tokens"),
     "completion_tokens": ("completion", "completion tokens"),
-    "cached_tokens": ("cached", "prompt tokens that nodes had in their caches"),
-    "accepted_prediction_tokens": ("accepted", "tokens of predictions that the model confirmed"),
-    "rejected_prediction_tokens": ("rejected", "tokens of predictions that it did not"),
-    "cost_usd": ("cost", "US dollars, where the model has a price"),
-    "slo_streams": ("streams", "streams that came to their end"),
-    "slo_streams_met": ("streams_within", "of these, streams within the objective (--slo-ttft-s, --slo-tpot-s)"),
+    "cached_tokens": ("cached", "prompt tokens that nodes had cached"),
+    "accepted_prediction_tokens": ("accepted", "tokens of predictions that the model accepted"),
+    "rejected_prediction_tokens": ("rejected", "tokens of predictions that the model rejected"),
+    "cost_usd": ("cost", "US dollars, for models with a price"),
+    "slo_streams": ("streams", "streams that completed"),
+    "slo_streams_met": ("streams_within", "completed streams within the objective (--slo-ttft-s, --slo-tpot-s)"),
 }
 _KEY_SUMS = {
     "requests": "requests by key",
@@ -32,17 +32,17 @@ _KEY_SUMS = {
 
 
 class WorkerGauges:
-    """Writes into the worker's row how its nodes, its waiting line and its ledger are, so that every worker knows."""
+    """Publishes the state of a worker's nodes, queue and ledger in the worker's row, for all workers to read."""
 
     def __init__(self, registry: NodeRegistry, ledger: UsageLedger, row: WorkerRow) -> None:
         self._registry = registry
         self._ledger = ledger
         self._row = row
-        #: What a worker counted that this one replaces.
+        #: Counts of the worker that this worker replaces.
         self._before = {name: list(numbers) for name, numbers in row.items()}
 
     async def keep_published(self) -> None:
-        """Until it is cancelled."""
+        """Publish until cancelled."""
         while True:
             self.publish()
             await asyncio.sleep(_PUBLISH_S)
@@ -67,12 +67,12 @@ class WorkerGauges:
 
 
 def requests_in_flight(rows: SharedRows) -> dict[str, int]:
-    """By the node's URL."""
+    """Return the number of requests in flight, by node URL."""
     return {url: int(numbers[2]) for (url,), numbers in rows.sums("node").items()}
 
 
 def gateway_metrics(counters: Counters, *, with_keys: bool = True) -> list[Metric | Histogram]:
-    """`with_keys`: what is of single keys is for who may see the usage."""
+    """Return all metrics. `with_keys`: include metrics by key, for callers who may see the usage."""
     keys = _keys(counters.rows) if with_keys else []
     return [*_requests(counters), *_models(counters), *keys, *_nodes(counters.rows), *_ledger(counters)]
 
@@ -81,20 +81,20 @@ def _requests(counters: Counters) -> list[Metric]:
     rows = counters.rows
     return [
         _counter("requests", "requests by final status", _labelled(rows.sums("status"), "status")),
-        _counter("refused", "requests that ended in an error, by its type", _labelled(rows.sums("error"), "type")),
-        _counter("limits_hit", "requests refused by a limit, by its kind", _labelled(rows.sums("limit"), "limit")),
+        _counter("refused", "requests that ended in an error, by error type", _labelled(rows.sums("error"), "type")),
+        _counter("limits_hit", "requests refused by a limit, by kind of limit", _labelled(rows.sums("limit"), "limit")),
         Metric("updraft_gateway_retries_total", "counter", "fail-overs to another node", _first(rows, "retries")),
-        _counter("hedges", "requests to a second node too, by its outcome", _labelled(rows.sums("hedge"), "outcome")),
-        Metric("updraft_gateway_cache_hits_total", "counter", "answers that were kept or shared", _first(rows, "kept")),
+        _counter("hedges", "hedged requests to a second node, by outcome", _labelled(rows.sums("hedge"), "outcome")),
+        Metric("updraft_gateway_cache_hits_total", "counter", "answers from the response cache", _first(rows, "kept")),
     ]
 
 
 def _models(counters: Counters) -> list[Metric | Histogram]:
     models = {(("model", name[0]), ("tier", name[1])): sums for name, sums in counters.by_model.items()}
     histograms = (
-        ("ttft", "of streams, from request to first token", lambda sums: sums.ttft),
-        ("tpot", "of streams, per token after the first", lambda sums: sums.tpot),
-        ("e2e", "from request to the end of the answer", lambda sums: sums.e2e),
+        ("ttft", "time to first token of streams", lambda sums: sums.ttft),
+        ("tpot", "time per output token of streams, after the first token", lambda sums: sums.tpot),
+        ("e2e", "time from the request to the end of the answer", lambda sums: sums.e2e),
     )
     return [
         *(
@@ -119,7 +119,7 @@ def _keys(rows: SharedRows) -> list[Metric]:
 
 
 def _nodes(rows: SharedRows) -> list[Metric]:
-    """The worst of the workers' views of a node, which differ for moments."""
+    """Return the metrics of nodes. Workers may briefly disagree about a node; the worst view counts."""
     named, sums = rows.named("node"), rows.sums("node")
 
     def of_all(column: int, choose: Callable[[list[float]], float]) -> dict[Name, list[float]]:
@@ -127,11 +127,11 @@ def _nodes(rows: SharedRows) -> list[Metric]:
 
     waiting = _labelled(rows.sums("waiting"), "tier")
     return [
-        _gauge("node_up", "1 if the node takes requests", _labelled(of_all(0, min), "node")),
+        _gauge("node_up", "1 if the node is healthy", _labelled(of_all(0, min), "node")),
         _gauge("node_breaker_state", "0: closed, 1: half-open, 2: open", _labelled(of_all(1, max), "node")),
-        _gauge("node_in_flight", "requests on the node, now", _labelled(sums, "node", 2)),
-        _counter("node_breaker_trips", "times that a worker took the node out", _labelled(sums, "node", 3)),
-        _gauge("waiting", "requests that wait for a node, now", waiting),
+        _gauge("node_in_flight", "requests in flight on the node", _labelled(sums, "node", 2)),
+        _counter("node_breaker_trips", "times a worker took the node out of rotation", _labelled(sums, "node", 3)),
+        _gauge("waiting", "requests in the queue for a node", waiting),
     ]
 
 
@@ -140,9 +140,9 @@ def _ledger(counters: Counters) -> list[Metric]:
     failing = max((numbers[0] for numbers in workers), default=0)
     waiting, lost, failures = (sum(numbers[column] for numbers in workers) for column in (1, 2, 3))
     return [
-        Metric("updraft_gateway_ledger_failing", "gauge", "1 if the ledger cannot be written now", failing),
-        Metric("updraft_gateway_ledger_waiting", "gauge", "rows on their way to the ledger, now", waiting),
-        Metric("updraft_gateway_ledger_lost_total", "counter", "rows that never came into the ledger", lost),
+        Metric("updraft_gateway_ledger_failing", "gauge", "1 if the last commit to the ledger failed", failing),
+        Metric("updraft_gateway_ledger_waiting", "gauge", "rows not yet committed to the ledger", waiting),
+        Metric("updraft_gateway_ledger_lost_total", "counter", "rows that were lost to the ledger", lost),
         Metric("updraft_gateway_ledger_failures_total", "counter", "commits to the ledger that failed", failures),
     ]
 
@@ -154,8 +154,8 @@ def _first(rows: SharedRows, kind: str) -> float:
 _Samples = Mapping[tuple[tuple[str, str], ...], float]
 
 
-def _labelled(found: Mapping[Name, list[float]], label: str, column: int = 0) -> _Samples:
-    return {((label, name),): numbers[column] for (name,), numbers in sorted(found.items())}
+def _labelled(sums: Mapping[Name, list[float]], label: str, column: int = 0) -> _Samples:
+    return {((label, name),): numbers[column] for (name,), numbers in sorted(sums.items())}
 
 
 def _counter(name: str, text: str, samples: _Samples) -> Metric:

@@ -1,7 +1,7 @@
-"""`/admin/nodes`: the nodes behind the gateway, and the heartbeats by which nodes come and stay.
+"""`/admin/nodes`: the list of nodes, and the heartbeats by which nodes register.
 
-The key of all nodes goes to a registered node only if that has proved to know it. A key of the scope `node` alone
-cannot make the gateway send it anywhere.
+The shared node key is sent to a registered node only after the node has proved that it knows the key, so that a key
+with the scope `node` cannot be used to obtain the shared key.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from .upstream.pool import is_no_dns_name, may_register
 
 
 class Heartbeat(msgspec.Struct, forbid_unknown_fields=True):
-    """A node's registration. Its models are read from the node."""
+    """A node's heartbeat. The gateway reads the list of models from the node itself."""
 
-    # Under which the gateway reaches it.
+    # URL at which the gateway reaches the node.
     url: Annotated[str, msgspec.Meta(min_length=1, max_length=2048)]
-    # Requests that it takes at a time. None: as the gateway is set.
+    # Maximum requests in flight on the node. None: the gateway's default.
     concurrency: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
-    # `key_proof` of the node's API key. None: the node asks for no key.
+    # `key_proof` of the node's API key. None: the node requires no key.
     proof: Annotated[str, msgspec.Meta(max_length=128)] | None = None
 
 
@@ -44,7 +44,7 @@ _OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-for
 
 
 class NodeRoutes:
-    """`requests_in_flight`: by node, over all workers."""
+    """The handlers of `/admin/nodes`. `requests_in_flight`: by node, summed over all workers."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class NodeRoutes:
         return send_json({"nodes": shown})
 
     async def register(self, request: Request) -> Response:
-        """A heartbeat. Of a node that is new here, the models are asked for first."""
+        """Register a node, or renew its lease. A new node is probed first."""
         self._admit(request, "node")
         directory = self._directory()
         heartbeat = decode(await read_body(request), Heartbeat)
@@ -82,17 +82,17 @@ class NodeRoutes:
         if not any(known.url == node.url for known in self._registry.nodes):
             failure = await _why_out_of_reach(node, request) or await self._registry.failure_of(node)
             if failure and heartbeat.proof is not None and not is_proven:
-                failure += ". The node's API key is not the UPDRAFT_NODE_API_KEY of this gateway"
+                failure += ". The node's API key differs from this gateway's UPDRAFT_NODE_API_KEY"
             if failure:
                 raise InvalidRequestError(
-                    f"{node.url} is no node that this gateway can use: {failure}.", param="url", code="node_unusable"
+                    f"This gateway cannot use the node {node.url}: {failure}.", param="url", code="node_unusable"
                 )
         await asyncio.to_thread(directory.register, node.url, heartbeat.concurrency, is_proven=is_proven)
         await self._registry.follow_directory()
         return send_json({"url": node.url, "lease_s": LEASE_S})
 
     async def remove(self, request: Request) -> Response:
-        """A node that leaves: requests in flight on it go on."""
+        """Remove a node. Its requests in flight continue."""
         self._admit(request, "node")
         directory = self._directory()
         heartbeat = decode(await read_body(request), Heartbeat)
@@ -109,34 +109,34 @@ class NodeRoutes:
 
     def _directory(self) -> NodeDirectory:
         if (directory := self._registry.directory) is None:
-            raise InvalidRequestError("This gateway runs with --no-auth: nodes cannot register.", code="no_keys")
+            raise InvalidRequestError("This gateway runs with --no-auth, so nodes cannot register.", code="no_keys")
         return directory
 
 
 async def _why_out_of_reach(node: Node, request: Request) -> str:
-    """Return the reason why a node cannot register with this address; empty if the address is allowed."""
+    """Return why a node cannot register with this address; empty if the address is allowed."""
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(
+        addresses = await asyncio.get_running_loop().getaddrinfo(
             node.target.host.decode(), node.target.port, type=socket.SOCK_STREAM
         )
     except (OSError, UnicodeError):
-        return "its name cannot be resolved"
+        return "its host name cannot be resolved"
     is_local = _is_from_this_machine(request) and is_no_dns_name(node.target.host.decode())
-    for *_, address in found:
+    for *_, address in addresses:
         if not may_register(str(address[0]), is_local=is_local):
-            return f"a node may not register with the address {address[0]}"
+            return f"nodes may not register the address {address[0]}"
     return ""
 
 
 def _is_from_this_machine(request: Request) -> bool:
-    """A proxy on this machine relays others: it names the caller, or asks for the name that the caller did."""
+    """Return whether the caller is on this machine; a loopback connection with a proxy's headers does not count."""
     if request.client is None or not is_loopback(request.client.host):
         return False
     return host_is_loopback(request.headers.get("host", "")) and not any(map(request.headers.get, _OF_PROXIES))
 
 
 def _node(heartbeat: Heartbeat, *, gets_shared_key: bool = False) -> Node:
-    """Raises InvalidRequestError."""
+    """Return the node of a heartbeat. Raises InvalidRequestError for an invalid URL."""
     try:
         node = Node(NodeAddress(heartbeat.url, gets_shared_key=gets_shared_key, is_registered=True))
     except ConfigurationError as error:
@@ -144,5 +144,5 @@ def _node(heartbeat: Heartbeat, *, gets_shared_key: bool = False) -> Node:
             "url must be an http(s) URL such as http://10.0.0.1:4116.", param="url", code="invalid_value"
         ) from error
     if node.target.authorization:
-        raise InvalidRequestError("url must hold no user and no password.", param="url", code="invalid_value")
+        raise InvalidRequestError("url must not contain a user or a password.", param="url", code="invalid_value")
     return node

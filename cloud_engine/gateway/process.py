@@ -1,4 +1,4 @@
-"""The gateway as a process: its options, and the way to a served port."""
+"""The gateway as a process: its options, and the start of its workers."""
 
 from __future__ import annotations
 
@@ -34,39 +34,39 @@ _COLLECT_AFTER = 10_000  # objects
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
-    """The options of a gateway: its address, its callers, and its nodes."""
+    """The settings of a gateway."""
 
-    # URLs of OpenAI-compatible servers, which may hold passwords.
+    # URLs of OpenAI-compatible servers; they may contain passwords.
     nodes: Sequence[str] = field(repr=False)
-    # The ledger, prices and limits; a URL may hold a password.
+    # Settings of the ledger, prices and limits; a URL may contain a password.
     accounting: AccountingOptions = field(repr=False)
-    # The key database. None needs `no_auth`, and serves loopback addresses only.
+    # The key database. None requires `no_auth`, and limits the gateway to loopback addresses.
     keys: Path | None = None
     no_auth: bool = False
     host: str = "127.0.0.1"
     port: int = 0
-    # Sent to the nodes.
+    # API key sent to the nodes.
     node_api_key: str | None = field(default=None, repr=False)
-    # A TOML file with further nodes.
+    # TOML file with further nodes.
     nodes_file: Path | None = None
-    # Requests that a node gets at a time; None for as many as come.
+    # Maximum requests in flight per node; None: unlimited.
     node_concurrency: int | None = None
-    # Requests that wait while every node has as many as it may.
+    # Maximum number of queued requests while all nodes are full.
     max_waiting: int = 256
-    # `Relay` may add two seconds to that of the whole.
+    # Timeouts in seconds; `Relay` may exceed `whole_s` by two seconds.
     timeouts: Timeouts = field(default_factory=Timeouts)
-    # Both as in `Access`.
+    # Accepted `Host` and `Origin` headers, as in `Access`.
     allowed_hosts: Sequence[str] = ()
     allowed_origins: Sequence[str] = ()
-    # What streams are measured against.
+    # Latency objective that streams are measured against.
     objective: ServiceObjective = field(default_factory=ServiceObjective)
-    # Megabytes of answers that are kept for requests that ask the same again, over all workers.
+    # Size of the response cache in MiB, over all workers. 0: no cache.
     response_cache_mb: int = 0
-    # Processes behind the port.
+    # Number of worker processes.
     workers: int = 1
-    # The time that requests in flight get to finish on SIGTERM.
+    # Time for requests in flight to finish after SIGTERM, in seconds.
     drain_seconds: float = DRAIN_S
-    # Certificate and key of the server. None: plain HTTP, beyond loopback only if `insecure`.
+    # Certificate and key of the server. None: plain HTTP, which beyond loopback needs `insecure`.
     tls: TlsFiles | None = None
     insecure: bool = False
     ready_file: Path | None = None
@@ -78,7 +78,7 @@ prepare_types(GatewayOptions)
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """The memory that workers have in common."""
+    """The memory shared by all workers."""
 
     rows: SharedRows
     balancing: BalancingMemory
@@ -87,7 +87,7 @@ class _Shared:
 def run_gateway(options: GatewayOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises PortInUseError or ConfigurationError.
 
-    SIGHUP changes nothing: keys and certificates are read again as soon as they change.
+    SIGHUP is ignored: keys and certificates are reloaded when they change.
     """
     from .balancing.registry import BalancingMemory
     from .relay.shared_rows import SharedRows
@@ -95,10 +95,10 @@ def run_gateway(options: GatewayOptions) -> None:
 
     _checked(options)
     outlive_hangup()
-    import_module(f"{__package__}.app")  # here, so that a worker which replaces another has it
+    import_module(f"{__package__}.app")  # # loaded before forking, so that replacement workers have it
     shared = _Shared(SharedRows(options.workers), BalancingMemory())
     with bind_socket(options.host, options.port) as sock:
-        # All workers share this mode: one that waits in `accept` would wait with all streams.
+        # The workers share this mode: a blocking `accept` would stall the streams of its worker.
         sock.setblocking(False)
         if options.workers == 1:
             if options.exit_with_parent:
@@ -114,7 +114,7 @@ def run_gateway(options: GatewayOptions) -> None:
 
 
 def _checked(options: GatewayOptions) -> None:
-    """Raises ConfigurationError for what no worker could start with."""
+    """Check the settings before workers start. Raises ConfigurationError."""
     from ...accounting.ledger.workers import MAX_WORKERS
     from .balancing.registry import NodeRegistry
     from .limits.accounting import check_accounting
@@ -133,7 +133,7 @@ def _checked(options: GatewayOptions) -> None:
 
 
 def open_gateway(options: GatewayOptions) -> FastAPI:
-    """A gateway for a server of somebody else's, as the only worker of its process. Raises ConfigurationError."""
+    """Return the gateway's app for an external ASGI server, as a single worker. Raises ConfigurationError."""
     from .balancing.registry import BalancingMemory
     from .relay.shared_rows import SharedRows
 
@@ -155,7 +155,7 @@ def _serve(options: GatewayOptions, sock: socket, shared: _Shared, worker: int) 
 
 
 def _app(options: GatewayOptions, shared: _Shared, worker: int) -> FastAPI:
-    """One worker. All state that it shares with others is in the database and in `shared`."""
+    """Return the app of one worker. State shared with other workers is in the database and in `shared`."""
     from .app import create_gateway_app
     from .balancing.node import part_of_worker
     from .balancing.registry import NodeRegistry
@@ -181,14 +181,14 @@ def _app(options: GatewayOptions, shared: _Shared, worker: int) -> FastAPI:
 
 
 def _collect_seldom() -> None:
-    """The modules live for ever, and requests leave no circles: looking through all of them again and again is dear."""
+    """Collect garbage rarely: modules live forever and requests leave no cycles, so full collections only cost time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER, 20, 50)
 
 
 def _nodes(options: GatewayOptions, worker: int = 0) -> list[NodeAddress]:
-    """As one worker sees them. It does not know of the others' requests, and has its part of each node's limit."""
+    """Return the nodes with one worker's share of each limit."""
     from .balancing.node import NodeAddress
     from .balancing.nodes_file import read_nodes
 
@@ -197,7 +197,7 @@ def _nodes(options: GatewayOptions, worker: int = 0) -> list[NodeAddress]:
     limits = [node.concurrency for node in nodes if node.concurrency is not None]
     if limits and min(limits) < options.workers:
         raise ConfigurationError(
-            f"A node that takes {min(limits)} requests at a time cannot be shared by {options.workers} workers: "
+            f"A node limited to {min(limits)} concurrent requests cannot be shared by {options.workers} workers: "
             "use fewer workers, or raise its concurrency.",
             param="node_concurrency",
         )
@@ -205,7 +205,7 @@ def _nodes(options: GatewayOptions, worker: int = 0) -> list[NodeAddress]:
 
 
 def _directory(options: GatewayOptions, worker: int = 0) -> NodeDirectory | None:
-    """The directory of registered nodes. None without keys: nobody could be told from a stranger."""
+    """Return the directory of registered nodes, or None without keys, since heartbeats need authentication."""
     from .balancing.directory import NodeDirectory
 
     if options.keys is None:
@@ -215,10 +215,10 @@ def _directory(options: GatewayOptions, worker: int = 0) -> NodeDirectory | None
 
 def _keys(options: GatewayOptions) -> KeyStore:
     if options.keys is not None and options.no_auth:
-        raise ConfigurationError("--keys and --no-auth exclude each other.", param="no_auth")
+        raise ConfigurationError("--keys and --no-auth cannot be used together: drop one of them.", param="no_auth")
     if options.keys is not None:
         return KeyStore(options.keys)
     if not options.no_auth:
-        raise ConfigurationError("Give --keys PATH, or --no-auth to let everybody on this machine in.", param="keys")
+        raise ConfigurationError("Give --keys PATH, or --no-auth to allow every caller on this machine.", param="keys")
     check_keyless(options.host, "give --keys PATH instead of --no-auth")
     return KeyStore(None)

@@ -1,4 +1,4 @@
-"""Several worker processes behind one port, and a supervisor that starts those anew that die."""
+"""A supervisor that runs several worker processes on one port, and restarts workers that die."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ...protocol.errors import ConfigurationError, UpdraftError
 from ...protocol.safety.system import KILL, fork
 
 _POLL_S = 0.1
-_LEAVE_S = 10.0  # from the end of a worker's drain to SIGKILL
-_QUICK_S = 2.0  # a worker that lives shorter did not start
+_LEAVE_S = 10.0  # seconds from the end of a worker's drain to SIGKILL
+_QUICK_S = 2.0  # seconds; a worker that dies sooner counts as failed to start
 _MAX_QUICK = 5
 _log = logging.getLogger("updraft.gateway")
 
 
 class Supervisor:
-    """Forks `workers` processes that each call `work(number)`, until SIGTERM, SIGINT or, if asked, its parent's end.
+    """Forks `workers` processes that each call `work(number)`, until SIGTERM, SIGINT or, if asked, the parent's exit.
 
-    It holds no threads and answers nothing itself: there is little in it that could fail.
+    The supervisor has no threads and serves no requests, to keep it simple and robust.
     """
 
     def __init__(self, workers: int, work: Callable[[int], None], drain_s: float, *, exit_with_parent: bool) -> None:
@@ -34,13 +34,13 @@ class Supervisor:
         self._stopping = False
 
     def run(self) -> None:
-        """Raises ConfigurationError where workers die as soon as they are started."""
+        """Run until stopped. Raises ConfigurationError if workers keep dying right after their start."""
         previous = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             for number in range(self._workers):
                 self._start(number)
             while not self._stopping:
-                time.sleep(_POLL_S)  # a signal ends it at once
+                time.sleep(_POLL_S)  # a signal interrupts the sleep
                 self._replace_dead()
                 if self._parent is not None and os.getppid() != self._parent:
                     break
@@ -67,11 +67,11 @@ class Supervisor:
         except BaseException:  # noqa: BLE001 - the process ends here
             _log.exception("Worker %d failed", number)
         finally:
-            os._exit(code)  # whatever the supervisor has begun is not this process's to end
+            os._exit(code)  # skips the supervisor's cleanup handlers
 
     def _replace_dead(self) -> None:
-        while self._started and (found := os.waitpid(-1, os.WNOHANG))[0]:
-            process, status = found
+        while self._started and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            process, status = ended
             if process not in self._started:
                 continue
             number, since = self._started.pop(process)
@@ -82,10 +82,10 @@ class Supervisor:
             if self._quick_deaths >= _MAX_QUICK:
                 raise ConfigurationError(
                     f"{_MAX_QUICK} workers in a row died within {_QUICK_S:g} s of their start, the last {cause}: "
-                    "the gateway ends rather than start them for ever. The log above says why they cannot start."
+                    "the gateway stops instead of restarting them forever. See the log above for the cause."
                 )
             if not self._stopping:
-                _log.warning("Worker %d died %s: starting it anew", number, cause)
+                _log.warning("Worker %d died %s: restarting it", number, cause)
                 self._start(number)
 
     def _end_all(self) -> None:

@@ -1,8 +1,8 @@
-"""Plans one step's attention once, on the host, for all layers.
+"""Attention plan of one step, made on the host and shared by all layers.
 
-Prefill chunks, decodes and drafts all become tiles of a sequence's queries, each with its keys. Where few tiles see
-many keys, the keys are split and the results merged (flash-decoding, Dao et al. 2023). The plan reaches the device as
-one copy from pinned memory, or in buffers that a CUDA graph reads.
+Prefill chunks, decodes and drafts all become tiles: queries of one sequence with their keys. If there are few tiles
+with many keys, the keys are split and the results merged (flash-decoding, Dao et al. 2023). The plan is copied to the
+device at once from pinned memory, into a new tensor or into buffers that a CUDA graph reads.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from .launch import AttentionShape, attention_launch, extra_splits, num_splits, 
 from .ragged_batch import Ints, RaggedBatch, repeated, starts
 from .types import QuerySpan
 
-#: Columns of `AttentionPlan.work` and `AttentionPlan.merges`. Rows of zeros do nothing.
+#: Number of columns of `AttentionPlan.work` and `AttentionPlan.merges`. Rows of zeros are no-ops.
 WORK_COLUMNS, MERGE_COLUMNS = 8, 4
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """The work of all programs, in arrays that kernels read."""
+    """The work of all kernel programs, as arrays."""
 
     # (splits, 8): start of the sequence's blocks in `blocks`, first row, number of rows, position of the first row,
-    # first key, key after the last, first row of the partial result (-1 for a tile's only split), unused.
+    # first key, end of the keys (exclusive), first row of the partial result (-1 if the tile is not split), unused.
     work: Ints
-    # (rows, 4) for each row with partial results: the row, its place in the first split's result, the distance to its
-    # place in the next one's, number of splits.
+    # (rows, 4), for each row with partial results: the row, its index in the first split's result, the stride between
+    # splits, and the number of splits.
     merges: Ints
-    # (rows,): block * block_size + offset of each row's key and value, -1 for nowhere.
+    # (rows,): slot of each row's key and value, block * block_size + offset; -1 for none.
     slots: Ints
-    # The block tables, one after the other.
+    # The block tables of all sequences, concatenated.
     blocks: Ints
     partial_rows: int
 
@@ -46,7 +46,7 @@ class AttentionPlan:
 def plan_attention(
     spans: Sequence[QuerySpan], num_rows: int, shape: AttentionShape, launch: Launch, multiprocessors: int
 ) -> AttentionPlan:
-    """Rows after those of the spans, up to `num_rows`, are padding: they are stored nowhere and get zeros."""
+    """Plan the attention of a step. Rows beyond the spans, up to `num_rows`, are padding: not stored, output zeros."""
     batch = RaggedBatch.of(spans, num_rows, shape.block_size)
     tiles = _tiles(batch, queries_per_tile(shape, launch))
     lengths = split_lengths(tiles.keys, shape, launch, multiprocessors)
@@ -64,7 +64,7 @@ def plan_attention(
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """One entry per tile. Tiles with most keys come first, so that no long one is left for the end."""
+    """One entry per tile, most keys first, so that no long tile runs alone at the end."""
 
     table: Ints
     first_row: Ints
@@ -108,7 +108,7 @@ _ALIGNED = 4  # int32 values in 16 bytes, the alignment that Triton specializes 
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """An `AttentionPlan` on the device, all int32, and the kernel's launch; the same for all layers."""
+    """An `AttentionPlan` on the device, as int32, with the kernel's launch parameters; shared by all layers."""
 
     work: Tensor
     merges: Tensor
@@ -131,7 +131,7 @@ class AttentionPlanner:
         return cls(shape, device, num_multiprocessors(device))
 
     def metadata(self, spans: Sequence[QuerySpan], num_rows: int | None = None) -> AttentionMetadata:
-        """Return the metadata of one step, of any mix of spans. Rows after the spans, up to `num_rows`, are padding."""
+        """Return the metadata of a step with any mix of spans. Rows beyond the spans, up to `num_rows`, are padding."""
         rows = sum(span.length for span in spans)
         launch = attention_launch(self.shape, max((span.length for span in spans), default=1))
         plan = plan_attention(spans, max(num_rows or 0, rows), self.shape, launch, self.multiprocessors)
@@ -139,14 +139,14 @@ class AttentionPlanner:
         return sizes.views(_staged(plan, sizes).to(self.device, non_blocking=True), plan.partial_rows, launch)
 
     def graph_metadata(self, num_rows: int, most_sequences: int, most_blocks: int) -> GraphMetadata:
-        """Return buffers for a CUDA graph of `num_rows` rows: at most `most_sequences` of `most_blocks` blocks each."""
+        """Return buffers for a CUDA graph of `num_rows` rows: at most `most_sequences` of `most_blocks` blocks."""
         return GraphMetadata(self, num_rows, most_sequences, most_blocks)
 
 
 class GraphMetadata:
-    """Metadata for a CUDA graph, with fixed addresses and sizes; `update_` fills `metadata` for the next replay.
+    """Metadata with fixed addresses and sizes for a CUDA graph; `update_` fills `metadata` for the next replay.
 
-    The graph is captured for `num_rows` rows of `num_rows / most_sequences` queries each. Fewer rows and sequences are
+    The graph is captured for `num_rows` rows with `num_rows / most_sequences` queries each. Fewer rows or sequences are
     padded; sequences with more queries are split over more programs.
     """
 
@@ -166,7 +166,7 @@ class GraphMetadata:
         self.update_([])
 
     def update_(self, spans: Sequence[QuerySpan]) -> None:
-        """Raises ConfigurationError for more sequences, rows or blocks than the buffers can hold."""
+        """Fill the buffers for `spans`. Raises ConfigurationError if sequences, rows or blocks exceed the graph's."""
         planner, sizes, launch = self._planner, self._sizes, self.metadata.launch
         if sum(span.length for span in spans) > sizes.slots:
             raise self._does_not_fit(spans)
@@ -185,7 +185,7 @@ class GraphMetadata:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Entries of each part of the buffer. The blocks come last, so that unused ones are not copied."""
+    """Lengths of the buffer's parts. The blocks come last, so that unused blocks are not copied."""
 
     work: int
     merges: int
@@ -216,7 +216,7 @@ class _Sizes:
 def _staged(plan: AttentionPlan, sizes: _Sizes) -> Tensor:
     """Return the plan in pinned memory, each part padded with zeros.
 
-    Always a new tensor: torch's pinned allocator reuses memory only after the copy from it has finished.
+    A new tensor every time: torch's pinned allocator reuses memory only after the copy from it has finished.
     """
     staging = torch.zeros(sizes.total, dtype=torch.int32, pin_memory=torch.cuda.is_available())
     numbers: NDArray[np.int32] = staging.numpy()

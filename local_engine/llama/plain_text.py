@@ -14,14 +14,14 @@ from .library import LlamaModel
 
 _ENCODERS = ("bert", "t5")
 _HEXADECIMAL_PRE = ("gemma4", "sarvam-moe")  # BPE over raw UTF-8: llama.cpp writes other bytes as <0xNN>
-_LONGEST = 6  # bytes of a byte token's text, such as <0xF1>
+_LONGEST = 6  # bytes of the longest byte token, such as <0xF1>
 
 
 class PlainText:
-    """Tokenizes user text so that special `marks` in the text stay plain text.
+    """Tokenizes user text so that special `marks` in it are read as plain text.
 
-    llama.cpp recognizes USER_DEFINED tokens anywhere in a text. So each mark is cut in two, at the position that gives
-    the fewest tokens: that is how a tokenizer without the mark would read it.
+    llama.cpp recognizes USER_DEFINED tokens anywhere in a text, so each mark is split in two, at the position with
+    the fewest tokens, as a tokenizer without the mark would read it.
     """
 
     def __init__(self, model: LlamaModel, marks: Iterable[str]) -> None:
@@ -62,14 +62,14 @@ def suspicious_settings(header: GgufHeader) -> Iterator[str]:
 
 
 def missing_bytes(path: Path, header: GgufHeader) -> frozenset[int]:
-    """The bytes that a BPE vocabulary has no token for; llama.cpp drops them from the text. Other tokenizers of
-    llama.cpp crash or hang at a text that needs a missing byte.
+    """Return the bytes without a token in a BPE vocabulary; llama.cpp drops them from the text. Other tokenizers of
+    llama.cpp crash or hang on text that needs a missing byte.
 
-    Raises ModelLoadError if the tokenizer needs a token for every byte and one is missing, or if it is an encoder's.
+    Raises ModelLoadError if the tokenizer needs a token for every byte and one is missing, or belongs to an encoder.
     """
     model, tokens = header.metadata.get("tokenizer.ggml.model"), header.arrays.get("tokenizer.ggml.tokens")
     if model in _ENCODERS:
-        raise ModelLoadError(f"{path} has the tokenizer of an encoder ({model}): it cannot continue text.")
+        raise ModelLoadError(f"{path} has the tokenizer of an encoder ({model}), which cannot generate text.")
     spellings = _spellings(model, header.metadata.get("tokenizer.ggml.pre"))
     if tokens is None or spellings is None:
         return frozenset()
@@ -85,7 +85,7 @@ def missing_bytes(path: Path, header: GgufHeader) -> frozenset[int]:
 
 
 def _spellings(model: object, pre: object) -> Callable[[int], set[bytes]] | None:
-    """The texts that make a token the byte token of a byte; None for a tokenizer without byte tokens."""
+    """Return a function from a byte to the texts of its byte token; None for a tokenizer without byte tokens."""
     if model == "llama":
         return lambda byte: {_hexadecimal(byte), *([bytes((byte,))] if 0 < byte < 128 else ())}
     if model == "rwkv":
@@ -103,7 +103,7 @@ def _hexadecimal(byte: int) -> bytes:
 
 
 def _rwkv(byte: int) -> set[bytes]:
-    """The byte itself, or with an escape in front; a backslash in front of t, n, r and x means another byte."""
+    """Return the byte itself and its escaped forms; a backslash before t, n, r or x encodes another byte."""
     raw = bytes((byte,))
     escaped = {9: b"t", 10: b"n", 13: b"r"}.get(byte, raw if raw not in b"tnrx" else b"x%02x" % byte)
     return {b"\\x%02x" % byte, b"\\" + escaped, *([raw] if raw != b"\\" else ())}

@@ -1,1 +1,1 @@
-"""Accounting: ledger, budgets, prices, and the record of one request."""
+"""Accounting of requests: ledger, budgets, prices, and the record of one request."""

@@ -1,8 +1,8 @@
-"""Budgets of a router for a day or a month, kept in the ledger: no race and no restart passes a limit.
+"""Daily and monthly budgets of a router, kept in the ledger, so that concurrency and restarts cannot exceed a limit.
 
-Before a request goes to the cloud, its maximum cost is reserved in the transaction that reads the rest of the budget.
-The true cost replaces the reservation at the end. A process that dies in between leaves its reservation as spent: the
-cloud may have charged it.
+A request's maximum cost is reserved before the cloud is called, in the same transaction that checks the budget. The
+true cost replaces the reservation at the end. If a process dies in between, the reservation counts as spent, since
+the cloud may have charged it.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ log = logging.getLogger("updraft.router")
 
 _EXCESS: dict[Kind, str] = {
     "usd": "${used:.4f} of ${limit:g} are used or reserved, and this request may cost ${amount:.4f}",
-    "cloud_tokens": "{used} of {limit} cloud tokens are used or reserved, and this may take {amount}",
+    "cloud_tokens": "{used} of {limit} cloud tokens are used or reserved, and this request may take {amount}",
 }
-_WOKEN = 8  # waiting requests that one settlement lets try again
-_RETRY_S = 1.0  # other processes settle, too
+_WOKEN = 8  # waiting requests woken by each settlement
+_RETRY_S = 1.0  # seconds between retries, as other processes settle too
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetLimits:
-    """Limits of one period. None is no limit. True if there is one."""
+    """Limits of one period; None: no limit. False if no limit is set."""
 
-    # US dollars, as `prices` counts them.
+    # Limit in US dollars, by the configured prices.
     usd: float | None = None
-    # Tokens that the cloud reads and writes.
+    # Limit of prompt and completion tokens in the cloud.
     cloud_tokens: int | None = None
-    # Share of the requests that may ask the cloud, rounded up, at any moment of the period.
+    # Largest share of requests that may use the cloud, rounded up, at any time in the period.
     cloud_share: float | None = None
-    # `day`, or calendar `month`; both in UTC.
+    # `day` or `month`, by the UTC calendar.
     period: Period = "day"
 
     def __post_init__(self) -> None:
@@ -62,15 +62,15 @@ class BudgetLimits:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """The amounts that one or many requests take of a budget."""
+    """The amounts that one or more requests take from a budget."""
 
-    # How many there were.
+    # Number of requests.
     requests: int = 0
-    # How many of them asked the cloud.
+    # Number of requests that used the cloud.
     cloud_requests: int = 0
-    # Tokens that the cloud read and wrote.
+    # Prompt and completion tokens in the cloud.
     cloud_tokens: int = 0
-    # US dollars.
+    # Cost in US dollars.
     usd: float = 0.0
 
     def __add__(self, other: Charge) -> Charge:
@@ -85,11 +85,11 @@ NOTHING = Charge()
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The charge of one request as a function of the tokens of its answer."""
+    """The charge of one request as a function of its answer's length."""
 
-    # Taken whatever is written.
+    # Charge without any completion tokens.
     fixed: Charge
-    # US dollars of a written token.
+    # Price of a completion token, in US dollars.
     usd_per_token: float
     wanted: Wanted
 
@@ -98,37 +98,37 @@ class Demand:
 
 
 SpendingRow = tuple[Period, int, str]
-"""The key of a row of `spending`: period, its first day, and the name of the scope."""
+"""Key of a row in the table `spending`: period, its first day, and the scope's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    # When it was made, in days since 1970: what it takes is settled with the periods of that day.
+    # Day of the reservation, in days since 1970; the request is settled in the periods of this day.
     day: int
     charge: Charge
-    # Tokens of the answer that the last demand was granted.
+    # Completion tokens granted by the latest reservation.
     tokens: int = 0
-    # The rows of `spending` that hold the charge.
+    # Rows of `spending` that contain the charge.
     rows: frozenset[SpendingRow] = frozenset()
 
 
 class InFlight:
-    """The requests of one process that hold a reservation, and those that wait until one is settled.
+    """The requests of one process with a reservation, and the requests waiting for one to settle.
 
-    It outlives a budget whose limits change.
+    Kept across changes of the budget's limits.
     """
 
     def __init__(self) -> None:
-        #: Requests that hold a reservation.
+        #: Number of requests with a reservation.
         self.count = 0
-        #: How many reservations have been settled.
+        #: Number of settlements so far.
         self.settlements = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def settlement(self, until: float, seen: int) -> bool:
-        """Wait for another request to settle, up to `until` on the monotonic clock. False: no request is in flight.
+        """Wait for another request to settle, until `until` on the monotonic clock. Return False if none is in flight.
 
-        `seen`: the value of `settlements` before the budget was asked. A later settlement ends the wait at once.
+        `seen`: the value of `settlements` before the reservation was tried; a later settlement returns at once.
         """
         left = until - time.monotonic()
         if left <= 0:
@@ -142,7 +142,7 @@ class InFlight:
         return True
 
     def settled(self) -> None:
-        """Count one request less, whose settlement is in the ledger, and let waiting requests try again."""
+        """Count a settlement that is in the ledger, and wake waiting requests."""
         self.count = max(0, self.count - 1)
         self.settlements += 1
         for _ in range(min(_WOKEN, len(self._waiting))):
@@ -153,7 +153,7 @@ class InFlight:
 class Budget:
     """The limits of one router, by scope: "all", "key" and "user".
 
-    Without a ledger, because of `problem`, the rest is unknown, and nothing is spent.
+    If the ledger is missing, because of `problem`, every reservation is refused.
     """
 
     def __init__(
@@ -165,12 +165,12 @@ class Budget:
     ) -> None:
         self._limits: dict[Scope, BudgetLimits] = {scope: each for scope, each in limits.items() if each}
         self._ledger = ledger
-        #: Why the ledger could not be asked last; None: it could.
+        #: Error of the last ledger access, or None if it succeeded.
         self.problem: str | None = problem or None
         self.in_flight = InFlight() if in_flight is None else in_flight
 
     def counts_from(self) -> float:
-        """Since when the running periods go, in seconds since the epoch: rows from then on may be counted again."""
+        """Return the start of the earliest current period, in seconds since the epoch. Later rows must be kept."""
         return min(first_day(limits.period, _today()) for limits in self._limits.values()) * DAY_S
 
     async def exceeded(self, caller: Caller, demand: Demand) -> BudgetExceededError | None:
@@ -182,9 +182,9 @@ class Budget:
         return None
 
     async def reserve(self, caller: Caller, demand: Demand, held: Reservation | None = None) -> Reservation:
-        """Take `demand` from all budgets of `caller`, or raise BudgetExceededError and take nothing.
+        """Charge `demand` to all budgets of `caller`, or raise BudgetExceededError and charge nothing.
 
-        `held` is what the request has reserved before: the result is both, of the day of the first.
+        `held`: the request's earlier reservation. The result combines both, on the day of the first.
         """
         before = Reservation(_today(), NOTHING) if held is None else held
 
@@ -197,7 +197,7 @@ class Budget:
                 _add(connection, row, charge)
             return Reservation(before.day, before.charge + charge, tokens, before.rows | rows)
 
-        # Without a flush no other request of this process gets in between `exceeded` and this.
+        # No flush: other requests of this process must not run between `exceeded` and this call.
         reservation = await self._alone(take, flushed=False)
         self.in_flight.count += held is None
         return reservation
@@ -205,13 +205,13 @@ class Budget:
     def settle(
         self, connection: sqlite3.Connection, caller: Caller, reserved: Reservation | None, actual: Charge
     ) -> None:
-        """Put what a request really took in the place of what was reserved for it, maybe under other limits."""
+        """Replace the reservation of a request by the actual charge, even if the limits have changed since."""
         held = Reservation(_today(), NOTHING) if reserved is None else reserved
         for row in held.rows | self._rows(caller, held.day):
             _add(connection, row, actual - held.charge if row in held.rows else actual)
 
     async def _alone(self, work: Callable[[sqlite3.Connection], T], *, flushed: bool = True) -> T:
-        """Run `work` in a transaction of the ledger. Raises BudgetExceededError if the ledger cannot be asked."""
+        """Run `work` in a transaction of the ledger. Raises BudgetExceededError if the ledger is unavailable."""
         if self._ledger is None:
             problem = f"budget unknown, so nothing is spent: {self.problem}"
             raise BudgetExceededError(problem, code="ledger_unavailable")
@@ -226,7 +226,7 @@ class Budget:
     def _checked(
         self, connection: sqlite3.Connection, day: int, caller: Caller, demand: Demand
     ) -> tuple[list[Claim], list[Standing]]:
-        """Return the claims of the least of `demand`, and how their accounts stand. Raises BudgetExceededError."""
+        """Return the claims for the least of `demand`, and their accounts' state. Raises BudgetExceededError."""
         claims, standings, least = list[Claim](), list[Standing](), demand.charge(demand.wanted.least)
         for scope, limits in self._limits.items():
             spent, reasons = self._spent(connection, day, scope, caller), list[str]()
@@ -256,16 +256,16 @@ class Budget:
         )
 
     def _spent(self, connection: sqlite3.Connection, day: int, scope: Scope, caller: Caller) -> Charge:
-        """Of one scope. A scope that this period has not seen begins with what the ledger's rows say."""
+        """Return the spending of a scope. A scope without a row yet starts with the sums over the ledger's requests."""
         name, period = _name(scope, caller), self._limits[scope].period
         first = first_day(period, day)
-        found = connection.execute(
+        row = connection.execute(
             "SELECT requests, cloud_requests, cloud_tokens, usd FROM spending"
             " WHERE period = ? AND day = ? AND scope = ?",
             (period, first, name),
         ).fetchone()
-        if found is not None:
-            return Charge(*found)
+        if row is not None:
+            return Charge(*row)
         whose = {"all": "", "key": " AND key = :key", "user": " AND key = :key AND user = :user"}[scope]
         spent = Charge(
             *connection.execute(
@@ -281,7 +281,7 @@ class Budget:
             ).fetchone()
         )
         connection.execute("INSERT INTO spending VALUES (?, ?, ?, ?, ?, ?, ?)", (period, first, name, *astuple(spent)))
-        before = first_day(period, first - 1)  # requests that began in the period before may still be settled
+        before = first_day(period, first - 1)  # requests of the previous period may still be settled
         connection.execute("DELETE FROM spending WHERE period = ? AND day < ?", (period, before))
         return spent
 
@@ -312,10 +312,10 @@ def _today() -> int:
 
 
 def _unreadable() -> BudgetExceededError:
-    """Nobody knows what is left, so nothing is spent."""
-    log.exception("the ledger cannot be asked for the budget")
+    """Log the current exception, and return the error that refuses the request."""
+    log.exception("cannot read the budget from the ledger")
     return BudgetExceededError(
-        "budget unknown: the ledger cannot be read, the log says why; nothing is spent until then"
+        "budget unknown, so nothing is spent: the ledger cannot be read; see the log for the cause"
     )
 
 

@@ -1,4 +1,4 @@
-"""One request explained from its ledger row: for `updraft why`, for programs, and for the SDK."""
+"""Explanations of requests from their ledger rows, for `updraft why`, the API and the SDK."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ GATES = ("rules", "before", "during", "after")
 ROUTES = {
     "local": "by the device",
     "cloud": "by the cloud",
-    "escalated": "by the cloud, which continued or verified what the device wrote",
-    "fallback": "by the device, because the cloud could not",
-    "cache": "with an earlier answer to the same request",
+    "escalated": "by the cloud, which continued or verified the device's text",
+    "fallback": "by the device, because the cloud call failed",
+    "cache": "from the cache, with the answer to an identical request",
     "none": "not at all",
 }
 THUMBS = {1: "up", -1: "down"}
 
 
 class Explanation(msgspec.Struct, kw_only=True):
-    """The answer of `GET /updraft/requests/{id}`."""
+    """The response of `GET /updraft/requests/{id}`."""
 
     # The ledger row, with its decisions as objects.
     request: dict[str, Any]
-    # Labelled lines, in the order in which a person asks: `answered`, `because`, `decisions` and more.
+    # Text by label, in reading order: `request`, `answered`, `because`, `decisions` and more.
     explanation: dict[str, str]
 
     def __str__(self) -> str:
@@ -37,12 +37,12 @@ class Explanation(msgspec.Struct, kw_only=True):
 
 
 class FeedbackNote(msgspec.Struct, kw_only=True):
-    """The answer of `POST /updraft/requests/{id}/feedback`."""
+    """The response of `POST /updraft/requests/{id}/feedback`."""
 
     request_id: str
-    # What is kept now.
+    # Feedback that is now recorded.
     feedback: Literal["up", "down"]
-    # `updraft learn` will see it: the local model wrote the whole answer, and experience is kept.
+    # Whether `updraft learn` will use it: the device wrote the whole answer, and experience is kept.
     learned: bool
 
 
@@ -59,12 +59,12 @@ def decisions_of(row: LedgerRow) -> list[dict[str, Any]]:
 
 
 def explained(row: LedgerRow) -> dict[str, str]:
-    """The row as labelled lines, fit for a terminal."""
+    """Return the row as labelled text, safe to print on a terminal."""
     facts = {
         "request": [f"{row.id}, {time_of(row)}, model {row.model or '-'}, status {row.status}"],
         "answered": [ROUTES.get(row.route, row.route)],
         "because": [row.reason],
-        "decisions": [_decision(each) for each in decisions_of(row)] or ["none kept"],
+        "decisions": [_decision(each) for each in decisions_of(row)] or ["none recorded"],
     }
     if row.failure:
         facts["cloud failed"] = [row.failure]
@@ -74,7 +74,7 @@ def explained(row: LedgerRow) -> dict[str, str]:
         f"cloud {row.cloud_prompt_tokens:,} read, {row.cloud_tokens:,} written"
     ]
     if row.draft_proposed:
-        facts["draft"] = [f"{row.draft_accepted:,} of {row.draft_proposed:,} tokens kept by the cloud"]
+        facts["draft"] = [f"{row.draft_accepted:,} of {row.draft_proposed:,} tokens accepted by the cloud"]
     if row.cloud_model:
         facts["cloud"] = [row.cloud_model]
     facts["cost"] = [f"{_dollars(row.cost_usd)}, saved {_dollars(row.saved_usd)} against the cloud alone"]
@@ -86,12 +86,12 @@ def explained(row: LedgerRow) -> dict[str, str]:
 
 
 def time_of(row: LedgerRow) -> str:
-    """The time of the request, by the clock of this machine."""
+    """Return the request's local start time in ISO format."""
     return datetime.fromtimestamp(row.started_at).astimezone().isoformat(sep=" ", timespec="seconds")
 
 
 def printable(text: str) -> str:
-    """Text of callers may be in it, and must not command the terminal nor look like another line."""
+    """Replace unprintable characters, since callers' text must not control the terminal or fake another line."""
     return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 

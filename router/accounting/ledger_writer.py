@@ -1,4 +1,4 @@
-"""The writer of the router's ledger, and the rows that dead processes left for it."""
+"""The writer of the router's ledger, and the collection of rows left by dead processes."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ log = logging.getLogger("updraft.router")
 
 
 class RequestWriter(LedgerWriter):
-    """The rows of one event loop. A row outlives a kill of the process as soon as `enter` returns."""
+    """Writes the rows of one event loop. After `enter` returns, a row survives a kill of the process."""
 
     def __init__(self, path: Path, keep_from: Callable[[], float] | None = None) -> None:
-        """Raises ConfigurationError."""
+        """Raises ConfigurationError if the ledger cannot be opened."""
         super().__init__(
             SqliteStore(path, REQUESTS, needs_intents=False),
             keep_from=keep_from,
-            consequence=f"go on, and rows wait in memory. `updraft doctor` says whether {path} is damaged",
+            consequence=f"continue, with rows kept in memory. Run `updraft doctor` to check {path} for damage",
         )
 
     def enter(
         self, row: LedgerRow, extra: ExtraWrite | None = None, committed: asyncio.Future[bool] | None = None
     ) -> None:
-        """Write one row soon, and in the same transaction what `extra` writes. Raises nothing.
+        """Write one row soon, and `extra` in the same transaction. Raises nothing.
 
-        `committed` is resolved after the commit, or once it has failed for the first time.
+        `committed` is resolved by the commit, or by the first failed attempt.
         """
         values = REQUESTS.values_of(row)
         self._keep(row.id, values)
@@ -46,8 +46,8 @@ class RequestWriter(LedgerWriter):
 
 
 def collect_rows(path: Path) -> None:
-    """Commit the rows that dead processes left beside the ledger, as far as this process can."""
+    """Commit the rows that dead processes left beside the ledger. Failures are only logged."""
     try:
         collect(path, REQUESTS)
     except (ConfigurationError, OSError, LedgerWriteError, RowRefusedError, sqlite3.Error) as error:
-        log.warning("Rows of ended processes are not in the ledger yet: %s", error)
+        log.warning("Cannot commit the rows of ended processes yet: %s", error)

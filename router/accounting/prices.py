@@ -1,4 +1,4 @@
-"""Prices of a router's two tiers, and of the cloud models that its settings name."""
+"""Prices of a router's two tiers and of the cloud models in its settings."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from ...protocol.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """US dollars per million tokens. The device is free by default; what an unpriced cloud costs is unknown."""
+    """US dollars per million tokens. The device is free by default. The cost of a cloud without a price is unknown."""
 
-    # Of a prompt on this device.
+    # Price of prompt tokens on the device.
     local_input: float = 0.0
-    # Of an answer on this device.
+    # Price of completion tokens on the device.
     local_output: float = 0.0
-    # Of a prompt in the cloud, for models that `models` does not name. `cloud_output` goes with it.
+    # Price of prompt tokens in the cloud, for models missing in `models`. Requires `cloud_output`.
     cloud_input: float | None = None
-    # Of an answer in the cloud, for models that `models` does not name. `cloud_input` goes with it.
+    # Price of completion tokens in the cloud, for models missing in `models`. Requires `cloud_input`.
     cloud_output: float | None = None
-    # Prices of cloud models by name: `input`, `output`, and where known `cached_input` and `max_output`.
+    # Prices of cloud models by name: `input`, `output`, and optionally `cached_input` and `max_output`.
     models: dict[str, Price] = field(default_factory=dict[str, Price])
 
     def __post_init__(self) -> None:
@@ -37,7 +37,7 @@ class Prices:
         return Price(self.local_input, self.local_output).of(prompt_tokens, completion_tokens)
 
     def cloud(self, model: str, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float | None:
-        """None where the model has no price."""
+        """Return the cost in US dollars, or None if the model has no price."""
         price = self.of_cloud(model)
         return None if price is None else price.of(prompt_tokens, completion_tokens, cached_tokens)
 

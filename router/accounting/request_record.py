@@ -1,4 +1,4 @@
-"""The record of one request: the facts behind its `updraft` object, its headers and its ledger row."""
+"""The record of one request: the source of its `updraft` object, its headers and its ledger row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .budget import NOTHING, Charge, Demand, Reservation
 from .ledger import LedgerRow
 from .prices import Prices
 
-# Characters. What a caller sent may be in either, and a ledger is no place to write as much as one likes into.
+# Limits in characters, since either text may contain callers' input and must not fill the ledger.
 MAX_MODEL_CHARS, MAX_REASON_CHARS = 100, 500
 
 Route = Literal["local", "cloud", "escalated", "fallback", "cache"]
@@ -30,7 +30,7 @@ Route = Literal["local", "cloud", "escalated", "fallback", "cache"]
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """An answer that was kept: who gave it, and what it took then."""
+    """The origin of a cached answer: the tier that generated it, and the tokens used then."""
 
     tier: Literal["local", "cloud"]
     prompt_tokens: int
@@ -42,82 +42,82 @@ class CloudCall:
     """One call to a cloud."""
 
     model: str
-    # Its charge as a function of the answer's tokens, where there are budgets.
+    # Charge as a function of the answer's length, if budgets apply.
     demand: Demand | None = None
-    # Tokens of the answer that are charged if the cloud does not report them.
+    # Completion tokens that are charged if the cloud reports no usage.
     unreported_tokens: int = 0
-    # The tokens that the cloud counted, as far as they are known.
+    # Usage reported by the cloud so far.
     counted: CloudUsage = field(default_factory=CloudUsage)
-    # The cloud refused, or was never reached.
+    # Whether the call is free: the cloud refused it or was not reached.
     unbilled: bool = False
-    # An attempt that broke: `counted` is an estimate, and the budgets are charged what was demanded.
+    # Whether the attempt broke off: then `counted` is an estimate, and budgets are charged by `demand`.
     is_broken: bool = False
-    # Whether the answer may have tokens that it does not show.
+    # Whether the answer may contain hidden tokens.
     is_reasoning: bool = False
 
     def usd(self, prices: Prices) -> float | None:
-        """None where the model has no price."""
+        """Return the cost in US dollars, or None if the model has no price."""
         if self.unbilled:
             return 0.0
         counted = self.counted
         return prices.cloud(self.model, counted.prompt_tokens, counted.completion_tokens, counted.cached_tokens)
 
     def charge(self, prices: Prices) -> Charge:
-        """Return the tokens and dollars of the call: as the cloud counted them, or else as they were demanded."""
+        """Return the call's tokens and dollars: as reported by the cloud, or else by `demand`."""
         if self.is_broken or not (self.unbilled or self.counted.prompt_tokens):
             return NOTHING if self.demand is None else self.demand.charge(self.unreported_tokens)
         tokens = self.counted.prompt_tokens + self.counted.completion_tokens
-        return Charge(cloud_tokens=tokens, usd=self.usd(prices) or 0.0)  # a budget in dollars has all prices
+        return Charge(cloud_tokens=tokens, usd=self.usd(prices) or 0.0)  # dollar budgets need all prices
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Filled in as the request goes its way."""
+    """The facts of one request, filled in while it is processed."""
 
     prices: Prices
-    # The best cloud's model.
+    # Model name of the best cloud.
     top_model: str
     request_id: str = field(default_factory=lambda: new_id("chatcmpl"))
-    # As the caller named it.
+    # Model name that the caller gave.
     model: str = ""
     caller: Caller = field(default_factory=Caller)
-    # `time.monotonic` seconds.
+    # Time of arrival, by `time.monotonic()`.
     started: float = field(default_factory=time.monotonic)
-    # `time.time` seconds.
+    # Time of arrival, in seconds since the epoch.
     timestamp: float = field(default_factory=time.time)
-    # None: no answer yet.
+    # Route of the answer; None before there is one.
     route: Route | None = None
-    # The one that counts.
+    # Decision that produced the answer.
     decision: GateDecision = field(default_factory=lambda: GateDecision(0, False, "refused before routing"))
-    # All of them, in order.
+    # All verdicts, in order.
     decisions: list[GateDecision] = field(default_factory=list[GateDecision])
-    # Added to the reason.
+    # Text appended to the reason.
     note: str = ""
-    # The parts of the request's schema that the answer was not held to.
+    # Notes on parts of the request's schema that were not enforced.
     notes: tuple[str, ...] = ()
-    # Where the budget capped the answer.
+    # Note on a cap that the budget put on the answer.
     budget_note: str = ""
-    # Why a cloud gave no answer.
+    # Reason why a cloud call failed.
     failure: str = ""
-    # Over all local runs of the request.
+    # Prompt tokens of all local runs.
     local_prompt_tokens: int = 0
-    # Over all local runs.
+    # Completion tokens of all local runs.
     local_tokens: int = 0
-    # Seconds over all local runs.
+    # Duration of all local runs, in seconds.
     local_s: float = 0.0
-    # In order.
+    # Calls to clouds, in order.
     cloud_calls: list[CloudCall] = field(default_factory=list[CloudCall])
-    # Seconds over all cloud calls.
+    # Duration of all cloud calls, in seconds.
     cloud_s: float = 0.0
-    # Taken from the budgets for the cloud calls.
+    # Reservation in the budgets for the cloud calls.
     reserved: Reservation | None = None
-    # Until when it waits for room in the budgets, in `time.monotonic` seconds. 0: it does not wait.
+    # Deadline for waiting on the budgets, by `time.monotonic()`. 0: do not wait.
     waits_until: float = 0.0
-    # The request would have gone another way at another time.
+    # Whether the route depended on the current state, such as load or budgets, so that the answer must not be cached.
     time_dependent: bool = False
-    # The answer was kept from an earlier request.
+    # Origin of the answer, if it came from the cache.
     repeated: Repeated | None = None
-    # Of its trace.
+    # Trace span of the request.
     span: Span = field(default_factory=Span)
 
     @property
@@ -136,27 +136,27 @@ class RequestRecord:
 
     @property
     def cloud(self) -> CloudUsage:
-        """The count of the last cloud that was called."""
+        """Usage of the last cloud call."""
         return self.cloud_calls[-1].counted if self.cloud_calls else CloudUsage()
 
     @property
     def cloud_model(self) -> str:
-        """The one that was asked last; empty if none was."""
+        """Model of the last cloud call, or an empty string."""
         return self.cloud_calls[-1].model if self.cloud_calls else ""
 
     @property
     def cloud_prompt_tokens(self) -> int:
-        """The prompt tokens of all clouds."""
+        """Prompt tokens of all cloud calls."""
         return sum(each.counted.prompt_tokens for each in self.cloud_calls)
 
     @property
     def cloud_tokens(self) -> int:
-        """The completion tokens of all clouds."""
+        """Completion tokens of all cloud calls."""
         return sum(each.counted.completion_tokens for each in self.cloud_calls)
 
     @property
     def cost_usd(self) -> float | None:
-        """None where a cloud was asked whose model has no price."""
+        """Total cost in US dollars; None if a cloud model without a price was called."""
         total = self._local_usd
         for each in self.cloud_calls:
             if (usd := each.usd(self.prices)) is None:
@@ -170,9 +170,9 @@ class RequestRecord:
 
     @property
     def saved_usd(self) -> float | None:
-        """Against `top_model` alone with an answer of this length; below 0 where paid local work was in vain.
+        """US dollars saved compared with `top_model` alone, for an answer of the same length; may be negative.
 
-        None where a price is missing.
+        None if a price is missing.
         """
         if self.route is None:
             return 0.0
@@ -193,11 +193,11 @@ class RequestRecord:
         return Charge(1, asks, clouds.cloud_tokens, self._local_usd + clouds.usd)
 
     def judged(self, decision: GateDecision) -> None:
-        """One more verdict to explain the request with; of a gate 2 that let it pass again and again, the last."""
+        """Record a verdict. Of consecutive gate-2 verdicts that let the answer continue, only the last is kept."""
         self._keep(_brief(decision))
 
     def decide(self, decision: GateDecision) -> None:
-        """One more verdict, and the one that the answer names."""
+        """Record a verdict as the decision that the answer reports."""
         self.decision = _brief(decision)
         self._keep(self.decision)
 
@@ -208,43 +208,41 @@ class RequestRecord:
         self.decisions.append(decision)
 
     def repeat(self, tier: Literal["local", "cloud"], usage: dict[str, Any], age_s: float) -> None:
-        """The answer is the one that `tier` gave `age_s` seconds ago to the same request, with that `usage`."""
+        """Report an answer that `tier` gave `age_s` seconds ago, with that `usage`."""
         counted = CloudUsage.of({"usage": usage}) or CloudUsage()
         self.route = "cache"
         self.repeated = Repeated(tier, counted.prompt_tokens, counted.completion_tokens)
-        self.decide(
-            GateDecision(0, escalate=False, reason=f"answered by the {tier} tier {age_s:.0f} s ago, kept since")
-        )
+        self.decide(GateDecision(0, escalate=False, reason=f"cached answer of the {tier} tier, {age_s:.0f} s old"))
 
     def usage(self) -> Usage:
-        """The tokens of the answer, as the tier that gave it counted them."""
+        """Return the tokens of the answer, as counted by the tier that generated it."""
         if self.tier == "local":
             return Usage.of(self.local_prompt_tokens, self.local_tokens)
         return Usage.of(self.cloud.prompt_tokens, self.cloud.completion_tokens)
 
     def fell_back(self, failure: CloudFailure) -> None:
-        """The local answer stands in for the one that the cloud did not give."""
+        """Note that the local answer replaces the answer of a failed cloud call."""
         self.route = "fallback"
         self.failure = failure.cause[:MAX_REASON_CHARS]
         self.note = f"fallback, because {failure.phrase}"
 
     def failed(self, failure: CloudFailure) -> None:
-        """No answer stands in for the one that the cloud did not give."""
+        """Note that a cloud call failed and no answer replaces it."""
         self.failure, self.note = failure.cause[:MAX_REASON_CHARS], failure.phrase
 
     def count_local(self, answer: LocalAnswer, seconds: float) -> None:
-        """Add one ended local run."""
+        """Add a finished local run."""
         self.local_s += seconds
         self.local_prompt_tokens += answer.prompt_tokens
         self.local_tokens += len(answer.tokens)
 
     def counted(self, usage: CloudUsage | None) -> None:
-        """The cloud that was asked last says what it counted; None: it did not say."""
+        """Set the usage of the last cloud call; None if the cloud reported none."""
         self.cloud_calls[-1].counted = usage or CloudUsage()
 
     @contextmanager
     def in_cloud(self) -> Generator[None]:
-        """Time in here was spent waiting for the cloud."""
+        """Add the time in the block to `cloud_s`."""
         began = time.monotonic()
         try:
             yield
@@ -273,7 +271,7 @@ class RequestRecord:
         )
 
     def traced(self, status: int) -> Attributes:
-        """The attributes of the request's span."""
+        """Return the attributes of the request's span."""
         about = {"gen_ai.request.model": self.model[:MAX_MODEL_CHARS], "http.response.status_code": status}
         tokens = usage(self.local_prompt_tokens + self.cloud_prompt_tokens, self.local_tokens + self.cloud_tokens)
         return {**about, **tokens, "updraft.route": self.route or "none", "updraft.gate": self.decision.gate}

@@ -1,4 +1,4 @@
-"""One call to a cloud under a budget: the reservation before it, and the cap of its answer."""
+"""One call to a cloud under a budget: the reservation beforehand, and the cap on the answer."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _TOO_LARGE = re.compile(r"too (?:large|high|big)|at most|maximum|less than|excee
 
 
 def demand_of(record: RequestRecord, body: dict[str, Any], model: str, path: str) -> Demand:
-    """Return the charge of `body` as a function of its answer, at the price of the model that is asked."""
+    """Return the charge of `body` as a function of its answer's length, at the prices of its model."""
     price = record.prices.of_cloud(model) or Price()
-    read = prompt_tokens(msgspec.json.encode(body), bytes_per_token=1)  # a bound
+    read = prompt_tokens(msgspec.json.encode(body), bytes_per_token=1)  # an upper bound
     size = answer_size(body, path)
     is_known = size.limit is not None or price.max_output is not None
     wanted = Wanted(size.least, size.most(price.max_output), is_known)
@@ -42,29 +42,29 @@ def demand_of(record: RequestRecord, body: dict[str, Any], model: str, path: str
 
 
 def after(record: RequestRecord, demand: Demand) -> Demand:
-    """Return `demand` on top of all that the request has taken so far, less what it has reserved."""
+    """Return `demand` plus the request's charges so far, minus its current reservation."""
     held = NOTHING if record.reserved is None else record.reserved.charge
     return replace(demand, fixed=replace(record.charge + demand.fixed, cloud_requests=1) - held)
 
 
 @dataclass(slots=True)
 class CloudAttempt:
-    """The request of one call as it is sent."""
+    """One call's request, as sent to the cloud."""
 
     state: RouterState
     record: RequestRecord
     call: CloudCall
-    # Below the cloud's base URL.
+    # Path below the cloud's base URL.
     path: str
     body: dict[str, Any]
-    # The text of the device that may go along as a prediction.
+    # Local text that may be sent as a predicted output.
     draft: str
     span: Span = field(default_factory=Span)
-    # The limit of each answer, where the budget forces one.
+    # Cap on each answer's tokens, if the budget requires a cap.
     cap: int | None = None
-    # Names of the limit that are left to try, where the caller has named none.
+    # Field names left to try for the cap, if the caller has set no limit.
     fields: tuple[str, ...] = ()
-    # The body without a cap.
+    # Body before the cap.
     uncapped: dict[str, Any] | None = None
 
     @property
@@ -73,11 +73,11 @@ class CloudAttempt:
         return {"prediction": self.draft, **self.body} if self.draft else self.body
 
     def forwarded(self, given: Forwarded) -> Booked:
-        """Return `given` with the call's span as the parent of the cloud's spans, and with `book`."""
+        """Return `given` with the call's span as parent, and with `_book` called before retries."""
         return Booked(self.span.headers(given.headers), given.query, given.api_key, self._book)
 
     def limit(self, tokens: int) -> None:
-        """Cap the answers at `tokens` together."""
+        """Cap all answers together at `tokens`."""
         self.uncapped, cap = self.body, answer_size(self.drafted, self.path).cap(tokens)
         self.cap, fields = cap, LIMITS[self.path]
         self.fields = () if any(self.body.get(name) is not None for name in fields) else fields
@@ -86,17 +86,17 @@ class CloudAttempt:
         self.record.time_dependent = True
 
     async def _book(self, cause: str) -> bool:
-        """Book an attempt that broke after it was sent, apart from the next. False: the budget pays for no other one.
+        """Charge a broken attempt, separately from the next one. Return False if the budget cannot pay for another.
 
-        Its prompt was read. How much the cloud wrote is unknown: budgets are charged the least that an answer reserves.
+        The prompt counts as read. The answer's length is unknown, so budgets are charged the least reservation.
         """
         record, call, budget = self.record, self.call, self.state.budget
         read = prompt_tokens(json_bytes(self.drafted))
         tokens = 0 if call.demand is None else min(call.demand.wanted.least, call.unreported_tokens)
         broken = CloudCall(call.model, call.demand, tokens, CloudUsage(prompt_tokens=read), is_broken=True)
-        reason = f"another try: {call.model} failed: {cause}; {read} prompt tokens are booked for it"
+        reason = f"retry: {call.model} failed: {cause}; {read} prompt tokens are charged for the failed attempt"
         record.judged(GateDecision(0, escalate=True, reason=reason))
-        record.cloud_calls[-1] = broken  # while the next attempt is reserved
+        record.cloud_calls[-1] = broken  # while the next attempt's reservation is made
         try:
             if budget is not None and call.demand is not None and (held := record.reserved) is not None:
                 wanted = Wanted(held.tokens, held.tokens, is_known=True)
@@ -109,10 +109,10 @@ class CloudAttempt:
         return True
 
     def adapt(self, failure: CloudFailure) -> bool:
-        """Change the body after a refusal of its cap; False if the failure is not about the cap."""
+        """Adapt the body after the cloud rejects the cap. Return False if the failure is not about the cap."""
         if self.cap is None or self.uncapped is None or not self.fields or not failure.names(self.fields[0]):
             return False
-        if _TOO_LARGE.search(failure.error.message):  # the model's own maximum is below what is reserved
+        if _TOO_LARGE.search(failure.error.message):  # the model's own maximum is below the cap
             self.body, self.cap, self.record.budget_note = self.uncapped, None, ""
             return True
         self.fields = self.fields[1:]
@@ -126,9 +126,9 @@ class CloudAttempt:
 async def cloud_call(
     state: RouterState, record: RequestRecord, body: dict[str, Any], path: str, *, draft: str = ""
 ) -> AsyncGenerator[CloudAttempt]:
-    """Wait for the answer to `body` within the block. Its maximum cost is reserved first, and that of a `draft`.
+    """Call the cloud within the block. The maximum cost is reserved first, including that of `draft`.
 
-    Raises CloudForbidden.
+    Raises CloudForbidden if the budget does not allow the call.
     """
     call = CloudCall(body["model"], is_reasoning=_asks_for_reasoning(body))
     attempt = CloudAttempt(state, record, call, path, body, draft)
@@ -143,21 +143,21 @@ async def cloud_call(
             yield attempt
     except CloudFailure as failure:
         call.unbilled = failure.unbilled
-        if isinstance(failure.error, RequestTimeoutError):  # it takes longer than this, if it answers at all
+        if isinstance(failure.error, RequestTimeoutError):  # the true latency is at least this long
             state.latency.observe(work_of(body), time.monotonic() - began)
         raise
     except asyncio.CancelledError as left:
-        failure = left.__context__  # it was waiting for another try
+        failure = left.__context__  # set if cancelled during the backoff
         call.unbilled = isinstance(failure, CloudFailure) and failure.unbilled
         raise
     state.latency.observe(work_of(body), time.monotonic() - began)
 
 
 async def _reserve(attempt: CloudAttempt) -> None:
-    """Reserve the answer's maximum. Cap the answer where the budget ends before it.
+    """Reserve the answer's maximum, or cap the answer if the budget is too small.
 
-    The reservation of a cloud that took nothing is used again for the next one. A request that holds no reservation
-    waits for room until `waits_until`. Raises CloudForbidden.
+    A failed call that was free passes its reservation on to the next cloud. A request without a reservation waits
+    for budget until `waits_until`. Raises CloudForbidden.
     """
     call, record = attempt.call, attempt.record
     budget, demand = attempt.state.budget, call.demand
@@ -168,20 +168,20 @@ async def _reserve(attempt: CloudAttempt) -> None:
         try:
             reserved = await budget.reserve(record.caller, after(record, demand), record.reserved)
             break
-        except BudgetExceededError as error:  # others have reserved since the ruling
+        except BudgetExceededError as error:  # other requests may have reserved since the ruling
             if record.reserved is not None or not await budget.in_flight.settlement(record.waits_until, seen):
                 raise CloudForbidden(error) from error
     record.reserved, call.unreported_tokens = reserved, reserved.tokens
-    if attempt.body.get("stream") is True:  # its text bounds the charge as it grows
+    if attempt.body.get("stream") is True:  # the charge then grows with the text
         call.unreported_tokens = min(reserved.tokens, demand.wanted.least)
     if reserved.tokens < demand.wanted.most and attempt.path in LIMITS:
         attempt.limit(reserved.tokens)
 
 
 def bound_unreported(record: RequestRecord, completion: dict[str, Any]) -> None:
-    """Lower the charge of an answer that came without usage to its bytes: a token has at least one.
+    """Lower the charge of an answer without usage to its size in bytes, as each token has at least one byte.
 
-    The reservation of an answer with hidden reasoning stands.
+    With hidden reasoning, the full reservation stays charged.
     """
     call = record.cloud_calls[-1]
     if not call.is_reasoning:
@@ -189,7 +189,7 @@ def bound_unreported(record: RequestRecord, completion: dict[str, Any]) -> None:
 
 
 class MeteredStream:
-    """A cloud's stream under a budget. It ends with `length` where the budget ends, if the cloud ignores its cap."""
+    """A cloud's stream under a budget. If the budget is used up, the stream ends with the finish reason `length`."""
 
     def __init__(self, stream: CloudStream, state: RouterState, record: RequestRecord) -> None:
         self._stream = stream
@@ -209,7 +209,7 @@ class MeteredStream:
         try:
             payload, event = await anext(self._stream)
         except StopAsyncIteration:
-            if self._call.is_reasoning:  # counts only if no usage came
+            if self._call.is_reasoning:  # charged only if the cloud reports no usage
                 self._call.unreported_tokens = self._answer.reserved
             raise
         goes_on = False
@@ -219,7 +219,7 @@ class MeteredStream:
             size = text_bytes(table(choice.get("delta")) or choice.get("text"))
             self._answer.bytes += size if payload.isascii() and b"\\u" not in payload else 2 * size
             self._answer.texts += size > 0
-        if (usage := CloudUsage.of(event)) is not None and event["choices"]:  # usage of the answer so far
+        if (usage := CloudUsage.of(event)) is not None and event["choices"]:  # a running usage report
             self._answer.texts, self._answer.bytes = usage.completion_tokens, 0
         self._call.unreported_tokens = max(self._call.unreported_tokens, self._answer.bound)
         if goes_on and self._answer.is_short and not await self._topped_up():
@@ -231,7 +231,7 @@ class MeteredStream:
         await self._stream.aclose()
 
     async def _topped_up(self) -> bool:
-        """Reserve more. False: the budget ends."""
+        """Reserve more tokens. Return False if the budget is used up."""
         record, call, budget = self._record, self._call, self._state.budget
         if budget is None or call.demand is None or record.reserved is None:
             return True
@@ -244,9 +244,9 @@ class MeteredStream:
         return True
 
     async def _cut(self, event: dict[str, Any]) -> dict[str, Any]:
-        """The last event of the stream: `event` with the end of every choice."""
+        """Close the stream, and return `event` with the finish reason `length` for every choice."""
         self._ended = True
-        self._record.budget_note = "the budget ends here: the answer is cut"
+        self._record.budget_note = "the budget is used up: the answer is truncated"
         self._record.time_dependent = True
         await self._stream.aclose()
         is_text = event.get("object") == "text_completion"
@@ -266,12 +266,12 @@ def _index(choice: dict[str, Any]) -> int:
 def _asks_for_reasoning(body: dict[str, Any]) -> bool:
     if body.get("reasoning_effort") not in (None, "none"):
         return True
-    tables = [found for name in THINKING if (found := table(body.get(name)))]
+    tables = [options for name in THINKING if (options := table(body.get(name)))]
     return any("none" not in each.values() and "disabled" not in each.values() for each in tables)
 
 
 def work_of(body: dict[str, Any]) -> str:
-    """The kind of work that `body` is, for latency estimates: a stream has answered when it begins."""
+    """Return the kind of work for latency estimates. A stream's latency ends at its first event."""
     if "messages" not in body and "prompt" not in body:
         return "embeddings"
     return "cloud stream" if body.get("stream") is True else "cloud"

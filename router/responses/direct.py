@@ -1,4 +1,4 @@
-"""Requests that skip the gates: only rules choose the tier, which answers the unchanged request."""
+"""Requests without gates: only rules choose the tier, which gets the request unchanged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import CloudContent, CloudUsage, Content
 from .streaming import StreamError
 
-#: JSON (a dict or a struct), server-sent events, or content of a cloud.
+#: JSON (a dict or a struct), server-sent events, or a cloud's response content.
 DirectReply = object | AsyncGenerator[bytes] | CloudContent
 DirectHandler = Callable[["DirectCall"], Awaitable[DirectReply]]
 
@@ -51,7 +51,7 @@ class DirectCall:
         self, path: str, unsupported: InvalidRequestError | None, why_cloud: str
     ) -> tuple[Ruling, Escalation]:
         """Return the tiers that may answer, and the escalation to the cloud. `unsupported`: why the device cannot.
-        `why_cloud`: the reason for the cloud if the rules give none. Raises as `rule`.
+        `why_cloud`: reason to report if no rule decides for the cloud. Raises the errors of `rule`.
         """
         self.job = replace(self.job, unsupported=unsupported)
         escalation = Escalation(self.job, self.state, self.record, path)
@@ -90,26 +90,24 @@ def direct_job(
 
 
 def read_any_model(request: WireRequest) -> tuple[dict[str, Any], str]:
-    """A JSON object and its model, `auto` where it names none; of a form, its model alone. Raises
-    InvalidRequestError.
-    """
+    """Read a JSON object and its model (default `auto`), or only the model of a form. Raises InvalidRequestError."""
     kind = request.headers.get("content-type", "")
     if kind.startswith(FORM):
         model = read_upload(kind, request.body).model
-        return {"model": model, "file": {"of": "a form"}}, model  # which no privacy rule can read
+        return {"model": model, "file": {"of": "a form"}}, model  # privacy rules cannot read forms
     body = read_object(request.body)
     check_names(body)
     named: Any = body.get("model", "auto")
     if not isinstance(named, str):
-        raise InvalidRequestError("model must be a text.", param="model", code="invalid_value")
+        raise InvalidRequestError("model must be a string.", param="model", code="invalid_value")
     return body, named
 
 
 def passed_on(path: str, what: str) -> DirectHandler:
-    """The handler of `path`, below the cloud's base URL. `what` it gives, in the plural."""
+    """Return the handler of `path`, below the cloud's base URL. `what`: the kind of result, in the plural."""
 
     async def handle(call: DirectCall) -> DirectReply:
-        none_here = CloudsOwnError(f"This device has no {what}: they come from a cloud.", param="model")
+        none_here = CloudsOwnError(f"This device cannot create {what}: a cloud is needed.", param="model")
         _, escalation = await call.route(path, none_here, f"{what} come from the cloud")
         [cloud] = escalation.candidates()[-1:]
         content = _content(call, cloud.model)
@@ -129,7 +127,7 @@ def passed_on(path: str, what: str) -> DirectHandler:
 
 
 def _content(call: DirectCall, model: str) -> Content:
-    """The body as it came, with the name that the cloud knows its model by."""
+    """Return the body as received, with the model name replaced by the cloud's."""
     sent = call.request
     kind = sent.headers.get("content-type", "")
     if not kind.startswith(FORM):

@@ -1,4 +1,4 @@
-"""Retries of one cloud behind its circuit breaker: a cloud that is down or hangs costs the next requests nothing."""
+"""Retries of one cloud behind a circuit breaker, so that requests do not wait for a cloud that is down."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .interfaces import Book
 RULES = BreakerRules(failures_to_open=3, recovery=10.0, max_recovery=60.0, window_s=60.0)
 
 HUNG_S = 5.0
-"""Seconds without an answer, to any request, after which one timeout opens the circuit."""
+"""Seconds of silence, towards all requests, after which one timeout opens the circuit."""
 
 TRIAL_WAIT_S = 2.0
-"""Seconds that the caller of a trial waits for the cloud. The trial then continues in the background."""
+"""Seconds that the caller of a trial waits. Later the trial continues in the background."""
 
-_BACKOFF_S = (0.5, 1.0)  # before the second and the third attempt, where the server names no time
-_JITTER = 0.25  # of the backoff, so that many clients do not come back at once
+_BACKOFF_S = (0.5, 1.0)  # seconds before the second and third attempt, unless the server sends retry-after
+_JITTER = 0.25  # random share added to the backoff, so that clients do not retry in step
 
 T = TypeVar("T")
 
@@ -33,21 +33,21 @@ class _Closable(Protocol):
 
 
 class CloudCalls:
-    """Sends requests to one cloud. The breaker counts requests, not attempts.
+    """Sends requests to one cloud with retries. The breaker counts requests, not attempts.
 
-    A 5xx, a cut connection or a short timeout may be due to the request, so several distinct requests must fail in a
-    row. After answers with 5xx the next request is a trial at once: a cloud that answers is not down. One request opens
-    the circuit of a cloud that it never reaches, or that has been silent to all for long.
-    `patience_s`: seconds until an attempt without an answer times out.
+    A 5xx, a broken connection or a short timeout may be the request's fault, so several distinct requests in a row must
+    fail to open the circuit. After a 5xx, the next request is a trial at once, since the cloud is up. A single request
+    opens the circuit if it never reaches the cloud, or if the cloud has been silent to all requests for long.
+    `patience_s`: timeout of an attempt, in seconds.
     """
 
     def __init__(self, url: str, patience_s: float = HUNG_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._url = url
         self._clock = clock
         self._breaker = Breaker(RULES, clock)
-        self._hung_s = 0.9 * min(HUNG_S, patience_s)  # timers may be early
+        self._hung_s = 0.9 * min(HUNG_S, patience_s)  # timers may fire early
         self._answered_at = clock()
-        self._background: asyncio.Task[None] | None = None  # a trial whose caller does not wait any longer
+        self._background: asyncio.Task[None] | None = None  # a trial whose caller has stopped waiting
 
     @property
     def is_open(self) -> bool:
@@ -56,11 +56,11 @@ class CloudCalls:
     async def ask(
         self, attempt: Callable[[], Awaitable[T]], until: float, digest: Callable[[], bytes], book: Book | None = None
     ) -> T:
-        """The result of the first of three attempts that succeeds.
+        """Return the result of the first successful attempt, of up to three.
 
-        `until`: the end of the caller's patience, on the clock of `time.monotonic`. `digest` identifies the request.
-        `book` is called before a retry, if the cloud may charge the last attempt. Raises the CloudFailure of the last
-        attempt, or one at once where the circuit is open.
+        `until`: the caller's deadline, by `time.monotonic()`. `digest`: returns a digest of the request. `book`: called
+        before a retry, if the cloud may charge for the failed attempt. Raises the CloudFailure of the last attempt, or
+        a CloudFailure at once if the circuit is open.
         """
         admission = self._breaker.admit()
         if admission == "refused":
@@ -95,7 +95,7 @@ class CloudCalls:
         raise AssertionError("the last attempt returns or raises")
 
     async def aclose(self) -> None:
-        """End a trial that continues in the background."""
+        """Cancel a trial that continues in the background."""
         if self._background is not None:
             self._background.cancel()
             await asyncio.wait((self._background,))
@@ -118,7 +118,7 @@ class CloudCalls:
         except CloudFailure as failure:
             self._learn(failure, None if failure.status is None else digest, trial=True)
             raise
-        except BaseException:  # the caller left: that says nothing about the cloud
+        except BaseException:  # the caller left, which says nothing about the cloud
             self._breaker.leave_trial()
             raise
         self._succeeded()
@@ -129,7 +129,7 @@ class CloudCalls:
         self._answered_at = self._clock()
 
     def _learn(self, failure: CloudFailure, digest: Callable[[], bytes] | None, *, trial: bool = False) -> None:
-        """Count a request that failed. While the circuit is open, only trials count."""
+        """Count a failed request. While the circuit is open, only trials count."""
         if not failure.is_unreached:
             self._succeeded()
         elif trial or not self.is_open:
@@ -137,15 +137,15 @@ class CloudCalls:
             self._breaker.failed(failure.cause, None if digest is None else digest(), answered=answered)
 
     def _is_hung(self, failure: CloudFailure, began: float) -> bool:
-        """Whether nothing was answered to anybody for long."""
+        """Return whether this timeout follows a long silence of the cloud towards all requests."""
         return failure.is_timeout and self._answered_at <= began <= self._clock() - self._hung_s
 
 
 async def _waited(failure: CloudFailure, backoff_s: float, until: float) -> bool:
-    """Wait for the next attempt. False: make no other attempt.
+    """Wait before the next attempt. Return False to make no further attempt.
 
-    A wait never exceeds the time until `until`. Without a time from the server it stays below half of that: another
-    tier may need the rest.
+    The wait must end before `until`. Without retry-after it must also be below half the time left, since another tier
+    may need the rest.
     """
     if not failure.transient:
         return False
@@ -159,7 +159,7 @@ async def _waited(failure: CloudFailure, backoff_s: float, until: float) -> bool
 
 
 async def _dropped(trial: asyncio.Future[T]) -> None:
-    """Wait for an answer that nobody wants any more, and close it. It stops when it is cancelled."""
+    """Wait for an answer that nobody needs, and close it."""
     with suppress(CloudFailure):
         answer = await trial
         if isinstance(answer, _Closable):

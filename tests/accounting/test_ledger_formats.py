@@ -217,13 +217,13 @@ def read(path: Path) -> object:
 def test_a_gateway_takes_no_file_of_others(path: Path, use: Callable[[Path], object]) -> None:
     of_router(path, 1)
     before = path.read_bytes()
-    with pytest.raises(ConfigurationError, match="is no usage database of Updraft"):
+    with pytest.raises(ConfigurationError, match="is not a usage database of Updraft"):
         use(path)
     assert path.read_bytes() == before
     newer = path.with_name("newer.sqlite3")
     with closing(sqlite3.connect(newer)) as connection:
         connection.execute("PRAGMA user_version=2")
-    with pytest.raises(ConfigurationError, match=r"has format 2, this version reads up to 1"):
+    with pytest.raises(ConfigurationError, match=r"has format 2, but this version supports up to 1"):
         use(newer)
     damaged = path.with_name("damaged.sqlite3")
     damaged.write_bytes(b"This is not a database. " * 100)

@@ -71,7 +71,7 @@ def test_a_full_disk_costs_the_rows_that_do_not_fit(tmp_path: Path) -> None:
     said, rows = killed(tmp_path / "ledger.sqlite3", 40, 100_000, limit=2**20)
     assert rows == expected(len(rows), 100_000)
     assert 8 <= len(rows) <= 10
-    assert said.count("Rows are in memory alone until their commit") == 1, said
+    assert said.count("Rows are only in memory until their commit") == 1, said
     assert "Traceback" not in said
 
 

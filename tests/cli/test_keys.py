@@ -90,8 +90,8 @@ def test_six_that_are_made_at_once_are_all_there(environment, tmp_path: Path) ->
         (["create", "a", "--scope", "root"], "'root'"),
         (["create", "a", "--model", ""], "models"),
         (["create", "a", "--usd-per-day", "inf"], "usd_per_day"),
-        (["list"], "There is no key database"),
-        (["revoke", "a"], "There is no key database"),
+        (["list"], "does not exist: create a key"),
+        (["revoke", "a"], "does not exist: create a key"),
     ],
 )
 def test_a_wrong_call_is_refused_and_makes_no_file(in_process, tmp_path: Path, arguments: list[str], said: str) -> None:

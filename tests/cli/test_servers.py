@@ -37,7 +37,7 @@ from updraft.protocol.errors import ConfigurationError
         (["gateway", "--node", "http://127.0.0.1:1", "--db", "usage.sqlite", "--port", "0"], "--keys"),
         (
             ["gateway", "--node", "http://127.0.0.1:1", "--db", "usage.sqlite", "--keys", "missing"],
-            "There is no key database missing",
+            "The key database missing",
         ),
     ],
 )

@@ -141,7 +141,7 @@ def test_addresses_of_no_node_are_not_asked(tmp_path: Path, host: str) -> None:
     with gateway(tmp_path) as (process, keys):
         refused = register(process, keys, f"http://{host}:80")
         assert refused.status_code == 400
-        assert "may not register with the address" in refused.json()["error"]["message"]
+        assert "nodes may not register the address" in refused.json()["error"]["message"]
 
 
 def test_a_name_that_leads_elsewhere_after_its_registration_is_sent_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_a_name_that_leads_elsewhere_after_its_registration_is_sent_nothing(monk
         port = url.rpartition(":")[2]
         for is_proven in (False, True):
             address = NodeAddress(f"http://node.example:{port}", gets_shared_key=is_proven, is_registered=True)
-            with pytest.raises(UnreachableError, match="may not register with the address"):
+            with pytest.raises(UnreachableError, match="nodes may not register the address"):
                 asyncio.run(probe(address))
         assert listener.sent == []
         for host in ("127.0.0.1", "localhost", "127.1"):

@@ -1,8 +1,8 @@
 """A launched step and its result.
 
-On a GPU the host would have nothing to do until a step's tokens are there, and the device nothing until the host has
-dealt with them. So a step that is sure (`Scheduler.ahead`) is launched on the tokens of the one before it while these
-are still on the device; who is scheduled when they have been read finds its row there.
+To keep the GPU busy while the host processes a step's tokens, the next step can be launched ahead of time on tokens
+that are still on the device, if its batch is certain (`Scheduler.ahead`). Once the tokens are read, the requests that
+are still scheduled find their rows in the step launched ahead.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from .host_device_copy import HostCopy, to_device
 from .sampler import log_probabilities, sample
 
 
-@dataclass(slots=True)  # one is made in every step, and frozen ones take longer
+@dataclass(slots=True)  # made in every step, and frozen instances are slower
 class LaunchedStep:
-    """A step whose results may not be computed yet."""
+    """A step whose results may still be pending on the device."""
 
     batch: Sequence[ScheduledRequest]
-    # (rows,) int64: a token for each row of `batch`.
+    # (rows,) int64: the sampled token of each row of `batch`.
     sampled: Tensor
-    # How the rows are sampled.
+    # Sampling parameters of the rows.
     rows: Sequence[SamplingRow]
-    # (rows, vocab) float32, until the next launch; None of a step that was launched ahead.
+    # (rows, vocab) float32, valid until the next launch; None for a step launched ahead.
     logits: Tensor | None
     _copy: HostCopy = field(init=False)
 
@@ -37,32 +37,32 @@ class LaunchedStep:
         self._copy = HostCopy(self.sampled)
 
     def read(self) -> list[int]:
-        """The token of each row. Waits for this step only."""
+        """Return the token of each row. Waits for this step only."""
         return self._copy.tolist()
 
     @property
     def is_reliable(self) -> bool:
-        """Whether all are plain decodes, and the next token of none depends on what this one is but by its logits."""
+        """Whether all rows are plain decodes whose next step depends on this token only through the logits."""
         return all(item.state.decode is item and not item.state.edits_follow for item in self.batch)
 
     def of(self, batch: Sequence[ScheduledRequest]) -> LaunchedStep | None:
-        """The same step for a `batch` that was scheduled meanwhile; None if that has others in it, or other work.
+        """Return this step restricted to a newly scheduled `batch`; None if `batch` has other requests or other work.
 
-        Whoever has left since was computed in vain.
+        Rows of requests that have left since are discarded.
         """
         if batch == self.batch and self.is_reliable:
             return self
         places = {item: row for row, item in enumerate(self.batch) if item.state.decode is item}
         rows = [places.get(item) for item in batch]
-        found = [row for row in rows if row is not None]
-        if not found or len(found) < len(rows):
+        kept = [row for row in rows if row is not None]
+        if not kept or len(kept) < len(rows):
             return None
-        sampled = self.sampled[to_device(torch.tensor(found), self.sampled.device)]
-        return LaunchedStep(batch, sampled, [self.rows[row] for row in found], None)
+        sampled = self.sampled[to_device(torch.tensor(kept), self.sampled.device)]
+        return LaunchedStep(batch, sampled, [self.rows[row] for row in kept], None)
 
 
 class StepResult:
-    """The tokens of `launched`, which this waits for. Log-probabilities are computed lazily, for all rows at once."""
+    """The tokens of `launched`, for which construction waits. Log-probabilities are computed lazily for all rows."""
 
     def __init__(self, launched: LaunchedStep, row_of: RowOf) -> None:
         self.tokens = launched.read()

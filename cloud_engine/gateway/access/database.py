@@ -1,6 +1,6 @@
-"""The keys of a gateway in SQLite: made, listed, rotated and revoked while it runs, each change in an audit log.
+"""The gateway's API keys in SQLite: created, listed, rotated and revoked at run time, with an audit log.
 
-A key itself is shown once. Its SHA-256 is what is kept.
+A key is shown once, at creation. Only its SHA-256 is stored.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ _SCHEMA = (
 
 
 class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An operator's wishes for a new key."""
+    """A request to create a key."""
 
-    # What usage rows call it; no two live keys share one.
+    # Name of the key in usage rows; unique among live keys.
     name: Name
-    # Whose it is. None: the key's own name.
+    # Tenant that owns the key. None: the key's own name.
     tenant: Name | None = None
     scopes: Annotated[tuple[Scope, ...], msgspec.Meta(min_length=1, max_length=4)] = ("inference",)
     priority: Priority = "interactive"
-    # Empty: all.
+    # Models that the key may use. Empty: all.
     models: Models = ()
     limits: Limits = Limits()
-    # None: it never expires.
+    # Days until the key expires. None: never.
     expires_in_days: Annotated[float, msgspec.Meta(gt=0, le=36_500)] | None = None
 
 
 class KeyRotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The rotation of a key."""
+    """A request to rotate a key."""
 
-    # Seconds for which the old key goes on working, so that apps can change over.
+    # Seconds during which the old secret stays valid, so that apps can switch.
     overlap_s: Annotated[float, msgspec.Meta(ge=0, le=30 * _DAY_S)] = 0.0
 
 
@@ -70,26 +70,26 @@ prepare_types(NewKey, KeyRotation)
 
 
 class KeyRecord(msgspec.Struct, frozen=True):
-    """A key as an operator sees it."""
+    """A key as shown to an operator."""
 
     principal: Principal
-    # Seconds since the epoch, as is the next.
+    # Time of creation, in seconds since the epoch.
     created_at: float
-    # None: never.
+    # Time of expiry, in seconds since the epoch. None: never.
     expires_at: float | None
 
 
 class AuditEntry(msgspec.Struct, frozen=True):
-    """One change of a key."""
+    """One audited change of a key."""
 
-    # Seconds since the epoch.
+    # Time of the change, in seconds since the epoch.
     at: float
-    # The admin key, or the user of this machine.
+    # The admin key, or the local user, that made the change.
     actor: str
     # create, import, rotate or revoke.
     action: str
     key_id: str
-    # The key's name then.
+    # The key's name at that time.
     name: str
 
 
@@ -98,10 +98,10 @@ def digest_of(key: str) -> bytes:
 
 
 class KeyDatabase:
-    """The file with the keys, readable by its user alone. Every method is one transaction; any thread may call them."""
+    """The key database file, readable by its owner only. Each method is one transaction and is thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create it. Raises ConfigurationError."""
+        """Open or create the file. Raises ConfigurationError."""
         self.path = path
         self._file = SharedFile(path, "as the key database", "keys", _BUSY_S)
         self._file.create(_SCHEMA)
@@ -111,7 +111,7 @@ class KeyDatabase:
         """Open an existing key database. Raises ConfigurationError if the file is missing."""
         if not has_file(path):
             raise ConfigurationError(
-                f"There is no key database {path}: make a first key with `updraft keys create NAME --keys {path}`.",
+                f"The key database {path} does not exist: create a key with `updraft keys create NAME --keys {path}`.",
                 param="keys",
             )
         try:
@@ -120,47 +120,47 @@ class KeyDatabase:
             if "not a database" not in error.message:
                 raise
             raise ConfigurationError(
-                f"{path} is no key database. `updraft keys import {path}` takes over a key file of an older gateway.",
+                f"{path} is not a key database. Import an older key file with `updraft keys import {path}`.",
                 param="keys",
             ) from error
 
     def create(self, new: NewKey, actor: str) -> tuple[KeyRecord, str]:
-        """The key's record, and the key. Raises ConfigurationError for a name that is taken."""
+        """Return the new key's record and its secret. Raises ConfigurationError if the name is taken."""
         key = _new_key()
         with self._file.connected() as connection, transaction(connection):
             return _keep(connection, new, digest_of(key), (actor, "create")), key
 
     def take_over(self, text: str, actor: str) -> list[KeyRecord]:
-        """Keep the keys of a key file, all or none: lines of `name:sha256`, or a JSON object of the same.
+        """Import a key file, all keys or none: lines of `name:sha256`, or a JSON object of names and hashes.
 
-        The keys go on working. Raises ConfigurationError, which shows no line.
+        The imported keys stay valid. Raises ConfigurationError, which never quotes a line.
         """
         try:
             lines = text.splitlines()
             if text.lstrip().startswith("{"):
-                found = msgspec.json.decode(text, type=dict[str, str])
-                lines = [f"{name}:{digest}" for name, digest in found.items()]
+                hashes = msgspec.json.decode(text, type=dict[str, str])
+                lines = [f"{name}:{digest}" for name, digest in hashes.items()]
         except msgspec.DecodeError as error:
-            raise ConfigurationError("The key file is no JSON object of names and hashes.") from error
+            raise ConfigurationError("The key file is not a JSON object of names and hashes.") from error
         records: list[KeyRecord] = []
         with self._file.connected() as connection, transaction(connection):
             for number, line in enumerate(lines, 1):
                 if not line.strip() or line.startswith("#"):
                     continue
                 if (match := _KEY_LINE.fullmatch(line.strip())) is None:
-                    raise ConfigurationError(f"Line {number} of the key file is no name:sha256.")
+                    raise ConfigurationError(f"Line {number} of the key file is not of the form name:sha256.")
                 digest = bytes.fromhex(match["digest"])
                 records.append(_keep(connection, NewKey(match["name"]), digest, (actor, "import")))
         return records
 
     def keys(self) -> list[KeyRecord]:
-        """Those that are not revoked, by name."""
+        """Return the keys that are not revoked, sorted by name."""
         with self._file.connected() as connection:
             rows = connection.execute(f"SELECT {_RECORD} FROM keys WHERE revoked_at IS NULL ORDER BY name")
             return [_record(row) for row in rows]
 
     def rotate(self, key: str, actor: str, rotation: KeyRotation | None = None) -> tuple[KeyRecord, str]:
-        """A new secret for a key, named by id or name. Raises NotFoundError."""
+        """Give a key, identified by id or name, a new secret. Raises NotFoundError."""
         now, fresh = time.time(), _new_key()
         until = now + (rotation or KeyRotation()).overlap_s
         with self._file.connected() as connection, transaction(connection):
@@ -175,7 +175,7 @@ class KeyDatabase:
         return record, fresh
 
     def revoke(self, key: str, actor: str) -> KeyRecord:
-        """The key, named by id or name, works no longer. Raises NotFoundError."""
+        """Revoke a key, identified by id or name. Raises NotFoundError."""
         with self._file.connected() as connection, transaction(connection):
             record = _live(connection, key)
             key_id = record.principal.key_id
@@ -185,7 +185,7 @@ class KeyDatabase:
         return record
 
     def audit(self, most: int = 1000) -> list[AuditEntry]:
-        """The latest changes, the last one first."""
+        """Return the latest changes, newest first."""
         with self._file.connected() as connection:
             rows = connection.execute(
                 "SELECT at, actor, action, key_id, name FROM audit ORDER BY id DESC LIMIT ?", (most,)
@@ -194,7 +194,7 @@ class KeyDatabase:
 
 
 def _keep(connection: sqlite3.Connection, new: NewKey, digest: bytes, by: tuple[str, str]) -> KeyRecord:
-    """A new key in the database. `by`: actor and action. Raises ConfigurationError for a name that is taken."""
+    """Insert a new key. `by`: actor and action. Raises ConfigurationError if the name is taken."""
     now = time.time()
     principal = Principal(
         new_id("key"), new.name, new.tenant or new.name, new.scopes, new.priority, new.models, new.limits
@@ -202,7 +202,7 @@ def _keep(connection: sqlite3.Connection, new: NewKey, digest: bytes, by: tuple[
     expires_at = None if new.expires_in_days is None else now + new.expires_in_days * _DAY_S
     if connection.execute("SELECT 1 FROM keys WHERE name = ? AND revoked_at IS NULL", (new.name,)).fetchone():
         raise ConfigurationError(
-            f"There is a key {new.name!r} already: rotate or revoke it, or take another name.", param="name"
+            f"A key {new.name!r} already exists: rotate or revoke it, or choose another name.", param="name"
         )
     row = (principal.key_id, new.name, msgspec.json.encode(principal).decode(), now, expires_at)
     connection.execute("INSERT INTO keys (id, name, principal, created_at, expires_at) VALUES (?, ?, ?, ?, ?)", row)
@@ -219,12 +219,12 @@ def _record(row: tuple[str, float, float | None]) -> KeyRecord:
 
 
 def _live(connection: sqlite3.Connection, key: str) -> KeyRecord:
-    found = connection.execute(
+    row = connection.execute(
         f"SELECT {_RECORD} FROM keys WHERE revoked_at IS NULL AND ? IN (id, name) ORDER BY id = ? DESC", (key, key)
     ).fetchone()
-    if found is None:
-        raise NotFoundError(f"There is no key {key[:64]!r}: `updraft keys list` shows them.", code="key_not_found")
-    return _record(found)
+    if row is None:
+        raise NotFoundError(f"There is no key {key[:64]!r}: `updraft keys list` shows all keys.", code="key_not_found")
+    return _record(row)
 
 
 def _note(connection: sqlite3.Connection, actor: str, action: str, key: Principal) -> None:

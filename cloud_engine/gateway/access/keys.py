@@ -1,4 +1,4 @@
-"""The key of a request: looked up by the whole SHA-256 of the key, compared in constant time, never logged."""
+"""Authentication: keys are looked up by their SHA-256, compared in constant time, and never logged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ....protocol.errors import AuthenticationError, OverloadedError
 from .database import KeyDatabase, digest_of
 from .principal import ANONYMOUS, Principal
 
-_CHECK_S = 0.25  # a revoked key works no longer than this
+_CHECK_S = 0.25  # upper bound on the time that a revoked key stays valid
 _MAX_CACHED = 10_000
 _LOG_EVERY_S = 10.0
 _log = logging.getLogger("updraft.gateway")
@@ -25,18 +25,18 @@ _log = logging.getLogger("updraft.gateway")
 class _Known(NamedTuple):
     digest: bytes
     principal: Principal
-    # Seconds since the epoch.
+    # Time of expiry, in seconds since the epoch.
     expires_at: float
 
 
 class KeyStore:
-    """Reads the key database for one worker, and sees the changes of others. One thread at a time uses it.
+    """A cached reader of the key database for one worker; picks up changes by other processes. Not thread-safe.
 
-    Without a database everybody may do everything, under the name `anonymous`.
+    Without a database every caller is the principal `anonymous` and has all rights.
     """
 
     def __init__(self, path: Path | None) -> None:
-        """Raises ConfigurationError for a file that is missing or no key database."""
+        """Raises ConfigurationError if the file is missing or is not a key database."""
         self.database: KeyDatabase | None = None
         self._connection: sqlite3.Connection | None = None
         self._cache: dict[bytes, _Known] = {}
@@ -46,27 +46,27 @@ class KeyStore:
             return
         self.database = KeyDatabase.existing(path)
         if not self.database.keys():
-            _log.warning("%s holds no key: every request is refused until `updraft keys create` makes one.", path)
+            _log.warning("%s holds no keys: all requests are refused until `updraft keys create` makes one.", path)
 
     def principal(self, authorization: str) -> Principal:
-        """The principal behind an `Authorization` header.
+        """Return the principal of an `Authorization` header.
 
-        Raises AuthenticationError, and OverloadedError while the database cannot be read.
+        Raises AuthenticationError, or OverloadedError while the database cannot be read.
         """
         if self.database is None:
             return ANONYMOUS
         scheme, _, key = authorization.partition(" ")
         if scheme.lower() != "bearer" or not key:
-            raise AuthenticationError("No API key: send it as `Authorization: Bearer KEY`.")
+            raise AuthenticationError("The API key is missing: send it as `Authorization: Bearer KEY`.")
         digest = digest_of(key.strip())
         try:
             known = self._find(self.database.path, digest)
         except (OSError, sqlite3.Error) as error:
-            self._cache.clear()  # nobody knows what was revoked since
+            self._cache.clear()  # keys may have been revoked in the meantime
             self._log_failure(error)
-            raise OverloadedError("The keys cannot be read now: try again in a moment.") from error
+            raise OverloadedError("The key database cannot be read at the moment: try again shortly.") from error
         if known is None or not hmac.compare_digest(known.digest, digest):
-            raise AuthenticationError("This API key is not known here.")
+            raise AuthenticationError("This API key is invalid.")
         if known.expires_at <= time.time():
             raise AuthenticationError("This API key has expired: ask for a new one.", code="expired_api_key")
         return known.principal
@@ -88,11 +88,11 @@ class KeyStore:
         return known
 
     def _current(self, path: Path) -> sqlite3.Connection:
-        """The connection, after what others have changed is out of the cache."""
+        """Return the connection, after dropping the cache if the database has changed."""
         now = time.monotonic()
         if self._connection is not None and now < self._checked + _CHECK_S:
             return self._connection
-        file = os.stat(path)  # noqa: PTH116 - a file that replaced it is another database
+        file = os.stat(path)  # noqa: PTH116 - the file may have been replaced by another database
         if self._connection is None or self._state[:2] != (file.st_dev, file.st_ino):
             self.close()
             self._connection = sqlite3.connect(
@@ -110,7 +110,7 @@ class KeyStore:
         now = time.monotonic()
         if now >= self._logged + _LOG_EVERY_S:
             self._logged = now
-            _log.error("Cannot read the keys, so that every request is refused: %s", error)
+            _log.error("Cannot read the key database, every request is refused: %s", error)
 
 
 _BY_DIGEST = (

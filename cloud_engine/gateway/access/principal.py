@@ -1,4 +1,4 @@
-"""The caller of a request, and its rights: what a key stands for."""
+"""The authenticated caller of a request: scopes, priority, models and limits of its key."""
 
 from __future__ import annotations
 
@@ -24,51 +24,51 @@ PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The limits of a key. None: no limit."""
+    """The limits of a key. None: unlimited."""
 
-    # Requests that may begin within a minute.
+    # Requests that may start per minute.
     requests_per_minute: _Count | None = None
-    # Tokens of prompts and answers within a minute.
+    # Prompt and completion tokens per minute.
     tokens_per_minute: _Count | None = None
-    # Requests in flight.
+    # Maximum number of requests in flight.
     concurrent: _Count | None = None
-    # Dollars a day of UTC.
+    # US dollars per UTC day.
     usd_per_day: _Dollars | None = None
-    # Dollars a month of UTC.
+    # US dollars per UTC month.
     usd_per_month: _Dollars | None = None
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """The caller behind a request."""
+    """The authenticated caller of a request."""
 
-    # Never changes, also not by rotation.
+    # Permanent id of the key; rotation keeps the id.
     key_id: str
-    # What usage rows call the key.
+    # Name of the key in usage rows.
     name: str
-    # Keys of one tenant share cached prefixes and the tenant's limits.
+    # Owner of the key. Keys of one tenant share cached prefixes and the tenant's limits.
     tenant: str
-    # What the key may be used for.
+    # Kinds of requests that the key is valid for.
     scopes: tuple[Scope, ...]
-    # The class in which its requests queue.
+    # Priority of the key's requests in the queue.
     priority: Priority = "interactive"
-    # The models that it may ask. Empty: all.
+    # Models that the key may use. Empty: all.
     models: tuple[str, ...] = ()
-    # What it may use up.
+    # Limits of the key itself, besides those of its tenant and the model.
     limits: Limits = Limits()
 
     def require(self, scope: Scope) -> None:
-        """Raises PermissionDeniedError."""
+        """Raises PermissionDeniedError if the key lacks the scope."""
         if scope not in self.scopes:
             raise PermissionDeniedError(
                 f"This needs a key with the scope {scope!r}; this key has {', '.join(self.scopes) or 'none'}. "
-                f"An operator makes one with `updraft keys create NAME --scope {scope}`."
+                f"An operator can create one with `updraft keys create NAME --scope {scope}`."
             )
 
     def may_use(self, model: str) -> bool:
         return not self.models or model in self.models
 
     def check_model(self, model: str) -> None:
-        """Raises PermissionDeniedError."""
+        """Raises PermissionDeniedError if the key may not use the model."""
         if not self.may_use(model):
             raise PermissionDeniedError(
                 f"This key may not use the model {model!r}; it may use {', '.join(self.models)}.", param="model"
@@ -78,5 +78,5 @@ class Principal(msgspec.Struct, frozen=True):
 prepare_types(Principal)
 
 
-#: Everybody, where no key is asked for.
+#: The principal of every request on a gateway without authentication.
 ANONYMOUS = Principal("", "anonymous", "anonymous", SCOPES)

@@ -1,4 +1,4 @@
-"""`/admin/keys`: keys are made, listed, rotated and revoked while the gateway runs, by keys of the scope `admin`."""
+"""`/admin/keys` and `/admin/audit`: create, list, rotate and revoke keys at run time. Needs the scope `admin`."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ class KeyRoutes:
         return send_json({"audit": await asyncio.to_thread(database.audit)})
 
     def _admitted(self, request: Request) -> tuple[KeyDatabase, str]:
-        """The database, and who changes it."""
+        """Authenticate an admin; return the key database and the actor for the audit log."""
         principal = self._keys.principal(request.headers.get("authorization", ""))
         principal.require("admin")
         if self._keys.database is None:
-            raise InvalidRequestError("This gateway runs with --no-auth: it has no keys.", code="no_keys")
+            raise InvalidRequestError("This gateway runs with --no-auth, so it has no keys.", code="no_keys")
         return self._keys.database, f"{principal.name} ({principal.key_id})"
 
 
 def shown(record: KeyRecord) -> dict[str, Any]:
-    """A key for people and programs, without a secret."""
+    """Return the public fields of a key, without its secret."""
     facts = msgspec.to_builtins(record.principal)
     return {"id": facts.pop("key_id"), **facts, "created_at": record.created_at, "expires_at": record.expires_at}

@@ -1,1 +1,1 @@
-"""The choice of the node that takes a request."""
+"""Load balancing: node health, selection and queueing."""

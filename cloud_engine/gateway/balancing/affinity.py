@@ -1,4 +1,4 @@
-"""Nodes that have computed the beginning of a prompt before: hashes of its blocks, and which node has seen them."""
+"""Prefix affinity: hashes of prompt blocks, and the nodes that have recently served each block."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_BLOCK = 1024  # bytes of JSON, some 250 tokens
-_READ = 4 * _BLOCK  # of a longer block
+_BLOCK = 1024  # bytes of JSON, about 250 tokens
+_READ = 4 * _BLOCK  # bytes hashed of a longer block
 _MAX_BYTES = 2**20
 
 
 def _ends() -> tuple[int, ...]:
-    """The ends of blocks: behind the first ones each is an eighth of all before it, so that few cover a long prompt."""
+    """Return block ends. Each later block adds an eighth of the bytes before: few blocks cover a long prompt."""
     ends = [_BLOCK]
     while ends[-1] < _MAX_BYTES:
         ends.append(ends[-1] + max(_BLOCK, ends[-1] // 8))
@@ -28,21 +28,21 @@ _STARTS = (b'"messages"', b'"prompt"', b'"input"')
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The properties of a request that decide on its node."""
+    """The properties of a request that decide which node gets the request."""
 
     model: str
-    # Hashes of the prompt's blocks, each of all before it too.
+    # Hashes of the prompt's blocks; each also covers all blocks before.
     blocks: Sequence[int] = ()
-    # Of the prompt.
+    # Length of the prompt, in bytes.
     num_bytes: int = 1
-    # The hash of the conversation's name, where the client gave it one.
+    # Hash of the conversation's name, if the client sent a name.
     session: int | None = None
-    # What it keeps a node busy with, estimated.
+    # Estimated tokens of prompt and answer, the load on a node.
     tokens: int = _USUAL_ANSWER
 
     @classmethod
     def of(cls, key_name: str, model: str, body: bytes, session: str = "") -> Placement:
-        """Caches of different keys are apart, and so are blocks and sessions here."""
+        """Return the placement of a request. Hashes are scoped to the key: nodes share no caches across keys."""
         scope = hash((key_name, model))
         start = max(0, next((at for name in _STARTS if (at := body.find(name)) >= 0), 0))
         name = hash((scope, session)) if session else None
@@ -51,7 +51,7 @@ class Placement:
 
 
 def prompt_blocks(scope: int, body: bytes, start: int) -> list[int]:
-    """A prompt that begins as another one has the same first blocks. Less than a block has none."""
+    """Return cumulative block hashes. Prompts with a common prefix share their first hashes."""
     blocks: list[int] = []
     value, begin, size = scope, start, len(body) - start
     for end in _ENDS:
@@ -64,10 +64,10 @@ def prompt_blocks(scope: int, body: bytes, start: int) -> list[int]:
 
 
 class PrefixIndex:
-    """The blocks and sessions that nodes have seen lately, for all processes that are forked from this one.
+    """Blocks and sessions that nodes have served lately, shared with all processes forked from this one.
 
-    A table of pairs: what comes takes the first place of its pair, and of the others there the older one is forgotten.
-    Nothing is locked: of two that are written to one place at once, one is not known.
+    A two-way set-associative table of hashes: a new entry evicts the older entry of its pair.
+    Writes are not locked; of two concurrent writes to the same pair, one may be lost.
     """
 
     def __init__(self, pairs: int = 2**19) -> None:
@@ -75,7 +75,7 @@ class PrefixIndex:
         self._table = memoryview(mmap.mmap(-1, pairs * 16)).cast("q")
 
     def share_of(self, node: str, placement: Placement) -> float:
-        """Of a prompt, what the node has seen of its beginning; of a session that it knows, more than all."""
+        """Return the known prefix's share of the prompt, or 2.0 if the node has served the session."""
         if placement.session is not None and self._has(hash((node, placement.session))):
             return 2.0
         known = bisect_left(placement.blocks, True, key=lambda block: not self._has(hash((node, block))))

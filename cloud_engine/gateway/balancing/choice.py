@@ -1,4 +1,4 @@
-"""The node for a request: the one that has seen its beginning, unless it is much busier than others."""
+"""Selection of a node: the node that has the prompt's prefix cached, unless its load is much above the mean."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from random import Random
 from .affinity import Placement, PrefixIndex
 from .node import Node
 
-_MAX_OF_MEAN = 1.5  # of the nodes' mean load, for a node that is chosen for its cache
-_MIN_SHARE = 0.3  # of a prompt, for a cache to matter: all may begin with the same instructions
-_SLACK_TOKENS = 16_384  # below which load is no reason to leave a cache
+_MAX_OF_MEAN = 1.5  # highest load, as a multiple of the mean, of a node that is chosen for its cache
+_MIN_SHARE = 0.3  # least cached share of a prompt; shorter matches may be instructions common to all prompts
+_SLACK_TOKENS = 16_384  # tokens above the scaled mean that affinity tolerates
 
 
 class Chooser:
-    """Prefix and session affinity with a guard on load; without either, the less busy of two nodes at random."""
+    """Prefix and session affinity with a load limit; otherwise the less loaded of two random nodes."""
 
     def __init__(self, index: PrefixIndex | None = None, random: Random | None = None) -> None:
         self._index = index or PrefixIndex()
@@ -22,7 +22,7 @@ class Chooser:
         self._turn = 0
 
     def choose(self, usable: Sequence[Node], placement: Placement) -> Node:
-        """One of the `usable` nodes, which have the model and are not empty. It has seen the prompt from now on."""
+        """Choose one of the `usable` nodes, which must not be empty, and record the prompt as cached on that node."""
         node = self._chosen(usable, placement)
         self._index.add(node.cache, placement)
         return node
@@ -40,7 +40,7 @@ class Chooser:
         return self._least_loaded(self._random.sample(usable, 2) if len(usable) > 2 else usable)
 
     def _least_loaded(self, nodes: Sequence[Node]) -> Node:
-        """Ties go in turn."""
+        """Return the least loaded node; ties rotate."""
         self._turn += 1
         first = self._turn % len(nodes)
         return min([*nodes[first:], *nodes[:first]], key=lambda node: (node.tokens_in_flight, node.in_flight))

@@ -1,4 +1,4 @@
-"""The nodes that have registered, in a small file beside the key database that all workers read."""
+"""The directory of registered nodes: a SQLite file beside the key database that all workers read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ....protocol.safety.system import boot_id, boot_time
 from ....protocol.wal import transaction
 from .node import NodeAddress
 
-LEASE_S = 10.0  # a node that sends no heartbeat for so long is gone
+LEASE_S = 10.0  # a node is dropped if no heartbeat arrives within this time
 _MAX_NODES = 1024
 _BUSY_S = 2.0
 _SCHEMA = (
@@ -24,25 +24,25 @@ _SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class NodeDirectory:
-    """Any thread may call its methods, each of which is one transaction. They raise ConfigurationError."""
+    """A lease table of nodes. Methods are thread-safe, each is one transaction, and they raise ConfigurationError."""
 
     path: Path
-    # Requests at a time of a node that does not say how many it takes; None for as many as come.
+    # Maximum requests in flight on a node that reports no limit; None: unlimited.
     concurrency: int | None = None
-    # Processes that share what a node takes.
+    # Number of workers that share each node's limit.
     workers: int = 1
-    # Number of this one.
+    # Index of this worker.
     worker: int = 0
 
     def create(self) -> None:
-        """Make the file, if there is none."""
+        """Create the file if it does not exist."""
         self._file.create(_SCHEMA)
 
     def register(self, url: str, concurrency: int | None, *, is_proven: bool) -> None:
-        """Keep a node for the length of a lease, by `boot_time`. Raises OverloadedError if there are too many.
+        """Register a node for one lease, timed by `boot_time`. Raises OverloadedError if the directory is full.
 
-        `is_proven`: whether the node has proved that it knows the key of all nodes. A proven lease stays as it is until
-        it expires, unless a proof renews it: anybody may have the key to register, and the name of another node.
+        `is_proven`: whether the node has proved that it knows the shared node key. An unproven heartbeat cannot replace
+        a proven lease, since any holder of a registration key could claim another node's URL.
         """
         now, boot = boot_time(), boot_id()
         with self._file.connected() as connection, transaction(connection):
@@ -51,29 +51,29 @@ class NodeDirectory:
                 return
             (count,) = connection.execute("SELECT count(*) FROM leases").fetchone()
             if count >= _MAX_NODES:
-                raise OverloadedError(f"{_MAX_NODES} nodes are registered, and more are not taken.")
+                raise OverloadedError(f"The directory is full: {_MAX_NODES} nodes are registered.")
             row = url, concurrency, is_proven, boot, now + LEASE_S
             connection.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?)", row)
 
     def remove(self, url: str, *, is_proven: bool) -> bool:
-        """Drop the lease of a node. A proven lease stays without a proof: return False."""
+        """Drop the lease of a node. Return False if the lease is proven and `is_proven` is not set."""
         with self._file.connected() as connection, transaction(connection):
             return _given_up(connection, url, is_proven)
 
     def addresses(self) -> list[NodeAddress]:
-        """The nodes whose lease lasts, with one worker's share of what they take."""
+        """Return the nodes with a live lease; each limit is divided among the workers."""
         with self._file.connected() as connection:
             rows = connection.execute(
                 "SELECT url, concurrency, is_proven FROM leases WHERE expires_at > ? AND boot = ?",
                 (boot_time(), boot_id()),
             )
-            found = [
+            addresses = [
                 NodeAddress(
                     url, concurrency=limit or self.concurrency, gets_shared_key=bool(is_proven), is_registered=True
                 )
                 for url, limit, is_proven in rows
             ]
-        return [address.of_worker(self.workers, self.worker) for address in found]
+        return [address.of_worker(self.workers, self.worker) for address in addresses]
 
     @property
     def _file(self) -> SharedFile:
@@ -81,6 +81,6 @@ class NodeDirectory:
 
 
 def _given_up(connection: sqlite3.Connection, url: str, is_proven: bool) -> bool:
-    """Delete the lease of `url`, unless the lease is proven and the caller is not; whether it is gone."""
+    """Delete the lease of `url`, unless the lease is proven and the caller is not. Return whether the lease is gone."""
     connection.execute("DELETE FROM leases WHERE url = ? AND is_proven <= ?", (url, is_proven))
     return connection.execute("SELECT 1 FROM leases WHERE url = ?", (url,)).fetchone() is None

@@ -1,4 +1,4 @@
-"""Looks after nodes from outside: `/health` often, the list of models now and then, and rarely a real token."""
+"""Health checks of nodes: frequent `/health` probes, periodic model lists, and occasional one-token completions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .node import Model, Node
 
 _PROBE_S = 0.5
 _MIN_TIMEOUT_S, _MAX_TIMEOUT_S = 2.0, 10.0
-_TIMEOUTS_TO_LEAVE = 3  # a busy machine may be late once or twice; a refused connection is enough at once
+_TIMEOUTS_TO_LEAVE = 3  # a busy machine may miss a probe or two; a refused connection takes the node out at once
 _MODELS_EVERY = 20  # probes
-_TOKEN_EVERY_S = 30.0  # without an answer to a client
+_TOKEN_EVERY_S = 30.0  # seconds without a request on the node
 _TOKEN_TIMEOUT_S = 20.0
 
 
@@ -30,7 +30,7 @@ prepare_types(_Models)
 
 
 class ProbeTimeout:
-    """The time-out of a probe: as TCP bounds a round trip, by the mean of earlier ones and four deviations."""
+    """Adaptive probe timeout, as TCP's RTO: the smoothed response time plus four mean deviations, within bounds."""
 
     def __init__(self) -> None:
         self._mean_s = self._deviation_s = 0.0
@@ -46,10 +46,10 @@ class ProbeTimeout:
 
 
 class HealthWatch:
-    """Watches one node. A node that only seems well is found by asking it for a token."""
+    """Watches one node. An occasional one-token completion detects nodes that answer probes but cannot generate."""
 
     def __init__(self, node: Node, upstream: Upstream, on_probe: Callable[[], None]) -> None:
-        """`on_probe` is called behind each look at the node."""
+        """`on_probe` is called after each round of probes."""
         self.has_looked = asyncio.Event()
         self._node = node
         self._upstream = upstream
@@ -59,7 +59,7 @@ class HealthWatch:
         self._token_at = time.monotonic()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Probe the node until cancelled."""
         count = 0
         while True:
             await self.probe(with_models=not self._node.healthy or count % _MODELS_EVERY == 0)
@@ -71,7 +71,7 @@ class HealthWatch:
             await asyncio.sleep(_PROBE_S)
 
     async def probe(self, *, with_models: bool) -> None:
-        """One look at `/health` (a server without that route counts as well), and at the models."""
+        """Probe `/health` (404 and 405 count as healthy) and, if `with_models`, read the model list."""
         node, began = self._node, time.monotonic()
         try:
             async with asyncio.timeout(self._timeout.seconds):
@@ -86,7 +86,7 @@ class HealthWatch:
                         return
                     node.serves(msgspec.json.decode(body, type=_Models).data)
         except OverloadedError:
-            return  # the gateway's own want of sockets says nothing of a node
+            return  # the gateway has no free sockets, which says nothing about the node
         except (TimeoutError, UpstreamTimeout):
             self._was_late(began)
         except (UpstreamFailure, *UNREADABLE) as error:
@@ -97,21 +97,21 @@ class HealthWatch:
             node.probed()
 
     def _was_late(self, since: float) -> None:
-        """A node that has sent anything to anybody since then is busy, and not dead."""
+        """Count a timed-out probe, unless the node has sent data on another connection since then."""
         if self._upstream.last_heard(self._node.target) > since:
             self._timeouts = 0
             return
         self._timeouts += 1
         if self._timeouts >= _TIMEOUTS_TO_LEAVE:
-            self._hangs(f"{self._timeouts} probes in a row without an answer within {self._timeout.seconds:.1f} s")
+            self._hangs(f"{self._timeouts} consecutive probes timed out after {self._timeout.seconds:.1f} s")
 
     def _hangs(self, reason: str) -> None:
-        """Out, and whoever waits for it gives up."""
+        """Take the node out and fail its requests in flight."""
         self._node.failed(reason)
         self._upstream.give_up(self._node.target, reason)
 
     def _wants_token(self) -> bool:
-        """Of a node that is idle for long: not of servers that bill it, nor of a node that is at work."""
+        """Return whether to send a token probe: only to an idle, healthy node, never to a billed third-party server."""
         node, now = self._node, time.monotonic()
         if node.in_flight or not node.healthy or not node.models or not node.tells_usage:
             self._token_at = now
@@ -127,9 +127,9 @@ class HealthWatch:
                 ) as response:
                     await response.read_whole()
         except (UpstreamFailure, TimeoutError) as error:
-            self._hangs(f"it gave no token to a probe: {error or 'time is up'}")
+            self._hangs(f"the one-token probe failed: {error or 'timed out'}")
         except OverloadedError:
             return
         else:
             if response.status >= 500 and response.status != OverloadedError.status:
-                node.failed(f"it answered {response.status} to a probe for one token")
+                node.failed(f"the one-token probe got status {response.status}")

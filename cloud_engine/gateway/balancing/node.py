@@ -1,4 +1,4 @@
-"""One node: where it is, what it serves, how it is, and what it is busy with."""
+"""One node: its address, models, health and load."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ from ....protocol.safety.redaction import SHORTEST_KEY, is_sendable, shown_url
 from ..upstream.client import UpstreamAddress
 from ..upstream.connection import Patience
 
-_TELL_USAGE = frozenset({"updraft", "vllm", "sglang"})  # owners of models: others may refuse `continuous_usage_stats`
-#: A node is tried again after good probes in a row. An error counts only where another node answered the request.
+_TELL_USAGE = frozenset({"updraft", "vllm", "sglang"})  # `owned_by` of servers that take `continuous_usage_stats`
+#: Good probes in a row half-open a node's breaker. An error counts only if another node answered the same request.
 _BREAKER = BreakerRules(failures_to_open=5, recovery=2, max_recovery=64, by_probes=True)
 _log = logging.getLogger("updraft.gateway")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAddress:
-    """A node as an operator names it."""
+    """A node as the operator configures it."""
 
-    # Of an OpenAI-compatible server, which may hold a user and a password.
+    # URL of an OpenAI-compatible server; may contain a user and a password.
     url: str = field(repr=False)
-    # Sent to this node instead of the key of all nodes.
+    # API key of this node, used instead of the shared node key.
     api_key: str | None = field(default=None, repr=False)
-    # Requests that it gets at a time; None for as many as come.
+    # Maximum requests in flight; None: unlimited.
     concurrency: int | None = None
-    # Its own seconds until the first bytes of a stream, and between two pieces of it; None for those of all.
+    # Timeouts for the first bytes of a stream and between two pieces, in seconds; None: the gateway's defaults.
     first_token_s: float | None = None
     idle_s: float | None = None
-    # Whether it may get the key of all nodes: an operator named it, or it has proved that it knows that key.
+    # Whether the node may get the shared node key: configured by the operator, or proved by the node to be known.
     gets_shared_key: bool = True
-    # Whether it came by a heartbeat: its name may lead to fewer addresses.
+    # Whether the node registered by heartbeat; its name must then resolve to an allowed address.
     is_registered: bool = False
     # Price of this node's tokens. None: the model's price.
     price: Price | None = None
 
     def of_worker(self, workers: int, worker: int) -> NodeAddress:
-        """Workers do not know of one another's requests: each has its part of a limit, and at least 1."""
+        """Return the address with one worker's share of the limit, at least 1: workers count requests separately."""
         if self.concurrency is None:
             return self
         return replace(self, concurrency=max(1, part_of_worker(self.concurrency, workers, worker)))
 
 
 def part_of_worker(whole: int, workers: int, worker: int) -> int:
-    """The parts of all workers make up the whole."""
+    """Return one worker's share of a limit; all shares add up to `whole`."""
     return whole // workers + (worker < whole % workers)
 
 
 class Model(msgspec.Struct):
-    """As a node lists it. Other fields than the name may be of any kind."""
+    """An entry of a node's model list. All fields except the id may have any type."""
 
     id: str
     owned_by: Any = None
@@ -66,10 +66,10 @@ class Model(msgspec.Struct):
 
 
 class Node:
-    """`in_flight` counts this gateway's requests on it. `has_listed`: whether it has ever said what it serves.
+    """The state of a node. `in_flight`: this worker's requests. `has_listed`: the node has sent a model list.
 
-    `tells_tokens`: whether it reports the tokens of a stream, and goes on behind those of another node. `tells_usage`:
-    whether it can be asked to put the usage so far on every chunk of a stream.
+    `tells_tokens`: the node reports token ids in a stream and can continue from another node's tokens. `tells_usage`:
+    the node can report the usage so far on every chunk of a stream.
     """
 
     def __init__(self, address: NodeAddress) -> None:
@@ -85,7 +85,7 @@ class Node:
         self.has_listed = False
         self.tells_usage = False
         self.tells_tokens = False
-        self.cache = self.url  # the name of what it has computed
+        self.cache = self.url  # the name of the node's prefix cache
         self.breaker = Breaker.unproven(_BREAKER)
         self.in_flight = 0
         self.tokens_in_flight = 0
@@ -96,21 +96,21 @@ class Node:
 
     @property
     def reason(self) -> str:
-        """The reason why it is out."""
+        """Return why the node is out of rotation."""
         return self.breaker.reason
 
     @property
     def has_room(self) -> bool:
-        """Whether it may get another request."""
+        """Return whether the node can take another request."""
         return self.concurrency is None or self.in_flight < self.concurrency
 
     @property
     def is_on_trial(self) -> bool:
-        """Whether it has the one request that shows if it is well again."""
+        """Return whether the one trial request of a half-open breaker is in flight."""
         return self.breaker.needs_trial and self.in_flight > 0
 
     def patience(self, usual: Patience) -> Patience:
-        """The seconds that it may be silent in a stream."""
+        """Return the timeouts for streams from this node; `usual` holds the gateway's defaults."""
         return Patience(self._address.first_token_s or usual.first_s, self._address.idle_s or usual.idle_s)
 
     def serves(self, models: Sequence[Model]) -> None:
@@ -119,23 +119,23 @@ class Node:
         self.has_listed = True
         self.tells_usage = all(model.owned_by in _TELL_USAGE for model in models)
         self.tells_tokens = all(model.owned_by == "updraft" for model in models)
-        if self.tells_tokens and models:  # since when it is up, which others do not say: its cache is no older
+        if self.tells_tokens and models:  # Updraft's `created` is the node's start time: caches are no older
             self.cache = f"{self.url} {models[0].created}"
 
     def failed(self, reason: str) -> None:
-        """Out at once; back after some good probes and a good answer."""
+        """Take the node out at once. Good probes and a good answer bring it back."""
         if self.breaker.trip(reason):
-            _log.warning("Node %s is out: %s", self.url, reason)
+            _log.warning("Node %s is out of rotation: %s", self.url, reason)
 
     def erred(self) -> None:
-        """An error on a request that another node answered. Several in a row take the node out."""
-        if self.breaker.failed(reason := "it fails on requests that other nodes answer"):
-            _log.warning("Node %s is out: %s", self.url, reason)
+        """Count an error on a request that another node answered. Several in a row take the node out."""
+        if self.breaker.failed(reason := "requests fail here that other nodes answer"):
+            _log.warning("Node %s is out of rotation: %s", self.url, reason)
 
     def probed(self) -> None:
-        """A good probe."""
+        """Count a good probe."""
         if self.breaker.probed():
-            _log.info("Node %s is in", self.url)
+            _log.info("Node %s is in rotation", self.url)
 
 
 def _target(url: str, address: NodeAddress) -> UpstreamAddress:
@@ -143,7 +143,7 @@ def _target(url: str, address: NodeAddress) -> UpstreamAddress:
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError:  # a port that is none, half an address
+    except ValueError:  # an invalid port or a malformed IPv6 address
         parts, port = urlsplit(""), None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigurationError(
@@ -154,9 +154,9 @@ def _target(url: str, address: NodeAddress) -> UpstreamAddress:
     authorization = b"Basic " + b64encode(credentials.encode()) if credentials else b""
     if (api_key := address.api_key) is not None:
         if not is_sendable(api_key):
-            raise ConfigurationError(f"The key of node {shown_url(url)} holds characters that no header can.")
+            raise ConfigurationError(f"The key of node {shown_url(url)} has characters that no header allows.")
         if len(api_key) < SHORTEST_KEY:
-            raise ConfigurationError(f"The key of node {shown_url(url)} needs {SHORTEST_KEY} characters at least.")
+            raise ConfigurationError(f"The key of node {shown_url(url)} must have at least {SHORTEST_KEY} characters.")
         authorization = b"Bearer " + api_key.encode()
     where = parts.scheme.encode(), parts.hostname.encode(), port or default, parts.path.encode()
     return UpstreamAddress(*where, authorization, address.gets_shared_key, address.is_registered)

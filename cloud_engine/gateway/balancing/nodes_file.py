@@ -1,4 +1,4 @@
-"""Nodes that differ: a TOML file with the key, the limit and the timeouts of each."""
+"""The nodes file: TOML with the key, limit, timeouts and price of each node."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .node import NodeAddress
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     url: str
-    # The environment variable with the key: a key itself does not belong in the file.
+    # Environment variable that holds the API key; keys themselves do not belong in the file.
     key_env: str | None = None
     concurrency: int | None = None
     first_token_s: float | None = None
     idle_s: float | None = None
-    # US dollars per million tokens of prompts and answers, where the node has prices of its own.
+    # US dollars per million tokens, if the node has its own prices.
     input: Dollars | None = None
     output: Dollars | None = None
     cached_input: Dollars | None = None
@@ -36,12 +36,12 @@ prepare_types(_File)
 
 
 def read_nodes(path: Path, concurrency: int | None) -> list[NodeAddress]:
-    """The `[[nodes]]` of a file; `concurrency` where an entry has none. Raises ConfigurationError."""
+    """Read the `[[nodes]]` of a file; `concurrency` is the default. Raises ConfigurationError."""
     try:
-        found = msgspec.convert(tomllib.loads(read_text(path, ConfigurationError)), _File)
+        file = msgspec.convert(tomllib.loads(read_text(path, ConfigurationError)), _File)
     except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigurationError(f"--nodes-file {path}: {error}", param="nodes_file") from error
-    return [_address(path, entry, concurrency) for entry in found.nodes]
+    return [_address(path, entry, concurrency) for entry in file.nodes]
 
 
 def _address(path: Path, entry: _Entry, concurrency: int | None) -> NodeAddress:
@@ -50,7 +50,7 @@ def _address(path: Path, entry: _Entry, concurrency: int | None) -> NodeAddress:
             raise ConfigurationError(f"--nodes-file {path}: {name} must be above 0, got {value}.", param="nodes_file")
     key = None
     if entry.key_env is not None and not (key := os.environ.get(entry.key_env)):
-        raise ConfigurationError(f"--nodes-file {path}: {entry.key_env} is not set.", param="nodes_file")
+        raise ConfigurationError(f"--nodes-file {path}: ${entry.key_env} is not set.", param="nodes_file")
     limit = concurrency if entry.concurrency is None else entry.concurrency
     return NodeAddress(entry.url, key, limit, entry.first_token_s, entry.idle_s, price=_price(path, entry))
 
@@ -58,6 +58,6 @@ def _address(path: Path, entry: _Entry, concurrency: int | None) -> NodeAddress:
 def _price(path: Path, entry: _Entry) -> Price | None:
     if entry.input is None or entry.output is None:
         if (entry.input, entry.output, entry.cached_input) != (None, None, None):
-            raise ConfigurationError(f"--nodes-file {path}: input and output go together.", param="nodes_file")
+            raise ConfigurationError(f"--nodes-file {path}: input and output must both be set.", param="nodes_file")
         return None
     return Price(entry.input, entry.output, entry.cached_input)

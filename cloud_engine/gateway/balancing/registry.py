@@ -1,4 +1,4 @@
-"""The nodes behind the gateway: which are well, what they serve, and who takes the next request."""
+"""The registry of nodes: health, models, and placement of requests."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from .suspects import RetryBudget, Suspects
 from .waiting import QueuePlace, WaitingLine
 
 _FOLLOW_S = 0.5
-_FIRST_LOOK_S = 1.0  # that nodes have to answer before requests come; twice as long where none has
+_FIRST_LOOK_S = 1.0  # time for the first probes before requests are served; doubled if no node has answered
 _log = logging.getLogger("updraft.gateway")
 
 
 @dataclass(frozen=True, slots=True)
 class BalancingMemory:
-    """What the registries of all workers have in common. It is made before they are forked."""
+    """Balancing state shared by the registries of all workers. Create it before forking."""
 
-    # Requests during which nodes failed.
+    # Requests that were in flight when a node failed.
     suspects: Suspects = field(default_factory=Suspects)
-    # Which node has seen which prompts.
+    # Prompt prefixes recently served, by node.
     index: PrefixIndex = field(default_factory=PrefixIndex)
 
 
 class NodeRegistry:
-    """All nodes, watched in the background between `start` and `close`. Those of `directory` come and go."""
+    """All nodes, watched in the background between `start` and `close`. The nodes of `directory` change at run time."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class NodeRegistry:
         directory: NodeDirectory | None = None,
         shared: BalancingMemory | None = None,
     ) -> None:
-        """Raises ConfigurationError for a URL that is none, given twice, or no URL and no directory."""
+        """Raises ConfigurationError for an invalid or duplicate URL, or if there are neither URLs nor a directory."""
         self.nodes = [Node(address) for address in addresses]
         self.directory = directory
         if not self.nodes and directory is None:
-            raise ConfigurationError("A gateway needs at least one --node URL, or a --nodes-file.", param="node")
+            raise ConfigurationError("No nodes are configured: give a --node URL or a --nodes-file.", param="node")
         if len({node.url for node in self.nodes}) < len(self.nodes):
             raise ConfigurationError("The same --node URL is given twice.", param="node")
         self.retries = RetryBudget()
@@ -70,28 +70,28 @@ class NodeRegistry:
 
     @property
     def waiting(self) -> dict[Priority, int]:
-        """Requests that wait for a node."""
+        """Return the number of queued requests by priority."""
         return self._line.by_priority()
 
     def check_line(self, place: QueuePlace) -> None:
-        """Raises OverloadedError if such a request would find no place to wait, whatever its model is."""
+        """Raises OverloadedError if the queue has no place for such a request, for any model."""
         self._line.check(place)
 
     def serves(self, model: str) -> bool:
-        """Whether a node has the model."""
+        """Return whether any node serves the model."""
         return any(model in node.models for node in self.nodes)
 
     def is_ours(self, model: str) -> bool:
-        """Whether all nodes that have the model are Updraft's."""
+        """Return whether all nodes that serve the model run Updraft."""
         return all(node.tells_tokens for node in self.nodes if model in node.models)
 
     async def start(self) -> None:
-        """Watch the nodes, behind a first look at each. Those that are late or not up yet come in later."""
+        """Start the watchers, and wait briefly for the first probe of each node. Slow nodes join later."""
         watches = [self._watch(node) for node in self.nodes]
         looks = [self._first_look(watch) for watch, _ in watches]
         self._watchers = [task for _, task in watches]
         if self.directory is not None:
-            looks.append(self._follow_once())  # a gateway that comes beside others knows what they know
+            looks.append(self._follow_once())  # load the nodes that registered with other workers
             self._watchers.append(asyncio.create_task(self._follow()))
         await asyncio.gather(*looks)
 
@@ -100,7 +100,7 @@ class NodeRegistry:
         return watch, asyncio.create_task(watch.run())
 
     async def _first_look(self, watch: HealthWatch) -> None:
-        """Who listens late answers nobody: a node that hangs is waited for no longer than that."""
+        """Wait for the first probe for a limited time, so that a hung node does not delay the gateway's start."""
         look = asyncio.create_task(watch.has_looked.wait())
         await asyncio.wait([look], timeout=_FIRST_LOOK_S)
         if not any(node.healthy for node in self.nodes):
@@ -114,28 +114,28 @@ class NodeRegistry:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def failure_of(self, node: Node) -> str:
-        """The reason why a node that is not in yet cannot be used; empty if it can."""
+        """Return why an unregistered node cannot be used; empty if it is usable."""
         await HealthWatch(node, self._upstream, lambda: None).probe(with_models=True)
         if not node.healthy:
             return node.reason
-        return "" if node.models else "it lists no models"
+        return "" if node.models else "its model list is empty"
 
     async def follow_directory(self) -> None:
-        """Take in the nodes that have registered, and let those go that have left. Raises ConfigurationError."""
-        assert self.directory is not None, "only a registry with a directory follows one"
+        """Add newly registered nodes, and remove nodes that are no longer registered. Raises ConfigurationError."""
+        assert self.directory is not None, "the registry has no directory"
         async with self._following:
-            found = {address.url: address for address in await asyncio.to_thread(self.directory.addresses)}
+            addresses = {address.url: address for address in await asyncio.to_thread(self.directory.addresses)}
             for url, (node, watcher) in tuple(self._registered.items()):
-                if url in found and found[url].gets_shared_key == node.target.gets_shared_key:
+                if url in addresses and addresses[url].gets_shared_key == node.target.gets_shared_key:
                     continue
                 del self._registered[url]
                 watcher.cancel()
                 self.nodes.remove(node)
-                _log.info("Node %s has left", url)
-            fresh = found.keys() - {node.url for node in self.nodes}
-            await asyncio.gather(*(self._take_in(found[url]) for url in fresh))
+                _log.info("Node %s is no longer registered", url)
+            fresh = addresses.keys() - {node.url for node in self.nodes}
+            await asyncio.gather(*(self._take_in(addresses[url]) for url in fresh))
             for url, (node, _) in self._registered.items():
-                node.concurrency = found[url].concurrency
+                node.concurrency = addresses[url].concurrency
         self._line.move()
 
     async def _take_in(self, address: NodeAddress) -> None:
@@ -157,19 +157,19 @@ class NodeRegistry:
             self._fails_to_follow = False
         except ConfigurationError as error:
             if not self._fails_to_follow:
-                _log.error("Registered nodes stay as they are: %s", error)
+                _log.error("Cannot read the node directory, registered nodes stay unchanged: %s", error)
             self._fails_to_follow = True
 
     def models(self) -> list[ModelCard]:
-        """The models of all nodes that are in: since when there is one, and what each of its nodes has room for."""
+        """Return the models of all healthy nodes, each with the earliest creation time and the shortest context."""
         listed = sorted((card for node in self.nodes if node.healthy for card in node.cards), key=lambda card: card.id)
         return [_card(name, list(group)) for name, group in groupby(listed, key=lambda card: card.id)]
 
     @asynccontextmanager
     async def place(self, placement: Placement, tried: Collection[Node], place: QueuePlace) -> AsyncGenerator[Node]:
-        """A node that is in, has the model, has room and is not in `tried`; it is busy with the request in the block.
+        """Reserve a healthy node that serves the model and is not in `tried`, for the duration of the block.
 
-        Waits for room. Raises OverloadedError or ModelNotFoundError.
+        Queues while all such nodes are full. Raises OverloadedError or ModelNotFoundError.
         """
         node = await self.take(placement, tried, place)
         try:
@@ -178,7 +178,7 @@ class NodeRegistry:
             self.give_back(node, placement)
 
     async def take(self, placement: Placement, tried: Collection[Node], place: QueuePlace) -> Node:
-        """The same, for who gives the node back."""
+        """Reserve a node as `place` does; the caller must call `give_back`."""
         node = None if self._line else self._take(placement, tried)
         if node is None:
             alike = placement.model, frozenset(each.url for each in tried)
@@ -187,7 +187,7 @@ class NodeRegistry:
         return node
 
     def take_spare(self, placement: Placement, tried: Collection[Node]) -> Node | None:
-        """The same for a hedge, which is a retry in the budget. None where it would have to wait."""
+        """Reserve a node for a hedge, charged to the retry budget. None if the hedge would have to queue."""
         if self._line or not any(node.has_room for node in self._usable(placement.model, tried)):
             return None
         return self._take(placement, tried) if self.retries.take() else None
@@ -198,26 +198,26 @@ class NodeRegistry:
         self._line.move()
 
     def placement(self, key_name: str, model: str, body: bytes, session: str) -> Placement:
-        """The properties that decide on a request's node. Nothing is hashed where there is no choice."""
+        """Return the placement of a request. The prompt is hashed only if there are several nodes."""
         return Placement.of(key_name, model, body, session) if len(self.nodes) > 1 else Placement(model)
 
     def has_another(self, model: str, tried: Collection[Node]) -> bool:
-        """Whether a node is left that could take a request."""
+        """Return whether another healthy node serves the model."""
         return bool(self._usable(model, tried))
 
     def refusal(self, model: str) -> OverloadedError | ModelNotFoundError:
-        """The reason why no node serves `model`. It is unknown only once every node has said what it serves."""
+        """Return the error for a model without a usable node: not found only if every node has listed its models."""
         known = {name for node in self.nodes for name in node.models}
         if all(node.has_listed for node in self.nodes) and model not in known:
             return ModelNotFoundError(
-                f"The model {model!r} does not exist here; there are: {', '.join(sorted(known))}.", param="model"
+                f"The model {model!r} does not exist; available models: {', '.join(sorted(known))}.", param="model"
             )
-        return OverloadedError("No node can take this request now: try again in a moment.")
+        return OverloadedError("No node can take this request at the moment: try again shortly.")
 
     def _take(self, placement: Placement, tried: Collection[Node]) -> Node | None:
-        """The best node with room, busy with it from now on; None if none has room.
+        """Reserve the best node with a free place; None if all are full.
 
-        Raises the refusal where no node is left.
+        Raises the refusal if no usable node is left.
         """
         usable = self._usable(placement.model, tried)
         if not usable:
@@ -238,5 +238,5 @@ class NodeRegistry:
 def _card(name: str, listed: list[Model]) -> ModelCard:
     since = min((each.created for each in listed if isinstance(each.created, int)), default=0)
     room = min((each.max_model_len for each in listed if isinstance(each.max_model_len, int)), default=UNSET)
-    foreign = [str(each.owned_by) for each in listed if each.owned_by != "updraft"]  # then it is not ours to answer for
+    foreign = [str(each.owned_by) for each in listed if each.owned_by != "updraft"]  # foreign servers keep their owner
     return ModelCard(id=name, created=since, max_model_len=room, owned_by=foreign[0] if foreign else "updraft")

@@ -1,4 +1,4 @@
-"""The requests that wait while every node is full: a bounded queue by priority, shared fairly between tenants."""
+"""The queue of requests that wait while every node is full: bounded, by priority, and fair between tenants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .node import Node
 
 @dataclass(frozen=True, slots=True)
 class QueuePlace:
-    """The attributes of a request that decide when its turn comes."""
+    """The attributes of a request that decide its turn."""
 
     priority: Priority = "interactive"
     # Tenants of one priority take turns.
@@ -24,15 +24,15 @@ class QueuePlace:
 @dataclass(eq=False, slots=True)
 class _Waiter:
     place: QueuePlace
-    # Equal for requests that the same nodes can take.
+    # Equal for requests that the same set of nodes can serve.
     alike: Hashable
-    # Return a node that has room, or None. Raises UpdraftError if no node is left.
+    # Returns a node with a free place, or None. Raises UpdraftError if no node is left.
     take: Callable[[], Node | None]
-    # The node that was taken for the request.
+    # Resolves to the node reserved for the request.
     placed: asyncio.Future[Node] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def is_placed(self) -> bool:
-        """Try to take a node now. An error of `take` ends the wait too."""
+        """Try to reserve a node now. An error from `take` also ends the wait."""
         try:
             node = self.take()
         except UpdraftError as error:
@@ -44,11 +44,11 @@ class _Waiter:
 
 
 _Line = OrderedDict[str, deque[_Waiter]]
-"""The waiting requests of one priority by tenant; the tenant whose turn is next comes first."""
+"""The waiting requests of one priority, by tenant, in the order of their turns."""
 
 
 class WaitingLine:
-    """A queue of at most `most` requests. A full queue sheds the lowest priority, then the tenant with most places."""
+    """A queue of at most `most` requests. When full, it sheds from the lowest priority and its largest tenant."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -62,18 +62,18 @@ class WaitingLine:
         return {priority: sum(map(len, line.values())) for priority, line in self._lines.items()}
 
     def check(self, place: QueuePlace) -> None:
-        """Raises OverloadedError if the queue is full and no waiting request would be shed for this one."""
+        """Raises OverloadedError if the queue is full and no queued request would be shed for the new request."""
         if self._size >= self._most and self._shed_for(place) is None:
             raise _full()
 
     async def wait(
         self, place: QueuePlace, alike: Hashable, take: Callable[[], Node | None], give_back: Callable[[Node], None]
     ) -> Node:
-        """Return a node once `take` finds one for this request. Raises OverloadedError if the queue is full."""
+        """Wait until `take` returns a node for this request. Raises OverloadedError if the queue is full."""
         self.check(place)
         if self._size >= self._most and (shed := self._shed_for(place)) is not None:
             self._remove(shed)
-            if not shed.placed.done():  # else its client has just left
+            if not shed.placed.done():  # its client may have disconnected
                 shed.placed.set_exception(_full())
         waiter = _Waiter(place, alike, take)
         self._lines[place.priority].setdefault(place.tenant, deque()).append(waiter)
@@ -89,14 +89,14 @@ class WaitingLine:
             self._remove(waiter)
 
     def move(self) -> None:
-        """Place every request that a node can take. Call it whenever a node may have room."""
+        """Serve every request that some node can take. Call after any change that may free capacity."""
         full: set[Hashable] = set()
         for line in self._lines.values() if self._size else ():
             while sum(self._serve(waiters, full) for waiters in tuple(line.values())):
-                pass  # one request of each tenant in a round, until no node has room
+                pass  # one request of each tenant per round, until no node has capacity
 
     def _serve(self, waiters: Iterable[_Waiter], full: set[Hashable]) -> bool:
-        """Place one request of a tenant, whose next turn then comes after those of others. False: none can be."""
+        """Place one request of a tenant and move the tenant to the end of its line. Return False if no request fits."""
         for waiter in tuple(waiters):
             if waiter.alike in full or waiter.placed.done():
                 continue
@@ -117,9 +117,9 @@ class WaitingLine:
                 del line[waiter.place.tenant]
 
     def _shed_for(self, place: QueuePlace) -> _Waiter | None:
-        """The latest request of the tenant with most places in the lowest priority, or None.
+        """Return the queued request to shed, the newest of the largest tenant in the lowest priority, or None.
 
-        Within the priority of the newcomer, only a tenant with more places than the newcomer's yields.
+        At the new request's own priority, only a tenant with more queued requests gives up a place.
         """
         for priority in reversed(PRIORITIES):
             if line := self._lines[priority]:
@@ -133,4 +133,4 @@ class WaitingLine:
 
 
 def _full() -> OverloadedError:
-    return OverloadedError("All nodes are busy, and the queue of waiting requests is full: try again in a moment.")
+    return OverloadedError("All nodes are busy and the request queue is full: try again shortly.")

@@ -1,1 +1,1 @@
-"""The usage and cost of requests, one row each."""
+"""The usage ledger: one row per request with its tokens, cost and outcome."""

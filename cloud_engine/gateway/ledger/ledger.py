@@ -1,4 +1,4 @@
-"""The ledger of the gateway: an intent before a request is sent to a node, settled once, whatever became of it."""
+"""The gateway's ledger: an intent before a request reaches a node, settled exactly once whatever the outcome."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ....protocol.errors import OverloadedError
 from .metering import UsageRow, values_of
 
 FailurePolicy = Literal["stop", "continue"]
-"""Whether requests are refused (503) or answered while the ledger cannot be written."""
+"""Refuse requests (503) while the ledger cannot be written, or answer them and keep the rows in memory."""
 
-_CONSEQUENCES = {"stop": "are refused until it can", "continue": "go on, and rows wait in memory"}
+_CONSEQUENCES = {"stop": "are refused until it recovers", "continue": "continue, with rows kept in memory"}
 
 
 class UsageLedger(LedgerWriter):
-    """Rows that are older than `keep_days` are deleted."""
+    """A ledger writer with one intent and one settlement per request. Rows older than `keep_days` are deleted."""
 
     def __init__(
         self, store: LedgerStore, *, on_failure: FailurePolicy = "stop", keep_days: float | None = None
@@ -32,13 +32,13 @@ class UsageLedger(LedgerWriter):
         )
 
     async def open(self, row: UsageRow) -> None:
-        """Keep the intent of a request that is about to be sent to a node, safe from the death of this process.
+        """Record the intent of a request before it is sent to a node, safe from the death of this process.
 
-        Raises OverloadedError where the ledger cannot be written and the operator wants requests to stop then.
+        Raises OverloadedError if the ledger cannot be written and the failure policy is `stop`.
         """
         if self._stops and (self.failing or self._hangs() or self.waiting >= MAX_WAITING):
             raise _unwritable()
-        row.worker, row.state = self.worker, "abandoned"  # if nothing follows
+        row.worker, row.state = self.worker, "abandoned"  # the final state if the process dies now
         if (self.failing or not self._store.commits_intents) and self._keep(row.id, values_of(row)):
             return
         row.state = "intent"
@@ -56,16 +56,16 @@ class UsageLedger(LedgerWriter):
             late.cancel()
 
     def settle(self, row: UsageRow) -> None:
-        """Write the request's usage. It needs no intent before it, and a second call changes nothing."""
+        """Write the request's final usage, with or without an intent. A second call changes nothing."""
         if row.state != "settled":
             self.book(row)
         self._settle(row.id, values_of(row))
 
     def book(self, row: UsageRow) -> None:
-        """Make the usage so far safe from the death of this process. `settle` is to follow."""
+        """Keep the usage so far in case this process dies. `settle` must follow."""
         row.worker, row.state = self.worker, "settled"
         self._keep(row.id, values_of(row))
 
 
 def _unwritable() -> OverloadedError:
-    return OverloadedError("The gateway cannot account for requests now: try again later.", code="ledger_unavailable")
+    return OverloadedError("The usage ledger cannot be written now: try again later.", code="ledger_unavailable")

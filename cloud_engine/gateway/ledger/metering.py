@@ -1,4 +1,4 @@
-"""The row of a request in the gateway's ledger, and the table of these rows."""
+"""The usage row of a request, and the schema of its table."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Literal
 from ....accounting.ledger.table import LedgerTable, RequestRow
 
 RESPONSE_CACHE = "response-cache"
-"""The node of rows whose answer was kept from an earlier request."""
+"""Value of `node` in rows whose answer came from the response cache."""
 
 State = Literal["intent", "settled", "abandoned"]
 
 
 def row_id() -> str:
-    """Unique among workers and gateways, and in the order of time, so that an index grows at its end."""
+    """Return a unique id that sorts by time, so that new rows go to the end of the index."""
     return f"{time.time_ns():016x}{getrandbits(64):016x}"
 
 
@@ -24,41 +24,41 @@ def row_id() -> str:
 class UsageRow(RequestRow):
     """The usage and outcome of one request."""
 
-    # The id in `x-request-id`, which a client may choose.
+    # Request id from `x-request-id`; clients may choose it, so it need not be unique.
     request_id: str = field(kw_only=True)
-    # Whose key it was, by name.
+    # Name of the caller's key.
     key_name: str = ""
-    # The node that answered, or that was tried last. `response-cache`: none, the answer was kept.
+    # URL of the node that answered or was tried last, or `response-cache`.
     node: str = ""
-    # Tokens of the prompt; of an answer that broke off before they were told, an estimate.
+    # Prompt tokens; estimated if the answer broke off before the node reported them.
     prompt_tokens: int = 0
-    # Tokens of the answer.
+    # Completion tokens.
     completion_tokens: int = 0
-    # Tokens of the prediction that the model confirmed.
+    # Tokens of the request's prediction that the model accepted.
     accepted_prediction_tokens: int = 0
-    # Tokens of the prediction that it did not.
+    # Tokens of the request's prediction that the model rejected.
     rejected_prediction_tokens: int = 0
-    # Milliseconds until the first byte.
+    # Time to the first byte, in milliseconds.
     ttft_ms: float | None = None
-    # Nodes that were tried before.
+    # Number of nodes that were tried before this one.
     retries: int = 0
-    # Bytes that were sent to the client.
+    # Bytes sent to the client.
     bytes: int = 0
-    # The class in which it queued: `interactive`, `escalation` or `batch`.
+    # Priority in the queue: `interactive`, `escalation` or `batch`.
     tier: str = ""
-    # Whose key it was, by the id that never changes.
+    # Permanent id of the caller's key.
     key_id: str = ""
-    # The tenant of the key.
+    # Tenant that owns the key.
     tenant: str = ""
-    # Which process served it.
+    # Id of the worker process that served the request.
     worker: str = ""
-    # `settled`, or `abandoned` if its worker died before that. PostgreSQL has a row before: `intent`.
+    # `settled`, or `abandoned` if the worker died first. PostgreSQL also stores `intent` while a request is in flight.
     state: State = "intent"
-    # The row's own id.
+    # Unique id of the row.
     id: str = field(default_factory=row_id)
 
 
-# The order of columns in intent files from before records had a format number.
+# Column order in intent files that predate format numbers.
 _RECORD = (
     *("request_id", "key_name", "model", "node", "status", "prompt_tokens", "completion_tokens"),
     *("accepted_prediction_tokens", "rejected_prediction_tokens", "latency_ms", "ttft_ms", "retries", "bytes"),
@@ -68,7 +68,7 @@ _SUMMED = (
     *("prompt_tokens", "cached_tokens", "completion_tokens"),
     *("accepted_prediction_tokens", "rejected_prediction_tokens", "bytes"),
 )
-# The first gateways numbered their rows.
+# Early gateways used integer ids.
 _ID = "CASE typeof(id) WHEN 'integer' THEN printf('before-%016d', id) ELSE id END"
 
 USAGE = LedgerTable(

@@ -1,4 +1,4 @@
-"""The database that `--db` names: a SQLite file, or PostgreSQL by its URL."""
+"""Opens the usage database that `--db` names: a SQLite file or a PostgreSQL URL."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def is_url(database: str | Path) -> bool:
 
 
 def open_store(database: str | Path) -> LedgerStore:
-    """Raises ConfigurationError, or MissingDependencyError without the client library."""
+    """Raises ConfigurationError, or MissingDependencyError if the PostgreSQL client is not installed."""
     if is_url(database):
         from ....accounting.ledger.postgres import PostgresStore
 
@@ -25,7 +25,7 @@ def open_store(database: str | Path) -> LedgerStore:
 
 
 def open_reader(database: str | Path) -> LedgerReader:
-    """Raises MissingDependencyError without the client library."""
+    """Raises MissingDependencyError if the PostgreSQL client is not installed."""
     if is_url(database):
         from ....accounting.ledger import postgres
 

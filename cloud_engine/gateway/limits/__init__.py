@@ -1,1 +1,1 @@
-"""Limits of keys, tenants and models: rates, requests in flight, budgets."""
+"""Limits of keys, tenants and models: rates, concurrency and budgets."""

@@ -1,4 +1,4 @@
-"""Accounting of a request: its limits before, an intent in the ledger, and its usage after."""
+"""Accounting around a request: limits and a ledger intent before, usage and settlement after."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from .shared_memory import SharedMemoryStore
 
 @dataclass(frozen=True, slots=True)
 class AccountingOptions:
-    """The place of accounts, and their rules."""
+    """The settings of the ledger, prices and limits."""
 
-    # A SQLite file, or a PostgreSQL URL.
+    # The usage database: a SQLite file, or a PostgreSQL URL.
     database: str = field(repr=False)
-    # What becomes of requests while the ledger cannot be written.
+    # Whether to stop or continue serving while the ledger cannot be written.
     on_failure: FailurePolicy = "stop"
-    # Older rows are deleted. None: none is.
+    # Age in days at which rows are deleted. None: rows are kept forever.
     keep_days: float | None = None
-    # A path or https URL.
+    # Price file: a path or an https URL. None: no prices.
     prices: str | None = None
-    # The TOML file with the limits of tenants and models.
+    # TOML file with the limits of tenants and models.
     limits: Path | None = None
-    # A Redis server, for limits that gateways share. None: the workers of this machine share them.
+    # URL of a Redis server, for limits shared by gateways. None: limits are shared by the workers of this machine only.
     limits_url: str | None = field(default=None, repr=False)
 
 
@@ -51,14 +51,14 @@ class Accounting:
     reader: LedgerReader
     limiter: Limiter
     prices: PriceTable
-    # Of nodes with prices of their own, by URL.
+    # Prices of nodes with their own prices, by URL.
     node_prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
-    # What prompts really had.
+    # Learned ratios of actual to estimated prompt tokens.
     prompts: PromptTokens = field(default_factory=PromptTokens)
 
     @asynccontextmanager
     async def entered(self, principal: Principal) -> AsyncGenerator[LimitReservation]:
-        """Around a request, its body included: it counts as in flight. Raises RateLimitError or OverloadedError."""
+        """Count a request as in flight, including its upload. Raises RateLimitError or OverloadedError."""
         reservation = await self.limiter.enter(principal)
         try:
             yield reservation
@@ -69,7 +69,7 @@ class Accounting:
     async def admitted(
         self, principal: Principal, row: UsageRow, size: RequestSize, entered: LimitReservation | None = None
     ) -> AsyncGenerator[Account]:
-        """Around a request to nodes, whose reservation is settled with that of `entered`. The caller settles the row.
+        """Reserve limits for a request and settle them at the end, with those of `entered`. The caller settles the row.
 
         Raises RateLimitError, PermissionDeniedError or OverloadedError.
         """
@@ -91,7 +91,7 @@ class Accounting:
             await reservation.settle(row.prompt_tokens, row.completion_tokens, row.cost_usd)
 
     def usage(self) -> list[dict[str, Any]]:
-        """Sums by key and model. Waits for rows on their way and for the database, but not for long."""
+        """Return sums by key and model. Waits a short time for pending rows."""
         self.ledger.flush()
         return self.reader.totals(["key", "model"])
 
@@ -101,42 +101,42 @@ class Accounting:
 
 @dataclass(slots=True)
 class Account:
-    """The account of one request."""
+    """The running cost of one request."""
 
     _accounting: Accounting
     _row: UsageRow
-    # Tokens of the prompt, if no node counts them.
+    # Estimated prompt tokens, used if no node reports the count.
     _estimate: int
-    # Of its limits.
+    # Reservation of the request's limits.
     reservation: LimitReservation
-    # The limit of each answer, where budgets force one.
+    # Cap on each answer's tokens, if budgets require a cap.
     cap: int | None = None
-    # The tokens of a stream so far, where budgets count them.
+    # Token count of the stream so far, if a budget applies.
     growing: GrowingAnswer | None = None
-    # Whether a node was sent the request.
+    # Whether the request was sent to a node.
     is_sent: bool = False
     _is_estimated: bool = False
-    # What was booked last.
+    # Usage at the latest booking, to skip unchanged bookings.
     _booked: tuple[int, ...] = ()
 
     @property
     def counted_tokens(self) -> int:
-        """Of the prompt, by the node; 0 where it did not say."""
+        """Prompt tokens as counted by the node; 0 if unknown."""
         return 0 if self._is_estimated and self._row.prompt_tokens == self._estimate else self._row.prompt_tokens
 
     async def tops_up(self, growing: GrowingAnswer) -> bool:
-        """Reserve more for a stream that passes its reservation; False where budgets end."""
+        """Reserve more tokens for a stream that exceeds its reservation. Return False if the budgets are used up."""
         is_topped_up = await self.reservation.top_up()
         growing.reserved = self.reservation.tokens
         return is_topped_up
 
     def book(self, *, is_left: bool = False) -> None:
-        """Put what it cost so far where the death of this process leaves it: before the client has the end of an
-        answer, so that none costs nothing. `is_left`: the client did not wait for it.
+        """Record the cost so far where it survives this process. Called before the client gets the end of an answer, so
+        that no complete answer is free. `is_left`: the client disconnected before the end.
         """
         row, accounting = self._row, self._accounting
         if self.is_sent and not row.prompt_tokens and (row.completion_tokens or row.status == 200 or is_left):
-            row.prompt_tokens, self._is_estimated = self._estimate, True  # the node has read it, or may have
+            row.prompt_tokens, self._is_estimated = self._estimate, True  # the node may have processed the prompt
         costs = row.status, row.prompt_tokens, row.completion_tokens, row.cached_tokens
         if costs == self._booked:
             return
@@ -148,21 +148,21 @@ class Account:
 
 
 def check_accounting(options: AccountingOptions) -> None:
-    """Raises what `open_accounting` would raise in every worker."""
+    """Check the settings before forking workers. Raises the errors of `open_accounting`."""
     _rules(options)
     store = open_store(options.database)
     store.check()
     store.close()
     if options.limits_url:
-        RedisStore(options.limits_url)  # connects with its first request
+        RedisStore(options.limits_url)  # validates the URL, connects later
 
 
 def open_accounting(options: AccountingOptions, node_prices: Mapping[str, Price] | None = None) -> Accounting:
-    """Raises ConfigurationError, or MissingDependencyError where a client library is missing."""
+    """Raises ConfigurationError, or MissingDependencyError if a client library is not installed."""
     prices, policy = _rules(options)
     reader = open_reader(options.database)
     ledger = UsageLedger(open_store(options.database), on_failure=options.on_failure, keep_days=options.keep_days)
-    ledger.flush()  # budgets begin with what dead workers have left behind too
+    ledger.flush()  # collects rows of dead workers first, as budgets start from the ledger
     file = state_folder() / "gateway" if is_url(options.database) else Path(options.database)
     store = RedisStore(options.limits_url) if options.limits_url else SharedMemoryStore(Path(f"{file}.limits"))
     return Accounting(ledger, reader, Limiter(store, policy, prices, reader), prices, node_prices or {})

@@ -1,6 +1,6 @@
-"""Limits of requests: the estimate is reserved before a request is sent to a node, and what it took is settled after.
+"""Limits of requests: an estimate is reserved before a request is sent to a node, and settled with the actual usage.
 
-A request is held against its key, its tenant and its model, all at once or not at all.
+A request is charged to its key, tenant and model, atomically.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _UNITS = {
 
 
 class LimitError(RateLimitError):
-    """A limit is reached. `wait_s`: seconds until the request may fit. None: it never will."""
+    """A limit was reached. `wait_s`: seconds until a retry may succeed; None: never."""
 
     def __init__(self, message: str, kind: Kind, wait_s: float | None, standing: Sequence[tuple[bytes, bytes]]) -> None:
         super().__init__(message)
@@ -61,7 +61,7 @@ class LimitError(RateLimitError):
 
 
 def limit_hit(error: UpdraftError) -> str | None:
-    """The kind of limit that refused a request; None if none did."""
+    """Return the kind of limit that refused a request, or None for other errors."""
     if isinstance(error, LimitError):
         return error.kind
     return "budget" if isinstance(error, BudgetExceededError) else None
@@ -69,25 +69,25 @@ def limit_hit(error: UpdraftError) -> str | None:
 
 @dataclass(slots=True)
 class LimitReservation:
-    """The reservations of one request. They are settled in the end, also after a failure."""
+    """The reservations of one request. They must be settled at the end, even after a failure."""
 
-    # Where.
+    # Store that holds the accounts.
     store: LimitStore
-    # The claims of the last admission.
+    # Claims of the latest admission.
     claims: Sequence[Claim] = ()
-    # How the accounts stood before.
+    # State of the claimed accounts before the admission.
     standings: Sequence[Standing] = ()
-    # Tokens of the answer that are reserved of budgets; 0: no budget grows with the answer.
+    # Completion tokens reserved from budgets; 0 if no budget depends on the answer's length.
     tokens: int = 0
-    # Whether that is less than the answer may have.
+    # Whether fewer tokens are reserved than the answer may have.
     is_capped: bool = False
     # Unsettled claims, with the store's receipts.
     taken: list[tuple[Claim, str]] = field(default_factory=list[tuple[Claim, str]])
-    # The same of top-ups, whose use counts with the first claims.
+    # Unsettled claims of top-ups; their usage is charged to the first claims.
     added: list[tuple[Claim, str]] = field(default_factory=list[tuple[Claim, str]])
 
     async def top_up(self) -> bool:
-        """Reserve more of an answer, as much as budgets grant; False if too little is left."""
+        """Reserve more completion tokens from the budgets. Return False if too little is left."""
         replace, growing = msgspec.structs.replace, [claim for claim in self.claims if claim.per_token > 0]
         claims = [replace(claim, amount=TOP_UP.least * claim.per_token) for claim in growing]
         admission = await self.store.admit(claims, TOP_UP)
@@ -98,11 +98,11 @@ class LimitReservation:
         return True
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """`x-ratelimit-*`, as OpenAI spells them, of the tightest account of each kind."""
+        """Return `x-ratelimit-*` headers in OpenAI's format, from the tightest account of each kind."""
         return _standing_headers(self.claims, self.standings, taken=True)
 
     async def settle(self, prompt_tokens: int, completion_tokens: int, usd: float | None) -> None:
-        """All at once. A second time changes nothing."""
+        """Settle all claims with the actual usage. A second call does nothing."""
         if not self.taken:
             return
         cost, tokens = usd or 0.0, prompt_tokens + completion_tokens
@@ -115,21 +115,21 @@ class LimitReservation:
 
 @dataclass(frozen=True, slots=True)
 class Limiter:
-    """Admits requests."""
+    """Admits requests within the limits of their key, tenant and model."""
 
-    # Where the accounts are.
+    # Store that holds the accounts.
     store: LimitStore
-    # Limits that are not a key's own.
+    # Limits of tenants and models.
     policy: LimitPolicy
-    # For budgets.
+    # Prices of models, for budgets.
     prices: PriceTable
-    # The ledger, from which budgets begin.
+    # Ledger that supplies the initial state of budgets.
     ledger: LedgerReader
-    # Budgets that are being begun.
+    # Lock around the initialisation of budgets.
     seeding: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def enter(self, principal: Principal) -> LimitReservation:
-        """Count a request of the key and the tenant as in flight, before its body is read. Raises as `admit`."""
+        """Count a request of the key and tenant as in flight before its body is read. Raises the errors of `admit`."""
         claims = [
             Claim(owner, name, "concurrent", limits.concurrent, 1)
             for owner, name, limits in self._callers(principal)
@@ -145,7 +145,7 @@ class Limiter:
         answer: AnswerSize,
         entered: LimitReservation | None = None,
     ) -> LimitReservation:
-        """Reserve the answer's maximum, as far as budgets allow, for a request that has `entered`.
+        """Reserve the answer's maximum, or as much as budgets allow, for a request that has `entered`.
 
         `prompt_tokens`: an estimate. Raises LimitError, BudgetExceededError, PermissionDeniedError or OverloadedError.
         """
@@ -184,31 +184,31 @@ class Limiter:
         )
 
     def _price(self, model: str) -> Price:
-        """Raises PermissionDeniedError where the model has none."""
+        """Raises PermissionDeniedError if the model has no price."""
         price = self.prices.at(model, time.time())
         if price is None:
             raise PermissionDeniedError(
-                f"The model {model!r} has no price, and a budget applies to this request: the operator adds a price "
+                f"The model {model!r} has no price, but a budget applies to this request: the operator must add one "
                 "to the table of --prices.",
                 param="model",
             )
         return price
 
     async def _seed(self, claim: Claim) -> None:
-        """The ledger's sum of a budget since its period began."""
+        """Initialise a budget with the ledger's sum since the start of its period."""
         async with self.seeding:
             try:
                 async with asyncio.timeout(_LEDGER_S):
                     spent = await asyncio.to_thread(self.ledger.spent, _COLUMNS[claim.owner], claim.name, claim.begins)
             except TimeoutError as error:
-                raise OverloadedError("The ledger does not say what is left of the budget: try again later.") from error
+                raise OverloadedError("The budget cannot be read from the ledger now: try again later.") from error
             await self.store.seed(claim, spent)
 
 
 def _claims(
     owners: Iterable[_LimitedOwner], price: Price | None, prompt_tokens: int, answer: AnswerSize
 ) -> Iterator[Claim]:
-    """Yield the claims of a request. `price`: the model's, if a budget applies."""
+    """Yield the claims of a request. `price`: the model's price if a budget applies, else None."""
     for owner, name, limits in owners:
         if limits == _NO_LIMITS:
             continue
@@ -217,7 +217,7 @@ def _claims(
         if limits.tokens_per_minute is not None:
             amount = _reserved(limits.tokens_per_minute, prompt_tokens, answer)
             yield Claim(owner, name, "tokens", limits.tokens_per_minute, amount)
-        if limits.concurrent is not None and owner == "model":  # the others have counted it as it entered
+        if limits.concurrent is not None and owner == "model":  # `enter` has counted the key and tenant
             yield Claim(owner, name, "concurrent", limits.concurrent, 1)
         if price is None:  # no budget applies
             continue
@@ -229,7 +229,7 @@ def _claims(
 
 
 def _reserved(limit: int, prompt_tokens: int, answer: AnswerSize) -> int:
-    """An estimate alone never makes a request too large: it waits at most until the account is empty."""
+    """Return the tokens to reserve. The prompt's estimate is capped, so that it alone never makes a request too big."""
     written = min(answer.least, limit) if answer.limit is None else answer.most(None)
     return written + min(prompt_tokens, max(0, limit - written))
 
@@ -241,14 +241,14 @@ def _refusal(
     wait_s = standing.wait_s(refused, now)
     used = standing.used + standing.reserved
     message = (
-        f"The limit of this {refused.owner} is {refused.limit:g} {_UNITS[refused.kind]}: "
+        f"This {refused.owner} is limited to {refused.limit:g} {_UNITS[refused.kind]}: "
         f"{used:.6g} are used or reserved, "
     )
     if refused.is_budget and standing.used + refused.amount > refused.limit:
         renews, wait_s = renewal(refused.ends, now)
-        message += f"and this may cost {refused.amount:.6g}; {renews}."
+        message += f"and this request may cost {refused.amount:.6g}; {renews}."
         return BudgetExceededError(message, renews_s=wait_s)
-    message += f"and this takes {refused.amount:.6g}. Try again in {duration(wait_s)}."
+    message += f"and this request needs {refused.amount:.6g}. Try again in {duration(wait_s)}."
     return LimitError(message, refused.kind, wait_s, _standing_headers(claims, standings, taken=False))
 
 
@@ -262,13 +262,13 @@ def _too_large(claim: Claim) -> str:
 def _standing_headers(
     claims: Sequence[Claim], standings: Sequence[Standing], *, taken: bool
 ) -> list[tuple[bytes, bytes]]:
-    """Of the accounts that were looked at. `taken`: with the claims on top of how they stood."""
+    """Return headers for the accounts looked at. `taken`: whether to include the claims in the usage."""
     tightest: dict[Kind, tuple[float, float, float]] = {}
     for claim, standing in zip(claims, standings, strict=False):
         if claim.is_rate:
             held = standing.used + standing.reserved + (claim.amount if taken else 0)
-            found = (max(0.0, claim.limit - held), claim.limit, held * PERIOD_S / claim.limit)
-            tightest[claim.kind] = min(found, tightest.get(claim.kind, found))
+            figures = (max(0.0, claim.limit - held), claim.limit, held * PERIOD_S / claim.limit)
+            tightest[claim.kind] = min(figures, tightest.get(claim.kind, figures))
     headers: list[tuple[bytes, bytes]] = []
     for kind, (remaining, limit, reset_s) in tightest.items():
         values = b"%d" % round(limit), b"%d" % remaining, duration(reset_s).encode()
@@ -278,7 +278,7 @@ def _standing_headers(
 
 
 def duration(seconds: float) -> str:
-    """As OpenAI writes durations: `17ms`, `1s`, `6m0s`, `1h0m0s`; rounded up."""
+    """Return a duration in OpenAI's format (`17ms`, `1s`, `6m0s`, `1h0m0s`), rounded up."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     minutes, left = divmod(math.ceil(seconds), 60)

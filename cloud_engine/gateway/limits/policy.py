@@ -1,4 +1,4 @@
-"""Limits that are not a key's own: those of tenants and of models, from a TOML file."""
+"""Limits of tenants and models, from a TOML file."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..access.principal import Limits
 
 
 class LimitPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The limits of tenants and models. Those not named have none."""
+    """The limits of tenants and models. Unlisted names have no limits."""
 
-    # Of tenants by name, all their keys together.
+    # Limits by tenant, across all keys of the tenant.
     tenants: dict[str, Limits] = {}
-    # Of models by name, all callers together.
+    # Limits by model, across all callers.
     models: dict[str, Limits] = {}
 
 
@@ -26,10 +26,10 @@ prepare_types(LimitPolicy)
 
 
 def load_policy(path: Path) -> LimitPolicy:
-    """Raises ConfigurationError."""
+    """Raises ConfigurationError if the file cannot be read or is invalid."""
     try:
         return msgspec.convert(tomllib.loads(read_text(path, ConfigurationError)), LimitPolicy)
     except OSError as error:
-        raise ConfigurationError(f"Cannot read the limits {path}: {error.strerror}.") from error
+        raise ConfigurationError(f"Cannot read the limits file {path}: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise ConfigurationError(f"The limits {path} are unusable: {error}.") from error
+        raise ConfigurationError(f"The limits file {path} is invalid: {error}.") from error

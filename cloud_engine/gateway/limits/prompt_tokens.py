@@ -1,7 +1,7 @@
-"""The prompt tokens to reserve for a request, learned from what earlier ones of the same key and model really had.
+"""Prompt-token estimates, corrected by the actual counts of earlier requests with the same key and model.
 
-A count by the model's own tokenizer needs its file and its chat template here, and time on the event loop. Nodes tell
-the true count with every answer anyway.
+Counting with the model's own tokenizer would need its files and chat template here, and time on the event loop.
+Nodes report the true count with every answer anyway.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 
-_KEPT = 16  # requests
+_KEPT = 16  # requests per class
 _LEAST = 8
 _MAX_CLASSES = 4096
 
@@ -17,21 +17,21 @@ _Class = tuple[str, str, int]
 
 
 class PromptTokens:
-    """Of one worker. Sizes are learned in powers of two: templates weigh more in short prompts.
+    """Learned ratios of one worker, by key, model and size in powers of two: templates weigh more in short prompts.
 
-    A key learns for itself alone: nobody else's requests lower its reservations.
+    Ratios are per key, so that no key can lower another key's reservations.
     """
 
     def __init__(self) -> None:
         self._ratios: OrderedDict[_Class, deque[float]] = OrderedDict()
 
     def estimate(self, key: str, model: str, reckoned: int) -> int:
-        """`reckoned` from the bytes, times the largest ratio of the last requests; unchanged while there are few."""
+        """Return `reckoned`, an estimate from bytes, times the largest recent ratio; unchanged with too few samples."""
         ratios = self._ratios.get((key, model, reckoned.bit_length()), ())
         return reckoned if len(ratios) < _LEAST else math.ceil(reckoned * max(ratios))
 
     def learn(self, key: str, model: str, reckoned: int, counted: int) -> None:
-        """A request is over: `counted` is what its node says, 0 where it said nothing."""
+        """Learn from a finished request. `counted`: prompt tokens reported by the node, or 0."""
         if not (reckoned and counted):
             return
         name = key, model, reckoned.bit_length()

@@ -1,7 +1,7 @@
-"""Accounts in Redis or Valkey, which several gateways share.
+"""Limit accounts in Redis or Valkey, shared by several gateways.
 
-A script makes each change, so that it happens whole or not at all. What a worker has reserved counts while the worker
-renews a lease: when it dies, its reservations expire.
+Every change is one atomic Lua script. A worker's reservations count while the worker renews its lease, and expire
+when the worker dies.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _CONNECTIONS = 16
 _MAX_UNSETTLED = 10_000
 _log = logging.getLogger("updraft.gateway")
 
-# The arithmetic of `accounts`. An account is a hash: `value`, and what each worker has reserved under its id. All keys
-# have one hash tag: a cluster keeps them together.
+# The arithmetic of `accounts` in Lua. An account is a hash: `value`, plus each worker's reservations under its id.
+# All keys share one hash tag, so that a cluster keeps them on one node.
 _SCRIPT = f"""
 local prefix, worker, action = '{{updraft}}:', ARGV[1], ARGV[2]
 local receipt, least, most = prefix .. 'unsettled:' .. ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -81,7 +81,7 @@ local function reserved(key)
   return sum
 end
 
--- The tokens beyond the least that an admission was granted; false once it is settled.
+-- Tokens that an admission was granted beyond the least; false once the admission is settled.
 local granted = {{}}
 local function settles(receipt)
   if granted[receipt] == nil then
@@ -146,14 +146,14 @@ return result
 
 
 class RedisStore:
-    """Raises ConfigurationError where the URL is unusable, MissingDependencyError without the client library."""
+    """Limit accounts in Redis. Raises ConfigurationError for a bad URL, MissingDependencyError without the client."""
 
     def __init__(self, url: str) -> None:
         try:
             from redis.asyncio import BlockingConnectionPool, Redis  # pyright: ignore[reportMissingImports]
             from redis.exceptions import RedisError  # pyright: ignore[reportMissingImports]
         except ImportError as error:
-            raise MissingDependencyError("Limits in Redis need its client: pip install redis.") from error
+            raise MissingDependencyError("Limits in Redis need the redis package: pip install redis.") from error
         try:
             pool = BlockingConnectionPool.from_url(
                 url,
@@ -164,7 +164,7 @@ class RedisStore:
                 decode_responses=True,
             )
         except ValueError as error:
-            raise ConfigurationError(f"The URL {shown_url(url)} names no Redis server: {error}.") from error
+            raise ConfigurationError(f"{shown_url(url)} is not the URL of a Redis server: {error}.") from error
         self._redis: Redis = Redis.from_pool(pool)
         self._failure: type[Exception] = RedisError
         self._script = self._redis.register_script(_SCRIPT)
@@ -181,7 +181,7 @@ class RedisStore:
         try:
             parts = [(claim, float(claim.is_reserved), "") for claim in claims]
             now, outcome, at, *numbers = await self._run("admit", parts, receipt, wanted)
-        except (OverloadedError, asyncio.CancelledError):  # an answer that did not come may have been a yes
+        except (OverloadedError, asyncio.CancelledError):  # the claims may be taken even if the reply was lost
             self._unsettled.append([(claim, 0.0, receipt) for claim in claims if claim.is_reserved])
             raise
         pairs = zip(numbers[::2], numbers[1::2], strict=True)
@@ -197,7 +197,7 @@ class RedisStore:
         )
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Later, if the server cannot be reached now. It has settled once then, whether or not its answer got lost."""
+        """Settle claims, or queue them if the server is down. The receipt makes a repeated settlement a no-op."""
         try:
             await self._run("settle", settlements)
         except (OverloadedError, asyncio.CancelledError) as error:
@@ -211,7 +211,7 @@ class RedisStore:
     async def close(self) -> None:
         self._closes.set()
         if self._renewal is not None:
-            await asyncio.wait([self._renewal], timeout=_ANSWER_S)  # the client may lose a mere cancellation
+            await asyncio.wait([self._renewal], timeout=_ANSWER_S)  # cancelling the client mid-call may be lost
             self._renewal.cancel()
         await self._redis.aclose()
 
@@ -239,8 +239,8 @@ class RedisStore:
             answer: list[Any] = await self._script(keys=keys, args=arguments)
         except (self._failure, OSError) as error:
             if not self._is_down:
-                _log.error("The Redis server for the limits fails: %s.", error)
+                _log.error("Cannot reach the Redis server for the limits: %s.", error)
             self._is_down = True
-            raise OverloadedError("The limits cannot be looked up now: try again later.") from error
+            raise OverloadedError("The limits cannot be checked at the moment: try again later.") from error
         self._is_down = False
         return answer

@@ -1,4 +1,4 @@
-"""The size of a request: its cost at most, and the numbers that no request may pass."""
+"""Size of a request: its maximum token usage, and upper bounds on its fields."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ....protocol.requests import MAX_ANSWERS, MAX_MESSAGES, check_message_count
 from ....protocol.sampling import MAX_LOGPROBS
 
 MAX_BIASES = 1024
-MAX_DOCUMENTS = 10_000  # of one rerank request, as Cohere has it
+MAX_DOCUMENTS = 10_000  # per rerank request, Cohere's limit
 MAX_DEPTH = 32
 MAX_SCHEMA_BYTES = 2**20
-_TEXT = re.compile(rb'"[^"]*"')  # without escaped quotes
+_TEXT = re.compile(rb'"[^"]*"')  # a string without escaped quotes
 _SQUARE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _OPENINGS = (b'"', b"[", b"{")
-_ITEM_BYTES = 3  # of `"",`
-_DOCUMENTS = ("documents", "texts", "passages")  # as servers call them
+_ITEM_BYTES = 3  # bytes of the shortest list item, `"",`
+_DOCUMENTS = ("documents", "texts", "passages")  # names used by different servers
 _MAY_BE_TEXTS = ("guided_json", "json_schema", "structured_outputs")
 _BOUNDS = {
     **dict.fromkeys(("n", "best_of"), MAX_ANSWERS),
@@ -37,7 +37,7 @@ _OBJECTS = re.compile(rb"\[\s*\{")
 
 
 class _Schemas(msgspec.Struct):
-    """The fields that say what an answer may be: OpenAI's in its two APIs, vLLM's, llama.cpp's, Anthropic's."""
+    """The fields that constrain the answer's format: OpenAI's (both APIs), vLLM's, llama.cpp's and Anthropic's."""
 
     response_format: msgspec.Raw = msgspec.Raw()
     tools: msgspec.Raw = msgspec.Raw()
@@ -58,11 +58,11 @@ class _Schemas(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    """An object, whatever it holds."""
+    """Any JSON object; its content is not read."""
 
 
 class SizeFields(_Schemas):
-    """The fields of a request that say how large its answer may become: `LENGTH_FIELDS`, and its lists."""
+    """The fields that decide the answer's length (`LENGTH_FIELDS`), and the fields with lists."""
 
     max_tokens: int | float | None = None
     max_completion_tokens: int | float | None = None
@@ -106,18 +106,18 @@ _LENGTHS = frozenset(LENGTH_FIELDS)
 
 @dataclass(frozen=True, slots=True)
 class RequestSize:
-    # An estimate of the prompt's tokens: a third of the ASCII, every byte beyond it, and 1,500 for each attachment.
+    # Estimated prompt tokens: a third of the ASCII bytes, every non-ASCII byte, and 1,500 for each attachment.
     prompt_tokens: int = 0
-    # The most that may be written.
+    # Maximum tokens of the answers.
     answer: AnswerSize = field(default_factory=lambda: AnswerSize(0))
 
 
 def size_of(
     body: bytes, fields: SizeFields, path: str = "chat/completions", names: Iterable[str] = SizeFields.__struct_fields__
 ) -> RequestSize:
-    """Return the size of a request to `path`. `names`: those of the body's fields.
+    """Return the size of a request to `path`. `names`: the field names of the body.
 
-    Raises InvalidRequestError where a number passes the gateway's bounds.
+    Raises InvalidRequestError if a field is out of the gateway's bounds.
     """
     lengths: dict[str, Any] = {}
     for name in _SIZES.intersection(names):
@@ -135,14 +135,14 @@ def size_of(
             _check_depth(name, schema := bytes(getattr(fields, name)))
             _check_text(name, schema)
     answer = answer_size(lengths, path, prompts=_num_items(bytes(fields.prompt)) if fields.prompt else 1)
-    _check("prompt", answer.answers, MAX_ANSWERS, " answers to all of its prompts")
+    _check("prompt", answer.answers, MAX_ANSWERS, " answers to all prompts")
     check_message_count(len(fields.messages or ()))
     _check("logit_bias", len(fields.logit_bias or ()), MAX_BIASES)
     return RequestSize(prompt_tokens(body), answer)
 
 
 def _num_items(value: bytes) -> int:
-    """A list of tokens is one item. Of any other list the items are counted, and not decoded."""
+    """Return the number of items; a list of token ids is one item."""
     if not value.startswith(b"[") or all(value.find(mark, 1) < 0 for mark in _OPENINGS):
         return 1
     return len(_LIST.decode(value))
@@ -151,21 +151,21 @@ def _num_items(value: bytes) -> int:
 def _check(name: str, count: float, most: int, of: str = "") -> None:
     if count > most:
         raise InvalidRequestError(
-            f"{name}: {count}{of} is more than the {most} that one request may have.", param=name, code="invalid_value"
+            f"{name}: got {count}{of}, but the limit is {most} per request.", param=name, code="invalid_value"
         )
 
 
 def _check_items(name: str, value: bytes) -> None:
-    """Texts and tokens to embed, items of a conversation, or documents."""
+    """Check the number of texts, token lists, conversation items or documents."""
     most = MAX_DOCUMENTS if name in _DOCUMENTS else MAX_MESSAGES if _OBJECTS.match(value) else MAX_INPUTS
-    if len(value) > most * _ITEM_BYTES:  # else it cannot hold as many
+    if len(value) > most * _ITEM_BYTES:  # shorter lists cannot exceed the limit
         _check(name, _num_items(value), most, " items")
 
 
 def _check_depth(name: str, given: bytes) -> None:
-    """The brackets outside of texts: each round takes the innermost away, however many there are."""
+    """Check the nesting depth: each round removes the innermost brackets."""
     if len(given) > MAX_SCHEMA_BYTES:
-        raise InvalidRequestError(f"{name} has more than {MAX_SCHEMA_BYTES} bytes.", param=name, code="invalid_value")
+        raise InvalidRequestError(f"{name} is longer than {MAX_SCHEMA_BYTES} bytes.", param=name, code="invalid_value")
     brackets = _TEXT.sub(b"", _without_escapes(given)).translate(_SQUARE, _NO_BRACKETS)
     for _ in range(MAX_DEPTH):
         if not brackets:
@@ -178,7 +178,7 @@ def _check_depth(name: str, given: bytes) -> None:
 
 
 def _check_text(name: str, given: bytes) -> None:
-    """The same of a schema that is written into a text, where servers read it."""
+    """Check the depth of a schema that is JSON inside a string."""
     if name == "structured_outputs" and given.startswith(b"{"):
         given = bytes(msgspec.json.decode(given, type=dict[str, msgspec.Raw]).get("json", b""))
     if name not in _MAY_BE_TEXTS or not given.startswith(b'"'):
@@ -191,5 +191,5 @@ def _check_text(name: str, given: bytes) -> None:
 
 
 def _without_escapes(value: bytes) -> bytes:
-    """Every quote that is left begins or ends a text."""
+    """Remove escaped quotes, so that every quote left starts or ends a string."""
     return value.replace(b"\\\\", b"").replace(b'\\"', b"")

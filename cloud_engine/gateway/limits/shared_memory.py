@@ -1,11 +1,11 @@
-"""Accounts in a file that the worker processes of one machine map into their memory.
+"""Limit accounts in a memory-mapped file, shared by the worker processes of one machine.
 
-A worker changes it under a lock that the kernel takes back when the worker dies. Each change is one aligned store of
-eight bytes, so that a kill in between leaves every account whole. What a worker has reserved stands in a column of its
-own, which is cleared after its death.
+Workers write under a file lock, which the kernel releases when a worker dies. Each change is one aligned 8-byte
+store, so a kill in between leaves every account consistent. Each worker has its own column of reservations, which is
+cleared after the worker's death.
 
-Rates are kept by `boot_time`, so that a change of the wall clock neither freezes nor resets them. No value outlives a
-boot: the first worker empties the file.
+Rates are kept by `boot_time`, so that changes of the wall clock neither freeze nor reset them. Values do not outlive
+a boot: the first worker empties the file.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from ....protocol.safety.system import boot_time, locked, reserve_blocks, try_lo
 from .store import Admission, Settlement
 
 _KEY_BYTES = 16
-_RECORD = Struct(f"=dd{MAX_WORKERS}d")  # after the key: value, expiry, and what each worker has reserved
-_COLUMNS = tuple(Struct(f"=dd{count}d") for count in range(MAX_WORKERS + 1))  # the same, without those unused
+_RECORD = Struct(f"=dd{MAX_WORKERS}d")  # after the key: value, expiry, reservations by worker
+_COLUMNS = tuple(Struct(f"=dd{count}d") for count in range(MAX_WORKERS + 1))  # for fewer workers
 _RECORD_BYTES = _KEY_BYTES + _RECORD.size
 _RECORDS = 65_536
-_HEADER_BYTES = 64  # one flag for each worker: whether its column may hold something
+_HEADER_BYTES = 64  # one flag per worker: whether its column may be non-zero
 _MEMORY_BYTES = _HEADER_BYTES + _RECORDS * _RECORD_BYTES
-_PROBED = 16  # records in which one account may be
-_NUMBER, _USED = Struct("=d"), Struct("=dd")  # an amount, and a value with its expiry
+_PROBED = 16  # candidate records of one account
+_NUMBER, _USED = Struct("=d"), Struct("=dd")  # an amount; a value with its expiry
 _NOTHING = bytes(_NUMBER.size)
 _VALUE_AT, _EXPIRY_AT, _RESERVED_AT = _KEY_BYTES, _KEY_BYTES + 8, _KEY_BYTES + 16
 _LOCK_S = 2.0
-_TRIES = 50  # at once: the lock is rarely held for longer than these take
+_TRIES = 50  # without a pause: the lock is rarely held longer than this takes
 _PAUSE_S = 0.0002
 _MAX_UNSETTLED = 10_000
 
 
 class SharedMemoryStore:
-    """Made anew by the first worker that opens it. Raises ConfigurationError, DiskSpaceError."""
+    """Accounts in shared memory. The first worker clears the file. Raises ConfigurationError, DiskSpaceError."""
 
     def __init__(self, path: Path) -> None:
         self._turn = asyncio.Lock()
         self._unsettled: deque[Sequence[Settlement]] = deque(maxlen=_MAX_UNSETTLED)
         try:
-            self._file = os.open(private_file(path), os.O_RDWR | getattr(os, "O_BINARY", 0))  # line feeds stay
+            self._file = os.open(private_file(path), os.O_RDWR | getattr(os, "O_BINARY", 0))  # no newline translation
             with locked(self._file):
                 self._slot = WorkerSlot(path.with_name(f"{path.name}.workers"))
                 if not self._slot.living(set(range(MAX_WORKERS)) - {self._slot.number}):
@@ -83,7 +83,7 @@ class SharedMemoryStore:
         try:
             await self._lock()
         except OverloadedError:
-            return  # whoever has the memory next settles it
+            return  # the next call of this worker settles it
         try:
             self._settle_all()
         finally:
@@ -151,7 +151,7 @@ class SharedMemoryStore:
         _NUMBER.pack_into(self._memory, at, reserved if reserved > 1e-12 else 0.0)
 
     def _find(self, claim: Claim) -> int | None:
-        """The offset of the account's record."""
+        """Return the offset of the account's record, or None."""
         key, first = _place(claim.owner, claim.kind, claim.begins, claim.name)
         at, end = first, first + _PROBED * _RECORD_BYTES
         while (at := self._memory.find(key, at, end)) >= 0:
@@ -161,7 +161,7 @@ class SharedMemoryStore:
         return None
 
     def _made(self, claim: Claim, now: float, kept: Sequence[int]) -> int:
-        """A record for a new account, in the place of one that has expired if there is none free."""
+        """Return a record for a new account, free or expired."""
         key, first = _place(claim.owner, claim.kind, claim.begins, claim.name)
         for record in range(first, first + _PROBED * _RECORD_BYTES, _RECORD_BYTES):
             _, expiry, *reserved = _RECORD.unpack_from(self._memory, record + _KEY_BYTES)
@@ -169,10 +169,10 @@ class SharedMemoryStore:
                 self._memory[record : record + _RECORD_BYTES] = bytes(_RECORD_BYTES)
                 self._memory[record : record + _KEY_BYTES] = key
                 return record
-        raise OverloadedError("Too many keys, tenants and models have limits: use a Redis server (--limits-url).")
+        raise OverloadedError("The table of limits is full: use a Redis server (--limits-url) for this many limits.")
 
     def _sweep(self) -> bool:
-        """Clear what workers have reserved that are dead."""
+        """Clear the reservations of dead workers."""
         flagged = {number for number in range(MAX_WORKERS) if self._memory[number]}
         dead = flagged - self._slot.living(flagged)
         for number in dead:
@@ -186,20 +186,20 @@ class SharedMemoryStore:
         self._memory[worker] = 0
 
     async def _lock(self) -> None:
-        """Alone with the memory, also among processes, until `unlock`. Nothing may be awaited meanwhile."""
+        """Lock the memory, also against other processes, until `unlock`. Do not await while holding the lock."""
         if try_lock(self._file):
             return
         until = time.monotonic() + _LOCK_S
-        async with self._turn:  # of a whole process only one goes on trying
+        async with self._turn:  # only one task per process polls
             while not any(try_lock(self._file) for _ in range(_TRIES)):
                 if time.monotonic() > until:
-                    raise OverloadedError("Another worker holds the limits for too long: try again later.")
+                    raise OverloadedError("Another worker has locked the limits for too long: try again later.")
                 await asyncio.sleep(_PAUSE_S)
 
 
 @lru_cache(4096)
 def _place(owner: Owner, kind: Kind, begins: float, name: str) -> tuple[bytes, int]:
-    """The key of an account, and the first record that it may have."""
+    """Return the key of an account, and the offset of its first candidate record."""
     account = account_name(owner, kind, begins, name)
     key = blake2b(account.encode(), digest_size=_KEY_BYTES).digest()
     return key, int.from_bytes(key[:8], "big") % (_RECORDS - _PROBED) * _RECORD_BYTES + _HEADER_BYTES

@@ -1,4 +1,4 @@
-"""Stores of the accounts of limits: what each must offer."""
+"""The interface of stores of limit accounts."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from ....accounting.accounts import Claim, Standing
 from ....accounting.budget import Wanted
 
 Settlement = tuple[Claim, float, str]
-"""A claim that reserved something, the amount that was used instead, and the receipt of the admission."""
+"""A claim with a reservation, the amount actually used, and the receipt of the admission."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The outcome of one request's claims."""
+    """The outcome of admitting one request's claims."""
 
-    # How each account stood before, as far as they were looked at.
+    # State of each account before the admission, up to the first refusal.
     standings: Sequence[Standing] = ()
-    # The first claim that does not fit. None: all fit, and are taken.
+    # The first claim that does not fit. None: all claims fit and are taken.
     refused: Claim | None = None
-    # A budget that the store does not know yet: nothing is taken, `seed` it and ask again.
+    # A budget without an account yet. Nothing is taken: call `seed` and retry.
     unknown: Claim | None = None
-    # The store's time, in seconds since the epoch.
+    # The store's clock, in seconds since the epoch.
     now: float = 0.0
-    # The claims to settle in the end.
+    # Claims to settle at the end.
     claims: Sequence[Claim] = ()
-    # Settles the claims once; stores whose answers cannot get lost need none.
+    # Token that makes settlement idempotent; empty for stores whose replies cannot get lost.
     receipt: str = ""
-    # Tokens of the answer that are reserved.
+    # Completion tokens granted.
     tokens: int = 0
 
 
 class LimitStore(Protocol):
-    """Accounts that worker processes, or gateways, share. Raises OverloadedError where it cannot be reached in time."""
+    """Accounts shared by worker processes or gateways. Methods raise OverloadedError if the store is unreachable."""
 
     async def admit(self, claims: Sequence[Claim], wanted: Wanted | None = None) -> Admission:
-        """Take all of the claims or none, and grant tokens of the answer between the least and the most of `wanted`.
+        """Take all claims or none, and grant completion tokens between the least and the most of `wanted`.
 
         The claims' amounts include the least.
         """
         ...
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Put what was really used in the place of what claims reserved. Later, where it cannot be reached now."""
+        """Replace reservations by the actual usage, later if the store is unreachable now."""
         ...
 
     async def seed(self, claim: Claim, spent: float) -> None:
-        """Begin a budget with what the ledger says, unless somebody has."""
+        """Create a budget's account with the ledger's sum, unless the account exists."""
         ...
 
     async def close(self) -> None: ...

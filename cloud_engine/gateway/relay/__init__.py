@@ -1,1 +1,1 @@
-"""One request on its way: read, relayed to a node, answered, counted."""
+"""The path of one request: read, relay to a node, stream the answer, record the usage."""

@@ -1,4 +1,4 @@
-"""A node's answer on its way to the client: whole, or event by event."""
+"""Relays a node's answer to the client: whole, or event by event."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from .dialects import Passage
 from .stream import NodeEvents, in_one_spelling
 from .usage import StreamMeter, meter_whole, num_text_bytes
 
-_ERROR = re.compile(rb'"error"\s*:\s*+(?!null)')  # answers have none, or null
+_ERROR = re.compile(rb'"error"\s*:\s*+(?!null)')  # absent or null in good answers
 _ENGINE_FAILED = re.compile(rb'"type":\s?"(?:engine_error|InternalServerError|server_error)"')
-_CUT = "the budget ends here: the answer is cut"
+_CUT = "the budget is used up: the answer is truncated"
 
 
 async def relay_whole(call: Call, response: Response, without_key: WithoutKey) -> None:
-    """A whole answer, or an error in OpenAI's shape, whatever shape the node gives it. Raises AnswerFailure."""
+    """Relay a whole answer, or an error converted to OpenAI's format. Raises AnswerFailure."""
     body, status, passage = await response.read_whole(), response.status, call.passage
     if status == 200:
         route = call.path.partition(b"?")[0].decode()
@@ -48,11 +48,11 @@ async def relay_whole(call: Call, response: Response, without_key: WithoutKey) -
 async def relay_stream(
     call: Call, response: Response, meter: StreamMeter, without_key: WithoutKey, *, may_break: bool
 ) -> None:
-    """Whole events only, so that another node, or an error event, can follow wherever this one breaks off.
+    """Relay a stream in whole events, so that another node's continuation or an error event can follow at any point.
 
-    `may_break`: whether an engine that reports its failure raises AnswerFailure, since another node could go on.
+    `may_break`: raise AnswerFailure if the engine reports a failure, since another node can continue.
     """
-    if content_type(response) != EVENTS:  # the body tells, and clients may go by the type
+    if content_type(response) != EVENTS:  # a wrong or missing media type: clients may rely on the header
         headers = [header for header in response.headers if header[0] != b"content-type"]
         response = replace(response, headers=[*headers, (b"content-type", EVENTS)])
     events, reader = NodeEvents(response), _EventReader(call, meter, without_key, may_break)
@@ -69,7 +69,7 @@ async def relay_stream(
             if reader.failure is not None:
                 raise reader.failure
             if growth.is_short(reader.text_bytes, *meter.written) and not reader.ended and not await growth.top_up():
-                call.copied = None  # another request may get more
+                call.copied = None  # do not cache: another request may have more budget
                 await call.emit(call.begun.cut(call.size.answer.answers, _CUT), more=False)
                 return
     except UpstreamFailure:
@@ -87,7 +87,7 @@ async def relay_stream(
 
 
 async def relay_passage(call: Call, passage: Passage, response: Response, without_key: WithoutKey) -> None:
-    """An answer of another API, as it is: whole, or event by event where the node sends events."""
+    """Relay an answer of a passthrough API unchanged: event by event if the node streams, else whole."""
     is_stream = content_type(response) == EVENTS or (call.stream and passage.is_text)
     if response.status == 200 and is_stream:
         await _relay_events(call, passage, response, without_key)
@@ -103,7 +103,7 @@ async def _relay_events(call: Call, passage: Passage, response: Response, withou
             for event in batch:
                 failure = passage.read(event)
                 if failure is not None and not (passage.ended and (shown or call.answered)):
-                    passage.ended = False  # another node is asked, or the gateway ends the stream
+                    passage.ended = False  # another node is tried, or the gateway ends the stream
                     break
                 whole = passage.shown + b"\n\n"
                 shown.append(without_key(whole) if _ERROR.search(event) else whole)
@@ -122,7 +122,7 @@ async def _relay_events(call: Call, passage: Passage, response: Response, withou
                 await call.emit(passage.error_event(BudgetExceededError(_CUT)), more=False)
                 return
         if not passage.ended:
-            raise AnswerFailure("the stream ended before its answer did", reported_in(without_key(events.rest)))
+            raise AnswerFailure("the stream ended before the answer was whole", reported_in(without_key(events.rest)))
     except UpstreamFailure:
         if not passage.ended:
             raise
@@ -134,7 +134,7 @@ async def _relay_events(call: Call, passage: Passage, response: Response, withou
 
 @dataclass(slots=True)
 class Growth:
-    """The growth of a stream against its reservation. Without a budget nothing is counted."""
+    """Compares a stream's tokens with its reservation. Without a budget, nothing is counted."""
 
     account: Account | None
     answer: GrowingAnswer | None
@@ -144,30 +144,30 @@ class Growth:
         return cls(call.account, call.account and call.account.growing)
 
     def is_short(self, text_bytes: int, texts: int, is_counted: bool = False) -> bool:
-        """Whether the answer has passed its reservation. `texts`: its tokens if counted, else its events with text."""
+        """Return whether the answer has outgrown its reservation. `texts`: tokens if counted, else events with text."""
         if (answer := self.answer) is None:
             return False
         answer.texts, answer.bytes = texts, 0 if is_counted else text_bytes
         return answer.is_short
 
     async def top_up(self) -> bool:
-        """Reserve more; False where budgets end."""
+        """Reserve more tokens. Return False if the budget is used up."""
         return self.answer is None or self.account is None or await self.account.tops_up(self.answer)
 
     def settle(self, row: UsageRow, *, is_reported: bool) -> None:
-        """Book the estimate of a stream that ended without its usage: events hold several tokens."""
+        """Record the estimated tokens of a stream that ended without usage, since an event may hold several tokens."""
         if self.answer is not None and not is_reported:
             row.completion_tokens = max(row.completion_tokens, self.answer.written)
 
 
 @dataclass(slots=True)
 class _EventReader:
-    """Turns a node's events into those for the client. After the end it reads on to keep the connection usable."""
+    """Converts a node's events into the client's. Events after the end are dropped; the connection stays reusable."""
 
     call: Call
     meter: StreamMeter
     without_key: WithoutKey
-    may_break: bool  # another node may go on
+    may_break: bool  # an engine failure may be retried on another node
     ended: bool = False
     failure: AnswerFailure | None = None
     has_choices: bool = False
@@ -183,7 +183,7 @@ class _EventReader:
             try:
                 event = self._checked(event)  # noqa: PLW2901
             except AnswerFailure as failure:
-                if failure.event and not self._breaks(failure.event):  # the client reads it, and no more
+                if failure.event and not self._breaks(failure.event):  # the client gets the error event as the last one
                     self.ended, self.call.row.status = True, UpstreamError.status
                     out.append(failure.event)
                 else:
@@ -198,7 +198,7 @@ class _EventReader:
         return b"".join(out)
 
     def _checked(self, event: bytes) -> bytes:
-        """The event for the client. Raises AnswerFailure for a broken event, and for an error that it reports."""
+        """Return the event to relay. Raises AnswerFailure for a malformed event, or if the event reports an error."""
         if event.startswith(b"data: {"):
             chunk, event = chunk_of(event)
             self.has_choices = self.has_choices or bool(chunk.choices)
@@ -210,7 +210,7 @@ class _EventReader:
             if not (self.has_choices or self.call.begun.is_finished):
                 raise AnswerFailure("the stream ended without an answer")
         elif sse.data_of(event) or not is_comment(event):
-            raise AnswerFailure("its stream holds something that is no event")
+            raise AnswerFailure("its stream contains a line that is not part of an event")
         return event
 
     def _reported(self, event: bytes) -> AnswerFailure:
@@ -222,7 +222,7 @@ class _EventReader:
         return AnswerFailure("its engine failed", error, event)
 
     def _breaks(self, error: bytes) -> bool:
-        """Whether another node is asked, or the client gets the status of an error."""
+        """Return whether to raise the error, not relay it: no bytes are out yet, or another node can continue."""
         if self.call.begun.is_finished:
             return False
         return not self.call.answered or (self.may_break and _ENGINE_FAILED.search(error) is not None)
@@ -233,7 +233,7 @@ def _usage(call: Call) -> Usage:
 
 
 def _odd_status(response: Response) -> str:
-    """The message for a status that is neither an answer's nor an error's. A redirect is named, and never followed."""
+    """Return the error message for a status below 400 other than 200; redirects are named but never followed."""
     location = dict(response.headers).get(b"location", b"").decode("latin-1")
     if not location or not 300 <= response.status < 400:
         return f"The node answered {response.status} instead of 200."

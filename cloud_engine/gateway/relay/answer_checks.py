@@ -1,4 +1,4 @@
-"""Checks of a node's answer before its bytes go out: JSON of the expected shape, and events that a client can read."""
+"""Validation of node answers before relaying: JSON of the expected shape, and well-formed events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EVENTS = b"text/event-stream"
 _FIELD_LINES = (b":", b"data", b"event", b"id", b"retry")
 _ANSWER_FIELDS = ("id", "object", "type", "output", "content", "usage")
 WithoutKey = Callable[[bytes], bytes]
-"""Removes the node's key from what the node says."""
+"""Replaces the node's API key in the node's output."""
 
 _T = TypeVar("_T")
 _Objects = list[dict[str, msgspec.Raw]]
@@ -56,7 +56,7 @@ class _Ranking(msgspec.Struct):
 
 
 class _Item(msgspec.Struct):
-    """An answer of Responses or Messages, of which nodes leave out various fields."""
+    """An answer of the Responses or Messages API. Nodes omit various fields."""
 
     output: _Objects | None = None
     content: _Objects | None = None
@@ -70,7 +70,7 @@ class _ChunkChoice(msgspec.Struct):
 
 
 class NodeChunk(msgspec.Struct):
-    """An event of a chat or a completion."""
+    """A stream event of a chat or text completion."""
 
     choices: list[_ChunkChoice] | None = None
     usage: msgspec.Raw = msgspec.Raw()
@@ -87,11 +87,11 @@ class NodeChunk(msgspec.Struct):
 
     @property
     def text_bytes(self) -> int:
-        """The bytes of all texts that a model has written."""
+        """The UTF-8 bytes of all generated text, including reasoning and tool-call arguments."""
         total = 0
         for choice in self.choices or ():
             delta = choice.delta or _NO_DELTA
-            if text := delta.content or choice.text:  # nearly all of a stream
+            if text := delta.content or choice.text:  # fast path for nearly all events
                 total += len(text) if isinstance(text, str) and text.isascii() else text_bytes(text)
             for other in (delta.reasoning, delta.reasoning_content, delta.refusal, delta.function_call):
                 if other:
@@ -102,7 +102,7 @@ class NodeChunk(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """An event of Responses, Messages or audio."""
+    """A stream event of the Responses, Messages or audio API."""
 
     type: str
     response: msgspec.Raw = msgspec.Raw()
@@ -121,7 +121,7 @@ _CHUNK, _EVENT = msgspec.json.Decoder(NodeChunk), msgspec.json.Decoder(_Event)
 
 
 def _list_of(**fields: Any) -> Any:
-    """At least one object with these fields."""
+    """Return the type of a non-empty list of objects with these fields."""
     return Annotated[list[msgspec.defstruct("_Object", fields.items())], msgspec.Meta(min_length=1)]
 
 
@@ -141,45 +141,45 @@ _WHOLE: dict[str, msgspec.json.Decoder[Any]] = {
 
 
 def content_type(response: Response) -> bytes:
-    """The media type in lower case, without parameters; empty if the node names none."""
+    """Return the media type in lower case, without parameters; empty if missing."""
     return dict(response.headers).get(b"content-type", b"").partition(b";")[0].strip().lower()
 
 
 def checked_whole(route: str, body: bytes, kind: bytes, without_key: WithoutKey) -> bytes:
-    """A whole answer with status 200; JSON that only lenient readers take is written anew. Raises AnswerFailure."""
+    """Validate an answer with status 200, and re-encode JSON that only lenient parsers accept. Raises AnswerFailure."""
     decoder = _WHOLE.get(route)
-    if decoder is None:  # sound, or its text in several formats
+    if decoder is None:  # audio, or a transcript in one of several formats
         if not body or kind == b"text/html":
             raise AnswerFailure(f"it sent {len(body)} bytes of {kind.decode('latin-1') or 'no type'}")
         return body
     try:
-        _ = body.isascii() or body.decode()  # msgspec skips unknown fields without a look at their text
+        _ = body.isascii() or body.decode()  # msgspec does not validate UTF-8 in fields that it skips
         _check_shape(decoder, body, route)
     except msgspec.ValidationError as error:
-        raise AnswerFailure(f"it has another shape: {error}", reported_in(without_key(body))) from error
+        raise AnswerFailure(f"unexpected JSON: {error}", reported_in(without_key(body))) from error
     except UNREADABLE:
         try:
             _check_shape(decoder, json_bytes(json_of(body)), route)
             body = json_bytes(json_of(body, exact=True))
         except ValueError as error:
-            raise AnswerFailure("it is not JSON of an answer's shape", reported_in(without_key(body))) from error
+            raise AnswerFailure("it is not a valid JSON answer", reported_in(without_key(body))) from error
     return body
 
 
 def _check_shape(decoder: msgspec.json.Decoder[Any], body: bytes, route: str) -> None:
-    """Raises msgspec's errors, which are ValueErrors."""
+    """Raises a msgspec error, a subclass of ValueError, if the body does not have the expected shape."""
     answer = decoder.decode(body)
     if isinstance(answer, _Item):
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         is_error = reported_in(body) is not None and answer.output is None
         if is_error or not any(name in fields for name in _ANSWER_FIELDS):
-            raise msgspec.ValidationError("none of the fields of an answer")
+            raise msgspec.ValidationError("the fields of an answer are missing")
     elif isinstance(answer, _Ranking) and answer.results is None and answer.data is None:
-        raise msgspec.ValidationError(f"no results of {route}")
+        raise msgspec.ValidationError(f"`results` is missing in the answer of {route}")
 
 
 def reported_in(body: bytes) -> UpstreamError | None:
-    """The error that an answer reports instead of an answer; None if it reports none."""
+    """Return the error in the body of an answer, or None."""
     try:
         if not msgspec.json.decode(body, type=_Fault).error:
             return None
@@ -190,7 +190,7 @@ def reported_in(body: bytes) -> UpstreamError | None:
 
 
 def chunk_of(event: bytes) -> tuple[NodeChunk, bytes]:
-    """A `data:` event of a chat or completion, decoded and as strict readers take it. Raises AnswerFailure."""
+    """Decode a `data:` event of a completion; return it with JSON that strict parsers accept. Raises AnswerFailure."""
     data = event[6:]
     try:
         if not data.isascii():
@@ -199,14 +199,14 @@ def chunk_of(event: bytes) -> tuple[NodeChunk, bytes]:
     except UNREADABLE:
         chunk, spelled = _decoded(_CHUNK, data)
     if chunk.choices is chunk.error is chunk.object is None and bytes(chunk.usage) in (b"", b"null"):
-        raise AnswerFailure("an event of its stream holds no part of an answer")
+        raise AnswerFailure("a stream event contains no part of an answer")
     return chunk, event if spelled is None else b"data: %b\n\n" % spelled
 
 
 def _decoded(decoder: msgspec.json.Decoder[_T], data: bytes) -> tuple[_T, bytes | None]:
-    """Decode the data of an event, and spell JSON anew that only lenient readers take, such as NaN.
+    """Decode the data of an event, and re-encode JSON that only lenient parsers accept, such as NaN.
 
-    Halves of surrogate pairs are valid: streams cut an emoji in two.
+    Lone surrogates are accepted, since a stream may split an emoji between two events.
     """
     try:
         _ = data.isascii() or data.decode()
@@ -217,27 +217,27 @@ def _decoded(decoder: msgspec.json.Decoder[_T], data: bytes) -> tuple[_T, bytes 
         except UNREADABLE:
             return decoder.decode(json_bytes(json_of(data))), json_bytes(json_of(data, exact=True))
     except (*UNREADABLE, ValueError) as error:
-        raise AnswerFailure(f"an event of its stream is unreadable: {error}") from error
+        raise AnswerFailure(f"a stream event is not valid JSON of an answer: {error}") from error
 
 
 def type_of(event: bytes) -> tuple[str, bytes]:
-    """The type of an event of Responses, Messages or audio, and the event as strict readers take it.
+    """Return the type of a Responses, Messages or audio event, and the event with JSON that strict parsers accept.
 
     The type is empty for comments and `[DONE]`. Raises AnswerFailure.
     """
     data = sse.data_of(event)
     if data == b"[DONE]" or (not data and is_comment(event)):
         return "", event
-    found, spelled = _decoded(_EVENT, data)
-    held = found.response if found.type in _OF_RESPONSE else found.message
-    if (found.type in _OF_RESPONSE or found.type == "message_start") and not bytes(held).startswith(b"{"):
-        raise AnswerFailure(f"its event {found.type} holds no answer")
+    decoded, spelled = _decoded(_EVENT, data)
+    held = decoded.response if decoded.type in _OF_RESPONSE else decoded.message
+    if (decoded.type in _OF_RESPONSE or decoded.type == "message_start") and not bytes(held).startswith(b"{"):
+        raise AnswerFailure(f"the event {decoded.type} contains no answer")
     if spelled is None:
-        return found.type, event
+        return decoded.type, event
     fields = (line for line in event.split(b"\n") if not line.startswith(b"data"))
-    return found.type, b"\n".join((*fields, b"data: " + spelled))
+    return decoded.type, b"\n".join((*fields, b"data: " + spelled))
 
 
 def is_comment(event: bytes) -> bool:
-    """Whether an event without data is one at all, which clients skip."""
+    """Return whether an event without data has only valid field lines; clients ignore such events."""
     return all(line.startswith(_FIELD_LINES) for line in event.split(b"\n") if line)

@@ -1,4 +1,4 @@
-"""One request in the gateway: the few fields that routing and metering need, and the way back to the client."""
+"""One relayed request: the fields needed for routing and metering, and the connection to the client."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Header = tuple[bytes, bytes]
 
 
 class _Peek(SizeFields, kw_only=True):
-    """The fields of a request that the gateway reads. All others are left to the node."""
+    """The request fields that the gateway reads. All others are passed to the node unread."""
 
     model: Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
     stream: bool | None = False
@@ -54,53 +54,53 @@ _STREAMED = frozenset((CHAT, COMPLETIONS, *PATHS))
 
 @dataclass(slots=True)
 class Call:
-    """A request on its way."""
+    """The state of one relayed request."""
 
-    # The id in `x-request-id`.
+    # The request id, as in `x-request-id`.
     id: str
-    # The path at the node, query included.
+    # Path at the node, including the query.
     path: bytes
-    # The client's headers that go to the node.
+    # Client headers that are forwarded to the node.
     forwarded: list[tuple[bytes, bytes]]
-    # The body as it came.
+    # Request body, as received.
     body: bytes
-    # The model that is asked for.
+    # Name of the requested model.
     model: str
-    # Whether the answer is a stream.
+    # Whether the client asked for a stream.
     stream: bool
-    # The usage that the client wants to see in a stream.
+    # Usage reports that the client asked for in a stream.
     usage_options: UsageOptions
-    # Its row in the ledger.
+    # The request's row in the ledger.
     row: UsageRow
-    # `time.perf_counter()` when it came.
+    # Time of arrival, by `time.perf_counter()`.
     started: float
-    # Sends to the client.
+    # ASGI callable that sends to the client.
     send: Send
-    # Its place where requests wait. Its tenant's cached prefixes are the ones that it may share.
+    # Priority and tenant in the queue; the tenant also decides which cached prefixes the request may share.
     place: QueuePlace = field(default_factory=QueuePlace)
-    # How much it may take of its limits.
+    # Estimated tokens of prompt and answer, for the limits.
     size: RequestSize = field(default_factory=RequestSize)
-    # Where its cost is booked.
+    # Account that the request's cost is booked to.
     account: Account | None = None
-    # `x-ratelimit-*`, for the client.
+    # `x-ratelimit-*` headers for the client.
     limit_headers: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
-    # Whether bytes of an answer are out.
+    # Whether any bytes of the answer were sent.
     answered: bool = False
-    # The nodes that were tried, the current one last.
+    # Nodes that were tried; the current node is last.
     tried: list[Node] = field(default_factory=list[Node])
-    # The conversation, as the client names it (`prompt_cache_key`).
+    # Name of the conversation, from the client's `prompt_cache_key`.
     session: str = ""
-    # Of its trace.
+    # Trace span of the request.
     span: Span = field(default_factory=Span)
-    # The relayed headers of the answer.
+    # Headers of the node's answer that are relayed.
     answer_headers: list[Header] = field(default_factory=list[Header])
-    # All that the client gets, where the answer may be kept; None where not.
+    # Copy of the bytes sent to the client, if the answer may be cached; else None.
     copied: bytearray | None = None
-    # The type of the body.
+    # Media type of the body.
     content_type: bytes = JSON
-    # How an answer is relayed of which only the usage is read; None for chat and completions.
+    # Usage reader for APIs that are relayed unchanged; None for chat and text completions.
     passage: Passage | None = None
-    # What the client has got of a stream.
+    # The part of a stream that the client has received.
     begun: BegunAnswer = field(init=False)
 
     def __post_init__(self) -> None:
@@ -108,14 +108,14 @@ class Call:
 
     @property
     def attempt(self) -> bytes:
-        """The id under which nodes keep the cost of one answer."""
+        """The id under which nodes remember the cost of this request's answer."""
         return b"try-" + self.row.id.encode()
 
     def limit(self, cap: int) -> None:
-        """Cap each answer at `cap` tokens, and tell the client."""
+        """Cap each answer at `cap` tokens, and tell the client in a header."""
         limits = LIMITS.get(self.path.partition(b"?")[0].removeprefix(b"/v1/").decode())
         if limits is not None:
-            fields = msgspec.json.decode(self.body, type=dict[str, msgspec.Raw])  # all others stay as they are
+            fields = msgspec.json.decode(self.body, type=dict[str, msgspec.Raw])  # other fields stay unchanged
             lengths = {name: msgspec.json.decode(fields[name]) for name in LENGTH_FIELDS if name in fields}
             self.body = msgspec.json.encode(capped({**fields, **lengths}, cap, limits))
             self.begun = BegunAnswer(self.path, self.body)
@@ -123,24 +123,24 @@ class Call:
             self.limit_headers.append((b"x-updraft-notes", note.encode()))
 
     def sent(self) -> None:
-        """A node has it, and may read its prompt."""
+        """Note that a node has received the request, and may have processed the prompt."""
         if self.account is not None:
             self.account.is_sent = True
 
     def book(self) -> None:
-        """Its row says what it cost, and the client may have the end of its answer."""
+        """Record the cost in the ledger row. Call before the client gets the end of the answer."""
         if self.account is not None:
             self.account.book()
 
     async def start(self, response: Response, length: int | None) -> None:
-        """The status and headers of a node's answer go to the client. `length`: bytes of a whole answer."""
+        """Send the status and headers of a node's answer. `length`: bytes of a whole answer."""
         self.answer_headers = [(name, value) for name, value in response.headers if name in _RELAYED_HEADERS]
         if length is not None:
             self.answer_headers.append((b"content-length", b"%d" % length))
         await self._start(response.status, self.answer_headers)
 
     async def repeat(self, headers: list[Header], body: bytes) -> None:
-        """An answer that was kept, all at once. It cost no tokens."""
+        """Send a cached answer at once, at no token cost."""
         self.row.status, self.row.node = 200, RESPONSE_CACHE
         await self._start(200, [*headers, (b"x-updraft-cache", b"hit")])
         await self.emit(body, more=False)
@@ -165,7 +165,7 @@ class Call:
 
 
 def read_call(request: Request, body: bytes, row: UsageRow, started: float, send: Send) -> Call:
-    """Raises InvalidRequestError."""
+    """Raises InvalidRequestError if the body is malformed or a field is out of bounds."""
     route, content_type = request.scope["path"], JSON
     if route in UPLOADS:
         upload = read_upload(form := request.headers.get("content-type", ""), body)
@@ -186,7 +186,7 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
         along.target(route).encode(),
         [(n.encode(), v.encode("latin-1")) for n, v in along.headers.items()],
     )
-    is_stream = bool(peek.stream) and route in _STREAMED  # other answers are whole, whatever is asked for
+    is_stream = bool(peek.stream) and route in _STREAMED  # other routes always answer whole
     about = row.request_id, path, headers, body, peek.model, is_stream, usage_options, row, started, send
     passage = Passage(route, row) if route in PATHS else None
     return Call(*about, session=peek.prompt_cache_key or "", size=size, content_type=content_type, passage=passage)
@@ -195,7 +195,7 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
 def _peek(body: bytes) -> _Peek:
     check_entries(body)
     try:
-        _ = body.isascii() or body.decode()  # what is passed over below is not looked at
+        _ = body.isascii() or body.decode()  # msgspec does not validate UTF-8 in fields that it skips
         return msgspec.json.decode(body, type=_Peek)
     except msgspec.ValidationError as error:
         raise refusal(str(error)) from error

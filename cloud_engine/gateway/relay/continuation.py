@@ -1,7 +1,7 @@
-"""A stream whose node dies goes on at another node: the same text, and for the client one answer.
+"""Continuation of a stream on another node after the first node fails, transparent to the client.
 
-An Updraft node reports its tokens and goes on behind them, exactly: the random numbers depend on the seed and the
-place of a token. Other servers are given the text as the beginning of the assistant's message.
+An Updraft node reports its token ids, and another Updraft node continues exactly after them: sampling depends only on
+the seed and the token position. Other servers get the text so far as a partial assistant message.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _MORE_THAN_TEXT = re.compile(
     rb'"(?:tool_calls|function_call|reasoning|reasoning_content|refusal|audio)":\s?(?!null|""|\[\])'
 )
 _MAX_TEXT = 2**20  # bytes of JSON
-_DEFAULT_COMPLETION = 16  # tokens, where a text completion says nothing
-#: Fields with which another node could not go on exactly, and the values that ask for nothing.
+_DEFAULT_COMPLETION = 16  # default max_tokens of text completions in OpenAI's API
+#: Fields that rule out a continuation on another node, with the values that have no effect.
 _INEXACT: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -44,33 +44,33 @@ _CHAT, _COMPLETIONS = b"/v1/chat/completions", b"/v1/completions"
 
 
 class BegunAnswer:
-    """The part of a stream that its client has, kept in few bytes."""
+    """The part of a stream that the client has received, stored compactly."""
 
     def __init__(self, path: bytes, body: bytes) -> None:
         self._is_chat = path.partition(b"?")[0].endswith(_CHAT)
         self._is_known = self._is_chat or path.partition(b"?")[0].endswith(_COMPLETIONS)
         self._body = body
-        self._shows_tokens = b'"return_token_ids"' in body  # then the client may have asked for them
+        self._shows_tokens = b'"return_token_ids"' in body  # the client may have asked for token ids itself
         self._first = b""
         self._text = bytearray()
-        self._tokens = bytearray()  # as they stand in JSON, a comma behind each
-        self._has_all_tokens = True  # of the text
-        self._is_text = True  # and nothing else, and not too long
+        self._tokens = bytearray()  # token ids in JSON, each followed by a comma
+        self._has_all_tokens = True  # whether `_tokens` covers all of `_text`
+        self._is_text = True  # whether the answer is plain text within the size limit
         self._before: tuple[int, int] | None = None
         self.is_finished = False
 
     @property
     def size(self) -> int:
-        """Bytes of text."""
+        """Length of the text received, in bytes."""
         return len(self._text)
 
     @property
     def num_tokens_before(self) -> int:
-        """Tokens that the client has got from nodes before this one."""
+        """Tokens that earlier nodes have generated."""
         return 0 if self._before is None else self._before[1]
 
     def read(self, event: bytes) -> bytes | None:
-        """Keep what `event` says, and return it as the client is to see it; None if it says nothing new to it."""
+        """Record `event`, and return it as the client should see it; None to drop it."""
         if self._before is not None:
             adopted = self._adopted(event, self._before)
             if adopted is None:
@@ -88,15 +88,15 @@ class BegunAnswer:
 
     def _keep(self, event: bytes, tokens: bytes) -> None:
         self._tokens += tokens
-        if (found := _TEXT.search(event)) is not None and found[1]:
-            self._text += found[1]
+        if (match := _TEXT.search(event)) is not None and match[1]:
+            self._text += match[1]
             self._has_all_tokens = self._has_all_tokens and bool(tokens)
         self._is_text = _MORE_THAN_TEXT.search(event) is None and len(self._text) <= _MAX_TEXT
 
     def continued(self, counts: tuple[int, int], *, takes_tokens: bool, takes_text: bool) -> bytes | None:
-        """The request by which another node goes on; None if it cannot. `counts`: tokens of prompt and answer so far.
+        """Return the request that continues on another node, or None. `counts`: prompt and answer tokens so far.
 
-        `takes_tokens`: of Updraft's nodes. `takes_text`: of servers that know `continue_final_message`.
+        `takes_tokens`: the node is Updraft's. `takes_text`: the server supports `continue_final_message`.
         """
         if not self._is_known or not self._is_text:
             return None
@@ -116,21 +116,21 @@ class BegunAnswer:
         return msgspec.json.encode(fields)
 
     def ending(self, usage: Usage | None) -> bytes:
-        """The last events of a stream that broke off after its finish. `usage` is for a client that asked for it."""
+        """Return the last events of a stream that broke off after its finish reason. `usage`: if requested."""
         if usage is None:
             return sse.DONE
         head = msgspec.json.decode(self._first[6:] or b"{}", type=dict[str, Any])
         return sse.event({**head, "choices": [], "usage": usage}) + sse.DONE
 
     def cut(self, answers: int, note: str) -> bytes:
-        """The last events of a stream that the gateway cuts."""
+        """Return the last events of a stream that the gateway truncates."""
         head = msgspec.json.decode(self._first[6:] or b"{}", type=dict[str, Any])
         piece: dict[str, Any] = {"delta": {}} if self._is_chat else {"text": ""}
         choices = [{"index": index, **piece, "finish_reason": "length"} for index in range(answers)]
         return sse.event({**head, "choices": choices, "updraft": {"notes": [note]}}) + sse.DONE
 
     def _with_text(self, fields: dict[str, Any], *, takes_text: bool) -> bool:
-        """Put the text so far behind the prompt. False: it cannot be."""
+        """Append the text so far to the prompt. Return False if that is impossible."""
         try:
             text = msgspec.json.decode(b'"%b"' % self._text, type=str)
         except UNREADABLE:
@@ -156,13 +156,13 @@ class BegunAnswer:
         return takes_text
 
     def _adopted(self, event: bytes, before: tuple[int, int]) -> bytes | None:
-        """An event of a node that goes on, as one of the stream that the client reads. Raises UpstreamFailure."""
+        """Return a continuing node's event as part of the first stream; None to drop it. Raises UpstreamFailure."""
         if not event.startswith(b"data: {") or event.startswith(b'data: {"error"'):
             return event
         try:
-            chunk: dict[str, Any] = json.loads(event[6:])  # takes halves of surrogate pairs
+            chunk: dict[str, Any] = json.loads(event[6:])  # unlike msgspec, accepts lone surrogates
         except (ValueError, RecursionError) as error:
-            raise UpstreamFailure("its stream is not JSON") from error
+            raise UpstreamFailure("a stream event is not valid JSON") from error
         head = msgspec.json.decode(self._first[6:] or b"{}", type=dict[str, Any])
         chunk.update({name: head[name] for name in ("id", "created", "model", "system_fingerprint") if name in head})
         choices = cast("list[dict[str, Any]]", chunk.get("choices") or [])
@@ -177,7 +177,7 @@ class BegunAnswer:
 
 
 def _count_once(usage: dict[str, Any], prompt: int, before: int) -> None:
-    """Counts earlier text as a part of the answer, and not of the prompt."""
+    """Count the text of earlier nodes as part of the answer, not of the prompt."""
     answer = usage.get("completion_tokens") or 0
     prompt = prompt or max(0, (usage.get("prompt_tokens") or 0) - before)
     if isinstance(details := usage.get("prompt_tokens_details"), dict):
@@ -186,7 +186,7 @@ def _count_once(usage: dict[str, Any], prompt: int, before: int) -> None:
 
 
 def _readable(event: bytes) -> bytes:
-    """`event`, or nothing if it is not JSON: what later events take from it is not there then."""
+    """Return `event`, or nothing if its JSON is invalid; later events then keep their own ids."""
     try:
         msgspec.json.decode(event[6:], type=dict[str, Any])
     except UNREADABLE:
@@ -200,7 +200,7 @@ def _says(choice: dict[str, Any]) -> bool:
 
 
 def _less(fields: dict[str, Any], spent: int, default: int | None) -> bool:
-    """Take the tokens that are written off the limits. False: nothing is left."""
+    """Subtract the tokens already generated from the limits. Return False if no tokens are left."""
     limits = [name for name in ("max_tokens", "max_completion_tokens") if fields.get(name) is not None]
     if not limits and default is not None:
         fields["max_tokens"], limits = default, ["max_tokens"]

@@ -1,4 +1,4 @@
-"""The counters of `/metrics` for relayed requests, over all workers."""
+"""Prometheus counters of relayed requests, summed over all workers."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from ..ledger.metering import RESPONSE_CACHE, UsageRow
 from .shared_rows import Name, Numbers, SharedRows
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-#: The first numbers under a model and a tier; a model that no node has is `other`.
+#: The first columns of a row per model and tier; models that no node serves are counted as `other`.
 SUMS = ("prompt", "completion", "cached", "accepted", "rejected", "cost", "streams", "streams_within")
-_OBSERVED = len(SECONDS) + 2  # numbers of one distribution: its buckets, and the sum
+_OBSERVED = len(SECONDS) + 2  # columns of one histogram: the buckets, one above all bounds, and the sum
 _E2E = len(SUMS)
 _TTFT, _TPOT = _E2E + _OBSERVED, _E2E + 2 * _OBSERVED
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceObjective:
-    """The operator's promise of a stream."""
+    """Latency objective for streams, set by the operator."""
 
-    # Seconds to the first token, at most.
+    # Longest time to the first token, in seconds.
     ttft_s: float = 1.0
-    # Seconds per token after the first, at most.
+    # Longest time per token after the first, in seconds.
     tpot_s: float = 0.1
 
 
 class Counters:
-    """Sums since the gateway began."""
+    """Counters since the start of the gateway."""
 
     def __init__(
         self, rows: SharedRows | None = None, worker: int = 0, objective: ServiceObjective | None = None
@@ -40,7 +40,7 @@ class Counters:
         self._objective = objective or ServiceObjective()
 
     def count(self, row: UsageRow, *, is_served: bool = True) -> None:
-        """One request at its end. `is_served`: whether a node has its model, so that the name may be a label."""
+        """Count a finished request. `is_served`: whether a node serves the model, so that its name can be a label."""
         self.own.of("status", str(row.status))[0] += 1
         self.own.of("retries")[0] += row.retries
         self.own.of("kept")[0] += row.node == RESPONSE_CACHE
@@ -58,7 +58,7 @@ class Counters:
             key[column] += number
 
     def streamed(self, row: UsageRow, seconds: float) -> None:
-        """A stream that came to its end `seconds` after it was asked for."""
+        """Count a stream that completed `seconds` after the request arrived."""
         if row.ttft_ms is None:
             return
         sums, ttft_s = self.own.of("model", row.model, row.tier), row.ttft_ms / 1e3
@@ -71,7 +71,7 @@ class Counters:
         sums[SUMS.index("streams_within")] += is_within
 
     def refused(self, error: UpdraftError, limit: str | None) -> None:
-        """A request that was refused. `limit`: the kind of limit that it hit."""
+        """Count a request that ended in an error. `limit`: the kind of limit reached, if any."""
         self.own.of("error", error.type)[0] += 1
         if limit is not None:
             self.own.of("limit", limit)[0] += 1
@@ -82,7 +82,7 @@ class Counters:
 
 
 class ModelSums:
-    """The counts of one model and tier."""
+    """The counters of one model and tier."""
 
     def __init__(self, numbers: list[float]) -> None:
         self._numbers = numbers

@@ -1,6 +1,6 @@
-"""APIs that only some nodes have, relayed as they are: OpenAI's Responses and audio, and Anthropic's Messages.
+"""Passthrough APIs that only some nodes offer: OpenAI's Responses and audio, and Anthropic's Messages.
 
-Only their usage is read. A stream that breaks off ends in an error event of its own kind, and goes on nowhere else.
+Only the usage is read. A stream that breaks off ends in the API's own error event; no other node continues it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..upstream.failures import AnswerFailure
 from .answer_checks import COUNT_TOKENS, INPUT_TOKENS, MESSAGES, RESPONSES, reported_in, type_of
 from .usage import Count, PromptDetails, estimated_tokens
 
-COUNTS = (COUNT_TOKENS, INPUT_TOKENS)  # which cost nothing
+COUNTS = (COUNT_TOKENS, INPUT_TOKENS)  # token counting, free of charge
 SPEECH = "/v1/audio/speech"
 UPLOADS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 PATHS = (RESPONSES, INPUT_TOKENS, MESSAGES, COUNT_TOKENS, SPEECH, *UPLOADS)
@@ -56,19 +56,19 @@ prepare_types(_Peek)
 
 
 class Passage:
-    """One answer on its way: what its events say of usage and end is noted, and they stay as they are."""
+    """Reads the usage and the end of one answer, which is relayed unchanged."""
 
     def __init__(self, path: str, row: UsageRow) -> None:
         self._path = path
         self._row = row
         self._texts = 0
         self._last = b""
-        #: The event that was read last, as strict readers take it.
+        #: The last event read, with JSON that strict parsers accept.
         self.shown = b""
         self.ended = False
 
     def read(self, event: bytes) -> AnswerFailure | None:
-        """Note what an event says. A failure, if the event is unreadable, or the answer ends in an error."""
+        """Record an event. Return a failure if the event is malformed or reports an error."""
         self.shown = event
         try:
             kind, self.shown = type_of(event)
@@ -86,7 +86,7 @@ class Passage:
 
     @property
     def is_text(self) -> bool:
-        """Whether the API streams text as events, and nothing else."""
+        """Whether the API streams its text as events."""
         return self._path in (RESPONSES, MESSAGES)
 
     def whole(self, body: bytes) -> None:
@@ -97,33 +97,33 @@ class Passage:
 
     @property
     def texts(self) -> int:
-        """Events with text so far."""
+        """Number of events with text so far."""
         return self._texts
 
     def settle(self) -> None:
-        """A stream is over. Without its usage it has cost as many tokens as deltas had come, or more."""
+        """Record the usage at the end of a stream; if unreported, at least one token per text event."""
         if not (self.ended and self._row.prompt_tokens):
             self._row.completion_tokens = max(self._row.completion_tokens, self._texts)
 
     def error_event(self, error: UpdraftError) -> bytes:
-        """The end of a stream that its node could not end."""
+        """Return the error event that ends a stream in place of the node."""
         if self._path == MESSAGES:
             kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
             return b"event: error\n" + sse.event({"type": "error", "error": {"type": kind, "message": error.message}})
         said = {"type": "error", "code": error.code or error.type, "message": error.message, "param": error.param}
-        if (found := _SEQUENCE.search(self._last)) is not None:
-            said["sequence_number"] = int(found[1]) + 1
+        if (match := _SEQUENCE.search(self._last)) is not None:
+            said["sequence_number"] = int(match[1]) + 1
         return b"event: error\n" + sse.event(said)
 
     def error_body(self, error: dict[str, Any]) -> dict[str, Any]:
-        """A node's error as clients of this API read it."""
+        """Return a node's error in this API's format."""
         return {"type": "error", "error": error} if self._path in (MESSAGES, COUNT_TOKENS) else {"error": error}
 
     def _note(self, payload: bytes) -> None:
-        """Write the usage that `payload` tells into the row."""
+        """Copy the usage in `payload` into the row."""
         try:
             peek = msgspec.json.decode(payload, type=_Peek)
-        except UNREADABLE:  # counts that cannot be
+        except UNREADABLE:  # also for counts out of range
             return
         for holder in (peek, peek.response, peek.message):
             if holder is not None and holder.usage is not None:
@@ -131,7 +131,7 @@ class Passage:
 
     def _count(self, usage: _Usage) -> None:
         row = self._row
-        if usage.input_tokens is not None:  # Anthropic's leaves out what was in the cache or went into it
+        if usage.input_tokens is not None:  # Anthropic's count excludes tokens read from or written to the cache
             read, written = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
             row.prompt_tokens = usage.input_tokens + read + written
             row.cached_tokens = read or (usage.input_tokens_details or PromptDetails()).cached_tokens or 0

@@ -1,4 +1,4 @@
-"""One call to the nodes: choose, attempt, fail over, and go on with a stream that broke off."""
+"""Dispatch of one call to the nodes: selection, hedging, fail-over, and continuation of interrupted streams."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _HAS_NO_ROUTE = frozenset({404, 405})
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Sends calls to nodes and relays what they answer."""
+    """Sends calls to nodes and relays their answers."""
 
     registry: NodeRegistry
     upstream: Upstream
@@ -40,9 +40,9 @@ class Dispatch:
     counters: Counters = field(default_factory=Counters)
 
     async def answer(self, call: Call) -> None:
-        """Try nodes until one answers, and others go on with a stream that broke off.
+        """Try nodes until one answers; other nodes continue a stream that breaks off.
 
-        Raises UpdraftError if no node answers, UpstreamFailure once bytes are out.
+        Raises UpdraftError if no node answers, or UpstreamFailure if the answer breaks off after the first bytes.
         """
         registry, course = self.registry, _Course()
         registry.suspects.check(*_identity(call))
@@ -62,20 +62,20 @@ class Dispatch:
                     await self._try(call, node, course)
         except UpdraftError:
             if call.answered and course.failure is not None:
-                raise course.failure from None  # the client gets it as an event
+                raise course.failure from None  # the client gets the failure as a stream event
             raise
 
     def _may_be_hedged(self, call: Call) -> bool:
-        """Of a first attempt: what failed a node is not sent to two at once."""
+        """Return whether a first attempt may be hedged; retries never are, as the request may be what fails nodes."""
         return self.timeouts.hedge_after_s is not None and call.place.priority != "batch" and call.content_type == JSON
 
     async def _hedged(self, call: Call, placement: Placement, course: _Course) -> None:
-        """The first attempt, with a second beside it once the node was silent for long. The first answer is relayed."""
+        """Make the first attempt, and a second one if the node stays silent too long. The first answer wins."""
         attempts, hedge = course.attempts, None
 
         def start(node: Node, attempt: Coroutine[None, None, None]) -> None:
             attempts[node] = asyncio.create_task(attempt)
-            # Not in the attempt itself, which may be aborted before it runs.
+            # Not in the attempt itself, which may be cancelled before it starts.
             attempts[node].add_done_callback(lambda _: self.registry.give_back(node, placement))
 
         first = await self.registry.take(placement, (), call.place)
@@ -83,7 +83,7 @@ class Dispatch:
         start(first, self._try(call, first, course))
         try:
             await asyncio.wait(attempts.values(), timeout=self.timeouts.hedge_after_s)
-            with suppress(QuarantinedRequestError):  # since it was sent: another like it failed nodes
+            with suppress(QuarantinedRequestError):  # identical requests may have failed nodes in the meantime
                 self.registry.suspects.check(*_identity(call))
                 is_silent = course.winner is None and not attempts[first].done()
                 hedge = self.registry.take_spare(placement, call.tried) if is_silent else None
@@ -107,11 +107,11 @@ class Dispatch:
             raise failure
 
     async def _try_beside(self, call: Call, node: Node, course: _Course) -> None:
-        with suppress(OverloadedError):  # no descriptor is left for it: the first attempt goes on
+        with suppress(OverloadedError):  # no file descriptor for the hedge: the first attempt continues
             await self._try(call, node, course)
 
     def _check_retry(self, call: Call, course: _Course) -> None:
-        """Raises UpdraftError or UpstreamFailure where no other node is to be asked."""
+        """Raises UpdraftError or UpstreamFailure if no other node may be tried."""
         self.registry.suspects.check(*_identity(call))
         if course.engine_failures > 1 and course.failure is not None:
             raise course.failure
@@ -120,13 +120,13 @@ class Dispatch:
                 raise course.failure
             refusal = self.registry.refusal(call.model)
             if isinstance(refusal, ModelNotFoundError):
-                refusal = OverloadedError("Every node that has this model failed on this request: try again.")
+                refusal = OverloadedError("Every node that serves this model failed on this request: try again.")
             raise refusal
         if course.failure is not None and not call.answered and not self.registry.retries.take():
-            raise OverloadedError("Too many requests fail and are retried: try again in a moment.")
+            raise OverloadedError("The retry budget is used up because too many requests fail: try again shortly.")
 
     async def _try(self, call: Call, node: Node, course: _Course) -> None:
-        """One attempt, and what it says about the node and the request."""
+        """Make one attempt, and update the health of the node and the record of the request."""
         began, size = time.monotonic(), call.begun.size
         try:
             course.is_over = await self._attempt(call, node, course)
@@ -135,7 +135,7 @@ class Dispatch:
             course.erred.append(node)
         except AnswerTooLargeError:
             raise
-        except (UpstreamTimeout, UnreadRequestError) as failure:  # of this request; the node's probes say how it is
+        except (UpstreamTimeout, UnreadRequestError) as failure:  # about this request; probes decide the node's health
             course.failure = failure
             course.erred.append(node)
         except UpstreamFailure as failure:
@@ -151,7 +151,7 @@ class Dispatch:
                 other.erred()
 
     async def _attempt(self, call: Call, node: Node, course: _Course) -> bool:
-        """False: the node answered that it cannot, and another may."""
+        """Send the request to one node and relay the answer. Return False if another node should be tried."""
         body = self._body(call, node)
         if body is None:
             return False
@@ -170,7 +170,7 @@ class Dispatch:
         return True
 
     def _goes_elsewhere(self, call: Call, node: Node, status: int, course: _Course) -> bool:
-        """Whether another node is asked: once after an engine's failure, and of all nodes where there is no room."""
+        """Return whether to try another node: once after an engine failure, always if full or without the route."""
         is_full = status == OverloadedError.status
         if call.answered:  # the client has the status of the first answer
             course.engine_failures += status != 200 and not is_full
@@ -180,7 +180,7 @@ class Dispatch:
         if status in _HAS_NO_ROUTE and call.passage is not None:
             return True
         if status != 200 and status not in _TRY_ELSEWHERE and course.others(node):
-            call.tried.remove(node)  # as if it had not been asked, which it is again if the other fails
+            call.tried.remove(node)  # may be tried again if the hedged attempt fails
             return True
         if status not in _TRY_ELSEWHERE or (course.engine_failures and not is_full):
             return False
@@ -204,7 +204,7 @@ class Dispatch:
             await relay_whole(call, response, without_key)
 
     def _body(self, call: Call, node: Node) -> bytes | None:
-        """The request body for the node: for the whole answer, or for its missing part. None: it could not go on."""
+        """Return the body for the node: the whole request or its continuation. None if the node cannot continue."""
         body: bytes | None = call.body
         if call.answered:
             counts = call.row.prompt_tokens, call.row.completion_tokens
@@ -218,25 +218,25 @@ class Dispatch:
 
 @dataclass(slots=True)
 class _Course:
-    """The state of a call."""
+    """The state of a call across its attempts."""
 
     is_over: bool = False
-    # Why the last node did not end its answer.
+    # Failure of the latest attempt.
     failure: UpstreamFailure | None = None
-    # Nodes that failed at it and went on living.
+    # Nodes that failed on this call but are still up.
     erred: list[Node] = field(default_factory=list[Node])
     engine_failures: int = 0
-    # Attempts beside one another, each in a task of its own. The first with an answer aborts the other.
+    # Hedged attempts, one task per node. The first to get an answer cancels the other.
     attempts: dict[Node, asyncio.Task[None]] = field(default_factory=dict[Node, asyncio.Task[None]])
-    # Of these, the node that is relayed.
+    # Node whose hedged attempt won.
     winner: Node | None = None
 
     def others(self, node: Node) -> list[Node]:
-        """Those that work at it beside `node`."""
+        """Return the other nodes with an attempt in flight."""
         return [other for other, attempt in self.attempts.items() if other is not node and not attempt.done()]
 
     def won_by(self, node: Node, call: Call) -> None:
-        """The other attempt is aborted, as if its node had not been tried."""
+        """Cancel the other attempts, and forget their nodes as if never tried."""
         self.winner, aborted = node, self.others(node)
         for other in aborted:
             self.attempts[other].cancel()
@@ -245,12 +245,12 @@ class _Course:
 
 
 def _identity(call: Call) -> tuple[bytes, bytes, bytes]:
-    """The digest by which a repeated request is recognised."""
+    """Return the parts that identify a repeated request."""
     return call.row.key_name.encode(), call.path, call.body
 
 
 def _headers(call: Call, span: Span) -> Headers:
-    # Nodes keep the caches of different tenants apart, without being told whose they are.
+    # Nodes keep the caches of tenants apart by this hash, and never learn the tenant's name.
     tenant = blake2b(call.place.tenant.encode(), digest_size=16).hexdigest().encode()
     own = [(b"x-request-id", call.id.encode()), (TENANT_HEADER, tenant), (ATTEMPT_HEADER, call.attempt)]
     traced = [(name.encode(), value.encode()) for name, value in span.headers({}).items()]

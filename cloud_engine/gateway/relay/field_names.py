@@ -1,6 +1,6 @@
-"""The names of a request's fields: each is given once, and in one spelling, so that gateway and node read the same.
+"""Validation of a request's field names: no duplicates and no variant spellings, so that gateway and node agree.
 
-Go's decoder reads `Model` as `model`. Of a field that is given twice, servers take the first value or the last.
+Go's JSON decoder reads `Model` as `model`, and servers differ on whether the first or last duplicate counts.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .usage import UsageOptions
 _NAME = re.compile(rb'\s*("(?:[^"\\]|\\.)*+")\s*:\s*', re.DOTALL)
 _END = re.compile(rb"\s*([,}])")
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_MAX_SHOWN = 100  # characters of a name that an error repeats
-#: Objects within a request whose fields change what an answer costs or contains.
+_MAX_SHOWN = 100  # characters of a field name in an error message
+#: Nested objects whose fields change the cost or the content of an answer.
 _NESTED = {
     "stream_options": frozenset(UsageOptions.__struct_fields__),
     "options": frozenset(("num_predict", "num_ctx", "num_keep", "seed", "stop", "temperature")),  # Ollama's
@@ -27,9 +27,9 @@ OFFICIAL = frozenset((*ChatRequest.__struct_fields__, *CompletionRequest.__struc
 
 
 def checked_names(body: bytes, known: frozenset[str]) -> Iterable[str]:
-    """Return the names of a JSON object, which msgspec has read. `known`: `OFFICIAL`, and what the gateway reads.
+    """Return the field names of a JSON object that msgspec has validated. `known`: `OFFICIAL` and the gateway's own.
 
-    Raises InvalidRequestError, which names the field.
+    Raises InvalidRequestError naming the field.
     """
     fields = _checked(body, known, "")
     for name, nested_names in _NESTED.items():
@@ -42,28 +42,28 @@ def _checked(value: bytes, known: frozenset[str], prefix: str) -> dict[str, msgs
     fields = _FIELDS.decode(value)
     for name in fields:
         if name not in known and (usual := name.casefold()) in known:
-            raise _refused(prefix + name, f"is written {prefix + usual!r}")
+            raise _refused(prefix + name, f"must be spelled {prefix + usual!r}")
     if len(msgspec.json.encode(fields)) != len(value) and _spaced(fields) != value:
-        _check_once(value, fields, known, prefix)  # neither spelling of most clients, which has every name once
+        _check_once(value, fields, known, prefix)  # unlike the two usual encodings, which rule out duplicates
     return fields
 
 
 def _spaced(fields: dict[str, msgspec.Raw]) -> bytes:
-    """The object as Python's `json.dumps` writes it."""
+    """Return the object as Python's `json.dumps` encodes it."""
     return b"{%b}" % b", ".join([msgspec.json.encode(name) + b": " + bytes(raw) for name, raw in fields.items()])
 
 
 def _check_once(value: bytes, fields: dict[str, msgspec.Raw], known: frozenset[str], prefix: str) -> None:
-    """Walk through the names. Of a name that is given twice, `fields` has the last value."""
+    """Scan the names for duplicates. For a duplicate, `fields` holds the last value."""
     at, seen = value.index(b"{") + 1, set[str]()
     while (written := _NAME.match(value, at)) is not None:
         name: str = msgspec.json.decode(written[1])
         if name in known and b"\\" in written[1]:
-            raise _refused(prefix + name, "is written without escapes")
+            raise _refused(prefix + name, "must be spelled without escapes")
         given = bytes(fields[name])
         end = _END.match(value, written.end() + len(given))
         if name in seen or not value.startswith(given, written.end()) or end is None:
-            raise _refused(prefix + name, "is given twice: once is enough")
+            raise _refused(prefix + name, "is given twice: send it once")
         seen.add(name)
         at = end.end()
 

@@ -1,6 +1,6 @@
-"""The hot path: the steps of one request, each in a module of its own.
+"""The entry point of relayed routes: the steps of one request in order.
 
-A raw ASGI endpoint: what it relays it does not decode, except for the few fields that routing and metering need.
+A raw ASGI endpoint that decodes only the few fields needed for routing and metering.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from .response_cache import ResponseCache
 from .usage import read_usage
 
 _ASK_S = 2.0
-_ASK_AWAITED_S = 0.2  # while the client waits for its error
+_ASK_AWAITED_S = 0.2  # if the client still waits for its error response
 _log = logging.getLogger("updraft.gateway")
 
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """A relayed route, such as `POST /v1/chat/completions`. Every request that is read leaves a usage row."""
+    """The endpoint of a relayed route such as `POST /v1/chat/completions`. Admitted requests leave a usage row."""
 
     dispatch: Dispatch
     keys: KeyStore
@@ -73,16 +73,16 @@ class Relay:
             self.counters.count(row, is_served=self.dispatch.registry.serves(row.model))
 
     async def _serve(self, request: Request, send: Send, row: UsageRow, span: Span, started: float) -> None:
-        """The steps of a request, in order. Each raises an UpdraftError to refuse it."""
+        """Run the steps of a request in order. Raises an UpdraftError to refuse it."""
         principal = self.keys.principal(_authorization(request))
         place = QueuePlace(principal.priority, principal.tenant)
-        self.dispatch.registry.check_line(place)  # under overload most end here, unread and without a row
+        self.dispatch.registry.check_line(place)  # sheds load early: before the body is read, without a row
         row.key_name, row.key_id, row.tenant = principal.name, principal.key_id, principal.tenant
         row.tier = principal.priority
         principal.require("inference")
         deadline = asyncio.get_running_loop().time() + self.dispatch.timeouts.whole_s
         request.scope["state"][BODY_OWNER] = principal.tenant
-        # Before the body: a caller that may have no more requests in flight need not send it.
+        # Before reading the body: callers at their concurrency limit need not send one.
         async with self.accounting.entered(principal) as entered:
             body = await read_body(request, self.dispatch.timeouts.whole_s)
             call = read_call(request, body, row, started, send)
@@ -97,7 +97,7 @@ class Relay:
             self.counters.streamed(row, time.perf_counter() - started)
 
     async def _answer(self, call: Call, request: Request, deadline: float) -> None:
-        """The answer goes out while the client is there and the time lasts."""
+        """Answer until the client disconnects or the deadline passes."""
         try:
             with while_connected(request):
                 await self._answer_in_time(call, deadline)
@@ -123,29 +123,29 @@ class Relay:
             await call.emit(event, more=False)
 
     async def _ask_what_it_cost(self, call: Call, most_s: float) -> None:
-        """Of a whole answer that broke off, only the node knows: if it is one that can be asked."""
+        """Ask the node for the tokens of an interrupted whole answer, if the node supports that."""
         if call.stream or not call.tried or not call.tried[-1].tells_usage:
             return
         try:
             async with asyncio.timeout(most_s):
                 status, body = await self.dispatch.upstream.get(call.tried[-1].target, b"/spent/" + call.attempt)
         except (TimeoutError, UpstreamFailure) as error:
-            _log.warning("Request %s is metered without its tokens: its node does not answer: %s", call.id, error)
+            _log.warning("The tokens of request %s are unknown: its node does not report them: %s", call.id, error)
         else:
             if status == 200:
                 read_usage(b'{"usage":%b}' % body, call.row)
 
 
 def _authorization(request: Request) -> str:
-    """Anthropic's clients send the key in a header of its own."""
-    if found := request.headers.get("authorization"):
-        return found
+    """Return the authorization header, or the equivalent of Anthropic's `x-api-key`."""
+    if header := request.headers.get("authorization"):
+        return header
     key = request.headers.get("x-api-key", "")
     return f"Bearer {key}" if key else ""
 
 
 def _end(span: Span, row: UsageRow) -> None:
-    """Name the span's request by what it came to."""
+    """End the trace span with the request's outcome."""
     about = {"gen_ai.request.model": row.model, "http.response.status_code": row.status, "updraft.tier": row.tier}
     span.end(
         {**about, **usage(row.prompt_tokens, row.completion_tokens)}, error="" if row.status < 400 else str(row.status)
@@ -156,11 +156,11 @@ def _typed(error: TimeoutError | UpstreamFailure | OverloadedError, whole_s: flo
     if isinstance(error, OverloadedError):
         return error
     if isinstance(error, TimeoutError):
-        return RequestTimeoutError(f"The request took longer than {whole_s:g} s.")
+        return RequestTimeoutError(f"The request exceeded the time limit of {whole_s:g} s.")
     if isinstance(error, UpstreamTimeout):
-        return RequestTimeoutError(f"The answer stopped ({error}): send the request again.")
+        return RequestTimeoutError(f"The node timed out ({error}): send the request again.")
     if isinstance(error, AnswerFailure):
-        return error.error or UpstreamError(f"The node's answer is unusable ({error}): send the request again.")
+        return error.error or UpstreamError(f"The node's answer is invalid ({error}): send the request again.")
     if isinstance(error, AnswerTooLargeError):
-        return UpstreamError(f"The gateway does not relay it: {error}. Ask for less.")
-    return UpstreamError(f"The node broke off in the middle of its answer ({error}): send the request again.")
+        return UpstreamError(f"The gateway cannot relay the answer: {error}. Request a shorter one.")
+    return UpstreamError(f"The node failed during its answer ({error}): send the request again.")

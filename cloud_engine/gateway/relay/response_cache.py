@@ -1,7 +1,7 @@
-"""Answers to requests that ask exactly the same again, for operators who turn it on (`--response-cache`).
+"""Opt-in cache of answers to identical requests (`--response-cache`).
 
-Only answers that sampling cannot change are kept: at temperature 0, or by a seed where all nodes of the model are
-ours. A tenant gets what its own keys have asked for, never what others have.
+Only deterministic answers are cached: embeddings, temperature 0, or a seed if all nodes of the model run Updraft.
+Entries are per tenant, so tenants never see each other's answers.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import msgspec
 from ..balancing.registry import NodeRegistry
 from .call import Call, Header
 
-_LARGEST_SHARE = 8  # an answer that is larger than this part of the cache is not kept
-_OF_ONE_REQUEST = {b"traceparent", b"tracestate", b"baggage", b"idempotency-key"}  # headers that change no answer
-_OVERHEAD = 512  # bytes of an entry beside its body
+_LARGEST_SHARE = 8  # divisor: an answer above this fraction of the cache is not cached
+_OF_ONE_REQUEST = {b"traceparent", b"tracestate", b"baggage", b"idempotency-key"}  # no effect on the answer
+_OVERHEAD = 512  # bytes per entry besides the body
 
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswer:
-    """A whole answer, or all events of a stream, as the client got it."""
+    """A cached answer, whole or with all events of a stream, as sent to the client."""
 
     headers: list[Header]
     body: bytes
 
 
 class ResponseCache:
-    """Of one worker. Requests that ask the same at the same time are sent to a node once."""
+    """The LRU cache of one worker. Concurrent identical requests are sent to a node once."""
 
     def __init__(self, most_bytes: int, registry: NodeRegistry) -> None:
         self._most = most_bytes
@@ -46,7 +46,7 @@ class ResponseCache:
         return self._size
 
     async def answer(self, call: Call, ask: Callable[[Call], Awaitable[None]]) -> None:
-        """The kept answer, or that of the same request on its way, or else what `ask` gets."""
+        """Send the cached answer, or wait for the identical request in flight, or else call `ask`."""
         key = self._key(call) if self._most else None
         if key is None:
             await ask(call)
@@ -81,10 +81,10 @@ class ResponseCache:
             self._size -= len(oldest.body) + _OVERHEAD
 
     def _key(self, call: Call) -> bytes | None:
-        """None for an answer that may come out differently the next time."""
+        """Return the cache key, or None if the answer is not deterministic."""
         try:
             fields = msgspec.json.decode(call.body, type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError):  # nested too deeply, or a number beyond all bounds
+        except (msgspec.DecodeError, RecursionError):  # nested too deeply, or a number out of range
             return None
         is_greedy = fields.get("temperature") == 0
         is_seeded = isinstance(fields.get("seed"), int) and self._registry.is_ours(call.model)

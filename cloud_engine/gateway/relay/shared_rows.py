@@ -1,6 +1,6 @@
-"""Numbers under names, which the workers of a gateway share. Each writes into a row of its own: nothing needs a lock.
+"""Named numbers shared by the workers of a gateway. Each worker writes its own row, so no locks are needed.
 
-A row is a table of slots: a name, and as many numbers for each. A worker that replaces another takes over its row.
+A row is a table of slots, each a name with a fixed number of values. A replacement worker takes over the row.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from collections.abc import Collection, Iterator
 from typing import TypeAlias
 
 WIDTH = 72
-"""Numbers under one name."""
+"""Values per name."""
 
 _NAME_BYTES = 384
 _SLOT_BYTES = _NAME_BYTES + WIDTH * 8
-_SLOTS = 1024  # more than the kinds may take together
+_SLOTS = 1024  # exceeds the sum of the limits of all kinds
 _MAX_OF_A_KIND = {"key": 224, "model": 192, "node": 256, "status": 224}
 _SEPARATOR = "\t"
-_OTHER = "other"  # in place of the first label
-_FREE = 0xFF  # begins no name: the slot was given back
+_OTHER = "other"  # replaces the first label once a kind is full
+_FREE = 0xFF  # first byte of a released slot; no name starts with it
 
 Name = tuple[str, ...]
-"""The kind, and the values of its labels."""
+"""The kind, followed by the label values."""
 
 Numbers: TypeAlias = "memoryview[float]"
 
 
 class SharedRows:
-    """Zeros, shared with the processes that are forked from this one."""
+    """Rows in anonymous shared memory, for all processes forked from this one."""
 
     def __init__(self, workers: int = 1) -> None:
         self.workers = workers
@@ -38,21 +38,21 @@ class SharedRows:
         return WorkerRow(self._memory[worker * size : (worker + 1) * size])
 
     def named(self, kind: str) -> dict[Name, list[list[float]]]:
-        """The numbers of each name of `kind`, from every worker that has it."""
-        found: dict[Name, list[list[float]]] = {}
+        """Return the values of each name of `kind`, one list per worker that has the name."""
+        by_name: dict[Name, list[list[float]]] = {}
         for worker in range(self.workers):
             for (its_kind, *labels), numbers in self.row(worker).items():
                 if its_kind == kind:
-                    found.setdefault(tuple(labels), []).append(list(numbers))
-        return found
+                    by_name.setdefault(tuple(labels), []).append(list(numbers))
+        return by_name
 
     def sums(self, kind: str) -> dict[Name, list[float]]:
-        """The same, summed over the workers."""
+        """Return the values of each name of `kind`, summed over the workers."""
         return {name: [sum(column) for column in zip(*rows, strict=True)] for name, rows in self.named(kind).items()}
 
 
 class WorkerRow:
-    """The numbers of one worker. Slots are bounded: what finds none is counted under the name `other`."""
+    """The slots of one worker. Once a kind is full, further names are counted as `other`."""
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
@@ -62,12 +62,12 @@ class WorkerRow:
         return ((name, self._numbers(start)) for start, name in self._places())
 
     def of(self, *name: str) -> Numbers:
-        """`name`: the kind, then the values of the labels."""
-        found = self._slots.get(name)
-        return self._added(name) if found is None else found
+        """Return the values of a name: the kind, then the label values."""
+        numbers = self._slots.get(name)
+        return self._added(name) if numbers is None else numbers
 
     def keep_only(self, kind: str, names: Collection[Name]) -> None:
-        """The slots of all other names of the kind are free for others."""
+        """Release the slots of all other names of the kind."""
         gone = {name for name in self._slots if name[0] == kind} - set(names)
         if any(name not in self._slots for name in names):
             gone.discard((kind, _OTHER))
@@ -87,12 +87,12 @@ class WorkerRow:
         start = next(at for at in range(0, len(self._memory), _SLOT_BYTES) if self._memory[at] in (0, _FREE))
         self._memory[start + _NAME_BYTES : start + _SLOT_BYTES] = bytes(WIDTH * 8)
         self._memory[start + 1 : start + _NAME_BYTES] = encoded[1:].ljust(_NAME_BYTES - 1, b"\0")
-        self._memory[start] = encoded[0]  # from here on others see it
+        self._memory[start] = encoded[0]  # publishes the slot to other workers
         self._slots[name] = self._numbers(start)
         return self._slots[name]
 
     def _places(self) -> Iterator[tuple[int, Name]]:
-        """Where the slot of each name begins."""
+        """Yield the offset and the name of each used slot."""
         for start in range(0, len(self._memory), _SLOT_BYTES):
             name = bytes(self._memory[start : start + _NAME_BYTES])
             if not name[0]:

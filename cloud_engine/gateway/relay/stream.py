@@ -1,4 +1,4 @@
-"""A node's stream, cut at event borders and in one spelling."""
+"""A node's event stream, split into events and normalised to OpenAI's format."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ prepare_types(_Piece)
 
 
 class NodeEvents:
-    """A node's stream cut at event borders. What is left of a broken event is dropped."""
+    """A node's stream, split into events. An incomplete last event is dropped."""
 
     def __init__(self, response: Response) -> None:
         self._response = response
@@ -34,11 +34,11 @@ class NodeEvents:
 
     @property
     def rest(self) -> bytes:
-        """The bytes of an event that has not ended: all of an answer that is no stream."""
+        """The bytes of an incomplete event; the whole body if the answer is not an event stream."""
         return self._parser.rest
 
     async def read(self) -> list[bytes] | None:
-        """Events that came together, without the empty line behind each; None at the end. Raises UpstreamFailure."""
+        """Return the next events, without their blank lines; None at the end. Raises UpstreamFailure."""
         chunk = await self._response.read()
         try:
             return self._parser.events(chunk) if chunk else None
@@ -47,11 +47,11 @@ class NodeEvents:
 
 
 def in_one_spelling(events: Iterable[bytes]) -> list[bytes]:
-    """Each with its empty line."""
+    """Return the events in OpenAI's format, each followed by its blank line."""
     spelled: list[bytes] = []
     for event in events:
         if event.startswith(b"data: {") and b"\n" not in event and _FINISH.search(event) is None:
-            spelled.append(event + b"\n\n")  # nearly all of them
+            spelled.append(event + b"\n\n")  # fast path for nearly all events
         else:
             spelled += _in_one_spelling(event)
     return spelled
@@ -60,9 +60,9 @@ def in_one_spelling(events: Iterable[bytes]) -> list[bytes]:
 def _in_one_spelling(event: bytes) -> list[bytes]:
     data = sse.data_of(event)
     if not data:
-        return [event + b"\n\n"]  # a sign of life
+        return [event + b"\n\n"]  # a keep-alive comment
     if _names_error(event) and not data.startswith(b'{"error"'):
-        return [sse.event({"error": error_in(data, UpstreamError.status, "The node reported an error")})]
+        return [sse.event({"error": error_in(data, UpstreamError.status, "The node reported an error.")})]
     if b"\n" in data:
         data = data.replace(b"\n", b" ")
     return [b"data: " + piece + b"\n\n" for piece in _finish_apart(data)]
@@ -73,7 +73,7 @@ def _names_error(event: bytes) -> bool:
 
 
 def _finish_apart(data: bytes) -> list[bytes]:
-    """The last text and the finish as OpenAI sends them, one after the other: some servers send both at once."""
+    """Split an event with both text and a finish reason in two, as OpenAI sends them."""
     if _FINISH.search(data) is None:
         return [data]
     try:

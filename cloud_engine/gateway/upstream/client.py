@@ -1,6 +1,6 @@
-"""The gateway's HTTP client: one bounded pool of connections to each node, so that one in trouble leaves others alone.
+"""The gateway's HTTP client: a bounded connection pool per node, so that a slow node does not affect others.
 
-Proxies of the environment are not used: a node is reached as its URL says.
+Proxy settings of the environment are ignored.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class UpstreamAddress:
     host: bytes
     port: int
     prefix: bytes
-    # Authorization header from the URL's user and password; it replaces the key of all nodes.
+    # Authorization header from the URL's credentials or the node's own key; replaces the shared node key.
     authorization: bytes = field(default=b"", repr=False)
-    # Whether it may get the key of all nodes.
+    # Whether the node may get the shared node key.
     gets_shared_key: bool = True
-    # Whether each connection is checked to lead to an address that a node may register.
+    # Whether to check on each connection that the address is one that nodes may register.
     is_registered: bool = False
 
     @property
     def authority(self) -> bytes:
-        """For the `Host` header: an IPv6 address stands in brackets there."""
+        """The value of the `Host` header; an IPv6 address is in brackets."""
         host = b"[%b]" % self.host if b":" in self.host else self.host
         return b"%b:%d" % (host, self.port)
 
@@ -51,37 +51,37 @@ class UpstreamAddress:
 @dataclass(frozen=True, slots=True)
 class UpstreamRequest:
     method: bytes
-    # Behind the node's prefix, with the query.
+    # Path with the query, without the node's prefix.
     path: bytes
-    # Of `content_type`, or nothing.
+    # Request body of type `content_type`; may be empty.
     body: bytes = b""
-    # Beside those for the host, the key and the body.
+    # Headers besides those for the host, the key and the body.
     headers: Headers = ()
-    # Of the body.
+    # Media type of the body.
     content_type: bytes = JSON
-    # Called once there is a connection.
+    # Called once a connection is available.
     on_sent: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A response whose headers are here."""
+    """A response whose status and headers have arrived."""
 
     status: int
-    # By lower-cased name.
+    # Headers; names are in lower case.
     headers: Headers
     _connection: NodeConnection
 
     def read(self) -> Awaitable[bytes]:
-        """The next bytes of the body; empty at its end. Raises UpstreamFailure if the connection breaks."""
+        """Return the next bytes of the body; empty at the end. Raises UpstreamFailure if the connection breaks."""
         return self._connection.read()
 
     def wait_for_body(self) -> Awaitable[None]:
-        """Until `read` has something. Raises UpstreamFailure."""
+        """Wait until `read` would return at once. Raises UpstreamFailure."""
         return self._connection.wait_for_body()
 
     async def read_whole(self) -> bytes:
-        """Raises UpstreamFailure, also for a body that has no end."""
+        """Return the whole body. Raises UpstreamFailure, or AnswerTooLargeError above `MAX_ANSWER_BYTES`."""
         pieces, size = list[bytes](), 0
         while piece := await self._connection.read():
             pieces.append(piece)
@@ -92,19 +92,19 @@ class Response:
 
 
 class Upstream:
-    """Connections to all nodes. `api_key`: what the nodes want as a key, if anything."""
+    """Connection pools for all nodes. `api_key`: the shared node key, if any."""
 
     def __init__(self, api_key: str | None, limits: PoolLimits | None = None) -> None:
         if api_key is not None and not is_sendable(api_key):
-            raise ConfigurationError("UPDRAFT_NODE_API_KEY holds characters that no header can: set it anew.")
+            raise ConfigurationError("UPDRAFT_NODE_API_KEY contains characters that are not allowed in a header.")
         if api_key and len(api_key) < SHORTEST_KEY:
-            raise ConfigurationError(f"UPDRAFT_NODE_API_KEY needs {SHORTEST_KEY} characters at least.")
+            raise ConfigurationError(f"UPDRAFT_NODE_API_KEY must have at least {SHORTEST_KEY} characters.")
         self._api_key = api_key or ""
         self._limits = limits or PoolLimits()
         self._pools: dict[UpstreamAddress, Pool] = {}
 
     def is_proven(self, url: str, proof: str) -> bool:
-        """Whether the sender of `proof` knows the key of all nodes, and names this URL."""
+        """Return whether `proof` was made with the shared node key, for this URL."""
         return bool(self._api_key) and hmac.compare_digest(key_proof(self._api_key, url).encode(), proof.encode())
 
     async def close(self) -> None:
@@ -112,28 +112,28 @@ class Upstream:
             pool.close()
 
     def key_remover(self, target: UpstreamAddress) -> Callable[[bytes], bytes]:
-        """Makes a node's answer fit for others: some quote the key that they refuse."""
+        """Return a function that redacts the node's key, since some servers quote a rejected key in the error."""
         key = self._authorization_for(target).partition(b" ")[2]
         return lambda body: body.replace(key, b"[the node's key]") if key else body
 
     async def get(self, target: UpstreamAddress, path: bytes) -> tuple[int, bytes]:
-        """Status and body. Raises UpstreamFailure."""
+        """Return the status and body. Raises UpstreamFailure."""
         async with self.open(target, UpstreamRequest(b"GET", path)) as response:
             return response.status, await response.read_whole()
 
     def last_heard(self, target: UpstreamAddress) -> float:
-        """The time at which the node last sent anything, by `time.monotonic()`."""
+        """Return when the node last sent anything, by `time.monotonic()`."""
         return self._pool(target).heard_at
 
     def give_up(self, target: UpstreamAddress, reason: str) -> None:
-        """Nothing more is expected of the node: whoever waits for it gets an UpstreamFailure, once all is read."""
+        """Fail all requests in flight on the node with UpstreamFailure, once their received data is read."""
         self._pool(target).give_up(reason)
 
     @asynccontextmanager
     async def open(
         self, target: UpstreamAddress, request: UpstreamRequest, patience: Patience = _ENDLESS
     ) -> AsyncGenerator[Response]:
-        """The response once its headers are here. Raises UpstreamFailure, or OverloadedError."""
+        """Send a request and yield the response once its headers arrive. Raises UpstreamFailure or OverloadedError."""
         pool = self._pool(target)
         payload = self._payload(target, request)
         connection = await pool.acquire()
@@ -147,9 +147,9 @@ class Upstream:
                     if not connection.was_used:
                         raise
                     try:
-                        connection = await pool.exchange(connection)  # the node closed it while it was at rest
+                        connection = await pool.exchange(connection)  # the node closed the idle connection
                     except UnreachableError:
-                        raise closed from None  # the node is gone, and it may have had the request
+                        raise closed from None  # the node is down, and may have received the request
             yield Response(status, headers, connection)
         finally:
             pool.release(connection)
@@ -162,7 +162,7 @@ class Upstream:
             headers += [(b"content-type", request.content_type), (b"content-length", b"%d" % len(body))]
         target_path = target.prefix + request.path
         if _UNSENDABLE.search(target_path + b"".join([value for _, value in headers[1:]]).replace(b" ", b"")):
-            raise InvalidRequestError("The query or a header holds characters that HTTP cannot carry.")
+            raise InvalidRequestError("The query or a header contains characters that are not allowed in HTTP.")
         lines = b"".join([b"%b: %b\r\n" % header for header in headers])
         return b"%b %b HTTP/1.1\r\n%b\r\n%b" % (request.method, target_path, lines, body)
 

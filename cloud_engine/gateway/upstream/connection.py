@@ -1,4 +1,4 @@
-"""One connection to a node: a request goes out, its response comes in, one after another."""
+"""One HTTP/1.1 connection to a node, for one request at a time."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from typing import cast
 from .failures import UpstreamFailure, UpstreamTimeout
 from .response_parser import Headers, ResponseParser
 
-_MAX_UNREAD = 2**18  # bytes; with more the node has to wait until the client has read
+_MAX_UNREAD = 2**18  # bytes; above this, reading pauses until the client catches up
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """The seconds that a node may be silent."""
+    """The limits on a node's silence."""
 
-    # Seconds until the first bytes of the body.
+    # Longest wait for the first bytes of the body, in seconds.
     first_s: float = math.inf
-    # Seconds between two pieces of the body.
+    # Longest wait between two pieces of the body, in seconds.
     idle_s: float = math.inf
 
 
 class ClosedUnansweredError(UpstreamFailure):
-    """The connection was closed before a byte of the response came."""
+    """The connection was closed before any byte of the response."""
 
 
 class UnreadRequestError(ClosedUnansweredError):
-    """It was closed before the whole request was sent: too large a request can be the reason."""
+    """The connection was closed before the whole request was sent, perhaps because the request is too large."""
 
 
 class NodeConnection(asyncio.Protocol):
-    """Speaks HTTP/1.1. `on_lost` is told when it is closed while nothing is asked, `on_data` when the node sends."""
+    """HTTP/1.1 client protocol. `on_lost` is called if an idle connection closes, `on_data` when data arrives."""
 
     def __init__(self, on_lost: Callable[[NodeConnection], None], on_data: Callable[[], None]) -> None:
         self._on_lost = on_lost
@@ -56,7 +56,7 @@ class NodeConnection(asyncio.Protocol):
 
     @property
     def was_used(self) -> bool:
-        """Whether it has served a request before this one."""
+        """Whether the connection has served an earlier request."""
         return self.idle_since > 0
 
     @property
@@ -66,13 +66,13 @@ class NodeConnection(asyncio.Protocol):
         return is_over and parser.reusable and self._failure is None
 
     def close(self) -> None:
-        """At once: what was not sent or read is dropped."""
+        """Close at once; unsent and unread data is dropped."""
         if self._timer is not None:
             self._timer.cancel()
         self._transport.abort()
 
     async def request(self, payload: bytes, patience: Patience) -> tuple[int, Headers]:
-        """Send a request; the status and headers of its response. Raises UpstreamFailure."""
+        """Send a request, and return the status and headers of the response. Raises UpstreamFailure."""
         self._parser, self._patience, self._is_busy = ResponseParser(), patience, True
         if self._failure is not None:
             raise self._failure
@@ -82,12 +82,12 @@ class NodeConnection(asyncio.Protocol):
         return self._parser.status, self._parser.headers
 
     async def wait_for_body(self) -> None:
-        """Until its first bytes are here, or its end. Raises UpstreamFailure."""
+        """Wait for the first bytes of the body, or its end. Raises UpstreamFailure."""
         while not (self._chunks or self._parser.complete):
             await self._wait(self._patience.first_s)
 
     async def read(self) -> bytes:
-        """The next bytes of the body; empty at its end. Raises UpstreamFailure."""
+        """Return the next bytes of the body; empty at the end. Raises UpstreamFailure."""
         while not self._chunks:
             if self._parser.complete:
                 return b""
@@ -101,16 +101,16 @@ class NodeConnection(asyncio.Protocol):
         return body
 
     def give_up(self, failure: UpstreamFailure) -> None:
-        """Nothing more is expected of the node."""
+        """Fail the request in flight."""
         self._fail(failure)
 
     def rest(self) -> None:
-        """The response is read: nothing may come until the next request."""
+        """Mark the connection idle: the response is read, and further data is unexpected."""
         self._is_busy, self._has_body, self.idle_since = False, False, self._loop.time()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is of no class of asyncio
-        self._transport.set_write_buffer_limits(0)  # `pause_writing` and `resume_writing` tell of every byte left
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport has no asyncio base class
+        self._transport.set_write_buffer_limits(0)  # call `pause_writing` while any byte is unsent
 
     def pause_writing(self) -> None:
         self._is_sending = True
@@ -120,7 +120,7 @@ class NodeConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._is_busy:
-            self._transport.abort()  # an answer to nothing
+            self._transport.abort()  # unsolicited data
             return
         self._on_data()
         try:
@@ -158,7 +158,7 @@ class NodeConnection(asyncio.Protocol):
         self._fail(failure)
 
     async def _wait(self, limit_s: float) -> None:
-        """Until something came. Raises UpstreamFailure, UpstreamTimeout after `limit_s`."""
+        """Wait for data. Raises UpstreamFailure, or UpstreamTimeout after `limit_s`."""
         if self._failure is not None:
             raise self._failure
         waiter = self._waiter = self._loop.create_future()
@@ -174,7 +174,7 @@ class NodeConnection(asyncio.Protocol):
             self._waiter, self._deadline = None, math.inf
 
     def _on_time(self) -> None:
-        """One timer for all waits, moved on when it comes: a new one for every frame would cost too much."""
+        """Check the deadline. One timer serves all waits and is re-armed on expiry: a timer per read costs too much."""
         self._timer = None
         if self._deadline <= self._loop.time():
             self._fail(UpstreamTimeout(f"the node was silent for {self._limit_s:g} s"))

@@ -1,4 +1,4 @@
-"""The failures of a node."""
+"""Failures of a node or of the connection to a node."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from ....protocol.errors import UpstreamError
 
 
 class UpstreamFailure(Exception):
-    """The node could not be reached, or the connection to it broke."""
+    """The node was unreachable, or the connection broke."""
 
 
 class AnswerFailure(UpstreamFailure):
-    """The node lives, but its answer is an error or unusable. Another node is asked once.
+    """The node is up, but its answer is an error or invalid. One other node is tried.
 
-    `error`: the error that the node reports. `event`: the same as an event of the stream.
+    `error`: the error that the node reported. `event`: the same error as a stream event.
     """
 
     def __init__(self, why: str, error: UpstreamError | None = None, event: bytes = b"") -> None:
@@ -22,12 +22,12 @@ class AnswerFailure(UpstreamFailure):
 
 
 class UnreachableError(UpstreamFailure):
-    """No connection to the node could be made, so no request has reached it."""
+    """No connection to the node could be made, so the node has not received the request."""
 
 
 class AnswerTooLargeError(UpstreamFailure):
-    """The gateway does not hold so much. Another node would answer the same."""
+    """The answer exceeds the gateway's size limit; other nodes would answer the same."""
 
 
 class UpstreamTimeout(UpstreamFailure):
-    """The node took longer than it may: to connect, to its first token, or between two."""
+    """The node exceeded a timeout: to connect, for the first bytes, or between two pieces."""

@@ -1,4 +1,4 @@
-"""The connections to one node: those at rest are used again, the latest first, and all together are bounded."""
+"""A bounded connection pool for one node; the most recently used idle connection is reused first."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ....protocol.errors import OverloadedError
 from .connection import NodeConnection
 from .failures import UnreachableError, UpstreamFailure, UpstreamTimeout
 
-_KEEPALIVE_S = 4.0  # below the 5 s after which uvicorn, unasked, closes an idle connection
+_KEEPALIVE_S = 4.0  # below uvicorn's default keep-alive timeout of 5 s
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """The limits of one node's connections."""
+    """The limits of one node's connection pool."""
 
-    # Connections to one node; further requests wait for one.
+    # Maximum connections; further requests wait.
     connections: int = 4096
-    # Seconds to connect, a TLS handshake included.
+    # Timeout for connecting, including the TLS handshake, in seconds.
     connect_s: float = 2.0
 
 
 class Pool:
-    """Every step costs the same, however many connections there are. `heard_at`: when the node last sent anything."""
+    """A connection pool with constant-time operations. `heard_at`: time of the last data from the node, monotonic."""
 
     def __init__(
         self, host: str, port: int, context: ssl.SSLContext | None, limits: PoolLimits, *, is_registered: bool = False
@@ -42,7 +42,7 @@ class Pool:
         self.heard_at = 0.0
 
     async def acquire(self) -> NodeConnection:
-        """One at rest, or a new one. Raises UpstreamFailure, or OverloadedError."""
+        """Return an idle connection, or open one. Raises UpstreamFailure, or OverloadedError."""
         await self._slots.acquire()
         try:
             self._close_expired()
@@ -54,7 +54,7 @@ class Pool:
         return connection
 
     async def exchange(self, broken: NodeConnection) -> NodeConnection:
-        """A new one for one that was closed. Raises as `acquire` does; `broken` is still to be released then."""
+        """Replace a closed connection. If that raises, as `acquire` can, the caller must still release `broken`."""
         connection = await self._connect()
         broken.close()
         self._busy.discard(broken)
@@ -71,12 +71,12 @@ class Pool:
             connection.close()
 
     def give_up(self, reason: str) -> None:
-        """Nothing more is expected of the node: whoever waits for it gets an UpstreamFailure."""
+        """Fail the requests on all busy connections with UpstreamFailure."""
         for connection in self._busy:
             connection.give_up(UpstreamFailure(reason))
 
     def close(self) -> None:
-        """The connections at rest."""
+        """Close the idle connections."""
         while self._idle:
             self._idle.popitem()[0].close()
 
@@ -99,13 +99,13 @@ class Pool:
         except TimeoutError as error:
             raise UpstreamTimeout(f"no connection within {self._limits.connect_s:g} s") from error
         except OSError as error:
-            if error.errno in _NO_DESCRIPTORS:  # ours, which says nothing of the node
-                raise OverloadedError("The gateway is out of file descriptors: try again in a moment.") from error
+            if error.errno in _NO_DESCRIPTORS:  # the gateway's limit: not the node's fault
+                raise OverloadedError("The gateway is out of file descriptors: try again shortly.") from error
             raise UnreachableError(f"{type(error).__name__}: {error}") from error
         peer = transport.get_extra_info("peername")[0]
         if self._is_registered and not may_register(peer, is_local=is_no_dns_name(self._host)):
-            transport.abort()  # the name has led elsewhere since it was registered
-            raise UnreachableError(f"a node may not register with the address {peer}")
+            transport.abort()  # the name resolves to another address than at registration
+            raise UnreachableError(f"nodes may not register the address {peer}")
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
 
@@ -117,9 +117,9 @@ class Pool:
 
 
 def may_register(address: str, *, is_local: bool) -> bool:
-    """Whether a node may register with this address. `is_local`: also with one of loopback.
+    """Return whether a node may register this address. `is_local`: loopback addresses are allowed.
 
-    The refused addresses lead to services of the cloud or of this machine that trust their network.
+    The refused addresses reach services of the cloud or of this machine that trust their network.
     """
     ip = ipaddress.ip_address(address)
     ip = getattr(ip, "ipv4_mapped", None) or ip
@@ -127,7 +127,7 @@ def may_register(address: str, *, is_local: bool) -> bool:
 
 
 def is_no_dns_name(host: str) -> bool:
-    """Whether nobody can make `host` lead to another address later: a number, or localhost."""
+    """Return whether the host cannot be re-pointed later through DNS: an IP address or localhost."""
     try:
         return host == "localhost" or bool(socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST))
     except (OSError, UnicodeError):
@@ -135,7 +135,7 @@ def is_no_dns_name(host: str) -> bool:
 
 
 def tls_context() -> ssl.SSLContext:
-    """The authorities that the environment names, or else certifi's."""
+    """Return a context with the certificate authorities of the environment, or else certifi's."""
     import httpx  # not needed for nodes without TLS
 
     return httpx.create_ssl_context()

@@ -1,6 +1,6 @@
-"""One HTTP/1.1 response from bytes that are cut anywhere: strict about framing, and linear in what comes.
+"""Incremental HTTP/1.1 response parser: strict about framing, in linear time.
 
-The body is handed out as it arrives and never kept. Tests hold it against h11, which takes several times as long.
+Body bytes are returned as they arrive and not stored. Tests compare the parser with h11, which is several times slower.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .failures import UpstreamFailure
 Headers = list[tuple[bytes, bytes]]
 
 _MAX_HEAD = 2**16
-_MAX_LINE = 2**12  # of a chunk's size with its extensions, or of a trailer
+_MAX_LINE = 2**12  # bytes of a chunk-size line with extensions, or of a trailer
 _MAX_TRAILERS = 64
 _MAX_HEADERS = 256
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\0\r\n]*)?")
@@ -24,22 +24,22 @@ _NO_BODY = frozenset({204, 304})
 
 
 class ResponseParser:
-    """Feed it what comes. `has_begun` with the first byte; once `complete`, the connection is `reusable` or not."""
+    """Parses one response. `has_begun`: a byte has arrived. After `complete`: `reusable` tells about the connection."""
 
     def __init__(self) -> None:
-        self.status = 0  # until the head is there
+        self.status = 0  # 0 until the head is parsed
         self.headers: Headers = []
         self.complete = False
         self.reusable = False
         self.has_begun = False
         self._buffer = bytearray()
-        self._searched = 0  # bytes of the buffer without the end that is looked for
-        self._left = 0  # bytes of the body, or of this chunk
+        self._searched = 0  # bytes of the buffer already searched for a line end
+        self._left = 0  # bytes left of the body, or of the current chunk
         self._trailers = 0
         self._step: Callable[[list[bytes]], bool] = self._head
 
     def feed(self, data: bytes) -> bytes:
-        """The bytes of the body in `data`. Raises UpstreamFailure for what is not HTTP."""
+        """Parse `data`, and return the body bytes. Raises UpstreamFailure for malformed HTTP."""
         self.has_begun = True
         if self._step == self._size and not self._buffer and (piece := _only_chunk(data)) is not None:
             return piece
@@ -50,37 +50,37 @@ class ResponseParser:
         return body[0] if len(body) == 1 else b"".join(body)
 
     def feed_end(self) -> None:
-        """The connection is closed. Raises UpstreamFailure if something is missing."""
+        """Note the end of the connection. Raises UpstreamFailure if the response is incomplete."""
         if self._step == self._until_end:
             self.complete = True
         if not self.complete:
-            raise UpstreamFailure("the connection was closed in the middle of an answer")
+            raise UpstreamFailure("the connection was closed in the middle of the response")
 
     def _head(self, _body: list[bytes]) -> bool:
         end = self._buffer.find(b"\r\n\r\n", self._searched)
         if (end if end >= 0 else len(self._buffer)) > _MAX_HEAD:
-            raise UpstreamFailure(f"the head of an answer is longer than {_MAX_HEAD} bytes")
+            raise UpstreamFailure(f"the response head is longer than {_MAX_HEAD} bytes")
         if end < 0:
             self._searched = max(len(self._buffer) - 3, 0)
             return False
         status_line, *lines = bytes(self._buffer[:end]).split(b"\r\n")
         self._consume(end + 4)
         status = _STATUS.fullmatch(status_line)
-        found = [_HEADER.fullmatch(line) for line in lines]
-        if status is None or None in found or len(found) > _MAX_HEADERS:
-            raise UpstreamFailure("the head of an answer is not HTTP/1.1")
+        headers = [_HEADER.fullmatch(line) for line in lines]
+        if status is None or None in headers or len(headers) > _MAX_HEADERS:
+            raise UpstreamFailure("the response head is not valid HTTP/1.1")
         code = int(status[2])
         if 100 <= code < 200:
             if code == 101:
-                raise UpstreamFailure("the node switches protocols")
-            return True  # the answer itself follows
-        self.headers = [(header[1].lower(), header[2]) for header in found if header is not None]
+                raise UpstreamFailure("the node tried to switch protocols")
+            return True  # an interim response: the final one follows
+        self.headers = [(header[1].lower(), header[2]) for header in headers if header is not None]
         self._frame(code, is_newer=status[1] == b"1")
         self.status = code
         return True
 
     def _frame(self, code: int, *, is_newer: bool) -> None:
-        """The framing of the body, by its headers."""
+        """Decide the framing of the body from the headers."""
         lengths = {value for name, value in self.headers if name == b"content-length"}
         codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
         if (
@@ -88,7 +88,7 @@ class ResponseParser:
             or len(lengths) + len(codings) > 1
             or not all(map(_LENGTH.fullmatch, lengths))
         ):
-            raise UpstreamFailure("the headers of an answer contradict one another about its length")
+            raise UpstreamFailure("the response headers contradict each other about the body's length")
         options = b",".join(value for name, value in self.headers if name == b"connection").lower()
         self.reusable = is_newer and b"close" not in options
         if code in _NO_BODY:
@@ -114,7 +114,7 @@ class ResponseParser:
             return False
         size = _SIZE.fullmatch(line)
         if size is None:
-            raise UpstreamFailure("the size of a chunk of an answer is not HTTP/1.1")
+            raise UpstreamFailure("a chunk size in the response is not valid HTTP/1.1")
         self._left = int(size[1], 16)
         self._step = self._chunk if self._left else self._trailer
         return True
@@ -125,7 +125,7 @@ class ResponseParser:
         if self._left or len(self._buffer) < 2:
             return False
         if not self._buffer.startswith(b"\r\n"):
-            raise UpstreamFailure("a chunk of an answer is longer than its size")
+            raise UpstreamFailure("a chunk in the response is longer than its size")
         self._consume(2)
         self._step = self._size
         return True
@@ -135,7 +135,7 @@ class ResponseParser:
         if line:
             self._trailers += 1
             if self._trailers > _MAX_TRAILERS:
-                raise UpstreamFailure(f"more than {_MAX_TRAILERS} trailers behind an answer")
+                raise UpstreamFailure(f"more than {_MAX_TRAILERS} trailers after the response")
         elif line is not None:
             self._end()
         return line is not None
@@ -148,7 +148,7 @@ class ResponseParser:
 
     def _after(self, _body: list[bytes]) -> bool:
         if self._buffer:
-            self.reusable = False  # nobody asked for more
+            self.reusable = False  # unsolicited data
             self._buffer.clear()
         return False
 
@@ -166,7 +166,7 @@ class ResponseParser:
     def _line(self) -> bytes | None:
         end = self._buffer.find(b"\r\n", self._searched)
         if (end if end >= 0 else len(self._buffer)) > _MAX_LINE:
-            raise UpstreamFailure(f"a line between the chunks of an answer is longer than {_MAX_LINE} bytes")
+            raise UpstreamFailure(f"a line between chunks in the response is longer than {_MAX_LINE} bytes")
         if end < 0:
             self._searched = max(len(self._buffer) - 1, 0)
             return None
@@ -180,7 +180,7 @@ class ResponseParser:
 
 
 def _only_chunk(data: bytes) -> bytes | None:
-    """The content of `data` if that is exactly one chunk, as most pieces of a stream are."""
+    """Return the content of `data` if it is exactly one chunk, the usual case in streams."""
     size = data[: data.find(b"\r\n")]
     if not 0 < len(size) <= 6 or not size.isalnum() or _SIZE.fullmatch(size) is None:
         return None

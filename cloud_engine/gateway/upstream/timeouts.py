@@ -1,4 +1,4 @@
-"""The gateway's time-outs."""
+"""Timeouts of the gateway's requests."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from .connection import Patience
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """In seconds. Raises ConfigurationError for one that is no positive number."""
+    """The gateway's timeouts, in seconds. Raises ConfigurationError for a value that is not a positive number."""
 
-    # For a connection to a node, its TLS handshake included.
+    # Timeout for connecting to a node, including the TLS handshake.
     connect_s: float = 2.0
-    # For the first bytes of a stream.
+    # Timeout for the first bytes of a stream.
     first_token_s: float = 120.0
-    # Between two pieces of a stream.
+    # Timeout between two pieces of a stream.
     idle_s: float = 30.0
-    # For a request from its arrival to its last byte, the time in which the client sends its body included.
+    # Timeout for a whole request, from arrival to the last byte, including the upload of the body.
     whole_s: float = 600.0
-    # For the first bytes of an answer, before a second node gets the request too. None: none ever does.
+    # Silence of a node after which the request is also sent to a second node. None: no hedging.
     hedge_after_s: float | None = None
 
     def __post_init__(self) -> None:

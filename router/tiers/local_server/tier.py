@@ -1,7 +1,7 @@
-"""Local tier over a server's OpenAI-compatible API: streamed tokens, with log-probabilities if the server has them.
+"""Local tier over an OpenAI-compatible server: streamed tokens, with log-probabilities if the server reports them.
 
-There are no hidden states. Tool calls are rewritten into the text as an on-device model writes them, because gates and
-streams look for them there.
+Hidden states are unavailable. Tool calls are converted to the text that an on-device model would generate, because
+gates and streams look for tool calls in the text.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from ....text.tool_formats import ToolFormat
 
 _CONNECT_S = 2.0
-_ANSWER_S = 300.0  # it may have to load the model first
-_CONTEXT = 4096  # tokens, of a server that does not say
-_WEIGHTS = ("vocab_type", "n_vocab", "n_ctx_train", "n_embd", "n_params", "size")  # as llama-server tells them
+_ANSWER_S = 300.0  # the server may have to load the model first
+_CONTEXT = 4096  # tokens, if the server does not report a context length
+_WEIGHTS = ("vocab_type", "n_vocab", "n_ctx_train", "n_embd", "n_params", "size")  # reported by llama-server
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +43,21 @@ class LocalServerModel:
     address: ServerAddress
     name: str
     context_length: int
-    # Whether the server gives log-probabilities.
+    # Whether the server reports log-probabilities.
     has_signals: bool
-    # What the server tells of its weights.
+    # Identity derived from the server's facts about the weights.
     identity: ModelIdentity
 
 
 def open_client() -> httpx.AsyncClient:
-    """Past every proxy, and never along a redirect: the prompts stay where the user has put them."""
+    """Return a client that ignores proxies and redirects, so that prompts reach only the configured server."""
     return httpx.AsyncClient(
         timeout=httpx.Timeout(_ANSWER_S, connect=_CONNECT_S), trust_env=False, follow_redirects=False
     )
 
 
 async def find_model(client: httpx.AsyncClient, address: ServerAddress) -> LocalServerModel:
-    """Ask the server for its models, and the one that is meant for a token. Raises ModelLoadError."""
+    """Select the model on the server and test it with one token. Raises ModelLoadError."""
     cards = tables((await _json(client, address, "GET", "models")).get("data")) or []
     names = [str(card.get("id")) for card in cards]
     if address.model is None and len(names) != 1:
@@ -78,7 +78,7 @@ async def find_model(client: httpx.AsyncClient, address: ServerAddress) -> Local
 
 
 def _context(card: dict[str, Any]) -> int:
-    """As vLLM and Updraft say it, or llama-server."""
+    """Return the context length, as reported by vLLM, Updraft or llama-server."""
     meta = table(card.get("meta")) or {}
     for value in (card.get("max_model_len"), meta.get("n_ctx"), meta.get("n_ctx_train")):
         if isinstance(value, int) and 0 < value < 2**31:
@@ -89,7 +89,7 @@ def _context(card: dict[str, Any]) -> int:
 async def _identity(
     client: httpx.AsyncClient, address: ServerAddress, name: str, card: dict[str, Any]
 ) -> ModelIdentity:
-    """From the digest that Ollama has of a model, or the sizes that llama-server tells."""
+    """Return the model's identity, from Ollama's digest or the sizes that llama-server reports."""
     owner = str(card.get("owned_by") or "a server")[:100]
     is_ollama = owner == "library" or httpx.URL(address.url).port == OLLAMA_PORT
     known: dict[str, Any] = {key: (table(card.get("meta")) or {}).get(key) for key in _WEIGHTS}
@@ -107,10 +107,10 @@ async def _json(
 ) -> dict[str, Any]:
     try:
         response = await client.request(method, f"{address.url}/{path}", json=body)
-    except (httpx.HTTPError, ValueError) as error:  # the latter for a redirect to what is no URL
+    except (httpx.HTTPError, ValueError) as error:  # ValueError for an invalid redirect URL
         raise ModelLoadError(
             f"The local server at {address.url} does not answer ({str(error) or type(error).__name__}): start it, or "
-            "correct local."
+            "correct the setting `local`."
         ) from error
     if response.status_code != 200:
         told = error_in(response.content, response.status_code, f"{path} answered {response.status_code}")
@@ -118,7 +118,7 @@ async def _json(
     try:
         return table(json_of(response.content)) or {}
     except ValueError as error:
-        raise ModelLoadError(f"The local server at {address.url} is no OpenAI-compatible server.") from error
+        raise ModelLoadError(f"The local server at {address.url} is not an OpenAI-compatible server.") from error
 
 
 _CALLS = f"{NONCHARACTER}[TOOL_CALLS]"
@@ -140,7 +140,7 @@ async def open_server(address: ServerAddress, max_tokens: int) -> ServerLocalTie
 
 
 class ServerLocalTier(ChatsOnly):
-    """`LocalTier` over one model of a server. `max_tokens`: default limit of an answer."""
+    """A `LocalTier` that uses one model of a server. `max_tokens`: default limit of an answer."""
 
     reasoning: ReasoningStyle | None = None
 
@@ -164,7 +164,7 @@ class ServerLocalTier(ChatsOnly):
     async def start(
         self, messages: Sequence[Message], params: SamplingParams, **options: Unpack[AnswerOptions]
     ) -> ServerGeneration:
-        """Start an answer. A `constraint` that comes with `tools` is ignored, since the server enforces its own."""
+        """Start an answer. With `tools`, a `constraint` is ignored, since the server enforces the tools' schemas."""
         body, begun, tools = self._body(messages, params), None, options.get("tools")
         if tools is not None:
             body |= _offered(tools, params)
@@ -203,7 +203,7 @@ class ServerLocalTier(ChatsOnly):
             if getattr(params, name) != getattr(neutral, name):
                 raise UnsupportedFeatureError(f"{name}: not supported with a server as the local model.", param=name)
         if params.logprobs is not None and not self.has_signals:
-            raise UnsupportedFeatureError("logprobs: the local server reports none.", param="logprobs")
+            raise UnsupportedFeatureError("logprobs: the local server does not report any.", param="logprobs")
         body: dict[str, Any] = {
             "model": self._model.name,
             "messages": [_wire(message) for message in messages],

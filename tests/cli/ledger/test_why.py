@@ -87,5 +87,5 @@ def test_asking_writes_nothing(ledger: Path, tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["why", "chatcmpl-1", "--ledger", str(ledger)]).exit_code == 0
     refused = CliRunner().invoke(app, ["why", "--ledger", str(theirs)]).exception
     assert isinstance(refused, ConfigurationError)
-    assert refused.message == f"{theirs} is no ledger of Updraft: name another file."
+    assert refused.message == f"{theirs} is not a ledger of Updraft: name another file."
     assert (ledger.read_bytes(), theirs.read_bytes()) == before

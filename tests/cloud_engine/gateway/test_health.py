@@ -77,7 +77,7 @@ def test_a_late_probe_counts_only_while_nothing_comes() -> None:
             for left in (True, True, False):
                 await watch.probe(with_models=False)
                 assert node.healthy == left
-            assert node.reason == "3 probes in a row without an answer within 0.1 s"
+            assert node.reason == "3 consecutive probes timed out after 0.1 s"
 
     asyncio.run(run())
 

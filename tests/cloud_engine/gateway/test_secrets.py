@@ -138,7 +138,7 @@ def test_a_key_that_no_header_holds_is_refused_at_the_start_without_being_quoted
 
 
 def test_a_short_key_of_a_node_is_refused_at_the_start() -> None:
-    with pytest.raises(ConfigurationError, match="8 characters at least"):
+    with pytest.raises(ConfigurationError, match="at least 8 characters"):
         Upstream("secret")
 
 

@@ -188,7 +188,7 @@ def test_the_database_of_others_stays_as_it_is(path: Path, version: int, read_on
     with closing(sqlite3.connect(path)) as theirs:
         theirs.executescript(f"CREATE TABLE requests (url); PRAGMA user_version={version};")
     before = path.read_bytes()
-    with pytest.raises(ConfigurationError, match="is no ledger of Updraft"):
+    with pytest.raises(ConfigurationError, match="is not a ledger of Updraft"):
         Ledger(path, read_only=read_only)
     assert path.read_bytes() == before
 

@@ -160,7 +160,7 @@ def test_refused_rows_delay_no_other_row(tmp_path: Path, caplog: pytest.LogCaptu
     run(test())
     with closing(Ledger(path)) as ledger:
         assert [row.id for row in ledger.rows()] == ["c", ROW.id]
-    assert caplog.text.count("cannot be entered in the ledger") == 1
+    assert caplog.text.count("database refused a row") == 1
 
 
 def test_a_damaged_ledger_is_reported_and_stops_no_request(

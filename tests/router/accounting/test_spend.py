@@ -118,7 +118,7 @@ def test_a_stream_is_cut_whose_cloud_ignores_the_cap(spending: Callable[..., Any
         async with spending(cloud) as b:
             _, events, done = await b.stream("cloud", max_tokens=15_000)
         assert done and events[-1]["choices"][0]["finish_reason"] == "length"
-        assert "the budget ends here: the answer is cut" in updraft_of(events)["notes"]
+        assert "the budget is used up: the answer is truncated" in updraft_of(events)["notes"]
 
     with long_cloud(chunk=1_000, tokens=90_000, honours=False) as cloud:
         run(test(cloud))
@@ -323,7 +323,7 @@ def test_attempts_that_broke_are_booked_apart(spending: Callable[..., Any], stre
         read = row.cloud_prompt_tokens - PROMPT_TOKENS
         assert 2 * 20 < read < 2 * 100
         assert row.cost_usd == pytest.approx(cloud.usd(INPUT, OUTPUT) + (read - 2 * PROMPT_TOKENS) * INPUT / 1e6)
-        assert row.decisions.count("another try: big failed") == 2
+        assert row.decisions.count("retry: big failed") == 2
         assert asks == 1
         assert 2_000 + 2 * 1_024 < tokens < 2_000 + 2 * (1_024 + 400)
         assert usd == pytest.approx(((tokens - 4_048) * INPUT + 4_048 * OUTPUT) / 1e6)

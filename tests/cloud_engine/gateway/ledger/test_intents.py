@@ -139,7 +139,7 @@ def test_a_damaged_intent_costs_itself_alone(tmp_path: Path, caplog: pytest.LogC
     with caplog.at_level(logging.ERROR):
         UsageLedger(open_store(path)).close()
     assert [state for _, state in rows(path)] == ["abandoned"] * 2
-    assert "what it left is damaged" in caplog.text
+    assert "record of a dead worker is damaged" in caplog.text
 
 
 def test_files_of_dead_workers_go_and_those_of_living_ones_stay(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def test_a_server_that_is_gone_is_told_at_the_start_and_stops_no_worker(
     with pytest.raises(ConfigurationError, match="as the usage database") as refused:
         store.check()
     assert "secret" not in refused.value.message
-    with pytest.raises(ConfigurationError, match="no URL of a PostgreSQL database") as refused:
+    with pytest.raises(ConfigurationError, match="not the URL of a PostgreSQL database") as refused:
         open_store("postgresql://tester:secret@[::1/none")  # libpq would repeat all of it
     assert "secret" not in refused.value.message
 

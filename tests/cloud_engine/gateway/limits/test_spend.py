@@ -102,7 +102,7 @@ def test_a_stream_is_cut_whose_node_ignores_the_cap(gateway: Spending, key: str)
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
     assert answer.text.endswith("data: [DONE]\n\n")
     assert [choice["finish_reason"] for choice in events[-1]["choices"]] == ["length"]
-    assert "the answer is cut" in events[-1]["updraft"]["notes"][0]
+    assert "the answer is truncated" in events[-1]["updraft"]["notes"][0]
     assert gateway.cloud.ended(1) and gateway.cloud.written < 80_000
 
 
