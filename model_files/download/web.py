@@ -64,7 +64,7 @@ def check_url(text: str) -> httpx.URL:
     except (httpx.InvalidURL, UnicodeError) as error:
         raise InvalidRequestError(f"The URL is not valid: {error}") from error
     if url.scheme not in ("http", "https") or not url.host:
-        raise InvalidRequestError(f"Models can be downloaded from https:// only, not {url.scheme}://{url.host}.")
+        raise InvalidRequestError(f"Models can be downloaded from https:// only, not from {url.scheme}://{url.host}.")
     if url.userinfo:
         raise InvalidRequestError(f"The URL at {url.host} holds a password, which would appear in lists and logs.")
     if url.scheme == "http" and not _is_this_machine(url.host):
@@ -143,7 +143,7 @@ def _redirected(url: httpx.URL, location: str) -> httpx.URL:
     try:
         target = check_url(str(url.join(location)))
     except (InvalidRequestError, httpx.InvalidURL) as error:
-        raise DownloadError(f"{url.host} redirects to a URL that is not allowed: {error}") from error
+        raise DownloadError(f"{url.host} redirects to a URL that is refused: {error}") from error
     if url.scheme == "https" and target.scheme == "http":
         raise DownloadError(f"{url.host} redirects from https:// to http://{target.host}: refused.")
     return target

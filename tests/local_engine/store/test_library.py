@@ -230,7 +230,7 @@ class TestSpace:
                 for _ in range(80):
                     part.append(block)
             assert ("to resume" in caught.value.message) == (identity is not None)
-            assert ("is deleted" in caught.value.message) == (identity is None)
+            assert ("was deleted" in caught.value.message) == (identity is None)
             kept = part.path.stat().st_size
         assert 16 * 2**20 <= kept <= 24 * 2**20 if identity else kept == 0
 
