@@ -148,7 +148,7 @@ def test_ctrl_c_ends_pip_as_well(environment, tmp_path: Path) -> None:
         _, printed = process.communicate(timeout=60)
         index.ending.set()
     assert process.returncode == 130
-    assert "The same command begins again" in printed
+    assert "The same command starts again" in printed
     assert not pip.is_running()
     assert not list((tmp_path / "home" / "models").rglob("*.wheel"))
 

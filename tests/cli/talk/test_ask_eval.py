@@ -120,7 +120,7 @@ def test_eval_fails_when_an_answer_is_missing(in_process, fake_cloud, task_file)
             "cloud",
         )
     assert done.returncode == 1
-    assert "3 questions got no answer: 3 AuthenticationError. The first: AuthenticationError: " in done.stderr
+    assert "3 questions got no answer: 3 AuthenticationError. First error: AuthenticationError: " in done.stderr
     assert done.stderr.rstrip().endswith("That key is unknown here.")
 
 
@@ -133,7 +133,7 @@ def test_eval_counts_errors_by_kind_and_prints_nothing_but_json(in_process, fake
     assert (found["count"], found["by_kind"]) == (6, {"BadRequestError": 6})
     assert found["first"].startswith("BadRequestError: The cloud is out of order.")
     assert not {"\x1b", "\x7f", "\u202e"} & set(done.stdout + done.stderr)
-    assert "6 questions got no answer: 6 BadRequestError. The first: BadRequestError: The cloud is" in done.stderr
+    assert "6 questions got no answer: 6 BadRequestError. First error: BadRequestError: The cloud is" in done.stderr
 
 
 def test_an_unknown_cloud_model_is_named_with_those_there_are(in_process, cloud) -> None:
@@ -145,7 +145,7 @@ def test_an_unknown_cloud_model_is_named_with_those_there_are(in_process, cloud)
 def test_eval_refuses_a_tier_that_is_not_there(in_process, cloud, task_file) -> None:
     done = in_process("eval", "--file", str(task_file), "--tier", "local", *cloud, env={"CLOUD_KEY": KEY})
     assert done.returncode == 2
-    assert "no local tier" in done.stderr
+    assert "No local tier" in done.stderr
 
 
 def test_chat_answers_obeys_and_leaves_at_the_end(updraft, cloud) -> None:
@@ -170,7 +170,7 @@ def test_chat_tells_models_and_why(in_process, cloud) -> None:
     assert done.returncode == 0, done.stderr
     for line in (
         "There is no answer yet.",
-        "model: auto, of auto, local, cloud, big",
+        "model: auto; known: auto, local, cloud, big",
         "model: big\n",
         "There is no model 'moon'. Known: auto, local, cloud, big",
         "by the cloud",
