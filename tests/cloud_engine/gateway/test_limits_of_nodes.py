@@ -127,7 +127,7 @@ def test_a_node_has_prices_of_its_own(spawn: Any, tmp_path: Path) -> None:
         ('[[nodes]]\nurl = "http://h"\nkey = "secret"\n', "unknown field"),
         ('[[nodes]]\nurl = "http://h"\nkey_env = "UPDRAFT_NO_SUCH_KEY"\n', "is not set"),
         ('[[nodes]]\nurl = "http://h"\nconcurrency = 0\n', "above 0"),
-        ('[[nodes]]\nurl = "http://h"\noutput = 1\n', "go together"),
+        ('[[nodes]]\nurl = "http://h"\noutput = 1\n', "must both be set"),
         ('[[nodes]]\nurl = "http://h"\ninput = -1\noutput = 1\n', "input"),
         ("nodes", "nodes-file"),
     ],

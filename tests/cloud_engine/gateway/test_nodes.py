@@ -73,7 +73,7 @@ def test_a_list_of_models_that_is_no_json_fails_the_node_alone(listed: bytes) ->
         registry = NodeRegistry([NodeAddress(url)], upstream)
         await registry.start()
         assert not registry.nodes[0].healthy
-        assert registry.nodes[0].reason != "not probed yet"
+        assert registry.nodes[0].reason != "no probe has succeeded yet"
         await registry.close()
         await upstream.close()
         await asyncio.sleep(0)
@@ -91,7 +91,7 @@ def test_events_that_are_no_json_stop_no_stream(fault: bytes) -> None:
     assert begun.ending(Usage.of(1, 1)).endswith(b"data: [DONE]\n\n")
     again = BegunAnswer(b"/v1/chat/completions", b'{"model":"m","messages":[]}')
     assert again.continued((1, 1), takes_tokens=False, takes_text=True) is not None
-    with pytest.raises(UpstreamFailure, match="not JSON"):
+    with pytest.raises(UpstreamFailure, match="not valid JSON"):
         again.read(event)
 
 

@@ -115,12 +115,12 @@ def test_each_answer_counts_that_names_no_limit(with_limiter: Callable[..., None
 def test_tenants_and_models_have_limits_too(with_limiter: Callable[..., None]) -> None:
     async def work(limiter: Limiter) -> None:
         first = await limiter.admit(ANONYMOUS, "m", 1, AnswerSize(1))
-        with pytest.raises(LimitError, match="this model is 1 requests at once") as refused:
+        with pytest.raises(LimitError, match="This model is limited to 1 requests at once") as refused:
             await limiter.admit(ANONYMOUS, "m", 1, AnswerSize(1))
         assert refused.value.headers()["retry-after"] == "1"
         await first.settle(1, 1, None)
         await limiter.admit(principal(), "m", 1, AnswerSize(1))
-        with pytest.raises(LimitError, match="this tenant is 1 requests per minute"):
+        with pytest.raises(LimitError, match="This tenant is limited to 1 requests per minute"):
             await limiter.admit(principal(), "other", 1, AnswerSize(1))
 
     with_limiter(work, LimitPolicy(tenants={"acme": Limits(requests_per_minute=1)}, models={"m": Limits(concurrent=1)}))
