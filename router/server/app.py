@@ -187,10 +187,10 @@ async def _apply(router: Router, load: Callable[[], RouterConfig]) -> None:
     try:
         changed = await router.reconfigure(await asyncio.to_thread(load))
     except UpdraftError as error:
-        log.warning("the settings stay as they were: %s", error.message)
+        log.warning("settings not changed: %s", error.message)
         return
     if changed:
-        log.warning("new settings: %s", ", ".join(changed))
+        log.warning("settings changed: %s", ", ".join(changed))
 
 
 def _version(file: Path) -> tuple[int, int] | None:

@@ -57,8 +57,8 @@ def test_a_build_for_another_processor() -> None:
 
 
 def test_kernels() -> None:
-    assert check_kernels(Served(("Q8_0", "Q5_0"))).found == "ours for Q8_0, Q5_0"
-    assert check_kernels(Served(("Q8_0",), True)).found == "ours for Q8_0, attention"
+    assert check_kernels(Served(("Q8_0", "Q5_0"))).found == "Updraft's for Q8_0, Q5_0"
+    assert check_kernels(Served(("Q8_0",), True)).found == "Updraft's for Q8_0, attention"
     none = check_kernels(Served(reason="this processor has no AVX-512 VNNI"))
     assert (none.status, none.found) == ("ok", "llama.cpp's own: this processor has no AVX-512 VNNI")
     fixable = check_kernels(Served(reason="llama-cpp-python was built without our kernels", fix="rebuild it"))
