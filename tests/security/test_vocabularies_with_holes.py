@@ -85,7 +85,7 @@ def test_rwkv_never_returns_without_a_byte(tmp_path: Path, name: bytes) -> None:
 def test_tokenizers_of_encoders(tmp_path: Path, model: str) -> None:
     file = spm(SOUND)
     put(file, "model", Value(STRING, text(model.encode())))
-    with pytest.raises(ModelLoadError, match="is an encoder model"):
+    with pytest.raises(ModelLoadError, match="has the tokenizer of an encoder"):
         LocalEngine.load(written(tmp_path, file.build()))
 
 

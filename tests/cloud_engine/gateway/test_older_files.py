@@ -49,7 +49,7 @@ def test_a_table_of_somebody_else_stays(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite3"
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("CREATE TABLE usage (id INTEGER PRIMARY KEY, hours REAL)")
-    with pytest.raises(ConfigurationError, match="is no usage database of Updraft"):
+    with pytest.raises(ConfigurationError, match="is not a usage database of Updraft"):
         SqliteStore(file, USAGE)
     with closing(sqlite3.connect(file)) as connection:
         assert connection.execute("SELECT hours FROM usage").fetchall() == []

@@ -432,5 +432,5 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite3"
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("CREATE TABLE usage (id INTEGER)")
-    with pytest.raises(ConfigurationError, match="is no usage database of Updraft"):
+    with pytest.raises(ConfigurationError, match="is not a usage database of Updraft"):
         open_store(file)
