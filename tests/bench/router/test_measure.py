@@ -65,7 +65,7 @@ def test_rows_of_the_test_file_are_not_trained_on(tmp_path: Path) -> None:
 
 
 def test_more_labels_than_rows(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match="there are 240 training rows"):
+    with pytest.raises(InvalidRequestError, match="there are only 240 training rows"):
         measure(Setting(graded_file(tmp_path / "train.csv", 300, 0), labels=250), print)
 
 

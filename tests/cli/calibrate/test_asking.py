@@ -100,7 +100,7 @@ def test_the_budget_of_a_calibration_is_never_passed_and_counts_earlier_runs(clo
 
 
 def test_a_budget_needs_prices(cloud: FakeCloud, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="what pocket-large costs"):
+    with pytest.raises(ConfigurationError, match="needs the price of pocket-large"):
         ask(configured(cloud, tmp_path), KeptAnswers(tmp_path / "kept.jsonl"), prompts(SAID[0]), budget=1.0)
 
 

@@ -208,5 +208,5 @@ def test_a_server_without_logprobs_cannot_be_calibrated(in_process, tmp_path: Pa
         call = ["calibrate", "--live", "100", "--prompts", "many.txt", "--local", server.url]
         done = in_process(*call, "--cloud", server.url, "--cloud-model", "big")
         assert done.returncode == 2
-        assert "reports no log-probabilities for small" in done.stderr
+        assert "gives no log-probabilities for small" in done.stderr
         assert len(server.asked) == 2, "the cloud is not asked"

@@ -121,7 +121,7 @@ def test_the_cloud_is_asked_for_its_models() -> None:
     assert bad.status == "fail"
     assert "--cloud-key-env" in bad.fix
     assert page.status == "fail"
-    assert "no OpenAI-compatible server" in page.found
+    assert "not OpenAI-compatible" in page.found
 
 
 def test_a_key_that_no_header_carries_is_not_shown() -> None:

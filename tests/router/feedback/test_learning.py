@@ -287,7 +287,7 @@ def test_a_file_that_is_none_stops_learning_and_no_answer(
     found = routed(cloud, tmp_path, ExplorationGates(ScriptedGates(after=True)), 3)
     assert [info["tier"] for info in found] == ["cloud"] * 3
     (warnings,) = [record.getMessage() for record in caplog.records if record.name == "updraft.router"]
-    assert warnings.startswith("no experience is stored") and str(path) in warnings and "move it away" in warnings
+    assert warnings.startswith("no experience is stored") and str(path) in warnings and "move this one" in warnings
     assert path.read_bytes() == b"garbage-garbage" * 100
 
 
