@@ -58,11 +58,13 @@ def test_it_asks_for_a_key_and_lists_the_model(cloud: CloudUp) -> None:
     listed = httpx.get(f"{cloud.url}/v1/models", headers=cloud.headers).json()
     assert [model["id"] for model in listed["data"]] == [MODEL]
     assert cloud.healthy_nodes() == 2
+    with Clients(cloud) as clients:
+        clients.wait_for_answers(5)
+    assert clients.failures() == []
 
 
-@pytest.mark.parametrize(
-    "killed", ["deploy.launch node", pytest.param("ray::ServeReplica:updraft:pocket", marks=pytest.mark.soak)]
-)
+@pytest.mark.soak  # test_local.py kills a node without Ray
+@pytest.mark.parametrize("killed", ["deploy.launch node", "ray::ServeReplica:updraft:pocket"])
 def test_a_kill_costs_no_request_and_is_made_good(cloud: CloudUp, killed: str) -> None:
     with Clients(cloud) as clients:
         clients.wait_for_answers(40)
