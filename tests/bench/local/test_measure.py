@@ -87,7 +87,10 @@ def test_a_server_that_ends_at_once_is_named(setup: Setup, tmp_path: Path) -> No
     binary = tmp_path / "llama-server"
     binary.write_text("#!/bin/sh\nexit 3\n")
     binary.chmod(0o755)
-    with pytest.raises(EngineError, match=r"exited with code 3: .*llama-server"), llama_server(binary, setup, streams=8):
+    with (
+        pytest.raises(EngineError, match=r"exited with code 3: .*llama-server"),
+        llama_server(binary, setup, streams=8),
+    ):
         pass
 
 
