@@ -20,7 +20,7 @@ def load_module(name: str, extra: Literal["edge", "calibrate", "train", "embed",
 
 
 def load_onnxruntime() -> Any:
-    """Import `onnxruntime` without telemetry. Raises as `load_module` does.
+    """Import `onnxruntime` without telemetry. Raises the errors of `load_module`.
 
     On import, telemetry starts a thread that reports to the vendor, which users did not choose in a library that keeps
     requests on the device. The thread is also missing in a child of `os.fork()`, whose exit then waits for it forever.

@@ -87,7 +87,7 @@ def _same(questions: Sequence[str]) -> NDArray[np.intp]:
 
 
 def fit_material(material: Material, recipe: FitRecipe, out: Path) -> Policy:
-    """Fit a policy on features from any source. Raises InvalidRequestError as `fit_router` does."""
+    """Fit a policy on features from any source. Raises InvalidRequestError, like `fit_router`."""
     return write_policy(fit_gates(material, recipe.seed), material, recipe, policy_folder(out))
 
 
