@@ -7,8 +7,9 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Idle OpenMP threads sleep: spinning ones take the processor from other workers. Read when torch is first imported.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Workers share the processors: a second OpenMP thread in each costs a third of the time. Read when torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that a program asks for sleep when idle
 
 settings.register_profile(
     "updraft", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
