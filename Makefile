@@ -4,8 +4,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
-# A third worker works while the others wait for servers. Files keep their order: those with long tests come first.
-XDIST  := --numprocesses 3 --dist loadfile --no-loadscope-reorder
+# Tests wait for servers more than they compute: four workers keep two cores busy. Files with long tests come first, in order.
+XDIST  := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 BIN    := $(VENV)/bin
 SETUP  := $(PYTHON) cli/bootstrap.py --venv $(VENV)
 
