@@ -44,7 +44,7 @@ def configured(folder: Path, *, kind: str = "SHARED", llamafile: str = "ON") -> 
 def test_other_structures_are_no_failure_but_a_warning(tmp_path: Path) -> None:
     done = configured(tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "llama.cpp is built without our AVX-512 kernels" in done.stderr
+    assert "llama.cpp is built without Updraft's AVX-512 kernels" in done.stderr
     assert "types.h" in done.stderr  # what did not fit
     build = ["cmake", "--build", str(tmp_path / "build")]
     subprocess.run(build, capture_output=True, check=True)
@@ -55,7 +55,7 @@ def test_other_structures_are_no_failure_but_a_warning(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"kind": "STATIC"}, "no shared library"), ({"llamafile": "OFF"}, "GGML_LLAMAFILE is off")],
+    [({"kind": "STATIC"}, "not a shared library"), ({"llamafile": "OFF"}, "GGML_LLAMAFILE is off")],
     ids=["static", "without llamafile"],
 )
 def test_builds_that_have_no_place_for_them_say_why(tmp_path: Path, options: dict[str, str], reason: str) -> None:

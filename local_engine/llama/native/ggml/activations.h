@@ -1,15 +1,15 @@
-/* Activations, quantised by ggml, in the order in which a product reads them.
+/* Activations, quantized by ggml, in the order in which a product reads them.
 
-   Beside weights in blocks of 32, a block of so many columns: the values of each, then of each where its sum starts
-   (what weights without a sign make it too much), then the scale of each. Of 256: group by group the values of each and
-   where its sums start, or for weights with minima the sums of this group and the next, sixteen bits each; then the
-   scales. */
+   For weights in blocks of 32, a block of several columns holds the values of each column, then each column's start of
+   the sum (which corrects the offset of unsigned weights), then the scale of each. For blocks of 256: group by group,
+   the values of each column and its start of the sum, or, for weights with minima, the sums of this group and the next
+   in sixteen bits each; then the scales. */
 
 #pragma once
 
 #include "weights.h"
 
-/* Bytes of a block of so many columns, and of ggml's of one. */
+/* Bytes of a packed block of `columns` columns, and of ggml's block of one column. */
 INLINE int64_t unit(int type, int64_t columns) { return columns * (block_values(type) + 4 * groups_of(type) + 4); }
 INLINE size_t activation_bytes(int type) { return block_values(type) == 32 ? sizeof(block_q8_0) : sizeof(block_q8_K); }
 
@@ -27,7 +27,7 @@ INLINE void pack_32(const int type, uint8_t *to, const int columns, const int j,
     ((float *)(to + 36 * columns))[j] = _cvtsh_ss(from->d);
 }
 
-/* The sums of 32 values each, of which there are eight. */
+/* The eight sums of 32 values each. */
 INLINE __m128i sums_of_32(const block_q8_K *from) {
     __m256i sums = _mm256_madd_epi16(_mm256_loadu_si256((const void *)from->bsums), _mm256_set1_epi16(1));
     return _mm256_cvtepi32_epi16(sums);
@@ -44,7 +44,7 @@ INLINE void pack_256(const int type, uint8_t *to, const int columns, const int j
     ((float *)to)[j] = from->d;
 }
 
-/* `columns` rows of `k` blocks, `ldb` blocks apart. */
+/* Pack `columns` rows of `k` blocks, `ldb` blocks apart. */
 INLINE void pack(const int type, uint8_t *to, const void *b, int64_t ldb, int64_t k, int columns) {
     for (int64_t block = 0; block < k; block++, to += unit(type, columns))
         for (int j = 0; j < columns; j++)

@@ -1,12 +1,12 @@
-/* Flash attention over a cache of half precision, in ggml's place.
+/* Flash attention over a half-precision cache, in place of ggml's.
 
-   ggml takes a query and a cell at a time, or from 64 rows on tiles, of which it computes what is masked, too, and then
-   rounds otherwise. Here up to sixteen rows that see the same cells, and all heads that share keys, meet 64 cells at a
-   time: cells that nobody sees are passed over, and keys and values are converted once for all (Milakov & Gimelshein
-   2018; Dao et al. 2022). What a row gets depends on nothing but what it sees, to the last bit, whatever is computed
-   beside it: the weights' unit is a power of two, whose changes are exact. Nor does it depend on where its cells lie, but
-   for one number in some hundred million: what is mixed of the values is added up in double precision, of which the
-   order of the sums hardly ever leaves a trace in float32. */
+   ggml processes a query and a cell at a time, or, from 64 rows on, tiles, for which it also computes masked cells and
+   rounds differently. Here, up to sixteen rows that see the same cells, with all heads that share keys, process 64
+   cells at a time: cells that no row sees are skipped, and keys and values are converted once for all (Milakov &
+   Gimelshein 2018; Dao et al. 2022). A row's result depends only on the cells that it sees, to the last bit, whatever
+   is computed beside it: the unit of the weights is a power of two, so changing the unit is exact. The result does not
+   depend on the position of its cells either, except for about one number in 100 million: values are summed in double
+   precision, where the order of sums hardly ever changes the float32 result. */
 
 #include "attention.h"
 
@@ -20,8 +20,8 @@
 
 _Thread_local Piece updraft_piece;
 
-/* `rows` from `first` on of a stream; for each of `key_heads` from `key_head` on the query heads `from` to `to`, of all
-   that share its keys. */
+/* Work of one piece: `rows` rows from `first` on, in one stream; for each of `key_heads` key heads from `key_head` on,
+   the query heads `from` to `to` among those that share its keys. */
 typedef struct {
     const Tensor *query, *key, *value, *mask;
     Tensor *result;
@@ -34,14 +34,14 @@ INLINE char *at(const Tensor *tensor, int64_t one, int64_t two, int64_t three) {
     return (char *)tensor->data + one * strides[1] + two * strides[2] + three * strides[3];
 }
 
-/* What is added to the scores of a row, of each cell; NULL: nothing. */
+/* The mask of a row, which is added to its scores, one value per cell; NULL for none. */
 INLINE const uint16_t *mask_of(const Work *w, int64_t row) {
     return w->mask ? (const uint16_t *)at(w->mask, row, 0, w->stream % w->mask->ne[3]) : NULL;
 }
 
 INLINE uint64_t first_bits(int64_t count) { return count >= 64 ? ~0ull : (1ull << count) - 1; }
 
-/* Which of the next 64 cells are there and seen by a row. */
+/* Which of the next 64 cells exist and are visible to a row. */
 INLINE uint64_t seen_by(const uint16_t *mask, int64_t cell, int64_t cells) {
     uint64_t there = first_bits(cells - cell);
     if (!mask) return there;
@@ -52,14 +52,14 @@ INLINE uint64_t seen_by(const uint16_t *mask, int64_t cell, int64_t cells) {
     return (uint64_t)other << 32 | one;
 }
 
-/* The query head and the row of a query, and where it lies in the piece: by key head, then row, then query head. */
+/* Query head and row of query `q` of the piece. Queries are ordered by key head, then row, then query head. */
 INLINE int64_t head_of(const Work *w, int q) {
     int64_t together = w->query->ne[2] / w->key->ne[2];
     return (w->key_head + q / piece.count) * together + w->from + q % piece.count % (w->to - w->from);
 }
 INLINE int64_t row_of(const Work *w, int q) { return w->first + q % piece.count / (w->to - w->from); }
 
-/* The rows' queries, times `scale`. */
+/* Load the queries of the rows, times `scale`, and reset their results. */
 static void begin(const Work *w, float scale) {
     piece.length = (int)w->query->ne[0];
     piece.count = w->rows * (w->to - w->from);
@@ -73,7 +73,7 @@ static void begin(const Work *w, float scale) {
     }
 }
 
-/* What a row sees of the cells, and what its mask adds to the scores. */
+/* Record which of the cells a row sees, and the values that its mask adds to the scores. */
 static void look(const uint16_t *mask, int row, const Seen *seen) {
     int64_t first = seen->cells[0];
     uint64_t adds = 0;
@@ -82,7 +82,7 @@ static void look(const uint16_t *mask, int row, const Seen *seen) {
     piece.adds[row] = false;
     if (!mask) return;
     const uint16_t *added = mask + first;
-    if (seen->cells[seen->count - 1] != first + seen->count - 1) { /* not one behind the other, as they mostly are */
+    if (seen->cells[seen->count - 1] != first + seen->count - 1) { /* not contiguous; mostly they are */
         for (int i = 0; i < seen->count; i++) gathered[i] = mask[seen->cells[i]];
         added = gathered;
     }
@@ -104,7 +104,7 @@ INLINE __m512 power_of_two(__m512 rest) {
 
 INLINE __m512 whole(__m512 v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
-/* What was gathered so far, in the weights' new unit. */
+/* Rescale the results so far to the weights' new unit. */
 static void change_unit(int q, float largest) {
     const double exponent = (double)piece.largest[q] - (double)largest;
     const __m512d change = _mm512_scalef_pd(_mm512_set1_pd(1), _mm512_set1_pd(exponent));
@@ -114,7 +114,7 @@ static void change_unit(int q, float largest) {
     piece.largest[q] = largest;
 }
 
-/* Scores to weights, whose unit is the power of two of the largest so far. */
+/* Convert scores to weights, in units of the power of two of the largest score so far. */
 static void weigh(int q, int row) {
     __m512 scores[CELLS / LANES], most = _mm512_set1_ps(piece.largest[q]);
     __m512d sum = _mm512_setzero_pd();
@@ -142,10 +142,10 @@ static void weigh(int q, int row) {
     piece.total[q] += _mm512_reduce_add_pd(sum);
 }
 
-/* All queries meet these cells. */
+/* Process these cells for all queries. */
 static void meet(const Work *w, const Seen *seen) {
     const int heads = w->to - w->from;
-    bool alike = true; /* what the rows see */
+    bool alike = true; /* whether all rows see all cells */
     for (int row = 0; row < w->rows; row++) {
         look(mask_of(w, w->first + row), row, seen);
         alike = alike && piece.visible[row] == first_bits(seen->count);
@@ -162,7 +162,7 @@ static void meet(const Work *w, const Seen *seen) {
     }
 }
 
-/* Rows of which each sees all that the one before it sees. */
+/* Attend with rows of which each sees all cells that the previous row sees. */
 static void attend(const Work *w, float scale) {
     const uint16_t *last = mask_of(w, w->first + w->rows - 1);
     int64_t cells = w->key->ne[1];
@@ -184,7 +184,7 @@ static void attend(const Work *w, float scale) {
     }
 }
 
-/* Whether a row sees all that the one before it sees. */
+/* Whether a row sees all cells that the previous row sees. */
 static bool follows(const Work *w, int64_t row) {
     const uint16_t *mask = mask_of(w, row), *before = mask_of(w, row - 1);
     int64_t cells = w->key->ne[1];
@@ -195,7 +195,7 @@ static bool follows(const Work *w, int64_t row) {
 
 static bool is_ours(const Tensor *r) {
     const Tensor *query = r->src[0], *key = r->src[1], *value = r->src[2], *mask = r->src[3];
-    float numbers[3]; /* scale, slopes of positions, a soft cap */
+    float numbers[3]; /* scale, slope of position biases (ALiBi), soft cap */
     memcpy(numbers, r->op_params, sizeof(numbers));
     return query->type == GGML_TYPE_F32 && key->type == GGML_TYPE_F16 && value->type == GGML_TYPE_F16 && !r->src[4] &&
            numbers[1] == 0 && numbers[2] == 0 && key->ne[0] == value->ne[0] && key->ne[0] <= LONGEST &&
@@ -204,13 +204,13 @@ static bool is_ours(const Tensor *r) {
            (!mask || (mask->type == GGML_TYPE_F16 && mask->ne[2] == 1));
 }
 
-/* How heads and rows are divided: `rows` of a piece at most; of each key head, `heads` of which are in a piece, all
-   query heads or one of `parts` of them. To the results that makes no difference. */
+/* Division of heads and rows into pieces: at most `rows` rows and `heads` key heads per piece; the query heads of a key
+   head are split into `parts`. The division does not change results. */
 typedef struct {
     int64_t rows, heads, parts;
 } Division;
 
-/* Pieces as large as there is work for every thread: rows that share keys, then heads that share pages. */
+/* Make pieces as large as possible while every thread has work: more rows share keys, more heads share pages. */
 static Division divided(const Tensor *query, const Tensor *key, int threads) {
     int64_t together = query->ne[2] / key->ne[2], rows = query->ne[1], key_heads = key->ne[2];
     Division d = {QUERIES / together < ROWS ? QUERIES / together : ROWS, 1, 1};
@@ -223,7 +223,7 @@ static Division divided(const Tensor *query, const Tensor *key, int threads) {
     return d;
 }
 
-/* The piece's rows, as many at once as see the same. */
+/* Attend with the piece's rows, as many at a time as see the same cells. */
 static void attend_rows(Work w, int64_t end, float scale) {
     for (int64_t row = w.first + 1; row <= end; row++) {
         if (row < end && follows(&w, row)) {

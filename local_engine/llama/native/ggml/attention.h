@@ -1,4 +1,4 @@
-/* A piece of attention: what its thread knows of it, and what its steps share. */
+/* State of a piece of attention: data per thread, shared by the steps of the computation. */
 
 #pragma once
 
@@ -6,15 +6,15 @@
 
 #include "types.h"
 
-#define CELLS 64    /* of the cache at a time */
-#define ROWS 16     /* of a piece at most */
-#define QUERIES 96  /* of all its rows and heads */
-#define LONGEST 256 /* numbers of a key or a value */
+#define CELLS 64    /* cells of the cache processed at a time */
+#define ROWS 16     /* maximum rows of a piece */
+#define QUERIES 96  /* maximum queries of a piece: rows times heads */
+#define LONGEST 256 /* maximum size of a key or value */
 #define LANES 16
-#define FEW 8 /* queries of a key head that are not worth turning its keys for */
+#define FEW 8 /* up to this many queries per key head, transposing the keys does not pay */
 
-/* A thread's piece: for each of some key heads `count` queries of `length` numbers. Queries lie row by row where they
-   are few, else turned, the same number of all beside each other, as do keys. */
+/* A thread's piece: for each of several key heads, `count` queries of `length` numbers. Few queries are stored row by
+   row; more are stored transposed, with the same element of all queries side by side, like the keys. */
 typedef struct {
     union {
         float turned[LONGEST][QUERIES], query[QUERIES * LONGEST];
@@ -22,8 +22,8 @@ typedef struct {
     float keys[LONGEST][CELLS], scores[QUERIES][CELLS];
     double values[CELLS][LANES], weights[QUERIES][CELLS], mixed[QUERIES * LONGEST], total[QUERIES];
     float largest[QUERIES];   /* exponent of the weights' unit */
-    uint64_t visible[ROWS];   /* which of the cells a row sees */
-    float added[ROWS][CELLS]; /* to its scores with them, where that is not nothing */
+    uint64_t visible[ROWS];   /* cells that each row sees */
+    float added[ROWS][CELLS]; /* mask values added to the scores, if not all zero */
     bool adds[ROWS];
     int length, count;
 } __attribute__((aligned(64))) Piece;
@@ -37,7 +37,7 @@ typedef struct {
     int count;
 } Seen;
 
-/* A key head: where its keys and values begin, how far apart they are, and the place of its first query. */
+/* A key head: addresses and strides of its keys and values, and the index of its first query. */
 typedef struct {
     const char *keys, *values;
     int64_t key_stride, value_stride;
@@ -48,12 +48,12 @@ INLINE double *mixed_of(int q) { return piece.mixed + q * piece.length; }
 
 INLINE __m512 halves(const uint16_t *from) { return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)from)); }
 
-/* A key or value that is likely to be next. */
+/* Prefetch a key or value that is likely to be next. */
 INLINE void fetch(const char *cell) {
     for (int byte = 0; byte < 2 * piece.length; byte += 64) _mm_prefetch(cell + byte, _MM_HINT_T1);
 }
 
-/* `f` for all queries of a key head, `most` at a time: with a constant number of them, and the place of the first. */
+/* Apply `f` to all queries of a key head, at most `most` at a time: a constant number of them, from the first index. */
 #define CASE(f, n, most, ...)             \
     case n:                               \
         if (n <= most) f(n, __VA_ARGS__); \

@@ -1,13 +1,13 @@
-/* Scores: queries times keys, by sixteen sums that are added up in one order, whichever way they are computed. */
+/* Scores: queries times keys, in sixteen sums that are added in the same order on every code path. */
 
 #pragma once
 
 #include "attention.h"
 
-#define HALF 32  /* cells whose scores with some queries fill the registers */
-#define SCORED 2 /* these queries: their sums of sums stay in registers, too */
+#define HALF 32  /* cells whose scores with SCORED queries fill the registers */
+#define SCORED 2 /* queries at a time; their partial sums also stay in registers */
 
-/* The sums of sixteen vectors' lanes. */
+/* Sum the lanes of each of sixteen vectors. */
 INLINE __m512 sums(__m512 v[LANES]) {
     for (int i = 0; i < LANES; i += 2)
         v[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[i], v[i + 1]), _mm512_unpackhi_ps(v[i], v[i + 1]));
@@ -22,10 +22,10 @@ INLINE __m512 sums(__m512 v[LANES]) {
     return _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[8], 0x88), _mm512_shuffle_f32x4(v[0], v[8], 0xdd));
 }
 
-/* The order in which that adds lanes up: pairs, pairs of pairs, and so on. */
+/* Order in which `sums` adds lanes: pairs, pairs of pairs, and so on. */
 static const int8_t ORDER[LANES] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};
 
-/* Turns sixteen vectors, so that lane i of the j-th is lane j of the i-th. */
+/* Transpose sixteen vectors: lane i of vector j becomes lane j of vector i. */
 INLINE void turn(__m512 v[LANES]) {
     __m512 t[LANES];
     for (int i = 0; i < LANES; i += 2) {
@@ -48,7 +48,7 @@ INLINE void turn(__m512 v[LANES]) {
     }
 }
 
-/* Keys of the cells, turned; those behind them are fetched meanwhile. */
+/* Transpose the keys of the cells, and prefetch the keys after them. */
 INLINE void turn_keys(const Head *head, const Seen *seen) {
     const char *next = head->keys + (seen->cells[seen->count - 1] + 1) * head->key_stride;
     for (int cell = 0; cell < CELLS; cell += LANES) {
@@ -66,9 +66,9 @@ INLINE void turn_keys(const Head *head, const Seen *seen) {
     }
 }
 
-/* Scores of `queries` from the q-th on, with half of the cells, of which each has a lane here. */
+/* Compute scores of `queries` queries from `q` on with half of the cells, one lane per cell. */
 INLINE void score_half(const int queries, int q, int cell) {
-    __m512 levels[5][SCORED][2]; /* sums of 1, 2, 4, 8 and 16 sums that wait for their like */
+    __m512 levels[5][SCORED][2]; /* pending sums of 1, 2, 4, 8 and 16 sums */
 #pragma GCC unroll 16
     for (int place = 0; place < LANES; place++) {
         __m512 one[SCORED], other[SCORED];
@@ -104,8 +104,8 @@ INLINE void score_half(const int queries, int q, int cell) {
     }
 }
 
-/* Scores of 1, 2 or 4 of few queries with all cells, straight from the cache: as many of these at a time as there are
-   vectors for, each with the sums of one score in its lanes. */
+/* Compute scores of 1, 2 or 4 queries with all cells, directly from the cache. LANES / `queries` cells are processed at
+   a time, and each vector holds the partial sums of one score. */
 INLINE void score_straight(const int queries, int q, const Head *head, const Seen *seen) {
     const char *next = head->keys + (seen->cells[seen->count - 1] + 1) * head->key_stride;
     const int at_once = LANES / queries;
@@ -132,7 +132,7 @@ INLINE void score_straight(const int queries, int q, const Head *head, const See
     }
 }
 
-/* Of all queries of a key head. Few are taken four at a time, and some twice where the last would not be four. */
+/* Compute scores of all queries of a key head. Few queries are processed four at a time; the last four may overlap. */
 static void score(const Head *head, const Seen *seen) {
     if (piece.count > FEW) {
         turn_keys(head, seen);

@@ -4,13 +4,13 @@
 
 #include "attention.h"
 
-#define GATHER 8 /* queries that gather at a time */
-#define SPAN 2   /* vectors of a value at a time, where four or fewer gather */
+#define GATHER 8 /* queries processed at a time */
+#define SPAN 2   /* vectors of a value at a time, for four or fewer queries */
 
 INLINE __m512d lower(__m512 v) { return _mm512_cvtps_pd(_mm512_castps512_ps256(v)); }
 INLINE __m512d upper(__m512 v) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1)); }
 
-/* What `queries` from the q-th on gather of sixteen numbers of each value, those from the i-th on. */
+/* Add sixteen elements, from `i` on, of all values to `queries` queries from `q` on. */
 INLINE void gather_lanes(const int queries, int q, int i, int cells) {
     __m512d mixed[GATHER][2];
 #pragma GCC unroll 8
@@ -30,7 +30,7 @@ INLINE void gather_lanes(const int queries, int q, int i, int cells) {
         for (int h = 0; h < 2; h++) _mm512_store_pd(mixed_of(q + j) + i + 8 * h, mixed[j][h]);
 }
 
-/* What up to four queries gather straight from the cache: `vectors` of each value, from the i-th number on. */
+/* Add `vectors` vectors of each value, from element `i` on, to up to four queries, directly from the cache. */
 INLINE void gather_vectors(const int queries, const int vectors, int q, int i, const Head *head, const Seen *seen) {
     __m512d mixed[4][2 * SPAN];
     for (int j = 0; j < queries; j++)
@@ -57,7 +57,7 @@ INLINE void gather_straight(const int queries, int q, const Head *head, const Se
     for (; i < piece.length; i += LANES) gather_vectors(queries, 1, q, i, head, seen);
 }
 
-/* All queries of a key head; for many of them sixteen numbers of each value at a time are converted once. */
+/* Mix values for all queries of a key head. For many queries, each sixteen elements are converted only once. */
 static void gather(const Head *head, const Seen *seen) {
     const char *next = head->values + (seen->cells[seen->count - 1] + 1) * head->value_stride;
     for (int cell = 0; cell < CELLS; cell++) fetch(next + cell * head->value_stride);
@@ -89,8 +89,8 @@ static bool are_numbers(const Head *head, const Seen *seen) {
     return !found;
 }
 
-/* The same as `gather` of the q-th query, which sees `visible` of the cells: others have no weight, but what is infinite
-   would be no number even so. */
+/* Do the same as `gather` for query `q` alone, skipping cells that it does not see: these have no weight, but zero
+   times infinity would be NaN. */
 static void gather_seen(const Head *head, const Seen *seen, int q, uint64_t visible) {
     for (; visible; visible &= visible - 1) {
         const int cell = __builtin_ctzll(visible);

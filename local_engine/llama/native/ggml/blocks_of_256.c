@@ -1,15 +1,15 @@
 /* Products of weights in blocks of 256: Q4_K, Q5_K and Q6_K.
 
-   Within a block all is whole numbers: the products of values, times the factors of their groups, and the factors of
-   minima times the sums of a column's groups. A block takes two conversions and additions, whichever way it is computed:
-   a single column row by row (`single.h`), more with each lane of a vector a row. */
+   Within a block, all sums are integers: the products of values, times the factors of their groups, and the factors of
+   minima times the sums of a column's groups. A block takes two conversions and additions on every code path: a single
+   column is processed row by row (`single.h`), several columns with one row per vector lane. */
 
 #include "product.h"
 #include "single.h"
 
-#define COLUMNS 8 /* of a tile at most: two sums of each, and a quad of weights, leave registers free */
+#define COLUMNS 8 /* maximum per tile: two sums each and a quad of weights leave registers free */
 
-/* `totals` with one more block. `minima`: what is to be taken off for them, where the type has any. */
+/* Add a block to `total`. `minima`: sum to subtract, if the type has minima. */
 INLINE __m512 plus(const int type, __m512 total, const Block256 *block, float scale, __m512i sums, __m512i minima) {
     const __m512 of_column = _mm512_set1_ps(scale);
     total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), _mm512_mul_ps(block->scale, of_column), total);
@@ -17,7 +17,7 @@ INLINE __m512 plus(const int type, __m512 total, const Block256 *block, float sc
     return _mm512_fnmadd_ps(_mm512_cvtepi32_ps(minima), _mm512_mul_ps(block->minimum, of_column), total);
 }
 
-/* What a block adds to a tile, or begins it with. */
+/* Add a block to a tile; the first block initializes the tile. */
 INLINE void from_block(const int type, const int columns, Tile tile, const Block256 *block, bool begins) {
     const int count = group_values(type);
     const int64_t group = columns * (count + 4);
@@ -56,7 +56,7 @@ INLINE void from_block(const int type, const int columns, Tile tile, const Block
 
 typedef void FromBlock(Tile tile, const Block256 *block, bool begins);
 
-/* The whole of a single column, whose packed form is not needed. */
+/* Compute the product of a single column, which needs no packed form. */
 INLINE void single(const int type, const Product *p, const char *at, float *c, __mmask16 rows) {
     const int64_t stride = p->lda * block_bytes(type);
     const block_q8_K *b = p->b;

@@ -1,17 +1,17 @@
 /* Products of weights in blocks of 32: Q4_0, Q5_0 and Q8_0.
 
    Each lane of a vector is a row, so that 32 values of sixteen rows and a column take eight instructions, one
-   conversion, one product of scales and one addition. ggml has eight sums for each row and column instead of one, and
+   conversion, one product of scales and one addition. ggml keeps eight sums per row and column instead of one, and
    converts all of them. */
 
 #include "product.h"
 
 _Thread_local uint8_t updraft_packed[PACKED_BYTES];
 
-#define COLUMNS 16 /* of a tile at most: their sums, a block of weights and what is computed fill the registers */
-#define PANEL 16   /* blocks that are unpacked at once for several tiles: they stay in the first-level cache */
+#define COLUMNS 16 /* maximum per tile: their sums, a block of weights and temporaries fill the registers */
+#define PANEL 16   /* blocks that are unpacked together for several tiles; they stay in the first-level cache */
 
-/* Sixteen rows' sums for a column, with one more block of its values. */
+/* Add one more block of a column's values to the sums of sixteen rows. */
 INLINE __m512 plus(__m512 total, const Block32 *block, const uint8_t *b, const int columns, const int j) {
     const uint8_t *start = b + 32 * columns + 4 * j;
     __m512i sum = four_bytes(start);
@@ -20,7 +20,7 @@ INLINE __m512 plus(__m512 total, const Block32 *block, const uint8_t *b, const i
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, total);
 }
 
-/* The whole of the tile from the matrix itself, whose next sixteen rows are fetched meanwhile. */
+/* Compute a whole tile directly from the matrix, and prefetch its next sixteen rows. */
 INLINE void from_matrix(const int type, const int columns, Tile tile, const char *at, int64_t stride, int64_t blocks) {
     const char *next = at + ROWS * stride;
     __m512 totals[COLUMNS];
@@ -37,7 +37,7 @@ INLINE void from_matrix(const int type, const int columns, Tile tile, const char
     for (int j = 0; j < columns; j++) _mm512_mask_storeu_ps(tile.c + tile.ldc * j, tile.rows, totals[j]);
 }
 
-/* What unpacked blocks add to the tile, or begin it with. */
+/* Add unpacked blocks to the tile; the first blocks initialize the tile. */
 INLINE void from_panel(const int columns, Tile tile, const Block32 *panel, int blocks, bool begins) {
     __m512 totals[COLUMNS];
 #pragma GCC unroll 16
@@ -63,7 +63,7 @@ typedef void FromPanel(Tile tile, const Block32 *panel, int blocks, bool begins)
     static void from_panel_##columns(Tile tile, const Block32 *panel, int blocks, bool begins) { \
         from_panel(columns, tile, panel, blocks, begins);                                        \
     }
-/* Several tiles are of all but equal width: none has fewer than eight columns. */
+/* Several tiles have almost equal widths, so none has fewer than eight columns. */
 #define NARROW(F, type) F(type, 1) F(type, 2) F(type, 3) F(type, 4) F(type, 5) F(type, 6) F(type, 7)
 #define WIDE(F, type)                                                                                    \
     F(type, 8) F(type, 9) F(type, 10) F(type, 11) F(type, 12) F(type, 13) F(type, 14) F(type, 15) F(type, 16)

@@ -1,14 +1,14 @@
 # Links Updraft's AVX-512 kernels into llama.cpp's libggml-cpu, in place of ggml's own functions.
 #
-# CMake includes this file in ggml's project() call (-DCMAKE_PROJECT_ggml_INCLUDE=...). The targets do not exist then,
-# so the work is put off to the end of ggml's CMakeLists.txt. Where the kernels do not fit, llama.cpp is built as it is.
+# CMake includes this file in ggml's project() call (-DCMAKE_PROJECT_ggml_INCLUDE=...). The targets do not exist yet, so
+# the work is deferred to the end of ggml's CMakeLists.txt. If the kernels do not fit, llama.cpp is built without them.
 
 set(UPDRAFT_WRAPPED llamafile_sgemm ggml_compute_forward_mul_mat_tiled ggml_compute_forward_flash_attn_ext)
-# What every source is compiled with; the rest of llama.cpp keeps its own flags.
+# Compiler flags of all sources; the rest of llama.cpp keeps its own flags.
 set(UPDRAFT_FLAGS -std=gnu11 -O3 -fPIC -fvisibility=hidden -fno-lto -fno-math-errno -fno-trapping-math)
 set(UPDRAFT_AVX512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mfma -mf16c -mprefer-vector-width=512)
 
-# Sets `reason` to why the kernels cannot be linked in; empty if they can.
+# Sets `reason` to the reason why the kernels cannot be linked in; empty if they can.
 function(updraft_obstacle reason)
     set(${reason} "" PARENT_SCOPE)
     if(NOT CMAKE_SYSTEM_NAME STREQUAL "Linux" OR NOT CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$"
@@ -26,7 +26,7 @@ function(updraft_obstacle reason)
     endif()
     get_target_property(type ggml-cpu TYPE)
     if(NOT type MATCHES "SHARED_LIBRARY|MODULE_LIBRARY")
-        set(${reason} "ggml-cpu is no shared library in this build" PARENT_SCOPE)
+        set(${reason} "ggml-cpu is not a shared library in this build" PARENT_SCOPE)
         return()
     endif()
     if(NOT GGML_LLAMAFILE)
@@ -34,7 +34,7 @@ function(updraft_obstacle reason)
     endif()
 endfunction()
 
-# Sets `fits` to whether the sources compile against this llama.cpp's headers, and `log` to what the compiler said.
+# Sets `fits` to whether the sources compile against this llama.cpp's headers, and `log` to the compiler's output.
 function(updraft_try fits log)
     set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
     set(headers ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/src/ggml-cpu)
@@ -50,7 +50,7 @@ endfunction()
 function(updraft_link_kernels)
     updraft_obstacle(obstacle)
     if(obstacle)
-        message(STATUS "Updraft: llama.cpp is built without our kernels: ${obstacle}.")
+        message(STATUS "Updraft: llama.cpp is built without Updraft's kernels: ${obstacle}.")
         return()
     endif()
     include(CheckLinkerFlag)
@@ -58,15 +58,15 @@ function(updraft_link_kernels)
     file(GLOB sources ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/*.c)
     updraft_try(fits log ${sources})
     if(NOT fits OR NOT UPDRAFT_LINKER_WRAPS)
-        message(WARNING "Updraft: llama.cpp is built without our AVX-512 kernels. They do not fit this compiler, "
-            "linker or version of llama.cpp. It works, with its own code, which is slower.\n${log}")
+        message(WARNING "Updraft: llama.cpp is built without Updraft's AVX-512 kernels. They do not fit this compiler, "
+            "linker or version of llama.cpp. llama.cpp works with its own kernels, which are slower.\n${log}")
         return()
     endif()
     message(STATUS "Updraft: AVX-512 kernels are linked into ggml-cpu")
     target_sources(ggml-cpu PRIVATE ${sources})
     foreach(source ${sources})
         get_filename_component(name ${source} NAME)
-        if(name STREQUAL "wrapped.c") # runs on every processor
+        if(name STREQUAL "wrapped.c") # this file runs on every processor
             set(flags ${UPDRAFT_FLAGS})
         else()
             set(flags ${UPDRAFT_FLAGS} ${UPDRAFT_AVX512})

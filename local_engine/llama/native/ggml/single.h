@@ -1,13 +1,13 @@
-/* One column times sixteen rows of weights in blocks of 256: row by row, as they lie in memory.
+/* Product of one column with sixteen rows of weights in blocks of 256, row by row in memory order.
 
-   To turn sixteen rows for a single column takes longer than to multiply them. Sums of a block are whole numbers, so
-   that they are the same in either way. */
+   For a single column, transposing sixteen rows takes longer than multiplying them. Sums of a block are integers, so
+   that both methods give the same result. */
 
 #pragma once
 
 #include "product.h"
 
-/* The sums of sixteen vectors' lanes. */
+/* Sum the lanes of each of sixteen vectors. */
 INLINE __m512i whole_sums(__m512i v[ROWS]) {
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i += 2)
@@ -23,7 +23,7 @@ INLINE __m512i whole_sums(__m512i v[ROWS]) {
     return _mm512_add_epi32(_mm512_shuffle_i32x4(v[0], v[8], 0x88), _mm512_shuffle_i32x4(v[0], v[8], 0xdd));
 }
 
-/* Sums of four products each, of two vectors of values, times the factors of their groups, added up. */
+/* Add up sums of four products each, from two vectors of values, times the factors of their groups. */
 INLINE __m512i weighed(__m512i total, __m512i one, __m512i other, __m512i factors) {
     return _mm512_dpwssd_epi32(total, _mm512_packs_epi32(one, other), factors);
 }
@@ -32,7 +32,7 @@ INLINE __m512i times(__m512i values, __m512i column) {
     return _mm512_dpbusd_epi32(_mm512_setzero_si512(), values, column);
 }
 
-/* `factors` as `weighed` wants them: of groups a, b, c and d of the one vector and e, f, g and h of the other. */
+/* Arrange `factors` for `weighed`: of groups a, b, c and d for the first vector and e, f, g and h for the other. */
 INLINE __m512i spread(__m512i factors, int a, int b, int c, int d, int e, int f, int g, int h) {
 #define FOUR(x) (0x0001000100010001ll * (x))
     return _mm512_permutexvar_epi16(
@@ -40,7 +40,7 @@ INLINE __m512i spread(__m512i factors, int a, int b, int c, int d, int e, int f,
 #undef FOUR
 }
 
-/* A column's block as its products want it: values of groups that come out of the same bytes apart. */
+/* A column's block, arranged for its products: values of groups that share bytes are separated. */
 typedef struct {
     __m512i values[4];
     __m256i sums; /* of sixteen values each */
@@ -58,7 +58,7 @@ INLINE Column column_of(const int type, const block_q8_K *b) {
     return column;
 }
 
-/* A row's bit of each value, in the fifth place: of the first 32 bytes bit `one` of each, of the others bit `other`. */
+/* Move each value's bit to the fifth place: bit `one` of the first 32 bytes, bit `other` of the rest. */
 INLINE __m512i fifth_bits(__m512i bits, __m512i four, int one, int other) {
     const int left = (4 - one) & 31, right = (4 - other) & 31;
     __m512i places = _mm512_setr_epi64(
@@ -67,7 +67,7 @@ INLINE __m512i fifth_bits(__m512i bits, __m512i four, int one, int other) {
     return _mm512_or_si512(four, _mm512_and_si512(_mm512_rolv_epi32(bits, places), _mm512_set1_epi8(16)));
 }
 
-/* What a row of Q4_K or Q5_K adds to its sum, spread over lanes. `factors`: sixteen bits each, of eight groups. */
+/* Sums of a row of Q4_K or Q5_K, spread over lanes. `factors`: sixteen bits each, of eight groups. */
 INLINE __m512i row_of_4_or_5(const int type, const char *row, __m128i factors, const Column *column) {
     const bool five = type == GGML_TYPE_Q5_K;
     const char *bytes = row + (five ? 48 : 16);
@@ -89,14 +89,14 @@ INLINE __m512i row_of_4_or_5(const int type, const char *row, __m128i factors, c
     return total;
 }
 
-/* The same of a row of Q6_K. */
+/* Sums of a row of Q6_K, spread over lanes. */
 INLINE __m512i row_of_6(const char *row, const Column *column) {
     const __m512i top = _mm512_set1_epi8(48);
     const __m512i to_left = _mm512_setr_epi32(4, 4, 4, 4, 4, 4, 4, 4, 2, 2, 2, 2, 2, 2, 2, 2);
     const __m512i to_right = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2);
     __m256i factors = _mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)(row + 192)));
     __m512i wide = _mm512_castsi256_si512(factors);
-    /* Values are without a sign: 32 too much. */
+    /* Values are stored unsigned, with an offset of 32. */
     __m256i less = _mm256_slli_epi32(_mm256_madd_epi16(factors, column->sums), 5);
     __m512i total = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_zextsi256_si512(less));
     for (int i = 0; i < 2; i++) {
@@ -112,8 +112,8 @@ INLINE __m512i row_of_6(const char *row, const Column *column) {
     return total;
 }
 
-/* The sums of sixteen rows' block; and what the block has beside its values, in `head`. Blocks from `next` on are
-   fetched meanwhile. */
+/* Return the sums of a block of sixteen rows, and store the block's scales and minima in `head`. Prefetches the blocks
+   from `next` on. */
 INLINE __m512i single_block(
     const int type, Block256 *head, const char *at, int64_t stride, const Column *column, const char *next) {
     Rows rows = rows_at(at, stride);
@@ -128,7 +128,7 @@ INLINE __m512i single_block(
         return whole_sums(v);
     }
     __m512i factors[2];
-    uint8_t by_row[2][64]; /* eight factors of every first and second row of four, and of every third and fourth */
+    uint8_t by_row[2][64]; /* eight factors per row: first and second rows of every four, then third and fourth */
     unpack_head(head, factors, &rows);
     _mm512_storeu_si512(by_row[0], _mm512_unpacklo_epi32(factors[0], factors[1]));
     _mm512_storeu_si512(by_row[1], _mm512_unpackhi_epi32(factors[0], factors[1]));

@@ -1,4 +1,4 @@
-/* What the files here share: ggml's own types, and what the kernels assume of them beyond their names. */
+/* Common types of these files: ggml's own types, and checks of the kernels' assumptions about them. */
 
 #pragma once
 
@@ -48,7 +48,7 @@ _Static_assert(sizeof(block_q4_K) == 144 && sizeof(block_q5_K) == 176, "blocks a
 _Static_assert(sizeof(block_q6_K) == 210, "blocks are larger");
 _Static_assert(sizeof(((block_q8_K *)0)->bsums) == 16 * sizeof(int16_t), "activations have other sums");
 
-/* C (n, m) = B (n, k blocks) times the transpose of A (m, k blocks); `ld*`: distances of rows, in blocks or floats. */
+/* C (n, m) = B (n, k blocks) times the transpose of A (m, k blocks); `ld*`: row distances, in blocks or floats. */
 typedef struct {
     int64_t m, n, k;
     const void *a;
@@ -59,23 +59,23 @@ typedef struct {
     int64_t ldc;
 } Product;
 
-/* This thread's part of a product. False if it is not for us: a matrix of few rows, or rows that are short or longer
-   than any that a model has. */
+/* Compute this thread's part of a product. Returns false for unsupported matrices: few rows, or rows that are short or
+   longer than those of any model. */
 typedef bool Compute(const Params *params, const Product *product);
 Compute updraft_q4_0, updraft_q5_0, updraft_q8_0, updraft_q4_k, updraft_q5_k, updraft_q6_k;
 
-/* What the library exports. Python finds these in it, and the checks of `updraft doctor` call the last two. */
+/* Functions that the library exports. Python calls them; the checks of `updraft doctor` call the last two. */
 
-/* Which kernels serve in this process, separated by spaces; empty where ggml's own do. */
+/* Names of the kernels in use in this process, separated by spaces; empty if ggml's own are in use. */
 EXPORT const char *updraft_ggml_kernels(void);
 
-/* Calls computed here; without a lock, so that some may be missing. */
+/* Number of calls computed here; approximate, because threads count without a lock. */
 EXPORT extern int64_t updraft_products, updraft_attentions;
 
-/* This thread's part of a product, with the arguments of `llamafile_sgemm`. False if it is not for us. */
+/* Compute this thread's part of a product, with the arguments of `llamafile_sgemm`. Returns false if unsupported. */
 EXPORT bool updraft_product(
     const Params *params, int64_t m, int64_t n, int64_t k, const void *a, int64_t lda, const void *b, int64_t ldb,
     void *c, int64_t ldc, int a_type, int b_type, int c_type);
 
-/* This thread's part of `result`, a GGML_OP_FLASH_ATTN_EXT. False if it is not for us. */
+/* Compute this thread's part of `result`, a GGML_OP_FLASH_ATTN_EXT. Returns false if unsupported. */
 EXPORT bool updraft_attention(const Params *params, Tensor *result);

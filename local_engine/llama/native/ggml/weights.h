@@ -1,6 +1,6 @@
-/* Sixteen rows of weights at once, unpacked to bytes without a sign and turned so that each lane of a vector is a row.
+/* Sixteen rows of weights, unpacked to unsigned bytes and transposed so that each lane of a vector is a row.
 
-   Blocks lie as ggml has them. */
+   Blocks have ggml's layout. */
 
 #pragma once
 
@@ -10,28 +10,28 @@
 
 #define ROWS 16
 
-/* A block of 32 values of sixteen rows: four consecutive ones of a row in each lane of `quads`. */
+/* A block of 32 values of sixteen rows; each lane of `quads` holds four consecutive values of a row. */
 typedef struct {
     __m512i quads[8];
     __m512 scale;
 } Block32;
 
-/* Values of a block of 256 that have one factor in each row; of sixteen only the first four quads. */
+/* Values of a block of 256 that share one factor in each row; groups of sixteen use only the first four quads. */
 typedef struct {
     __m512i quads[8];
     __m512i factor;
 } Group;
 
-/* A block of 256 values of sixteen rows. A value is worth `scale` times its group's factor, and where the type has
-   minima less `minimum` times the group's of `minima`: in each lane those of two groups, sixteen bits each. */
+/* A block of 256 values of sixteen rows. A value is `scale` times its group's factor times the stored value, less, if
+   the type has minima, `minimum` times its group's entry in `minima`: two groups per lane, sixteen bits each. */
 typedef struct {
     Group groups[16];
     __m512i minima[4];
     __m512 scale, minimum;
 } Block256;
 
-/* Of a type of weights: values of a block and of a group, bytes of a block, what is added to a value to be without a
-   sign, and whether groups have minima. */
+/* Properties of a weight type: values per block and per group, bytes per block, offset that makes values unsigned, and
+   whether groups have minima. */
 INLINE int block_values(int type) { return type >= GGML_TYPE_Q4_K ? 256 : 32; }
 INLINE int group_values(int type) { return type == GGML_TYPE_Q6_K ? 16 : 32; }
 INLINE int groups_of(int type) { return block_values(type) / group_values(type); }
@@ -52,7 +52,7 @@ INLINE int too_much(int type) {
                                     : 0;
 }
 
-/* Where a block of each of the sixteen rows begins: of every fourth row, and how far the next ones are. */
+/* Start of the current block in sixteen rows: every fourth row's address, and the distances of the next rows. */
 typedef struct {
     const char *first, *fifth, *ninth, *thirteenth;
     int64_t stride, three_strides;
@@ -62,7 +62,7 @@ INLINE Rows rows_at(const char *at, int64_t stride) {
     return (Rows){at, at + 4 * stride, at + 8 * stride, at + 12 * stride, stride, 3 * stride};
 }
 
-/* Sixteen bytes each of four rows, `place` bytes behind where their blocks begin, `further` behind every fourth row. */
+/* Load sixteen bytes from each of four rows, `further` bytes after the start of the block of every fourth row. */
 INLINE __m512i four_rows(const Rows *r, int64_t further) {
     __m512i found = _mm512_castsi128_si512(_mm_loadu_si128((const void *)(r->first + further)));
     found = _mm512_inserti32x4(found, _mm_loadu_si128((const void *)(r->fifth + further)), 1);
@@ -70,7 +70,7 @@ INLINE __m512i four_rows(const Rows *r, int64_t further) {
     return _mm512_inserti32x4(found, _mm_loadu_si128((const void *)(r->thirteenth + further)), 3);
 }
 
-/* Sixteen bytes of each row: the first four of every row in to[0], and so on. */
+/* Load sixteen bytes of each row: to[0] gets the first four bytes of every row, and so on. */
 INLINE void turned(__m512i to[4], const Rows *r, int place) {
     __m512i a = four_rows(r, place), b = four_rows(r, place + r->stride);
     __m512i c = four_rows(r, place + 2 * r->stride), d = four_rows(r, place + r->three_strides);
@@ -86,10 +86,10 @@ INLINE __m512i low_bits(__m512i bytes, int count) { return _mm512_and_si512(byte
 
 INLINE __m512i high_half(__m512i bytes) { return low_bits(_mm512_srli_epi32(bytes, 4), 4); }
 
-/* The low sixteen bits of each lane as a number. */
+/* Convert the low sixteen bits of each lane from half precision. */
 INLINE __m512 halves(__m512i lanes) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(lanes)); }
 
-/* Numbers of half precision, one of each row, `place` bytes behind where its block begins. */
+/* Load one half-precision number per row, `place` bytes after the start of its block. */
 INLINE __m512 halves_at(const Rows *r, int place) {
     __m128i one = _mm_setzero_si128(), other = one;
 #define HALF(every, further) (*(const uint16_t *)(r->every + (further) + place))
@@ -121,7 +121,7 @@ INLINE void unpack_q4_0(Block32 *to, const Rows *r) {
     to->scale = halves_at(r, 0);
 }
 
-/* A scale, 32 fifth bits, and the other bits of values 0-15 and, in the upper halves, 16-31. */
+/* A block holds a scale, 32 fifth bits, and the low four bits of values 0-15 and, in the upper halves, 16-31. */
 INLINE void unpack_q5_0(Block32 *to, const Rows *r) {
     __m512i head[4], bytes[4];
     turned(head, r, 0);
@@ -138,14 +138,14 @@ INLINE void unpack_q5_0(Block32 *to, const Rows *r) {
     to->scale = halves_at(r, 0);
 }
 
-/* All that a block has one of. */
+/* Unpack a block of 32 of any type. */
 INLINE void unpack_32(const int type, Block32 *to, Rows rows) {
     if (type == GGML_TYPE_Q4_0) unpack_q4_0(to, &rows);
     if (type == GGML_TYPE_Q5_0) unpack_q5_0(to, &rows);
     if (type == GGML_TYPE_Q8_0) unpack_q8_0(to, &rows);
 }
 
-/* Byte `place` of each lane's four, without a sign or with. */
+/* Byte `place` of the four bytes in each lane, unsigned or signed. */
 INLINE __m512i byte_of(__m512i lanes, int place) {
     return _mm512_and_si512(_mm512_srli_epi32(lanes, 8 * place), _mm512_set1_epi32(255));
 }
@@ -153,12 +153,12 @@ INLINE __m512i signed_byte_of(__m512i lanes, int place) {
     return _mm512_srai_epi32(_mm512_slli_epi32(lanes, 24 - 8 * place), 24);
 }
 
-/* Bits of `lanes`, `count` to the right, that `mask` has in each byte. */
+/* Shift `lanes` right by `count` bits and apply `mask` to each byte. */
 INLINE __m512i bits_of(__m512i lanes, int count, int mask) {
     return _mm512_and_si512(_mm512_srli_epi32(lanes, count), _mm512_set1_epi8((char)mask));
 }
 
-/* Sixteen bits each of a lane's first two bytes, or of its last two. */
+/* Widen a lane's first or last two bytes to sixteen bits each. */
 INLINE __m512i widened(__m512i lanes, bool last) {
     const char x = (char)0x80;
     const __m128i first = _mm_setr_epi8(0, x, 1, x, 4, x, 5, x, 8, x, 9, x, 12, x, 13, x);
@@ -166,7 +166,7 @@ INLINE __m512i widened(__m512i lanes, bool last) {
     return _mm512_shuffle_epi8(lanes, _mm512_broadcast_i32x4(last ? other : first));
 }
 
-/* What a block of Q4_K or Q5_K has beside its values. `factors`: in the bytes of each lane those of groups 0 to 3, and
+/* Unpack the scales and minima of a Q4_K or Q5_K block. `factors`: bytes of each lane are those of groups 0 to 3, and
    of groups 4 to 7. */
 INLINE void unpack_head(Block256 *to, __m512i factors[2], const Rows *r) {
     __m512i head[4]; /* a scale and a minimum; six bits each of eight factors and of eight minima */
@@ -180,14 +180,14 @@ INLINE void unpack_head(Block256 *to, __m512i factors[2], const Rows *r) {
     for (int i = 0; i < 4; i++) to->minima[i] = widened(i < 2 ? first : last, i % 2);
 }
 
-/* Bit `place` of each byte, moved to the fifth place. */
+/* Move bit `place` of each byte to the fifth place. */
 INLINE __m512i fifth_bit(__m512i bytes, int place) {
     __m512i moved = place < 4 ? _mm512_slli_epi32(bytes, 4 - place) : _mm512_srli_epi32(bytes, place - 4);
     return _mm512_and_si512(moved, _mm512_set1_epi8(16));
 }
 
-/* Of every 64 values the first 32 are the lower halves of 32 bytes, the others the upper ones. Q5_K has, before them, a
-   fifth bit of each value. */
+/* Of every 64 values, the first 32 are the lower halves of 32 bytes, the others the upper halves. Before them, Q5_K
+   stores a fifth bit of each value. */
 INLINE void unpack_q4_or_5_k(const int type, Block256 *block, const Rows *r) {
     Group *to = block->groups;
     __m512i fifth[8], factors[2];
@@ -211,7 +211,7 @@ INLINE void unpack_q4_or_5_k(const int type, Block256 *block, const Rows *r) {
         }
 }
 
-/* 128 bytes of four bits each of two values, 64 of two more of four values, sixteen scales and the block's. */
+/* 128 bytes hold four bits each of two values, 64 bytes two more bits of four; then sixteen scales and the block's. */
 INLINE void unpack_q6_k(Block256 *block, const Rows *r) {
     const __m512i top = _mm512_set1_epi8(48);
     __m512i factors[4];

@@ -1,7 +1,7 @@
-/* The functions of ggml's that are computed here: products of quantised weights, and flash attention.
+/* Replacements of ggml's functions: products of quantized weights, and flash attention.
 
-   The linker's --wrap sends ggml's calls here and names its own functions `__real_...` (`kernels.cmake`). What is not
-   computed here is handed on to them. This file alone runs on every processor, so it is compiled without AVX-512. */
+   The linker's --wrap redirects ggml's calls here and renames its functions to `__real_...` (`kernels.cmake`), which
+   get unsupported calls. This file alone runs on every processor, so it is compiled without AVX-512. */
 
 #include "types.h"
 
@@ -12,7 +12,7 @@
 #include "ops.h"
 #include "tiled/tiled.h"
 
-/* With ggml's own signatures: another llama.cpp whose functions differ does not compile. */
+/* Declared with ggml's own signatures, so that a llama.cpp with other signatures does not compile. */
 __typeof__(llamafile_sgemm) __real_llamafile_sgemm, __wrap_llamafile_sgemm;
 __typeof__(ggml_compute_forward_mul_mat_tiled) __real_ggml_compute_forward_mul_mat_tiled,
     __wrap_ggml_compute_forward_mul_mat_tiled;
@@ -23,7 +23,7 @@ static bool active;
 
 int64_t updraft_products, updraft_attentions;
 
-/* Once, when the library is loaded: the threads of a product must agree on who computes it. */
+/* Decided once, when the library is loaded, because the threads of a product must agree on the implementation. */
 __attribute__((constructor)) static void choose(void) {
     const char *setting = getenv("UPDRAFT_LLAMA_KERNELS");
     __builtin_cpu_init();
@@ -64,7 +64,7 @@ bool __wrap_llamafile_sgemm(
     return __real_llamafile_sgemm(params, m, n, k, a, lda, b, ldb, c, ldc, a_type, b_type, c_type);
 }
 
-/* K-quants with eight rows and more. False: to be computed as fewer rows are, by `llamafile_sgemm`. */
+/* K-quants with eight rows or more. Returns false so that `llamafile_sgemm` computes them, as it does fewer rows. */
 bool __wrap_ggml_compute_forward_mul_mat_tiled(const Params *params, Tensor *result) {
     const bool ours = !params->use_ref && compute_of(result->src[0]->type);
     return !ours && __real_ggml_compute_forward_mul_mat_tiled(params, result);
