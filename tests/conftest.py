@@ -1,7 +1,8 @@
-"""Settings of all tests: property tests are judged by their results, not by the load of the machine they run on."""
+"""Settings of all tests: no deadline depends on the load of the machine, and no test sees the user's files."""
 
 import os
 import signal
+import tempfile
 
 import httpx
 import pytest
@@ -23,8 +24,12 @@ for phase in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, phase, 60.0)
 
 
-def pytest_configure() -> None:
-    """What a shell starts in the background ignores SIGINT, and so would the programs that tests interrupt."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Give all workers a new `UPDRAFT_HOME`, and restore SIGINT, which a shell's background jobs ignore."""
+    if not hasattr(config, "workerinput"):
+        home = tempfile.TemporaryDirectory(prefix="updraft-tests-")
+        os.environ["UPDRAFT_HOME"] = home.name
+        config.add_cleanup(home.cleanup)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
