@@ -97,7 +97,7 @@ def test_a_thousand_requests_wait_together_and_the_pool_bounds_them() -> None:
 
     async def run() -> None:
         async with serving(slow) as server:
-            upstream = Upstream(None, PoolLimits(connections=100))
+            upstream = Upstream(None, PoolLimits(connections=100, connect_s=60))
             answers = await asyncio.gather(*(upstream.get(server.target, b"/") for _ in range(1000)))
             assert answers == [(200, b"ok")] * 1000
             assert server.connections == most == 100
