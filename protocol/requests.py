@@ -37,7 +37,7 @@ from .structured import (
 
 MAX_PROMPTS = 128  # per completion request
 MAX_MESSAGES = 10_000  # per conversation
-MAX_ANSWERS = 128  # per prompt: OpenAI's limit, checked before anything is allocated by this number
+MAX_ANSWERS = 128  # per prompt: OpenAI's limit, checked before memory is allocated for the answers
 _OUTPUTS = ("json_schema", "grammar", "structured_outputs")
 _MAX_OPTIONS = 16  # chat template variables per request
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")

@@ -1,6 +1,6 @@
 """Anthropic's Messages requests: decoding, checks, and translation to chat requests.
 
-Fields without an equivalent in chat requests are refused by name; hints such as `cache_control` are ignored.
+A field without an equivalent in chat requests is an error that names it; hints such as `cache_control` are ignored.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Certificate:
 
 
 class Handshake(asyncio.Protocol):
-    """Protocol of a connection during the TLS handshake. Counts as a connection; failures close it silently."""
+    """Protocol of a connection during the TLS handshake. It counts against the limits. Failures close it silently."""
 
     _early = b""  # decrypted data received before the handshake task resumes
     _is_encrypted = False
