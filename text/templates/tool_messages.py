@@ -1,7 +1,7 @@
 """Conversion of tools, calls and results to the dictionaries that chat templates expect.
 
-`change` (see `chat`) is applied to user strings, except to words of letters, digits and `_.-`: templates compare such
-words ("string", "function") with constants, and they cannot form a control token.
+`change` (see `chat`) is applied to user strings, except to words of letters, digits and `_.-`. Templates compare such
+words ("string", "function") with constants, and no such word can form a control token.
 """
 
 from __future__ import annotations
