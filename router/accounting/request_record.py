@@ -67,7 +67,7 @@ class CloudCall:
         if self.is_broken or not (self.unbilled or self.counted.prompt_tokens):
             return NOTHING if self.demand is None else self.demand.charge(self.unreported_tokens)
         tokens = self.counted.prompt_tokens + self.counted.completion_tokens
-        return Charge(cloud_tokens=tokens, usd=self.usd(prices) or 0.0)  # dollar budgets need all prices
+        return Charge(cloud_tokens=tokens, usd=self.usd(prices) or 0.0)  # dollar budgets require a price per model
 
 
 @dataclass(slots=True)

@@ -347,7 +347,7 @@ class Cascade:
     def cloud_time_left_s(self) -> float:
         """Return the time to wait for the cloud, which leaves time for a local fallback before a deadline.
 
-        A finished local answer is left 10 % of the remaining time, an unfinished one half if both tiers fit.
+        If the local answer is finished, 10 % of the remaining time is left for it; if both tiers fit, half.
         """
         remaining = self.job.remaining_s
         if self.ruling.local and self._answer is not None and self._answer.finish_reason is not None:
@@ -412,7 +412,7 @@ class Cascade:
         return decision
 
     async def _stops_early(self, answer: LocalAnswer) -> bool:
-        """Return whether gate 2 escalates. It decides once: at its token count, or earlier if streaming starts then."""
+        """Return whether gate 2 escalates. It decides once: at `gates.tokens`, or when streaming starts if earlier."""
         if not self.ruling.open:
             return False
         at = self.gates.tokens

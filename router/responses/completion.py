@@ -118,7 +118,7 @@ def notes_in(answer: dict[str, Any]) -> tuple[str, ...]:
 
 
 class ShownTokens:
-    """Buffer of an answer's tokens: each is released with the first of its text, those of a stop string never."""
+    """Buffer of an answer's tokens. A token is released once its text is shown; tokens of a stop string stay hidden."""
 
     def __init__(self, local: LocalTier) -> None:
         self._detokenizer = IncrementalDetokenizer(lambda token: local.token_bytes(token, skip_special=True))
@@ -185,7 +185,7 @@ class ChunkWriter:
         return last + counted + sse.DONE
 
     def end(self, reason: FinishReason, answer: LocalAnswer, **more: Any) -> bytes:
-        """Return the finish of an answer that is followed by others."""
+        """Return the finish of an answer that is followed by other answers."""
         stop_reason = answer.stop_reason or UNSET
         return self._chunk([ChunkChoice(Delta(), reason, self.index, stop_reason=stop_reason)], **more)
 
