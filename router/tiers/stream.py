@@ -35,7 +35,7 @@ class HttpCloudStream:
         self._idle_timeout_s = endpoint.timeout_s
         self._chunks: AsyncIterator[bytes] = response.aiter_bytes()
         self._parser = sse.EventParser()
-        self._payloads: deque[bytes] = deque()  # from the last read; those before an error are still delivered
+        self._payloads: deque[bytes] = deque()  # payloads of the last read; payloads before an error are delivered
         self._ready: deque[tuple[bytes, dict[str, Any]]] = deque()
         self._kind: str = response.headers.get("content-type", "").lower()
         self._began = False  # an event has arrived

@@ -1,4 +1,4 @@
-"""A chat request read for translation: each field is translated, has no effect, or is refused by name."""
+"""A chat request read for translation: each field is translated, has no effect, or is an error that names it."""
 
 from __future__ import annotations
 

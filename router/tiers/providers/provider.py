@@ -26,7 +26,7 @@ _NEEDED = {
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Features of a provider's API. A request that needs a missing feature is refused by name."""
+    """Features of a provider's API. A request that needs a missing feature is refused, with the feature's name."""
 
     # Supports `prediction`, the draft of an answer.
     predictions: bool = False
