@@ -157,7 +157,7 @@ class RouterConfig:
     # API key of the cloud. The key must come from the source that sets `cloud_url`, or from one that overrides it. A
     # key in the file is never sent to a URL from the environment, a flag or an argument.
     cloud_api_key: str | None = field(default=None, repr=False)
-    # File with the cloud's API key, read if `cloud_api_key` is not set, and allowed from the same sources.
+    # File with the cloud's API key, read if `cloud_api_key` is not set. The same rule for sources applies.
     cloud_api_key_file: Path | None = None
     # Model to ask the cloud for. Required with `cloud_url`.
     cloud_model: str = ""
@@ -232,7 +232,7 @@ class RouterConfig:
     # folder. A path stores them in another file. With `exploration`, `shadow` or `experience_text`, `features` is the
     # default; otherwise nothing is stored.
     experience: Path | None = None
-    # Also store the texts of judged requests and of both answers, for `updraft calibrate --from-log`.
+    # Also store the texts of judged requests and of the answers of both tiers, for `updraft calibrate --from-log`.
     experience_text: bool = False
     # `true` stores Responses, and chat completions with `store: true`, with their prompts in `answers.sqlite3` in the
     # state folder, for `previous_response_id` and for retrieval by the caller. A path stores them in another file.

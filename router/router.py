@@ -56,7 +56,7 @@ T = TypeVar("T")
 log = logging.getLogger("updraft.router")
 
 MAX_PULLS = 2
-#: Seconds between attempts to open the ledger, which requests trigger.
+#: Minimum seconds between attempts to open the ledger. Requests trigger the attempts.
 RETRY_S = 30.0
 
 #: Function that returns the decoded body of a request and the requested model.

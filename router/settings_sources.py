@@ -67,8 +67,8 @@ def load_config(
     if has_file(path):
         if changeable_by_others(path):
             raise ConfigurationError(
-                f"{path} belongs to another user, and anyone can change where it sends prompts and keys. Revoke that "
-                f"right (chmod o-w {path}), or name another file with UPDRAFT_CONFIG."
+                f"{path} belongs to another user, and anyone can change where prompts and keys are sent. Revoke "
+                f"that right (chmod o-w {path}), or name another file with UPDRAFT_CONFIG."
             )
         close_to_others(path)
     state = settings.state_folder()

@@ -1,6 +1,6 @@
 """OpenAI's Responses requests: decoding, checks, and translation to chat requests.
 
-A field without an equivalent in chat requests is an error that names it.
+A field without an equivalent in chat requests raises an error that names the field.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _PATTERNS = {
     "uuid": _UUID % "[1-8]",
     **{f"uuid{version}": _UUID % version for version in range(1, 9)},
 }
-_MAX_LISTS = 100  # lists that a set may expand to
+_MAX_LISTS = 100  # maximum lists that a set may expand to
 _MAX_DIGITS = 100  # digits of a decimal
 #: Pydantic's lookahead patterns for Decimal, up to version 2.13: limits on digits, on decimal places, both, or neither.
 _DECIMAL = re.compile(

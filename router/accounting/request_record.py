@@ -85,7 +85,7 @@ class RequestRecord:
     started: float = field(default_factory=time.monotonic)
     # Time of arrival, in seconds since the epoch.
     timestamp: float = field(default_factory=time.time)
-    # Route of the answer; None before there is one.
+    # Route of the answer; None before there is an answer.
     route: Route | None = None
     # Decision that produced the answer.
     decision: GateDecision = field(default_factory=lambda: GateDecision(0, False, "refused before routing"))

@@ -34,7 +34,7 @@ from .cloud_call import work_of
 from .escalation import CloudReply, CloudStreamReply, Escalation
 from .several import all_of
 
-_LONG = 2**12  # characters of question and answer, which the gates read in a millisecond
+_LONG = 2**12  # characters of question and answer; the gates read longer texts in a thread
 _LINE_BEGUN = 16  # characters at the end of the text that are searched for a line end
 _T = TypeVar("_T")
 
@@ -347,7 +347,7 @@ class Cascade:
     def cloud_time_left_s(self) -> float:
         """Return the time to wait for the cloud, which leaves time for a local fallback before a deadline.
 
-        If the local answer is finished, 10 % of the remaining time is left for it; if both tiers fit, half.
+        Leaves 10 % of the remaining time if the local answer is finished, else half if both tiers fit in sequence.
         """
         remaining = self.job.remaining_s
         if self.ruling.local and self._answer is not None and self._answer.finish_reason is not None:

@@ -102,7 +102,7 @@ def encoded_texts(text: str) -> Iterator[str]:
 
 
 def base85_texts(text: str, budget: ReadingBudget) -> Iterator[str]:
-    """Yield the base85 texts in `text`, whose escapes must not be decoded, as base85 uses them. Raises TooLongError."""
+    """Yield the base85 texts in undecoded `text`, since base85 contains escape characters. Raises TooLongError."""
     for match in _FRAMED.finditer(text):
         yield from filter(None, (_decoded(base64.a85decode, match[1]),))
     for match in _BASE85.finditer(text):

@@ -46,7 +46,7 @@ def value_seams(value: Any, budget: ReadingBudget) -> Iterator[str]:
 
 
 def _digit_seams(texts: Iterable[str], budget: ReadingBudget) -> Iterator[str]:
-    """Yield the digit groups at the end of a text and the start of the next, if together enough for a card."""
+    """Yield the digit groups at the end of a text and the start of the next, if they are enough for a card."""
     last: list[str] = []  # groups at the end of the previous texts, the latest first
     for text in filter(None, map(str.strip, texts)):
         begin, end, whole = text[:_MAX_WORD], text[-_MAX_WORD:], len(text) <= _MAX_WORD

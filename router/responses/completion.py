@@ -138,7 +138,7 @@ class ShownTokens:
         self._written += len(self._detokenizer.flush())
         self._shown = max(self._shown, len(answer.text))
         if self._shown >= self._written:
-            self._shown = self._written + 1  # also tokens without text
+            self._shown = self._written + 1  # releases tokens without text too
         return self._released()
 
     def _released(self) -> list[tuple[int, Token]]:

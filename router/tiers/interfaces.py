@@ -70,7 +70,7 @@ class LocalAnswer:
     finish_reason: FinishReason | None = None
     # Cause of a "length" finish that is not the request's own limit.
     stop_reason: StopReason | None = None
-    # Default sampling parameters used.
+    # Default sampling parameters that were used.
     sampling: SamplingDefaults | None = None
     # Hidden state of the prompt, shape (hidden_size,); None until the engine reports it, like the next two.
     prompt_hidden: NDArray[np.float32] | None = None

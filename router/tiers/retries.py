@@ -144,8 +144,8 @@ class CloudCalls:
 async def _waited(failure: CloudFailure, backoff_s: float, until: float) -> bool:
     """Wait before the next attempt. Return False to make no further attempt.
 
-    The wait must end before `until`. Without retry-after it must also be below half the time left, since another tier
-    may need the rest.
+    The wait must end before `until`. Without retry-after, the wait must also be shorter than half of the time left,
+    since another tier may need time.
     """
     if not failure.transient:
         return False

@@ -129,4 +129,4 @@ class HttpCloudStream:
         if not all(is_piece(choice) for choice in choices):
             raise invalid_answer(self._url, "its stream has a choice that is not part of a message")
         self._finished = self._finished or any(choice.get("finish_reason") for choice in choices)
-        return payload.replace(b"\n", b" "), event  # one line: JSON breaks only between tokens
+        return payload.replace(b"\n", b" "), event  # one line: JSON has line breaks only between tokens
