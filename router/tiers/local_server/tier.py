@@ -62,7 +62,7 @@ async def find_model(client: httpx.AsyncClient, address: ServerAddress) -> Local
     names = [str(card.get("id")) for card in cards]
     if address.model is None and len(names) != 1:
         listed = ", ".join(name[:100] for name in names[:20]) or "none"
-        raise ModelLoadError(f"Set local_model to one of the models of the local server at {address.url}: {listed}.")
+        raise ModelLoadError(f"The local server at {address.url} has these models: {listed}. Set local_model to one.")
     name = address.model or names[0]
     body = {
         "model": name,
