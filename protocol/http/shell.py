@@ -370,7 +370,7 @@ def _check_framing(scope: Scope) -> None:
     sent = dict(headers)
     coding, version = sent.get(b"transfer-encoding"), scope.get("http_version", "1.1")
     if coding is not None and (b"content-length" in sent or version == "1.0"):
-        raise InvalidRequestError("Transfer-Encoding needs HTTP/1.1, without Content-Length.", code="invalid_http")
+        raise InvalidRequestError("Transfer-Encoding rules out Content-Length and HTTP/1.0.", code="invalid_http")
     if coding is not None and coding.lower() != b"chunked":
         raise InvalidRequestError("The only supported Transfer-Encoding is chunked.", code="invalid_http")
     names = [name for name, _ in headers] if len(sent) < len(headers) else []
