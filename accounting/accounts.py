@@ -1,4 +1,4 @@
-"""Arithmetic of limits. Each limit is an account of the amounts used and of those reserved by requests in flight.
+"""Arithmetic of limits. Each limit is an account: the amount used, and the amount reserved by requests in flight.
 
 A rate is a leaky bucket that holds one minute's limit and drains at the limit's rate. The bucket is stored as the
 time when it will be empty, the theoretical arrival time of the generic cell rate algorithm (ITU-T I.371). At most
@@ -26,7 +26,7 @@ _ROUNDING = 1e-9
 class Claim(msgspec.Struct, frozen=True):
     """The demand of one request on one account."""
 
-    # Kind of owner of the limit.
+    # Kind of the limit's owner.
     owner: Owner
     # Name of the owner.
     name: str
@@ -40,7 +40,7 @@ class Claim(msgspec.Struct, frozen=True):
     begins: float = 0.0
     # End of the budget's period, in seconds since the epoch. 0: not a budget.
     ends: float = 0.0
-    # Amount added by each completion token that the store grants beyond the least.
+    # Amount added by each completion token that is granted beyond the least grant.
     per_token: float = 0.0
 
     @property
@@ -68,7 +68,7 @@ class Claim(msgspec.Struct, frozen=True):
 class Standing(msgspec.Struct, frozen=True):
     """The state of an account before a claim."""
 
-    # Amount used; of a rate, the amount not yet drained.
+    # Amount used; for a rate, the amount not yet drained.
     used: float
     # Amount reserved by requests in flight.
     reserved: float
@@ -93,9 +93,9 @@ def account_name(owner: Owner, kind: Kind, begins: float, name: str) -> str:
 
 
 def granted(wanted: Wanted, claims: Sequence[Claim], standings: Sequence[Standing], *, alone: bool = True) -> int:
-    """Return the completion tokens to reserve, for claims that fit with the least of `wanted`.
+    """Return the completion tokens to reserve. All claims must fit with `wanted.least` tokens.
 
-    `alone`: `standings` show the reservations of all other requests.
+    `alone`: no request holds a reservation that `standings` do not show.
     """
     room = math.inf
     for claim, standing in zip(claims, standings, strict=True):
@@ -106,7 +106,7 @@ def granted(wanted: Wanted, claims: Sequence[Claim], standings: Sequence[Standin
 
 
 def renewal(ends: float, now: float) -> tuple[str, float]:
-    """Return a message with the end of a budget's period, and the seconds from `now` until then."""
+    """Return the end of a budget's period as a clause for messages, and the seconds from `now` until then."""
     return f"it renews at {datetime.fromtimestamp(ends, UTC):%Y-%m-%d %H:%M} UTC", max(0.0, ends - now)
 
 

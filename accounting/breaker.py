@@ -20,7 +20,7 @@ class BreakerRules:
 
     # Consecutive distinct failed requests that open the breaker.
     failures_to_open: int
-    # First recovery period, in seconds, or in good probes if `by_probes`; doubled by each consecutive trip.
+    # First recovery period, in seconds, or as a number of good probes if `by_probes`; doubled by each consecutive trip.
     recovery: float
     # Longest recovery period, in the same unit.
     max_recovery: float

@@ -15,7 +15,7 @@ from .token_estimate import STEP_TOKENS
 
 DAY_S = 86_400
 Period = Literal["day", "month"]
-#: Divisor: the share of a budget's rest granted to one answer if others are in flight or its maximum does not fit.
+#: One answer gets 1/SHARE of what is left of a budget, if other answers are in flight or its maximum does not fit.
 SHARE = 4
 #: Tokens reserved by one top-up of a stream that exceeds its reservation.
 TOP_UP_TOKENS = 4096
@@ -45,7 +45,7 @@ class Wanted:
     least: int
     # Largest useful grant; with these tokens the answer needs no cap.
     most: int
-    # Whether the caller or the price names the maximum; a known maximum is granted wherever it fits.
+    # Whether the caller or the price names the maximum; a known maximum is granted if it fits.
     is_known: bool = False
 
     def granted(self, room: float, *, alone: bool) -> int | None:

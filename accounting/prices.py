@@ -52,7 +52,7 @@ class Price:
 
     @property
     def dearest_input(self) -> float:
-        """Highest price of a prompt token, for estimates before caching is known: cached tokens may cost more."""
+        """Higher price of cached and uncached prompt tokens, for estimates made before the cached tokens are known."""
         return max(self.input, self.cached_input or 0.0)
 
 
@@ -141,7 +141,7 @@ def _entries(table: Any) -> Sequence[DatedPrice]:
     if isinstance(prices_table, dict):
         models = msgspec.convert(prices_table, dict[str, dict[str, dict[str, Any]]])
         if set(models) != {"models"}:
-            raise msgspec.ValidationError("prices must be a list of entries, or hold the table models")
+            raise msgspec.ValidationError("prices must be a list of entries, or a table with the key models")
         prices_table = [{"model": name, **entry} for name, entry in models["models"].items()]
     prices = msgspec.convert({**fields, "prices": prices_table}, _Table).prices
     for (model, since), count in Counter((each.model, each.since) for each in prices).items():

@@ -11,7 +11,7 @@ import msgspec
 from ..protocol.decoding import UNREADABLE, integral
 from ..protocol.http.foreign import object_of, objects_of
 
-#: Least reservation for an answer, and least cap; reservations without a limit grow in such steps.
+#: Smallest reservation and smallest cap of an answer, and the step by which reservations without a limit grow.
 STEP_TOKENS = 1024
 #: Assumed maximum answer of a model whose own maximum is unknown.
 LONGEST_ANSWER = 2**17
@@ -120,7 +120,7 @@ class AnswerSize:
 
 
 def answer_size(fields: Mapping[str, Any], path: str, *, prompts: int | None = None) -> AnswerSize:
-    """Read the size from a decoded request to `path`. `prompts`: their number, if already counted."""
+    """Read the size from a decoded request to `path`. `prompts`: the number of prompts, if already counted."""
     if path not in LIMITS:
         return AnswerSize(0 if path in WRITES_NOTHING else STEP_TOKENS)
     lengths: list[int | None] = []
@@ -150,14 +150,14 @@ def answer_size(fields: Mapping[str, Any], path: str, *, prompts: int | None = N
 
 
 def capped(body: Mapping[str, Any], cap: int, limits: Sequence[str]) -> dict[str, Any]:
-    """Return `body` with answers capped at `cap` tokens, in the fields of `limits` that `body` has, or the first."""
+    """Return `body` with all length fields lowered to `cap`. Without any field of `limits`, the first one is added."""
     named = any(body.get(name) is not None for name in limits)
     changed: dict[str, Any] = dict(body) if named else {**body, limits[0]: cap}
     nested = {name: dict(inner) for name in NESTED if (inner := object_of(body.get(name)))}
     changed |= nested
     for table in (changed, *nested.values()):
         table.update({name: _lower(table[name], cap) for name in LENGTHENING if table.get(name) is not None})
-    for name, budget in THINKING.items():  # part of the answer's limit
+    for name, budget in THINKING.items():  # reasoning counts towards the answer's limit
         thinking = object_of(body.get(name))
         if (_count(thinking.get(budget)) or 0) >= cap:
             changed[name] = {**thinking, budget: max(1, cap - 1)}
@@ -176,7 +176,7 @@ def _count(value: Any) -> int | None:
 
 
 def _attached_bytes(body: bytes) -> tuple[int, int]:
-    """Return the bytes and the number of all attachments. Such data elsewhere counts as text."""
+    """Return the total size in bytes and the number of all attachments in messages; data elsewhere counts as text."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any])
     except UNREADABLE:

@@ -25,7 +25,7 @@ UNSUPPORTED = frozenset(
 )  # fmt: skip
 _OPAQUE = frozenset({"parameters", "schema", "json"})  # free-form JSON, in which null is a value
 MAX_ENTRIES = 200_000  # objects, lists and fields per request: each takes longer to parse than plain text
-_MARKS = (b"{", b"[", b":")  # one per entry
+_MARKS = (b"{", b"[", b":")  # one mark per entry
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _MAX_NESTED = 8  # depth at which tool calls of messages sit; deeper values keep their nulls
 _MAX_NAME = 100  # characters of a field's name quoted in an error
@@ -63,7 +63,7 @@ def check_entries(body: bytes) -> None:
 
 
 def decode(body: bytes, kind: type[R]) -> R:
-    """Decode JSON into a struct. Raises the errors of `convert`; InvalidRequestError if the body is not an object."""
+    """Decode a JSON object into a struct. Raises the errors of `read_object` and `convert`."""
     return convert(read_object(body), kind)
 
 
@@ -83,7 +83,7 @@ def convert(fields: Mapping[str, Any], kind: type[R]) -> R:
 
 
 def read_kept(path: Path, kind: type[R]) -> R | None:
-    """Decode a JSON state file of Updraft's; None if the file is missing, unreadable or malformed."""
+    """Decode one of Updraft's JSON state files; None if the file is missing, unreadable or malformed."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError):

@@ -1,7 +1,7 @@
 """Sampling noise, identical on both tiers: a seed gives the same tokens on the device and in the cloud.
 
 Sampling is Gumbel-max: argmax(logits / temperature - log(-log(u))) draws from softmax(logits / temperature). The
-uniform number u of a token depends on the request's seed, the token's position in the sequence and its id alone:
+uniform number u of a token depends only on the request's seed and on the token's id and position in the sequence:
 
     key = mix(mix(seed) ^ position)
     u = ((mix(key + (id + 1) * GOLDEN) >> 11) + 0.5) * 2**-53        in float64, integers modulo 2**64

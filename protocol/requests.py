@@ -37,7 +37,7 @@ from .structured import (
 
 MAX_PROMPTS = 128  # per completion request
 MAX_MESSAGES = 10_000  # per conversation
-MAX_ANSWERS = 128  # per prompt: OpenAI's limit, checked before anything is allocated by this number
+MAX_ANSWERS = 128  # per prompt: OpenAI's limit, checked before memory is allocated for the answers
 _OUTPUTS = ("json_schema", "grammar", "structured_outputs")
 _MAX_OPTIONS = 16  # chat template variables per request
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -414,8 +414,8 @@ def _check_template_options(options: Mapping[str, Any]) -> None:
     words = [*options, *(value for value in options.values() if isinstance(value, str))]
     if len(options) > _MAX_OPTIONS or not all(_WORD.fullmatch(word) for word in words):
         raise InvalidRequestError(
-            f"chat_template_kwargs takes at most {_MAX_OPTIONS} variables: true, false, numbers and words of up to 64 "
-            "letters, digits, '_', '-' and '.'.",
+            f"chat_template_kwargs takes at most {_MAX_OPTIONS} variables. Values must be true, false, numbers or "
+            "words of up to 64 letters, digits, '_', '-' and '.'.",
             param="chat_template_kwargs",
             code="invalid_value",
         )

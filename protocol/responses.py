@@ -113,7 +113,7 @@ class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
     request_id: str
     tier: Literal["local", "cloud"]
     # `local`; `cloud` (not tried locally, or no local tokens used); `escalated` (the cloud used the local answer as a
-    # draft); `fallback` (local answer, because the cloud failed); `cache` (earlier answer of `tier` to this request).
+    # draft); `fallback` (local answer, because the cloud failed); `cache` (answer of `tier` to an equal request).
     route: Literal["local", "cloud", "escalated", "fallback", "cache"]
     reason: str
     # Gate that decided: 0 rules, 1 before, 2 during, 3 after generation. `confidence` is 1 - `p_gain`; both are None
@@ -163,7 +163,7 @@ class AssistantMessage(msgspec.Struct):
 
 
 class PromptToken(msgspec.Struct):
-    """Log-probability of a prompt token or an alternative to it (vLLM's format). `rank` 1 is the most likely token."""
+    """Log-probability of a prompt token or of an alternative token, as in vLLM. `rank` 1 is the most likely token."""
 
     logprob: float
     rank: int

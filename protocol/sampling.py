@@ -34,7 +34,8 @@ class SamplingParams:
     min_p: float | None = None
     # Typical sampling (Meister et al. 2023): probability mass to keep; 1 is off.
     typical_p: float | None = None
-    # Divisor of positive and factor of negative logits of tokens in prompt or answer (Keskar et al. 2019); 1 is off.
+    # Penalty on tokens in prompt or answer: divides positive logits, multiplies negative ones (Keskar et al. 2019);
+    # 1 is off.
     repetition_penalty: float | None = None
     # OpenAI's frequency penalty, counted over the answer only.
     frequency_penalty: float = 0.0

@@ -103,7 +103,7 @@ class Middle:
     api_key: str | None = field(default=None, repr=False)
     # Prices of the model, as in `prices.models`.
     price: Price | None = None
-    # P(gain) from which this cloud is skipped and the next one is asked.
+    # P(gain) from which this cloud is skipped and the next cloud is asked.
     skip_above: float | None = None
     # Whether the cloud can continue an assistant's last message, as `cloud_continues`.
     continues: bool = False
@@ -129,8 +129,8 @@ class RouterConfig:
     """Settings of one router, exactly as given. `settings_sources.load_config` reads the user's settings."""
 
     # Model on this device: the path of a GGUF file, the name of a pulled model, or `pocket` (the demo model in the
-    # package). Or a server here: `ollama:MODEL` (at OLLAMA_HOST), or the URL of llama-server, LM Studio or another
-    # OpenAI-compatible server. `none`: no local tier.
+    # package). A server on this device also works: `ollama:MODEL` (at OLLAMA_HOST), or the URL of llama-server, LM
+    # Studio or another OpenAI-compatible server. `none`: no local tier.
     local: str | None = None
     # Format of the local model's tool calls: `hermes`, `llama3`, `mistral` or `mistral-args`. `auto` detects it in the
     # chat template. Set a format if the template does not support tools: the prompt then describes them in text.
@@ -152,19 +152,19 @@ class RouterConfig:
     # Headers of every request to the cloud, such as `OpenAI-Organization` and `OpenAI-Project`. Like `cloud_query`,
     # they are accepted only from sources that may set `cloud_api_key`.
     cloud_headers: dict[str, str] = field(default_factory=dict[str, str], repr=False)
-    # Query parameters of every request to the cloud. With `api-version`, Azure's models are deployments.
+    # Query parameters of every request to the cloud. With `api-version`, model names are Azure deployments.
     cloud_query: dict[str, str] = field(default_factory=dict[str, str], repr=False)
     # API key of the cloud. The key must come from the source that sets `cloud_url`, or from one that overrides it. A
     # key in the file is never sent to a URL from the environment, a flag or an argument.
     cloud_api_key: str | None = field(default=None, repr=False)
-    # File with the cloud's API key, read if `cloud_api_key` is not set. The same sources count as for `cloud_api_key`.
+    # File with the cloud's API key, read if `cloud_api_key` is not set. The same rule for sources applies.
     cloud_api_key_file: Path | None = None
     # Model to ask the cloud for. Required with `cloud_url`.
     cloud_model: str = ""
     # Whether the cloud can continue an assistant's last message (`continue_final_message`), as Updraft nodes, vLLM and
     # SGLang can. Only then can a stream be shown before it is judged.
     cloud_continues: bool = False
-    # Send the local answer as `prediction` also to clouds that are not Updraft nodes. Some of them bill the prediction
+    # Send the local answer as `prediction` also to clouds that are not Updraft nodes. Some clouds bill the prediction
     # tokens that they reject. Updraft nodes are recognised by `owned_by` in their list of models.
     send_drafts: bool = False
     # Whether the cloud leaves its reasoning in the text of an answer, as `<think>`. The router then moves the reasoning
@@ -182,8 +182,8 @@ class RouterConfig:
     cloud_share: float | None = None
     # Target: highest cloud cost in US dollars per 1,000 requests, computed from `prices`.
     cost: float | None = None
-    # Target: escalate answers in which the local model's confidence is below this, between 0 and 1. A plain threshold,
-    # which needs no policy and promises nothing.
+    # Target: escalate answers in which the local model's confidence is below this number between 0 and 1. This plain
+    # threshold needs no policy and promises nothing.
     confidence: float | None = None
     # Signal for `confidence`: the geometric mean token `probability`; `entropy`, as exp(-mean entropy); or `margin`
     # over the runner-up, as the logistic function of its mean.
@@ -191,7 +191,7 @@ class RouterConfig:
     # Strength of the promise: the target holds with the calibration's confidence (`confidence`), or on average over
     # calibrations (`mean`), which escalates less.
     promise: Promise = "confidence"
-    # Policy to use: `auto` (the one calibrated for this pair), a name of `updraft policy list`, or a folder.
+    # Policy to use: `auto` (calibrated for this pair of models), a name of `updraft policy list`, or a folder.
     policy: str = "auto"
     # Whether a policy calibrated for other models may be used.
     allow_foreign_policy: bool = False
@@ -203,7 +203,8 @@ class RouterConfig:
     local_idle_s: float | None = None
     # Options of the local model in this process.
     local_options: LocalModelOptions = field(default_factory=LocalModelOptions)
-    # Start the cloud in parallel with the device if P(gain) before generation is at least this. `none`: never.
+    # Start the cloud in parallel with the device if P(gain), the probability that the cloud's answer is better, is at
+    # least this before generation. `none`: never.
     race_above: float | None = None
     # Never ask the cloud.
     offline: bool = False
@@ -231,7 +232,7 @@ class RouterConfig:
     # folder. A path stores them in another file. With `exploration`, `shadow` or `experience_text`, `features` is the
     # default; otherwise nothing is stored.
     experience: Path | None = None
-    # Also store the texts of judged requests and of both answers, for `updraft calibrate --from-log`.
+    # Also store the texts of judged requests and of the answers of both tiers, for `updraft calibrate --from-log`.
     experience_text: bool = False
     # `true` stores Responses, and chat completions with `store: true`, with their prompts in `answers.sqlite3` in the
     # state folder, for `previous_response_id` and for retrieval by the caller. A path stores them in another file.
@@ -244,7 +245,7 @@ class RouterConfig:
     # Folder of uploaded files and batches. Processes that share a folder work on each other's batches. `none`: no files
     # and no batches.
     files: Path | None = None
-    # Size limit of all files together, in megabytes. A single file may have 512.
+    # Size limit of all files together, in megabytes. A single file may have at most 512.
     files_mb: int = 1024
     # Share of the requests, sampled at random, that both tiers answer, so that training labels are not biased.
     exploration: float = 0.0
@@ -395,7 +396,7 @@ def _resolved(aliases: dict[str, str], names: tuple[str, ...]) -> dict[str, str]
         _check(bool(alias) and alias not in names, f"aliases.{alias}", "a name that no model has")
         end, passed = target, {alias}
         while end in aliases:
-            _check(end not in passed, f"aliases.{alias}", "resolved to a model, but leads in a cycle")
+            _check(end not in passed, f"aliases.{alias}", "an alias that leads to a model, not in a cycle")
             passed.add(end)
             end = aliases[end]
         _check(end in names, f"aliases.{alias}", f"one of {', '.join(names)}, or an alias, not {end[:100]!r}")

@@ -60,7 +60,7 @@ def check_configured(config: RouterConfig) -> None:
 
 
 def check_startable(config: RouterConfig) -> None:
-    """Raise ConfigurationError also for a target without a policy, and for an unusable policy."""
+    """Check like `check_configured`; also raise ConfigurationError for an unusable policy, or a target without one."""
     check_configured(config)
     target = config.stated_target
     if target != "confidence" and not has_policy(config) and target:
@@ -70,11 +70,11 @@ def check_startable(config: RouterConfig) -> None:
 def check_aliases(config: RouterConfig, tiers: Tiers) -> None:
     """Raise ConfigurationError for an alias that equals the local model's name, which is known only after loading."""
     if tiers.local is not None and (name := tiers.local.model_id) in config.aliases:
-        raise ConfigurationError(f"aliases.{name} is the name of the local model. Choose another.", param="aliases")
+        raise ConfigurationError(f"aliases.{name} is the name of the local model. Rename the alias.", param="aliases")
 
 
 def has_policy(config: RouterConfig) -> bool:
-    """Return whether the configured pair has, or may have, a policy. Raises ConfigurationError if it is unusable."""
+    """Return whether the configured pair has or may have a policy. Raises ConfigurationError for an unusable policy."""
     if config.local is None:
         if config.policy != "auto":
             from ..classifier.policy.policy import checked_card
@@ -93,7 +93,7 @@ def has_policy(config: RouterConfig) -> bool:
 
 
 async def load_tiers(config: RouterConfig) -> Tiers:
-    """Load the configured tiers. Raises ConfigurationError, and as `with_local`."""
+    """Load the configured tiers. Raises ConfigurationError and the errors of `with_local`."""
     check_startable(config)
     cloud = open_cloud(config)
     if cloud is not None and config.hold_tokens is not None and not cloud.continues:
@@ -158,7 +158,7 @@ async def with_local(config: RouterConfig, tiers: Tiers, patience_s: float | Non
     """Return `tiers` with the configured local model. If loading fails and there is a cloud, the cloud answers alone.
 
     `patience_s`: limit for a local server, which may have to load the model first.
-    Raises as `open_local` if there is no cloud, and ConfigurationError for an unusable policy.
+    Raises the errors of `open_local` if there is no cloud, and ConfigurationError for an unusable policy.
     """
     if config.local is None:
         return tiers
@@ -194,7 +194,7 @@ def load_pause(config: RouterConfig) -> LoadPause:
 
 
 async def open_local_tier(config: RouterConfig, patience_s: float | None = None) -> ServerLocalTier | EngineLocalTier:
-    """Open the local model, on its server or in this process. Raises as `open_local`."""
+    """Open the local model, on its server or in this process. Raises the errors of `open_local`."""
     address = local_server(config)
     if address is None:
         return EngineLocalTier(await asyncio.to_thread(open_local, config))
@@ -269,13 +269,13 @@ def open_local(config: RouterConfig) -> LocalEngine:
 
 
 def local_name(config: RouterConfig) -> str:
-    """Return the name of the running local model. Raises as `open_local`."""
+    """Return the name of the running local model. Raises the errors of `open_local`."""
     served = served_model(config)
     return model_file(config).stem if served is None else served.name
 
 
 def local_identity(config: RouterConfig) -> ModelIdentity:
-    """Return the identity of the local model's weights and template. Raises as `open_local`."""
+    """Return the identity of the local model's weights and template. Raises the errors of `open_local`."""
     if (served := served_model(config)) is not None:
         return served.identity
     from ..local_engine.model_identity import identity_of

@@ -35,7 +35,7 @@ class ModelNames:
             names[self.tiers.local.model_id] = "local"
         elif self.config.local is not None:  # the model failed to load
             names.setdefault(self.config.local_model or Path(self.config.local).stem, "local")
-        names |= tiers  # these win over equal names of files and cloud models
+        names |= tiers  # `auto`, `local` and `cloud` win over equal names of files and cloud models
         for alias, target in self.config.aliases.items():
             names[alias] = names[target]
         return names

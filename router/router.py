@@ -56,7 +56,7 @@ T = TypeVar("T")
 log = logging.getLogger("updraft.router")
 
 MAX_PULLS = 2
-#: Seconds between attempts to open the ledger, which requests trigger.
+#: Minimum seconds between attempts to open the ledger. Requests trigger the attempts.
 RETRY_S = 30.0
 
 #: Function that returns the decoded body of a request and the requested model.
@@ -165,7 +165,7 @@ class Router:
     async def _open_ledger(self) -> None:
         """Open the configured ledger. If that fails, serve without it and log a warning once.
 
-        At first, raises ConfigurationError if the file is not a ledger or of a newer version.
+        The first attempt raises ConfigurationError if the file is not a ledger or is of a newer version.
         """
         path, self._ledger_tried = self.config.ledger, time.monotonic()
         if path is None or self._ledger_writer is not None:
@@ -489,7 +489,7 @@ class Router:
         record.span.end(record.traced(status), error="" if status < 400 else str(status))
         if self._ledger_writer is not None:
             committed = None
-            if record.reserved is not None:  # budget waiters read the rest after the commit
+            if record.reserved is not None:  # requests waiting for budget read it after the commit
                 committed = asyncio.get_running_loop().create_future()
                 committed.add_done_callback(lambda _: self._in_flight.settled())
             self._ledger_writer.enter(record.row(status), self._settlement(record), committed)

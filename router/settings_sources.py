@@ -59,16 +59,16 @@ def load_config(
     overrides: Mapping[str, Any] | None = None, *, environ: Mapping[str, str] | None = None, file: Path | None = None
 ) -> RouterConfig:
     """Return the user's settings: TOML file, then `UPDRAFT_*`, then `overrides` (as `RouterConfig` fields; tables
-    such as `prices` may be mappings). A key counts only from the source that sets the cloud's URL, or a later one. The
-    ledger and the folder of files are on by default, in the state folder, as is the experience while exploring.
-    A settings file in one of Updraft's own folders is made private. Raises ConfigurationError.
+    such as `prices` may be mappings). A cloud key counts only if it is set by the source that sets the cloud's URL, or
+    by a later source. By default the ledger and the folder of files are on, in the state folder, as is the experience
+    while exploring. A settings file in one of Updraft's own folders is made private. Raises ConfigurationError.
     """
     path = settings.config_file() if file is None else file
     if has_file(path):
         if changeable_by_others(path):
             raise ConfigurationError(
-                f"{path} belongs to another user, and anyone can change where it sends prompts and keys. Revoke that "
-                f"right (chmod o-w {path}), or name another file with UPDRAFT_CONFIG."
+                f"{path} belongs to another user, and anyone can change where prompts and keys are sent. Revoke "
+                f"that right (chmod o-w {path}), or name another file with UPDRAFT_CONFIG."
             )
         close_to_others(path)
     state = settings.state_folder()

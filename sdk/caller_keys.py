@@ -20,13 +20,13 @@ _OTHER_HEADERS = ("x-api-key", "api-key")
 class CallerKeys:
     """Keys that requests may name. By default, keys only tell callers apart and are not sent to a cloud."""
 
-    # Keys that stand for the key in the settings. None: all keys do.
+    # Keys that stand for the key in the settings. None: every key.
     own: frozenset[str] | None = field(default=None, repr=False)
     # Whether requests must be for `BASE_URL`.
     checks_url: bool = False
 
     def check_url(self, url: Any) -> None:
-        """Raise InvalidRequestError for a URL of another server than the router. `url` is of httpx or httpx2."""
+        """Raise InvalidRequestError for a URL of another server than the router. `url` is a URL of httpx or httpx2."""
         if self.checks_url and f"{url.scheme}://{url.netloc.decode()}/v1" != BASE_URL:
             raise InvalidRequestError(
                 "base_url belongs to the router. Set cloud_url in a separate client instead.",

@@ -21,11 +21,11 @@ def transport(config: RouterConfig | None = None, *, httpx: ModuleType | None = 
     """Return the router as a transport: `httpx2.Client(transport=updraft.transport(local="smollm2"))`.
 
     `settings` are those of `updraft.OpenAI` and all others of RouterConfig. `httpx` is the module `httpx` or `httpx2`,
-    by default the one that the installed `openai` uses. The path of a request's URL is answered in this process,
-    whatever the host. No API key is needed: a library's key only tells callers apart. Clients with equal settings
+    by default the module that the installed `openai` uses. Requests to any host are answered in this process, by the
+    path of their URL. No API key is needed: a library's key only tells callers apart. Clients with equal settings
     share one router, also with `async_transport`. Closing or losing the last client closes the router.
 
-    Raises ConfigurationError as `updraft.OpenAI`.
+    Raises ConfigurationError like `updraft.OpenAI`.
     """
     return sync_transport(httpx or httpx_of_openai(), _lease(config, settings))
 

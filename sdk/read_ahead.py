@@ -10,7 +10,7 @@ _MOST_BYTES = 2**16  # bytes buffered for the reader
 
 
 class ReadAhead:
-    """Reader of `body` on the router's loop: buffers the ready chunks, and one more while no reader waits."""
+    """Reader of `body` on the router's loop: buffers all ready chunks for a waiting `take`, and one chunk ahead."""
 
     def __init__(self, body: AsyncIterator[bytes]) -> None:
         self._body = body
@@ -42,7 +42,7 @@ class ReadAhead:
             return taken, False
         await asyncio.wait([self._reading])
         if taken and self._reading.exception() is not None:
-            return taken, False  # the next call raises it
+            return taken, False  # the next call raises the error
         self._reading.result()
         return taken, True
 

@@ -24,8 +24,8 @@ CLOSE_TIMEOUT_S = 30.0
 class Runtime:
     """Owner of the event loop, the thread and the router, which start with the first request.
 
-    Callers cancel the futures of `handle` and `take` to stop the work. All three methods raise OverloadedError after
-    `close()`, and in a child of `os.fork()` if the parent had started, because the thread stays in the parent.
+    Callers cancel the futures of `handle` and `take` to stop the work. `handle`, `take` and `release` raise
+    OverloadedError after `close()`, and in a child of `os.fork()` if the parent had started the thread.
     """
 
     def __init__(self, config: RouterConfig, make_router: Callable[[RouterConfig], Router]) -> None:
@@ -50,8 +50,8 @@ class Runtime:
         return self._submit(body.aclose())
 
     def close(self) -> None:
-        """Cancel requests in flight, close the router (engine, sockets, ledger), end the thread. Idempotent. No effect
-        in a fork of the process that started the router, which owns the sockets and files.
+        """Cancel requests in flight, close the router (engine, sockets, ledger) and end the thread. Idempotent. Does
+        nothing in a fork of the process that started the router: the parent owns the sockets and files.
         """
         if self.is_of_the_parent:
             return

@@ -119,7 +119,7 @@ class RuntimeLease:
 
 
 class LeasedStream:
-    """A streamed body, bound to the runtime that began it even if a fork opens another runtime."""
+    """A streamed body, bound to the runtime that began the stream, even if a fork opens another runtime."""
 
     def __init__(self, lease: RuntimeLease, runtime: Runtime, chunks: AsyncIterator[bytes]) -> None:
         self._lease, self._runtime, self._body = lease, runtime, ReadAhead(chunks)

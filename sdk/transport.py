@@ -26,7 +26,7 @@ from .sharing import RuntimeLease
 T = TypeVar("T")
 
 IDENTIFYING = CallerKeys()
-GRACE_S = 1.0  # seconds; the router keeps the deadline itself, this guards against a failure to do so
+GRACE_S = 1.0  # seconds beyond the deadline, which the router normally enforces
 
 
 def httpx_of_openai() -> Any:
@@ -127,7 +127,7 @@ class _Bridge:
         self._keys = keys
 
     def wire(self, request: Any, body: bytes) -> WireRequest | WireResponse:
-        """Return the request for the router, or the refusal of its key or URL."""
+        """Return the request for the router, or an error response if the request's key or URL is refused."""
         headers = {name.lower(): value for name, value in request.headers.items()} | dict(callers_headers())
         try:
             self._keys.check_url(request.url)
@@ -163,7 +163,7 @@ class _Bridge:
             return self._httpx.Response(answer.status, headers=headers, stream=body(answer.body, request))
         if answer.status == 504 and _code(answer.body) == "timeout":
             raise self._timeout("No answer in time.", request)
-        # A stream, as from a socket, because with_streaming_response expects an open one.
+        # A stream, as from a socket, because with_streaming_response expects an open response.
         return self._httpx.Response(answer.status, headers=headers, stream=self._httpx.ByteStream(answer.body))
 
     def _translated(self, error: Exception, request: Any) -> Exception:

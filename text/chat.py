@@ -10,8 +10,8 @@ text, even if the template moved, trimmed, cut or repeated them. Mapped back, bo
 template inspected the content (Qwen's `'</think>' in content`, `tojson`), and these rules decide:
 
 1. If the special tokens of the real output equal, in order, those that the template wrote in the second output, then
-   none came from a user, and the real output is used.
-2. Otherwise the second output is used: user text stays unchanged, and the template's rewriting of it is lost.
+   no special token came from a user, and the real output is used.
+2. Otherwise the second output is used: user text stays unchanged, and the template's changes to user text are lost.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ChatTemplate:
     `special_tokens` are the tokenizer's control tokens, needed for rule 1 above.
 
     No text of a request is lost: the template first renders a conversation of the same shape with a unique marker for
-    each text. If the template drops a marker, or refuses, other forms are tried in the order of `Conversation.fits`.
+    each text. If the template drops a marker or fails, the adaptations of `Conversation.fits` are tried in order.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ChatTemplate:
         truth, opaque = self._rendered(conversation, fit, [_unchanged, stand_in.whole])
         segments = self._origins(conversation, fit, stand_in, truth, opaque)
         if first_missing(requested.messages, _text(segments)) is not None:
-            segments = _cut(opaque, stand_in)  # the template drops text with certain content
+            segments = _cut(opaque, stand_in)  # for some contents the template drops text
         if place := first_missing(requested.messages, _text(segments)):
             raise _left_out(place)
         return segments
@@ -122,18 +122,18 @@ class ChatTemplate:
         return _cut(opaque, stand_in)
 
     def _fit(self, requested: Conversation) -> Fit:
-        """Return the first form in which the template keeps every text, cached by the conversation's shape."""
+        """Return the first adaptation with which the template keeps every text, cached by the conversation's shape."""
         probe = Probe.of(requested)
         shape = hashlib.sha256(encoded(probe.conversation.context(_unchanged))).digest()
         return self._fits.find(shape, lambda _: self._tried(probe))
 
     def _tried(self, probe: Probe) -> Fit:
-        """Return the first form that works. If all fail, raises the error of the first."""
+        """Return the first adaptation that works. If all fail, raises the error of the first adaptation."""
         several = len(self._renderers) > 1
         fits = list(probe.conversation.fits(tool_template=several, has_developer="developer" in self.source))
         error: InvalidRequestError | None = None
         for _, some in itertools.groupby(fits, lambda fit: (fit == fits[0], replace(fit, level="as_is"))):
-            group = list(some)  # forms that differ only in the handling of roles, rendered in one round trip
+            group = list(some)  # adaptations that differ only in the handling of roles: one round trip
             conversations = [probe.conversation.put(fit, self._tool_style) for fit in group]
             contexts = [each.context(_unchanged) | self._tokens for each in conversations]
             attempts = self._renderers[group[0].tool_template].attempt(contexts)

@@ -36,8 +36,8 @@ class IncrementalDetokenizer:
 class StopMatcher:
     """Incremental search for stop strings; the result does not depend on how the text is split into pushes.
 
-    Among several matches, the stop string that ends first wins, and the longest among equal ends. Text that may still
-    become a stop string is held back.
+    Among several matches, the match that ends first wins, and the longest of those with the same end. Text that may
+    still become a stop string is held back.
     """
 
     def __init__(self, stop: tuple[str, ...]) -> None:

@@ -52,7 +52,7 @@ class FairQueue:
             raise
 
     def _make_room(self, tenant: str) -> None:
-        """Reject the newest waiter of the tenant with the most waiters, or the new one if it is of that tenant."""
+        """Reject the newest waiter of the tenant with the most waiters, or the new waiter if it is that tenant's."""
         most = max(self._waiting, key=lambda one: len(self._waiting[one]))
         if len(self._waiting[most]) <= len(self._waiting.get(tenant, ())) + 1:
             raise self._overloaded(f"is full ({self._max_waiting})")

@@ -1,7 +1,7 @@
 """Penalties, biases and bans on the logits of one answer, updated incrementally for each token.
 
-`protocol.sampling.SamplingParams` defines their meaning. Recomputing all edits for each token would dominate the time
-between two steps for a repetition penalty on a prompt of thousands of tokens.
+`protocol.sampling.SamplingParams` defines their meaning. With a repetition penalty on a prompt of thousands of tokens,
+recomputing all edits for each token would take most of the time between two steps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LogitEdits:
 
 
 class LogitEditor:
-    """Incremental edits of a growing answer, including draft tokens."""
+    """Source of the logit edits for the next token of one answer, updated as the answer and its draft tokens grow."""
 
     def __init__(self, params: ResolvedParams, prompt_ids: Iterable[int], end_ids: Iterable[int]) -> None:
         """`end_ids`: the tokens that end the answer, from `SamplingParams.end_ids`."""
@@ -65,7 +65,7 @@ class LogitEditor:
         self.num_tokens += len(tokens)
 
     def edits(self, drafts: Sequence[int] = ()) -> LogitEdits | None:
-        """Return the edits for the token after the answer and `drafts`; None if no logits change."""
+        """Return the edits for the next token, after the answer so far and `drafts`; None if no logits change."""
         self._follow(drafts)
         number, held_open = len(self._places), self.num_tokens + len(drafts) < self._params.min_tokens
         if not number or not (held_open or self._penalises or self._bias):

@@ -34,7 +34,8 @@ class OfferedTools:
     def call_limit(self, constraint: Constraint | None, *, detects_repetition: bool) -> CallLimit | None:
         """Create the limit on one answer's calls; None if no limit applies.
 
-        The answer ends after the first call if only one is allowed and no constraint enforces that, or on a loop.
+        The answer ends after the first call if only one call is allowed and no constraint enforces that. It also ends
+        if equal calls repeat.
         """
         once = constraint is None and not self.use.parallel
         if not (once or (detects_repetition and self.use.parallel)):
@@ -43,7 +44,7 @@ class OfferedTools:
 
 
 class CallLimit:
-    """Matcher that ends an answer after its first call if `once`, else after the third of equal calls. Has the same
+    """Matcher that ends an answer after its first call if `once`, else after the third equal call. Has the same
     `push` as `StopMatcher`.
     """
 

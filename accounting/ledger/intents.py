@@ -119,7 +119,7 @@ class OverflowFile:
 
 
 class IntentFile:
-    """A mapped file of `places` slots with up to `place_bytes` each, plus an overflow file for other records.
+    """A mapped file of `places` slots of `place_bytes` each, plus an overflow file for records that do not fit.
 
     One thread adds records; another may remove them.
     """
@@ -150,7 +150,7 @@ class IntentFile:
         return place
 
     def replace(self, place: int, record: bytes) -> int:
-        """Store a new record for `place`, free the old place, and return the new. On failure the old record stays."""
+        """Replace the record at `place`, and return the new record's place. On failure the old record stays."""
         if (moved := self.add(record)) is None:
             return place
         self.remove(place)

@@ -28,8 +28,8 @@ _LOCKS = 0x75706472  # first key of all Updraft advisory locks: "updr"
 
 
 class PostgresStore(LedgerStore):
-    """Connects at the first commit, and reconnects after failures. Uncommitted rows are kept in files on this machine
-    until then.
+    """A ledger in PostgreSQL. The store connects at the first commit, and reconnects after failures. Until a commit
+    succeeds, its rows are kept in files on this machine.
     """
 
     commits_intents = True

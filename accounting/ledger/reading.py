@@ -27,7 +27,7 @@ class LedgerReader:
     tie: str = "rowid"
 
     def totals(self, by: Sequence[str] = (), since: float = 0.0) -> list[dict[str, Any]]:
-        """Return sums over rows since `since`, for each combination of `by`, names of the table's groups or `day`."""
+        """Return sums over the rows since `since`, grouped by `by`: names of the table's groups, or `day`."""
         table = self.table
         groups = {name: self.day if name == "day" else table.groups[name] for name in by}
         named = {text if text.isidentifier() else name: text for name, text in groups.items()}

@@ -92,7 +92,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerTable(Table):
-    """The main table of a ledger, with a row per request, and the properties of its file."""
+    """The main table of a ledger file, with one row per request, and the settings of the file."""
 
     # Current format number. Older files are migrated, newer files are refused.
     format: int
@@ -104,9 +104,9 @@ class LedgerTable(Table):
     others: tuple[Table, ...] = ()
     # Column order of intent records, by older format.
     records: Mapping[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
-    # SQL expressions by name, for grouping sums besides by day.
+    # SQL expressions by which sums can be grouped, by name; the day is always available.
     groups: Mapping[str, str]
-    # SQL aggregates by name, besides `requests` and `errors`.
+    # SQL aggregates to compute besides `requests` and `errors`, by name.
     sums: Mapping[str, str]
     # Longest wait of a commit for other processes, in seconds.
     busy_s: float = 2.0
@@ -127,7 +127,7 @@ class LedgerTable(Table):
         return attrgetter(*self.columns)
 
     def insert(self, mark: str, *, settle: bool) -> str:
-        """Return the statement that inserts a row, or with `settle` updates its intent. Settled rows never change."""
+        """Return the statement that inserts a row. `settle`: update an existing intent. Settled rows never change."""
         marks, names = ", ".join(mark for _ in self.columns), ", ".join(self.columns)
         action = "NOTHING"
         if settle and self.state is not None:

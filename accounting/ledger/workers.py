@@ -82,7 +82,7 @@ class WorkerSlot:
 
 
 def left_behind(folder: Path, most: int, own: int | None) -> Generator[Path]:
-    """Yield the row files of dead workers, each locked against new workers during the loop step. Raises OSError."""
+    """Yield the row files of dead workers. New workers cannot take a file while it is yielded. Raises OSError."""
     for number in range(most):
         if number == own or not _intents(folder, number).exists():
             continue

@@ -146,7 +146,7 @@ class LedgerWriter:
             return False
         try:
             record = self._record_of(values)
-        except UnicodeError:  # the commit will report it
+        except UnicodeError:  # the commit will report the error
             return before is not None
         if (place := intents.add(record) if before is None else intents.replace(before, record)) is not None:
             self._places[row_id] = place
@@ -207,7 +207,7 @@ class LedgerWriter:
             _log.error("%d rows were lost, since the ledger cannot be written.", self.waiting - kept)
 
     def _take(self, goes_on: bool) -> tuple[bool, list[threading.Event]]:
-        """Move new rows to `_unwritten`. Return False after the last call, and the events to set."""
+        """Move new rows to `_unwritten`. Return whether the thread goes on, and the events to set after the commit."""
         flushed: list[threading.Event] = []
         pause_s = _RETRY_S if self.failing else _HOUSEKEEPING_AGAIN_S
         with contextlib.suppress(queue.Empty):
@@ -281,7 +281,7 @@ class LedgerWriter:
         _tell(batch, is_written=True)
 
     def _keep_house(self) -> None:
-        """Periodically commit the rows of dead workers, mark their intents, and delete old rows."""
+        """Periodically commit the rows of dead workers, mark their intents as abandoned, and delete old rows."""
         if self.failing or time.monotonic() < self._housekeeping_at:
             return
         deleted, pause_s = 0, _HOUSEKEEPING_S

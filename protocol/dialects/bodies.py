@@ -10,7 +10,7 @@ from ..http import sse
 
 
 class TranslatedBody:
-    """Stream of `events(payloads of body)`. `aclose` also closes `body`, even if iteration never started."""
+    """Stream of `events(payloads of body)`, as bytes. `aclose` also closes `body`, even before iteration starts."""
 
     def __init__(
         self, body: AsyncIterator[bytes], events: Callable[[AsyncIterator[bytes]], AsyncGenerator[bytes]]

@@ -96,7 +96,7 @@ class FormParser:
     def _part(self, head: bytes) -> FormPart:
         self._parts += 1
         if self._parts > _MAX_PARTS or len(head) > _MAX_HEAD:
-            raise _broken(f"there are more than {_MAX_PARTS} parts, or a part has too long headers")
+            raise _broken(f"there are more than {_MAX_PARTS} parts, or the headers of a part are too long")
         try:
             lines = head.decode().split("\r\n")
         except UnicodeDecodeError as error:

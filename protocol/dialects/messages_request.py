@@ -1,6 +1,7 @@
 """Anthropic's Messages requests: decoding, checks, and translation to chat requests.
 
-Fields without an equivalent in chat requests are refused by name; hints such as `cache_control` are ignored.
+A field without an equivalent in chat requests raises an error that names the field. Hints such as `cache_control` are
+ignored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ollama's requests: decoding, checks, and translation to chat requests.
 
-Fields and options without an equivalent in chat requests are refused by name. `keep_alive` is accepted and ignored,
-because the server's settings determine when a model is unloaded.
+A field or option without an equivalent in chat requests raises an error that names the field. `keep_alive` is accepted
+and ignored, because the server's settings determine when a model is unloaded.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class ResponseEvents:
         return self._taken()
 
     def end(self) -> list[bytes]:
-        """Finish the response; fails it if no chunk had a finish reason."""
+        """Finish the response, or fail it if no chunk had a finish reason."""
         if self._finish_reason is None:
             return self.fail({"message": "The answer ended without a finish reason."})
         reason = _INCOMPLETE.get(self._finish_reason)
@@ -151,7 +151,7 @@ class ResponseEvents:
         self._emit(f"response.{kind}.delta", **self._place(opened), delta=text, **extra)
 
     def _open_text(self, kind: _Kind) -> _Open:
-        """Start a part: in the open message if both are message parts, else in a new item."""
+        """Start a part of the open message if there is one and `kind` belongs in a message; else start a new item."""
         before = self._text
         if before is not None and "reasoning_text" not in (kind, before.kind):
             self._close_part(before)

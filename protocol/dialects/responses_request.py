@@ -1,6 +1,6 @@
 """OpenAI's Responses requests: decoding, checks, and translation to chat requests.
 
-Fields without an equivalent in chat requests are refused by name.
+A field without an equivalent in chat requests raises an error that names the field.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Access:
                 raise AuthenticationError("The API key is missing or wrong: send it as Authorization: Bearer KEY.")
 
     def _is_ours(self, host: str, address: str) -> bool:
-        """Whether `host` is a valid name of this server. `address` is the socket's, which DNS rebinding cannot fake."""
+        """Whether `host` is a valid name of this server. DNS rebinding cannot fake `address`, the socket's address."""
         if not host:
             return False
         if is_loopback(host) or host == address or host in (each.lower() for each in self.allowed_hosts):
@@ -135,8 +135,8 @@ def host_is_loopback(authority: str) -> bool:
 
 
 def check_keyless(host: str, advice: str) -> None:
-    """Check that a server without an API key listens on loopback only, also if `host` is a name. Raises
-    ConfigurationError, which gives `advice`.
+    """Check that a server without an API key listens on loopback only, even if `host` is a name. Raises
+    ConfigurationError with `advice`.
     """
     if not (is_loopback(host) and _stands_for_loopback(host)):
         raise ConfigurationError(f"--host {host} opens the port to others without a key: {advice}.", param="host")

@@ -29,7 +29,7 @@ class ConnectionLimits:
 
     def admit(self, connection: HeldConnection, address: str) -> bool:
         """Register a new, idle connection. Returns False if a limit is reached and no connection is idle."""
-        if self._counts[address] >= self._per_address and not is_loopback(address):  # exempt reverse proxies
+        if self._counts[address] >= self._per_address and not is_loopback(address):  # loopback: a reverse proxy
             self._close_oldest(self._resting.get(address, {}))
             if self._counts[address] >= self._per_address:
                 return False

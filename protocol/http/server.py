@@ -34,7 +34,7 @@ DRAIN_S = 10.0
 """Default time for requests in flight to finish after SIGTERM or SIGINT, in seconds."""
 
 WEBSOCKET_MESSAGE_BYTES = 8 * 2**20  # same limit as for request bodies
-_ACCEPTED = 32  # connections accepted per loop iteration: new ones count against the limits two iterations later
+_ACCEPTED = 32  # connections accepted per loop iteration; they count against the limits two iterations later
 _BACKLOG = 1024
 _LEAVE_S = 5.0  # time from the end of the drain to SIGKILL
 _PARENT_POLL_S = 0.5
@@ -204,7 +204,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Handle signals like uvicorn, but do not raise them again after a graceful shutdown (exit status -15)."""
+        """Handle signals like uvicorn, but do not raise them again after a shutdown: the exit status would be -15."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -55,7 +55,7 @@ _HEAD_ONLY = "updraft.head_only"  # scope key of a HEAD request, which is routed
 _MAX_HEADERS = 256
 _SINGLE = (b"host", b"transfer-encoding")
 _VERSIONS = ("1.1", "1.0", "2", "3")
-_KEPT = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/chat/completions")  # the router has more routes here
+_KEPT = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/chat/completions")  # only the router has all routes here
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:")
 _log = logging.getLogger("updraft.http")
 
@@ -370,12 +370,12 @@ def _check_framing(scope: Scope) -> None:
     sent = dict(headers)
     coding, version = sent.get(b"transfer-encoding"), scope.get("http_version", "1.1")
     if coding is not None and (b"content-length" in sent or version == "1.0"):
-        raise InvalidRequestError("Transfer-Encoding excludes Content-Length and HTTP/1.0.", code="invalid_http")
+        raise InvalidRequestError("Transfer-Encoding rules out Content-Length and HTTP/1.0.", code="invalid_http")
     if coding is not None and coding.lower() != b"chunked":
         raise InvalidRequestError("The only supported Transfer-Encoding is chunked.", code="invalid_http")
     names = [name for name, _ in headers] if len(sent) < len(headers) else []
     if (names and max(map(names.count, _SINGLE)) > 1) or version not in _VERSIONS:
-        message = "A request must have one Host, at most one Transfer-Encoding, and a known version of HTTP."
+        message = "A request must have one Host, at most one Transfer-Encoding, and a known HTTP version."
         raise InvalidRequestError(message, code="invalid_http")
     if len(headers) > _MAX_HEADERS:
         raise InvalidRequestError(f"More than {_MAX_HEADERS} headers: send fewer.", code="too_many_headers")

@@ -64,7 +64,7 @@ class Certificate:
 
 
 class Handshake(asyncio.Protocol):
-    """Protocol of a connection during the TLS handshake. Counts as a connection; failures close it silently."""
+    """Protocol of a connection during the TLS handshake. The connection limits apply. A failure closes silently."""
 
     _early = b""  # decrypted data received before the handshake task resumes
     _is_encrypted = False
@@ -134,4 +134,4 @@ def check_encrypted(host: str, tls: TlsFiles | None, *, insecure: bool) -> None:
 
 
 def _no_passphrase() -> str:
-    raise ConfigurationError("The private key has a passphrase: give --tls-key a file without one.", param="tls_key")
+    raise ConfigurationError("The private key has a passphrase: give --tls-key an unencrypted key.", param="tls_key")

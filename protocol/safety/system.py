@@ -1,7 +1,7 @@
 """Platform-dependent features: file locks, process limits, signals, file owners, Unix sockets.
 
-Other modules use these features only through this one. On a system without a feature its protection is missing, but
-everything else works.
+Other modules use these features only through this module. On a system that lacks a feature, its protection is
+missing, but everything else works.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LOCK_PAUSE_S = 0.01
 _BOOT_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 _MAX_SOCKET_PATH = 103  # bytes: the limit of macOS, the lowest of all systems
 _LISTENS = "0A"  # state of a listening socket in /proc/net/tcp
-_READS = 3  # attempts to read a table that may change meanwhile, so that a read can miss a line
+_READS = 3  # maximum reads of a table: one read can miss a line, because the table changes meanwhile
 _MAPPED = bytes(10) + b"\xff\xff"  # prefix of IPv4 addresses mapped to IPv6
 #: Result of `connection_user` if the client has already closed the connection.
 NO_USER = -1
@@ -243,7 +243,7 @@ def limit_time(cpu_seconds: float, wall_seconds: float = 0.0) -> None:
 def socket_folder(prefix: str, name: str) -> Path:
     """Create a private temporary folder whose path is short enough for a Unix socket called `name`.
 
-    The folder is in the default temporary folder, or else in /tmp. Raises ConfigurationError if both are too long.
+    The folder is in the default temporary folder, or else in /tmp. Raises ConfigurationError if neither path is short.
     """
     for parent in (tempfile.gettempdir(), _SHORT_FOLDER):
         with suppress(OSError):

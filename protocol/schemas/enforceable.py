@@ -1,7 +1,8 @@
-"""Rewriter of JSON Schema keywords that grammars cannot enforce into keywords that they can.
+"""Rewriter of JSON schemas: replaces keywords that grammars cannot enforce by keywords that grammars can enforce.
 
 Rewrites constructs of pydantic and similar libraries: sets, dictionaries with constrained keys, decimals and UUID
-versions. Other such keywords are dropped with a note; a strict schema keeps them, and the grammar refuses them by name.
+versions. Other such keywords are dropped with a note. A strict schema keeps them, and building its grammar then fails
+with an error that names the keyword.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _PATTERNS = {
     "uuid": _UUID % "[1-8]",
     **{f"uuid{version}": _UUID % version for version in range(1, 9)},
 }
-_MAX_LISTS = 100  # lists that a set may expand to
+_MAX_LISTS = 100  # maximum lists that a set may expand to
 _MAX_DIGITS = 100  # digits of a decimal
 #: Pydantic's lookahead patterns for Decimal, up to version 2.13: limits on digits, on decimal places, both, or neither.
 _DECIMAL = re.compile(
@@ -45,7 +46,7 @@ def enforceable(schema: dict[str, Any], notes: set[str], *, strict: bool) -> dic
     """Rewrite a schema so that a grammar can enforce it; adds a note to `notes` for each dropped keyword.
 
     Unknown formats such as `path` are always dropped. Other keywords that cannot be enforced are dropped unless
-    `strict`; a strict schema keeps them, and the grammar refuses them by name. The caller must limit the depth.
+        `strict`; for a strict schema, building the grammar then fails. The caller must limit the depth.
     """
     return _Rewriting(schema, notes, strict=strict).schema(schema)
 

@@ -39,7 +39,7 @@ _RETRY_S = 1.0  # seconds between retries, as other processes settle too
 
 @dataclass(frozen=True, slots=True)
 class BudgetLimits:
-    """Limits of one period; None: no limit. False if no limit is set."""
+    """Limits of one period; None: no limit. Falsy if no limit is set."""
 
     # Limit in US dollars, by the configured prices.
     usd: float | None = None
@@ -113,7 +113,7 @@ class Reservation:
 
 
 class InFlight:
-    """The requests of one process with a reservation, and the requests waiting for one to settle.
+    """The requests of one process that hold a reservation, and the requests waiting for a reservation to settle.
 
     Kept across changes of the budget's limits.
     """
@@ -128,7 +128,7 @@ class InFlight:
     async def settlement(self, until: float, seen: int) -> bool:
         """Wait for another request to settle, until `until` on the monotonic clock. Return False if none is in flight.
 
-        `seen`: the value of `settlements` before the reservation was tried; a later settlement returns at once.
+        `seen`: the value of `settlements` before the reservation was tried. Returns at once if it has grown since.
         """
         left = until - time.monotonic()
         if left <= 0:
@@ -153,7 +153,7 @@ class InFlight:
 class Budget:
     """The limits of one router, by scope: "all", "key" and "user".
 
-    If the ledger is missing, because of `problem`, every reservation is refused.
+    Without a ledger, every reservation is refused. `problem`: why the ledger is missing.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Budget:
         return min(first_day(limits.period, _today()) for limits in self._limits.values()) * DAY_S
 
     async def exceeded(self, caller: Caller, demand: Demand) -> BudgetExceededError | None:
-        """Return the error if a budget has no room for the least of `demand`, else None. Reserves nothing."""
+        """Return the error if a budget has no room for the least charge of `demand`, else None. Reserves nothing."""
         try:
             await self._alone(lambda connection: self._checked(connection, _today(), caller, demand))
         except BudgetExceededError as error:
@@ -184,7 +184,7 @@ class Budget:
     async def reserve(self, caller: Caller, demand: Demand, held: Reservation | None = None) -> Reservation:
         """Charge `demand` to all budgets of `caller`, or raise BudgetExceededError and charge nothing.
 
-        `held`: the request's earlier reservation. The result combines both, on the day of the first.
+        `held`: the request's earlier reservation. The result combines both reservations, on the day of `held`.
         """
         before = Reservation(_today(), NOTHING) if held is None else held
 
@@ -226,7 +226,7 @@ class Budget:
     def _checked(
         self, connection: sqlite3.Connection, day: int, caller: Caller, demand: Demand
     ) -> tuple[list[Claim], list[Standing]]:
-        """Return the claims for the least of `demand`, and their accounts' state. Raises BudgetExceededError."""
+        """Return the claims for the least charge of `demand`, and their accounts' state. Raises BudgetExceededError."""
         claims, standings, least = list[Claim](), list[Standing](), demand.charge(demand.wanted.least)
         for scope, limits in self._limits.items():
             spent, reasons = self._spent(connection, day, scope, caller), list[str]()

@@ -42,7 +42,7 @@ class FeedbackNote(msgspec.Struct, kw_only=True):
     request_id: str
     # Feedback that is now recorded.
     feedback: Literal["up", "down"]
-    # Whether `updraft learn` will use it: the device wrote the whole answer, and experience is kept.
+    # Whether `updraft learn` will use the feedback: the device wrote the whole answer, and experience is kept.
     learned: bool
 
 

@@ -67,7 +67,7 @@ class CloudCall:
         if self.is_broken or not (self.unbilled or self.counted.prompt_tokens):
             return NOTHING if self.demand is None else self.demand.charge(self.unreported_tokens)
         tokens = self.counted.prompt_tokens + self.counted.completion_tokens
-        return Charge(cloud_tokens=tokens, usd=self.usd(prices) or 0.0)  # dollar budgets need all prices
+        return Charge(cloud_tokens=tokens, usd=self.usd(prices) or 0.0)  # dollar budgets require a price per model
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class RequestRecord:
     started: float = field(default_factory=time.monotonic)
     # Time of arrival, in seconds since the epoch.
     timestamp: float = field(default_factory=time.time)
-    # Route of the answer; None before there is one.
+    # Route of the answer; None before there is an answer.
     route: Route | None = None
     # Decision that produced the answer.
     decision: GateDecision = field(default_factory=lambda: GateDecision(0, False, "refused before routing"))

@@ -34,7 +34,7 @@ from .cloud_call import work_of
 from .escalation import CloudReply, CloudStreamReply, Escalation
 from .several import all_of
 
-_LONG = 2**12  # characters of question and answer, which the gates read in a millisecond
+_LONG = 2**12  # characters of question and answer; the gates read longer texts in a thread
 _LINE_BEGUN = 16  # characters at the end of the text that are searched for a line end
 _T = TypeVar("_T")
 
@@ -347,7 +347,7 @@ class Cascade:
     def cloud_time_left_s(self) -> float:
         """Return the time to wait for the cloud, which leaves time for a local fallback before a deadline.
 
-        A finished local answer is left 10 % of the remaining time, an unfinished one half if both tiers fit.
+        Leaves 10 % of the remaining time if the local answer is finished, else half if both tiers fit in sequence.
         """
         remaining = self.job.remaining_s
         if self.ruling.local and self._answer is not None and self._answer.finish_reason is not None:
@@ -412,7 +412,7 @@ class Cascade:
         return decision
 
     async def _stops_early(self, answer: LocalAnswer) -> bool:
-        """Return whether gate 2 escalates. It decides once: at its token count, or earlier if streaming starts then."""
+        """Return whether gate 2 escalates. It decides once: at `gates.tokens`, or when streaming starts if earlier."""
         if not self.ruling.open:
             return False
         at = self.gates.tokens

@@ -86,7 +86,7 @@ class CloudAttempt:
         self.record.time_dependent = True
 
     async def _book(self, cause: str) -> bool:
-        """Charge a broken attempt, separately from the next one. Return False if the budget cannot pay for another.
+        """Charge a broken attempt, separately from the next attempt. Return False if the budget forbids a retry.
 
         The prompt counts as read. The answer's length is unknown, so budgets are charged the least reservation.
         """

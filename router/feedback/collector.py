@@ -83,9 +83,9 @@ class LearningCounts:
 class ExperienceCollector:
     """Collector that stores judged requests on its own thread, so that no request waits.
 
-    At most `MAX_WAITING` answers wait; further ones are dropped and counted. All waiting answers are stored in one
-    transaction. If another process writes for 5 seconds, they count as failed. `explored`: probability that a request
-    is sampled for grading. `keep_text`: also store the prompt and the answer.
+    At most `MAX_WAITING` answers wait; further answers are dropped and counted. All waiting answers are stored in one
+    transaction. If another process writes for 5 seconds, these answers count as failed. `explored`: probability that
+    a request is sampled for grading. `keep_text`: also store the prompt and the answer.
     """
 
     def __init__(self, experience: Experience, pair: str, *, explored: float = 0.0, keep_text: bool = False) -> None:
@@ -125,7 +125,7 @@ class ExperienceCollector:
     async def close(self) -> None:
         """Store the waiting answers, for up to 5 seconds, and close the experience. Idempotent.
 
-        Starts no thread to wait for the learner's, since the interpreter refuses new threads at exit.
+        Starts no thread to wait for the learner's thread, since the interpreter refuses new threads at exit.
         """
         self._deadline = min(self._deadline, time.monotonic() + BUSY_S)
         try:

@@ -1,4 +1,4 @@
-"""Gates that learn in use: exploration sends a sample of local answers to the cloud as well, shadow mode all.
+"""Gates that learn in use: exploration has the cloud answer a sample of the requests as well, shadow mode all.
 
 After a drift from the calibration, the gates become more cautious and say so.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _GatesAround:
-    """Base of gates that wrap other gates and delegate the reading to them."""
+    """Base of gates that wrap other gates and let these read questions and answers."""
 
     def __init__(self, gates: Gates) -> None:
         self._gates = gates
@@ -89,7 +89,7 @@ class ExplorationGates(_GatesAround):
         return ExplorationGates(gates, exploration=self._exploration, shadow=self._shadow, rng=self._rng)
 
     def unobserved(self) -> ExplorationGates:
-        """Return the gates for a request of no user: it is not sampled, and does not count for drift."""
+        """Return the gates for a request that no user sent: it is not sampled, and does not count for drift."""
         gates = ExplorationGates(self._gates, monitor=self.monitor)
         gates._observes = False
         return gates

@@ -1,4 +1,4 @@
-"""Gates 1 to 3, which judge before, during and after the local answer whether the cloud's is likely to be better."""
+"""Gates 1 to 3, which judge before, during and after the local answer whether the cloud would answer better."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ _CONFIDENCES: dict[ConfidenceSignal, str] = {
     "entropy": "confidence by entropy",
     "margin": "confidence by margin",
 }
-_QUALITIES = 10_000  # distinct targets of requests; a target in between is rounded up to the stricter one
+_QUALITIES = 10_000  # distinct targets of requests; a target in between is rounded up to the next stricter target
 
 
 class PolicyGates:
@@ -157,7 +157,7 @@ class PolicyGates:
         return self.target if quality is None else Target("quality", quality, promise=self.target.promise)
 
     def _promised(self, quality: float | None) -> str:
-        """Return an addition to the reason if the promise holds on average. Other pairs and costs have no promise."""
+        """Return an addition to the reason if the promise is kept on average; empty without a promise, as for costs."""
         target = self._target_of(quality)
         kept = target.promise == "mean" and target.name != "cost" and not self._caveat
         return ", a threshold that keeps the target on average" if kept else ""

@@ -20,7 +20,7 @@ _MAX_REASON = 200  # characters of an error message, which may repeat values of 
 
 @dataclass(frozen=True, slots=True)
 class TierAvailability:
-    """Availability of the tiers. `local_missing` and `cloud_missing`: why a tier is absent; None if it is there."""
+    """Availability of the tiers. `local_missing` and `cloud_missing`: why a tier is absent, or None."""
 
     local_missing: UpdraftError | None
     cloud_missing: UpdraftError | None
@@ -125,7 +125,7 @@ def _why_local(job: RoutingRequest) -> str:
     if job.privacy_rule is not None:
         if job.privacy_rule in UNREADABLE:
             return f"private: no rule can read {job.privacy_rule}, so the request stays on this device"
-        return f"private: the rule {job.privacy_rule} keeps it on this device"
+        return f"private: the rule {job.privacy_rule} keeps the request on this device"
     return "the request asked for the local model"
 
 

@@ -43,7 +43,7 @@ P = TypeVar("P", "Policy", "PolicyCard")
 
 
 def load_gates(selection: GateSelection) -> Gates:
-    """Load the gates. Raises ConfigurationError for an unusable policy: damaged, of other models or another version."""
+    """Load the gates. Raises ConfigurationError for a policy that is damaged, or of other models or another version."""
     if selection.confidence is not None:
         return ConfidenceGates(selection.confidence, selection.confidence_signal)
     from ...classifier.policy.policy import Policy
@@ -58,7 +58,7 @@ def load_gates(selection: GateSelection) -> Gates:
 
 
 def check_policy(selection: GateSelection) -> bool:
-    """Check the policy files that `load_gates` would load, and return whether there are any. Raises as `load_gates`."""
+    """Check the policy files that `load_gates` would load, and return whether any exist. Raises its errors."""
     from ...classifier.policy.policy import checked_card
 
     chosen = _chosen(selection, checked_card)
@@ -121,9 +121,9 @@ def other_weights(folder: Path, models: dict[str, str], difference: tuple[str, s
     """Return the error for a policy whose local model has the name of the running model but differs from it."""
     made, runs = difference
     return ConfigurationError(
-        f"The policy in {folder} was calibrated for {models.get('local')} as {made}, but here it runs as {runs}: it "
-        "answers differently, so the promise does not hold. Calibrate again (updraft calibrate), run the file of the "
-        "calibration, set confidence= instead (a plain threshold), or set allow_foreign_policy=true to use the "
+        f"The policy in {folder} was calibrated for {models.get('local')} as {made}, but here it runs as {runs}. The "
+        "model answers differently, so the promise does not hold. Calibrate again (updraft calibrate), run the file of "
+        "the calibration, set confidence= instead (a plain threshold), or set allow_foreign_policy=true to use the "
         "policy anyway.",
         param="policy",
         code="policy_of_another_model",

@@ -117,7 +117,7 @@ def _has_iban(text: str) -> bool:
 
 
 def _joined(groups: list[str], longest: int) -> Iterator[str]:
-    """Yield runs of neighbouring groups, whose first has at least four, joined to at most `longest` characters."""
+    """Yield joined runs of neighbouring groups, of at most `longest` characters; the first group has at least four."""
     for first, group in enumerate(groups):
         if len(group) >= 4:  # as on every card; otherwise a megabyte of single digits would take seconds
             yield from _prefixes(groups[first : first + longest], longest)
@@ -141,12 +141,12 @@ def _mod_97(account: str) -> bool:
     return int((account[4:] + account[:4]).translate(_VALUES)) % 97 == 1
 
 
-# The name may be in quotes, and the host an IP address in brackets. People also write "joe (at) example [dot] com".
+# E-mail addresses: with a name in quotes or an IP address in brackets too, and as in "joe (at) example [dot] com".
 _AT = r"(?:@| @ | ?[(\[{<] ?(?:@|(?i:at)) ?[)\]}>] ?)"
 _DOT = r"(?:\.| ?[(\[{<] ?(?:\.|(?i:dot)) ?[)\]}>] ?)"
 _EMAIL = rf'(?:[\w.%+-]|"[^"\n]{{1,64}}"){_AT}(?:[\w-]+(?:{_DOT}[\w-]+)+|\[(?:IPv6:)?[0-9A-Fa-f]*[.:][0-9A-Fa-f.:]+\])'
-# With a country code, in North American groups, or with the leading zero of many national numbers and a separator.
-# Four digits after a two-digit area are a year, as in "05/2024", unless more follow.
+# Phone numbers: with a country code, in North American groups, or with the leading zero of many national numbers and
+# a separator. Four digits after a two-digit area are a year, as in "05/2024", unless more digits follow.
 _NUMBER = r"(?:[0-9]{5,8}|(?:[0-9]{3}|[03-9][0-9]{3}|1[0-8][0-9]{2}|2[1-9][0-9]{2})[ -][0-9]{3,4})"
 _PHONE = (
     r"(?:(?:^|[^0-9A-Za-z])\+|\b00)[1-9](?:[ ()./_-]{0,2}[0-9]){7,14}\b"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from html.entities import html5
 
 _LAYERS = 8  # nested escapes; real texts have fewer
-# One group per notation. Octal digits are C's.
+# One group per notation. Octal escapes are those of C.
 _ESCAPE = re.compile(
     r"(?<!\\)\\++(?:(?-i:U)([0-9a-f]{8})|u([0-9a-f]{4})|[ux]\{0{0,8}([0-9a-f]{1,6})\}|x([0-9a-f]{2})|(0000[0-9a-f]{2})"
     r"|0?([0-3][0-7]{2})|N\{([a-z0-9 -]{2,80})\}|([nrt\"'/@.:_*-]))"
@@ -35,7 +35,7 @@ _BASE64 = re.compile(r"(?:[A-Za-z0-9+/_-]{60,}+\r?\n)*[A-Za-z0-9+/_-]{11,}+", re
 _HEX = re.compile(
     r"(?<![0-9a-z])(?:(?:[0-9a-f]{2}){6,}+|[0-9a-f]{2}(?:[ :][0-9a-f]{2}){5,}+)(?![0-9a-z])", re.ASCII | re.IGNORECASE
 )
-# Base32 (RFC 4648) of ASCII, which has a zero bit in five of eight letters. Few words of a language have that.
+# Base32 (RFC 4648) of ASCII: in five of eight letters one bit is always zero, which is rare in words of a language.
 _BASE32_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 _BASE32_DIGITS = str.maketrans(_BASE32_LETTERS, "0123456789ABCDEFGHIJKLMNOPQRSTUV")
 _BASE32_GROUP = "".join(
@@ -102,7 +102,7 @@ def encoded_texts(text: str) -> Iterator[str]:
 
 
 def base85_texts(text: str, budget: ReadingBudget) -> Iterator[str]:
-    """Yield the base85 texts in the raw `text`, since base85 uses escape characters. Raises TooLongError."""
+    """Yield the base85 texts in undecoded `text`, since base85 contains escape characters. Raises TooLongError."""
     for match in _FRAMED.finditer(text):
         yield from filter(None, (_decoded(base64.a85decode, match[1]),))
     for match in _BASE85.finditer(text):
@@ -206,5 +206,5 @@ def _readable(octets: bytes) -> str:
 
 
 def _is_mixed(data: str) -> bool:
-    """Return whether `data` has capitals, small letters and digits, as most data and few words have."""
+    """Return whether `data` has capitals, small letters and digits, like most encoded data, but few words."""
     return all(re.search(kind, data) for kind in ("[A-Z]", "[a-z]", "[0-9]"))

@@ -13,11 +13,11 @@ from .seams import value_seams
 from .text_views import strings
 
 _JSON = re.compile(r'\s*+["[{]')
-_EACH = 4  # cost of a text besides its characters
+_EACH = 4  # cost of each text in characters, in addition to its length
 
 
 def meanings(text: str, budget: ReadingBudget) -> Iterator[str]:
-    """Yield `text`, its decoded forms, and if it is JSON its strings, which may be JSON again."""
+    """Yield `text`, its decoded forms and, if it is JSON, the strings in it, which may be JSON again."""
     waiting = [text]
     while waiting:
         text = waiting.pop()

@@ -46,7 +46,7 @@ def value_seams(value: Any, budget: ReadingBudget) -> Iterator[str]:
 
 
 def _digit_seams(texts: Iterable[str], budget: ReadingBudget) -> Iterator[str]:
-    """Yield the digit groups at the end of a text and the start of the next, if enough for a card."""
+    """Yield the digit groups at the end of a text and the start of the next, if they are enough for a card."""
     last: list[str] = []  # groups at the end of the previous texts, the latest first
     for text in filter(None, map(str.strip, texts)):
         begin, end, whole = text[:_MAX_WORD], text[-_MAX_WORD:], len(text) <= _MAX_WORD
@@ -68,7 +68,7 @@ def _number(value: object) -> str:
 
 
 def _groups(text: str) -> tuple[list[str], bool]:
-    """Return the digit groups at the start of `text`, and whether it holds nothing else but marks."""
+    """Return the digit groups at the start of `text`, and whether `text` contains only groups and marks."""
     match = _HEAD.match(text)
     return (re.findall(r"\d+", match[1]), match.end() == len(text)) if match else ([], False)
 

@@ -79,7 +79,7 @@ def plain(text: str) -> str:
 
 
 def _normal(form: Literal["NFD", "NFKC"], text: str, budget: ReadingBudget) -> str:
-    """Return `text` in a normal form. Its growth counts as read."""
+    """Return `text` in a normal form. The text's growth counts as read."""
     if text.isascii():
         return text
     pieces: list[str] = []
@@ -90,7 +90,7 @@ def _normal(form: Literal["NFD", "NFKC"], text: str, budget: ReadingBudget) -> s
 
 
 def _look(character: str) -> str | None:
-    """Return the plain form of a character, or None if it is invisible or only surrounds another."""
+    """Return the plain form of a character, or None if it is invisible or only surrounds another character."""
     if (look := _LOOKS_LIKE.get(character)) is not None:
         return look
     kind = unicodedata.category(character)

@@ -24,9 +24,9 @@ _KINDS = {
 _REFERENCES = {"image_url": IMAGE, "input_image": IMAGE, "images": IMAGE, "video_url": IMAGE} | {
     "input_audio": AUDIO, "audio_url": AUDIO, "file_id": FILE, "file_ids": FILE, "file_data": FILE, "file_url": FILE,
 }  # fmt: skip
-# Fields that refer to such content if they hold more than a string.
+# Fields that refer to content other than text only if their value is more than a string.
 _OBJECTS = {"image": IMAGE, "video": IMAGE, "audio": AUDIO, "file": FILE, "files": FILE, "document": FILE}
-# Schemas and options hold only texts and numbers, whatever their names.
+# Schemas and options, which contain only texts and numbers, even under names such as `audio`.
 _OPTIONS = (
     "tools", "functions", "tool_choice", "function_call", "response_format", "guided_json", "structured_outputs",
     "json_schema",

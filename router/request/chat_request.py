@@ -24,7 +24,7 @@ from ...protocol.requests import (
 from ...protocol.safety.names import check_names
 from .json_narrowing import table, tables
 
-#: Smallest values that any engine accepts. Some accept -1 for an answer without a limit.
+#: Smallest values that any engine accepts. Some engines accept -1 for an answer without a limit.
 _MINIMA = {"temperature": 0, "max_tokens": 1, "max_completion_tokens": 1, "n": 1}
 _UNBOUNDED = {"max_tokens": (-1,), "max_completion_tokens": (-1,)}
 #: Fields whose contents may have other types on other servers.
@@ -57,7 +57,7 @@ class RoutingRequest:
     quality_given: bool = False
     # Threshold of the plain cascade, if the request sets one.
     confidence: float | None = None
-    # Signal for `confidence`; None for the setting's.
+    # Signal for `confidence`; None: the signal in the settings.
     confidence_signal: ConfidenceSignal | None = None
     hold_tokens: int | None = None
     # Time at which the caller gives up, on the clock of `time.monotonic()`.
@@ -152,7 +152,7 @@ def check_private(options: UpdraftOptions, requested_tier: RequestedTier) -> Non
 
 
 def continued(messages: Sequence[Message], text: str, *, continues: bool) -> list[Message]:
-    """Return `messages` with `text` as the start of the assistant's turn. `continues`: that turn is the last one."""
+    """Return `messages` with `text` as the start of the assistant's turn. `continues`: extend the last message."""
     if continues:
         *before, last = messages
         return [*before, Message(role=last.role, content=last.text + text, name=last.name)]
@@ -248,16 +248,17 @@ def beyond_the_device(request: ChatRequest | CompletionRequest) -> UnsupportedFe
             return UnsupportedFeatureError(f"{param}: this device supports only text.", param=param)
     if request.running_usage:
         return UnsupportedFeatureError(
-            "continuous_usage_stats: this device reports it at the end.", param="stream_options.continuous_usage_stats"
+            "continuous_usage_stats: this device reports usage at the end.",
+            param="stream_options.continuous_usage_stats",
         )
     return None
 
 
 def trim_user_turns(body: dict[str, Any]) -> None:
-    """Leave out what surrounds the text of `body`'s user turns, in a new list: the old one may be someone else's.
+    """Trim the text of the user turns in `body`, in a new list of messages, since others may use the old list.
 
-    Blanks and line feeds around a turn say nothing, but a small model may answer worse because of them. Both tiers get
-    the turn without them, so that one prompt is graded, judged and answered. The inside of a turn stays as it is.
+    Whitespace around a turn has no meaning, but a small model may answer worse because of it. Both tiers get the
+    trimmed turn, so that the same prompt is graded, judged and answered. The inside of a turn stays unchanged.
     """
     messages = tables(body.get("messages"))
     if messages is not None:
@@ -267,10 +268,10 @@ def trim_user_turns(body: dict[str, Any]) -> None:
 
 
 def trimmed(text: str) -> str:
-    """`text` without blank lines before it, blanks and line feeds after it, and blanks before its first line
-    unless another is indented too.
+    """Return `text` without blank lines at the start, blanks and line feeds at the end, and the indentation of the
+    first line unless another line is indented too.
 
-    A text of nothing else stays, and so does the end of a code block that is left open.
+    A text of only whitespace stays unchanged, as does the end of a code block that is left open.
     """
     return _end_trimmed(_start_trimmed(text)) or text
 

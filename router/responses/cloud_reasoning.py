@@ -1,4 +1,4 @@
-"""Separation of a cloud's `<think>` text as `reasoning_content` (setting `cloud_reasoning_tags`)."""
+"""Move of a cloud's `<think>` text to `reasoning_content` (setting `cloud_reasoning_tags`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def whole(completion: dict[str, Any]) -> dict[str, Any]:
 
 
 class CloudReasoning:
-    """Splitter for the events of one stream. Reasoning that the cloud has separated itself stays unchanged."""
+    """Splitter of reasoning from answer in one stream's events. Events with `reasoning_content` stay unchanged."""
 
     def __init__(self) -> None:
         self._splitters: dict[Any, ReasoningSplitter] = {}

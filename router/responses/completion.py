@@ -118,7 +118,7 @@ def notes_in(answer: dict[str, Any]) -> tuple[str, ...]:
 
 
 class ShownTokens:
-    """Buffer of an answer's tokens: each is released with the first of its text, those of a stop string never."""
+    """Buffer of an answer's tokens. A token is released once its text is shown; tokens of a stop string stay hidden."""
 
     def __init__(self, local: LocalTier) -> None:
         self._detokenizer = IncrementalDetokenizer(lambda token: local.token_bytes(token, skip_special=True))
@@ -138,7 +138,7 @@ class ShownTokens:
         self._written += len(self._detokenizer.flush())
         self._shown = max(self._shown, len(answer.text))
         if self._shown >= self._written:
-            self._shown = self._written + 1  # also tokens without text
+            self._shown = self._written + 1  # releases tokens without text too
         return self._released()
 
     def _released(self) -> list[tuple[int, Token]]:
@@ -185,7 +185,7 @@ class ChunkWriter:
         return last + counted + sse.DONE
 
     def end(self, reason: FinishReason, answer: LocalAnswer, **more: Any) -> bytes:
-        """Return the finish of an answer that is followed by others."""
+        """Return the finish of an answer that is followed by other answers."""
         stop_reason = answer.stop_reason or UNSET
         return self._chunk([ChunkChoice(Delta(), reason, self.index, stop_reason=stop_reason)], **more)
 

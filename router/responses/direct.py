@@ -50,8 +50,8 @@ class DirectCall:
     async def route(
         self, path: str, unsupported: InvalidRequestError | None, why_cloud: str
     ) -> tuple[Ruling, Escalation]:
-        """Return the tiers that may answer, and the escalation to the cloud. `unsupported`: why the device cannot.
-        `why_cloud`: reason to report if no rule decides for the cloud. Raises the errors of `rule`.
+        """Return the tiers that may answer, and the escalation to the cloud. `unsupported`: why the device
+        cannot answer. `why_cloud`: reason to report if no rule decides for the cloud. Raises the errors of `rule`.
         """
         self.job = replace(self.job, unsupported=unsupported)
         escalation = Escalation(self.job, self.state, self.record, path)

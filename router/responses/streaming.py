@@ -1,6 +1,6 @@
 """Streamed answers: replayed local answers, relayed cloud streams, and live local answers that a cloud may continue.
 
-Each is an async generator of SSE bytes. No cancel scope spans a `yield`, so any task may iterate it.
+Each stream is an async generator of SSE bytes. No cancel scope spans a `yield`, so any task may iterate a stream.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
 
 
 async def unjudged(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
-    """Yield several answers in sequence while they are generated, without gates. `run`: the first of them."""
+    """Yield several answers in sequence while they are generated, without gates. `run`: run of the first answer."""
     chunks = ChunkWriter(cascade.record, cascade.local.model_id, include_usage=cascade.job.include_usage)
     last, written = cascade.chat.num_answers - 1, 0
     try:
@@ -166,8 +166,8 @@ class _LocalText:
 
 
 async def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
-    """Apply gate 2 every `gates.tokens` tokens to the latest ones. An answer that has used up the caller's limit ends
-    by itself and is not judged.
+    """Apply gate 2 to the latest tokens, every `gates.tokens` tokens. An answer that has used up the caller's limit
+    ends by itself and is not judged.
     """
     spent = len(answer.tokens)
     if spent % cascade.gates.tokens or cascade.chat.sampling().max_tokens == spent:

@@ -34,7 +34,7 @@ from .routes.openai.files import MAX_UPLOAD, UPLOADS
 TIMEOUT_HEADER = "x-updraft-timeout"
 _CLIENTS_TIMEOUTS = ("x-stainless-read-timeout", "x-stainless-timeout")  # OpenAI's Python and JavaScript clients
 
-_SET_KEY = "set one with --key-env"
+_SET_KEY = "set a key with --key-env"
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 log = logging.getLogger("updraft.router")
 POLL_S = 1.0
@@ -157,16 +157,16 @@ def run_daemon(options: DaemonOptions, *, on_ready: Callable[[str], None] | None
 class Reload:
     """Settings that are read again on SIGHUP and when their file changes."""
 
-    # The settings file, there or not.
+    # Settings file, which may be missing.
     file: Path
-    # Raises ConfigurationError.
+    # Function that reads the settings. Raises ConfigurationError.
     load: Callable[[], RouterConfig]
 
 
 async def follow_settings(router: Router, reload: Reload) -> None:
-    """Give `router` the settings as they are after each change of their file, until cancelled.
+    """Apply the settings to `router` after each change of the settings file, until cancelled.
 
-    Settings that cannot be used, or that want a restart, change nothing: the log says why.
+    Settings that are unusable or need a restart change nothing; the log says why.
     """
     asked = asyncio.Event()
     last = _version(reload.file)

@@ -46,7 +46,7 @@ class ChatSocket:
         self._chats: dict[str, asyncio.Task[None]] = {}
 
     async def serve(self) -> None:
-        """Answer chats until the client or the server closes the socket, then cancel the remaining ones."""
+        """Answer chats until the client or the server closes the socket, then cancel the remaining chats."""
         await self._socket.accept()
         try:
             while (message := await self._socket.receive())["type"] == "websocket.receive":
@@ -73,7 +73,7 @@ class ChatSocket:
             elif kind == "chat":
                 await self._begin(chat_id, fields)
             else:
-                raise invalid_value("type", "it must be chat or cancel")
+                raise invalid_value("type", "must be chat or cancel")
         except UpdraftError as error:
             await self._tell("error", chat_id, error=error.to_body()["error"])
 

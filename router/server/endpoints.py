@@ -60,7 +60,7 @@ class Endpoints:
         self._routes = routes
 
     async def start(self) -> None:
-        """Start the answer store, the router and the batches now. Idempotent. Raises as `Router.start`."""
+        """Start the answer store, the router and the batches now. Idempotent. Raises the errors of `Router.start`."""
         await self._answers.start()
         await self.router.start()
         await self._batches.start()

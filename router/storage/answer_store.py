@@ -43,7 +43,7 @@ class StoredAnswer:
     metadata: dict[str, str]
     # Answer as it was sent.
     body: dict[str, Any]
-    # Items or messages that the answer is for.
+    # Items or messages that the answer responds to.
     input: list[dict[str, Any]]
     # Events of the stream, if the answer was created in the background.
     events: list[str] = field(default_factory=list[str])

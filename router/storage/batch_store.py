@@ -86,7 +86,7 @@ class BatchJob:
 
 
 class BatchStore:
-    """Store of batches, each with one owner, as files have. All methods wait for the disk."""
+    """Store of batches. A batch has one owner, like a file. All methods wait for the disk."""
 
     def __init__(self, database: FilesDatabase) -> None:
         self._database = database

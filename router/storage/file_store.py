@@ -1,4 +1,4 @@
-"""Store of uploaded files: contents in a private folder, with their metadata in SQLite beside them."""
+"""Store of uploaded files: contents in a private folder, and metadata in SQLite in the same folder."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from .providers.provider import Provider
 def completion_in(
     raw: bytes, url: str, provider: Provider, redact: Callable[[Any], Any], *, is_text: bool = False
 ) -> dict[str, Any]:
-    """Return the answer as a chat completion. `is_text`: the answer is to a bare prompt. `redact` cleans errors.
+    """Return the answer as a chat completion. `is_text`: the answer completes a bare prompt. `redact` cleans errors.
 
     Raises CloudFailure if the body is not a completion, or is an error sent with status 200.
     """

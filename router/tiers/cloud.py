@@ -149,7 +149,7 @@ class HttpCloudTier:
     async def _ask(
         self, attempt: Callable[[], Awaitable[T]], timeout_s: float, call: ProviderCall, forwarded: Forwarded
     ) -> T:
-        """Return the result of `attempt`, which makes `call`. `timeout_s` covers all tries. Raises CloudFailure."""
+        """Return the result of `attempt`, which sends `call`. `timeout_s` covers all tries. Raises CloudFailure."""
         until = time.monotonic() + timeout_s
 
         async def once() -> T:
@@ -266,7 +266,7 @@ async def _chunks(response: httpx.Response, url: str) -> AsyncGenerator[bytes]:
 
 
 async def _read(response: httpx.Response, most: int) -> bytes:
-    """Read the body, or slightly more than `most` bytes of a longer one."""
+    """Read the body, or slightly more than `most` bytes of a longer body."""
     raw = bytearray()
     async for chunk in response.aiter_bytes():
         raw += chunk

@@ -26,7 +26,7 @@ T = TypeVar("T")
 class IdleLocalTier:
     """`LocalTier` that unloads `tier` after `idle_s` idle seconds (None: only in `sleep()`). `load` reopens it.
 
-    Requests raise what `load` raises; loading is retried after a pause.
+    Requests raise the errors of `load`; loading is retried after a pause.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class IdleLocalTier:
         return self._tier.token_bytes(token_id, skip_special=skip_special)
 
     def pin(self, pinned: bool) -> None:
-        """Keep the model loaded while idle, or not. Raises ConfigurationError on unpinning if no idle time is set."""
+        """Set whether the model stays loaded while idle. Unpinning raises ConfigurationError without an idle time."""
         if not pinned and self._idle_s is None:
             raise ConfigurationError("The model stays loaded. Set local_idle_s to change that.", param="local_idle_s")
         self.pinned = pinned

@@ -63,14 +63,14 @@ class LocalAnswer:
 
     prompt_tokens: int = 0
     tokens: list[Token] = field(default_factory=list[Token])
-    # One per token, plus one for the end-of-turn token of a complete answer.
+    # Signals of each token, and of the end-of-turn token of a complete answer.
     signals: list[Signals] = field(default_factory=list["Signals"])
     text: str = ""
     # Set when the answer is complete.
     finish_reason: FinishReason | None = None
     # Cause of a "length" finish that is not the request's own limit.
     stop_reason: StopReason | None = None
-    # Default sampling parameters used.
+    # Default sampling parameters that were used.
     sampling: SamplingDefaults | None = None
     # Hidden state of the prompt, shape (hidden_size,); None until the engine reports it, like the next two.
     prompt_hidden: NDArray[np.float32] | None = None
@@ -125,11 +125,11 @@ class LocalTier(Protocol):
     async def start_text(
         self, prompt: Prompt, params: SamplingParams, *, constraint: Constraint | None = None
     ) -> LocalGeneration:
-        """Continue text or tokens without a chat template. Raises as `start`."""
+        """Continue text or tokens without a chat template. Raises the errors of `start`."""
         ...
 
     async def with_encoder(self, work: Callable[[TextEncoder], T]) -> T:
-        """Return the result of `work` with the model's tokenizer and chat template, in a thread. Raises as `work`."""
+        """Return the result of `work` with tokenizer and chat template, in a thread. Raises the errors of `work`."""
         ...
 
     def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:
@@ -215,7 +215,7 @@ class CloudContent:
     body: bytes | AsyncGenerator[bytes]
 
 
-#: Books an attempt that the cloud may charge and that broke for a cause. False: the budget pays for no other one.
+#: Function that books the cost of an attempt that broke off, given the cause. False: no budget for another attempt.
 Book = Callable[[str], Awaitable[bool]]
 
 
@@ -243,7 +243,7 @@ class CloudTier(Protocol):
 
     All methods raise only CloudFailure.
 
-    `continues`: whether the cloud can continue the assistant's last message; false once it has restarted one.
+    `continues`: whether the cloud can continue the assistant's last message; false after it has restarted a message.
     `timeout_s` covers all tries together.
     """
 
@@ -274,7 +274,7 @@ class CloudTier(Protocol):
         forwarded: Forwarded = NOTHING,
     ) -> CloudStream:
         """Return a stream whose first content has arrived. `begun`: text of the last message, to be continued. A stream
-        that restarts the message fails, and one that first repeats it is stripped of the repetition.
+        that restarts the message fails. If a stream first repeats the message, the repetition is removed.
         """
         ...
 

@@ -27,6 +27,6 @@ class LoadPause:
 
     @property
     def error(self) -> UpdraftError | None:
-        """Last failure, or None if loading may be tried. Without its traceback, which would grow with each raise."""
+        """Last failure, without its traceback, which would grow with each raise. None if loading may be tried."""
         over = self._error is None or time.monotonic() >= self._until or self._version() != self._failed
         return None if over or self._error is None else self._error.with_traceback(None)

@@ -55,8 +55,8 @@ class EngineLocalTier:
     ) -> EngineGeneration:
         if (constraint := options.get("constraint")) is not None:
             await self._check(constraint)
-        # In a thread, since tokenizing a long prompt takes a while. If the caller gives up meanwhile, nothing holds
-        # the run, which ends it.
+        # In a thread, since tokenizing a long prompt takes a while. If the caller gives up meanwhile, no reference to
+        # the run remains, and garbage collection ends the run.
         return EngineGeneration(await asyncio.to_thread(self._engine.start, messages, params, **options))
 
     async def start_text(

@@ -19,7 +19,7 @@ HUNG_S = 5.0
 """Seconds of silence, towards all requests, after which one timeout opens the circuit."""
 
 TRIAL_WAIT_S = 2.0
-"""Seconds that the caller of a trial waits. Later the trial continues in the background."""
+"""Seconds that the caller of a trial waits. Afterwards the trial continues in the background."""
 
 _BACKOFF_S = (0.5, 1.0)  # seconds before the second and third attempt, unless the server sends retry-after
 _JITTER = 0.25  # random share added to the backoff, so that clients do not retry in step
@@ -144,8 +144,8 @@ class CloudCalls:
 async def _waited(failure: CloudFailure, backoff_s: float, until: float) -> bool:
     """Wait before the next attempt. Return False to make no further attempt.
 
-    The wait must end before `until`. Without retry-after it must also be below half the time left, since another tier
-    may need the rest.
+    The wait must end before `until`. Without retry-after, the wait must also be shorter than half of the time left,
+    since another tier may need time.
     """
     if not failure.transient:
         return False

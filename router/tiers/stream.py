@@ -35,7 +35,7 @@ class HttpCloudStream:
         self._idle_timeout_s = endpoint.timeout_s
         self._chunks: AsyncIterator[bytes] = response.aiter_bytes()
         self._parser = sse.EventParser()
-        self._payloads: deque[bytes] = deque()  # from the last read; those before an error are still delivered
+        self._payloads: deque[bytes] = deque()  # payloads of the last read; payloads before an error are delivered
         self._ready: deque[tuple[bytes, dict[str, Any]]] = deque()
         self._kind: str = response.headers.get("content-type", "").lower()
         self._began = False  # an event has arrived
@@ -129,4 +129,4 @@ class HttpCloudStream:
         if not all(is_piece(choice) for choice in choices):
             raise invalid_answer(self._url, "its stream has a choice that is not part of a message")
         self._finished = self._finished or any(choice.get("finish_reason") for choice in choices)
-        return payload.replace(b"\n", b" "), event  # one line: JSON breaks only between tokens
+        return payload.replace(b"\n", b" "), event  # one line: JSON has line breaks only between tokens

@@ -76,7 +76,7 @@ def test_another_user_is_refused(request_: bytes, daemon: str) -> None:
     assert status == 403
     error = json.loads(body)["error"]
     error = error if isinstance(error, dict) else {"message": error}
-    assert "set one with --key-env, or set allow_other_users = true" in error["message"]
+    assert "set a key with --key-env, or set allow_other_users = true" in error["message"]
 
 
 @needs_root

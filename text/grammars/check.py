@@ -38,7 +38,7 @@ _GONE = (TimeoutError, asyncio.IncompleteReadError, ConnectionError)
 
 
 class _Reply(msgspec.Struct):
-    """Reply of the child. `refusal` is the reason why the constraint cannot be used; None if it can."""
+    """Reply of the child. `refusal` is the reason why the constraint cannot be used; None: the constraint is usable."""
 
     refusal: str | None = None
     code: str | None = None
@@ -61,7 +61,7 @@ class GrammarCheck:
         """Check a constraint. Raises InvalidRequestError if it is invalid or too expensive; OverloadedError if too many
         constraints are waiting, or on timeout; EngineError if the child process does not start.
 
-        Tenants take turns, one constraint at a time: a flood of bad constraints uses one core and delays its sender."""
+        Tenants take turns, one constraint at a time: a tenant's flood of bad constraints delays only that tenant."""
         digest = hashlib.sha256(msgspec.msgpack.encode(constraint)).digest()
         reply = self._recalled(digest)  # known constraints skip the queue
         if reply is None:
@@ -120,8 +120,8 @@ class GrammarCheck:
 
 
 async def _end(child: asyncio.subprocess.Process) -> int:
-    """End the child and return its exit code. Kills it only if it is still running after closing its input: killing an
-    exited child would lose the exit code."""
+    """End the child and return its exit code. Kills only a child that is still running after its input was closed,
+    since killing an exited child would lose the exit code."""
     assert child.stdin is not None
     child.stdin.close()
     try:

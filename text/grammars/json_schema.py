@@ -1,8 +1,8 @@
 """Removal of JSON Schema keywords that have no effect on the answer.
 
 JSON Schema allows unknown keywords and keywords without effect: an unknown `format`, `uniqueItems` false, `not` of an
-unsatisfiable schema. llguidance ignores most of these keywords but refuses a schema with some. This module removes
-them; effective keywords stay, and llguidance enforces them or refuses them by name.
+unsatisfiable schema. llguidance ignores most of these keywords, but some make it refuse the schema. This module removes
+all of them. Effective keywords stay: llguidance enforces a keyword, or refuses the schema with an error that names it.
 """
 
 from __future__ import annotations

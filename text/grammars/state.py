@@ -127,7 +127,7 @@ class GrammarState:
             del self._ahead[num_tokens:], self._masks[num_tokens + 1 :]
 
     def _mask_behind(self, num_ahead: int) -> Mask | None:
-        """Return the mask after the first `num_ahead` draft tokens: cached, or computed if these are all drafts."""
+        """Return the mask after the first `num_ahead` draft tokens. Only the mask after all of them may be uncached."""
         if num_ahead == len(self._masks):
             self._masks.append(self._computed())
         return self._masks[num_ahead]

@@ -307,7 +307,7 @@ _TOOL_STYLES = {
 
 
 def _tools_as_text(conversation: Conversation, style: tuple[str, str, str]) -> Conversation:
-    """Write tools, calls and results as text of the system, the assistant and the user."""
+    """Write tools, calls and results as text into system, assistant and user messages."""
     opener, closer, glue = style
 
     def written(name: str, arguments: str) -> str:

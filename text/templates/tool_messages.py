@@ -1,7 +1,7 @@
 """Conversion of tools, calls and results to the dictionaries that chat templates expect.
 
-`change` (see `chat`) is applied to user strings, except to words of letters, digits and `_.-`: templates compare such
-words ("string", "function") with constants, and they cannot form a control token.
+`change` (see `chat`) is applied to user strings, except to words of letters, digits and `_.-`. Templates compare such
+words ("string", "function") with constants, and no such word can form a control token.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def tool_as_dict(tool: Tool, change: Change) -> dict[str, Any]:
 
 
 def fields(message: Message, change: Change, raw_arguments: bool) -> dict[str, Any]:
-    """Return the fields of a message for tool calls, or for the id of the call that it answers.
+    """Return the fields of a message for tool calls, or for the id of the call that the message answers.
 
     `raw_arguments` keeps arguments as text, for templates that expect text.
     """

@@ -32,7 +32,7 @@ class InteractiveRequests:
         return replace(response, body=_CountedBody(response.body, self._end))
 
     async def none(self, patience_s: float) -> bool:
-        """Wait until no request is in progress. Return False if one still is after `patience_s` seconds."""
+        """Wait until no request is in progress. Return False if a request still is after `patience_s` seconds."""
         try:
             async with asyncio.timeout(patience_s):
                 await self._none.wait()

@@ -109,7 +109,7 @@ def answer_line(custom_id: str, response: WireResponse, request_id: str) -> byte
 
 
 def _on_one_line(body: bytes) -> bytes:
-    """`body` as JSON without line ends, U+2028 included; a JSON string where it is no JSON."""
+    """Return `body` as JSON on one line, without U+2028. A `body` that is not JSON becomes a JSON string."""
     try:
         body = json_bytes(json_of(body, exact=True))
     except ValueError:

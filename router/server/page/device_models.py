@@ -214,7 +214,7 @@ class _Progress:
 
 
 async def _pulling(wanted: str, pulling: asyncio.Semaphore, told: Told, end: bytes) -> AsyncGenerator[bytes]:
-    """Yield events with `done` and `total` bytes, then one with `name` or `error`. Closing them stops the pull."""
+    """Yield events with `done` and `total` bytes, then `name` or `error`. Closing the stream stops the pull."""
     progress = _Progress()
     await pulling.acquire()
     task = asyncio.create_task(asyncio.to_thread(_pull, wanted, progress))

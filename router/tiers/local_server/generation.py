@@ -18,13 +18,13 @@ from ..continuation_check import Continuation
 from ..interfaces import LocalAnswer, Token
 from .tokens import SeenVocabulary, ServerToken, reported_in
 
-#: Begins the opener of tool calls, so that no text of a model holds the opener.
+#: First character of the opener of tool calls, so that no text of a model contains the opener.
 NONCHARACTER = "\ufdd0"
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """How to read an answer."""
+    """Facts about a request that are needed to read its answer."""
 
     # Alternatives shown per token; None: no log-probabilities.
     shown: int | None = None

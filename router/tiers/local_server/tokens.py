@@ -20,7 +20,7 @@ _MOST = 2**20  # entries; more than any vocabulary has
 class ServerSignals:
     """`Signals` of one token, from the alternatives that the server reports.
 
-    The entropy treats all other tokens as one, so it is a lower bound.
+    The entropy is a lower bound, since all other tokens count as one token.
     """
 
     logprob: float
@@ -44,7 +44,7 @@ NO_SIGNALS = ServerSignals(math.nan, math.nan, math.nan)
 
 @dataclass(frozen=True, slots=True)
 class ServerToken:
-    """`Token` of a server."""
+    """Token of a server's answer, as the gates and streams read it."""
 
     id: int
     text: str

@@ -1,4 +1,4 @@
-"""A chat request read for translation: each field is translated, has no effect, or is refused by name."""
+"""A chat request read for translation: each field is translated, ignored, or raises an error that names the field."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _NEEDED = {
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Features of a provider's API. A request that needs a missing feature is refused by name."""
+    """Features of a provider's API. A request that needs a missing feature is refused, with the feature's name."""
 
     # Supports `prediction`, the draft of an answer.
     predictions: bool = False
@@ -66,9 +66,9 @@ class ChatEvents(ABC):
 class ErrorMap:
     """A provider's error names: the `type`, `status` or `code` in an error body."""
 
-    # HTTP status by name, for errors inside streams.
+    # HTTP status by error name, for errors inside streams.
     statuses: Mapping[str, int] = field(default_factory=dict[str, int])
-    # OpenAI's error code by name.
+    # OpenAI's error code by error name.
     codes: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def translated(self, error: dict[str, Any]) -> tuple[dict[str, Any], int | None]:

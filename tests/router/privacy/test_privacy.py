@@ -273,7 +273,7 @@ def test_a_match_keeps_the_request_here_and_names_the_rule_only(
         async with bench(ScriptedGates(before=True), privacy=ALL) as b:
             info = (await b.answer(**fields))["updraft"]
             assert (info["tier"], info["gate"]) == ("local", 0)
-            assert info["reason"] == "private: the rule credit_card keeps it on this device"
+            assert info["reason"] == "private: the rule credit_card keeps the request on this device"
             _, _, done = await b.stream(**fields)
             assert done
             refused = (await b.answer("cloud", **fields))["error"]

@@ -45,7 +45,7 @@ export async function show(place) {
     el("div", { className: "row" },
       el("button", { type: "button", disabled: !overview.loaded, onclick: () => set("sleep", "The model sleeps.") }, "Sleep now"),
       el("button", { type: "button",
-        onclick: () => set(overview.pinned ? "unpin" : "pin", overview.pinned ? "It may sleep." : "It stays in memory.") },
+        onclick: () => set(overview.pinned ? "unpin" : "pin", `The model ${overview.pinned ? "may sleep" : "stays in memory"}.`) },
       overview.pinned ? "Unpin" : "Pin in memory")));
   }
 

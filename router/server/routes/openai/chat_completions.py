@@ -165,7 +165,7 @@ ROUTES = (
         "GET",
         "/v1/chat/completions",
         list_stored,
-        "completions stored with `store: true`; these five need the setting `store`",
+        "completions stored with `store: true`; these five routes need the setting `store`",
         query=_LISTED,
     ),
     Route("GET", _STORED, retrieve, "one stored completion"),

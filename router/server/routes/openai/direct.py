@@ -24,7 +24,7 @@ COMPLETIONS = Route(
     "POST",
     "/v1/completions",
     _direct(complete),
-    "bare prompt, not judged: to the cloud if there is one, to the device with `local`",
+    "answer to a bare prompt, not judged: from the cloud if there is one, from the device with `local`",
     CompletionRequest,
     TextCompletion,
     streams=True,
@@ -33,7 +33,7 @@ EMBEDDINGS = Route(
     "POST",
     "/v1/embeddings",
     _direct(embed),
-    "from the cloud if there is one, from the device with `local` (last token's hidden state, normalized)",
+    "from the cloud if there is one, from the device with `local` (the last token's hidden state, normalized)",
     EmbeddingRequest,
     EmbeddingList,
 )

@@ -251,7 +251,7 @@ ROUTES = (
     Route("POST", "/v1/responses", create, "routed chat in OpenAI's Responses API", ResponsesRequest, streams=True),
     Route("POST", "/v1/responses/input_tokens", input_tokens, "number of tokens on the device's model",
           ResponsesRequest, tokens.InputTokens),
-    Route("GET", "/v1/responses/{response}", retrieve, "a stored response; these four need the setting `store`",
+    Route("GET", "/v1/responses/{response}", retrieve, "a stored response; these four routes need the setting `store`",
           streams=True, query=_RETRIEVED),
     Route("DELETE", "/v1/responses/{response}", delete, "delete a stored response"),
     Route("POST", "/v1/responses/{response}/cancel", cancel, "cancel a background response"),
