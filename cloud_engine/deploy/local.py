@@ -57,7 +57,7 @@ def run_local(file: Path, read: Callable[[], CloudConfig], on_ready: Callable[[s
 def _changed_at(file: Path) -> int:
     try:
         return file.stat().st_mtime_ns
-    except OSError:  # an editor is replacing it
+    except OSError:  # an editor is replacing the file
         return 0
 
 
