@@ -18,7 +18,7 @@ class Window:
 
     # Widest window in tokens, including the query's own.
     num_tokens: int
-    # Most tokens that a step computes.
+    # Maximum tokens of one request per step.
     max_chunk: int
 
 
@@ -59,7 +59,7 @@ class KVCacheManager:
         return most_blocks(num_tokens, self.block_size, self._window)
 
     def admit(self, state: RequestState) -> bool:
-        """Assign blocks for the known tokens of a request, cached blocks first; assign none and return False if short.
+        """Assign blocks for a request's known tokens, cached blocks first. If too few are free, return False.
 
         With a window, only the first chunk gets blocks, but the pool must have room for the most that the request will
         hold. On success `num_computed_tokens` covers the cached prefix, which never includes the last known token: its
@@ -136,7 +136,7 @@ class KVCacheManager:
         return True
 
     def fork(self, parent: RequestState, child: RequestState) -> None:
-        """Share the blocks of the computed tokens of `child` with `parent`, without copying."""
+        """Give `child` the parent's blocks of its computed tokens, shared without copying."""
         blocks = parent.block_table[: self.blocks_for(child.num_computed_tokens)]
         for block in _held(blocks):
             self.pool.share(block)

@@ -32,7 +32,7 @@ class RequestLimits:
         self._check_branches(request)
         if request.priority and self.config.policy != "priority":
             raise InvalidRequestError(
-                f"This server uses --policy {self.config.policy}. Omit priority, or start it with --policy priority.",
+                f"The server uses --policy {self.config.policy}. Omit priority, or start it with --policy priority.",
                 param="priority",
             )
         self._check_length(request, scheduler)

@@ -201,5 +201,5 @@ def _can_continue(item: ScheduledRequest) -> bool:
 
 
 def _is_prompt_of_more(item: ScheduledRequest) -> bool:
-    """Whether the item is part of a prompt whose answer can be drafted for."""
+    """Whether the item is an unfinished part of a prompt whose answer may get drafts."""
     return not item.is_caught_up and item.state.num_remaining_tokens > 1 and not item.state.request.beam
