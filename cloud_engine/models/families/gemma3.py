@@ -1,4 +1,4 @@
-"""Gemma 3 (text): five layers with a sliding window for each one without; the two kinds have separate rotations."""
+"""Gemma 3 (text): five layers with a sliding window per layer without; the two kinds have separate rotations."""
 
 from __future__ import annotations
 
