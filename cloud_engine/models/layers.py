@@ -15,7 +15,7 @@ from .config import ModelConfig
 
 
 class Linear(nn.Linear):
-    """A linear layer with uninitialised weights: a checkpoint sets them, and random ones would load torch's compiler."""
+    """A linear layer with uninitialised weights: a checkpoint sets them; random ones would load torch's compiler."""
 
     def reset_parameters(self) -> None:
         pass

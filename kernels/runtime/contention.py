@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import psutil
 
 _INTERVAL_S = 0.2
-# Processor share of other processes that does not cost a thread.
+# Processor share of other processes up to which no thread is given up.
 _TOLERATED = 0.4
 # Minimum processor share of this process while it computes.
 _COMPUTING = 0.4
