@@ -143,7 +143,7 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     gateway: GatewayConfig = GatewayConfig()
     # Allow plain HTTP beyond this machine, to callers and between machines; for private networks.
     insecure: bool = False
-    # Any text. Changing this text replaces all replicas, for example to load a model folder again that has changed.
+    # Any text. Changing this text replaces all replicas, for example to reload a changed model folder.
     revision: str = ""
 
     @property

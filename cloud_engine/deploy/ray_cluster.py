@@ -53,7 +53,7 @@ def application(config: CloudConfig) -> Any:
     Credentials(config.keys).prepare()
 
     def deployment(kind: Any, **options: Any) -> Any:
-        """Declare with our own `version` (`_internal`): Ray's random versions would replace unchanged replicas."""
+        """Declare a deployment with our own `version` (`_internal`): Ray's random ones would replace all replicas."""
         declared: Any = serve.deployment(kind)
         return declared.options(**options, _internal=True)
 
@@ -68,7 +68,7 @@ def application(config: CloudConfig) -> Any:
 
 
 def gateway_version(config: CloudConfig) -> str:
-    """Return a version that changes with the replicas' options, except for their number if Ray runs them."""
+    """Return a version that changes with the options. The number of replicas counts only if the gateway is direct."""
     runs, is_direct = servers.gateway_options(config), config.gateway.direct
     told = runs if is_direct else replace(runs, workers=1)
     return _version(config, (told, is_direct), runs.nodes_file, runs.accounting.limits, runs.accounting.prices)
@@ -80,7 +80,7 @@ def node_version(config: CloudConfig, model: ModelDeployment) -> str:
 
 
 def _version(config: CloudConfig, runs: Any, *files: str | Path | None) -> str:
-    """Hash the options and the files read at startup. The hash reveals no keys, because these are random."""
+    """Hash the options and the files read at startup. The hash reveals no keys, because keys are random."""
     digest = hashlib.sha256(msgspec.json.encode((__version__, config.revision, runs), enc_hook=str))
     for file in files:
         if file is not None and Path(file).is_file():

@@ -273,7 +273,7 @@ class Engine:
         self._scheduler.check_room([expected for expected, _ in self._expected.values()])
 
     def _max_tokens(self, request: GenerationRequest) -> int:
-        """Return the most tokens of one answer: the request's limit, else the server's default within the context."""
+        """Return the maximum tokens of an answer: the request's limit, else the server's default within the context."""
         if request.embed:
             return 0
         room = self._limits.longest(request, self._scheduler) - len(request.prompt_ids)

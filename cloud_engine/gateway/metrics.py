@@ -119,7 +119,7 @@ def _keys(rows: SharedRows) -> list[Metric]:
 
 
 def _nodes(rows: SharedRows) -> list[Metric]:
-    """Return the metrics of nodes. Workers may briefly disagree about a node; the worst view counts."""
+    """Return the metrics of nodes. Workers may briefly disagree about a node; the worst value counts."""
     named, sums = rows.named("node"), rows.sums("node")
 
     def of_all(column: int, choose: Callable[[list[float]], float]) -> dict[Name, list[float]]:

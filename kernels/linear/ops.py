@@ -114,7 +114,7 @@ def _beats_onednn(weight: Tensor, batch_invariant: bool) -> bool:
 
 
 def _check_invariance(model: nn.Module) -> None:
-    """Compare single rows with rows in batches, once per weight shape."""
+    """Raises ConfigurationError if a row's result differs in a batch; checks one layer of each weight shape."""
     shapes: set[tuple[int, ...]] = set()
     for module in model.modules():
         if isinstance(module, nn.Linear):

@@ -74,7 +74,7 @@ class StepResult:
 
     def logprobs(self, row: int, tokens: Sequence[int], num_top: int) -> tuple[TokenLogprob, ...]:
         rows = range(row, row + len(tokens))
-        if any(self.tokens[at] != token for at, token in zip(rows, tokens, strict=True)):  # a fork has its own
+        if any(self.tokens[at] != token for at, token in zip(rows, tokens, strict=True)):  # sampled by a fork
             return tuple(log_probabilities(self.logits(row, len(tokens)), tokens, num_top))
         if self._scores is None:
             self._scores = self._look_up()

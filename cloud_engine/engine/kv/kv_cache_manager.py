@@ -23,7 +23,7 @@ class Window:
 
 
 def most_blocks(num_tokens: int, block_size: int, window: Window | None) -> int:
-    """Return the most blocks that a request holds at once while it grows to `num_tokens`."""
+    """Return the maximum number of blocks that a request holds at once while it grows to `num_tokens`."""
     if window is None:
         return -(-num_tokens // block_size)
     in_reach = window.num_tokens - 1 + window.max_chunk
@@ -55,7 +55,7 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def most_blocks_for(self, num_tokens: int) -> int:
-        """Return the most blocks that a request holds at once while it grows to `num_tokens`."""
+        """Return the maximum number of blocks that a request holds at once while it grows to `num_tokens`."""
         return most_blocks(num_tokens, self.block_size, self._window)
 
     def admit(self, state: RequestState) -> bool:

@@ -60,7 +60,7 @@ class PrefixCache:
                 self._pool.register(block_table[index], prefix.hashes[index])
 
     def share(self, first_block: int) -> None:
-        """Replace the placeholder keys of the request that was alone with this first block by hashes."""
+        """Hash all blocks of the request that was alone with this first block, to replace its placeholder keys."""
         prefix = self._alone.pop(first_block, None)
         if prefix is None or prefix.unhashed is None:
             return

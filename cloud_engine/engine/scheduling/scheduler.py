@@ -76,7 +76,7 @@ class Scheduler:
         return num_beams * self._cache.most_blocks_for(num_tokens) <= self._cache.pool.num_blocks
 
     def longest(self, most: int, num_beams: int = 1) -> int:
-        """Return the most tokens, up to `most`, for which `fits` is true."""
+        """Return the largest number of tokens, up to `most`, for which `fits` is true."""
         if self.fits(most, num_beams):
             return most
         return self._cache.pool.num_blocks // num_beams * self._cache.block_size

@@ -128,7 +128,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         elif step.draft_tokens > 0:
             lost_s += step.draft_s
         if step.draft_tokens > 0:
-            if target_s is None or step.prefill_tokens > 0:  # the share of prompts in the time is uncertain
+            if target_s is None or step.prefill_tokens > 0:  # how much time prompts took is uncertain
                 verify_s = costs.verify_s(sequences, step.draft_tokens, plain_s)
             else:
                 verify_s = min(target_s - plain_s, _MAX_CHARGED * (1 + step.draft_tokens / sequences) * plain_s)

@@ -37,7 +37,7 @@ class NodeAddress:
     # Timeouts for the first bytes of a stream and between two pieces, in seconds; None: the gateway's defaults.
     first_token_s: float | None = None
     idle_s: float | None = None
-    # Whether the node may get the shared node key: the operator configured the node, or it proved to know the key.
+    # Whether the node may get the shared node key: it was configured by the operator, or proved that it knows the key.
     gets_shared_key: bool = True
     # Whether the node registered by heartbeat; its name must then resolve to an allowed address.
     is_registered: bool = False

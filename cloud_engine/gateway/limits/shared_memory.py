@@ -32,7 +32,7 @@ from .store import Admission, Settlement
 
 _KEY_BYTES = 16
 _RECORD = Struct(f"=dd{MAX_WORKERS}d")  # after the key: value, expiry, reservations by worker
-_COLUMNS = tuple(Struct(f"=dd{count}d") for count in range(MAX_WORKERS + 1))  # the same for fewer workers
+_COLUMNS = tuple(Struct(f"=dd{count}d") for count in range(MAX_WORKERS + 1))  # the same, for `count` workers
 _RECORD_BYTES = _KEY_BYTES + _RECORD.size
 _RECORDS = 65_536
 _HEADER_BYTES = 64  # one flag per worker: whether its column may be non-zero

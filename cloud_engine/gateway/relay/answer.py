@@ -155,7 +155,7 @@ class Growth:
         return self.answer is None or self.account is None or await self.account.tops_up(self.answer)
 
     def settle(self, row: UsageRow, *, is_reported: bool) -> None:
-        """Record the estimate if a stream ended without usage: counting events is too low if one holds many tokens."""
+        """Record the estimate if a stream ended without usage, because a counted event may hold several tokens."""
         if self.answer is not None and not is_reported:
             row.completion_tokens = max(row.completion_tokens, self.answer.written)
 

@@ -160,7 +160,7 @@ class GgufFile:
         return {key: value for key, value in parameters.items() if value is not None}
 
     def _gemma3(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return settings that llama.cpp hard-codes for Gemma 3: attention scales by the head size, except in 27B."""
+        """Return settings that llama.cpp hard-codes for Gemma 3. The 27B model has its own attention scale."""
         sizes = Fields(config, self.where)
         is_27b = config["num_hidden_layers"] == 62
         return {

@@ -77,7 +77,7 @@ class _Streams(Generic[T]):
                     self._results.put_nowait((number, item))
             self._taken_up = True
         except OverloadedError as error:
-            others = self._taken_up or self._num_open > 1  # another stream may be accepted, else it ends all
+            others = self._taken_up or self._num_open > 1  # another one is open: if refused, it ends all
             if began or not others or error.code == "draining":
                 raise
             return False
