@@ -124,8 +124,8 @@ def split_lengths(
 ) -> NDArray[np.int64]:
     """Return the keys per split, a multiple of BLOCK_N, for tiles that see `keys` each.
 
-    Chooses the fastest of a few candidates, by the smaller of two bounds on a greedy schedule: every round of programs
-    takes as long as the longest split; or the GPU is never idle until the last split has started.
+    Chooses the fastest of a few candidates. The estimated time is the smaller of two: the number of rounds of programs
+    times the longest split, or all work spread evenly over the GPU plus the longest split.
     """
     step = launch.tiles["BLOCK_N"]
     places = programs_at_once(shape, launch, multiprocessors) / shape.kv_heads
