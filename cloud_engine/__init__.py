@@ -1,1 +1,1 @@
-"""Layer 4: the cloud. A `gateway` in front of `node`s; each node serves one `engine`, which runs one of `models`."""
+"""Layer 4: the cloud. A `gateway` in front of `node`s; each node serves an `engine`, which runs one of the `models`."""

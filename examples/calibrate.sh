@@ -1,5 +1,5 @@
 #!/bin/sh
-# A routing policy for your own pair of models, from graded prompts, and the server that uses it.
+# Calibrates a routing policy for your own pair of models from graded prompts, and starts a server that uses it.
 #   CLOUD_KEY=sk-... sh examples/calibrate.sh graded.csv model.gguf https://host/v1 big
 # graded.csv has the columns prompt, weak and strong (docs/guides/calibrate.md).
 set -eu

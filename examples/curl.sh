@@ -1,5 +1,5 @@
 #!/bin/sh
-# One question to a running `updraft serve`. The headers say which tier answered.
+# Sends one question to a running `updraft serve`. The answer's headers say which tier answered.
 set -eu
 URL="${OPENAI_BASE_URL:-http://127.0.0.1:4114/v1}"
 MODEL="${MODEL:-auto}"

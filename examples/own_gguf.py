@@ -1,8 +1,8 @@
-"""Your own GGUF file on the device and an OpenAI-compatible cloud beside it.
+"""Runs your own GGUF file on the device, with an OpenAI-compatible cloud for escalations.
 
     OPENAI_API_KEY=sk-... python examples/own_gguf.py path/to/model.gguf gpt-4o
 
-Without a calibrated policy for this pair `model="auto"` goes to the cloud: see docs/guides/calibrate.md.
+Without a calibrated policy for this pair, `model="auto"` goes to the cloud: see docs/guides/calibrate.md.
 """
 
 from __future__ import annotations

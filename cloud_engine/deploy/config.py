@@ -48,11 +48,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     limits: str | None = None
     # File with further nodes.
     nodes_file: str | None = None
-    # Host names that requests may use.
+    # Accepted `Host` headers.
     allowed_hosts: tuple[str, ...] = ()
-    # Most requests waiting for a node.
+    # Maximum number of requests that wait for a node.
     max_waiting: Annotated[int, msgspec.Meta(ge=0)] = 256
-    # Time that streams get to finish when a replica is replaced, in seconds.
+    # Time for streams to finish when a replica is replaced, in seconds.
     drain_seconds: Seconds = 60.0
     # CPU cores that Ray reserves for each replica.
     cpus: Amount = 0.5
@@ -102,7 +102,7 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     autoscaling: Autoscaling = Autoscaling()
     # Extra replicas during an update, in percent of all; 0 stops old replicas before new ones start.
     max_surge_percent: Annotated[int, msgspec.Meta(ge=0, le=100)] = 100
-    # Time that requests in flight get to finish when a node stops, in seconds.
+    # Time for requests in flight to finish when a node stops, in seconds.
     drain_seconds: Seconds = 60.0
     # CPU cores that Ray reserves for each node.
     cpus: Amount = 1.0
@@ -143,7 +143,7 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     gateway: GatewayConfig = GatewayConfig()
     # Allow plain HTTP beyond this machine, to callers and between machines; for private networks.
     insecure: bool = False
-    # Any text. A change replaces all replicas, as needed after a model in a folder has changed.
+    # Any text. Changing this text replaces all replicas, for example to reload a changed model folder.
     revision: str = ""
 
     @property
@@ -152,7 +152,7 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def url(self) -> str:
-        """URL of the gateway for nodes on machines where the gateway or Ray's proxy listens."""
+        """URL of the gateway (on Ray, of a proxy) for nodes on the same machine."""
         host = "127.0.0.1" if self.gateway.host in ("", "0.0.0.0", "::") else self.gateway.host
         return f"http://[{host}]:{self.gateway.port}" if ":" in host else f"http://{host}:{self.gateway.port}"
 

@@ -1,4 +1,4 @@
-"""The two keys between a gateway and its nodes, in files next to the key database that only the user can read."""
+"""The two keys between a gateway and its nodes, in files that only the user can read, next to the key database."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Credentials:
 
     @property
     def register_file(self) -> Path:
-        """File with the key that nodes use to register, of the scope `node`."""
+        """File with the key of scope `node`, with which nodes register."""
         return self.database.with_name(f"{self.database.name}.register")
 
     @property

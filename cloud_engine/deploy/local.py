@@ -1,4 +1,4 @@
-"""A cloud as processes on one machine: restarts them after crashes, and updates nodes when the file changes."""
+"""Runs a cloud as processes on one machine, restarts them after crashes, and updates nodes when the file changes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run_local(file: Path, read: Callable[[], CloudConfig], on_ready: Callable[[s
 def _changed_at(file: Path) -> int:
     try:
         return file.stat().st_mtime_ns
-    except OSError:  # an editor is replacing it
+    except OSError:  # an editor is replacing the file
         return 0
 
 
@@ -74,7 +74,7 @@ def _followed(nodes: list[_Server], config: CloudConfig, read: Callable[[], Clou
 
 
 def _update(nodes: list[_Server], config: CloudConfig) -> list[_Server]:
-    """Start missing nodes, then stop superfluous ones. Return the latter, which finish their requests in flight."""
+    """Start missing nodes, then ask superfluous ones to stop. Return those, which first finish requests in flight."""
     kept: list[_Server] = []
     started: list[_Server] = []
     try:

@@ -53,7 +53,7 @@ def application(config: CloudConfig) -> Any:
     Credentials(config.keys).prepare()
 
     def deployment(kind: Any, **options: Any) -> Any:
-        """Set `version`, which needs `_internal`: Ray's own random versions would replace unchanged replicas."""
+        """Declare a deployment with our own `version` (`_internal`): Ray's random ones would replace all replicas."""
         declared: Any = serve.deployment(kind)
         return declared.options(**options, _internal=True)
 
@@ -68,7 +68,7 @@ def application(config: CloudConfig) -> Any:
 
 
 def gateway_version(config: CloudConfig) -> str:
-    """Return a version that changes with the replicas' options, except for their number if Ray runs them."""
+    """Return a version that changes with the options. The number of replicas counts only if the gateway is direct."""
     runs, is_direct = servers.gateway_options(config), config.gateway.direct
     told = runs if is_direct else replace(runs, workers=1)
     return _version(config, (told, is_direct), runs.nodes_file, runs.accounting.limits, runs.accounting.prices)
@@ -80,7 +80,7 @@ def node_version(config: CloudConfig, model: ModelDeployment) -> str:
 
 
 def _version(config: CloudConfig, runs: Any, *files: str | Path | None) -> str:
-    """Hash the options and the files read at startup. The hash reveals no keys, because these are random."""
+    """Hash the options and the files read at startup. The hash reveals no keys, because keys are random."""
     digest = hashlib.sha256(msgspec.json.encode((__version__, config.revision, runs), enc_hook=str))
     for file in files:
         if file is not None and Path(file).is_file():
@@ -96,7 +96,7 @@ def gateway_options(config: CloudConfig) -> dict[str, Any]:
         "max_ongoing_requests": _MAX_ONGOING,
         "graceful_shutdown_timeout_s": gateway.drain_seconds + _LEAVE_S,
         "health_check_period_s": _HEALTH_S,
-        "max_surge_percent": 0 if gateway.direct else 100,  # a port has one owner
+        "max_surge_percent": 0 if gateway.direct else 100,  # the old replica must free the port first
         "ray_actor_options": _actor(gateway.cpus, 0, gateway.labels),
     }
 
@@ -178,7 +178,7 @@ def run_on_ray(config: CloudConfig, address: str | None, on_ready: Callable[[str
 
 
 def _start_compiler() -> subprocess.Popen[bytes] | None:
-    """Compile the C kernels in the background while Ray starts. Return None if any version exists already."""
+    """Compile the C kernels in the background while Ray starts. Return None if compiled kernels exist already."""
     if any((state_folder() / "native").glob("*.so")):
         return None
     return subprocess.Popen(python_command("-m", "updraft.kernels.runtime.native_library"), env=child_environment())
@@ -209,7 +209,7 @@ def _join(address: str, **options: Any) -> None:
 
 
 def check_reachable(address: str) -> None:
-    """Raises ConfigurationError if no HTTP/2 server such as Ray's listens there; Ray itself would retry for minutes."""
+    """Raises ConfigurationError if `address` has no HTTP/2 server such as Ray's; Ray itself would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         return  # "auto": Ray finds a cluster or reports an error

@@ -96,7 +96,7 @@ class EngineNode:
 
 
 def _register(gateway: str, key: str, heartbeat: dict[str, str]) -> None:
-    """Register the node and wait until it is accepted, so that replicas that Ray counts as running get requests."""
+    """Register the node and wait until the gateway accepts it, so that Ray counts only reachable nodes as running."""
     until, reason = time.monotonic() + _REGISTER_S, ""
     while time.monotonic() < until:
         try:

@@ -58,7 +58,7 @@ class ServerProcess:
         return self._process.poll() is None
 
     def wait_ready(self) -> str:
-        """Wait until the server is ready and return its URL. Raises ServerStartError if the process ends before."""
+        """Wait until the server is ready and return its URL. Raises ServerStartError if the process ends first."""
         assert self._process.stdout is not None, "Popen made a pipe"
         for line in self._process.stdout:
             if (text := line.decode(errors="replace")).startswith(_READY):

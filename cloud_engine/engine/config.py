@@ -25,25 +25,25 @@ _CHOICES = (
 class EngineConfig:
     """Sizes and limits of one engine."""
 
-    # Most tokens of prompt and answer together. None: the model's context length, or less if the KV cache is smaller.
+    # Maximum tokens of prompt and answer together. None: the model's context, or less if the KV cache is smaller.
     context_length: int | None = None
     # Tokens per KV block.
     block_size: int = 16
     # KV blocks. None: enough for a full batch at full context, but at most 1 GiB on a CPU or 80 % of free GPU memory.
     num_blocks: int | None = None
-    # Most requests per step.
+    # Maximum requests per step.
     max_batch_size: int = 16
-    # Most tokens per step, drafts included.
+    # Maximum tokens per step, drafts included.
     token_budget: int = 512
-    # Most tokens of an answer if the request sets no `max_tokens`.
+    # Maximum tokens of an answer if the request sets no `max_tokens`.
     default_max_tokens: int = 4096
     # Target time per step, in milliseconds; long prefills and drafts are chunked to fit. None: no target.
     max_step_ms: int | None = None
     # Order in which requests are served: see `scheduler.order_of`.
     policy: Policy = "fcfs"
-    # Most queued requests that batch and KV cache have no room for yet; any further request raises OverloadedError.
+    # Maximum queue length, not counting requests that fit into the next step. Further requests raise OverloadedError.
     max_waiting: int = 256
-    # Most tokens drafted per request and step.
+    # Maximum draft tokens per request and step.
     num_draft_tokens: int = 8
     # "adaptive": draft as many tokens as measured times justify. "fixed": always draft `num_draft_tokens`.
     draft_length: DraftLength = "adaptive"
@@ -51,7 +51,7 @@ class EngineConfig:
     ngram: bool = False
     # Reuse the KV cache across requests that share a prefix.
     prefix_caching: bool = True
-    # Seed of the generator that draws the seeds of requests without one.
+    # Seed from which the seeds of requests without a seed are drawn.
     seed: int = 0
     # "cpu", "cuda" or "cuda:N".
     device: str = "cpu"
@@ -95,7 +95,7 @@ class EngineConfig:
 class ModeLimits:
     """Limits of an engine mode, named as in `EngineConfig`.
 
-    Within them, measured times decide the length of prefill chunks and drafts."""
+    Within these limits, measured times decide the length of prefill chunks and drafts."""
 
     max_batch_size: int
     token_budget: int

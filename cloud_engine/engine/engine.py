@@ -146,7 +146,7 @@ class Engine:
         return None if request.constraint is None else self._grammar(request, request.constraint)
 
     def add_request(self, request: GenerationRequest, grammar: GrammarState | None = None) -> None:
-        """Queue a request. `grammar` is the result of `prepare`; without one, the constraint is compiled here.
+        """Queue a request. `grammar` is the result of `prepare`; if None, the constraint is compiled here.
 
         Raises InvalidRequestError (empty prompt, unknown token ids, id in use, unusable constraint), ContextLengthError
         (prompt and output do not fit context or KV cache; nothing is truncated) or OverloadedError (queue full).
@@ -163,7 +163,7 @@ class Engine:
             unforked=request.num_branches - 1,
             end_ids=params.end_ids(self._eos_ids),
             token_ids=list(request.prompt_ids),
-            prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # no answer is longer
+            prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # answers are no longer
             grammar=self.prepare(request) if grammar is None else grammar,
             pool=MeanPool() if request.embed else None,
             arrived=time.monotonic() if expected is None else expected[1],
@@ -204,7 +204,7 @@ class Engine:
         return LaunchedStep(batch, sample_on_device(logits, rows), rows, logits)
 
     def _launch_ahead(self, launched: LaunchedStep) -> LaunchedStep | None:
-        """Launch the step after `launched` before reading it, if the batch is certain and the device runs ahead."""
+        """Launch the next step before `launched` is read, if its batch is certain and the device runs ahead."""
         if not self._runner.runs_ahead or not launched.is_reliable:
             return None
         batch = self._scheduler.ahead(launched.batch)
@@ -273,7 +273,7 @@ class Engine:
         self._scheduler.check_room([expected for expected, _ in self._expected.values()])
 
     def _max_tokens(self, request: GenerationRequest) -> int:
-        """Return the most tokens of one answer: the request's limit, else the server's default within the context."""
+        """Return the maximum tokens of an answer: the request's limit, else the server's default within the context."""
         if request.embed:
             return 0
         room = self._limits.longest(request, self._scheduler) - len(request.prompt_ids)
@@ -294,7 +294,7 @@ class Engine:
         return rows
 
     def _sampling_row(self, item: ScheduledRequest, index: int) -> SamplingRow:
-        """Return how to sample new token number `index` of a scheduled request, after its first `index` drafts."""
+        """Return the sampling parameters of a scheduled request's new token number `index`, after `index` drafts."""
         state = item.state
         edits = mask = None
         if state.edits:

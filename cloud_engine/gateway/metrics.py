@@ -119,7 +119,7 @@ def _keys(rows: SharedRows) -> list[Metric]:
 
 
 def _nodes(rows: SharedRows) -> list[Metric]:
-    """Return the metrics of nodes. Workers may briefly disagree about a node; the worst view counts."""
+    """Return the metrics of nodes. Workers may briefly disagree about a node; the worst value counts."""
     named, sums = rows.named("node"), rows.sums("node")
 
     def of_all(column: int, choose: Callable[[list[float]], float]) -> dict[Name, list[float]]:
@@ -142,7 +142,7 @@ def _ledger(counters: Counters) -> list[Metric]:
     return [
         Metric("updraft_gateway_ledger_failing", "gauge", "1 if the last commit to the ledger failed", failing),
         Metric("updraft_gateway_ledger_waiting", "gauge", "rows not yet committed to the ledger", waiting),
-        Metric("updraft_gateway_ledger_lost_total", "counter", "rows that were lost to the ledger", lost),
+        Metric("updraft_gateway_ledger_lost_total", "counter", "rows that could not be written and were lost", lost),
         Metric("updraft_gateway_ledger_failures_total", "counter", "commits to the ledger that failed", failures),
     ]
 

@@ -95,10 +95,10 @@ def run_gateway(options: GatewayOptions) -> None:
 
     _checked(options)
     outlive_hangup()
-    import_module(f"{__package__}.app")  # # loaded before forking, so that replacement workers have it
+    import_module(f"{__package__}.app")  # loaded before forking, so that replacement workers have it
     shared = _Shared(SharedRows(options.workers), BalancingMemory())
     with bind_socket(options.host, options.port) as sock:
-        # The workers share this mode: a blocking `accept` would stall the streams of its worker.
+        # The workers share the socket's mode: a blocking `accept` would stall all streams of a worker.
         sock.setblocking(False)
         if options.workers == 1:
             if options.exit_with_parent:

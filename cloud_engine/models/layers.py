@@ -15,14 +15,14 @@ from .config import ModelConfig
 
 
 class Linear(nn.Linear):
-    """A linear layer without random initial weights: a checkpoint sets them; drawing them loads torch's compiler."""
+    """A linear layer with uninitialised weights: a checkpoint sets them; random ones would load torch's compiler."""
 
     def reset_parameters(self) -> None:
         pass
 
 
 class TokenEmbedding(nn.Embedding):
-    """A token embedding without random initial weights, like `Linear`."""
+    """A token embedding with uninitialised weights, like `Linear`."""
 
     def reset_parameters(self) -> None:
         pass

@@ -34,9 +34,9 @@ class RotaryConfig:
     def from_parameters(cls, parameters: Mapping[str, Any], *, rotary_dim: int, context_length: int) -> RotaryConfig:
         """Compute frequencies for `rotary_dim` dimensions at positions up to `context_length`.
 
-        For variants that treat short and long sequences differently (`dynamic`, `longrope`), `context_length` decides:
-        cached keys must stay valid while a sequence grows. Raises ModelLoadError for an unknown `rope_type` and for
-        missing or invalid parameters.
+        If a variant treats short and long sequences differently (`dynamic`, `longrope`), all are treated as sequences
+        of `context_length`, so that cached keys stay valid while a sequence grows. Raises ModelLoadError for an unknown
+        `rope_type` and for missing or invalid parameters.
         """
         kind = parameters.get("rope_type", parameters.get("type", "default"))
         if not isinstance(kind, str) or kind not in _VARIANTS:

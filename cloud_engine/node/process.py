@@ -35,7 +35,7 @@ class NodeOptions:
     port: int = 0
     # Restart the engine process after a crash.
     restart: bool = False
-    # Time that requests in flight get to finish on SIGTERM, in seconds.
+    # Time for requests in flight to finish after SIGTERM, in seconds.
     drain_seconds: float = DRAIN_S
     # Name of a `ToolFormat`, or "auto" to detect one in the chat template.
     tool_parser: str = "auto"

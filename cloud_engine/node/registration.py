@@ -104,7 +104,7 @@ class Registration:
         return "; ".join(filter(None, await asyncio.gather(*answers)))
 
     async def _tell(self, method: str, url: httpx.URL, address: str) -> str:
-        """Send to one address of the gateway, with its host name in TLS and Host header to match its certificate."""
+        """Send to one address of the gateway. TLS and the Host header keep its host name, to match the certificate."""
         request = self._client.build_request(
             method,
             url.copy_with(host=address),

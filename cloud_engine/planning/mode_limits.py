@@ -10,10 +10,10 @@ from pathlib import Path
 from ..engine.config import MODES, Mode, ModeLimits
 from .step_time import StepContent, StepTimeModel, read_costs
 
-_GAIN = 1.05  # least factor in tokens per second for which a size is doubled
+_GAIN = 1.05  # minimum gain in tokens per second for which a size is doubled
 _CONTEXT = 512  # assumed tokens of context per request
 _CHUNKS = [2**power for power in range(6, 14)]  # candidate numbers of prompt tokens in a step
-_MAX_DRAFT = 8  # most draft tokens per request
+_MAX_DRAFT = 8  # maximum draft tokens per request
 _ACCEPTANCE = 0.8  # assumed acceptance rate of drafts
 _SLACK = 2.0  # ratio of the step time limit to the time of a full step
 _MAX_STEP_MS = 60_000
@@ -76,7 +76,7 @@ def _drafts(costs: StepTimeModel, sequences: int) -> int:
 
 
 def _knee(sizes: Iterable[int], seconds: Callable[[int], float]) -> int:
-    """Return the largest of these powers of two with a noticeably higher throughput than half that size."""
+    """Return the largest of `sizes` (powers of two) with a noticeably higher throughput than at half that size."""
     return _largest(sizes, lambda size: seconds(size) * _GAIN <= 2 * seconds(size // 2))
 
 

@@ -25,7 +25,7 @@ class PlanObjective:
     ttft_s: float
     # Longest time per token after the first, in seconds.
     tpot_s: float
-    # Least share of requests that must meet both.
+    # Minimum share of requests that meet both times.
     share: float = 0.99
 
     def met_by(self, served: SimulatedAnswer) -> bool:
@@ -47,7 +47,7 @@ class FleetFigures:
     tpot_p99_s: float
     # Answer tokens per second, from the first arrival to the last answer.
     tokens_per_s: float
-    # Share of that time during which nodes compute, on average.
+    # Average share of this time that a node computes.
     busy: float
     # Share of empty token slots in the KV blocks held by requests.
     kv_waste: float
@@ -132,7 +132,7 @@ class Planner:
         return nodes
 
     def with_device(self, cloud_share: float) -> FleetFigures:
-        """Return the fleet if only `cloud_share` of the requests go to the cloud, the rest to devices."""
+        """Return the smallest sufficient fleet for `cloud_share` of the requests, if devices answer the rest."""
         left = sample(list(self.trace), cloud_share)
         if not left:
             raise ConfigurationError(
@@ -148,7 +148,7 @@ class Planner:
         return {mode: replace(self, shape=shape).figures(nodes) for mode, shape in shapes.items()}
 
     def preallocated(self, nodes: int) -> FleetFigures:
-        """Return the results if each request preallocates memory for a whole context: one block of that length."""
+        """Return the results if each request preallocates memory for a whole context, as one block of that length."""
         config, slots = self.shape.config, self.shape.num_blocks * self.shape.config.block_size
         length = config.context_length or max(row.prompt + row.output for row in self._servable())
         places = slots // length

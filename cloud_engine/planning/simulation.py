@@ -135,7 +135,7 @@ class NodeShape:
 def simulate(
     trace: Sequence[PlannedRequest], shape: NodeShape, nodes: int
 ) -> tuple[list[SimulatedAnswer], list[SimulatedNode]]:
-    """Simulate a fleet. As in a gateway without cached prefixes, requests go to the node with the fewest tokens."""
+    """Simulate a fleet. A request goes to the node with the fewest tokens in flight; prefixes do not count."""
     caching = shape.config.prefix_caching and any(request.blocks for request in trace)
     needed = sum((row.prompt + row.output) // shape.config.block_size + 1 for row in trace)
     num_blocks = min(shape.num_blocks, needed)  # more blocks would only waste memory

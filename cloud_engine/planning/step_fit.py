@@ -18,7 +18,7 @@ _ROUNDS = 5
 def fit(steps: Sequence[tuple[StepContent, float]]) -> StepTimeModel:
     """Fit non-negative costs by least squares of relative errors, ignoring slow outliers.
 
-    Errors are relative to the estimate; relative to the measurement, short steps would weigh more than long ones.
+    Errors are relative to the estimate. Relative to the measurement, steps that were fast by chance would weigh more.
     """
     contents = np.zeros((len(steps), _ROWS + MAX_ROW_COSTS))
     for filled, (content, _) in zip(contents, steps, strict=True):

@@ -36,7 +36,7 @@ class PlannedRequest:
     blocks: tuple[int, ...] = ()
 
     def prompt_ids(self, number: int) -> list[int]:
-        """Return token ids that equal another request's as far as the blocks are equal."""
+        """Return token ids; two requests have the same ids as far as their blocks are equal."""
         if not self.blocks:
             return [number] * self.prompt
         ids = [block * _HASHED_TOKENS + offset for block in self.blocks for offset in range(_HASHED_TOKENS)]

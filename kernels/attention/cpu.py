@@ -1,6 +1,6 @@
 """Attention over a paged KV cache in C for CPUs, which reads keys and values directly from their blocks.
 
-`torch_attention`, in contrast, gathers them first and multiplies padding.
+`torch_attention`, in contrast, first gathers keys and values, and also multiplies padding.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _SHARED_OF_PROGRAM = 1024  # reserved by the driver per program
 _SCRATCH_OF_ROW = 128  # per row, for exchanges within a warp; Hopper's asynchronous products need none
 _WARPS_OF_MULTIPROCESSOR = 12  # per multiprocessor; registers do not suffice for more
 _MIN_ASYNC_ROWS = 64  # from here on, Hopper multiplies from shared memory, which holds a tile for longer
-#: Costs of a program and of a launch that merges splits, as the number of keys that could be read instead.
+#: Costs of a program and of a launch that merges splits, in keys that could be read in the same time.
 _PROGRAM_KEYS, _MERGE_KEYS = 96, 256
 _MAX_ROUNDS = 4
 
@@ -81,7 +81,7 @@ def attention_launch(shape: AttentionShape, max_queries: int) -> Launch:
     keys = _keys_of_tile(shape)
     if shape.cache_bytes == 1 and shape.padded_dim > 128 and rows > _MIN_ROWS:
         keys //= 2  # converted keys are two bytes wide, too
-    # 64 rows of 128 just fit four warps' registers, but not with a window, nor with a separate block per key.
+    # 64 rows of 128 elements just fit four warps' registers, but not with a window or a separate block per key.
     is_crowded = shape.cache_bytes == 2 and (shape.windowed or shape.block_size < keys)
     wide = rows * shape.padded_dim >= 64 * 256 or (is_crowded and rows >= 64 and shape.padded_dim == 128)
     tiles = {"BLOCK_M": rows, "BLOCK_N": keys}
@@ -124,8 +124,8 @@ def split_lengths(
 ) -> NDArray[np.int64]:
     """Return the keys per split, a multiple of BLOCK_N, for tiles that see `keys` each.
 
-    Chooses the fastest of a few candidates, by the smaller of two bounds on a greedy schedule: every round of programs
-    takes as long as the longest split; or the GPU is never idle until the last split has started.
+    Chooses the fastest of a few candidates. The estimated time is the smaller of two: the number of rounds of programs
+    times the longest split, or all work spread evenly over the GPU plus the longest split.
     """
     step = launch.tiles["BLOCK_N"]
     places = programs_at_once(shape, launch, multiprocessors) / shape.kv_heads
@@ -151,7 +151,7 @@ def num_splits(keys: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[n
 
 
 def _float32_launch(shape: AttentionShape, rows: int) -> Launch:
-    """Return a launch with fewer keys, and more warps for more rows, as operands occupy registers."""
+    """Return a launch with fewer keys, and more warps for more rows, because operands occupy registers."""
     keys = _MIN_KEYS if rows > _MIN_ROWS else min(_keys_of_tile(shape), shape.block_size)
     return Launch(num_warps=8 if rows > _MIN_ROWS else 4, num_stages=3, tiles={"BLOCK_M": rows, "BLOCK_N": keys})
 
@@ -166,6 +166,6 @@ def _partial_keys(shape: AttentionShape, launch: Launch) -> int:
 
 
 def _even(keys: NDArray[np.int64], most: int, step: int) -> NDArray[np.int64]:
-    """Return equal lengths of about `most` keys at most, in multiples of `step`."""
+    """Return split lengths, equal within a tile: about `most` keys or fewer, in multiples of `step`."""
     equal = -(-keys // num_splits(keys, np.array(max(most, step))))
     return np.maximum(-(-equal // step), 1) * step

@@ -1,8 +1,8 @@
 """Attention plan of one step, made on the host and shared by all layers.
 
 Prefill chunks, decodes and drafts all become tiles: queries of one sequence with their keys. If there are few tiles
-with many keys, the keys are split and the results merged (flash-decoding, Dao et al. 2023). The plan is copied to the
-device at once from pinned memory, into a new tensor or into buffers that a CUDA graph reads.
+with many keys, the keys are split and the results merged (flash-decoding, Dao et al. 2023). One copy from pinned
+memory moves the plan to the device, into a new tensor or into buffers that a CUDA graph reads.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class AttentionPlanner:
         return sizes.views(_staged(plan, sizes).to(self.device, non_blocking=True), plan.partial_rows, launch)
 
     def graph_metadata(self, num_rows: int, most_sequences: int, most_blocks: int) -> GraphMetadata:
-        """Return buffers for a CUDA graph of `num_rows` rows: at most `most_sequences` of `most_blocks` blocks."""
+        """Return buffers for a CUDA graph of `num_rows` rows, in up to `most_sequences` of up to `most_blocks`."""
         return GraphMetadata(self, num_rows, most_sequences, most_blocks)
 
 

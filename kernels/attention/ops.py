@@ -1,4 +1,4 @@
-"""Choice of the attention implementation for a model and device, made once, with the reason for the operator."""
+"""Choice of the attention implementation for a model and device, made once, with a reason for the operator's log."""
 
 from __future__ import annotations
 

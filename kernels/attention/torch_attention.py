@@ -108,7 +108,7 @@ def _attend_short(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> 
     """Attend with few queries over many keys, (sequences, kv_heads, queries or keys, head_dim).
 
     `query` is float32 and scaled. Uses two products over the whole batch, with scores in float32. Torch's fused kernel
-    multiplies a tiny matrix for every sequence and head, which takes half as long again.
+    multiplies a tiny matrix for every sequence and head, which takes 1.5 times as long.
     """
     sequences, kv_heads, num_queries, _ = query.shape
     scores = torch.bmm(query.flatten(0, 1), keys.flatten(0, 1).float().transpose(1, 2))

@@ -18,7 +18,7 @@ from .types import QuerySpan
 
 #: Spans up to this long (decodes, drafts to verify) share a padded call; longer spans (prefill chunks) do not.
 _SHORT_QUERY = 16
-#: Cost of one more call, in blocks of padding: less padding is cheaper than a call.
+#: Cost of another call, in blocks of padding: a call is worthwhile if it avoids more padding.
 _CALL_BLOCKS = 128
 
 
@@ -142,7 +142,7 @@ def _num_blocks(key_range: _KeyRange) -> int:
 
 
 def _build(members: list[_KeyRange], cache: CacheShape, window: int | None, queries: int | None) -> AttentionGroup:
-    """Build one padded call. With `queries`, a query is placed by its position in its block; else from the start."""
+    """Build one padded call. With `queries`, a query is placed at its offset in its block, else from the start."""
     starts = _column(member.span.start for member in members)
     lengths = _column(member.span.length for member in members)
     lead = starts % queries if queries else 0

@@ -1,4 +1,4 @@
-"""Paged attention in Triton: prefill chunks, decodes and drafts to verify in one launch (see `plan`).
+"""Paged attention in Triton: prefill chunks, decodes and drafts to verify in one launch (see `metadata`).
 
 A program's tile holds the query heads of one KV head for a few tokens of one sequence, so that keys and values are read
 once for all of them. The program iterates over its keys with an online softmax (Milakov & Gimelshein 2018; Dao et al.
@@ -150,7 +150,7 @@ def _attend_inner(
                 visible = age.to(tl.uint32, bitcast=True) < window.to(tl.uint32)
             scores = tl.where(visible, scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, axis=1) * score_scale)
-        probabilities = tl.exp2(scores * score_scale - new_max[:, None])  # one instruction for both
+        probabilities = tl.exp2(scores * score_scale - new_max[:, None])  # one multiply-subtract instruction
         alpha = tl.exp2(row_max - new_max)
         row_sum = row_sum * alpha + tl.sum(probabilities, axis=1)
         acc = acc * alpha[:, None]

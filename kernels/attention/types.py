@@ -35,7 +35,7 @@ class LayerAttention:
 
 @dataclass(frozen=True, slots=True)
 class ScoreOptions:
-    """One layer's parameters from query-key products to scores."""
+    """One layer's parameters for computing scores from query-key products."""
 
     scale: float
     # Number of tokens that a query sees, its own included; None for all.

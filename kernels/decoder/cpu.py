@@ -1,6 +1,6 @@
 """All layers of a decoder in one call of C, for CPUs, with the same bits as the separate kernels of each layer.
 
-For a small model, Python needs as long between two kernels as a kernel takes. For a large model, the weights stream
+With a small model, Python takes as long between two kernels as a kernel itself. With a large model, the weights stream
 through the caches and evict Python's data every time.
 """
 

@@ -12,7 +12,7 @@ from .types import HeadNorms, HeadTransform, Rotation, check_kv_write
 def write_kv_reference_(
     projected: Tensor, cache: Tensor, slots: Tensor, transform: HeadTransform, rotation: Rotation | None
 ) -> None:
-    """Compute everything in float32 and round once at the end."""
+    """Norm, rotate and store the heads. Computes everything in float32 and rounds once at the end."""
     check_kv_write(projected, cache, slots, rotation)
     kv_heads = cache.shape[2] // 2
     query, key, value = projected.split((projected.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)

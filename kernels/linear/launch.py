@@ -9,7 +9,7 @@ from ..runtime.numeric import cdiv
 
 #: Programs that keep one multiprocessor's memory pipeline full while each waits for its next tile.
 _RESIDENT = 8
-#: Minimum steps over the inputs that repay filling a program's pipeline and adding one more partial sum.
+#: Minimum steps per split: with fewer, filling the pipeline and adding another partial sum cost more than they save.
 _MIN_STEPS = 4
 _BUCKETS = (16, 32, 64)
 
@@ -37,8 +37,8 @@ class SplitK:
 def matmul_launch(tokens: int) -> Launch:
     """Return tiles for a number of tokens.
 
-    Few tokens get narrow tiles and deep pipelines, because only the bytes of the weights count. Many tokens get tiles
-    that use every converted weight for 128 tokens.
+    For few tokens, reading the weights takes most of the time: tiles are narrow and pipelines deep. For many tokens,
+    tiles use every converted weight for 128 tokens.
     """
     bucket = next((most for most in _BUCKETS if tokens <= most), 128)
     if bucket == 16:

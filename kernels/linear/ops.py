@@ -108,13 +108,13 @@ def quantized_linear(hidden: Tensor, weight: QuantizedWeight) -> Tensor:
 
 
 def _beats_onednn(weight: Tensor, batch_invariant: bool) -> bool:
-    """Return whether Updraft's kernel is preferable: sums of the faster matrix units depend on the row count."""
+    """Return whether to use Updraft's kernel. Matrix units are faster, but their sums depend on the row count."""
     has_matrix_unit = weight.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
     return cpu.is_vectorised_for(weight.dtype) and (batch_invariant or not has_matrix_unit)
 
 
 def _check_invariance(model: nn.Module) -> None:
-    """Compare single rows with rows in batches, once per weight shape."""
+    """Raises ConfigurationError if a row's result differs in a batch; checks one layer of each weight shape."""
     shapes: set[tuple[int, ...]] = set()
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -134,8 +134,8 @@ def _check_rows(module: PackedLinear) -> None:
     for count in (2, 7, 16, _CHECKED_ROWS):
         if not torch.equal(module(rows[:count]), alone[:count]):
             raise ConfigurationError(
-                f"batch_invariant is not supported on this machine: a row of {tuple(module.shape)} changes when "
-                f"{count - 1} more are computed with it.",
+                f"batch_invariant is not supported on this machine: with weights of shape {tuple(module.shape)}, the "
+                f"result of a row changes if {count - 1} more are computed with it.",
                 param="batch_invariant",
             )
 

@@ -1,4 +1,4 @@
-"""Low-rank adapters over a batch in which every token may use another adapter (Hu et al. 2021)."""
+"""Low-rank adapters over a batch in which every token may use a different adapter (Hu et al. 2021)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _MAX_SIZE = 2**15  # maximum elements of a row, which one program holds
 
 
 def rms_norm(hidden: Tensor, norm: Norm) -> Tensor:
-    """Return the norm of each row of `hidden` (rows, size), a new tensor. Only elements must be contiguous."""
+    """Return the norm of each row of `hidden` (rows, size), a new tensor. Rows may have any stride."""
     _check(hidden, norm)
     if uses_triton(hidden):
         from .triton import launch_rms_norm

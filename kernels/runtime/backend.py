@@ -55,7 +55,7 @@ def uses_native(rows: Tensor, *, multiple: int = 1) -> bool:
 
 @functools.cache
 def num_multiprocessors(device: torch.device) -> int:
-    """Return the minimum number of programs that run at once; without CUDA (interpreted kernels), that of an H200."""
+    """Return the device's number of multiprocessors; without CUDA (interpreted kernels), that of an H200."""
     import torch
 
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import psutil
 
 _INTERVAL_S = 0.2
-# Processor share of other processes that does not cost a thread.
+# Processor share of other processes up to which no thread is given up.
 _TOLERATED = 0.4
 # Minimum processor share of this process while it computes.
 _COMPUTING = 0.4
@@ -76,7 +76,7 @@ class ThreadGovernor:
             return
         wall, own = self._last.wall - last.wall, self._last.own - last.own
         if wall > 10 * _INTERVAL_S and own < _COMPUTING * wall:
-            return  # a pause, not a long step: the last measurement is too old
+            return  # after a pause, the last measurement is too old
         others = (self._last.busy - last.busy - own) / wall
         self._threads = max(1, min(self._most, int(self._processors - max(0.0, others) + _TOLERATED)))
 

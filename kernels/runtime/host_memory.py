@@ -26,7 +26,7 @@ def keep_freed_memory() -> bool:
 def release_freed_memory() -> bool:
     """Return the pages of freed blocks to the system. Returns False without glibc, and then does nothing.
 
-    Otherwise, replacing blocks one by one leaves holes slightly too small for the next block, and the peak grows.
+    Without this, replacing blocks one by one leaves holes slightly too small for the next block, and the peak grows.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -74,8 +74,8 @@ def log_probabilities(logits: Tensor, chosen: Tensor, num_top: int) -> TopLogpro
 def stable_topk(logprobs: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
     """Return values and ids (rows, num_top) of the largest entries of (rows, vocab); among equals, lower ids first.
 
-    The choice of `topk` among equals depends on the number requested, and so on other requests in the batch. On a
-    device, the whole row is sorted, because a search for equals would wait for it. On the host, searching is faster.
+    The choice of `topk` among equals depends on the number requested, and so on other requests in the batch. On a GPU,
+    the whole row is sorted, because searching for equals would wait for the GPU. On a CPU, searching is faster.
     """
     if num_top == 0:
         return logprobs[:, :0], torch.empty_like(logprobs[:, :0], dtype=torch.int64)

@@ -59,7 +59,7 @@ def radix_range(row_sums, target, done):
 
 @triton.jit
 def select_bucket(total, low, above, target, done):
-    """The highest of 16 buckets from which on the sum reaches the target; else the lowest."""
+    """The highest of 16 buckets that reaches the target sum together with all higher ones, or else the lowest."""
     buckets = tl.arange(0, 16)
     from_on = above + tl.sum(tl.where(buckets[None, :] >= buckets[:, None], total[None, :], 0), axis=1)
     bucket = tl.max(tl.where(from_on >= target, buckets, 0), axis=0)
@@ -74,7 +74,7 @@ def bucket_sums(found, low, done, row_state, temperature, BY_MASS: tl.constexpr)
     if BY_MASS:
         weights = weights_of(found, tl.load(row_state + TOP), temperature)
         return tl.sum(tl.where(is_in, weights[None, :], 0), axis=1)
-    return tl.sum(tl.where(is_in, 1.0, 0.0), axis=1).to(tl.int64)  # as floats: compiled into integers it spills
+    return tl.sum(tl.where(is_in, 1.0, 0.0), axis=1).to(tl.int64)  # integers would spill registers
 
 
 @triton.jit
@@ -85,13 +85,13 @@ def bucket_of(found, low, done):
 
 @triton.jit
 def _shift(done):
-    """The bits of a rank that are undecided after one more round."""
+    """The number of bits of a rank that are undecided after one more round."""
     return (ROUNDS - 1 - done) * 4
 
 
 _TOKEN_BITS: tl.constexpr = tl.constexpr(TOKEN_BITS)
 _RANK_OF_MINUS_INFINITY: tl.constexpr = tl.constexpr(-0x7F800001 << TOKEN_BITS)
-#: Rounds done by all programs of a row, over the upper half of the float.
+#: Rounds done by all programs of a row, over the upper half of the logit's bits.
 _SHARED_ROUNDS: tl.constexpr = tl.constexpr(4)
 #: Maximum tokens collected from a row. If more are left, the row itself is read.
 _CAPACITY: tl.constexpr = tl.constexpr(4096)
@@ -228,7 +228,7 @@ def radix_histogram_kernel(
     low, _ = radix_range(row_sums, target, done)
     floor = tl.maximum(low, tl.load(row_state + _FLOOR + BY_MASS))
     if BY_MASS:
-        floor = tl.maximum(floor, tl.load(row_state + _FOUND))  # below this, top-k has cut tokens off
+        floor = tl.maximum(floor, tl.load(row_state + _FOUND))  # top-k has removed the tokens below
     total = tl.zeros((16,), tl.int64)
     first = tl.program_id(1) * num_tiles
     for tile in range(first, tl.minimum(first + num_tiles, row_tiles)):

@@ -20,7 +20,7 @@ LOWEST_RANK = -(2 ** (31 + TOKEN_BITS))
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """Columns (rows,), None if off for all rows. Applied in this order, after the temperature; one token stays."""
+    """Columns (rows,), None if off for all rows. Applied in this order after the temperature; the best token stays."""
 
     # int32; 0 is off.
     top_k: Tensor | None = None

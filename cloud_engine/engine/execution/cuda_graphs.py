@@ -65,7 +65,7 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Records CUDA graphs in one shared memory pool; only one of them may be replayed at a time."""
+    """Records CUDA graphs in one shared memory pool; only one graph may be replayed at a time."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()

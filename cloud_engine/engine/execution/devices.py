@@ -34,9 +34,9 @@ def use_device(name: str) -> None:
 
 
 def yields_to_neighbours(config: EngineConfig) -> Callable[[], None]:
-    """To be called before each step: sets torch's threads, at most as many as there are now.
+    """Return a function to call before each step: it lowers torch's threads while other processes keep CPUs busy.
 
-    Does nothing on other devices, and in batch-invariant mode, in which nothing may change how sums are cut.
+    It does nothing on other devices or in batch-invariant mode, because the thread count changes how sums are split.
     """
     if config.device != "cpu" or config.batch_invariant:
         return lambda: None

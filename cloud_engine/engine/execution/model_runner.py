@@ -153,7 +153,7 @@ class Runner:
         """Run several decode passes and wait once: each pass computes the tokens sampled in the pass before.
 
         The first pass computes `first`, which may still be in flight if the runner `runs_ahead`, and samples by `rows`,
-        which must be plain. Returns as many tokens per span as it is long; `spans` must be sorted longest first."""
+        which must be plain. Returns one token per row of each span; `spans` must be sorted longest first."""
         sampling = sampling_of(rows, self.model.config.vocab_size, self._device)
         passes = Passes.of(spans, self._block_size)
         if self._compiled is not None:
@@ -210,7 +210,7 @@ def _wanted_rows(chunks: Sequence[Chunk]) -> list[int]:
 
 
 def graph_limits(context_length: int, num_drafts: int, config: EngineConfig) -> GraphLimits | None:
-    """Return the limits of steps without prompts and with at most `num_drafts` drafts per sequence; None: no graphs."""
+    """Return limits of graphs of steps without prompts, with up to `num_drafts` drafts each; None if graphs are off."""
     if not config.cuda_graphs:
         return None
     return GraphLimits(config.max_batch_size, 1 + num_drafts, -(-context_length // config.block_size))

@@ -42,7 +42,7 @@ class LaunchedStep:
 
     @property
     def is_reliable(self) -> bool:
-        """Whether all rows are plain decodes whose next step depends on this token only through the logits."""
+        """Whether all rows are plain decodes with logit edits that do not depend on the unread token."""
         return all(item.state.decode is item and not item.state.edits_follow for item in self.batch)
 
     def of(self, batch: Sequence[ScheduledRequest]) -> LaunchedStep | None:
@@ -74,7 +74,7 @@ class StepResult:
 
     def logprobs(self, row: int, tokens: Sequence[int], num_top: int) -> tuple[TokenLogprob, ...]:
         rows = range(row, row + len(tokens))
-        if any(self.tokens[at] != token for at, token in zip(rows, tokens, strict=True)):  # a fork's own token
+        if any(self.tokens[at] != token for at, token in zip(rows, tokens, strict=True)):  # sampled by a fork
             return tuple(log_probabilities(self.logits(row, len(tokens)), tokens, num_top))
         if self._scores is None:
             self._scores = self._look_up()

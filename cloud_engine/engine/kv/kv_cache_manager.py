@@ -18,12 +18,12 @@ class Window:
 
     # Widest window in tokens, including the query's own.
     num_tokens: int
-    # Most tokens that a step computes.
+    # Maximum tokens of one request per step.
     max_chunk: int
 
 
 def most_blocks(num_tokens: int, block_size: int, window: Window | None) -> int:
-    """Return the most blocks that a request holds at once while it grows to `num_tokens`."""
+    """Return the maximum number of blocks that a request holds at once while it grows to `num_tokens`."""
     if window is None:
         return -(-num_tokens // block_size)
     in_reach = window.num_tokens - 1 + window.max_chunk
@@ -55,11 +55,11 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def most_blocks_for(self, num_tokens: int) -> int:
-        """Return the most blocks that a request holds at once while it grows to `num_tokens`."""
+        """Return the maximum number of blocks that a request holds at once while it grows to `num_tokens`."""
         return most_blocks(num_tokens, self.block_size, self._window)
 
     def admit(self, state: RequestState) -> bool:
-        """Assign blocks for the known tokens of a request, cached blocks first; assign none and return False if short.
+        """Assign blocks for a request's known tokens, cached blocks first. If too few are free, return False.
 
         With a window, only the first chunk gets blocks, but the pool must have room for the most that the request will
         hold. On success `num_computed_tokens` covers the cached prefix, which never includes the last known token: its
@@ -136,7 +136,7 @@ class KVCacheManager:
         return True
 
     def fork(self, parent: RequestState, child: RequestState) -> None:
-        """Share the blocks of the computed tokens of `child` with `parent`, without copying."""
+        """Give `child` the parent's blocks of its computed tokens, shared without copying."""
         blocks = parent.block_table[: self.blocks_for(child.num_computed_tokens)]
         for block in _held(blocks):
             self.pool.share(block)

@@ -14,7 +14,7 @@ class PrefixCache:
 
     A request is *alone* while no other request has the same first block. Then only its first block is hashed, and the
     later ones are registered under placeholder keys until another request shares the first block, so unshared prefixes
-    cost next to nothing. With `gaps`, first blocks may be gone before later ones (sliding window): all are hashed.
+    cost next to nothing. With `gaps` (sliding window), first blocks may go before later ones, so all are hashed.
     """
 
     def __init__(self, pool: BlockPool, block_size: int, *, gaps: bool) -> None:
@@ -60,7 +60,7 @@ class PrefixCache:
                 self._pool.register(block_table[index], prefix.hashes[index])
 
     def share(self, first_block: int) -> None:
-        """Replace the placeholder keys of the request that was alone with this first block by hashes."""
+        """Hash all blocks of the request that was alone with this first block, to replace its placeholder keys."""
         prefix = self._alone.pop(first_block, None)
         if prefix is None or prefix.unhashed is None:
             return
@@ -85,7 +85,7 @@ class PrefixCache:
             prefix.unhashed = None  # without the first block, later ones are unreachable
 
     def _first_block(self, prefix: PrefixHashes, token_ids: Sequence[int]) -> int | None:
-        """Return the cached first block of `prefix`, or None; a hit ends the other request's being alone."""
+        """Return the cached first block of `prefix`, or None. After a hit, the other request is no longer alone."""
         if not prefix.hashes:
             prefix.extend(token_ids, 1, self._block_size)
         block = self._pool.lookup(prefix.hashes[0])

@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 class Sizes:
     """The size of a KV cache."""
 
-    # Most tokens of prompt and answer together.
+    # Maximum tokens of prompt and answer together.
     context_length: int
     # KV blocks, enough for at least one full context.
     num_blocks: int

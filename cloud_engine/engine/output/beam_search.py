@@ -99,7 +99,7 @@ class BeamSearch:
         self._cache.register(state)
 
     def _choose(self, logits: Tensor) -> list[_Candidate]:
-        """Return the candidates to continue, best first. Candidates that end are kept if among the first `width`."""
+        """Return the candidates to continue, best first. Of those that end, keep the ones among the first `width`."""
         width = self._params.width
         kept: list[_Candidate] = []
         for rank, candidate in enumerate(self._candidates(logits)):

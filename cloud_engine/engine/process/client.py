@@ -20,7 +20,7 @@ _Event = TokenOutput | UpdraftError
 
 
 class EngineClient(ABC):
-    """Asyncio client of an engine. Any task of the event loop that called `start` may call `generate`.
+    """Asyncio client of an engine. Call `generate` from any task, but in the event loop in which `start` was called.
 
     A thread (`_run`) passes the engine's reports to that loop. If the engine ends for any reason, all requests in
     flight fail with the error, and new requests are refused at once with `failure`.
@@ -56,7 +56,7 @@ class EngineClient(ABC):
             await asyncio.to_thread(thread.join)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenOutput]:
-        """Yield the outputs of a request; the last of each answer has a finish reason. Closing the iterator aborts it.
+        """Yield the outputs of a request; the last of each answer has a finish reason. Closing aborts the request.
 
         Raises the errors of `Engine.add_request`, EngineError if the engine fails, OverloadedError if it is closed.
         """

@@ -23,7 +23,7 @@ REPORTS = "reports"
 HEARTBEAT_S = 0.5
 """Interval between heartbeats, in seconds."""
 HUNG_S = 10.0
-"""Seconds without a heartbeat after which a loaded core counts as hung. While loading, a slow disk may stall it."""
+"""Seconds without a heartbeat after which a loaded core counts as hung; a loading core may stall on a slow disk."""
 
 _POLL_MS = 100
 _STOP_S = 2.0

@@ -17,8 +17,8 @@ from .core_process import CoreProcess
 from .messages import Command, Down, Load, Loading, Ready, down_report
 
 RESTART_PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0)
-"""Seconds to wait before each restart in a row; after the last one the engine stays down. A core that served for more
-than `STABLE_S` seconds resets the count."""
+"""Seconds to wait before each consecutive restart; when all are used, the engine stays down. A core that served for
+more than `STABLE_S` seconds resets the count."""
 STABLE_S = 60.0
 
 _log = logging.getLogger("updraft.engine")

@@ -1,4 +1,4 @@
-"""Compilation of constraints in a separate thread, because it may take longer than a step."""
+"""Compilation of constraints in a separate thread, because compiling may take longer than a step."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def decode_report(data: bytes) -> Report:
 
 
 def down_report(error: BaseException) -> Down:
-    """Return the last report of a core that ends with `error`. Foreign errors are wrapped in an EngineError."""
+    """Return the last report of a core that ends with `error`, wrapped in an EngineError unless it is Updraft's own."""
     if isinstance(error, UpdraftError):
         return Down(error)
     failure = EngineError(f"{type(error).__name__}: {error}")

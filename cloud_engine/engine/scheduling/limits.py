@@ -32,13 +32,13 @@ class RequestLimits:
         self._check_branches(request)
         if request.priority and self.config.policy != "priority":
             raise InvalidRequestError(
-                f"This server uses --policy {self.config.policy}. Omit priority, or start it with --policy priority.",
+                f"The server uses --policy {self.config.policy}. Omit priority, or start it with --policy priority.",
                 param="priority",
             )
         self._check_length(request, scheduler)
 
     def longest(self, request: GenerationRequest, scheduler: Scheduler) -> int:
-        """Return the most tokens that prompt and answer may have together; each beam needs its own blocks."""
+        """Return the maximum tokens of prompt and answer together; each beam needs its own blocks."""
         return scheduler.longest(self.context_length, request.beam.width if request.beam else 1)
 
     def _check_tokens(self, param: str, token_ids: Sequence[int]) -> None:

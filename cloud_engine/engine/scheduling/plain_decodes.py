@@ -1,7 +1,7 @@
 """Plain decodes: requests that get exactly one token per step and need no decision, the most common case.
 
-At 256 sequences, a step can spend half a microsecond on each, so work is batched over all of them or deferred. Imports
-no torch.
+With 256 sequences, a step has half a microsecond for each, so work is batched over all of them or deferred. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Others = list[tuple[ScheduledRequest, int]]
 class PlainDecodes:
     """The running requests that get one token in every step, from `join` until `leave`.
 
-    Each one's share of a step is created once (`RequestState.decode`). A request is only checked in steps known in
-    advance: when its blocks are full, its answer reaches its length, or a repetition check is due. All other tokens are
-    appended without checks, except for end tokens.
+    A request's share of a step is created only once (`RequestState.decode`). A request is only checked in steps known
+    in advance: when its blocks are full, its answer reaches the maximum length, or a repetition check is due. In other
+    steps, a token is appended and only checked for being an end token.
     """
 
     def __init__(self, cache: KVCacheManager) -> None:
@@ -46,7 +46,7 @@ class PlainDecodes:
             self._expect(state.decode)
 
     def leave(self, state: RequestState) -> None:
-        """Remove a request, if it is here, because its next step is not a plain decode."""
+        """Remove a request whose next step is not a plain decode; do nothing if it is not here."""
         if state.decode is not None:
             self._columns.remove(state.decode)
             self._others = None
@@ -57,11 +57,11 @@ class PlainDecodes:
         self._others = None
 
     def shares(self, running: Sequence[RequestState]) -> tuple[list[ScheduledRequest], list[RequestState]]:
-        """Return the shares of the plain decodes and all other running requests, both in their order."""
+        """Return the shares of the plain decodes, and all other requests, both in the order of `running`."""
         return self._columns.items.copy(), self.others(running)
 
     def others(self, running: Sequence[RequestState]) -> list[RequestState]:
-        """Return the running requests that are not plain decodes, in their order."""
+        """Return the requests that are not plain decodes, in the order of `running`."""
         if self._others is None:
             self._others = [state for state in running if state.decode is None]
         return self._others
@@ -120,7 +120,7 @@ class _Columns:
     """Columns of data about plain decodes for each step, one entry per request, in the order of running requests."""
 
     def __init__(self, items: Sequence[ScheduledRequest] = ()) -> None:
-        """Fill the columns from `items`, which must be in that order."""
+        """Fill the columns from `items`, which must be in the order of running requests."""
         self.items = list(items)
         self.states = [item.state for item in items]
         self.request_ids = [state.request_id for state in self.states]

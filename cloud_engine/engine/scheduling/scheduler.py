@@ -31,8 +31,8 @@ PRIORITY_S, PREFILL_TOKEN_S = 10.0, 0.01
 def order_of(state: RequestState, policy: Policy) -> float:
     """Return a request's sort key among all others, lowest first; it never changes.
 
-    Every policy includes the arrival time, so that no request starves: a later request goes first only if it arrived
-    soon enough after. This equals ageing of the waiting requests, but needs no re-sorting.
+    Every policy includes the arrival time, so that no request starves: a later request goes first only if it arrives
+    soon after the earlier one. The effect is that of ageing the waiting requests, but the queue is never re-sorted.
     """
     if policy == "priority":
         return state.arrived + PRIORITY_S * state.request.priority
@@ -42,7 +42,7 @@ def order_of(state: RequestState, policy: Policy) -> float:
 
 
 class Scheduler:
-    """Serves requests in order (`order_of`) and preempts by recomputing.
+    """Serves requests in order (`order_of`). A preempted request frees its blocks and is recomputed later.
 
     Cannot deadlock: every admitted request fits the pool alone (`fits`), running requests take blocks in their order,
     and a request that lacks a block preempts the last one, possibly itself. So the first request always advances. All
@@ -76,7 +76,7 @@ class Scheduler:
         return num_beams * self._cache.most_blocks_for(num_tokens) <= self._cache.pool.num_blocks
 
     def longest(self, most: int, num_beams: int = 1) -> int:
-        """Return the most tokens, up to `most`, for which `fits` is true."""
+        """Return the largest number of tokens, up to `most`, for which `fits` is true."""
         if self.fits(most, num_beams):
             return most
         return self._cache.pool.num_blocks // num_beams * self._cache.block_size
@@ -84,7 +84,7 @@ class Scheduler:
     def check_room(self, expected: Sequence[GenerationRequest] = ()) -> None:
         """Raises OverloadedError if the queue, including `expected` requests, is full.
 
-        Queued requests that batch and pool have room for do not count: they only wait for the next step.
+        Queued requests that fit into the batch and the pool do not count: they only wait for the next step.
         """
         most, queued = self._config.max_waiting, len(self.waiting) + len(expected)
         if queued >= most and queued - self._num_with_room(expected) >= most:

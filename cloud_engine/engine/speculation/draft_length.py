@@ -1,4 +1,4 @@
-"""Draft lengths per request that maximise the batch's throughput by measured times; often 0.
+"""The draft length of each request (often 0) that maximises the batch's throughput, by measured times.
 
 Rejected drafts cost drafting and verification time, which depends on model, machine and load. So the policy has no
 built-in costs: it estimates each request's acceptance rate, takes the costs from `StepCosts`, and picks the lengths
@@ -17,13 +17,13 @@ from .draft_credit import DraftCredit
 from .step_costs import SHORT_LAG, StepCosts, StepReport
 
 _TRIAL_SHARE = 0.005  # share of the time that trials may lose
-_MAX_CHARGED = 2.0  # most that verification is charged per token, in steps without drafts
+_MAX_CHARGED = 2.0  # maximum charge for verifying a token, in steps without drafts
 _UNTRIED_EACH, _UNTRIED_TOKENS = 4, 64  # most draft tokens, per sequence and in all, while their cost is unknown
 _TRIAL_STEPS = 3  # steps per trial; the first one warms the caches and does not count
-_REST_STEPS = 8  # least steps until drafts are considered again; at least one per sequence, as planning time grows too
+_REST_STEPS = 8  # minimum steps without planning drafts (a rest); larger batches rest one step per sequence
 _LEARNED_OF_REST = 2  # steps at the end of a rest that are observed in full
-_PAYBACK_TOKENS = 64  # most tokens over which catching up must pay off
-_MIN_GAIN = 1.02  # least expected speed-up of drafts; the estimates are not exact enough for less
+_PAYBACK_TOKENS = 64  # a draft model's catching up must pay off within this many tokens
+_MIN_GAIN = 1.02  # minimum expected speed-up of drafts; the estimates are not exact enough for less
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class DraftCandidate:
     # Whether each token takes a pass of a draft model, which must first compute `lag` known tokens.
     takes_passes: bool = False
     lag: int = 0
-    # Most tokens that the request may still generate.
+    # Maximum tokens that the request may still generate.
     remaining: int = _PAYBACK_TOKENS
 
     @property
@@ -75,7 +75,7 @@ class DraftLengthPolicy:
     def rests(self, sequences: int, ahead: int = 0) -> bool:
         """Whether a decision not to draft still holds for a step with this many `sequences`, so `plan` is not needed.
 
-        `ahead` is the number of steps before that one which have not been observed yet.
+        `ahead` is the number of earlier steps that have not been observed yet.
         """
         del sequences, ahead
         return False
@@ -128,7 +128,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         elif step.draft_tokens > 0:
             lost_s += step.draft_s
         if step.draft_tokens > 0:
-            if target_s is None or step.prefill_tokens > 0:  # the share of prompts in the time is uncertain
+            if target_s is None or step.prefill_tokens > 0:  # how much time prompts took is uncertain
                 verify_s = costs.verify_s(sequences, step.draft_tokens, plain_s)
             else:
                 verify_s = min(target_s - plain_s, _MAX_CHARGED * (1 + step.draft_tokens / sequences) * plain_s)
@@ -259,7 +259,7 @@ class AdaptiveDraftLength(DraftLengthPolicy):
         return plain
 
     def _drafts_of(self, length: int, candidates: Sequence[DraftCandidate], sequences: int, plain: _Plan) -> _Plan:
-        """Return the plan with drafts of at most `length`, at the highest estimate of its cost."""
+        """Return the plan with drafts of at most `length` tokens, at the upper estimate of the cost."""
         costs = self._costs
         lengths = [min(length, candidate.limit) for candidate in candidates]
         passing = [length for length, candidate in zip(lengths, candidates, strict=True) if candidate.takes_passes]

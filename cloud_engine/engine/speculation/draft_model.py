@@ -103,7 +103,7 @@ class DraftModel(Drafter):
         return spans[0].length if spans else 0
 
     def _continue(self, drafting: list[ScheduledRequest], row_of: RowOf) -> int:
-        """Continue after each first draft token, in one call if possible, else pass by pass. Return the most passes."""
+        """Continue after each first draft token, in one call if possible, else pass by pass. Return the passes made."""
         at_once = one_by_one = 0
         if self._can_extend:
             rows = [(item, row_of(item, 1)) for item in drafting]
@@ -201,5 +201,5 @@ def _can_continue(item: ScheduledRequest) -> bool:
 
 
 def _is_prompt_of_more(item: ScheduledRequest) -> bool:
-    """Whether the item is part of a prompt whose answer can be drafted for."""
+    """Whether the item is an unfinished part of a prompt whose answer may get drafts."""
     return not item.is_caught_up and item.state.num_remaining_tokens > 1 and not item.state.request.beam

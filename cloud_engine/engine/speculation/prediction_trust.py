@@ -1,6 +1,6 @@
 """The choice between verifying a whole prediction at once and probing its first few tokens, by expected time.
 
-Verifying it whole wastes the remaining tokens if the prediction fails early; probing costs an extra step if it holds.
+Verifying a whole prediction wastes most tokens if it fails early; probing costs an extra step if the prediction holds.
 Costs depend on model and machine: a step outweighs many tokens on a GPU, but few on a CPU. Reads no clock: callers
 report their measurements.
 """
@@ -32,7 +32,7 @@ class PredictionTrust:
         self._costs.observe(step)
 
     def takes_whole(self, num_behind: int, sequences: int) -> bool:
-        """Whether to verify the `num_behind` tokens after a prediction's first few in the same step.
+        """Whether to verify a prediction's first few tokens and the `num_behind` tokens after them in one step.
 
         Those tokens delay the whole batch; an extra step costs only this request's share, 1 / `sequences`.
         """

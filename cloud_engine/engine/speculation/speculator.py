@@ -1,7 +1,7 @@
 """Speculation: assigns drafters and draft lengths to requests. It affects only the speed of answers, not their text.
 
 A request's own prediction has precedence. It is verified whole, or its first few tokens are probed
-(`prediction_trust`), so that a useless one costs little. Without a usable prediction, other drafters propose tokens,
+(`prediction_trust`), so that a useless prediction costs little. Without one, other drafters propose tokens,
 as many as `draft_length` expects to pay off.
 
 Imports no torch; only drafters may import it.

@@ -11,7 +11,7 @@ import msgspec
 
 from ..types.recent import Recent
 
-#: Tokens to catch up on, per sequence, that do not noticeably slow a pass of the draft model.
+#: Tokens per sequence that a draft model can catch up on without noticeably slowing its pass.
 SHORT_LAG = 16
 _NEAR = 0.25  # relative difference of batch sizes up to which measurements are extrapolated
 
@@ -48,7 +48,7 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._plain: dict[int, Recent] = {}  # sequences -> seconds without drafts
-        self._verify: dict[int, dict[int, Recent]] = {}  # batch size class -> draft tokens each -> see `verify_s`
+        self._verify: dict[int, dict[int, Recent]] = {}  # batch size class -> draft tokens each -> share (`verify_s`)
         self._first: dict[int, Recent] = {}  # drafting sequences -> seconds of the draft model's first pass in a step
         self._further: dict[int, dict[int, Recent]] = {}  # drafting sequences -> further passes -> their total seconds
         self._prefill, self._catch_up = Recent(), Recent()  # seconds per token
@@ -57,7 +57,7 @@ class StepCosts:
     def plain_s(self, sequences: int) -> float | None:
         """Return the seconds of a step without drafts; None without reliable measurements near this batch size.
 
-        All shares are relative to this time: based on a single slow step, drafts would look nearly free for long.
+        All shares are relative to this time: if it came from a single slow step, drafts would look free for long.
         """
         exact = self._plain.get(sequences)
         if exact is not None and exact.is_reliable:
@@ -73,11 +73,11 @@ class StepCosts:
     def verify_s(self, sequences: int, draft_tokens: int, plain_s: float, *, in_proportion: bool = False) -> float:
         """Return the seconds that verifying `draft_tokens` adds to a step of `plain_s` seconds.
 
-        Measured as a share of that step, by batch size and draft tokens per sequence, so that it applies to batches of
-        similar size; values in between are interpolated. Longer drafts extrapolate the measured slope. With a single
-        measured length, the slope is half of proportional, which is optimistic: a trial corrects it. `in_proportion`
-        gives the upper estimate instead: proportional to that length or, without measurements, half the cost of as many
-        additional sequences.
+        Measurements are shares of such a step, by batch size class and draft tokens per sequence. Lengths between two
+        measured ones are interpolated, longer ones extrapolated by the measured slope. After a single measured length,
+        the cost grows half as fast as in proportion, which is optimistic: a trial corrects it. `in_proportion` gives
+        the upper estimate: in proportion to that length or, without measurements, half a step per draft token of each
+        sequence.
         """
         measured = self._shares(sequences)
         each = draft_tokens / sequences
@@ -96,8 +96,8 @@ class StepCosts:
     def another_token_s(self, sequences: int, length: int, plain_s: float) -> float:
         """Return the seconds that draft token number `length` of a sequence adds, if other drafts are verified anyway.
 
-        This is the average slope, capped by the cost of this step in length, so that slow long drafts do not make short
-        ones look slow.
+        This is the average slope, capped by the cost difference to length - 1, so that slow long drafts do not make
+        short ones look slow.
         """
         measured = self._shares(sequences)
         if len(measured) < 2:
@@ -106,7 +106,7 @@ class StepCosts:
         return max(0.0, min(self._rise(measured) * plain_s, behind - before)) / sequences
 
     def _rise(self, measured: dict[int, Recent]) -> float:
-        """Return the slope of the measured shares per additional draft token of each sequence."""
+        """Return the average increase of the measured shares per additional draft token of each sequence."""
         least, most = min(measured), max(measured)
         return max(0.0, measured[most].median - measured[least].median) / (most - least)
 

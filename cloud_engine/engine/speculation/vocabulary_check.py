@@ -34,7 +34,7 @@ def check_same_vocabulary(
 
 def _refusal(reason: str) -> ConfigurationError:
     return ConfigurationError(
-        f"The draft model cannot be used: {reason}. Use one with the target's tokenizer, or none: predictions in "
-        "requests are verified without a draft model.",
+        f"The draft model cannot be used: {reason}. Use a draft model with the target's tokenizer, or none: "
+        "predictions in requests are verified without a draft model.",
         param="draft",
     )

@@ -8,7 +8,7 @@ _SIZE = 3  # tokens per n-gram
 
 
 class NgramIndex:
-    """Position after the latest occurrence of each n-gram of `_SIZE` tokens that another token follows.
+    """Maps each n-gram of `_SIZE` tokens to the position after its latest occurrence, if a token follows there.
 
     At most one entry per token; each token is indexed once.
     """

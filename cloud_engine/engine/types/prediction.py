@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 ALIGN_ON = 3  # generated tokens that must reappear in the prediction to realign after a miss
-# First tokens of a prediction, verified as a probe: doubling them doubles the cost of a useless prediction.
+# Tokens in the first probe of a prediction. Doubling them would double the cost of a useless prediction.
 FIRST_TOKENS = 4
 PROBE_TOKENS = 8  # tokens proposed after a miss; doubles with every fully accepted window
 

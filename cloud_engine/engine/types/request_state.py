@@ -46,7 +46,7 @@ class RequestState:
     """
 
     request: GenerationRequest
-    # Most tokens of this answer.
+    # Maximum tokens of this answer.
     max_tokens: int
     # Sampling parameters of the answer's tokens.
     params: ResolvedParams
@@ -87,7 +87,7 @@ class RequestState:
     # The answer has had its first output.
     has_begun: bool = False
     drafts: DraftRecord = field(init=False, default_factory=DraftRecord)
-    # Share of the next step, if that is certain to be a plain decode (`plain_decodes`).
+    # Share of the next step, if the step is certain to be a plain decode (`plain_decodes`).
     decode: ScheduledRequest | None = field(init=False, default=None)
     prefix: PrefixHashes = field(init=False)
     request_id: str = field(init=False)

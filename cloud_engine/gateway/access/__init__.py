@@ -1,1 +1,1 @@
-"""Access to the gateway."""
+"""API keys of the gateway, their rights, and the routes that manage them."""

@@ -13,7 +13,7 @@ _MAX_BYTES = 2**20
 
 
 def _ends() -> tuple[int, ...]:
-    """Return block ends. Each later block adds an eighth of the bytes before: few blocks cover a long prompt."""
+    """Return the blocks' ends in bytes. Blocks grow with the bytes before them, so few blocks cover a long prompt."""
     ends = [_BLOCK]
     while ends[-1] < _MAX_BYTES:
         ends.append(ends[-1] + max(_BLOCK, ends[-1] // 8))
@@ -31,13 +31,13 @@ class Placement:
     """The properties of a request that decide which node gets the request."""
 
     model: str
-    # Hashes of the prompt's blocks; each also covers all blocks before.
+    # Hashes of the prompt's blocks; each hash also covers all earlier blocks.
     blocks: Sequence[int] = ()
     # Length of the prompt, in bytes.
     num_bytes: int = 1
     # Hash of the conversation's name, if the client sent a name.
     session: int | None = None
-    # Estimated tokens of prompt and answer, the load on a node.
+    # Estimated tokens of prompt and answer, counted as the node's load.
     tokens: int = _USUAL_ANSWER
 
     @classmethod
@@ -75,7 +75,7 @@ class PrefixIndex:
         self._table = memoryview(mmap.mmap(-1, pairs * 16)).cast("q")
 
     def share_of(self, node: str, placement: Placement) -> float:
-        """Return the known prefix's share of the prompt, or 2.0 if the node has served the session."""
+        """Return the share of the prompt that the node has served before, or 2.0 if it has served the session."""
         if placement.session is not None and self._has(hash((node, placement.session))):
             return 2.0
         known = bisect_left(placement.blocks, True, key=lambda block: not self._has(hash((node, block))))

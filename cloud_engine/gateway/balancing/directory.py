@@ -1,4 +1,4 @@
-"""The directory of registered nodes: a SQLite file beside the key database that all workers read."""
+"""The directory of registered nodes: a SQLite file that all workers read, beside the key database."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class HealthWatch:
             self._hangs(f"{self._timeouts} consecutive probes timed out after {self._timeout.seconds:.1f} s")
 
     def _hangs(self, reason: str) -> None:
-        """Take the node out and fail its requests in flight."""
+        """Take the node out of rotation and fail its requests in flight."""
         self._node.failed(reason)
         self._upstream.give_up(self._node.target, reason)
 

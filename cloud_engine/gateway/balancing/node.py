@@ -18,8 +18,8 @@ from ....protocol.safety.redaction import SHORTEST_KEY, is_sendable, shown_url
 from ..upstream.client import UpstreamAddress
 from ..upstream.connection import Patience
 
-_TELL_USAGE = frozenset({"updraft", "vllm", "sglang"})  # `owned_by` of servers that take `continuous_usage_stats`
-#: Good probes in a row half-open a node's breaker. An error counts only if another node answered the same request.
+_TELL_USAGE = frozenset({"updraft", "vllm", "sglang"})  # `owned_by` of servers that support `continuous_usage_stats`
+#: Consecutive good probes make an open breaker half-open. An error counts only if another node answered the request.
 _BREAKER = BreakerRules(failures_to_open=5, recovery=2, max_recovery=64, by_probes=True)
 _log = logging.getLogger("updraft.gateway")
 
@@ -37,7 +37,7 @@ class NodeAddress:
     # Timeouts for the first bytes of a stream and between two pieces, in seconds; None: the gateway's defaults.
     first_token_s: float | None = None
     idle_s: float | None = None
-    # Whether the node may get the shared node key: configured by the operator, or proved by the node to be known.
+    # Whether the node may get the shared node key: it was configured by the operator, or proved that it knows the key.
     gets_shared_key: bool = True
     # Whether the node registered by heartbeat; its name must then resolve to an allowed address.
     is_registered: bool = False
@@ -123,13 +123,13 @@ class Node:
             self.cache = f"{self.url} {models[0].created}"
 
     def failed(self, reason: str) -> None:
-        """Take the node out at once. Good probes and a good answer bring it back."""
+        """Take the node out of rotation at once. Good probes and a good answer bring it back."""
         if self.breaker.trip(reason):
             _log.warning("Node %s is out of rotation: %s", self.url, reason)
 
     def erred(self) -> None:
-        """Count an error on a request that another node answered. Several in a row take the node out."""
-        if self.breaker.failed(reason := "requests fail here that other nodes answer"):
+        """Count an error on a request that another node answered. Consecutive errors take the node out of rotation."""
+        if self.breaker.failed(reason := "other nodes answer requests that fail here"):
             _log.warning("Node %s is out of rotation: %s", self.url, reason)
 
     def probed(self) -> None:

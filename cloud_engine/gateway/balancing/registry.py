@@ -74,7 +74,7 @@ class NodeRegistry:
         return self._line.by_priority()
 
     def check_line(self, place: QueuePlace) -> None:
-        """Raises OverloadedError if the queue has no place for such a request, for any model."""
+        """Raises OverloadedError if the queue has no place for a request of this priority and tenant."""
         self._line.check(place)
 
     def serves(self, model: str) -> bool:
@@ -187,7 +187,7 @@ class NodeRegistry:
         return node
 
     def take_spare(self, placement: Placement, tried: Collection[Node]) -> Node | None:
-        """Reserve a node for a hedge, charged to the retry budget. None if the hedge would have to queue."""
+        """Reserve a node for a hedge. None if the hedge would have to queue, or if the retry budget is used up."""
         if self._line or not any(node.has_room for node in self._usable(placement.model, tried)):
             return None
         return self._take(placement, tried) if self.retries.take() else None
@@ -206,7 +206,7 @@ class NodeRegistry:
         return bool(self._usable(model, tried))
 
     def refusal(self, model: str) -> OverloadedError | ModelNotFoundError:
-        """Return the error for a model without a usable node: not found only if every node has listed its models."""
+        """Return the error for a model without a usable node: "not found" only if every node has listed its models."""
         known = {name for node in self.nodes for name in node.models}
         if all(node.has_listed for node in self.nodes) and model not in known:
             return ModelNotFoundError(
@@ -215,9 +215,9 @@ class NodeRegistry:
         return OverloadedError("No node can take this request at the moment: try again shortly.")
 
     def _take(self, placement: Placement, tried: Collection[Node]) -> Node | None:
-        """Reserve the best node with a free place; None if all are full.
+        """Reserve the best node that has room; None if all nodes are full.
 
-        Raises the refusal if no usable node is left.
+        Raises the error of `refusal` if no usable node is left.
         """
         usable = self._usable(placement.model, tried)
         if not usable:
@@ -238,5 +238,5 @@ class NodeRegistry:
 def _card(name: str, listed: list[Model]) -> ModelCard:
     since = min((each.created for each in listed if isinstance(each.created, int)), default=0)
     room = min((each.max_model_len for each in listed if isinstance(each.max_model_len, int)), default=UNSET)
-    foreign = [str(each.owned_by) for each in listed if each.owned_by != "updraft"]  # foreign servers keep their owner
+    foreign = [str(each.owned_by) for each in listed if each.owned_by != "updraft"]  # other servers' own names
     return ModelCard(id=name, created=since, max_model_len=room, owned_by=foreign[0] if foreign else "updraft")

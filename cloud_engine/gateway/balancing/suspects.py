@@ -84,7 +84,7 @@ class Suspects:
         _TIME.pack_into(self._memory, 0, now)
 
     def answered(self, *parts: bytes) -> None:
-        """Clear the suspicion of a request that succeeded."""
+        """Forget the recorded failures of a request, because it has succeeded."""
         if not self._is_calm and self._known(digest := _digest(parts))[0]:
             self._clear(digest)
 
@@ -94,7 +94,7 @@ class Suspects:
         return _TIME.unpack_from(self._memory)[0] < self._clock() - _QUARANTINE_S
 
     def _known(self, digest: bytes) -> tuple[int, list[tuple[int, float]]]:
-        """Return the faults and the latest failures of a request."""
+        """Return the number of consecutive failures of a request, and the node and time of the latest failures."""
         faults, *numbers, known = _RECORD.unpack_from(self._memory, _place(digest))
         deaths = [(node, at) for node, at in zip(numbers[::2], numbers[1::2], strict=True) if at]
         if not deaths or known != digest or deaths[-1][1] < self._clock() - _QUARANTINE_S:

@@ -262,7 +262,7 @@ def _too_large(claim: Claim) -> str:
 def _standing_headers(
     claims: Sequence[Claim], standings: Sequence[Standing], *, taken: bool
 ) -> list[tuple[bytes, bytes]]:
-    """Return headers for the accounts looked at. `taken`: whether to include the claims in the usage."""
+    """Return `x-ratelimit-*` headers for the claimed accounts. `taken`: whether to count the claims as used."""
     tightest: dict[Kind, tuple[float, float, float]] = {}
     for claim, standing in zip(claims, standings, strict=False):
         if claim.is_rate:

@@ -26,7 +26,7 @@ prepare_types(LimitPolicy)
 
 
 def load_policy(path: Path) -> LimitPolicy:
-    """Raises ConfigurationError if the file cannot be read or is invalid."""
+    """Read a limits file. Raises ConfigurationError if the file cannot be read or is invalid."""
     try:
         return msgspec.convert(tomllib.loads(read_text(path, ConfigurationError)), LimitPolicy)
     except OSError as error:

@@ -17,7 +17,7 @@ _Class = tuple[str, str, int]
 
 
 class PromptTokens:
-    """Learned ratios of one worker, by key, model and size in powers of two: templates weigh more in short prompts.
+    """Ratios of counted to estimated prompt tokens, by key, model and size: templates weigh more in short prompts.
 
     Ratios are per key, so that no key can lower another key's reservations.
     """

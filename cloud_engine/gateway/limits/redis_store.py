@@ -81,7 +81,7 @@ local function reserved(key)
   return sum
 end
 
--- Tokens that an admission was granted beyond the least; false once the admission is settled.
+-- Tokens granted to an admission beyond the minimum; false once the admission is settled.
 local granted = {{}}
 local function settles(receipt)
   if granted[receipt] == nil then
@@ -211,7 +211,7 @@ class RedisStore:
     async def close(self) -> None:
         self._closes.set()
         if self._renewal is not None:
-            await asyncio.wait([self._renewal], timeout=_ANSWER_S)  # cancelling the client mid-call may be lost
+            await asyncio.wait([self._renewal], timeout=_ANSWER_S)  # the client may ignore a cancellation during a call
             self._renewal.cancel()
         await self._redis.aclose()
 

@@ -32,7 +32,7 @@ from .store import Admission, Settlement
 
 _KEY_BYTES = 16
 _RECORD = Struct(f"=dd{MAX_WORKERS}d")  # after the key: value, expiry, reservations by worker
-_COLUMNS = tuple(Struct(f"=dd{count}d") for count in range(MAX_WORKERS + 1))  # for fewer workers
+_COLUMNS = tuple(Struct(f"=dd{count}d") for count in range(MAX_WORKERS + 1))  # the same, for `count` workers
 _RECORD_BYTES = _KEY_BYTES + _RECORD.size
 _RECORDS = 65_536
 _HEADER_BYTES = 64  # one flag per worker: whether its column may be non-zero
@@ -42,7 +42,7 @@ _NUMBER, _USED = Struct("=d"), Struct("=dd")  # an amount; a value with its expi
 _NOTHING = bytes(_NUMBER.size)
 _VALUE_AT, _EXPIRY_AT, _RESERVED_AT = _KEY_BYTES, _KEY_BYTES + 8, _KEY_BYTES + 16
 _LOCK_S = 2.0
-_TRIES = 50  # without a pause: the lock is rarely held longer than this takes
+_TRIES = 50  # attempts to lock without a pause between them; the lock is rarely held for longer
 _PAUSE_S = 0.0002
 _MAX_UNSETTLED = 10_000
 
@@ -83,7 +83,7 @@ class SharedMemoryStore:
         try:
             await self._lock()
         except OverloadedError:
-            return  # the next call of this worker settles it
+            return  # the next call of this worker settles the claims
         try:
             self._settle_all()
         finally:

@@ -155,7 +155,7 @@ class Growth:
         return self.answer is None or self.account is None or await self.account.tops_up(self.answer)
 
     def settle(self, row: UsageRow, *, is_reported: bool) -> None:
-        """Record the estimated tokens of a stream that ended without usage, since an event may hold several tokens."""
+        """Record the estimate if a stream ended without usage, because a counted event may hold several tokens."""
         if self.answer is not None and not is_reported:
             row.completion_tokens = max(row.completion_tokens, self.answer.written)
 
@@ -222,7 +222,7 @@ class _EventReader:
         return AnswerFailure("its engine failed", error, event)
 
     def _breaks(self, error: bytes) -> bool:
-        """Return whether to raise the error, not relay it: no bytes are out yet, or another node can continue."""
+        """Return whether to raise the error instead of relaying it: nothing was sent, or another node can continue."""
         if self.call.begun.is_finished:
             return False
         return not self.call.answered or (self.may_break and _ENGINE_FAILED.search(error) is not None)

@@ -165,7 +165,7 @@ class Call:
 
 
 def read_call(request: Request, body: bytes, row: UsageRow, started: float, send: Send) -> Call:
-    """Raises InvalidRequestError if the body is malformed or a field is out of bounds."""
+    """Parse a request. Raises InvalidRequestError if the body is malformed or a field is out of bounds."""
     route, content_type = request.scope["path"], JSON
     if route in UPLOADS:
         upload = read_upload(form := request.headers.get("content-type", ""), body)

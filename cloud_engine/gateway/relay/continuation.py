@@ -186,7 +186,7 @@ def _count_once(usage: dict[str, Any], prompt: int, before: int) -> None:
 
 
 def _readable(event: bytes) -> bytes:
-    """Return `event`, or nothing if its JSON is invalid; later events then keep their own ids."""
+    """Return `event`, or b"" if its JSON is invalid: a continuation then cannot take over the ids of this stream."""
     try:
         msgspec.json.decode(event[6:], type=dict[str, Any])
     except UNREADABLE:

@@ -12,7 +12,7 @@ from ..ledger.metering import RESPONSE_CACHE, UsageRow
 from .shared_rows import Name, Numbers, SharedRows
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-#: The first columns of a row per model and tier; models that no node serves are counted as `other`.
+#: First columns in the row of a model and tier. Models that no node serves are counted as `other`.
 SUMS = ("prompt", "completion", "cached", "accepted", "rejected", "cost", "streams", "streams_within")
 _OBSERVED = len(SECONDS) + 2  # columns of one histogram: the buckets, one above all bounds, and the sum
 _E2E = len(SUMS)

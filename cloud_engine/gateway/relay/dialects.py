@@ -106,7 +106,7 @@ class Passage:
             self._row.completion_tokens = max(self._row.completion_tokens, self._texts)
 
     def error_event(self, error: UpdraftError) -> bytes:
-        """Return the error event that ends a stream in place of the node."""
+        """Return the event with which the gateway ends a stream that fails, in this API's format."""
         if self._path == MESSAGES:
             kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
             return b"event: error\n" + sse.event({"type": "error", "error": {"type": kind, "message": error.message}})

@@ -66,7 +66,7 @@ class Dispatch:
             raise
 
     def _may_be_hedged(self, call: Call) -> bool:
-        """Return whether a first attempt may be hedged; retries never are, as the request may be what fails nodes."""
+        """Return whether to hedge a first attempt. Retries are never hedged: the request itself may crash nodes."""
         return self.timeouts.hedge_after_s is not None and call.place.priority != "batch" and call.content_type == JSON
 
     async def _hedged(self, call: Call, placement: Placement, course: _Course) -> None:
@@ -75,7 +75,7 @@ class Dispatch:
 
         def start(node: Node, attempt: Coroutine[None, None, None]) -> None:
             attempts[node] = asyncio.create_task(attempt)
-            # Not in the attempt itself, which may be cancelled before it starts.
+            # In a callback, because a cancelled attempt may never have started.
             attempts[node].add_done_callback(lambda _: self.registry.give_back(node, placement))
 
         first = await self.registry.take(placement, (), call.place)
@@ -170,7 +170,7 @@ class Dispatch:
         return True
 
     def _goes_elsewhere(self, call: Call, node: Node, status: int, course: _Course) -> bool:
-        """Return whether to try another node: once after an engine failure, always if full or without the route."""
+        """Whether to try another node: once after an engine failure, always if this one is full or lacks the route."""
         is_full = status == OverloadedError.status
         if call.answered:  # the client has the status of the first answer
             course.engine_failures += status != 200 and not is_full

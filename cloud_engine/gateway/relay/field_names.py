@@ -44,7 +44,7 @@ def _checked(value: bytes, known: frozenset[str], prefix: str) -> dict[str, msgs
         if name not in known and (usual := name.casefold()) in known:
             raise _refused(prefix + name, f"must be spelled {prefix + usual!r}")
     if len(msgspec.json.encode(fields)) != len(value) and _spaced(fields) != value:
-        _check_once(value, fields, known, prefix)  # unlike the two usual encodings, which rule out duplicates
+        _check_once(value, fields, known, prefix)  # the two usual encodings cannot hide duplicates
     return fields
 
 

@@ -59,7 +59,7 @@ class UpstreamRequest:
     headers: Headers = ()
     # Media type of the body.
     content_type: bytes = JSON
-    # Called once a connection is available.
+    # Called when a connection is available, just before the request is sent.
     on_sent: Callable[[], None] = lambda: None
 
 

@@ -104,7 +104,7 @@ class Pool:
             raise UnreachableError(f"{type(error).__name__}: {error}") from error
         peer = transport.get_extra_info("peername")[0]
         if self._is_registered and not may_register(peer, is_local=is_no_dns_name(self._host)):
-            transport.abort()  # the name resolves to another address than at registration
+            transport.abort()  # the name now resolves to a forbidden address
             raise UnreachableError(f"nodes may not register the address {peer}")
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection

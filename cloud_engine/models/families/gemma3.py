@@ -1,4 +1,4 @@
-"""Gemma 3 (text): five layers with a sliding window for each one without; the two kinds have separate rotations."""
+"""Gemma 3 (text): five sliding-window layers per full-attention layer, each of the two kinds with its own rotation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistral: Llama, with a sliding window in every layer in the first version."""
+"""Mistral: Llama; the first version also has a sliding window in every layer."""
 
 from __future__ import annotations
 

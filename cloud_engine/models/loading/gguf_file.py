@@ -1,6 +1,6 @@
 """GGUF files as checkpoints: metadata with the keys of a `config.json`, and dequantised tensors.
 
-With it, the file of a device's model can be the draft model in the cloud. Updraft's own reader checks the header; the
+With this module, a device's model file can be the draft model in the cloud. Updraft's own reader checks the header; the
 `gguf` package maps tensor names and dequantises.
 """
 
@@ -51,7 +51,7 @@ _SIZES_OF_ROPE = ("rope.dimension_count", "attention.key_length", "embedding_len
 
 
 class GgufFile:
-    """A `Checkpoint` from a GGUF file. Raises ModelLoadError for bad headers, or unknown architectures and types."""
+    """A `Checkpoint` from a GGUF file. Raises ModelLoadError for a bad header or an unknown architecture or type."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -160,7 +160,7 @@ class GgufFile:
         return {key: value for key, value in parameters.items() if value is not None}
 
     def _gemma3(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return settings that llama.cpp hard-codes for Gemma 3: the head size scales attention, except in the 27B."""
+        """Return settings that llama.cpp hard-codes for Gemma 3. The 27B model has its own attention scale."""
         sizes = Fields(config, self.where)
         is_27b = config["num_hidden_layers"] == 62
         return {

@@ -71,7 +71,7 @@ def _snapshot(repo: str, wanted: Callable[[str], bool]) -> Path:
         repository = ask_hub(OnHub(repo), RetryPolicy(tries=5 if here is None else 1), ProgressReport())
         files = [file for file in repository.files if wanted(file.path)]
         if not files:
-            raise ModelLoadError(f"{repo} does not contain this file, or no safetensors model.")
+            raise ModelLoadError(f"{repo} does not contain this file, or contains no safetensors model.")
         return _completed(cache, repository, files)
     except DownloadError as error:
         if here is not None and not isinstance(error, ChecksumError):
@@ -138,6 +138,6 @@ def _fetch(cache: Path, blob: Path, offer: Offer) -> None:
 
 
 def _blob_name(repository: Repository, file: HubFile) -> str:
-    """Return the hub cache's name for a file's content; without one, a hash of the revision and path."""
+    """Return the name of a file's blob in the hub's cache: the hub's hash, else a hash of the revision and path."""
     named = [name for name in (file.sha256, file.blob) if name is not None and _HEX.fullmatch(name)]
     return named[0] if named else hashlib.sha256(f"{repository.revision}/{file.path}".encode()).hexdigest()

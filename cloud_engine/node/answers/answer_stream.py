@@ -98,7 +98,7 @@ async def pieces(
     async with aclosing(engine.generate(request)) as outputs:
         async for output in outputs:
             if output.index not in open_answers:
-                continue  # this answer's text has ended it already
+                continue  # the answer has already ended by its text
             if output.error is not None:
                 param = request.constraint and request.constraint.param
                 raise InvalidRequestError(f"{param}: {output.error}", param=param, code="grammar_failed")
@@ -138,7 +138,7 @@ def total_usage(pieces: Iterable[Piece]) -> Usage:
 
 
 class _Answer:
-    """One unfinished answer. `num_tokens` counts its tokens, up to the one whose text ended it."""
+    """One unfinished answer. `num_tokens` counts its tokens, up to the token whose text ended the answer."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class _Answer:
         self.num_tokens = 0
         self._held_scores: list[ScoredToken] = []
         self._cached_tokens = 0
-        self._decoded = 0  # characters, as is `_emitted`
+        self._decoded = 0  # in characters, like `_emitted`
         self._emitted = 0
 
     def push(self, output: TokenOutput) -> Piece:
@@ -221,7 +221,7 @@ class _Answer:
         return piece
 
     def _own_usage(self) -> Usage:
-        """Count the usage of an answer ended by its text, for which the engine reports no statistics."""
+        """Count the usage of an answer that was ended by its text, because the engine reports no statistics for it."""
         accepted = self._num_accepted()
         return Usage.of(
             len(self._request.prompt_ids),

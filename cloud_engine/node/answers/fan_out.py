@@ -11,7 +11,7 @@ from ....protocol.errors import OverloadedError
 
 T = TypeVar("T")
 
-#: Most concurrent streams of one HTTP request, so that one client's long list leaves places for others.
+#: Maximum concurrent streams of one HTTP request, so that one client's long list leaves places for others.
 AT_ONCE = 16
 #: Seconds between an HTTP request's retries to start its next stream while the queue is full.
 PAUSE_S = 0.05
@@ -77,7 +77,7 @@ class _Streams(Generic[T]):
                     self._results.put_nowait((number, item))
             self._taken_up = True
         except OverloadedError as error:
-            others = self._taken_up or self._num_open > 1  # an open stream was accepted, or its refusal ends all
+            others = self._taken_up or self._num_open > 1  # another one is open: if refused, it ends all
             if began or not others or error.code == "draining":
                 raise
             return False

@@ -36,7 +36,7 @@ from .answer_stream import Piece, total_usage
 
 
 class AnswerFormat(Protocol):
-    """The wire format of answers. `include_usage` ends a stream with a usage chunk; all others have a null usage.
+    """The wire format of answers. `include_usage` ends a stream with a usage chunk; other chunks have a null usage.
 
     `chunks` returns the finish reason in a separate chunk after the last text.
     """

@@ -63,7 +63,7 @@ class ServedEngine:
     engine: TokenSource
     tokenizer: Tokenizer
     model_id: str
-    # Most tokens of prompt and answer together.
+    # Maximum tokens of prompt and answer together.
     context_length: int
     # Name of a `ToolFormat`; "auto" detects one in the chat template.
     tool_parser: str = "auto"

@@ -30,7 +30,7 @@ def read_count(body: bytes) -> bytes:
 
 
 def message_of(asked: MessagesRequest, answer: WireResponse) -> WireResponse:
-    """Translate the answer to the chat request to a message or its stream of events. Raises UpstreamError."""
+    """Translate the answer of the chat request into a message or its stream of events. Raises UpstreamError."""
     if isinstance(answer.body, bytes):
         return WireResponse.json(whole_message(asked, msgspec.json.decode(answer.body)))
     return replace(answer, body=TranslatedBody(answer.body, lambda payloads: streamed_message(asked, payloads)))

@@ -83,7 +83,7 @@ class JobMaker:
         each = _generation(request, prompt, tenant, self._tokenizer.encode(prediction))
         if offered is not None:
             constraint = offered.format.constraint(offered.use)
-            params = replace(each.params, repetition_detection=False)  # arguments may be repetitive
+            params = replace(each.params, repetition_detection=False)  # tool arguments may be repetitive
             # A tool call may end the answer early, so tokens must not be bundled.
             each = replace(each, params=params, constraint=constraint, streamed=True)
         reasoning = None if each.constraint is not None else self._reasoning
@@ -107,7 +107,7 @@ class JobMaker:
         return self._token_ids(request.inputs, "input")
 
     def check_model(self, model: str | None) -> None:
-        """Raises ModelNotFoundError if `model` is another model; None means the served one."""
+        """Raises ModelNotFoundError if `model` is another model; None means the served model."""
         if model not in (None, self._model_id):
             raise ModelNotFoundError(
                 f"Model {model!r} not found; this server serves {self._model_id!r}.", param="model"

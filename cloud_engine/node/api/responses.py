@@ -59,7 +59,7 @@ def _read(body: bytes) -> tuple[ResponsesRequest, list[Item]]:
 
 
 def translated(asked: StatelessResponse, answer: WireResponse) -> WireResponse:
-    """Translate the answer to the chat request to a Response or its stream of events."""
+    """Translate the answer of the chat request into a Response or its stream of events."""
     if isinstance(answer.body, bytes):
         return WireResponse.json(whole_response(asked.response, msgspec.json.decode(answer.body)))
     return replace(answer, body=TranslatedBody(answer.body, lambda payloads: _events(asked.response, payloads)))

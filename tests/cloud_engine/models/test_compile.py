@@ -169,8 +169,8 @@ def test_a_continuation_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     row, span = rows_of([0])[0], QuerySpan(0, 2, [0])
     typical = SamplingRow(1, 1, ResolvedParams(typical_p=0.5))
     cases: list[tuple[list[int], list[QuerySpan], list[SamplingRow], str]] = [
-        ([vocabulary], [span], [row], "tokens below"),
-        ([-1], [span], [row], "tokens below"),
+        ([vocabulary], [span], [row], "token ids below"),
+        ([-1], [span], [row], "token ids below"),
         ([1, 2], [span], [row], "1 tokens"),
         ([1], [span], [row, row], "temperatures"),
         ([1], [span], [typical], "typical-p"),
