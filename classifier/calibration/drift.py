@@ -23,7 +23,7 @@ _ERRORS = 4.0
 
 
 def stricter(quality: float) -> float:
-    """Return the quality to use after an alarm, which halves the allowed loss."""
+    """Return the stricter quality to use after a drift alarm: the allowed loss is halved."""
     return 1.0 - (1.0 - quality) / 2
 
 
@@ -35,7 +35,7 @@ def ks_distance(one: Floats, other: Floats) -> float:
 
 
 class DriftMonitor:
-    """Monitor that compares requests with `usual`, (n,) gate 1's P(gain) on the calibration rows. Thread-safe."""
+    """Compares requests with the calibration. `usual`: gate 1's P(gain) on the calibration rows, (n,). Thread-safe."""
 
     def __init__(self, usual: Floats) -> None:
         self._usual = usual

@@ -64,8 +64,8 @@ def read_rows(rows: Sequence[GradedRow], names: Iterable[BlockName]) -> FeatureR
 
 
 def featurise(rows: Sequence[GradedRow], mode: Mode) -> FeatureRows:
-    """Compute the features of one gate. Raises InvalidRequestError if the rows lack the block that the gate exists for,
-    or if only some of them have a block.
+    """Compute the features of one gate. Raises InvalidRequestError if the rows lack the block that the gate needs, or
+    if only some rows have a block.
     """
     known = blocks_of_all(rows)
     if mode == "opening" and "opening" not in known:
