@@ -84,7 +84,7 @@ def read_questions(path: Path) -> list[Question]:
             raise InvalidRequestError(f"{path}, line {number}: give a prompt; only calibrate takes messages.")
     questions = [_question(path, number, row) for number, row in rows]
     if not questions:
-        raise InvalidRequestError(f'{path} holds no tasks: give a JSON object per line, {{"prompt": ..., "answer": ...}}.')
+        raise InvalidRequestError(f'{path} holds no tasks: a line is {{"prompt": ..., "answer": ...}}.')
     return questions
 
 
