@@ -32,7 +32,7 @@ class MeasurementJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Speeds(msgspec.Struct, frozen=True):
-    """Tokens per second, one number per slice."""
+    """Tokens per second while reading the prompt and while answering, one number per measurement."""
 
     prompt: list[float]
     answer: list[float]
