@@ -51,9 +51,9 @@ class EscalationFigures:
 
 
 class Comparing:
-    """A cloud tier that sends each request with a draft in all arms, and returns the last reply.
+    """A cloud tier that sends each request that has a draft once per arm and round, and returns the last reply.
 
-    `useless` is the reversed draft. Every request has its own cache salt, so that none hits another's prefix cache.
+    Arm `useless` sends the reversed draft. Every request has its own cache salt, so that no prefix cache is hit.
     """
 
     continues = False  # nothing is streamed here
@@ -101,7 +101,7 @@ class Comparing:
         return True
 
     def refuse_drafts(self) -> None:
-        """Keep accepting drafts during the measurement."""
+        """Do nothing: drafts stay enabled during the measurement."""
 
     async def aclose(self) -> None:
         await self._cloud.aclose()

@@ -58,7 +58,7 @@ class _Recording(Engine):
         return super()._launch(batch)
 
     def timed_step(self) -> list[str]:
-        """Return the requests that got a token."""
+        """Run and record a step; return the requests that got a token."""
         came = [output.request_id for output in self.step()]
         started, self._ended = self._ended, self.clock()
         if self._content is not None:
