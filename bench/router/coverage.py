@@ -71,8 +71,8 @@ class Population:
 
 
 def populations(seed: int = 0) -> list[Population]:
-    """Create populations whose scores are calibrated, skewed, overconfident, useless, coarse, in two heaps, or confidently
-    wrong. Each comes as a single gate's score, and as gate 3's score after two less informed gates.
+    """Create populations with calibrated, skewed, overconfident, useless, coarse, two-heap, or confidently wrong scores.
+    Each comes as a single gate's score, and as gate 3's score after two less informed gates.
     """
     rng = np.random.default_rng(seed)
     even = rng.random(_GRID)
