@@ -71,7 +71,7 @@ class Population:
 
 
 def populations(seed: int = 0) -> list[Population]:
-    """Create populations with calibrated, skewed, overconfident, useless, coarse, two-heap, or confidently wrong scores.
+    """Create populations of calibrated, skewed, overconfident, useless, coarse, two-heap and confidently wrong scores.
     Each comes as a single gate's score, and as gate 3's score after two less informed gates.
     """
     rng = np.random.default_rng(seed)

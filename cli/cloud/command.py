@@ -76,7 +76,7 @@ def down(address: Annotated[str, typer.Option(metavar="ADDRESS", help="Address o
 
 @app.command("llm-config")
 def llm_config(
-    file: Annotated[Path, typer.Argument(metavar="YAML", help="File of a cloud with models of kind vllm or sglang.")],
+    file: Annotated[Path, typer.Argument(metavar="YAML", help="Cloud file that has models with kind: vllm or sglang.")],
 ) -> None:
     """Print the configuration with which Ray's `serve deploy` runs vLLM and SGLang models.
 
