@@ -128,7 +128,7 @@ async def measure(config: RouterConfig, questions: Sequence[Question], rounds: i
 
 
 def figures(escalations: Sequence[EscalationFigures]) -> dict[str, float]:
-    """Summarise; `_over_none`: median seconds of the arm over the arm without a draft. Raises EngineError if empty."""
+    """Return figures by arm; `_over_none`: median seconds over those without a draft. Raises EngineError if empty."""
     if not escalations:
         raise EngineError("Too few questions were escalated with a draft: ask more.")
     median = {arm: statistics.median(one.seconds(arm) for one in escalations) for arm in _ARMS}

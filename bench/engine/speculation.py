@@ -79,7 +79,7 @@ def draft_of(target: Decoder, shape: str) -> Decoder:
 
 
 def oracle_figures(target: Decoder, draft: Decoder, acceptances: Sequence[float]) -> dict[str, float]:
-    """Return the speed with an oracle draft over the speed without, one request at a time, for each acceptance rate."""
+    """Return the speed with an oracle draft over the speed without it, one request at a time, by acceptance rate."""
     figures: dict[str, float] = {}
     for acceptance in acceptances:
         name = f"spec_oracle{round(acceptance * 10):02d}_speedup"

@@ -21,7 +21,7 @@ from .driving import BUDGET, GREEDY, add, engine_config, make_engine, serve
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SAMPLED = SamplingParams(temperature=0.7, top_p=0.9, seed=0)
 _PREFIX_TOKENS = 4096
-_PREFIX_S = 20  # seconds, at least, for measuring the cost of a cache without hits
+_PREFIX_S = 20  # minimum seconds of measuring the cost of a cache without hits
 _SMALL = EngineConfig(max_batch_size=8, token_budget=BUDGET, prefix_caching=False)
 
 

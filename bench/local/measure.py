@@ -111,7 +111,7 @@ class _Bench:
         speeds: list[float] = []
         threads: list[int] = []
         with closing(RawLlama(self._setup)) as raw, closing(LlamaCppPython(self._setup)) as llama_cpp:
-            for _ in range(2 * self._setting.rounds + 1):  # more rounds, as they are short and must resolve 3 %
+            for _ in range(2 * self._setting.rounds + 1):  # more rounds, which are short and must resolve 3 %
                 prompt = self._digits(count)
                 theirs = self._raw(engine, raw, [prompt], count)
                 params = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)

@@ -97,7 +97,7 @@ class DriftMonitor:
         p_gain, gain, weight = np.array(self._labelled).T
         error = float(np.sqrt((weight**2 * np.maximum(p_gain * (1 - p_gain), 1e-3)).sum()))
         surplus = float((weight * (gain - p_gain)).sum())
-        if surplus <= _ERRORS * error:  # fewer gains than predicted cost money but no quality
+        if surplus <= _ERRORS * error:  # too few gains waste money, but no quality is lost
             return None
         more = surplus / float(weight.sum())
         return f"the cloud gains more often than calibrated (by {more:.0%} of the graded answers)"

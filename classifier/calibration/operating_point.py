@@ -104,7 +104,7 @@ def rows_to_promise(quality: float, cloud_score: float, delta: float = DELTA) ->
 
     def promises(n: int) -> bool:
         alpha = (1.0 - quality) * mean_lower_bound(cloud_score, n, _DELTA_OF_SCORE * delta)
-        return n * log1p(-alpha) <= log((1.0 - _DELTA_OF_SCORE) * delta)  # where `max_losses` allows 0
+        return n * log1p(-alpha) <= log((1.0 - _DELTA_OF_SCORE) * delta)  # `max_losses` then allows 0 losses
 
     return bisect_left(range(_MOST_ROWS), True, lo=1, key=promises)
 
@@ -135,7 +135,7 @@ def _holds(path: Path, rows: CalibrationRows, target: Target, alpha: float | Non
         return path.sums(rows.gain) * evidence <= most * n
     if target.name == "cloud_share":
         most = max_losses_on_average(evidence, target.value) if mean else max_losses(evidence, target.value, delta)
-        # The bounds hold for one threshold that is a row's own P(gain); each further one may admit about one more row.
+        # The bounds hold for a single threshold at a row's own P(gain). Each further gate may exceed them by one row.
         most -= sum(gate is not None for gate in (rows.after, rows.during))
         return path.sums(np.zeros(n), 1.0) * evidence <= most * n
     dollars = rows.dollars(target)

@@ -25,7 +25,7 @@ _PIECE = 512
 
 @dataclass(frozen=True, slots=True)
 class FeatureRows:
-    """Features of n rows."""
+    """Training features of n rows: n-gram counts and blocks."""
 
     # (n, COUNTS) sparse n-gram counts.
     counts: Any
@@ -84,5 +84,5 @@ def remembered(view: RunView) -> Features:
 
 
 def has_opening(row: GradedRow) -> bool:
-    """Return whether the answer is longer than its opening; gate 3 judges shorter ones as a whole."""
+    """Return whether the answer is longer than its opening; gate 3 judges shorter answers as a whole."""
     return row.signals is not None and len(row.signals.logprobs) > OPENING_TOKENS

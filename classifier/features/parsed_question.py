@@ -129,5 +129,5 @@ class ParsedQuestion:
 
     @cached_property
     def quantities(self) -> Array:
-        """The measures of `quantities.quantities`."""
+        """Measures of the question's numbers, lists, quotes and repetitions."""
         return quantities(self.text)

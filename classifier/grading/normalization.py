@@ -108,7 +108,7 @@ class _Result:
 
 @dataclass(frozen=True, slots=True)
 class NormalizedAnswer:
-    """An answer in comparable form."""
+    """An answer as words, negations and final result, ready to compare."""
 
     # Words in order, including signs and operators.
     words: list[str]

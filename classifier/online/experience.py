@@ -167,7 +167,7 @@ class Experience:
             self._until_pruned -= len(observations)
 
     def feedback(self, request_id: str, *, up: bool) -> bool:
-        """Store a thumb, replacing an earlier one. Return whether the request is known."""
+        """Store a thumb, replacing an earlier thumb. Return whether the request is known."""
         with self._writing(5.0) as connection:
             done = connection.execute("UPDATE observations SET thumb = ? WHERE id = ?", (1 if up else -1, request_id))
             return done.rowcount > 0

@@ -44,7 +44,7 @@ def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> Policy:
         raise InvalidRequestError(
             f"{len(rows)} judged answers are stored, {len(graded)} are graded, and {int(representative.sum())} of them "
             f"make a representative sample; {MIN_LABELS} are needed. Raise exploration, or run as a shadow for a "
-            "while: without either only answers that escalate anyway are graded."
+            "while: otherwise only answers that escalate anyway are graded."
         )
     observations = [each.row for each in fit_rows]
     features = _features(observations)

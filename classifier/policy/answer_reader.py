@@ -17,7 +17,7 @@ from ..features.gate_inputs import QUESTIONS_AT_ONCE
 
 Value = TypeVar("Value")
 _MAX_BYTES = 2**25
-_GROWTH = 8  # upper limit of a parsed entry's bytes per byte of text; names and numbers are objects
+_GROWTH = 8  # most bytes of a parsed entry per byte of text, because words and numbers become objects
 _OVERHEAD = 2**16  # bytes of an entry regardless of its text, mostly n-gram counts
 
 

@@ -51,7 +51,7 @@ def check_versions(folder: Path, card: Mapping[str, Any], known: Mapping[str, An
         if card.get(name) != version:
             raise ConfigurationError(
                 f"The policy at {folder} has {name} {card.get(name)}, but this Updraft reads {version}: "
-                f"{remedy} or install the matching one."
+                f"{remedy} or install the matching version."
             )
 
 

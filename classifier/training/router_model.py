@@ -1,9 +1,9 @@
 """Learns P(gain) from graded rows: the mean of two simple models, calibrated by cross-validation.
 
-All models are fitted to the gain, the strong score minus the weak one; difficulty alone says little about it (decision
-002). The two models make different errors (decision 060): a ridge, and a forest that predicts both tiers' scores at
-once, which gives its splits twice the evidence. Both read blocks of measures and the
-topics, which are the main directions of the wording.
+All models are fitted to the gain, the strong score minus the weak one; difficulty alone says little about the gain
+(decision 002). The two models make different errors (decision 060): a ridge, and a forest that predicts both tiers'
+scores at once, which gives its splits twice the evidence. Both read blocks of measures and the topics, which are the
+main directions of the wording.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def up(
     address: Annotated[
         str | None,
         typer.Option(
-            metavar="ADDRESS", help="Running Ray cluster; auto finds this machine's. [a new one, until Ctrl-C]"
+            metavar="ADDRESS", help="Running Ray cluster; auto: the one on this machine. [a new one, until Ctrl-C]"
         ),
     ] = None,
 ) -> None:

@@ -125,7 +125,7 @@ def _print(tried: list[FleetFigures], enough: FleetFigures, result: dict[str, An
     if enough.refused:
         output.echo(f"{enough.refused} requests were refused: longer than a node's context, or the queue was full.")
     if device := result.get("with_device"):
-        output.echo(f"If the device answers its share: {device['nodes']} nodes.")
+        output.echo(f"If devices answer all that does not escalate: {device['nodes']} nodes.")
     for name, each in result.get("modes", {}).items():
         times = f"TTFT {1e3 * each['ttft_p50_s']:,.0f} ms (p99 {1e3 * each['ttft_p99_s']:,.0f})"
         times += f", TPOT {1e3 * each['tpot_p50_s']:,.1f} ms (p99 {1e3 * each['tpot_p99_s']:,.1f})"

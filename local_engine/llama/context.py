@@ -54,7 +54,7 @@ class ContextOptions:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Tokens of one sequence at positions from `start` on; the last `outputs` of them are outputs."""
+    """Tokens of one sequence at positions from `start` on; the last `outputs` tokens get logits."""
 
     sequence: int
     start: int

@@ -169,7 +169,7 @@ class LlamaModel:
                 break
             if not room < -count < 2**31 - 1:
                 raise EngineError(f"llama.cpp could not tokenize {len(raw)} bytes (code {count}).")
-            room = -count  # more tokens than bytes: a space may take three
+            room = -count  # more tokens than bytes: a space may take three tokens
         tokens = buffer[:count]
         if tokens and min(tokens) < 0:
             raise InvalidRequestError("The vocabulary has no token for this text, and no unknown token.")

@@ -9,7 +9,7 @@ from statistics import median, median_low
 _PLAIN_EVERY, _DOUBT_EVERY = 64, 400  # steps with prompts before a step without, and before a remeasurement
 _SAMPLES = 3  # measurements kept per chunk size
 _QUIET_STEPS = 64
-_STEPS_OF_NOISE = 128  # fewer than one step in a hundred is slower than the slowest of the 128 before
+_STEPS_OF_NOISE = 128  # a step is slower than all 128 steps before it in less than 1 % of cases
 _MIN_NOISE, _USUAL_NOISE, _MAX_NOISE = 1.05, 1.15, 1.4
 _PROMISED, _TARGET = 2.0, 1.8  # the target is lower, because some gaps are slow for unforeseeable reasons
 

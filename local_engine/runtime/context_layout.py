@@ -14,7 +14,7 @@ from ..machine.memory_fit import DEFAULT_CELLS, KvCacheType, head_lengths
 from ..options import LocalOptions
 from .prefix_cache import Sharing
 
-_ROWS = 512  # tokens per step, as in llama_cpp.Llama; with llama.cpp's kernels, other sizes change the last bits
+_ROWS = 512  # tokens per step, as in llama_cpp.Llama; with llama.cpp's kernels, other sizes change last bits of results
 _ROWS_OF_OUR_ATTENTION = 128  # as fast as 512 rows, which take 30 MB more
 _PARALLEL = 8
 _OUTPUT_VALUES = 2**22  # logits per step, 16 MiB

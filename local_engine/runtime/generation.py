@@ -27,7 +27,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class LocalToken:
-    """One generated token."""
+    """One generated token, its text and its signals."""
 
     id: int
     # Text to append to the answer; empty while a character or a possible stop string is incomplete.

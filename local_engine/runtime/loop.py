@@ -63,7 +63,7 @@ class LocalEngineLoop:
         # Commands from other threads. Unlike a lock, a SimpleQueue is safe to use during a garbage collection.
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._process = os.getpid()
-        self._lock = threading.RLock()  # guards the next two; reentrant, because a garbage collection may call `close`
+        self._lock = threading.RLock()  # guards the next two fields; reentrant: garbage collection may call `close`
         self._open = 0
         self._closed = False
         self._stopped = False
