@@ -1,4 +1,4 @@
-"""`updraft bench escalation`: the value of the local answer as a draft, from escalation to the cloud's last token."""
+"""`updraft bench escalation`: time that the local answer saves as a draft, until the cloud's last token."""
 
 from __future__ import annotations
 

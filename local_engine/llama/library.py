@@ -176,7 +176,7 @@ class LlamaModel:
         return tokens
 
     def _refuse_unwritable(self, text: str) -> None:
-        """Reject characters without a token. Control codes and unassigned ones are dropped, as in other libraries."""
+        """Reject characters without a token. Control and unassigned characters are dropped, as in other libraries."""
         for character in set(text):
             lost = not self._missing.isdisjoint(character.encode("utf-8", "replace"))
             if lost and (character in "\t\n\r" or unicodedata.category(character) not in ("Cc", "Cn")):
