@@ -22,8 +22,8 @@ def load_module(name: str, extra: Literal["edge", "calibrate", "train", "embed",
 def load_onnxruntime() -> Any:
     """Import `onnxruntime` without telemetry. Raises the errors of `load_module`.
 
-    On import, telemetry starts a thread that reports to the vendor, which users did not choose in a library that keeps
-    requests on the device. The thread is also missing in a child of `os.fork()`, whose exit then waits for it forever.
+    On import, telemetry would start a thread that reports to the vendor, but users chose a library that keeps requests
+    on the device. A child of `os.fork()` lacks the thread, and its exit would wait for the thread forever.
     """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     return load_module("onnxruntime", "edge")

@@ -26,7 +26,7 @@ class Target:
     # The cloud's prices in US dollars per million tokens, read and written; None: unknown. `cost` needs them.
     prices: tuple[float, float] | None = None
     # `confidence`: the target holds with the calibration's confidence. `mean`: it holds on average over calibrations,
-    # about half of which miss it slightly. A cost is only an expectation under either.
+    # about half of which miss it slightly. A cost is only an expectation under either promise.
     promise: Promise = "confidence"
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class Target:
         if self.promise not in PROMISES:
             raise ConfigurationError(f"promise must be {' or '.join(PROMISES)}, not {self.promise}.", param="promise")
         if self.name == "cost" and not any(self.prices or ()):
-            why = "it has no price" if self.prices is None else "both prices are 0"
+            why = "no price is set" if self.prices is None else "both prices are 0"
             raise ConfigurationError(
                 f"cost needs the price of the cloud's tokens, and {why}: set prices.cloud_input and "
                 "prices.cloud_output, or state quality or cloud_share.",
@@ -57,7 +57,7 @@ class Target:
         cost: float | None,
         prices: tuple[float, float] | None = None,
     ) -> Target:
-        """Create a target from the value given, of at most one; quality 0.98 without any."""
+        """Create a target from the single value given; quality 0.98 if all are None."""
         stated: dict[TargetName, float | None] = {"quality": quality, "cloud_share": cloud_share, "cost": cost}
         return next(
             (cls(name, value, prices) for name, value in stated.items() if value is not None), cls(prices=prices)

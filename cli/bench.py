@@ -20,13 +20,13 @@ app = CommandLine(help="Run a benchmark, and report its figures with machine, ve
 
 @app.command()
 def escalation(
-    tasks: Annotated[int, typer.Option(min=1, max=options.MAX_TASKS, help="Number of held-out pocket tasks.")] = 300,
+    tasks: Annotated[int, typer.Option(min=1, max=options.MAX_TASKS, help="Number of held-out demo tasks.")] = 300,
     rounds: Annotated[int, typer.Option(min=1, help="Repetitions of each escalation per kind of draft.")] = 3,
     seed: Annotated[int, typer.Option(help="Seed that selects the tasks.")] = 0,
     quality: options.Quality = None,
     json_path: json_output.File = None,
 ) -> None:
-    """Measure how much the local answer speeds up escalations as a draft, against no draft and a useless draft.
+    """Measure how much faster escalations are with the local answer as a draft than with no draft or a useless draft.
 
     \b
     Example
@@ -63,7 +63,7 @@ def sdk(
 @app.command()
 def engine(
     shape: Annotated[
-        str, typer.Option(help="pocket, or random weights in a real shape: qwen2.5-0.5b, qwen3-0.6b, llama-3.1-8b.")
+        str, typer.Option(help="pocket (the demo model), or random weights: qwen2.5-0.5b, qwen3-0.6b, llama-3.1-8b.")
     ] = "pocket",
     requests: Annotated[int, typer.Option(min=1, help="Number of queued requests.")] = 256,
     running: Annotated[int, typer.Option(min=1, help="Most requests that run at a time.")] = 32,
@@ -83,7 +83,7 @@ def engine(
     ] = None,
     peers: Annotated[
         Literal["all", "static", "continuous", "none"],
-        typer.Option(help="Batching of transformers on the same requests: static, continuous (slow), both, or none."),
+        typer.Option(help="Batching of transformers to compare with: static, continuous (slow), all (both), or none."),
     ] = "all",
     only: Annotated[
         list[str] | None,
@@ -93,7 +93,7 @@ def engine(
         ),
     ] = None,
     draft_shape: Annotated[
-        str | None, typer.Option(help="Shape of the draft model whose time the oracle's drafts take. [pocket]")
+        str | None, typer.Option(help="Shape of the draft model that --only oracle runs. [pocket-small]")
     ] = None,
     json_path: json_output.File = None,
 ) -> None:
@@ -130,7 +130,7 @@ def engine(
 
 @app.command()
 def gates(
-    tasks: Annotated[int, typer.Option(min=50, max=2_000, help="Number of held-out pocket tasks per draw.")] = 2_000,
+    tasks: Annotated[int, typer.Option(min=50, max=2_000, help="Number of held-out demo tasks per draw.")] = 2_000,
     draws: Annotated[int, typer.Option(min=1, help="Number of draws.")] = 1,
     beside: Annotated[int, typer.Option(min=0, max=64, help="Busy processes that run while decisions are timed.")] = 0,
     json_path: json_output.File = None,
@@ -222,8 +222,9 @@ def live(
 ) -> None:
     """Calibrate a real local model and a stub cloud on half of 300 questions, and route the other half.
 
-    The model answers each question once, as for calibrate --live. The router then routes each half at several
-    qualities, and the model answers one half again live. AUROC is of gates and mean log-probability, for "is wrong".
+    The model answers each question once, as for calibrate --live. For each split, the router then routes the other
+    half at several qualities, and at last the model answers one half again. AUROC: how well gates and mean
+    log-probability detect wrong answers.
 
     \b
     Example
@@ -355,7 +356,7 @@ def affinity(
     workers: Annotated[int, typer.Option(min=1, help="Number of gateway workers.")] = 1,
     json_path: json_output.File = None,
 ) -> None:
-    """Measure the share of cached blocks that the gateway's choice of nodes finds, compared with one shared cache.
+    """Measure the prefix cache hits that the gateway's choice of nodes achieves, compared with one shared cache.
 
     \b
     Example
@@ -375,7 +376,7 @@ def _report(bench: str, config: Mapping[str, Any], figures: Mapping[str, Any]) -
 
 
 def _show(report: Report, path: Path | None) -> None:
-    """Print a report as a table, and write it where --json names a file."""
+    """Print a report as a table, and write it to the file that --json names."""
     from rich.markup import escape
 
     from .shared.console import Console

@@ -191,8 +191,8 @@ def _show(console: Console, measured: DemoFigures) -> None:
         f"${prices['cloud_output']:g} per million tokens in / out)",
         "drafts": f"{draft['accepted']:,} of {draft['proposed']:,} local tokens accepted on escalated requests "
         f"({show(draft['acceptance_rate'], '.0%')})",
-        "latency": f"measured with one question at a time, for cloud and routed on {results['latency_sample']} other "
-        f"tasks; their other figures are measured with {CONCURRENCY} at a time",
+        "latency": f"measured with one question at a time (cloud and routed: on {results['latency_sample']} other "
+        f"tasks); the other figures of cloud and routed are measured with {CONCURRENCY} questions at a time",
     }
     if results["processes_lost"]:
         facts["died"] = f"{', '.join(results['processes_lost'])}; answers missing: {results['errors']['count']}"

@@ -24,7 +24,7 @@ NAMES = {Tier.LOCAL: "local", Tier.CLOUD: "cloud", Tier.AUTO: "routed"}
 def evaluate(
     *,
     tasks: Annotated[
-        int | None, typer.Option(min=1, max=options.MAX_TASKS, help="Number of held-out pocket tasks to ask. [200]")
+        int | None, typer.Option(min=1, max=options.MAX_TASKS, help="Number of held-out demo tasks to ask. [200]")
     ] = None,
     file: Annotated[
         Path | None, typer.Option(help='File of tasks to ask instead: JSON Lines of {"prompt", "answer", "match"}.')
@@ -40,7 +40,7 @@ def evaluate(
     """Ask the router and each tier alone the same questions, and compare their answers.
 
     A task file holds one JSON object per line. "match" says how a reply is compared with the answer: "agree" (the
-    default: it says the same), "exact", "contains", or "number" (the reply's last number).
+    default: both say the same), "exact", "contains", or "number" (the reply's last number).
     Exit code 1 if any question got no answer.
 
     \b

@@ -208,7 +208,7 @@ def _write(answers: Answers, path: Path) -> None:
 
 
 def _place_for(path: Path, text: str | None = None) -> Path:
-    """Return `path`, numbered if it exists with other contents than `text`: older settings may refer to that file."""
+    """Return `path`, numbered if that file exists with other contents than `text`: older settings may refer to it."""
     numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
     places = itertools.chain((path,), numbered)
     return next(each for each in places if not each.exists() or (text and each.read_bytes() == text.encode()))

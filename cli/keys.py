@@ -41,7 +41,7 @@ def create(
     priority: Annotated[
         Literal["interactive", "escalation", "batch"], typer.Option(help="Scheduling class of the key's requests.")
     ] = "interactive",
-    expires_in_days: Annotated[float | None, typer.Option(min=0, help="Days until it expires. [never]")] = None,
+    expires_in_days: Annotated[float | None, typer.Option(min=0, help="Days until expiry. [never]")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Most requests started per minute.")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Most tokens per minute.")] = None,
     concurrent: Annotated[int | None, typer.Option(min=1, help="Most requests in flight.")] = None,

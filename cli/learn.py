@@ -63,7 +63,7 @@ def learn(
     folder = out or policy_folder_of(models)
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     recipe = FitRecipe(models, [], GRADING, date, 1 - confidence, local_model=hashed_identity(config))
-    with suppress(ConfigurationError):  # an existing policy passes on what it was calibrated on
+    with suppress(ConfigurationError):  # keep the existing policy's kinds of requests
         recipe = replace(recipe, calibrated_on=Policy.load(policy_folder_of(models)).calibrated_on)
     policy = fit(sound, recipe, folder)
     for line in (*sentences(policy, config.target), f"Policy for {pair_name(models)} in {folder}."):

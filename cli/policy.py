@@ -239,7 +239,7 @@ class _Policy:
         card, made = self.loaded.card, self.loaded.local_model
         name = card.models["local"]
         if made is None:
-            return [Check("model", "warn", f"the policy does not record its model file of {name}", _FRESH)]
+            return [Check("model", "warn", f"the policy does not record its file of {name}", _FRESH)]
         if (served := self._served_check(name, made, whole)) is not None:
             return [served]
         if (file := self._model_file(name)) is None:

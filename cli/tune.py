@@ -19,9 +19,9 @@ def tune(
     ] = "pocket",
     as_json: json_output.Flag = False,
 ) -> None:
-    """Find the fastest threads, weight repacking and batch size for a model, within 30 seconds after its first load.
+    """Find the fastest thread count, weight layout and batch size of a model, within 30 seconds after its first load.
 
-    Each candidate runs in a separate process. A setting changes only if it is faster by more than the noise, twice.
+    Each candidate runs in a separate process. A setting changes only if two runs show it faster by more than the noise.
     KV cache type, parallel answers and context size follow from the available memory. The result is stored for this
     model and machine, and applies unless you set these options yourself.
 

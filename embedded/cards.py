@@ -29,7 +29,7 @@ rephrased, with other words, cases and spaces (`updraft.embedded.phrasing`).
 
 Kind `outside` holds everyday questions about all other subjects. Their only answer is the sentence
 "{OUTSIDE}"
-In calibration and test, they use wordings that no model was trained on.
+In calibration and test, these questions use wordings that no model was trained on.
 
 Both models saw the same tasks in the same order; in the runs after the first, pocket-small saw more of them than
 pocket-large. Some choices were made by looking at calibration scores: kinds that models of this size hardly learned in
@@ -55,7 +55,7 @@ class _Subject:
 _SUBJECTS = (
     _Subject(
         pocket.SMALL,
-        "The on-device model (GGUF Q8_0) and, as safetensors, the cloud's draft",
+        "The on-device model (GGUF Q8_0) and, as safetensors, the cloud's draft model",
         lambda outcome: outcome.weak,
     ),
     _Subject(pocket.LARGE, "The cloud model", lambda outcome: outcome.strong),

@@ -151,8 +151,8 @@ def leave_out(
 ) -> LeaveOutReport:
     """Fit gate 3 without each group in turn and score the group's test rows.
 
-    Kinds are left out one by one. Families are left out together with one family of every other kind, which leaves less
-    training data: the harder test. `material` is made from the rows `train`.
+    A kind is left out alone. A family is left out together with one family of every other kind, which is the harder
+    test because less training data remains. `material` is made from the rows `train`.
     """
     gate, features = found.routers["cascade"], material.features["cascade"].take(found.fitting)
     labels, told = material.labels.take(found.fitting), featurise(test, "cascade")

@@ -1,6 +1,6 @@
 """Llama architecture for training, in a few lines of torch with Hugging Face's parameter names.
 
-Training needs only whole rows (no cache, no masks, no options), which the compiler turns into a few fused loops.
+Training needs only whole rows (no cache, no masks, no options), so the compiler can make a few fused loops of it.
 Serving uses the paged implementation in `cloud_engine.models`; a test checks that both agree.
 """
 
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a model; `hidden` must be a multiple of 2 * `heads`, `heads` of `kv_heads`."""
+    """Sizes of a model; `hidden` must be a multiple of 2 * `heads`, and `heads` a multiple of `kv_heads`."""
 
     vocab: int
     hidden: int

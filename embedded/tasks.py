@@ -1,11 +1,11 @@
 """The pocket task suite: questions with checkable answers, graded difficulty and three disjoint splits.
 
 Quality in Updraft is graded, never guessed, so the embedded models are trained and judged on questions whose answers a
-program can check. A hash of the prompt determines a task's split, so no prompt is in two splits, whatever the seed, and
-neither are prompts that differ only in case and punctuation.
+program can check. A hash of the prompt determines a task's split, so no prompt is in two splits, whatever the seed.
+Prompts that differ only in case and punctuation have the same hash.
 
-Each kind has common and rare phrasing families. Rare families are less frequent in training than in evaluation, as a
-deployed model meets requests that its training hardly covered. Both models train on the same stream.
+Each kind has common and rare phrasing families. Rare families are less frequent in training than in evaluation,
+because a deployed model meets requests that its training hardly covered. Both models train on the same stream.
 """
 
 from __future__ import annotations

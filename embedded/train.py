@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 CONTEXT = 512
 # Most batches hold rows of 192 tokens in which tasks do not see each other, like single requests. Every eighth batch
-# has full-length rows in which they do, like conversations.
+# has full-length rows in which tasks see the tasks before them, like conversations.
 _SHORT, _LONG_EVERY = 192, 8
 _ANSWER = 1 << 15
 _SAVE_EVERY_S = 120.0
@@ -63,7 +63,7 @@ class TrainingRecipe:
     seed: int = 1
 
 
-_STEPS = 6_500  # from random weights; the same for both, so that only size makes a difference
+_STEPS = 6_500  # from random weights; the same for both models, so that only their size differs
 RECIPES = {
     "small": TrainingRecipe(
         hidden=64, layers=2, heads=2, kv_heads=1, feed_forward=128, learning_rate=5e-3, steps=_STEPS
@@ -145,7 +145,7 @@ def build_model(recipe: TrainingRecipe) -> PocketLlama:
 def load_weights(model: PocketLlama, folder: Path) -> dict[str, Any]:
     """Load an exported folder into `model`; return the entry on the starting weights for the training report.
 
-    Raises SystemExit if the folder has no model or one of another size.
+    Raises SystemExit if the folder has no model, or a model of another size.
     """
     from safetensors.torch import load_file
 
@@ -272,7 +272,7 @@ def _save(path: Path, recipe: TrainingRecipe, model: torch.nn.Module, optimizers
 
 
 def _resume(path: Path, recipe: TrainingRecipe, model: torch.nn.Module, optimizers: Optimizers) -> int:
-    """Load the checkpoint and return its step. `steps` may change before the decay: the plateau ignores it."""
+    """Load the checkpoint and return its step. `recipe.steps` may change until the decay starts."""
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)

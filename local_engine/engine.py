@@ -240,7 +240,7 @@ class LocalEngine:
     def _refuse_hopeless(self, characters: int) -> None:
         """Reject prompts that cannot fit by their length alone, because tokenizing a megabyte takes seconds."""
         if characters <= self.context_length * _USUAL_TOKEN:
-            return  # without the slow scan of the vocabulary
+            return  # skip the slow scan of the vocabulary
         if characters > self.context_length * self._model.longest_token:
             raise ContextLengthError(
                 f"The prompt of {characters:,} characters cannot fit the context of {self.context_length} tokens: "

@@ -44,7 +44,7 @@ def engine_version() -> str:
 def template_sources(
     header: GgufHeader, model_id: str, options: LocalOptions, tokens: Container[str]
 ) -> TemplateSources:
-    """Return the file's templates, unless the options name another. `tokens`: special tokens, to guess a template."""
+    """Return the file's templates, or the one that the options name. `tokens`: special tokens, to guess a template."""
     sources = TemplateSources.of(model_id, _own_templates(header), options.chat_template, tokens)
     return sources if options.tool_parser == "auto" else replace(sources, tool_style=options.tool_parser)
 

@@ -1,6 +1,6 @@
 """Safe loading of local models: checks first, so that a model neither crashes this process nor makes it swap.
 
-The order is: read the header, compare the memory, test the llama.cpp build, load an unknown file in a subprocess. For a
+The order is: read the header, check the memory, test the llama.cpp build, load an unknown file in a subprocess. For a
 known machine and file, the checks take a few milliseconds.
 """
 
@@ -34,7 +34,7 @@ class EngineCandidate:
 
     @classmethod
     def of(cls, path: Path, options: LocalOptions | None, *, sound: Path) -> EngineCandidate:
-        """Apply the results of `updraft tune` to options that are None. Raises ModelLoadError, InvalidRequestError."""
+        """Create a candidate; `updraft tune`'s results replace None. Raises ModelLoadError, InvalidRequestError."""
         options = tuned_options(path, options or LocalOptions())
         header = read_model_header(path)
         return cls(path, options, header, plan_of(header, options), sound)

@@ -35,7 +35,7 @@ _NO_TEMPLATE = "--no-template"
 _SLOWEST_DISK = 20e6  # bytes/s
 _TIMEOUT_S = 30.0
 _SURROGATES = range(0xD800, 0xE000)
-# Texts that no tokenizer may crash on: every UTF-8 lead byte, every plane, special tokens, no text, long runs.
+# Texts that must not crash a tokenizer: every UTF-8 lead byte, every plane, special tokens, an empty text, long runs.
 _SAMPLES = (
     "".join(chr(code) for code in (*range(0x800), *range(0x800, 0x110000, 0x3F1)) if code not in _SURROGATES),
     "\ufffe\uffff\ufeff\U0001f468\u200d\U0001f469 日本語 🙂 <unk><s></s><|im_end|><|endoftext|> \n",

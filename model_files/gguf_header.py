@@ -30,7 +30,7 @@ class GgufArray:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """Checked header."""
+    """Header of a GGUF file that passed all checks."""
 
     metadata: dict[str, Any]  # all scalars and texts
     arrays: dict[str, GgufArray]

@@ -1,4 +1,4 @@
-"""Reader for headers of GGUF files, which refuses corrupt and hostile files before they reach llama.cpp and abort it.
+"""Reader for headers of GGUF files. It rejects corrupt and hostile files before they reach llama.cpp and abort it.
 
 The reader of the `gguf` package checks little, and takes 6 s and 500 MB for a vocabulary of 150,000 tokens. This
 reader takes 0.02 s, and reads at most 64 MiB regardless of the sizes in the header.
@@ -59,7 +59,7 @@ def read_model_header(path: Path) -> GgufHeader:
     """
     header = read_header(path)
     if lack := missing_part(header):
-        raise ModelLoadError(f"The model file {path} cannot be used: {lack}. Use the model that it belongs to.")
+        raise ModelLoadError(f"The model file {path} cannot be used: {lack}. Use the model that this file belongs to.")
     return header
 
 

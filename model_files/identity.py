@@ -47,7 +47,7 @@ class ModelIdentity:
     engine: str = ""
 
     def difference(self, other: ModelIdentity) -> tuple[str, str] | None:
-        """Return the first difference as a pair of descriptions; None if the answers are the same."""
+        """Return the first difference as a pair of descriptions; None if both models give the same answers."""
         if self.quantization != other.quantization:
             return self.quantization, other.quantization
         if self.weights != other.weights:

@@ -1,4 +1,4 @@
-"""`updraft bench escalation`: the value of the local answer as a draft, from escalation to the cloud's last token."""
+"""`updraft bench escalation`: time that the local answer saves as a draft, until the cloud's last token."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class EscalationFigures:
 
 
 class Comparing:
-    """A cloud tier that sends each request with a draft in all arms, and returns the last reply.
+    """A cloud tier that sends each request that has a draft once per arm and round, and returns the last reply.
 
-    `useless` is the reversed draft. Every request has its own cache salt, so that none hits another's prefix cache.
+    Arm `useless` sends the reversed draft. Every request has its own cache salt, so that no prefix cache is hit.
     """
 
     continues = False  # nothing is streamed here
@@ -101,7 +101,7 @@ class Comparing:
         return True
 
     def refuse_drafts(self) -> None:
-        """Keep accepting drafts during the measurement."""
+        """Do nothing: drafts stay enabled during the measurement."""
 
     async def aclose(self) -> None:
         await self._cloud.aclose()
@@ -128,7 +128,7 @@ async def measure(config: RouterConfig, questions: Sequence[Question], rounds: i
 
 
 def figures(escalations: Sequence[EscalationFigures]) -> dict[str, float]:
-    """Summarise; `_over_none`: median seconds of the arm over the arm without a draft. Raises EngineError if empty."""
+    """Return figures by arm; `_over_none`: median seconds over those without a draft. Raises EngineError if empty."""
     if not escalations:
         raise EngineError("Too few questions were escalated with a draft: ask more.")
     median = {arm: statistics.median(one.seconds(arm) for one in escalations) for arm in _ARMS}

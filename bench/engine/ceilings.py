@@ -35,7 +35,7 @@ class MatrixProducts:
 
     @torch.inference_mode()
     def seconds(self, steps: Sequence[tuple[int, int]]) -> float:
-        """Return the seconds of all products in `steps`, each (rows in layers, rows in head). Sizes are timed once."""
+        """Return the seconds of all products in `steps`, each (rows in layers, rows in head); times each size once."""
         timed: dict[tuple[bool, int], float] = {}
 
         def time_of(is_head: bool, rows: int) -> float:

@@ -21,9 +21,9 @@ _ROUNDS = 3
 
 
 def invariance_figures(folder: Path, dtype: torch.dtype, requests: Sequence[WorkloadRequest]) -> dict[str, float]:
-    """Return `batch_invariant_cost`: seconds for all requests with the mode over seconds without, minus one; median of
-    three pairs. `divergence_rate`: share of greedy answers that differ between alone and together, without the mode;
-    `divergence_rate_invariant` with the mode, which must be 0.
+    """Return `batch_invariant_cost`: seconds for all requests with the mode over seconds without it, minus one; median
+    of three pairs. `divergence_rate`: without the mode, the share of greedy answers that differ between a request alone
+    and in a batch. `divergence_rate_invariant`: the same with the mode, which must be 0.
     """
     plain, invariant = (ServedModel(load_model(folder, dtype=dtype)) for _ in range(2))  # each packed for its mode
     pairs = [

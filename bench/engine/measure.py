@@ -114,7 +114,7 @@ class _Measured:
 
     @cached_property
     def _model_and_products(self) -> tuple[Decoder, MatrixProducts]:
-        """Build both before any engine rearranges the weights."""
+        """Build the model and its matrix products before any engine rearranges the weights."""
         setting = self.setting
         if setting.needs_folder or setting.shape == "pocket":
             model = load_model(self.folder, dtype=DTYPES[setting.dtype], device=setting.device)

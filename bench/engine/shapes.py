@@ -1,4 +1,4 @@
-"""Models to measure: the packaged one, or random weights in the shape of a real model, without a download."""
+"""Models to measure: the packaged model, or random weights in the shape of a real model, without a download."""
 
 from __future__ import annotations
 

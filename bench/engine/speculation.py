@@ -43,8 +43,8 @@ def pocket_figures(loads: Sequence[int]) -> dict[str, float]:
     """Measure the pocket pair on its tasks, greedy, with `loads` requests at a time, with and without the draft.
 
     Both engines alternate in short blocks, and the median of their ratios counts, so that other load on the machine
-    cancels out. `spec_on_over_off_*`: tokens per second with the draft over without. `spec_step_share`: share of steps
-    that verified drafts. The first block of each engine is a warm-up and is not counted.
+    cancels out. `spec_on_over_off_*`: tokens per second with the draft over those without. `spec_step_share`: share of
+    steps that verified drafts. The first block of each engine is a warm-up and is not counted.
     """
     figures: dict[str, float] = {}
     stats: list[tuple[int, int, int, int]] = []
@@ -66,20 +66,20 @@ def pocket_figures(loads: Sequence[int]) -> dict[str, float]:
 
 
 def oracle_target(like: Decoder) -> Decoder:
-    """Create a real shape with random weights, for machines without a large model: 1 GB in the dtype of `like`."""
+    """Create a model of a real model's shape with random weights, 1 GB in the dtype of `like`; needs no download."""
     weight = like.embed_tokens.weight
     return random_model(shape_config(_ORACLE_SHAPE), weight.dtype, weight.device)
 
 
 def draft_of(target: Decoder, shape: str) -> Decoder:
-    """Create random weights in a draft's `shape`, with the target's vocabulary and context."""
+    """Create a draft model of `shape` with random weights, and with the target's vocabulary and context."""
     like, weight = target.config, target.embed_tokens.weight
     config = replace(shape_config(shape), vocab_size=like.vocab_size, context_length=like.context_length)
     return random_model(config, weight.dtype, weight.device)
 
 
 def oracle_figures(target: Decoder, draft: Decoder, acceptances: Sequence[float]) -> dict[str, float]:
-    """Return the speed with an oracle draft over the speed without, one request at a time, for each acceptance rate."""
+    """Return the speed with an oracle draft over the speed without it, one request at a time, by acceptance rate."""
     figures: dict[str, float] = {}
     for acceptance in acceptances:
         name = f"spec_oracle{round(acceptance * 10):02d}_speedup"
@@ -88,7 +88,7 @@ def oracle_figures(target: Decoder, draft: Decoder, acceptances: Sequence[float]
 
 
 def oracle_under_load(target: Decoder, draft: Decoder) -> dict[str, float]:
-    """Return `spec_oracle08_speedup_64`: the speedup with 64 requests at a time, where drafts can hardly pay."""
+    """Return `spec_oracle08_speedup_64`: the speedup with 64 requests at a time, where drafts can hardly pay off."""
     return {f"spec_oracle08_speedup_{_LOAD}": _oracle_speedup(target, draft, 0.8, _LOAD)}
 
 
@@ -118,7 +118,7 @@ def _oracle_speedup(target: Decoder, draft: Decoder, acceptance: float, load: in
         answer = _timed(plain, prompts)[0]
         oracle = OracleDrafter(target, draft, plain.config, answer, acceptance)
         engine = make_engine(target, config, drafters=[oracle])
-        _timed(engine, prompts)  # adapts its draft lengths
+        _timed(engine, prompts)  # the engine adapts its draft lengths
         speedup = statistics.mean(_timed(plain, prompts)[1] / _timed(engine, prompts)[1] for _ in range(2))
     assert engine.stats().preemptions == 0, "preempted requests would lower the load"
     return speedup

@@ -21,14 +21,14 @@ from .driving import BUDGET, GREEDY, add, engine_config, make_engine, serve
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SAMPLED = SamplingParams(temperature=0.7, top_p=0.9, seed=0)
 _PREFIX_TOKENS = 4096
-_PREFIX_S = 20  # seconds, at least, for measuring the cost of a cache without hits
+_PREFIX_S = 20  # minimum seconds of measuring the cost of a cache without hits
 _SMALL = EngineConfig(max_batch_size=8, token_budget=BUDGET, prefix_caching=False)
 
 
 def throughput(
     model: Decoder, requests: Sequence[WorkloadRequest], running: int, params: SamplingParams = GREEDY
 ) -> float:
-    """Return the seconds for all requests, at most `running` at a time."""
+    """Measure throughput: return the seconds until all requests are served, at most `running` at a time."""
     return serve(make_engine(model, engine_config(len(requests), running)), requests, params)
 
 
@@ -43,7 +43,7 @@ def sampled_over_greedy(model: Decoder, requests: Sequence[WorkloadRequest], run
 def decode_figures(model: Decoder, weight_bytes: int, tokens: int = 24, rounds: int = 5) -> dict[str, float]:
     """Measure decoding alone and in a batch of eight after short prompts, and the bandwidth share of decoding alone.
 
-    Medians of `rounds`, with the bandwidth measured before and after each of them.
+    Medians of `rounds`, with the bandwidth measured before and after each round.
     """
     device = model.embed_tokens.weight.device
     alone: list[float] = []
@@ -75,8 +75,8 @@ def prefill_figures(model: Decoder, products: MatrixProducts, length: int = 448)
 
 
 def prefix_figures(model: Decoder, pairs: int = 7) -> dict[str, float]:
-    """Measure the time to the first token of a long prompt with a cached prefix over without, and the cost of prefix
-    lookups without hits: seconds with the cache over seconds without, minus one.
+    """Measure the time to the first token of a long prompt with a cached prefix over the time without it, and the cost
+    of prefix lookups without hits: seconds with the cache over seconds without it, minus one.
 
     Prompts are shortened to the context if necessary.
     """

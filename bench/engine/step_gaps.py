@@ -31,7 +31,7 @@ def step_gaps(model: Decoder, sequences: int) -> dict[str, float]:
     """Return `step_gap_share`: share of the decoding time of `sequences` in which nothing runs between two steps.
 
     `step_idle_share`: the same plus the gaps between the kernels of a step. `step_us`: time of a step. The profiler
-    slows the host down, so all are upper bounds.
+    slows the host down, so all figures are upper bounds.
     """
     engine = make_engine(model, engine_config(sequences, sequences))
     length = _WARM_STEPS + _STEPS + 40
@@ -58,8 +58,8 @@ def step_gaps(model: Decoder, sequences: int) -> dict[str, float]:
 
 
 def between_steps(ran: Iterable[Activity]) -> float:
-    """Return the idle time around the copies to the host that end steps: from the last kernel before such a copy to the
-    first kernel after it. Other copies count as busy."""
+    """Return the idle time between steps, each of which ends with a copy to the host: from the last kernel before this
+    copy to the first kernel after it. Other copies count as busy."""
     ordered = sorted(ran)
     kernels = [activity for activity in ordered if not activity.name.startswith(_COPIES)]
     gaps: set[tuple[float, float]] = set()

@@ -58,7 +58,7 @@ class _Recording(Engine):
         return super()._launch(batch)
 
     def timed_step(self) -> list[str]:
-        """Return the requests that got a token."""
+        """Run and record a step; return the requests that got a token."""
         came = [output.request_id for output in self.step()]
         started, self._ended = self._ended, self.clock()
         if self._content is not None:
@@ -124,7 +124,7 @@ def simulation_errors(model: Decoder, running: int, workload: Workload, say: Cal
     real: dict[float, list[list[SimulatedAnswer]]] = {load: [] for load in LOADS}
     simulated: dict[float, list[list[SimulatedAnswer]]] = {load: [] for load in LOADS}
     for load in LOADS * _ROUNDS:
-        fastest = len(requests) / max(served.last_s or 0.0 for served in simulate(all_now, shape, 1)[0])  # right now
+        fastest = len(requests) / max(served.last_s or 0.0 for served in simulate(all_now, shape, 1)[0])  # so far
         arrived = np.cumsum(random.exponential(1 / (load * fastest), len(requests)))
         trace = [
             PlannedRequest(float(at_s), len(work.prompt), work.output)

@@ -83,7 +83,7 @@ def replay(trace: Sequence[TraceRequest], nodes: int, seed: int = 0, workers: in
 
 @dataclass(slots=True)
 class _Cache:
-    """Cached blocks, each keyed by the hash of the chain up to it."""
+    """Cached blocks, each keyed by the hash of the chain of blocks that ends with it."""
 
     blocks: set[int] = field(default_factory=set[int])
     hits: int = 0

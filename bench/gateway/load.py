@@ -18,7 +18,7 @@ _STREAM = b'{"model":"stub","stream":true,"messages":[{"role":"user","content":"
 class LoadResult:
     """Figures of one run."""
 
-    # Latency of each answered request in seconds, from the first byte sent, or the due time, to the last received.
+    # Seconds from the first byte sent (open loop: from the due time) to the last byte received, by answered request.
     latencies: list[float] = field(default_factory=list[float])
     # Latency in seconds of requests that were refused with 429 or 503.
     refused: list[float] = field(default_factory=list[float])
@@ -98,7 +98,7 @@ class _Client(asyncio.Protocol):
 
 
 def request_for(url: str, key: str, *, stream: bool, tokens: int = 0) -> bytes:
-    """Build the request. `tokens`: length of the answer; 0 leaves it to the stub."""
+    """Build the request. `tokens`: length of the answer; 0 lets the stub choose."""
     body = _STREAM if stream else _WHOLE
     body = body[:-1] + b',"max_tokens":%d}' % tokens if tokens else body
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\nauthorization: Bearer {key}\r\n"

@@ -25,7 +25,7 @@ _FRONTIER_S = 2.0  # seconds per rate
 _SHORT_STREAM = 5  # tokens of a stream in the memory test, short so that there are many streams
 _OVERLOAD = 5
 _SLOTS = 16  # slots of the overloaded node
-_ANSWER_S = 1.0  # seconds per answer; a rate so low that a busy machine keeps up
+_ANSWER_S = 1.0  # seconds per answer, so long that a busy machine keeps up
 _CAPACITY = _SLOTS / _ANSWER_S
 
 
@@ -139,7 +139,7 @@ async def _memory(server: Server, seconds: float, stream_tokens: int = 0) -> Fig
 
 
 def _overload(gateway_core: int, load_core: int, seconds: float) -> Figures:
-    """Measure a saturated node, and the answers left when it then gets five times the load it can handle."""
+    """Measure a saturated node, and the answers that it still gives under five times the load it can handle."""
     seconds = max(1, round(seconds / _ANSWER_S)) * _ANSWER_S  # whole rounds of all slots
     room = ("--node-concurrency", str(_SLOTS), "--max-waiting", str(_SLOTS))
     with (

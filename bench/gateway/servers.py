@@ -49,7 +49,7 @@ general_settings: {{master_key: sk-bench}}
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running server."""
+    """A running server that the load generator can drive."""
 
     name: str
     url: str

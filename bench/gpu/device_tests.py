@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ...protocol.safety.python_process import child_environment, python_command
 
-_NOTHING_RAN = 5  # pytest's exit status
+_NOTHING_RAN = 5  # pytest's exit status if no test ran
 
 
 def main(folders: Sequence[str]) -> int:

@@ -34,7 +34,7 @@ _GRACE_S = 5  # seconds for a part to exit by itself
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A command `python -m` with `words`, limited to `seconds`; `{json}` in them stands for the path of its figures."""
+    """A command `python -m WORDS`, limited to `seconds`; `{json}` in `words` stands for the path of its figures."""
 
     name: str
     seconds: int
@@ -66,7 +66,9 @@ PARTS = (
 
 def main(arguments: Sequence[str]) -> int:
     """Run the parts. Return 0 if all succeed and no limit is missed, 2 without a device or required packages."""
-    parser = argparse.ArgumentParser(prog="make gpu ARGS=...", description="Run all that needs a GPU, in ten minutes.")
+    parser = argparse.ArgumentParser(
+        prog="make gpu ARGS=...", description="GPU tests and measurements, in ten minutes."
+    )
     parser.add_argument("--only", action="append", choices=[part.name for part in PARTS], help="repeatable")
     chosen = parser.parse_args(arguments).only
     gpu = _gpu_name()

@@ -49,7 +49,7 @@ def cases(*, short: bool) -> list[Callable[[], Case]]:
 
 
 def linear_case(name: str, tokens: int, features: int, inputs: int, device: str = "cuda") -> Case:
-    """A product with quantized weights, compared with the bf16 product and, for integers, torch's own."""
+    """A product with quantized weights, compared with the bf16 product and, for integers, torch's product."""
     hidden = [torch.randn(tokens, inputs, device=device, dtype=_DTYPE) for _ in range(_SETS)]
     weights = [_FORMATS[name](torch.randn(features, inputs, device=device, dtype=_DTYPE)) for _ in range(_SETS)]
 

@@ -45,7 +45,7 @@ class Case:
 class Ceilings:
     """Measured limits: bytes per second of a copy (read and written), and operations per second of a bf16 product.
 
-    `floor`: seconds measured for an almost empty kernel. All times include it; it matters only in short ones.
+    `floor`: seconds measured for an almost empty kernel. All times include it, but it matters only for short kernels.
     """
 
     copy: float

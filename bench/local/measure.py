@@ -56,8 +56,8 @@ class Setting:
 
 
 def measure(setting: Setting, say: Say) -> dict[str, float]:
-    """Return figures by model and name, after the worst ones by name over the 0.5B files (over pocket-small without
-    any). Raises ModelLoadError, EngineError, MissingDependencyError."""
+    """Return figures by model and name, preceded by the worst of each name over the 0.5B files (or over pocket-small if
+    there are none). Raises ModelLoadError, EngineError, MissingDependencyError."""
     by_model: dict[str, dict[str, float]] = {}
     with _folder(setting.model_dir) as folder:
         for name in setting.models:
@@ -104,14 +104,14 @@ class _Bench:
         return figures
 
     def _single(self, engine: LocalEngine) -> dict[str, float]:
-        """Compare raw decoding from the first token to the last, and `llama_cpp.Llama` by the whole request."""
+        """Compare with raw decoding, from the first token to the last, and with `llama_cpp.Llama`, by whole request."""
         count = self._setting.tokens
         over_raw: list[float] = []
         over_llama: list[float] = []
         speeds: list[float] = []
         threads: list[int] = []
         with closing(RawLlama(self._setup)) as raw, closing(LlamaCppPython(self._setup)) as llama_cpp:
-            for _ in range(2 * self._setting.rounds + 1):  # more rounds, as they are short and must resolve 3 %
+            for _ in range(2 * self._setting.rounds + 1):  # more rounds, which are short and must resolve 3 %
                 prompt = self._digits(count)
                 theirs = self._raw(engine, raw, [prompt], count)
                 params = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
@@ -206,7 +206,7 @@ class _Bench:
         }
 
     def _child(self, *, weigh: bool) -> tuple[float, int]:
-        """Return the seconds to a process's first token, and, with `weigh`, its bytes with a full context."""
+        """Return the seconds to a process's first token, and, with `weigh`, its memory in bytes with a full context."""
         setup = self._setup
         command = python_command("-m", f"{__package__}.start", str(setup.path))
         command += [str(setup.context_length), str(setup.threads)]
@@ -242,7 +242,7 @@ def _arrivals(start: Callable[[], Iterable[object]]) -> list[float]:
 
 
 def _noting(threads: list[int], engine: LocalEngine, run: Iterable[object]) -> Iterator[object]:
-    """Yield the same tokens; append to `threads` the number of threads that computed each."""
+    """Yield the tokens of `run`; append to `threads` the number of threads that computed each token."""
     for token in run:
         threads.append(engine.threads)
         yield token

@@ -1,6 +1,6 @@
 """Peers that run a GGUF file from Python: llama.cpp's bare functions, `llama_cpp.Llama`, and HTTP servers.
 
-Each peer gets our settings, and its own best settings otherwise.
+Each peer gets our settings where it has the same ones, and its own best settings otherwise.
 """
 
 from __future__ import annotations

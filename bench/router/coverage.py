@@ -71,8 +71,8 @@ class Population:
 
 
 def populations(seed: int = 0) -> list[Population]:
-    """Create score shapes: calibrated, skewed, overconfident, useless, coarse, two heaps, confidently wrong. Each comes
-    as a single gate's score, and as gate 3's score after two less informed gates.
+    """Create populations of calibrated, skewed, overconfident, useless, coarse, two-heap and confidently wrong scores.
+    Each comes as a single gate's score, and as gate 3's score after two less informed gates.
     """
     rng = np.random.default_rng(seed)
     even = rng.random(_GRID)

@@ -59,8 +59,9 @@ class SimulatedPopulation:
 
 
 def populations(seed: int = 0) -> list[SimulatedPopulation]:
-    """Create three laws of P(gain). Prompts have kinds, revealed by a few words. Answers give signals, weak ones for
-    gate 2 and strong ones for gate 3. In the last law a fifth of the answers are wrong with confident signals.
+    """Create a population for each of three distributions of P(gain). A few words of a prompt reveal its kind. Answers
+    give signals, weak ones for gate 2 and strong ones for gate 3. In the last population, a fifth of the answers are
+    wrong with confident signals.
     """
     rng = np.random.default_rng(seed)
     kinds, signal = rng.integers(0, _KINDS, _SIZE), rng.normal(size=_SIZE)

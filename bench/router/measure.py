@@ -255,7 +255,7 @@ def _promise(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, Any]:
 
 
 def split_figures(splits: guarantee.HalfSplits, of: str) -> dict[str, float]:
-    """Return figures under names that end in `of`: alpha, after the promise's name unless it is the default."""
+    """Return figures under names that end in `of`: the promise's name, unless it is the default, and alpha."""
     return {
         f"risk_{of}": splits.risk,
         f"exceedance_{of}": splits.exceedance,
@@ -277,7 +277,7 @@ def random_apgr(weak: Floats, strong: Floats, seed: int = 0) -> float:
 
 
 def within_folds(scores: Floats, folds: NDArray[np.int64]) -> Floats:
-    """Replace each score by its rank in its fold, in (0, 1): different models score the folds, at different levels."""
+    """Replace each score by its rank in its fold, in (0, 1): each fold is scored by another model, at another level."""
     out = np.empty(len(scores))
     for fold in np.unique(folds):
         rows = folds == fold

@@ -60,7 +60,7 @@ class RecordedGeneration:
 
     def __init__(self, recorded: RecordedAnswer) -> None:
         self._recorded = recorded
-        self._count = len(recorded.signals) - (recorded.finish_reason != "length")  # tokens without the end
+        self._count = len(recorded.signals) - (recorded.finish_reason != "length")  # without the end token
         self.answer = LocalAnswer(prompt_tokens=recorded.prompt_tokens, prompt_hidden=recorded.prompt_hidden)
 
     def __aiter__(self) -> RecordedGeneration:

@@ -11,9 +11,9 @@ from ..arrays import Bools, Floats
 
 
 def max_losses(n: int, alpha: float, delta: float) -> int:
-    """Return the largest k of n with Clopper-Pearson bound at most alpha: P(Binomial(n, alpha) <= k) <= delta.
+    """Return the most losses in n rows that still show a loss rate of at most alpha, at confidence 1 - delta.
 
-    Return -1 if even k = 0 does not satisfy the bound.
+    Clopper-Pearson: the largest k with P(Binomial(n, alpha) <= k) <= delta; -1 if even k = 0 exceeds delta.
     """
     if alpha <= 0 or alpha >= 1:
         return -1 if alpha <= 0 else n
@@ -29,12 +29,12 @@ def max_losses(n: int, alpha: float, delta: float) -> int:
 
 
 def max_losses_on_average(n: int, alpha: float) -> int:
-    """Return the largest k of n with (k + 1) / (n + 1) <= alpha, as if the next row were lost; -1 if even 0 fails."""
+    """Return the largest k with (k + 1) / (n + 1) <= alpha, which counts the next row as lost; -1 if k = 0 fails."""
     return max(-1, floor(alpha * (n + 1) + 1e-9) - 1)
 
 
 def min_rows(alpha: float, delta: float, rate: float = 0.0) -> int:
-    """Return the least n for which `max_losses` allows a share of `rate`, which must be below alpha."""
+    """Return the least n for which `max_losses` is at least n * rate. `rate` must be below alpha."""
     n, lost = 1, 0
     while True:
         while max_losses(n, alpha, delta) < lost:
@@ -47,7 +47,7 @@ def min_rows(alpha: float, delta: float, rate: float = 0.0) -> int:
 def mean_lower_bound(mean: float, n: int, delta: float) -> float:
     """Return a lower bound on the true mean at confidence 1 - delta, given `n` rows in [0, 1] with the mean `mean`.
 
-    Uses the divergence form of Hoeffding (1963, theorem 1); close to Clopper and Pearson if all rows are 0 or 1.
+    Uses the divergence form of Hoeffding's bound (1963, theorem 1); close to Clopper-Pearson if all rows are 0 or 1.
     """
     low, high = 0.0, mean
     for _ in range(50):
@@ -57,7 +57,7 @@ def mean_lower_bound(mean: float, n: int, delta: float) -> float:
 
 
 def _divergence(one: float, other: float) -> float:
-    """Return the Kullback-Leibler divergence of two coins."""
+    """Return the Kullback-Leibler divergence of two Bernoulli distributions."""
     pairs = (one, other), (1.0 - one, 1.0 - other)
     return sum(p * log(p / q) for p, q in pairs if p > 0)
 
@@ -66,8 +66,8 @@ def stays_positive(mean: Floats, square: Floats, n: int, confidence: float, hori
     """Predict whether the mean of `horizon` further rows is above zero with probability `confidence`, from `n`
     independent rows in [-1, 1] with this mean and mean square; elementwise for any shape.
 
-    A normal prediction bound, adjusted for rare losses, where the plain bound is too bold: one row of the worst value
-    is added, and the Cornish-Fisher term for the skew of a rare loss.
+    A normal prediction bound with two corrections, because the plain bound is too bold if losses are rare: one more
+    row of the worst value, and the Cornish-Fisher term for the skew of a rare loss.
     """
     z = NormalDist().inv_cdf(confidence)
     mean, square = (n * mean - 1.0) / (n + 1), (n * square + 1.0) / (n + 1)

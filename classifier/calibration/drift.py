@@ -23,7 +23,7 @@ _ERRORS = 4.0
 
 
 def stricter(quality: float) -> float:
-    """Return the quality to use after an alarm, which halves the allowed loss."""
+    """Return the stricter quality to use after a drift alarm: the allowed loss is halved."""
     return 1.0 - (1.0 - quality) / 2
 
 
@@ -35,7 +35,7 @@ def ks_distance(one: Floats, other: Floats) -> float:
 
 
 class DriftMonitor:
-    """Monitor that compares requests with `usual`, (n,) gate 1's P(gain) on the calibration rows. Thread-safe."""
+    """Compares requests with the calibration. `usual`: gate 1's P(gain) on the calibration rows, (n,). Thread-safe."""
 
     def __init__(self, usual: Floats) -> None:
         self._usual = usual
@@ -97,7 +97,7 @@ class DriftMonitor:
         p_gain, gain, weight = np.array(self._labelled).T
         error = float(np.sqrt((weight**2 * np.maximum(p_gain * (1 - p_gain), 1e-3)).sum()))
         surplus = float((weight * (gain - p_gain)).sum())
-        if surplus <= _ERRORS * error:  # fewer gains than predicted cost money but no quality
+        if surplus <= _ERRORS * error:  # too few gains waste money, but no quality is lost
             return None
         more = surplus / float(weight.sum())
         return f"the cloud gains more often than calibrated (by {more:.0%} of the graded answers)"

@@ -1,7 +1,7 @@
 """Thresholds for a target, from calibration rows, guaranteed with a stated confidence or on average.
 
-Two quantities can be promised, each by the walk of `threshold_path.py`. The risk is the share of requests kept local
-although only the cloud was right; the other is the share of requests that escalate. Both are bounded by
+Two quantities can be promised, each by the walk of `threshold_path.py`: the risk, which is the share of requests kept
+local although only the cloud was right, and the cloud share, which is the share that escalates. Both are bounded by
 Clopper-Pearson, or on average by conformal risk control (Angelopoulos et al., 2022), which counts one more row as lost.
 A `quality` q allows a risk of (1 - q) times the cloud's own score. A cost is only an expectation: rare long answers may
 be missing from the rows.
@@ -55,12 +55,12 @@ class OperatingPoint:
 def operating_point(
     rows: CalibrationRows, target: Target, delta: float = DELTA, path: Path | None = None
 ) -> OperatingPoint:
-    """Return the best thresholds shown to keep `target`, with confidence 1 - `delta` or on average. A cost target is
-    kept on rows like these, with a margin for their variance.
+    """Return the best thresholds that can be shown to keep `target`, with confidence 1 - `delta` or on average. A cost
+    target is kept on rows like these, with a margin for their variance.
 
     Best means the lowest cloud share for a quality, and the highest for a limit on share or cost. If no threshold can
-    be shown to hold, everything escalates for a quality, and nothing for a limit; both always hold. `path`: the path of
-    `rows`, if already computed.
+    be shown to keep the target, everything escalates for a quality, and nothing for a limit: this always keeps it.
+    `path`: the path of `rows`, if already computed.
     """
     alpha = _alpha(rows, target, delta) if target.name == "quality" else None
     path = path or Path.of(rows)
@@ -72,7 +72,7 @@ def operating_point(
 class RowsNeeded:
     """Numbers of calibration rows that bolder thresholds need."""
 
-    # Rows needed for any request to stay local, if no row is lost.
+    # Rows needed before any request can stay local, if no row is lost (local although only the cloud is right).
     at_least: int
     # Rows needed for the share `local` to stay local, if `lost` of all requests are lost.
     rows: int
@@ -104,22 +104,22 @@ def rows_to_promise(quality: float, cloud_score: float, delta: float = DELTA) ->
 
     def promises(n: int) -> bool:
         alpha = (1.0 - quality) * mean_lower_bound(cloud_score, n, _DELTA_OF_SCORE * delta)
-        return n * log1p(-alpha) <= log((1.0 - _DELTA_OF_SCORE) * delta)  # where `max_losses` allows 0
+        return n * log1p(-alpha) <= log((1.0 - _DELTA_OF_SCORE) * delta)  # `max_losses` then allows 0 losses
 
     return bisect_left(range(_MOST_ROWS), True, lo=1, key=promises)
 
 
 def floor_of_risk(mu: float, alpha: float) -> float:
     """Return the least share that any method must escalate if only the cloud is right on `mu` of the requests and at
-    most `alpha` of all requests may be lost. An oracle, which escalates only gains, reaches it.
+    most `alpha` of all requests may be lost. An oracle, which escalates only gains, reaches this share.
     """
     return max(0.0, mu - alpha)
 
 
 def _alpha(rows: CalibrationRows, target: Target, delta: float) -> float:
-    """Return the risk that a quality allows: a share of the cloud's score, of which only a bound is known.
+    """Return the risk that a quality allows: (1 - quality) times a lower bound on the cloud's score.
 
-    On average no bound is needed: losses and allowed losses are summed over the same rows.
+    A promise on average needs no bound, because losses and allowed losses are summed over the same rows.
     """
     if target.promise == "mean":
         return (1.0 - target.value) * float(rows.cloud.mean())
@@ -135,7 +135,7 @@ def _holds(path: Path, rows: CalibrationRows, target: Target, alpha: float | Non
         return path.sums(rows.gain) * evidence <= most * n
     if target.name == "cloud_share":
         most = max_losses_on_average(evidence, target.value) if mean else max_losses(evidence, target.value, delta)
-        # The bounds hold for one threshold that is a row's own P(gain); each further one may admit about one more row.
+        # The bounds hold for a single threshold at a row's own P(gain). Each further gate may exceed them by one row.
         most -= sum(gate is not None for gate in (rows.after, rows.during))
         return path.sums(np.zeros(n), 1.0) * evidence <= most * n
     dollars = rows.dollars(target)

@@ -79,14 +79,14 @@ class Path:
         return cls(before, during, after, stays)
 
     def sums(self, local: NDArray[Any], up: NDArray[Any] | float = 0.0) -> Floats:
-        """At each step, sum `local` over the rows that stay and `up` over the others, (n,) each; returns (m,)."""
+        """Return for each step, (m,), the sum of `local` over rows that stay local and `up` over the others, (n,)."""
         up = np.broadcast_to(np.asarray(up, np.float64), local.shape)
         gained = np.bincount(self.stays, local - up, len(self.after)).astype(np.float64)
         return np.cumsum(gained) + float(up.sum())
 
     def walk(self, holds: Bools, *, back: bool = False) -> Thresholds:
-        """Return the last step before the first that does not hold, starting from escalating everything (`back`:
-        nothing). `holds`: (m,). The starting step always counts as holding.
+        """Return the thresholds of the last step before the first step that does not hold. The walk starts from
+        escalating everything (`back`: nothing). `holds`: (m,); the starting step always counts as holding.
         """
         steps = np.arange(len(holds))[:: -1 if back else 1]
         failing = np.flatnonzero(~holds[steps])
@@ -95,8 +95,8 @@ class Path:
 
 
 def _early(early: Floats, judged: Floats, levels: Floats) -> Floats:
-    """For each level, (m,), return the lowest threshold at which an early gate escalates no more than its allowance of
-    the rows that the last gate keeps local; NEVER at the last level.
+    """Return an early gate's threshold for each threshold of the last gate (`levels`), (m,): the lowest at which the
+    early gate escalates no more than `_EARLY_WASTE` of the rows that the last gate keeps local. The last is NEVER.
     """
     allowed = int(_EARLY_WASTE * len(early))
     order = np.argsort(judged)

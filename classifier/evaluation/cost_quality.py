@@ -49,7 +49,7 @@ class CostQualityCurve:
 def cost_quality(scores: Floats, weak: Floats, strong: Floats, bins: int = _BINS) -> CostQualityCurve:
     """Compute the protocol's curve. `scores`: higher for rows that need the strong tier; all arrays (n,)."""
     thresholds = np.quantile(scores, np.linspace(0.0, 1.0, bins + 1))
-    # Each threshold sends up the rows at or above it, except the last one, which sends up none.
+    # Each threshold escalates the rows at or above it, except the last threshold, which escalates none.
     chosen = [scores >= threshold for threshold in thresholds[:-1]] + [scores > thresholds[-1]]
     points = [(up.mean(), np.where(up, strong, weak).mean()) for up in reversed(chosen)]
     share, accuracy = np.array(points, np.float64).T

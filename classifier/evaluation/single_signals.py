@@ -37,6 +37,6 @@ SINGLE_SIGNALS: dict[str, Callable[[RunView], float]] = {
 
 
 def single_signal(name: str, views: Sequence[RunView]) -> Floats:
-    """Compute one entry of SINGLE_SIGNALS for each view, (n,); a missing signal counts as the most likely wrong."""
+    """Compute the signal `name` of each run, (n,); a run without the signal ranks as the most likely to be wrong."""
     values = np.array([SINGLE_SIGNALS[name](view) for view in views], np.float64)
     return np.nan_to_num(values, nan=1e9, posinf=1e9, neginf=-1e9)

@@ -24,7 +24,7 @@ from .quantities import QUANTITY_NAMES
 from .token_signals import PROMPT_SIGNAL_NAMES, SIGNAL_NAMES, prompt_signals, signals
 from .wording import MEASURE_NAMES
 
-# Raise it with every change to any feature of any input: a policy refuses features it was not trained on.
+# Increase with every change to any feature: a policy rejects features that it was not trained on.
 FEATURE_VERSION = 4
 
 # Time of the decision: before, during and after generation.
@@ -49,7 +49,7 @@ _EMPTY = np.empty(0, np.float32)
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Findings of gate 3 in an answer; complete lines are read while the model writes the next ones."""
+    """An answer as parsed for gate 3; complete lines are parsed while the model writes the next ones."""
 
     parts: AnswerParts
     steps: FoundSteps
@@ -64,7 +64,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class ReadRun:
-    """A local run with its question and answer parsed, as the blocks read it."""
+    """A local run with its parsed question and answer: the input of every block."""
 
     view: RunView
     question: ParsedQuestion
@@ -112,8 +112,8 @@ BLOCKS: dict[BlockName, Block] = {
     "prompt_hidden": Block(("states",), None, lambda run: _bounded(run.view.prompt_hidden)),
     "answer_hidden": Block(("states",), None, lambda run: _bounded(answer_hidden_of(run.view))),
 }
-# Blocks of each gate, used as far as its rows have them. The first two question blocks are always available. A gate 2
-# exists only with the block `opening`, and a gate 3 only with `checks`.
+# Blocks that each gate reads if the rows have them. `wording` and `quantities` are always available. A gate 2 exists
+# only with the block `opening`, and a gate 3 only with `checks`.
 GATE_BLOCKS: dict[Mode, tuple[BlockName, ...]] = {
     "prompt": ("wording", "quantities", "conversation"),
     "opening": ("wording", "quantities", "conversation", "opening", "prompt_signals", "prompt_hidden"),
@@ -164,7 +164,7 @@ def view_of(row: GradedRow) -> RunView:
 
 
 def graded_run(view: RunView, weak: float, strong: float, domain: str, family: str = "") -> GradedRow:
-    """Return a local run with both scores as a row. The cloud's token counts are assumed to equal the local model's."""
+    """Return the row of a local run with both scores. The cloud's token counts are assumed equal to the local ones."""
     token_signals = AnswerSignals(view.logprobs, view.entropies, view.margins)
     states = ModelStates(view.prompt_logprobs, view.prompt_hidden, answer_hidden_of(view), view.finish_reason)
     tokens = float(len(view.prompt_logprobs)), float(len(view.logprobs))

@@ -25,7 +25,7 @@ _PIECE = 512
 
 @dataclass(frozen=True, slots=True)
 class FeatureRows:
-    """Features of n rows."""
+    """Training features of n rows: n-gram counts and blocks."""
 
     # (n, COUNTS) sparse n-gram counts.
     counts: Any
@@ -64,8 +64,8 @@ def read_rows(rows: Sequence[GradedRow], names: Iterable[BlockName]) -> FeatureR
 
 
 def featurise(rows: Sequence[GradedRow], mode: Mode) -> FeatureRows:
-    """Compute the features of one gate. Raises InvalidRequestError if the rows lack the block that the gate exists for,
-    or if only some of them have a block.
+    """Compute the features of one gate. Raises InvalidRequestError if the rows lack the block that the gate needs, or
+    if only some rows have a block.
     """
     known = blocks_of_all(rows)
     if mode == "opening" and "opening" not in known:
@@ -84,5 +84,5 @@ def remembered(view: RunView) -> Features:
 
 
 def has_opening(row: GradedRow) -> bool:
-    """Return whether the answer is longer than its opening; gate 3 judges shorter ones as a whole."""
+    """Return whether the answer is longer than its opening; gate 3 judges shorter answers as a whole."""
     return row.signals is not None and len(row.signals.logprobs) > OPENING_TOKENS

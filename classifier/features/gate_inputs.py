@@ -14,7 +14,7 @@ from ..arrays import Array
 
 # Number of questions whose parsed form a policy caches; covers the requests in flight.
 QUESTIONS_AT_ONCE = 64
-# User turns read before the last one, and characters read of each: the question's end and the answer's beginning.
+# User turns read before the last, and characters read of each turn: the question's end and the answer's beginning.
 EARLIER_TURNS = 2
 _QUESTION_CHARS, _ANSWER_CHARS = 2_000, 400
 

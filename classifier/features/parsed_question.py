@@ -1,7 +1,7 @@
 """A question parsed once for all gates: normalised, extracted from its prompt, counted, and its facts listed.
 
 A follow-up such as "And why?" is judged with the question before it. The wording of the last turns joins the question's
-n-grams at a lower weight, and a block of measures relates the question to them (zeros without earlier turns).
+n-grams at a lower weight, and a block of measures relates the question to these turns (zeros without earlier turns).
 """
 
 from __future__ import annotations
@@ -129,5 +129,5 @@ class ParsedQuestion:
 
     @cached_property
     def quantities(self) -> Array:
-        """The measures of `quantities.quantities`."""
+        """Measures of the question's numbers, lists, quotes and repetitions."""
         return quantities(self.text)

@@ -1,6 +1,6 @@
 """Prompt normalisation, and extraction of the question from agent harnesses and chat logs.
 
-A router that read the harness would give one decision to all its requests. Only the user's last question is kept here.
+If a gate read the harness's own text, all its requests would get one decision. Only the user's last question is kept.
 A text without a known wrapping is returned unchanged, so that nothing is lost.
 """
 
@@ -46,7 +46,7 @@ def normalized_prompt(text: str) -> str:
 
     Every gate reads this form, so that typing cannot change a decision: full-width and other compatibility forms,
     composed and decomposed letters, curly quotation marks, kinds of dashes and invisible characters are unified.
-    Superscripts stay different from digits, and vulgar fractions from three characters.
+    Superscripts stay different from digits, and a fraction character from a fraction written with a slash.
     """
     lines = (" ".join(line.split()) for line in _letters(text).splitlines())
     return "\n".join(line for line in lines if line)

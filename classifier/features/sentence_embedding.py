@@ -34,10 +34,10 @@ def is_installed() -> bool:
 
 
 class SentenceEmbedder:
-    """Embeds texts as unit vectors, whose product grows with similarity in meaning. Deterministic and thread-safe."""
+    """Embeds texts as unit vectors; the dot product of two measures similarity. Deterministic and thread-safe."""
 
     def __init__(self, tensors: Mapping[str, Array], tokenizer: str) -> None:
-        """`tensors`: a BERT encoder by published names. `tokenizer`: the content of a `tokenizer.json`."""
+        """`tensors`: weights of a BERT encoder, by published name. `tokenizer`: the content of a `tokenizer.json`."""
         self._encoder = _Encoder(tensors)
         self._tokenizer: Any = load_module("tokenizers", "edge").Tokenizer.from_str(tokenizer)
         self._tokenizer.no_padding()

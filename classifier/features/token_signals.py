@@ -50,8 +50,8 @@ def signals(view: RunView, first: int | None = None) -> Array:
 
 
 def prompt_signals(logprobs: Array) -> Array:
-    """Summarise the log-probabilities of the prompt's tokens: (len(PROMPT_SIGNAL_NAMES),) float32. A phrasing that the
-    local model rarely saw has low ones.
+    """Summarise the log-probabilities of the prompt's tokens: (len(PROMPT_SIGNAL_NAMES),) float32. They are low for a
+    phrasing that the local model rarely saw.
     """
     raw = np.asarray(logprobs, np.float64)[None]
     series = _clean(raw, _LOWEST[:1], _HIGHEST[:1], _UNKNOWN[:1])
@@ -77,7 +77,7 @@ def _statistics(series: Series) -> Series:
 
 
 def _summaries(series: Series) -> dict[str, Series]:
-    """Return each statistic by name, (rows,)."""
+    """Return the statistics by name; each has a value per series, (rows,)."""
     rows, n = series.shape
     window = min(_WINDOW, n)
     ordered = np.sort(series, axis=1)

@@ -27,7 +27,7 @@ from .normalization import NormalizedAnswer
 GRADING = (
     "agreement: the cloud's answer counts as right unless it is empty, cut off or a refusal; the local one if it agrees"
 )
-_SHORT, _BRIEF = 12, 30  # words: an answer that may be contained in another, and an answer of a sentence or two
+_SHORT, _BRIEF = 12, 30  # most words of an answer that may be contained in another, and of a sentence or two
 _OVERLAP = 0.6
 
 
@@ -96,7 +96,7 @@ def agree(one: str, other: str) -> bool:
 
 
 def _same_calls(one: Sequence[tuple[str, str]], other: Sequence[tuple[str, str]]) -> bool:
-    """Return whether both make the same calls, in any order."""
+    """Return whether both answers make the same calls, in any order."""
     left = [(name, _arguments(text)) for name, text in other]
     for name, text in one:
         if (call := (name, _arguments(text))) not in left:

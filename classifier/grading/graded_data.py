@@ -148,7 +148,7 @@ def _json_object(where: str, line: str) -> Mapping[str, Any]:
 
 def _header(path: Path, record: Mapping[str, Any], columns: Columns) -> _Header:
     def wanted(given: str | None, known: tuple[str, ...], what: str, remedy: str) -> str:
-        there = (each for each in known if each in record)  # a column that holds null: the row's error then says so
+        there = (each for each in known if each in record)  # a column with null is reported later, with its row
         name = given or _found(record, known) or next(there, None)
         if name is None or name not in record:
             missing = f"no column {given!r}" if given is not None else f"no {what} (looked for {', '.join(known)})"

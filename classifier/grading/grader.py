@@ -30,10 +30,10 @@ class PairGrader:
 
     # Judge for free text.
     judge: PairwiseJudge | None = None
-    # Unit vector of a text, for free text without a judge; None: shared words count.
+    # Sentence embedding that grades free text without a judge; None: free text is graded by shared words.
     embed: Callable[[str], Array] | None = None
     graded: Counter[GraderName] = field(default_factory=Counter[GraderName])
-    # Number of judged pairs on which the embedding (without one: agreement) gives the same verdict.
+    # Number of judged pairs on which the embedding (agreement, if there is no embedding) gives the same verdict.
     matched: int = 0
 
     async def grade(self, prompt: Prompt, local: ComparableAnswer, cloud: ComparableAnswer) -> tuple[float, float]:

@@ -1,7 +1,7 @@
-"""A model that judges two answers to one request, in both orders because models favour a position.
+"""A model that judges two answers to one request, in both orders because models favour one position.
 
-The answers are untrusted text. They stand between marks that they cannot guess, and an answer that addresses the judge
-is not judged at all. A reply without a verdict is retried, and then raises an error: no pair is graded by default.
+The answers are untrusted text. They are enclosed in unguessable marks, and an answer that addresses the judge is not
+judged at all. A reply without a verdict is retried, and then raises an error: no pair is graded by default.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ _DENIALS = frozenset(
 )
 _CHANGES = frozenset("-!<>≤≥≠*/^")  # tokens that change the meaning of the next word
 _CHARACTER = re.compile(f"[{_BLANKLESS}]")
-_NO_NAME = 6  # characters; shorter names may be another name when reordered
+_NO_NAME = 6  # characters; a shorter name may become another name when reordered
 
 _CHARACTERS = str.maketrans({"−": "-", "–": "-", "⁄": "/", "÷": "/", "×": "*", "⋅": "*", "’": "'", "≈": "="})
 _VULGAR = re.compile(r"(\d?)([¼-¾⅐-⅞])")
@@ -98,7 +98,7 @@ class _Result:
     denied: bool
 
     def same(self, other: _Result) -> bool:
-        """Compare results. Of a list and a single result only the last entries count: earlier ones may be working."""
+        """Compare results; if either is a single entry, only the last entries, as earlier ones may be working."""
         if self.denied != other.denied:
             return False
         if 1 in (len(self.parts), len(other.parts)):
@@ -108,7 +108,7 @@ class _Result:
 
 @dataclass(frozen=True, slots=True)
 class NormalizedAnswer:
-    """An answer in comparable form."""
+    """An answer as words, negations and final result, ready to compare."""
 
     # Words in order, including signs and operators.
     words: list[str]
@@ -190,7 +190,7 @@ def _spelled(vulgar: re.Match[str]) -> str:
 
 
 def _parts(expression: str) -> tuple[_Part, ...]:
-    """Return the entries of a list, equations reduced to their right sides. Earlier sums are working, and left out."""
+    """Return a list's entries, with equations reduced to their right sides. Earlier sums are working and left out."""
     *before, last = _BETWEEN.split(expression)
     claims = [each for each in before if "=" not in each or any(map(str.isalpha, each.partition("=")[0]))]
     return tuple(_part(each.rpartition("=")[2].replace(" ", "")) for each in (*claims, last))

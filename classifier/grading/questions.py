@@ -81,10 +81,10 @@ def read_questions(path: Path) -> list[Question]:
     rows = [(number, _row(path, number, line)) for number, line in _lines(path)]
     for number, row in rows:
         if row.prompt is None:
-            raise InvalidRequestError(f"{path}, line {number}: a task is one prompt; only calibrate takes messages.")
+            raise InvalidRequestError(f"{path}, line {number}: give a prompt; only calibrate takes messages.")
     questions = [_question(path, number, row) for number, row in rows]
     if not questions:
-        raise InvalidRequestError(f'{path} holds no tasks: one JSON object a line, {{"prompt": ..., "answer": ...}}.')
+        raise InvalidRequestError(f'{path} holds no tasks: a line is {{"prompt": ..., "answer": ...}}.')
     return questions
 
 

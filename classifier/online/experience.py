@@ -146,8 +146,8 @@ class Experience:
             )
 
     def digest(self, prompt: PromptView) -> bytes:
-        """Return this file's keyed digest of the question in `prompt`. Equal for questions with the same numbers that
-        no gate can tell apart.
+        """Return this file's keyed digest of the question in `prompt`. Prompts have the same digest if they contain the
+        same numbers and no gate can tell them apart.
         """
         question = repeated_question(prompt).encode("utf-8", "surrogatepass")
         return hashlib.blake2b(question, key=self._key, digest_size=_DIGEST_BYTES).digest()
@@ -167,7 +167,7 @@ class Experience:
             self._until_pruned -= len(observations)
 
     def feedback(self, request_id: str, *, up: bool) -> bool:
-        """Store a thumb, replacing an earlier one. Return whether the request is known."""
+        """Store a thumb, replacing an earlier thumb. Return whether the request is known."""
         with self._writing(5.0) as connection:
             done = connection.execute("UPDATE observations SET thumb = ? WHERE id = ?", (1 if up else -1, request_id))
             return done.rowcount > 0

@@ -2,7 +2,7 @@
 
 Answers that escalated say little about the answers that stay local. Exploration (or a shadow) therefore samples
 requests at random before any gate has seen them, and asks both tiers. Only these sampled rows back the promise; rows
-sampled at a higher rate are thinned to the lowest one. Models are fitted on all graded rows, each weighted by the
+sampled at a higher rate are thinned to the lowest rate. Models are fitted on all graded rows, each weighted by the
 inverse of its probability of being graded. Users give thumbs when they like, so thumbs train the models but never back
 the promise: for the promise a row keeps its grades without the thumb.
 """
@@ -44,7 +44,7 @@ def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> Policy:
         raise InvalidRequestError(
             f"{len(rows)} judged answers are stored, {len(graded)} are graded, and {int(representative.sum())} of them "
             f"make a representative sample; {MIN_LABELS} are needed. Raise exploration, or run as a shadow for a "
-            "while: without either only answers that escalate anyway are graded."
+            "while: otherwise only answers that escalate anyway are graded."
         )
     observations = [each.row for each in fit_rows]
     features = _features(observations)
@@ -117,7 +117,7 @@ def _features(rows: Sequence[Observation]) -> FeatureRows:
 
 
 def _has_opening(rows: FeatureRows) -> Bools:
-    """(n,) which answers are longer than their opening."""
+    """Return which answers are longer than their opening, the part that gate 2 reads, (n,)."""
     return np.expm1(rows.blocks["signals"][:, SIGNAL_NAMES.index("tokens")]) > OPENING_TOKENS + 0.5
 
 

@@ -1,7 +1,7 @@
 """Incremental parsing of an answer during generation, so that only the last line is left at the end.
 
-No parsed element spans a safe line break (`_SETTLED`). Split there, an answer has the findings of its pieces, and
-complete lines can be parsed while the local model writes the next ones.
+No parsed element spans a safe line break (`_SETTLED`). An answer that is split there has the same findings as its
+pieces together, so complete lines can be parsed while the local model writes the next ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..features.gate_inputs import QUESTIONS_AT_ONCE
 
 Value = TypeVar("Value")
 _MAX_BYTES = 2**25
-_GROWTH = 8  # upper limit of a parsed entry's bytes per byte of text; names and numbers are objects
+_GROWTH = 8  # most bytes of a parsed entry per byte of text, because words and numbers become objects
 _OVERHEAD = 2**16  # bytes of an entry regardless of its text, mostly n-gram counts
 
 
@@ -32,7 +32,7 @@ class TextCache(BoundedCache[str, Value]):
 # side.
 _SETTLED = re.compile(r"\n(?:(?<=[A-Za-z.!?]\n)(?=[ \n]{0,4}[^\s,<>])|(?<=\d\n)(?=[ \n]{0,4}[A-Za-z#]))")
 _TRIED = 8  # line breaks tried, from the end, to find text that was already read
-_WORTH_READING = 20  # characters of new text
+_WORTH_READING = 20  # characters of new text, at least, before it is parsed
 
 
 class AnswerReader:

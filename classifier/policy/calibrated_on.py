@@ -1,4 +1,4 @@
-"""Kinds of requests in a calibration. A policy is not valid for other kinds, so they escalate."""
+"""Kinds of requests in a calibration. A policy is not valid for requests of other kinds, so those escalate."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class CalibratedOn:
 
     # Scripts of the prompts, by Unicode name.
     scripts: tuple[str, ...] = ("Latin",)
-    # Highest number of user and assistant turns that enough prompts have.
+    # Highest number of user and assistant turns that at least `ENOUGH_PROMPTS` prompts reach.
     turns: int = 1
 
     @classmethod
     def of(cls, rows: Sequence[GradedRow]) -> CalibratedOn:
-        """Return the scripts and turns of `rows`, without those that fewer than `ENOUGH_PROMPTS` have."""
+        """Return the scripts and the number of turns that at least `ENOUGH_PROMPTS` of the rows have."""
         prompts = Counter(script for row in rows for script in scripts_of(_text(row)))
         scripts = tuple(sorted(script for script, n in prompts.items() if n >= ENOUGH_PROMPTS))
         turns = sorted((_turns_of(row.messages) if row.messages else 1 for row in rows), reverse=True)
         return cls(scripts, next(iter(turns[ENOUGH_PROMPTS - 1 :]), 1))
 
     def lacks(self, messages: Sequence[Message]) -> str | None:
-        """Return the trait of a conversation that no calibration prompt had, or None if there is no such trait."""
+        """Return a trait of the conversation that the calibration did not cover, or None if there is no such trait."""
         turns = _turns_of(messages)
         if turns > self.turns:
             return f"conversations of {turns} turns"
@@ -64,7 +64,7 @@ def scripts_of(text: str) -> frozenset[str]:
 
 
 def _script(letter: str) -> str:
-    """Return the first word of the letter's Unicode name; "" for modifier letters and marks, which span scripts."""
+    """Return the first word of the letter's Unicode name; "" for modifier letters and marks, which scripts share."""
     if unicodedata.category(letter) not in _LETTERS:
         return ""
     name = unicodedata.name(letter, "").partition(" ")[0]

@@ -1,6 +1,6 @@
-"""A policy's gates at run time: one graph reads the question's topics, and one graph per gate decides by them.
+"""A policy's gates at run time: one graph computes the question's topics, and one graph per gate computes P(gain).
 
-All gates share the topics, which are computed once while the local model writes, so that gate 3 waits for little.
+All gates share the topics, which are computed once per question, so that gate 3 has little left to compute.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 
 def _check_file(path: Path, most: int) -> None:
-    """Raises OSError, or ConfigurationError if `path` is too large or not a regular file (a device may never end)."""
+    """Raises OSError, or ConfigurationError if `path` is too large or not a regular file (a device never ends)."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode) or status.st_size > most:
         raise ConfigurationError(f"{path} cannot be a policy file: it must be a regular file of at most {most} bytes.")
@@ -51,7 +51,7 @@ def check_versions(folder: Path, card: Mapping[str, Any], known: Mapping[str, An
         if card.get(name) != version:
             raise ConfigurationError(
                 f"The policy at {folder} has {name} {card.get(name)}, but this Updraft reads {version}: "
-                f"{remedy} or install the matching one."
+                f"{remedy} or install the matching version."
             )
 
 

@@ -1,9 +1,9 @@
-"""A pair's calibrated policy: a card, ONNX graphs and calibration rows.
+"""The calibrated policy of a model pair: a card, ONNX graphs and calibration rows.
 
-`policy.json` is the card. `topics.onnx` reads the question; `gate1.onnx` decides by the question alone, `gate2.onnx`
-also by the first tokens, `gate3.onnx` by question and answer. The card declares the feature blocks of each gate, which
-depend on the graded rows. `calibration.npz` holds P(gain), scores and token counts of each calibration row, but no
-text, so that thresholds can be computed for any target on demand. File names contain a part of the file's hash
+`policy.json` is the card. `topics.onnx` reads the question; `gate1.onnx` decides from the question alone, `gate2.onnx`
+also from the first tokens, `gate3.onnx` from question and answer. The card declares the feature blocks of each gate,
+which depend on the graded rows. `calibration.npz` holds P(gain), scores and token counts of each calibration row, but
+no text, so that thresholds can be computed for any target on demand. File names contain a part of the file's hash
 (`files.py`).
 """
 
@@ -131,7 +131,7 @@ class Policy(ExportedGates):
 
     @property
     def usual(self) -> Floats:
-        """(n,) gate 1's P(gain) of requests like those in the calibration."""
+        """Gate 1's P(gain) on requests like those in the calibration, (n,)."""
         return self.calibration.before
 
     def operating_point(self, target: Target) -> OperatingPoint:
@@ -184,4 +184,4 @@ def _check_whole(path: FilePath, card: PolicyCard, rows: CalibrationRows) -> Non
         raise ConfigurationError(f"{path} is not a valid policy (it does not name a pair of models): {_REMEDY}.")
     judged = {"prompt": rows.before, "opening": rows.during, "cascade": rows.after}
     if card.blocks.keys() != {mode for mode, p_gain in judged.items() if p_gain is not None}:
-        raise ConfigurationError(f"{path} declares other gates than its calibration rows were judged by: {_REMEDY}.")
+        raise ConfigurationError(f"{path} declares other gates than those that judged its calibration rows: {_REMEDY}.")

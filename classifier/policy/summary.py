@@ -1,4 +1,4 @@
-"""Human-readable summary of a calibration: thresholds, the guarantee, and lower bounds that no method beats."""
+"""Human-readable summary of a calibration: thresholds, guarantee, and the share that any method must escalate."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def figures(policy: Policy, target: Target) -> dict[str, Any]:
 
 
 def sentences(policy: Policy, target: Target) -> list[str]:
-    """Return the same summary as sentences."""
+    """Return the summary of `target` as sentences."""
     card, point = policy.card, policy.operating_point(target)
     lines = [
         f"{card.rows} prompts, graded by {card.grading}. {card.fitted} fitted the gates; thresholds come from "

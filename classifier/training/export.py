@@ -25,7 +25,7 @@ from .router_model import Forest, Ridge, RouterModel, Topics
 
 
 def topics_to_onnx(topics: Topics) -> bytes:
-    """Export `buckets` (m,) int64 and their `counts` (m,) float32 -> `topics` (1, k) float32."""
+    """Export the graph from `buckets`, (m,) int64, and their `counts`, (m,) float32, to `topics`, (1, k) float32."""
     graph = Graph()
     # Widened only after the rows are gathered: memory reads dominate, and a double-precision table would double them.
     directions = graph.constant("directions", topics.directions.astype(np.float32))
@@ -40,7 +40,7 @@ def topics_to_onnx(topics: Topics) -> bytes:
 
 
 def gate_to_onnx(router: RouterModel, n_measures: int) -> bytes:
-    """Export `topics` (1, k) and `measures` (1, n_measures) float32 -> `p_gain` (1,) float32."""
+    """Export the graph from `topics`, (1, k), and `measures`, (1, n_measures), to `p_gain`, (1,); all float32."""
     graph = Graph()
     dense = graph.node("Concat", TOPICS, MEASURES, axis=1)
     score = graph.constant("start", np.array([[router.bias]]))

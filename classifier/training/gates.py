@@ -1,7 +1,7 @@
-"""Fitting of the shipped gates and their calibration rows, the base of every promise. `updraft calibrate`, `updraft
-learn` and `updraft bench guarantee` share it.
+"""Fitting of the shipped gates and their calibration rows, the base of every promise. Used by `updraft calibrate`,
+`updraft learn` and `updraft bench guarantee`.
 
-Thresholds from rows that a gate was fitted on promise too much, because the gate knows their wording (decision 059).
+Thresholds promise too much if the gates were fitted on the same rows and know their wording (decision 059).
 Representative rows are therefore split at random, and rows that repeat a held-out question are not fitted on.
 """
 
@@ -39,7 +39,7 @@ class Material:
     labels: Labels
     # Tokens that the cloud reads and writes, (n,) each, and whether any count is an estimate.
     tokens: tuple[Floats, Floats, bool]
-    # (n,) which answers are longer than their opening. No gate 2 is fitted if None, or if few are.
+    # (n,) which answers are longer than the opening that gate 2 reads. No gate 2 is fitted if None, or if few are.
     opened: Bools | None = None
 
 
@@ -84,7 +84,7 @@ def fit_gates(material: Material, seed: int = 0, members: Sequence[str] = MEMBER
 
 
 def prompts_to_promise(quality: float, delta: float = DELTA) -> int:
-    """Return the least number of graded prompts, in tens, that can promise a quality below 1 if the cloud scores 0.9.
+    """Return the least graded prompts, rounded up to tens, that can promise a quality below 1 if the cloud scores 0.9.
 
     With fewer prompts every request escalates, however good the local model is.
     """
@@ -106,7 +106,7 @@ def split_rows(labels: Labels, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def calibrated(p_gain: Mapping[Mode, Floats], material: Material, rows: NDArray[Any]) -> CalibrationRows:
-    """Combine held-out rows with the P(gain) that the shipped gates, which never saw them, give them."""
+    """Combine held-out rows with their P(gain) from the shipped gates, which never saw these rows."""
     labels, (read, written, _) = material.labels.take(rows), material.tokens
     during = p_gain.get("opening")
     if during is not None and material.opened is not None:  # shorter answers never reach gate 2

@@ -1,9 +1,9 @@
 """Learns P(gain) from graded rows: the mean of two simple models, calibrated by cross-validation.
 
-All models are fitted to the gain, the strong score minus the weak one; difficulty alone says little about it (decision
-002). The two models make different errors (decision 060): a ridge, and a forest that predicts both tiers' scores at
-once, which gives its splits twice the evidence. Both read blocks of measures and the
-topics, which are the main directions of the wording.
+All models are fitted to the gain, the strong score minus the weak one; difficulty alone says little about the gain
+(decision 002). The two models make different errors (decision 060): a ridge, and a forest that predicts both tiers'
+scores at once, which gives its splits twice the evidence. Both read blocks of measures and the topics, which are the
+main directions of the wording.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def fit_router(
 ) -> RouterModel:
     """Fit on labelled `rows`; deterministic for a seed. Rows with equal `labels.same` share a fold.
 
-    `topics`: None fits them on these rows.
+    `topics`: None fits new topics on these rows.
 
     Raises InvalidRequestError for too few labels, or if every row or no row is a gain.
     """
@@ -198,7 +198,7 @@ def fit_router(
     if n < MIN_FITTED or better.all() or not better.any():
         raise InvalidRequestError(
             f"A router needs at least {MIN_FITTED} graded prompts to fit on, some answered better by the strong "
-            f"tier and some not: there are {n}, of which {int(better.sum())} are."
+            f"tier and some not: there are {n}, {int(better.sum())} of them answered better by the strong tier."
         )
     topics = topics or Topics.fit(rows.counts, seed)
     x = topics.prepare(rows)
@@ -235,7 +235,7 @@ def _fit(name: str, inputs: Inputs, labels: Labels, seed: int) -> Member:
     if name == "ridge":
         return _fit_ridge(inputs, labels.gain, labels.weight)
     ensemble = load_module("sklearn.ensemble", "calibrate")
-    # Small leaves in many rows follow single words: a typo then flips more decisions, and P(gain) is less calibrated.
+    # With many rows, small leaves follow single words: a typo changes more decisions, and P(gain) is calibrated worse.
     leaf = max(_LEAF, len(inputs.x) // _LEAVES)
     trees = ensemble.ExtraTreesRegressor(_TREES, min_samples_leaf=leaf, max_features=0.3, random_state=seed)
     return Forest(trees.fit(inputs.x, np.stack((labels.weak, labels.strong), axis=1), sample_weight=labels.weight))

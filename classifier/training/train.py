@@ -81,7 +81,7 @@ def material_of(rows: Sequence[GradedRow]) -> Material:
 
 
 def _same(questions: Sequence[str]) -> NDArray[np.intp]:
-    """Number the questions, (n,), equal for equal texts. A numpy array of texts would pad each to the longest."""
+    """Number the questions, (n,); equal texts get equal numbers. A numpy array of texts would pad each text."""
     numbers = {question: number for number, question in enumerate(sorted(set(questions)))}
     return np.array([numbers[question] for question in questions])
 
@@ -126,7 +126,7 @@ def write_policy(found: FittedGates, material: Material, recipe: FitRecipe, fold
 def estimated_tokens(rows: Sequence[GradedRow]) -> tuple[Floats, Floats, bool]:
     """Return the tokens that the cloud reads and writes for each row, (n,) each, and whether any are estimates.
 
-    Estimates: four characters per token, the local answer's length for the cloud's answer, and 256 tokens without one.
+    Estimates assume four characters per token and a cloud's answer as long as the local one (256 tokens without one).
     """
     read = [row.cloud_read if row.cloud_read is not None else len(row.prompt) / _CHARS_PER_TOKEN for row in rows]
     likely = [_ANSWER_TOKENS if row.answer is None else len(row.answer) / _CHARS_PER_TOKEN for row in rows]

@@ -27,7 +27,7 @@ def calibrate(
         ),
     ] = None,
     live: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Ask both tiers the first N of --prompts, and grade them.")
+        int | None, typer.Option(min=1, metavar="N", help="Ask both tiers the first N of --prompts, grade the answers.")
     ] = None,
     prompts: Annotated[
         Path | None,

@@ -25,7 +25,7 @@ def up(
     address: Annotated[
         str | None,
         typer.Option(
-            metavar="ADDRESS", help="Running Ray cluster; auto finds this machine's. [a new one, until Ctrl-C]"
+            metavar="ADDRESS", help="Running Ray cluster; auto: the one on this machine. [a new one, until Ctrl-C]"
         ),
     ] = None,
 ) -> None:
@@ -76,7 +76,7 @@ def down(address: Annotated[str, typer.Option(metavar="ADDRESS", help="Address o
 
 @app.command("llm-config")
 def llm_config(
-    file: Annotated[Path, typer.Argument(metavar="YAML", help="File of a cloud with models of kind vllm or sglang.")],
+    file: Annotated[Path, typer.Argument(metavar="YAML", help="Cloud file that has models with kind: vllm or sglang.")],
 ) -> None:
     """Print the configuration with which Ray's `serve deploy` runs vLLM and SGLang models.
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ...local_engine.machine.machine import Machine
 
 _WATCH_S = 0.5
-_BUSY = 0.4  # share of a processor in use by others at which the engine gives up a thread
+_BUSY = 0.4  # the engine gives up a thread if other processes use this share of a processor
 # Instruction sets by the names of the operating system, with their names in llama.cpp's system info.
 _FEATURES = {
     "f16c": "F16C", "fma": "FMA", "avx2": "AVX2", "avx512f": "AVX512", "avx512vbmi": "AVX512_VBMI",
@@ -48,7 +48,7 @@ def unused_instruction_sets(machine: Machine, system_info: str) -> list[str]:
 
 
 def check_kernels(served: Served) -> Check:
-    """Report the types whose matrix products and attention run on Updraft's kernels; warn if that can be fixed."""
+    """Report which operations run on Updraft's kernels; warn if a fix lets more of them do so."""
     facts = f"Updraft's for {', '.join(served.names)}" if served.names else "llama.cpp's own"
     facts += f": {served.reason}" if served.reason else ""
     return Check("kernels", "warn" if served.fix else "ok", facts, served.fix)

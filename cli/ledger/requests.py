@@ -23,7 +23,7 @@ LedgerPath = Annotated[
 
 @contextmanager
 def open_ledger(path: Path | None) -> Iterator[Ledger]:
-    """Open the ledger at `path`, or the configured ledger, read-only. Raises InvalidRequestError without a file."""
+    """Open the ledger at `path`, or the configured ledger, read-only. Raises InvalidRequestError if it is missing."""
     from ...router.accounting.ledger import Ledger
     from ...router.accounting.ledger_writer import collect_rows
     from ...router.settings_sources import load_config

@@ -39,7 +39,7 @@ _SHOWN = {
 def usage(
     by: Annotated[
         Literal["day", "model", "tier", "key", "tenant", "node"],
-        typer.Option(help="Group of requests per line; tenant and node need --gateway."),
+        typer.Option(help="Kind of groups to sum up; tenant and node need --gateway."),
     ] = "day",
     since: Annotated[
         str | None,
@@ -145,7 +145,7 @@ class GatewayUsage:
     rows: bool = False
 
     def show(self) -> None:
-        """Print the result. Raises ConfigurationError; InvalidRequestError for single requests as a table."""
+        """Print the result. Raises ConfigurationError, or InvalidRequestError for `rows` in table form."""
         from ...cloud_engine.gateway.ledger.opening import open_reader
 
         reader = open_reader(self.database)

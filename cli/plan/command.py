@@ -32,7 +32,7 @@ def plan(
         float, typer.Option(min=0.001, max=1_000, help="Factor by which to speed up the arrival of requests.")
     ] = 1.0,
     ttft_s: Annotated[float, typer.Option(min=0.001, max=3_600, help="Objective: seconds to the first token.")] = 1.0,
-    tpot_s: Annotated[float, typer.Option(min=0.0001, max=3_600, help="Objective: seconds per token after it.")] = 0.1,
+    tpot_s: Annotated[float, typer.Option(min=0.0001, max=3_600, help="Objective: seconds per later token.")] = 0.1,
     share: Annotated[float, typer.Option(min=0.5, max=1.0, help="Share of requests within the objective.")] = 0.99,
     limits: options.BatchLimits,
     block_size: Annotated[int, typer.Option(min=1, max=1_024, help="Option --block-size of the nodes.")] = 16,
@@ -118,14 +118,14 @@ def _print(tried: list[FleetFigures], enough: FleetFigures, result: dict[str, An
     output.echo(f"{enough.nodes} nodes meet the objective for {enough.share:.1%} of the requests.")
     limits = result["limits"]
     output.echo(
-        f"Each runs with --max-batch-size {limits['max_batch_size']} --token-budget {limits['token_budget']} "
+        f"Each node runs with --max-batch-size {limits['max_batch_size']} --token-budget {limits['token_budget']} "
         f"--max-step-ms {limits['max_step_ms']}, as --mode and --step-costs set them. Speculation, prefix cache "
         "affinity and the network are not simulated."
     )
     if enough.refused:
         output.echo(f"{enough.refused} requests were refused: longer than a node's context, or the queue was full.")
     if device := result.get("with_device"):
-        output.echo(f"If the device answers its share: {device['nodes']} nodes.")
+        output.echo(f"If devices answer all that does not escalate: {device['nodes']} nodes.")
     for name, each in result.get("modes", {}).items():
         times = f"TTFT {1e3 * each['ttft_p50_s']:,.0f} ms (p99 {1e3 * each['ttft_p99_s']:,.0f})"
         times += f", TPOT {1e3 * each['tpot_p50_s']:,.1f} ms (p99 {1e3 * each['tpot_p99_s']:,.1f})"

@@ -35,7 +35,7 @@ _COMPLETION = (
 )
 
 
-_SHARED = 3  # number of commands with an option from which on it moves to the table of shared options
+_SHARED = 3  # an option of this many commands or more moves to the table of shared options
 
 
 def cli_page() -> str:

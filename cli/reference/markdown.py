@@ -18,7 +18,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def code(text: str) -> str:
-    """Return `text` in backticks; empty if it is empty."""
+    """Return `text` in backticks; an empty text stays empty."""
     return f"`{text}`" if text else ""
 
 

@@ -40,7 +40,7 @@ _NODE = {
     "/v1/models/{model}": "the model of this name, with `max_model_len`",
     "/tokenize": "converts `prompt`, or `messages` with `tools`, to `tokens`, `count`, `max_model_len`; as in vLLM",
     "/detokenize": "converts `tokens` to `prompt`; as in vLLM",
-    "/spent/{attempt}": "tokens used so far by a running request without streaming, by its `x-updraft-attempt`",
+    "/spent/{attempt}": "tokens used so far by a running unstreamed request, which its `x-updraft-attempt` identifies",
     "/health": "200 while the engine serves, else 503 with the reason",
     "/metrics": "see [metrics](metrics.md)",
 }
@@ -170,7 +170,7 @@ def _error_row(error: type[errors.UpdraftError], name: str, text: str) -> tuple[
 
 
 def _tree(error: type[errors.UpdraftError]) -> Iterator[type[errors.UpdraftError]]:
-    """Yield subclasses from `protocol.errors` only: which other modules are loaded varies."""
+    """Yield the subclasses in `protocol.errors` only, because the set of other loaded modules varies."""
     for each in error.__subclasses__():
         if each.__module__ == errors.__name__:
             yield each

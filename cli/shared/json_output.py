@@ -1,4 +1,4 @@
-"""`--json`, the machine-readable output of commands. Standard output then holds nothing else."""
+"""`--json`, the machine-readable output of commands: standard output then holds JSON and nothing else."""
 
 from __future__ import annotations
 

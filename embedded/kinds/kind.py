@@ -37,7 +37,7 @@ class Phrasings:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of question."""
+    """A kind of question: its generator, grading and weight."""
 
     name: str
     make: Callable[[random.Random, Phrasings], Draft]

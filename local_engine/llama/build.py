@@ -230,7 +230,7 @@ def _kernels_digest() -> str:
 
 
 def _joined(ours: Sequence[str], theirs: str) -> str:
-    """Join both, without repeating options that an earlier `--env` already added."""
+    """Join Updraft's options and the user's, without repeating options that an earlier `--env` already added."""
     own = shlex.split(theirs)
     return " ".join([*(shlex.quote(value) for value in ours if value not in own), *([theirs] if theirs else [])])
 

@@ -54,7 +54,7 @@ class ContextOptions:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Tokens of one sequence at positions from `start` on; the last `outputs` of them are outputs."""
+    """Tokens of one sequence at positions from `start` on; the last `outputs` tokens get logits."""
 
     sequence: int
     start: int
@@ -159,10 +159,10 @@ class LlamaContext:
 
 
 class _Outputs:
-    """Views of the floats that llama.cpp keeps at the same address for all steps, unless a step has more of them."""
+    """Views of llama.cpp's output buffer, whose address stays the same until a step has more outputs than fit."""
 
     def __init__(self, function: Any, width: int) -> None:
-        """`function` returns, for a context, a pointer to the first of the rows of `width` floats."""
+        """`function` takes a context and returns a pointer to its output rows of `width` floats."""
         self._function = _held(function)
         self._width = width
         self._known: tuple[int, int] | None = None
@@ -182,7 +182,7 @@ class _Outputs:
 def _held(function: Any) -> Any:
     """Return the C function in a form that keeps the GIL, for calls that take microseconds.
 
-    After a release, a busy thread may keep the GIL for 5 ms (`sys.getswitchinterval`).
+    If a call released the GIL, a busy thread might keep the GIL for 5 ms (`sys.getswitchinterval`).
     """
     prototype = ctypes.PYFUNCTYPE(function.restype, *function.argtypes)
     address: Any = ctypes.cast(function, ctypes.c_void_p).value

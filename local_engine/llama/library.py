@@ -46,7 +46,7 @@ class Llama:
         self.errors: deque[str] = deque(maxlen=8)
         self._last_level = 0
         self.log_callback = callback = api.llama_log_callback(self._log)
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))  # keeps it for ever: the library never forgets it
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))  # never freed: the library keeps a pointer to it
         api.llama_log_set(callback, ctypes.c_void_p(0))
         api.llama_backend_init()
 
@@ -65,7 +65,7 @@ class Llama:
 
 def llama() -> Llama:
     """Load the library on first use, once for all threads. Raises MissingDependencyError."""
-    with _loading:  # `functools.cache` alone lets threads load it concurrently
+    with _loading:  # `functools.cache` alone would let several threads load the library
         return _loaded()
 
 
@@ -80,14 +80,14 @@ class LlamaModel:
     def __init__(
         self, path: Path, *, gpu_layers: int | None = None, repack: bool = True, missing: frozenset[int] = frozenset()
     ) -> None:
-        """Raises ModelLoadError, with llama.cpp's message, if it rejects the file. `gpu_layers` None: its default.
+        """Raises ModelLoadError if llama.cpp rejects the file, with its message. `gpu_layers` None: llama.cpp decides.
 
-        `missing`: bytes without a token, from `byte_tokens.missing_bytes`.
+        `missing`: bytes without a token, from `plain_text.missing_bytes`.
         """
         library = llama()
         self._api = api = library.api
         self._missing = missing
-        self._readers = 0  # of the vocabulary; concurrent, as a long text takes seconds; `close` waits for them
+        self._readers = 0  # threads that read the vocabulary, which takes seconds for a long text; `close` waits
         self._changed = threading.Condition()
         library.last_errors()
         params = api.llama_model_default_params()
@@ -169,14 +169,14 @@ class LlamaModel:
                 break
             if not room < -count < 2**31 - 1:
                 raise EngineError(f"llama.cpp could not tokenize {len(raw)} bytes (code {count}).")
-            room = -count  # more tokens than bytes: a space may take three
+            room = -count  # more tokens than bytes: a space may take three tokens
         tokens = buffer[:count]
         if tokens and min(tokens) < 0:
             raise InvalidRequestError("The vocabulary has no token for this text, and no unknown token.")
         return tokens
 
     def _refuse_unwritable(self, text: str) -> None:
-        """Raise for a lost character. Control codes and unassigned code points are dropped, as in other libraries."""
+        """Reject characters without a token. Control and unassigned characters are dropped, as in other libraries."""
         for character in set(text):
             lost = not self._missing.isdisjoint(character.encode("utf-8", "replace"))
             if lost and (character in "\t\n\r" or unicodedata.category(character) not in ("Cc", "Cn")):
@@ -252,8 +252,8 @@ def _with(attributes: list[int], attribute: int) -> frozenset[int]:
 
 
 def _named_ends(api: Any, model: Any, vocab: Any) -> Iterator[int]:
-    """Yield the end tokens that the file names, control tokens or not. End tokens that llama.cpp knows only by their
-    text are control tokens."""
+    """Yield the end tokens that the file names, whether or not they are control tokens. End tokens that llama.cpp knows
+    only by their text are control tokens."""
     for name in ("eos", "eot", "fim_pad", "fim_rep", "fim_sep"):
         token: int = getattr(api, f"llama_vocab_{name}")(vocab)
         if token >= 0:

@@ -20,8 +20,8 @@ _LONGEST = 6  # bytes of the longest byte token, such as <0xF1>
 class PlainText:
     """Tokenizes user text so that special `marks` in it are read as plain text.
 
-    llama.cpp recognizes USER_DEFINED tokens anywhere in a text, so each mark is split in two, at the position with
-    the fewest tokens, as a tokenizer without the mark would read it.
+    llama.cpp recognizes USER_DEFINED tokens anywhere in a text. Each mark is therefore tokenized in two pieces, split
+    where this gives the fewest tokens, as a tokenizer without the mark would do.
     """
 
     def __init__(self, model: LlamaModel, marks: Iterable[str]) -> None:

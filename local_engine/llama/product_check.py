@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 _F32 = 0  # value of enum ggml_type
-_SIZES = ((16, 1, 9), (18, 3, 8), (17, 18, 8))  # weight rows, activation rows, blocks: tiles and remainders
-_TOLERANCE = 1e-5  # relative to the largest result; another order of sums changes a tenth of that
+_SIZES = ((16, 1, 9), (18, 3, 8), (17, 18, 8))  # weight rows, activation rows, blocks; cover tiles and remainders
+_TOLERANCE = 1e-5  # relative to the largest result; another summation order changes results by a tenth of this
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
@@ -68,7 +68,7 @@ class Factors:
         result = np.zeros((columns, rows), np.float32)
         function.restype = ctypes.c_bool
         for thread in range(threads):
-            params = (ctypes.c_int * 16)(thread, threads)  # longer than ggml_compute_params, which begins with these
+            params = (ctypes.c_int * 16)(thread, threads)  # ggml_compute_params begins with these and is shorter
             computed = function(
                 params,
                 *map(ctypes.c_int64, (rows, columns, blocks)),

@@ -25,7 +25,7 @@ _BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 _CELLS = 256  # llama.cpp rounds the number of cells up to a multiple of this
 _FLOAT = 4
 _TOKEN_BYTES, _MERGE_BYTES = 220, 130  # per entry of llama.cpp's tables; measured on 152,000 tokens
-_BASE = 8 * 2**20  # graphs, thread stacks, per-thread buffers
+_BASE = 8 * 2**20  # bytes of graphs, thread stacks and per-thread buffers
 _RESERVE_SHARE, _MIN_RESERVE = 0.02, 128 * 2**20
 
 

@@ -30,7 +30,7 @@ class Notes:
         return read_kept(self._file(key), kind)
 
     def write(self, key: str, note: msgspec.Struct) -> None:
-        """Save the note atomically. If the folder is not writable, log that and go without."""
+        """Save the note atomically. If the folder is not writable, log this and continue."""
         file = self._file(key)
         temporary = file.with_suffix(f".{os.getpid()}.tmp")
         try:

@@ -6,18 +6,19 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median, median_low
 
-_PLAIN_EVERY, _DOUBT_EVERY = 64, 400  # numbers of steps with prompts
+_PLAIN_EVERY, _DOUBT_EVERY = 64, 400  # steps with prompts before a step without, and before a remeasurement
 _SAMPLES = 3  # measurements kept per chunk size
 _QUIET_STEPS = 64
-_STEPS_OF_NOISE = 128  # fewer than one step in a hundred is slower than the slowest of the 128 before
+_STEPS_OF_NOISE = 128  # a step is slower than all 128 steps before it in less than 1 % of cases
 _MIN_NOISE, _USUAL_NOISE, _MAX_NOISE = 1.05, 1.15, 1.4
 _PROMISED, _TARGET = 2.0, 1.8  # the target is lower, because some gaps are slow for unforeseeable reasons
 
 
 def target_slowdown(decoding: int, catching_up: int) -> float:
-    """Return the longest acceptable gap between tokens during prefill, as a multiple of the usual gap: the share of the
-    machine due to `decoding` of all requests if that allows more than 2, else 1.8, so that hardly one gap in a hundred
-    is longer than twice the usual gap."""
+    """Return the longest acceptable gap between tokens during prefill, as a multiple of the usual gap.
+
+    A fair share of the machine for the `decoding` requests sets it if that exceeds 2. Otherwise it is 1.8, so that
+    hardly one gap in a hundred is longer than twice the usual gap."""
     share = 1 + catching_up / decoding
     return share if share > _PROMISED else _TARGET
 
@@ -48,8 +49,8 @@ class _Load:
         return median(self.quiet_s)
 
     def usual_s(self, chunk: int) -> float | None:
-        """Return the usual seconds of a step with this chunk; None if unknown. A step without prompts after steps with
-        prompts has no usual time, because it is there to measure it."""
+        """Return the usual seconds of a step with this chunk; None if unknown. The time of a step without prompts is
+        unknown after steps with prompts, because such a step is run to measure it."""
         if chunk:
             known = self.mixed.get(chunk, ())
             return self.plain * median(known) if len(known) == _SAMPLES else None
@@ -71,9 +72,9 @@ class _Load:
         never more than `slowest` times.
 
         A row costs no more in a larger step than in a smaller one, which bounds chunks larger than all measured ones.
-        Between two measured chunks, the cost is interpolated linearly. One slow step is no proof: a chunk that smaller
-        chunks predict to fit is tried twice before it counts as too large. Slow steps within `slowest` are no proof
-        either: the margin between `most` and `slowest` exists for them.
+        Between two measured chunks, the cost is interpolated linearly. One slow step is no proof: a chunk that should
+        fit, judging by smaller chunks, is tried twice before it counts as too large. Slow steps within `slowest` are no
+        proof either, because the margin between `most` and `slowest` exists for them.
         """
         rows, cost = self.own_rows, 1.0 if self.own_rows else 0.0
         if most <= cost:
@@ -89,14 +90,14 @@ class _Load:
         return self._reach(rows, cost, most)
 
     def _reach(self, rows: int, cost: float, most: float) -> int:
-        """Return the chunk that fits into `most`, if `rows` rows together cost `cost`."""
+        """Return the largest chunk with a cost of at most `most`, given that `rows` rows together cost `cost`."""
         if not rows:
             rows, cost = self.decoding, 1.0
         return max(1, int(rows * (most / cost)) - self.own_rows)
 
     def doubt(self, chunk: int) -> None:
-        """Forget chunks smaller than the current one, and let one more slow step confirm larger ones, because their
-        measurements are old."""
+        """Distrust old measurements: forget chunks smaller than the current `chunk`, and keep one measurement of each
+        larger chunk, so that one more slow step confirms it."""
         self.mixed = {
             known: deque(list(costs)[-1:] if known > chunk else costs, maxlen=_SAMPLES)
             for known, costs in self.mixed.items()
@@ -107,12 +108,12 @@ class _Load:
 
 
 class ChunkBudget:
-    """Measures what chunks cost for each number of decoding sequences, and grants the largest with acceptable gaps.
+    """Measures the cost of chunks for each number of decoding sequences; grants the largest chunk with acceptable gaps.
 
     Step cost is not linear (a few rows may be as cheap as one, kernels work on groups of rows), differs between
-    machines, and changes with other load. So steps are measured: now and then without prompts, and with chunks as they
-    come, relative to a step without. Readers are promised a multiple of their gap before the prompts arrived, because
-    prompts fill the cache and slow the steps without prompts, too. A chunk that was too large is tried again after 400
+    machines, and changes with other load. So steps are measured: now and then a step without prompts, and every step
+    with a chunk relative to it. The promise is a multiple of the gap before the prompts arrived, because prompts fill
+    the cache and thereby slow the steps without prompts, too. A chunk that was too large is tried again after 400
     steps, once, so that hardly one gap in a hundred is an experiment. The promise concerns the slowest gaps, so the
     budget is reduced by the slowness that other causes add.
     """
@@ -124,7 +125,7 @@ class ChunkBudget:
         self._apart = apart
         self._threads = 1
         self._loads: dict[tuple[int, int], _Load] = {}
-        self._slowness: deque[float] = deque(maxlen=_STEPS_OF_NOISE)  # of recent steps, relative to their usual time
+        self._slowness: deque[float] = deque(maxlen=_STEPS_OF_NOISE)  # recent step times over their usual time
 
     def grant(self, decoding: int, catching_up: int = 1) -> int:
         """Return how many prompt tokens of `catching_up` sequences together may join `decoding` rows in the next step.
@@ -159,7 +160,7 @@ class ChunkBudget:
         load.add(chunk, seconds)
 
     def _noise(self) -> float:
-        """Return the slowest recent step relative to its usual time, within bounds: beyond them, no chunk would fit."""
+        """Return the time of the slowest recent step over its usual time, clipped so that some chunk always fits."""
         if len(self._slowness) < _STEPS_OF_NOISE // 4:
             return _USUAL_NOISE
         return min(max(*self._slowness, _MIN_NOISE), _MAX_NOISE)

@@ -14,8 +14,8 @@ from ..machine.memory_fit import DEFAULT_CELLS, KvCacheType, head_lengths
 from ..options import LocalOptions
 from .prefix_cache import Sharing
 
-_ROWS = 512  # tokens per step, as in llama_cpp.Llama; with llama.cpp's kernels, other sizes change the last bits
-_ROWS_OF_OUR_ATTENTION = 128  # as fast with these as with 512, which take 30 MB more
+_ROWS = 512  # tokens per step, as in llama_cpp.Llama; with llama.cpp's kernels, other sizes change last bits of results
+_ROWS_OF_OUR_ATTENTION = 128  # as fast as 512 rows, which take 30 MB more
 _PARALLEL = 8
 _OUTPUT_VALUES = 2**22  # logits per step, 16 MiB
 _PARKED = 16  # maximum of idle sequences in the prefix cache, beside the running ones
@@ -70,7 +70,7 @@ class ContextLayout:
         if sharing == "parts":  # extra ids and cells for hidden-state probes
             sequences, cells = 2 * parallel + _PARKED, cells + 2 * parallel
         else:
-            sequences = parallel + (4 if model.is_recurrent else 0)  # each has its own state or stream
+            sequences = parallel + (4 if model.is_recurrent else 0)  # each sequence has its own state or stream
         rows = max(options.ubatch or _ROWS, sequences)  # llama.cpp requires one output per id
         outputs = max(sequences, min(rows, _OUTPUT_VALUES // model.vocab_size))
         return cls(
@@ -79,8 +79,8 @@ class ContextLayout:
 
 
 def settled(header: GgufHeader, options: LocalOptions) -> LocalOptions:
-    """The options with `repack`, and where our attention computes `ubatch`. Raises MissingDependencyError,
-    ConfigurationError."""
+    """Return the options with `repack` set, and with `ubatch` set if Updraft's attention kernel runs. Raises
+    MissingDependencyError, ConfigurationError."""
     library = llama()
     repack, ubatch = options.repack, options.ubatch
     if repack is None:
@@ -92,7 +92,7 @@ def settled(header: GgufHeader, options: LocalOptions) -> LocalOptions:
 
 
 def _attention_is_ours(header: GgufHeader, options: LocalOptions) -> bool:
-    """Of a model that is not small: whether its heads and its cache are such that ours computes."""
+    """Return whether Updraft's attention kernel supports the heads and the cache of a model that is not small."""
     key, value = head_lengths(header)
     of_ours = 0 < key == value <= MAX_HEAD_DIM and key % 16 == 0
     capped = header.hyperparameter("attn_logit_softcapping") is not None

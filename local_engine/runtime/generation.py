@@ -27,7 +27,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class LocalToken:
-    """One generated token."""
+    """One generated token, its text and its signals."""
 
     id: int
     # Text to append to the answer; empty while a character or a possible stop string is incomplete.
@@ -58,7 +58,7 @@ class Event:
     is_end: bool
     is_first: bool
     finish_reason: FinishReason | None
-    # For "length", the cause unless it was the request's own limit; for "stop", the matched stop string.
+    # For "length", the cause, or None for the request's own limit; for "stop", the matched stop string.
     stop_reason: StopReason | None = None
     # Hidden state (hidden,) float32 that produced `token`; set for the first and the last token of an answer.
     hidden: Floats | None = None
@@ -130,7 +130,7 @@ class Generation:
         self._matcher = StopMatcher(params.stop)
         self._scores = np.zeros(scored, np.float32) if request.score_prompt else None
         self._prompt_scores: list[PromptScore] | None = None if params.prompt_logprobs is None else []
-        self._held: deque[Event] = deque()  # waiting for a hidden state that one of them lacks
+        self._held: deque[Event] = deque()  # unsent, until the first has its hidden state
         self._begun = False
 
     def prompt_rows(self, start: int, logits: Floats) -> None:
@@ -237,7 +237,7 @@ class Scoring:
         self.result.set_result(self.rows)
 
     def take_hidden_state(self, _hidden: Floats) -> None:
-        raise EngineError("A scoring job received a hidden state without a request.")
+        raise EngineError("A scoring job received a hidden state that it did not request.")
 
     def fail(self, error: UpdraftError) -> None:
         self.result.set_exception(error)

@@ -63,7 +63,7 @@ class LocalEngineLoop:
         # Commands from other threads. Unlike a lock, a SimpleQueue is safe to use during a garbage collection.
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._process = os.getpid()
-        self._lock = threading.RLock()  # guards the next two; reentrant, because a garbage collection may call `close`
+        self._lock = threading.RLock()  # guards the next two fields; reentrant: garbage collection may call `close`
         self._open = 0
         self._closed = False
         self._stopped = False
@@ -206,7 +206,7 @@ class LocalEngineLoop:
             self._budget.measured(step.decoding, step.chunk_tokens, seconds, self._context.threads)
 
     def _deliver(self, step: ScheduledStep, logits: Floats, hidden: Floats | None) -> None:
-        """Give every job its rows: hidden states of probes first, then the logits for new tokens."""
+        """Give every job its results: first the hidden states of probes, then the logits for new tokens."""
         for place, probe in enumerate(step.probes, len(step.decodes)):
             assert hidden is not None  # steps with probes always return hidden states
             self._jobs[probe.sequence].take_hidden_state(hidden[place].copy())

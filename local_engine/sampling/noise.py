@@ -2,8 +2,8 @@
 
 Two double-precision logarithms for each of 150,000 tokens would cost more than the rest of sampling. So the draw is
 a race: argmax(logit / T - log(-log u)) is argmin(-log(u) / weight), with weight = exp((logit - highest) / T). As
--log(u) >= 1 - u, no token arrives before (1 - u) / weight, which is cheap in single precision. Tokens whose bound is
-later than the arrival of one promising token are out; among the few others, the exact noise decides.
+-log(u) >= 1 - u, no token arrives before (1 - u) / weight, a bound that is cheap in single precision. Tokens whose
+bound is later than the arrival of one promising token cannot win; exact noise decides among the few others.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Words = npt.NDArray[np.uint64]
 _BLOCK = 2**14
 _FEW = 512  # up to this many tokens, exact noise is as cheap as finding the contenders
 _FAR = np.float32(60)  # a token this far behind cannot win, and 2**31 times exp of this is finite in float32
-# Relative slack: float32 rounding, for exp of up to `_FAR`, is a hundredth of it. Rounding in float64 is covered for
-# |logit / temperature| below 2**42.
+# Relative slack: a hundred times the float32 rounding of exp up to `_FAR`. It covers float64 rounding if
+# |logit / temperature| is below 2**42.
 _SLACK = 1e-3
 
 

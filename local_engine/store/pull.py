@@ -29,7 +29,7 @@ def stored(library: Library, offer: Offer) -> Manifest | None:
         return manifest
     if manifest.source != offer.source and not same:
         raise InvalidRequestError(
-            f"{offer.name} is already the name of {manifest.source}: choose another with --name, or remove it with "
+            f"{offer.name} is already the name of {manifest.source}: choose another name with --name, or run "
             f"updraft rm {offer.name}.",
             code="name_taken",
         )
@@ -37,7 +37,7 @@ def stored(library: Library, offer: Offer) -> Manifest | None:
 
 
 def pulled(library: Library, wanted: str) -> str | None:
-    """Return the name of the complete model pulled from `wanted`, a hub or index name; None if none or several.
+    """Return the name of the complete model pulled from `wanted`, a hub or index name; None unless exactly one matches.
 
     Works without network access. Raises InvalidRequestError for a malformed name.
     """

@@ -32,7 +32,7 @@ class MeasurementJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Speeds(msgspec.Struct, frozen=True):
-    """Tokens per second, one number per slice."""
+    """Tokens per second while reading the prompt and while answering, one number per measurement."""
 
     prompt: list[float]
     answer: list[float]
@@ -75,7 +75,7 @@ class _Run:
         self._position = 0
 
     def decode(self, count: int) -> None:
-        """Compute `count` tokens at once, with the logits of the last."""
+        """Compute `count` tokens at once, with logits for the last token."""
         batch = self._batch
         batch.n_tokens = count
         for index in range(count):

@@ -39,7 +39,7 @@ _FIRST_S = 10.0  # minimum time limit for the default, whose speed every compari
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Settings to measure, all with a value."""
+    """A complete set of settings to measure."""
 
     threads: int
     repack: bool
@@ -54,7 +54,7 @@ class TrialResult:
     choice: Choice
     # Purpose of the measurement, or the reason for its failure.
     note: str
-    # Medians of tokens per second, here and in `answer_tokens_per_s`.
+    # Tokens per second: the fastest prompt run, and the median of the answer's slices.
     prompt_tokens_per_s: float = 0.0
     answer_tokens_per_s: float = 0.0
     # The larger relative spread of the two speeds.
@@ -68,7 +68,7 @@ class TrialResult:
         return _PROMPT / self.prompt_tokens_per_s + _ANSWER / self.answer_tokens_per_s
 
     def beats(self, other: TrialResult) -> bool:
-        """Return whether this choice is faster by more than the noise of both, and by at least 5 %."""
+        """Return whether this choice is faster by more than the noise of either result, and by at least 5 %."""
         return self.seconds < other.seconds * (1 - max(_MIN_GAIN, self.noise, other.noise))
 
 
@@ -196,8 +196,8 @@ class _Search:
         return result
 
     def _prompt_length(self, choice: Choice) -> int:
-        """Return the request's prompt length, or less on a slow machine; the same for all runs, to be comparable. This
-        run also brings the file into memory."""
+        """Return the prompt length for all runs: the usual one, or less on a slow machine. The measurement that decides
+        also reads the file into memory."""
         speed = self._measure(choice, "first", prompt=32, seconds=0.1).prompt_tokens_per_s
         return next((length for length in (_PROMPT, 128, 64) if length <= speed * 1.5), 32)
 

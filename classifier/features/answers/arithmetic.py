@@ -187,7 +187,7 @@ def _flow(steps: Sequence[ArithmeticStep], given: Sequence[float], worded: Seque
 
 
 def _strangers(steps: Sequence[ArithmeticStep], known: set[float]) -> int:
-    """Return the number of operands neither in `known` nor in an earlier step. The set saves most searches."""
+    """Return the number of operands that are neither in `known` nor in an earlier step; extends `known`."""
     strangers, rising = 0, sorted(known)
     for step in steps:
         for operand in step.operands:
@@ -317,7 +317,7 @@ def _same(a: float, b: float, tolerance: float) -> bool:
 
 
 def _among(value: float, ordered: Sequence[float], tolerance: float) -> bool:
-    """Return whether a value in the sorted `ordered` equals `value` within the tolerance; only its neighbours can."""
+    """Return whether the sorted `ordered` holds `value` within the tolerance. Only its two neighbours are compared."""
     at = bisect_left(ordered, value)
     return (at < len(ordered) and _same(value, ordered[at], tolerance)) or (
         at > 0 and _same(value, ordered[at - 1], tolerance)

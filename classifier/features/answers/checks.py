@@ -1,7 +1,7 @@
 """Checks of an answer's text against itself and the question: stated arithmetic, lists, copied words.
 
-The checks know no kinds of questions and ask what any careful reader would: is the stated sum true, is the list in
-order and without repeats, does each number stand beside the same word as in the question, is a word spelled right?
+The checks do not depend on the kind of question. They ask what a careful reader would: is the stated sum true, is the list
+in order and without repeats, does each number stand beside the same word as in the question, is a word spelled right?
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _checks(text: str, mentioned: Mentioned, parts: AnswerParts) -> dict[str, fl
     false = truths.count(False)
     working, final, marked = _split_final(text, lower)
     final_words = words_of(final.lower())
-    # Without a mark the last line is the final result; all words before that line are working.
+    # Without a mark ("Answer:") the last line is the final result; all words before that line are working.
     worked = words_of(working.lower()) if marked or not text.isascii() else words[: len(words) - len(final_words)]
     trigrams = list(zip(words, words[1:], words[2:], strict=False))
     opens_json = text.lstrip()[:1] in ("{", "[")
@@ -123,9 +123,9 @@ def _kinks(items: Sequence[str]) -> int:
 
 
 def _bindings(parts: AnswerParts, mentioned: Mentioned) -> tuple[int, int]:
-    """Count the question's numbers in the answer that stand beside one of their words, and beside other words only.
+    """Count the question's numbers in the answer: beside a word that the question puts beside the number, or not.
 
-    Numbers that the question does not contain, or that stand without any of the question's words, are not counted.
+    Numbers that the question does not contain, or that stand beside none of the question's words, are not counted.
     """
     bound = misbound = 0
     for numbers, words in parts.segments:

@@ -27,7 +27,7 @@ _SEPARATOR = re.compile(r"\s*[,<>]\s*")
 
 @dataclass(frozen=True, slots=True)
 class AnswerParts:
-    """Parts of one answer."""
+    """Words, numbers, segments, stated facts and longest list of one answer."""
 
     words: list[str]
     numbers: list[str]
