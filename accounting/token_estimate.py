@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 
 from ..protocol.decoding import UNREADABLE, integral
-from ..protocol.http.foreign import object_of, objects_of
+from ..protocol.http.lenient_json import object_of, objects_of
 
 #: Least reservation for an answer, and least cap; reservations without a limit grow in such steps.
 STEP_TOKENS = 1024

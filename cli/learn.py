@@ -35,7 +35,7 @@ def learn(
       updraft learn
       updraft learn --local model.gguf --cloud-model big --out policies/mine
     """
-    from ..classifier.optional import check_fitting
+    from ..classifier.optional_imports import check_fitting
 
     config = pair.config()
     path = _kept(config.experience)

@@ -24,7 +24,7 @@ from ..protocol.safety.terminal_text import printable
 from ..protocol.sampling import SamplingParams
 from ..protocol.structured import AnswerOptions, Constraint, RenderOptions
 from ..text.chat import ChatTemplate, encoding_runs, special_pattern
-from ..text.marks import typed_marks
+from ..text.control_tokens import typed_marks
 from ..text.templates import tool_messages as tool_turns
 from ..text.templates.reasoning import ReasoningStyle
 from ..text.tool_stream import OfferedTools

@@ -27,7 +27,7 @@ from ..text.templates.renderer import LIMIT_CODE
 from .llama.build import build_key
 from .llama.context import LoraAdapter
 from .machine.child_process import ChildEnd, expect_crashes, run_child
-from .machine.notes import Notes, file_key
+from .machine.json_store import Notes, file_key
 
 _first_use = logging.getLogger("updraft.local.first_use")
 _CONTEXT = 64

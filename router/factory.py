@@ -27,7 +27,7 @@ from .tiers.cloud import HttpCloudTier
 from .tiers.connection import CloudEndpoint
 from .tiers.idle import IdleLocalTier
 from .tiers.interfaces import LocalTier
-from .tiers.load_pause import LoadPause
+from .tiers.load_backoff import LoadPause
 from .tiers.local import EngineLocalTier
 from .tiers.local_server.address import ServerAddress, server_address
 from .tiers.local_server.tier import LocalServerModel, ServerLocalTier, find_model, open_client, open_server

@@ -10,7 +10,7 @@ from typing import get_args
 from ..protocol.errors import ConfigurationError, InvalidRequestError, StorageError
 from ..protocol.safety.private_files import has_file
 from ..protocol.safety.shared_file import SharedFile
-from ..protocol.wal import tables
+from ..protocol.sqlite import tables
 from .accounting.ledger import Ledger
 from .config import RouterConfig
 from .factory import (

@@ -18,7 +18,7 @@ from ..router.settings_checks import check_settings
 from ..router.settings_sources import load_config
 from .caller_keys import BASE_URL, PLACEHOLDER_KEY, CallerKeys, ambient_keys
 from .requests import AsyncRequests, Requests
-from .sharing import RuntimeLease
+from .runtime_pool import RuntimeLease
 from .transport import async_transport, httpx_of_openai, sync_transport
 
 

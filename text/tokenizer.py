@@ -20,8 +20,8 @@ from ..protocol.requests import Message
 from ..protocol.structured import RenderOptions
 from ..protocol.unicode_forms import read_text
 from .chat import ChatTemplate, encoding_runs, special_pattern
+from .control_tokens import typed_marks
 from .detokenize import gpt2_byte_alphabet
-from .marks import typed_marks
 from .templates.sources import TemplateSources
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from ...protocol.errors import ConfigurationError, DiskSpaceError
-from ...protocol.wal import transaction
+from ...protocol.sqlite import transaction
 from .files import open_database
 from .intents import IntentFile, KeptRows
 from .table import LedgerTable, Values

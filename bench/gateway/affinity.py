@@ -17,8 +17,8 @@ from random import Random
 from typing import NamedTuple
 
 from ...cloud_engine.gateway.balancing.affinity import Placement, PrefixIndex
-from ...cloud_engine.gateway.balancing.choice import Chooser
 from ...cloud_engine.gateway.balancing.node import Node, NodeAddress
+from ...cloud_engine.gateway.balancing.selection import Chooser
 from ...protocol.errors import ConfigurationError
 
 _BLOCK_TOKENS, _BLOCK_BYTES = 512, 2048  # size of a block of the trace

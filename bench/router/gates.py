@@ -20,8 +20,8 @@ from ...embedded.held_out import is_wrong, policy_probabilities
 from ...embedded.tasks import make_tasks
 from .coverage import ALPHAS, half_splits
 from .coverage import promised as rule_of
-from .in_use import NOISES, busy_processes, long_prompts, timed
 from .measure import split_figures
+from .robustness import NOISES, busy_processes, long_prompts, timed
 
 _QUALITIES = (0.9, 0.95, 0.98)
 _NOISY = 500

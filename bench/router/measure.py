@@ -28,7 +28,7 @@ from ...classifier.target import PROMISES
 from ...classifier.training.router_model import Labels, RouterModel, Topics, fit_router
 from ...protocol.errors import InvalidRequestError
 from . import coverage as guarantee
-from .in_use import in_use
+from .robustness import in_use
 
 FOLDS = 5
 # Faults in RouteLLM's MMLU rows: the strong model scores only 3 % on the first; the second has a fifth of all gain.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...protocol.errors import InvalidRequestError
 from ..arrays import Array
 from ..graded_row import GradedRow
-from ..optional import load_module
+from ..optional_imports import load_module
 from .blocks import BLOCKS, GATE_BLOCKS, OPENING_TOKENS, BlockName, Mode, ReadRun, blocks_of_all, view_of
 from .gate_inputs import RunView
 

@@ -27,7 +27,7 @@ from ...protocol.errors import ConfigurationError
 from ...protocol.requests import Message
 from ...protocol.safety.database import Database
 from ...protocol.safety.shared_file import SharedFile
-from ...protocol.wal import tables, transaction
+from ...protocol.sqlite import tables, transaction
 from ..arrays import Array
 from ..features.blocks import FEATURE_VERSION, BlockName
 from ..features.feature_rows import Features

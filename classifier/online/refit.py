@@ -21,7 +21,7 @@ from ..features.blocks import GATE_BLOCKS, OPENING_TOKENS, BlockName
 from ..features.feature_rows import FeatureRows
 from ..features.token_signals import SIGNAL_NAMES
 from ..features.wording import COUNTS
-from ..optional import load_module
+from ..optional_imports import load_module
 from ..policy.graph_files import sha256
 from ..policy.policy import Policy, Source
 from ..training.gates import Material

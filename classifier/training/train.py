@@ -24,7 +24,7 @@ from ..features.blocks import BLOCKS, Mode, blocks_of_all, prompt_of
 from ..features.feature_rows import FeatureRows, has_opening, read_rows
 from ..features.parsed_question import repeated_question
 from ..graded_row import GradedRow, scores
-from ..optional import load_onnxruntime
+from ..optional_imports import load_onnxruntime
 from ..policy.calibrated_on import CalibratedOn
 from ..policy.exported_gates import Graphs
 from ..policy.files import policy_folder, put_policy, stored_name

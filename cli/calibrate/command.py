@@ -94,9 +94,9 @@ def calibrate(
       updraft calibrate --live 500 --prompts mine.txt --local model.gguf --cloud https://host/v1 --cloud-model big
       updraft calibrate --live 400 --prompts mine.jsonl --judge bigger --budget 2 --plot curve.png
     """
-    from ...classifier.optional import check_fitting
+    from ...classifier.optional_imports import check_fitting
     from . import sources
-    from .picture import check_plotting
+    from .plot import check_plotting
 
     _check_flags(data, live, prompts, from_log, save)
     if judge is None and (judge_url or judge_key_env):

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from ...classifier.target import Target
     from ...router.config import RouterConfig
     from ...router.tiers.interfaces import LocalTier
-    from .asking import LiveRows
-    from .kept_answers import KeptAnswers
+    from .live_rows import LiveRows
+    from .saved_answers import KeptAnswers
     from .spending import Spending
 
 
@@ -175,7 +175,7 @@ def from_life(config: RouterConfig, file: Path, n: int, judging: Judging) -> Cal
     from ...router.factory import local_identity
     from ..shared.console import Console
     from ..shared.watch import Watch
-    from .kept_answers import KeptAnswers, answers_file, prompt_key
+    from .saved_answers import KeptAnswers, answers_file, prompt_key
     from .spending import Spending
 
     available = read_prompts(file)
@@ -237,7 +237,7 @@ async def _asked(asking: Asking, kept: KeptAnswers, prompts: list[Prompt], on_do
 async def ask_both(
     asking: Asking, local: LocalTier, kept: KeptAnswers, prompts: list[Prompt], on_done: Callable[[], None]
 ) -> LiveRows:
-    from .asking import BothTiers, cloud_model
+    from .live_rows import BothTiers, cloud_model
 
     async with AsyncExitStack() as stack:
         cloud = await stack.enter_async_context(cloud_model(asking.config, asking.spending))
@@ -251,7 +251,7 @@ async def _with_judge(stack: AsyncExitStack, asking: Asking) -> None:
         return
     from ...classifier.grading.judge import PairwiseJudge, VerdictCache
     from ...protocol.settings import state_folder
-    from .asking import cloud_model
+    from .live_rows import cloud_model
 
     cache = stack.enter_context(closing(VerdictCache(state_folder() / "verdicts.sqlite3")))
     judge = asking.judging.config(asking.config)

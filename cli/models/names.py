@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ...local_engine.store.known import DEFAULT, KNOWN
+from ...local_engine.store.known_models import DEFAULT, KNOWN
 from ...local_engine.store.library import Library, model_path
 from ...local_engine.store.pull import pulled
 from ...protocol import settings

@@ -14,7 +14,7 @@ from ..shared import json_output, output
 if TYPE_CHECKING:
     from ...local_engine.store.library import Library, LibraryEntry, Manifest
     from ...model_files.download.offer import Offer
-    from ...model_files.download.work import ProgressReport
+    from ...model_files.download.progress import ProgressReport
 
 STATES = {
     "ready": "[green]ready[/green]",
@@ -162,7 +162,7 @@ def _reporting(title: str) -> Iterator[ProgressReport]:
     """Show a progress bar on standard error while the block runs; without a terminal, only messages."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    from ...model_files.download.work import ProgressReport
+    from ...model_files.download.progress import ProgressReport
     from ..shared.console import Console
 
     console = Console(stderr=True, highlight=False)

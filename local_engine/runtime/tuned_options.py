@@ -9,9 +9,9 @@ import msgspec
 
 from ...protocol.decoding import prepare_types
 from ..llama.build import build_key
+from ..machine.json_store import Notes, file_key
 from ..machine.machine import this_machine
 from ..machine.memory_fit import KvCacheType
-from ..machine.notes import Notes, file_key
 from ..options import QUANTIZED, LocalOptions
 
 

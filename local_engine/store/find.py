@@ -12,12 +12,12 @@ import msgspec
 from ...model_files.download.hub import endpoint, hub_offer
 from ...model_files.download.naming import OnDisk, OnIndex, OnWeb, check_name, licence_in, name_for, parse, printable
 from ...model_files.download.offer import Offer
+from ...model_files.download.progress import ProgressReport, retrying
 from ...model_files.download.web import RetryPolicy, check_url, new_client, open_stream, origin, validator_of
-from ...model_files.download.work import ProgressReport, retrying
 from ...model_files.gguf_reader import read_header
 from ...protocol import settings
 from ...protocol.errors import ConfigurationError, DownloadError, InvalidRequestError, OfflineError
-from .known import KNOWN
+from .known_models import KNOWN
 
 _HUB_SWITCH = {"": False, **dict.fromkeys(("0", "false", "no", "off"), False)}  # same values as the hub's own library
 _HUB_SWITCH |= dict.fromkeys(("1", "true", "yes", "on"), True)

@@ -17,8 +17,8 @@ from typing import Literal
 import msgspec
 
 from ...model_files.download.naming import check_name, is_name, is_path
-from ...model_files.download.part import PartialFile, lock, read_note
-from ...model_files.download.work import ProgressReport
+from ...model_files.download.partial_file import PartialFile, lock, read_note
+from ...model_files.download.progress import ProgressReport
 from ...protocol.decoding import prepare_types, read_kept
 from ...protocol.errors import ModelNotFoundError
 from ...protocol.safety.private_files import has_file, prepared

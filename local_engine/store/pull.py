@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from ...model_files.download.choice import HubFile, choose
 from ...model_files.download.fetch import fetch
+from ...model_files.download.file_selection import HubFile, choose
 from ...model_files.download.hub import endpoint
 from ...model_files.download.naming import OnHub, OnIndex, licence_in, parse
 from ...model_files.download.offer import Offer
-from ...model_files.download.part import PartialFile, check_room, read_note
+from ...model_files.download.partial_file import PartialFile, check_room, read_note
+from ...model_files.download.progress import ProgressReport
 from ...model_files.download.web import RetryPolicy
-from ...model_files.download.work import ProgressReport
 from ...model_files.gguf_reader import read_header
 from ...protocol.errors import InvalidRequestError, ModelLoadError, ModelNotFoundError
-from .known import KNOWN
+from .known_models import KNOWN
 from .library import Library, Manifest
 
 

@@ -12,10 +12,10 @@ import httpx
 from ...protocol.errors import ChecksumError, DownloadError
 from .naming import OnIndex
 from .offer import Offer
-from .part import PartialFile, check_room
+from .partial_file import PartialFile, check_room
+from .progress import ProgressReport, give_up_or_wait
 from .web import PassingError, RetryPolicy, body_of, new_client, open_stream, validator_of
 from .wheel import open_in_wheel
-from .work import ProgressReport, give_up_or_wait
 
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _BLOCK = 1024 * 1024

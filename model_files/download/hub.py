@@ -22,11 +22,11 @@ from ...protocol.errors import (
     ModelNotFoundError,
     UpdraftError,
 )
-from .choice import HubFile, choose
+from .file_selection import HubFile, choose
 from .naming import OnHub, name_for, printable
 from .offer import Offer
+from .progress import ProgressReport, retrying
 from .web import PassingError, RetryPolicy, check_url
-from .work import ProgressReport, retrying
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 
 from .naming import OnIndex
-from .part import Note
+from .partial_file import Note
 
 
 @dataclass(frozen=True, slots=True)

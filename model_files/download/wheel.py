@@ -21,10 +21,10 @@ from zipfile import BadZipFile, ZipFile
 
 from ...protocol.errors import DownloadError, MissingDependencyError, ModelNotFoundError
 from ...protocol.safety.python_process import python_command
-from .choice import HubFile, choose
+from .file_selection import HubFile, choose
 from .naming import OnIndex, printable
-from .part import check_room
-from .work import ProgressReport
+from .partial_file import check_room
+from .progress import ProgressReport
 
 _LOOK_EVERY_S = 0.2
 _OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check")

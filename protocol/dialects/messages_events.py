@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from ..errors import UpstreamError
-from ..http.foreign import json_of, object_of, objects_of, raw_object
+from ..http.lenient_json import json_of, object_of, objects_of, raw_object
 from ..http.wire import anthropic_error
 from .chat_chunks import count_of, framed, text_of
 from .messages_request import MessagesRequest

@@ -13,7 +13,7 @@ import msgspec
 
 from ..decoding import convert, prepare_types, unsupported
 from ..errors import UnsupportedFeatureError, invalid_value
-from ..http.foreign import object_of
+from ..http.lenient_json import object_of
 
 #: Ollama's options and the equivalent fields of chat requests.
 _OPTIONS = {

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..http.foreign import json_of, object_of, objects_of
+from ..http.lenient_json import json_of, object_of, objects_of
 from .chat_chunks import count_of, framed, text_of
 from .responses_items import Item, item_id
 from .responses_request import ResponsesRequest

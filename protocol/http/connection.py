@@ -16,8 +16,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..errors import InvalidRequestError, OverloadedError, UpdraftError
 from .access import PEER, PeerUser
+from .app import GONE, LINGER_S
 from .connection_limits import ConnectionLimits
-from .shell import GONE, LINGER_S
 
 _LOOK_S = 0.1  # interval of checks for a closed connection while reading is paused
 _MAX_HEAD = 2**16

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...accounting.ledger.files import open_database
-from ...accounting.ledger.reading import LedgerReader
+from ...accounting.ledger.reader import LedgerReader
 from ...accounting.ledger.table import LedgerTable, RequestRow, Table
 from ...protocol.errors import ConfigurationError, StorageError
 

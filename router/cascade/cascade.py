@@ -31,8 +31,8 @@ from ..state import RouterState
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import LocalAnswer, LocalGeneration, LocalTier
 from .cloud_call import work_of
+from .concurrent_runs import all_of
 from .escalation import CloudReply, CloudStreamReply, Escalation
-from .several import all_of
 
 _LONG = 2**12  # characters of question and answer, which the gates read in a millisecond
 _LINE_BEGUN = 16  # characters at the end of the text that are searched for a line end

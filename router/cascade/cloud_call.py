@@ -16,8 +16,8 @@ from ...accounting.budget import TOP_UP, GrowingAnswer, Wanted
 from ...accounting.prices import Price
 from ...accounting.token_estimate import LIMITS, THINKING, answer_size, capped, prompt_tokens, text_bytes
 from ...protocol.errors import BudgetExceededError, RequestTimeoutError
-from ...protocol.http.foreign import json_bytes
 from ...protocol.http.forwarding import Forwarded
+from ...protocol.http.lenient_json import json_bytes
 from ...protocol.telemetry.tracing import Span
 from ..accounting.budget import NOTHING, Charge, Demand
 from ..accounting.request_record import CloudCall, RequestRecord

@@ -9,11 +9,11 @@ from itertools import accumulate
 from typing import Any
 
 from ...protocol.errors import ConfigurationError
+from .decoded_texts import meanings
 from .detectors import BUILTIN, searcher
 from .escapes import ReadingBudget, TooLongError
-from .meanings import meanings
 from .presidio import PERSONAL, presidio_detector
-from .seams import message_seams, value_seams
+from .split_values import message_seams, value_seams
 from .text_views import strings, visible, written_and_visible
 from .unreadable import TOO_LONG, unreadable_field, unreadable_text
 

@@ -14,7 +14,7 @@ import msgspec
 
 from ...protocol.dialects.chat_chunks import ChatChunks
 from ...protocol.http import sse
-from ...protocol.http.foreign import json_bytes, json_of
+from ...protocol.http.lenient_json import json_bytes, json_of
 from ...protocol.safety.bounded_cache import BoundedCache
 from ..accounting.request_record import RequestRecord
 from ..config import CacheSettings

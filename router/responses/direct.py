@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...protocol.decoding import read_object
-from ...protocol.dialects.forms import FORM, read_upload
+from ...protocol.dialects.multipart import FORM, read_upload
 from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError
-from ...protocol.http.foreign import json_of
 from ...protocol.http.forwarding import forwarded
+from ...protocol.http.lenient_json import json_of
 from ...protocol.http.wire import WireRequest
 from ...protocol.safety.names import check_names
 from ..accounting.request_record import RequestRecord

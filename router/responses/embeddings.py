@@ -13,7 +13,7 @@ from ...protocol.errors import EngineError, InvalidRequestError, WrongTypeError
 from ...protocol.prompts import Prompt
 from ...protocol.sampling import SamplingParams
 from ..cascade.cloud_call import cloud_call
-from ..cascade.several import all_of
+from ..cascade.concurrent_runs import all_of
 from ..tiers.interfaces import CloudUsage, LocalTier
 from .direct import CloudsOwnError, DirectCall, DirectReply
 

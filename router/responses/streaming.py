@@ -11,7 +11,7 @@ from typing import Any
 
 from ...protocol.errors import EngineError, UpdraftError
 from ...protocol.http import sse
-from ...protocol.http.foreign import apart
+from ...protocol.http.lenient_json import apart
 from ...protocol.requests import ChatRequest
 from ...protocol.responses import ChoiceLogprobs, Delta, FinishReason, Usage
 from ...protocol.safety.redaction import paired

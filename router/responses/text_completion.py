@@ -15,8 +15,8 @@ from ...protocol.http import sse
 from ...protocol.prompts import Prompt
 from ...protocol.requests import CompletionRequest, read_completion
 from ...protocol.responses import TextChoice, TextCompletion, TextLogprobs, TokenCounts, Usage, fingerprint
+from ..cascade.concurrent_runs import all_of
 from ..cascade.escalation import CloudReply
-from ..cascade.several import all_of
 from ..request.chat_request import beyond_the_device, check_stream_options
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import LocalTier

@@ -19,7 +19,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from ...protocol.decoding import read_object
 from ...protocol.errors import OverloadedError, UpdraftError, invalid_value
 from ...protocol.http import sse
-from ...protocol.http.shell import Traffic
+from ...protocol.http.app import Traffic
 from ...protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ..responses import completion as answer
 

@@ -17,7 +17,7 @@ from ...protocol.errors import DiskSpaceError, InvalidRequestError
 from ...protocol.http.ids import new_id
 from ...protocol.safety.database import Database
 from ...protocol.safety.shared_file import SharedFile
-from ...protocol.wal import create_tables
+from ...protocol.sqlite import create_tables
 from .answer_store import Page, missing
 
 DATABASE = "files.sqlite3"

@@ -13,7 +13,7 @@ from ...protocol.sampling import SamplingParams
 from ...protocol.structured import AnswerOptions, Constraint
 from ...text.tokenization import TextEncoder
 from .interfaces import LocalAnswer, LocalGeneration, LocalTier, Token
-from .load_pause import LoadPause
+from .load_backoff import LoadPause
 from .local import EngineLocalTier
 
 if TYPE_CHECKING:

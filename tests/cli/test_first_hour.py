@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from package_index import Index, running, wheel
 from real_model import SMOLLM2, needs_smollm2
-from updraft.local_engine.store.known import DEFAULT, KNOWN
+from updraft.local_engine.store.known_models import DEFAULT, KNOWN
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "guides" / "first-hour.md").read_text(encoding="utf-8")

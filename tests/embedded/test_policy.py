@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from updraft.bench.router.in_use import NOISES
+from updraft.bench.router.robustness import NOISES
 from updraft.classifier.calibration.drift import DriftMonitor
 from updraft.classifier.calibration.rows import CalibrationRows
 from updraft.classifier.calibration.threshold_path import escalated

@@ -17,7 +17,7 @@ import typer
 from updraft.accounting.prices import load_prices
 from updraft.cli.main import app
 from updraft.cloud_engine.gateway.balancing.nodes_file import read_nodes
-from updraft.cloud_engine.gateway.limits.policy import load_policy
+from updraft.cloud_engine.gateway.limits.limits_file import load_policy
 from updraft.router.settings_sources import load_config
 
 ROOT = Path(__file__).resolve().parents[2]

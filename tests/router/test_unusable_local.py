@@ -21,9 +21,9 @@ from updraft.router import factory
 from updraft.router.config import RouterConfig
 from updraft.router.privacy.rules import Privacy
 from updraft.router.router import Router
-from updraft.router.tiers import load_pause
+from updraft.router.tiers import load_backoff
 from updraft.router.tiers.idle import IdleLocalTier
-from updraft.router.tiers.load_pause import LoadPause
+from updraft.router.tiers.load_backoff import LoadPause
 
 Trouble = Callable[[Path, pytest.MonkeyPatch], None]
 
@@ -126,7 +126,7 @@ def test_it_is_not_tried_at_each_request_but_when_its_file_has_changed(
 
 def test_it_is_tried_again_after_a_while_and_then_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(load_pause.time, "monotonic", lambda: now)
+    monkeypatch.setattr(load_backoff.time, "monotonic", lambda: now)
     pause, lengths = LoadPause(), []
     assert pause.error is None
     for _ in range(8):

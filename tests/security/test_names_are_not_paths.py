@@ -23,12 +23,12 @@ from updraft.cli.models.names import resolve
 from updraft.cloud_engine.deploy.config import read_config
 from updraft.cloud_engine.models.loading.hub import find_model
 from updraft.local_engine.store.find import find
-from updraft.local_engine.store.known import KNOWN
+from updraft.local_engine.store.known_models import KNOWN
 from updraft.local_engine.store.library import Library, model_path
 from updraft.local_engine.store.pull import pull
 from updraft.model_files.download.naming import OnIndex, is_path
+from updraft.model_files.download.progress import ProgressReport
 from updraft.model_files.download.wheel import open_in_wheel
-from updraft.model_files.download.work import ProgressReport
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError, ModelLoadError, UpdraftError
 from updraft.router.config import RouterConfig
 from updraft.router.factory import model_file

@@ -12,8 +12,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from updraft.protocol.errors import ContextLengthError, ModelLoadError
 from updraft.protocol.requests import Message
 from updraft.text.chat import ChatTemplate
+from updraft.text.control_tokens import typed_marks
 from updraft.text.detokenize import IncrementalDetokenizer
-from updraft.text.marks import typed_marks
 from updraft.text.templates.sources import CHATML as CHATML_BY_DEFAULT
 from updraft.text.tokenizer import PromptEnds, Tokenizer
 

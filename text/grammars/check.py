@@ -22,7 +22,7 @@ from ...protocol.safety.bounded_cache import BoundedCache
 from ...protocol.safety.python_process import python_command
 from ...protocol.safety.system import limit_memory, limit_time
 from ...protocol.structured import Constraint
-from .. import child as child_process
+from .. import sandbox
 from ..fair_queue import FairQueue
 from .compiler import GrammarCompiler, Vocabulary, too_complex
 
@@ -101,7 +101,7 @@ class GrammarCheck:
     async def _start(self) -> asyncio.subprocess.Process:
         child = await asyncio.create_subprocess_exec(
             *python_command("-m", __name__),
-            env=child_process.environment(),
+            env=sandbox.environment(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
@@ -134,11 +134,11 @@ async def _end(child: asyncio.subprocess.Process) -> int:
 
 
 def _frame(message: object) -> bytes:
-    return child_process.frame(msgspec.msgpack.encode(message))
+    return sandbox.frame(msgspec.msgpack.encode(message))
 
 
 async def _read(stream: asyncio.StreamReader) -> bytes:
-    (length,) = child_process.LENGTH.unpack(await stream.readexactly(child_process.LENGTH.size))
+    (length,) = sandbox.LENGTH.unpack(await stream.readexactly(sandbox.LENGTH.size))
     return await stream.readexactly(length)
 
 
@@ -147,13 +147,13 @@ async def _read(stream: asyncio.StreamReader) -> bytes:
 
 def main() -> None:
     """Read the vocabulary, then check constraints until the input ends."""
-    child_process.prepare()
-    vocabulary = msgspec.msgpack.decode(child_process.receive(), type=Vocabulary)
+    sandbox.prepare()
+    vocabulary = msgspec.msgpack.decode(sandbox.receive(), type=Vocabulary)
     compiler = GrammarCompiler(lambda: vocabulary)
     compiler.compile(Constraint("regex", "a", "the first"))  # builds the trie before the limits apply
     limit_memory(MEMORY_BYTES)
     _say(_Reply())  # ready
-    while message := child_process.receive():
+    while message := sandbox.receive():
         constraint = msgspec.msgpack.decode(message, type=Constraint)
         limit_time(CPU_SECONDS)
         reply = _try(compiler, constraint)
@@ -162,7 +162,7 @@ def main() -> None:
 
 
 def _say(reply: _Reply) -> None:
-    child_process.send(msgspec.msgpack.encode(reply))
+    sandbox.send(msgspec.msgpack.encode(reply))
 
 
 def _try(compiler: GrammarCompiler, constraint: Constraint) -> _Reply:

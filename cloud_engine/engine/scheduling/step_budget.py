@@ -5,7 +5,7 @@ Imports no torch and reads no clock: callers report their measurements.
 
 from __future__ import annotations
 
-from ..types.recent import Recent
+from ..types.recent_median import Recent
 
 _MIN_TOKENS = 64  # lower bound, also before any measurement: smaller chunks waste a step's fixed cost
 

@@ -9,7 +9,7 @@ import math
 
 import msgspec
 
-from ..types.recent import Recent
+from ..types.recent_median import Recent
 
 #: Tokens to catch up on, per sequence, that do not noticeably slow a pass of the draft model.
 SHORT_LAG = 16

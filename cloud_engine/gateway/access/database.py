@@ -20,7 +20,7 @@ from ....protocol.errors import ConfigurationError, NotFoundError, StorageError
 from ....protocol.http.ids import new_id
 from ....protocol.safety.private_files import has_file
 from ....protocol.safety.shared_file import SharedFile
-from ....protocol.wal import transaction
+from ....protocol.sqlite import transaction
 from .principal import Limits, Models, Name, Principal, Priority, Scope
 
 _DAY_S = 86_400.0

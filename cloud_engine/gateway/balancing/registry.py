@@ -17,12 +17,12 @@ from ....protocol.responses import ModelCard
 from ..access.principal import Priority
 from ..upstream.client import Upstream
 from .affinity import Placement, PrefixIndex
-from .choice import Chooser
 from .directory import NodeDirectory
 from .health import HealthWatch
 from .node import Model, Node, NodeAddress
-from .suspects import RetryBudget, Suspects
-from .waiting import QueuePlace, WaitingLine
+from .quarantine import RetryBudget, Suspects
+from .request_queue import QueuePlace, WaitingLine
+from .selection import Chooser
 
 _FOLLOW_S = 0.5
 _FIRST_LOOK_S = 1.0  # time for the first probes before requests are served; doubled if no node has answered

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from ....accounting.ledger.files import open_to_read
-from ....accounting.ledger.reading import LedgerReader
+from ....accounting.ledger.reader import LedgerReader
 from ....accounting.ledger.store import LedgerStore, SqliteStore
 from .metering import USAGE
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ....accounting.budget import GrowingAnswer
-from ....accounting.ledger.reading import LedgerReader
+from ....accounting.ledger.reader import LedgerReader
 from ....accounting.prices import Price, PriceTable, load_prices
 from ....protocol.errors import RequestCancelledError
 from ....protocol.settings import state_folder
@@ -18,7 +18,7 @@ from ..ledger.ledger import FailurePolicy, UsageLedger
 from ..ledger.metering import UsageRow
 from ..ledger.opening import is_url, open_reader, open_store
 from .limiter import Limiter, LimitReservation
-from .policy import LimitPolicy, load_policy
+from .limits_file import LimitPolicy, load_policy
 from .prompt_tokens import PromptTokens
 from .redis_store import RedisStore
 from .request_size import RequestSize

@@ -16,7 +16,7 @@ import msgspec
 
 from ....accounting.accounts import PERIOD_S, Claim, Kind, Owner, Standing, renewal
 from ....accounting.budget import DAY_S, TOP_UP, Period, Wanted, bounds
-from ....accounting.ledger.reading import LedgerReader
+from ....accounting.ledger.reader import LedgerReader
 from ....accounting.prices import Price, PriceTable
 from ....accounting.token_estimate import AnswerSize
 from ....protocol.errors import (
@@ -27,7 +27,7 @@ from ....protocol.errors import (
     UpdraftError,
 )
 from ..access.principal import Limits, Principal
-from .policy import LimitPolicy
+from .limits_file import LimitPolicy
 from .store import LimitStore, Settlement
 
 _LEDGER_S = 5.0

@@ -11,7 +11,7 @@ import msgspec
 from ....accounting.budget import GrowingAnswer
 from ....protocol.errors import BudgetExceededError, UpstreamError
 from ....protocol.http import sse
-from ....protocol.http.foreign import error_in
+from ....protocol.http.lenient_json import error_in
 from ....protocol.responses import Usage
 from ....protocol.safety.redaction import shown_url
 from ..ledger.metering import UsageRow
@@ -20,7 +20,7 @@ from ..upstream.client import Response
 from ..upstream.failures import AnswerFailure, UpstreamFailure
 from .answer_checks import EVENTS, WithoutKey, checked_whole, chunk_of, content_type, is_comment, reported_in
 from .call import Call
-from .dialects import Passage
+from .passthrough import Passage
 from .stream import NodeEvents, in_one_spelling
 from .usage import StreamMeter, meter_whole, num_text_bytes
 

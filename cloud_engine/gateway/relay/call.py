@@ -12,21 +12,21 @@ from starlette.types import Send
 
 from ....accounting.token_estimate import ATTACHED_TOKENS, LENGTH_FIELDS, LIMITS, STEP_TOKENS, AnswerSize, capped
 from ....protocol.decoding import UNREADABLE, check_entries, prepare_types, refusal
-from ....protocol.dialects.forms import read_upload
+from ....protocol.dialects.multipart import read_upload
 from ....protocol.errors import InvalidRequestError
 from ....protocol.http.forwarding import forwarded
 from ....protocol.safety.names import MAX_NAME
 from ....protocol.telemetry.tracing import Span
 from ..balancing.node import Node
-from ..balancing.waiting import QueuePlace
+from ..balancing.request_queue import QueuePlace
 from ..ledger.metering import RESPONSE_CACHE, UsageRow
 from ..limits.accounting import Account
 from ..limits.request_size import RequestSize, SizeFields, size_of
 from ..upstream.client import JSON, Response
 from .answer_checks import CHAT, COMPLETIONS
 from .continuation import BegunAnswer
-from .dialects import COUNTS, PATHS, UPLOADS, Passage
 from .field_names import OFFICIAL, checked_names
+from .passthrough import COUNTS, PATHS, UPLOADS, Passage
 from .usage import UsageOptions
 
 _RELAYED_HEADERS = frozenset(

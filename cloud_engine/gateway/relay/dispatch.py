@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from ....protocol.errors import ModelNotFoundError, OverloadedError, QuarantinedRequestError, UpdraftError
-from ....protocol.http.shell import ATTEMPT_HEADER, TENANT_HEADER
+from ....protocol.http.app import ATTEMPT_HEADER, TENANT_HEADER
 from ....protocol.telemetry.tracing import Span
 from ..balancing.affinity import Placement
 from ..balancing.node import Node
+from ..balancing.quarantine import Death
 from ..balancing.registry import NodeRegistry
-from ..balancing.suspects import Death
 from ..upstream.client import JSON, Headers, Response, Upstream, UpstreamRequest
 from ..upstream.connection import Patience, UnreadRequestError
 from ..upstream.failures import AnswerFailure, AnswerTooLargeError, UnreachableError, UpstreamFailure, UpstreamTimeout

@@ -21,11 +21,11 @@ from ....protocol.errors import (
     UpstreamError,
 )
 from ....protocol.http import sse
+from ....protocol.http.app import read_body, request_id, while_connected
 from ....protocol.http.body_memory import BODY_OWNER
-from ....protocol.http.shell import read_body, request_id, while_connected
 from ....protocol.telemetry.tracing import Span, Tracer, usage
 from ..access.keys import KeyStore
-from ..balancing.waiting import QueuePlace
+from ..balancing.request_queue import QueuePlace
 from ..ledger.metering import UsageRow
 from ..limits.accounting import Accounting
 from ..limits.limiter import limit_hit

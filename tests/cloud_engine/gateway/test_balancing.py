@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from updraft.bench.gateway.affinity import read_trace, replay
 from updraft.cloud_engine.gateway.balancing.affinity import Placement, PrefixIndex
-from updraft.cloud_engine.gateway.balancing.choice import Chooser
 from updraft.cloud_engine.gateway.balancing.node import Model, Node, NodeAddress
-from updraft.cloud_engine.gateway.balancing.suspects import Death, RetryBudget, Suspects
-from updraft.cloud_engine.gateway.balancing.waiting import PRIORITIES, Priority, QueuePlace, WaitingLine
+from updraft.cloud_engine.gateway.balancing.quarantine import Death, RetryBudget, Suspects
+from updraft.cloud_engine.gateway.balancing.request_queue import PRIORITIES, Priority, QueuePlace, WaitingLine
+from updraft.cloud_engine.gateway.balancing.selection import Chooser
 from updraft.protocol.errors import ConfigurationError, OverloadedError, QuarantinedRequestError
 
 TRACE = Path(__file__).parents[4] / "shared/data/traces/mooncake/conversation_trace.jsonl"

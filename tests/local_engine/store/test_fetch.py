@@ -16,8 +16,8 @@ from model_hub import Hub, ReceivedRequest, running, tiny_gguf
 from updraft.local_engine.store.find import find
 from updraft.local_engine.store.library import Library, Manifest
 from updraft.local_engine.store.pull import pull
+from updraft.model_files.download.progress import ProgressReport
 from updraft.model_files.download.web import RetryPolicy, _redirected
-from updraft.model_files.download.work import ProgressReport
 from updraft.protocol.errors import (
     ChecksumError,
     DownloadError,

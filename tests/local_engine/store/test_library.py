@@ -18,9 +18,9 @@ from model_hub import Hub, tiny_gguf
 from updraft.local_engine.store.find import find, is_offline
 from updraft.local_engine.store.library import Library, model_path
 from updraft.local_engine.store.pull import pull
-from updraft.model_files.download.part import Note, PartialFile
+from updraft.model_files.download.partial_file import Note, PartialFile
+from updraft.model_files.download.progress import ProgressReport
 from updraft.model_files.download.web import RetryPolicy
-from updraft.model_files.download.work import ProgressReport
 from updraft.protocol.errors import (
     ConfigurationError,
     DiskSpaceError,
@@ -256,7 +256,7 @@ from pathlib import Path
 from updraft.local_engine.store.find import find
 from updraft.local_engine.store.library import Library
 from updraft.local_engine.store.pull import pull
-from updraft.model_files.download.work import ProgressReport
+from updraft.model_files.download.progress import ProgressReport
 from updraft.protocol.errors import DiskSpaceError
 try:
     pull(Library(Path(sys.argv[1])), find(sys.argv[2]), report=ProgressReport(say=lambda line: print(line, flush=True)))

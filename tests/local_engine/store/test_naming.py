@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from updraft.local_engine.store.library import Library
-from updraft.model_files.download.choice import HubFile, choose, tag_of
+from updraft.model_files.download.file_selection import HubFile, choose, tag_of
 from updraft.model_files.download.naming import OnDisk, OnHub, OnWeb, is_name, name_for, parse, printable
 from updraft.protocol.errors import InvalidRequestError, ModelNotFoundError, UpdraftError
 

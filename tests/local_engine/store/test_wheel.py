@@ -16,11 +16,11 @@ from model_hub import tiny_gguf
 from package_index import Index, running, wheel
 from real_model import SMOLLM2, needs_smollm2
 from updraft.local_engine.store.find import find
-from updraft.local_engine.store.known import DEFAULT, KNOWN, KnownModel
+from updraft.local_engine.store.known_models import DEFAULT, KNOWN, KnownModel
 from updraft.local_engine.store.library import Library, Manifest
 from updraft.local_engine.store.pull import check_space, pull, pulled
 from updraft.model_files.download.naming import OnIndex
-from updraft.model_files.download.work import ProgressReport
+from updraft.model_files.download.progress import ProgressReport
 from updraft.protocol.errors import (
     ChecksumError,
     DiskSpaceError,

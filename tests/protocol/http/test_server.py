@@ -26,8 +26,8 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 from updraft.protocol.errors import PortInUseError, RequestCancelledError
 from updraft.protocol.http import connection
+from updraft.protocol.http.app import create_app, read_body, while_connected
 from updraft.protocol.http.server import bind_socket
-from updraft.protocol.http.shell import create_app, read_body, while_connected
 from waiting import wait_for
 from websockets.sync.client import connect
 

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from updraft.classifier.online.experience import Experience
 from updraft.classifier.policy.files import put_policy
-from updraft.cli.calibrate.kept_answers import KeptAnswers
+from updraft.cli.calibrate.saved_answers import KeptAnswers
 from updraft.cloud_engine.gateway.access.database import KeyDatabase
 from updraft.cloud_engine.gateway.ledger.opening import open_store
-from updraft.local_engine.machine.notes import Notes
+from updraft.local_engine.machine.json_store import Notes
 from updraft.local_engine.store.library import Library
-from updraft.model_files.download import part as part_file
+from updraft.model_files.download import partial_file
 from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.safety.private_files import private_file, write_private
 from updraft.router.accounting.ledger import Ledger
@@ -98,7 +98,7 @@ def test_a_folder_that_is_not_ours_keeps_its_rights(home: Path, tmp_path: Path) 
 def test_what_is_downloaded_is_closed_to_others(home: Path) -> None:
     library = Library()
     with library.lock("a"):
-        part = part_file.PartialFile(library.partial, "a", part_file.Note(None, "https://host/a", 3))
+        part = partial_file.PartialFile(library.partial, "a", partial_file.Note(None, "https://host/a", 3))
         assert open_paths(home) == []
         part.discard()
 

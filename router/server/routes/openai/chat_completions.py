@@ -14,8 +14,8 @@ from .....protocol.dialects.bodies import TranslatedBody
 from .....protocol.dialects.chat_chunks import ChatChunks
 from .....protocol.dialects.responses_request import check_metadata
 from .....protocol.http import sse
-from .....protocol.http.foreign import json_bytes, json_of
 from .....protocol.http.ids import new_id
+from .....protocol.http.lenient_json import json_bytes, json_of
 from .....protocol.http.wire import WireResponse
 from .....protocol.requests import ChatRequest
 from .....protocol.responses import ChatCompletion

@@ -10,7 +10,7 @@ from io import BufferedReader
 
 import msgspec
 
-from .....protocol.dialects.forms import FormPart, read_form
+from .....protocol.dialects.multipart import FormPart, read_form
 from .....protocol.errors import InvalidRequestError, RequestTooLargeError
 from .....protocol.http.wire import WireRequest, WireResponse
 from ....storage.file_store import MB, FileObject, FileWriter, Label

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from updraft.cloud_engine.engine.speculation.draft_length import AdaptiveDraftLength, DraftCandidate, DraftLengthPolicy
 from updraft.cloud_engine.engine.speculation.step_costs import StepCosts, StepReport
 from updraft.cloud_engine.engine.types.acceptance import Acceptance
-from updraft.cloud_engine.engine.types.recent import Recent
+from updraft.cloud_engine.engine.types.recent_median import Recent
 
 MOST = 8
 CATCH_UP_S = 1e-5  # per token

@@ -18,7 +18,7 @@ from updraft.cloud_engine.gateway.ledger.ledger import UsageLedger
 from updraft.cloud_engine.gateway.ledger.metering import UsageRow
 from updraft.cloud_engine.gateway.ledger.opening import open_reader, open_store
 from updraft.cloud_engine.gateway.limits.limiter import Limiter, LimitError, duration
-from updraft.cloud_engine.gateway.limits.policy import LimitPolicy, load_policy
+from updraft.cloud_engine.gateway.limits.limits_file import LimitPolicy, load_policy
 from updraft.cloud_engine.gateway.limits.request_size import RequestSize, size_of
 from updraft.cloud_engine.gateway.limits.shared_memory import SharedMemoryStore
 from updraft.cloud_engine.gateway.relay.call import _peek

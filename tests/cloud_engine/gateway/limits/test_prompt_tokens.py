@@ -20,7 +20,7 @@ from updraft.cloud_engine.gateway.limits.prompt_tokens import PromptTokens
 from updraft.cloud_engine.gateway.limits.request_size import RequestSize
 from updraft.cloud_engine.gateway.relay.answer import relay_passage, relay_stream
 from updraft.cloud_engine.gateway.relay.call import Call
-from updraft.cloud_engine.gateway.relay.dialects import Passage
+from updraft.cloud_engine.gateway.relay.passthrough import Passage
 from updraft.cloud_engine.gateway.relay.usage import StreamMeter, UsageOptions
 from updraft.protocol.errors import RequestCancelledError, RequestTimeoutError
 

@@ -13,8 +13,8 @@ from router_fakes import FakeCloud
 from updraft.accounting.token_estimate import answer_size, prompt_tokens
 from updraft.classifier.grading.grader import PairGrader
 from updraft.classifier.grading.questions import Prompt
-from updraft.cli.calibrate.asking import BothTiers, LiveRows, RefusedError, cloud_model
-from updraft.cli.calibrate.kept_answers import KeptAnswers
+from updraft.cli.calibrate.live_rows import BothTiers, LiveRows, RefusedError, cloud_model
+from updraft.cli.calibrate.saved_answers import KeptAnswers
 from updraft.cli.calibrate.spending import Spending
 from updraft.protocol.errors import ConfigurationError
 from updraft.router.accounting.budget import BudgetLimits

@@ -44,7 +44,7 @@ def answered(config: RouterConfig, engine: LocalEngine, questions: Sequence[Ques
     from ...classifier.grading.grader import PairGrader
     from ...classifier.grading.questions import Prompt
     from ...router.tiers.local import EngineLocalTier
-    from .kept_answers import KeptAnswers
+    from .saved_answers import KeptAnswers
     from .spending import Spending
 
     prompts = [Prompt(each.id, each.kind, each.prompt, each.grade) for each in questions]

@@ -9,7 +9,7 @@ import msgspec
 
 from ...protocol.decoding import UNREADABLE
 from .escapes import ReadingBudget, base85_texts, decoded, encoded_texts
-from .seams import value_seams
+from .split_values import value_seams
 from .text_views import strings
 
 _JSON = re.compile(r'\s*+["[{]')

@@ -19,7 +19,7 @@ from ...protocol.errors import BudgetExceededError, UpdraftError, UpstreamError
 from ...protocol.http.wire import WireRequest
 from ...protocol.sampling import SamplingParams
 from ...router.tiers.interfaces import CloudUsage
-from .kept_answers import AnsweredPair, KeptAnswers, prompt_key
+from .saved_answers import AnsweredPair, KeptAnswers, prompt_key
 
 if TYPE_CHECKING:
     from ...classifier.grading.grader import PairGrader

@@ -16,7 +16,7 @@ from ...classifier.features.blocks import Mode, view_of
 from ...classifier.features.feature_rows import featurise
 from ...classifier.features.gate_inputs import PromptView
 from ...classifier.graded_row import GradedRow
-from ...classifier.optional import load_onnxruntime
+from ...classifier.optional_imports import load_onnxruntime
 from ...classifier.policy.exported_gates import ExportedGates, Graphs
 from ...classifier.training.export import gate_to_onnx, topics_to_onnx
 from ...classifier.training.router_model import RouterModel
