@@ -19,7 +19,7 @@ from .shared.option_groups import Without
 
 def learn(
     pair: Annotated[options.Pair, Without("cloud_provider", "cloud_key_env", *options.CALIBRATED)],
-    confidence: options.Confidence = 0.9,
+    promise_level: options.PromiseLevel = 0.9,
     out: options.PolicyFolder = None,
     json_path: json_output.File = None,
 ) -> None:
@@ -62,7 +62,7 @@ def learn(
         output.echo(f"{len(rows) - len(sound)} of {len(rows)} judged answers are damaged and were skipped.", err=True)
     folder = out or policy_folder_of(models)
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    recipe = FitRecipe(models, [], GRADING, date, 1 - confidence, local_model=hashed_identity(config))
+    recipe = FitRecipe(models, [], GRADING, date, promise_level, local_model=hashed_identity(config))
     with suppress(ConfigurationError):  # an existing policy passes on what it was calibrated on
         recipe = replace(recipe, calibrated_on=Policy.load(policy_folder_of(models)).calibrated_on)
     policy = fit(sound, recipe, folder)

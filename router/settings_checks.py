@@ -17,7 +17,7 @@ from .factory import (
     check_startable,
     endpoint_of,
     has_model_file,
-    middle_endpoint,
+    middle_tier_endpoint,
     model_file,
     options_of,
 )
@@ -38,7 +38,10 @@ def check_settings(config: RouterConfig) -> None:
     _check_database("experience", config.experience, "observations")
     _check_database("files", config.files and config.files / DATABASE, "files")
     if config.cloud_url is not None and not config.offline:
-        for endpoint in (endpoint_of(config, config.cloud_url), *(middle_endpoint(config, m) for m in config.middle)):
+        for endpoint in (
+            endpoint_of(config, config.cloud_url),
+            *(middle_tier_endpoint(config, m) for m in config.middle_tiers),
+        ):
             check_endpoint(endpoint)
     if has_model_file(config):
         _check_options(config)

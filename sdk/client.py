@@ -94,7 +94,7 @@ class OpenAI(_Routed, openai.OpenAI):
     model, or a local server such as "ollama:qwen3". local_options: options of a model file in this process.
     quality, cloud_share, cost: the target, at most one of them: the share of the cloud's quality to keep, the largest
     share of requests to escalate, or the most US dollars to spend per 1,000 requests. They need a calibrated policy.
-    promise: "confidence" or "mean", the strength of the target's promise. confidence: instead of a target, a plain
+    promise: "level" or "mean", the strength of the target's promise. confidence: instead of a target, a plain
     threshold for the local model's confidence by confidence_signal: "probability", "entropy" or "margin". ledger: the
     file with one row per request; None: no ledger. All of these override `config`, which replaces the user's settings
     (`load_config` reads them without it). All other arguments are upstream's,

@@ -1,4 +1,4 @@
-"""Thresholds for a target, from calibration rows, guaranteed with a stated confidence or on average.
+"""Thresholds for a target, from calibration rows, guaranteed at a promise level or on average.
 
 Two quantities can be promised, each by the walk of `threshold_path.py`. The risk is the share of requests kept local
 although only the cloud was right; the other is the share of requests that escalate. Both are bounded by
@@ -21,7 +21,8 @@ from .bounds import max_losses, max_losses_on_average, mean_lower_bound, min_row
 from .rows import CalibrationRows
 from .threshold_path import Path, Thresholds, escalated
 
-DELTA = 0.1
+PROMISE_LEVEL = 0.9
+DELTA = 0.1  # 1 - PROMISE_LEVEL
 _ENDLESS = 10**12
 _MOST_ROWS = 10**9
 # Part of delta spent on the bound of the cloud's own score, for a quality target.
@@ -55,7 +56,7 @@ class OperatingPoint:
 def operating_point(
     rows: CalibrationRows, target: Target, delta: float = DELTA, path: Path | None = None
 ) -> OperatingPoint:
-    """Return the best thresholds shown to keep `target`, with confidence 1 - `delta` or on average. A cost target is
+    """Return the best thresholds shown to keep `target`, with probability 1 - `delta` or on average. A cost target is
     kept on rows like these, with a margin for their variance.
 
     Best means the lowest cloud share for a quality, and the highest for a limit on share or cost. If no threshold can

@@ -76,7 +76,8 @@ class PolicyCard:
     missing: list[BlockName]
     # Whether the token counts were estimated from characters.
     estimated_tokens: bool
-    delta: Annotated[float, msgspec.Meta(gt=0, lt=1)]
+    # Probability with which a target holds, over calibrations.
+    promise_level: Annotated[float, msgspec.Meta(gt=0, lt=1)]
     # SHA-256 of each file.
     files: dict[str, str]
     # Numbers of rows that the gates were fitted on, and of rows that thresholds come from.
@@ -87,6 +88,11 @@ class PolicyCard:
     calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
     # Identity of the local model's file; None if only the model's name is known.
     local_model: ModelIdentity | None = None
+
+    @property
+    def delta(self) -> float:
+        """Return the probability with which a target may be missed."""
+        return round(1 - self.promise_level, 12)
 
 
 prepare_types(PolicyCard)
@@ -135,7 +141,7 @@ class Policy(ExportedGates):
         return self.calibration.before
 
     def operating_point(self, target: Target) -> OperatingPoint:
-        """Return the thresholds for `target`, with the card's confidence or on average."""
+        """Return the thresholds for `target`, with the card's `promise_level` or on average."""
         return operating_point(self.calibration, target, self.card.delta, self._path)
 
     def thresholds_for(self, target: Target) -> Thresholds:
@@ -146,6 +152,8 @@ def valid_card(folder: FilePath) -> PolicyCard:
     """Return the card of a policy. Raises ConfigurationError if it is missing, damaged, or made by another version."""
     raw = read_card(folder)
     check_versions(folder, raw, VERSIONS, _REMEDY)
+    if isinstance(delta := raw.pop("delta", None), int | float):  # cards before `promise_level`
+        raw.setdefault("promise_level", 1 - delta)
     try:
         return msgspec.convert(raw, PolicyCard)
     except msgspec.ValidationError as error:

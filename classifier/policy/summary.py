@@ -32,8 +32,8 @@ def figures(policy: Policy, target: Target) -> dict[str, Any]:
         "cost_per_1000": None if target.prices is None else point.cost,
         **policy.card.metrics,
     }
-    if target.name != "cost" and target.promise == "confidence":
-        numbers["delta"] = point.delta
+    if target.name != "cost" and target.promise == "level":
+        numbers |= {"promise_level": policy.card.promise_level, "delta": point.delta}  # `delta`: for one release
     if point.alpha is not None:
         numbers |= {"alpha": point.alpha, "floor_cloud_share": floor_of_risk(policy.card.gain_rate, point.alpha)}
     return numbers
@@ -116,7 +116,7 @@ def _promise(target: Target, point: OperatingPoint) -> str:
     if target.promise == "mean":
         sure = "On average over repeated calibrations, on requests like these"
     else:
-        sure = f"With {1 - point.delta:.0%} confidence, on requests like these"
+        sure = f"At a promise level of {1 - point.delta:.0%}, on requests like these"
     if point.alpha is not None:
         return (
             f"{sure}: at most {point.alpha:.2%} stay local although only the cloud is right (observed "

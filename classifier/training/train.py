@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...model_files.identity import ModelIdentity
 from ..arrays import Floats
-from ..calibration.operating_point import DELTA
+from ..calibration.operating_point import PROMISE_LEVEL
 from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, pack_calibration
 from ..evaluation import cost_quality as curve
 from ..evaluation.metrics import auroc, ece
@@ -47,7 +47,8 @@ class FitRecipe:
     data: list[Source]
     grading: str
     date: str = ""
-    delta: float = DELTA
+    # Probability with which a target holds.
+    promise_level: float = PROMISE_LEVEL
     seed: int = 0
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
@@ -113,7 +114,7 @@ def write_policy(found: FittedGates, material: Material, recipe: FitRecipe, fold
         blocks={mode: rows.widths for mode, rows in features.items()},
         missing=[name for name in BLOCKS if not any(name in rows.blocks for rows in features.values())],
         estimated_tokens=material.tokens[2],
-        delta=recipe.delta,
+        promise_level=recipe.promise_level,
         files={name: sha256(data) for name, data in files.items()},
         metrics=_metrics(calibration) | recipe.metrics,
         calibrated_on=recipe.calibrated_on,

@@ -67,7 +67,7 @@ def calibrate(
     weak: Annotated[str | None, typer.Option(help="Column of --data with the local model's score. [weak]")] = None,
     strong: Annotated[str | None, typer.Option(help="Column of --data with the cloud model's score. [strong]")] = None,
     pair: Annotated[options.Pair, Without("cloud_provider", *options.CALIBRATED)],
-    confidence: options.Confidence = 0.9,
+    promise_level: options.PromiseLevel = 0.9,
     out: options.PolicyFolder = None,
     save: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Also save the graded prompts with their texts (.jsonl).")
@@ -124,7 +124,7 @@ def calibrate(
             from ...classifier.grading.graded_data import write_graded
 
             write_graded(save, run.rows)
-        _fit(run, config, 1 - confidence, out, plot, json_path)
+        _fit(run, config, promise_level, out, plot, json_path)
         run.done()
     except (UpdraftError, KeyboardInterrupt):
         run.stopped()
@@ -149,7 +149,12 @@ def _check_flags(
 
 
 def _fit(
-    run: CalibrationRun, config: RouterConfig, delta: float, out: Path | None, plot: Path | None, json_path: Path | None
+    run: CalibrationRun,
+    config: RouterConfig,
+    promise_level: float,
+    out: Path | None,
+    plot: Path | None,
+    json_path: Path | None,
 ) -> None:
     import datetime
 
@@ -164,7 +169,7 @@ def _fit(
         data=[run.source],
         grading=run.grading,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        delta=delta,
+        promise_level=promise_level,
         local_model=hashed_identity(config),
         metrics=run.metrics,
     )

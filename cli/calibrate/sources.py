@@ -46,7 +46,7 @@ class Judging:
         key = options.key_from(self.key_env, "--judge-key-env") if self.key_env else None
         return replace(
             config,
-            middle=(),
+            middle_tiers=(),
             cloud_model=self.model,
             cloud_url=config.cloud_url if own else self.url,
             cloud_api_key=key or (config.cloud_api_key if own else None),
@@ -313,7 +313,7 @@ def _for_promise(target: Target) -> int:
     """Return the number of prompts that a promised quality needs; 0 for other targets, which need no minimum."""
     from ...classifier.training.gates import prompts_to_promise
 
-    promises = target.name == "quality" and target.promise == "confidence" and target.value < 1
+    promises = target.name == "quality" and target.promise == "level" and target.value < 1
     return prompts_to_promise(target.value) if promises else 0
 
 

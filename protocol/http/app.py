@@ -1,4 +1,4 @@
-"""ASGI shell shared by daemon, gateway and node: OpenAI-shaped errors, body limits, prompt handling of disconnects.
+"""ASGI app shared by daemon, gateway and node: OpenAI-shaped errors, body limits, prompt handling of disconnects.
 
 The shell is plain ASGI: middleware that wraps request and response objects would hide client disconnects.
 """
@@ -67,7 +67,7 @@ def create_app(
     max_body_bytes: int = 8 * 2**20,
     max_upload_bytes: Mapping[str, int] | None = None,
     lifespan: Callable[[Any], Any] | None = None,
-) -> ShellApp:
+) -> HttpApp:
     """Create an app that reports every failure as an OpenAI error and sets `x-request-id` on every response.
 
     Routes may raise any UpdraftError. The shell handles unknown routes, wrong methods, bodies above `max_body_bytes`
@@ -75,12 +75,12 @@ def create_app(
     `max_upload_bytes`: limits by path for paths that accept larger bodies. `lifespan` is Starlette's.
     """
     access = access or Access()
-    app = ShellApp(title=title, lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    app = HttpApp(title=title, lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.state.traffic = Traffic()
     limits = BodyLimits(max_body_bytes, max_upload_bytes or {}, BodyMemory())
-    app.layers.append(Middleware(_Shell, access=access, limits=limits, traffic=app.state.traffic))
+    app.layers.append(Middleware(_OuterMiddleware, access=access, limits=limits, traffic=app.state.traffic))
     if access.allowed_origins:
         origins, every = [origin.lower() for origin in access.allowed_origins], ["*"]
         app.layers.append(
@@ -92,7 +92,7 @@ def create_app(
     return app
 
 
-class ShellApp(FastAPI):
+class HttpApp(FastAPI):
     """FastAPI app with a fast path: endpoints of `add_post` skip FastAPI's routing but keep the same `layers`."""
 
     def __init__(self, **fastapis: Any) -> None:
@@ -299,7 +299,7 @@ class _StreamedResponse(Response):
         self.raw_headers = [(name.lower().encode("latin-1"), str(v).encode("latin-1")) for name, v in headers.items()]
 
 
-class _Shell:
+class _OuterMiddleware:
     """Outermost ASGI layer: checks framing, access and draining, and converts exceptions to error responses."""
 
     def __init__(self, app: ASGIApp, access: Access, limits: BodyLimits, traffic: Traffic) -> None:

@@ -29,7 +29,7 @@ REST_S = 30.0  # timeout for the head of a request, and between two pieces of th
 STALL_S = 60.0  # timeout for a client that does not read the response
 
 
-class _Flow(FlowControl):
+class _FlowControl(FlowControl):
     """Flow control that also pauses reading while part of the last read is not parsed yet."""
 
     held = False
@@ -39,7 +39,7 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
-class _Head:
+class _HeadBuffer:
     """Transport that delays a response's head until the body or the next loop iteration, to send one packet."""
 
     def __init__(self, cycle: Any, loop: asyncio.AbstractEventLoop) -> None:
@@ -91,7 +91,7 @@ class Connection(HttpToolsProtocol):
         """Start serving the connection. `below`: the transport under TLS, if encrypted."""
         super().connection_made(transport)
         self._below = below or transport
-        self.flow = self._flow = _Flow(transport)
+        self.flow = self._flow = _FlowControl(transport)
         self.app_state = {**self.app_state, PEER: PeerUser(self.client, self.server)}
         if not self._limits.admit(self, self.client[0] if self.client else ""):
             self._refuse(OverloadedError("This server has reached its connection limit: try again later."), 503)
@@ -204,7 +204,7 @@ class Connection(HttpToolsProtocol):
         self._current = cycle
         cycle.scope[GONE] = self.loop.create_future()
         if cycle.scope["method"] != "HEAD":  # a HEAD response has no body to wait for
-            cycle.transport = _Head(cycle, self.loop)
+            cycle.transport = _HeadBuffer(cycle, self.loop)
         task = self.loop.create_task(cycle.run_asgi(app))
         self.tasks.add(task)
         task.add_done_callback(self._on_end)

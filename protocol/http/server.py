@@ -78,7 +78,7 @@ def serve(  # noqa: PLR0913
 
     limits = usual_limits()
     http: Any = partial(Connection, limits=limits) if tls is None else partial(Handshake, Certificate(tls), limits)
-    plain = _Plain(app)
+    plain = _StartupErrors(app)
     config = uvicorn.Config(
         plain,
         http=http,
@@ -148,7 +148,7 @@ def exit_with_parent(drain_s: float = DRAIN_S) -> None:
     threading.Thread(target=watch, name="updraft-parent-watch", daemon=True).start()
 
 
-class _Plain:
+class _StartupErrors:
     """ASGI wrapper that keeps an UpdraftError raised at startup in `failure`, instead of logging it."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -29,7 +29,7 @@ Route = Literal["local", "cloud", "escalated", "fallback", "cache"]
 
 
 @dataclass(frozen=True, slots=True)
-class Repeated:
+class CacheHit:
     """The origin of a cached answer: the tier that generated it, and the tokens used then."""
 
     tier: Literal["local", "cloud"]
@@ -116,14 +116,14 @@ class RequestRecord:
     # Whether the route depended on the current state, such as load or budgets, so that the answer must not be cached.
     time_dependent: bool = False
     # Origin of the answer, if it came from the cache.
-    repeated: Repeated | None = None
+    cache_hit: CacheHit | None = None
     # Trace span of the request.
     span: Span = field(default_factory=Span)
 
     @property
     def tier(self) -> Literal["local", "cloud"]:
-        if self.repeated is not None:
-            return self.repeated.tier
+        if self.cache_hit is not None:
+            return self.cache_hit.tier
         return "cloud" if self.route in ("cloud", "escalated") else "local"
 
     @property
@@ -176,8 +176,8 @@ class RequestRecord:
         """
         if self.route is None:
             return 0.0
-        if self.repeated is not None:
-            alone = CloudUsage(self.repeated.prompt_tokens, self.repeated.completion_tokens)
+        if self.cache_hit is not None:
+            alone = CloudUsage(self.cache_hit.prompt_tokens, self.cache_hit.completion_tokens)
         elif self.tier == "cloud":
             alone = self.cloud
         else:
@@ -211,7 +211,7 @@ class RequestRecord:
         """Report an answer that `tier` gave `age_s` seconds ago, with that `usage`."""
         counted = CloudUsage.of({"usage": usage}) or CloudUsage()
         self.route = "cache"
-        self.repeated = Repeated(tier, counted.prompt_tokens, counted.completion_tokens)
+        self.cache_hit = CacheHit(tier, counted.prompt_tokens, counted.completion_tokens)
         self.decide(GateDecision(0, escalate=False, reason=f"cached answer of the {tier} tier, {age_s:.0f} s old"))
 
     def usage(self) -> Usage:
@@ -250,15 +250,14 @@ class RequestRecord:
             self.cloud_s += time.monotonic() - began
 
     def info(self) -> UpdraftInfo:
-        p_gain = self.decision.p_gain
         return UpdraftInfo(
             request_id=self.request_id,
             tier=self.tier,
             route=self.route or "local",
             reason=self.reason,
             gate=self.decision.gate,
-            p_gain=p_gain,
-            confidence=None if p_gain is None else 1.0 - p_gain,
+            p_gain=self.decision.p_gain,
+            confidence=self.decision.confidence,
             threshold=self.decision.threshold,
             cost_usd=self.cost_usd,
             saved_usd=self.saved_usd,

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ...accounting.budget import TOP_UP, GrowingAnswer, Wanted
+from ...accounting.budget import TOP_UP, StreamTokenEstimate, TokenDemand
 from ...accounting.prices import Price
 from ...accounting.token_estimate import LIMITS, THINKING, answer_size, capped, prompt_tokens, text_bytes
 from ...protocol.errors import BudgetExceededError, RequestTimeoutError
@@ -36,7 +36,7 @@ def demand_of(record: RequestRecord, body: dict[str, Any], model: str, path: str
     read = prompt_tokens(msgspec.json.encode(body), bytes_per_token=1)  # an upper bound
     size = answer_size(body, path)
     is_known = size.limit is not None or price.max_output is not None
-    wanted = Wanted(size.least, size.most(price.max_output), is_known)
+    wanted = TokenDemand(size.least, size.most(price.max_output), is_known)
     usd = read * price.dearest_input / 1e6
     return Demand(Charge(cloud_tokens=read, usd=usd), price.output / 1e6, wanted)
 
@@ -99,7 +99,7 @@ class CloudAttempt:
         record.cloud_calls[-1] = broken  # while the next attempt's reservation is made
         try:
             if budget is not None and call.demand is not None and (held := record.reserved) is not None:
-                wanted = Wanted(held.tokens, held.tokens, is_known=True)
+                wanted = TokenDemand(held.tokens, held.tokens, is_known=True)
                 demand = after(record, replace(call.demand, wanted=wanted))
                 record.reserved = await budget.reserve(record.caller, demand, held)
         except BudgetExceededError:
@@ -196,7 +196,7 @@ class MeteredStream:
         self._state = state
         self._record = record
         self._call = record.cloud_calls[-1]
-        self._answer = GrowingAnswer(0 if record.reserved is None else record.reserved.tokens)
+        self._answer = StreamTokenEstimate(0 if record.reserved is None else record.reserved.tokens)
         self._indices: dict[int, None] = {}
         self._ended = False
 

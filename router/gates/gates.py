@@ -30,8 +30,10 @@ class GateDecision:
     reason: str
     # Calibrated probability that the cloud's answer is better, if computed.
     p_gain: float | None = None
-    # P(gain) above which the gate escalates.
+    # P(gain) above which the gate escalates, or confidence below which it escalates.
     threshold: float | None = None
+    # Confidence in the local answer, if the gate compares it with `threshold`.
+    confidence: float | None = None
     # Probability with which a judged answer is graded; None if exploration plays no part.
     propensity: float | None = None
     # Probability with which this request was sampled for exploration, to be answered by both tiers; 0 if not sampled.
@@ -233,14 +235,15 @@ class ConfidenceGates(_UncalibratedGates):
         return self._judge(3, "after generation", answer.signals, self._confidence)
 
     def _judge(self, gate: int, moment: str, signals: Sequence[Signals], least: float) -> GateDecision:
-        sure = confidence_of(signals, self._by)
-        escalate = not sure >= least  # NaN escalates
+        confidence = confidence_of(signals, self._by)
+        escalate = not confidence >= least  # NaN escalates
         sign = "below" if escalate else "at least"
         return GateDecision(
             gate,
             escalate,
-            f"uncalibrated: {_CONFIDENCES[self._by]} {sure:.2f} {sign} {least:.2f} {moment}",
+            f"uncalibrated: {_CONFIDENCES[self._by]} {confidence:.2f} {sign} {least:.2f} {moment}",
             threshold=least,
+            confidence=confidence,
         )
 
 

@@ -192,6 +192,7 @@ async def _judge_afterwards(cascade: Cascade, answer: LocalAnswer) -> None:
             f"{decision.reason}; the answer stands, since it was already streamed",
             decision.p_gain,
             decision.threshold,
+            decision.confidence,
         )
     cascade.record.decide(decision)
 

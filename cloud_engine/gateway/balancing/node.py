@@ -16,7 +16,7 @@ from ....accounting.prices import Price
 from ....protocol.errors import ConfigurationError
 from ....protocol.safety.redaction import SHORTEST_KEY, is_sendable, shown_url
 from ..upstream.client import UpstreamAddress
-from ..upstream.connection import Patience
+from ..upstream.connection import SilenceTimeouts
 
 _TELL_USAGE = frozenset({"updraft", "vllm", "sglang"})  # `owned_by` of servers that take `continuous_usage_stats`
 #: Good probes in a row half-open a node's breaker. An error counts only if another node answered the same request.
@@ -109,9 +109,9 @@ class Node:
         """Return whether the one trial request of a half-open breaker is in flight."""
         return self.breaker.needs_trial and self.in_flight > 0
 
-    def patience(self, usual: Patience) -> Patience:
+    def silence_timeouts(self, usual: SilenceTimeouts) -> SilenceTimeouts:
         """Return the timeouts for streams from this node; `usual` holds the gateway's defaults."""
-        return Patience(self._address.first_token_s or usual.first_s, self._address.idle_s or usual.idle_s)
+        return SilenceTimeouts(self._address.first_token_s or usual.first_s, self._address.idle_s or usual.idle_s)
 
     def serves(self, models: Sequence[Model]) -> None:
         self.models = tuple(model.id for model in models)

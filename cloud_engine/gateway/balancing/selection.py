@@ -13,7 +13,7 @@ _MIN_SHARE = 0.3  # least cached share of a prompt; shorter matches may be instr
 _SLACK_TOKENS = 16_384  # tokens above the scaled mean that affinity tolerates
 
 
-class Chooser:
+class NodeSelector:
     """Prefix and session affinity with a load limit; otherwise the less loaded of two random nodes."""
 
     def __init__(self, index: PrefixIndex | None = None, random: Random | None = None) -> None:

