@@ -51,7 +51,7 @@ class Price:
         return cost / 1e6
 
     @property
-    def dearest_input(self) -> float:
+    def highest_input(self) -> float:
         """Highest price of a prompt token, for estimates before caching is known: cached tokens may cost more."""
         return max(self.input, self.cached_input or 0.0)
 

@@ -40,7 +40,7 @@ def learn(
     config = pair.config()
     path = _kept(config.experience)
     check_fitting()
-    from ..classifier.online.experience import Experience, readable
+    from ..classifier.online.experience import ExperienceStore, readable
     from ..classifier.online.refit import GRADING
     from ..classifier.online.refit import learn as fit
     from ..classifier.policy.folders import policy_folder_of
@@ -51,7 +51,7 @@ def learn(
     from ..router.feedback.collector import pair_name
 
     models = {"local": local_name(config), "cloud": options.cloud_model_of(config)}
-    with closing(Experience(path)) as experience:
+    with closing(ExperienceStore(path)) as experience:
         rows = experience.rows(pair_name(models))
         known = experience.pairs()
     if not rows:
@@ -125,11 +125,11 @@ def _noted_in_ledger(path: Path | None, request_id: str, *, up: bool) -> bool:
 
 def _noted_as_experience(path: Path | None, request_id: str, *, up: bool) -> bool:
     """Record feedback in the experience file; returns False if the file has no complete local answer of this id."""
-    from ..classifier.online.experience import Experience
+    from ..classifier.online.experience import ExperienceStore
     from ..classifier.policy.folders import experience_file
 
     path = path or experience_file()
     if not has_file(path):
         return False
-    with closing(Experience(path)) as experience:
+    with closing(ExperienceStore(path)) as experience:
         return experience.feedback(request_id, up=up)

@@ -34,7 +34,7 @@ from .tiers.local_server.tier import LocalServerModel, ServerLocalTier, find_mod
 from .tiers.providers.registry import provider_of
 
 if TYPE_CHECKING:
-    from ..classifier.online.experience import Experience
+    from ..classifier.online.experience import ExperienceStore
     from ..local_engine.engine import LocalEngine
     from ..local_engine.machine.memory_fit import KvCacheType
     from ..local_engine.options import LocalOptions
@@ -325,13 +325,13 @@ def load_learner(config: RouterConfig, tiers: Tiers) -> ExperienceCollector | No
     return ExperienceCollector(experience, pair, explored=explored, keep_text=config.experience_text)
 
 
-def _open_experience(path: Path | None) -> Experience | None:
+def _open_experience(path: Path | None) -> ExperienceStore | None:
     if path is None:
         return None
-    from ..classifier.online.experience import Experience
+    from ..classifier.online.experience import ExperienceStore
 
     try:
-        return Experience(path)
+        return ExperienceStore(path)
     except ConfigurationError as error:
         log.warning("no experience is stored: %s", error.message)
         return None

@@ -28,7 +28,7 @@ from ...classifier.target import PROMISES
 from ...classifier.training.router_model import Labels, RouterModel, Topics, fit_router
 from ...protocol.errors import InvalidRequestError
 from . import coverage as guarantee
-from .robustness import in_use
+from .robustness import robustness
 
 FOLDS = 5
 # Faults in RouteLLM's MMLU rows: the strong model scores only 3 % on the first; the second has a fifth of all gain.
@@ -99,7 +99,7 @@ def measure(setting: Setting, say: Callable[[str], None]) -> Measured:
         **_routing(runs, scored),
         **_probability(runs, scored),
         **_promise(runs, scored),
-        **in_use(runs[0].routers[0], scored, setting.mode),
+        **robustness(runs[0].routers[0], scored, setting.mode),
     }
     oracle = curve.fine_curve(curve.oracle_scores(weak, strong), weak, strong)
     return Measured(metrics, curve.fine_curve(runs[0].ranked, weak, strong), oracle)

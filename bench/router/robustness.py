@@ -33,7 +33,7 @@ _SHARES = (0.2, 0.5, 0.8)
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def in_use(router: RouterModel, rows: Sequence[GradedRow], mode: Mode) -> dict[str, Any]:
+def robustness(router: RouterModel, rows: Sequence[GradedRow], mode: Mode) -> dict[str, Any]:
     """Return decision time, the exported router's error, and the share of decisions that noise leaves unchanged."""
     some = rows[:: max(1, len(rows) // _NOISY_ROWS)][:_NOISY_ROWS]
     gates = _exported(router, rows, mode)

@@ -110,7 +110,7 @@ def rows_to_promise(quality: float, cloud_score: float, delta: float = DELTA) ->
     return bisect_left(range(_MOST_ROWS), True, lo=1, key=promises)
 
 
-def floor_of_risk(mu: float, alpha: float) -> float:
+def least_cloud_share(mu: float, alpha: float) -> float:
     """Return the least share that any method must escalate if only the cloud is right on `mu` of the requests and at
     most `alpha` of all requests may be lost. An oracle, which escalates only gains, reaches it.
     """

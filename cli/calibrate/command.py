@@ -111,7 +111,7 @@ def calibrate(
     config = pair.config()
     if config.local is None:
         raise ConfigurationError("No local model is configured: name one with --local.", param="local")
-    judging = sources.Judging(judge, judge_url, judge_key_env, budget)
+    judging = sources.JudgeOptions(judge, judge_url, judge_key_env, budget)
     if data is not None:
         run = sources.from_file(data, weak, strong, config)
     elif live is not None and prompts is not None:

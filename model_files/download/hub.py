@@ -22,11 +22,11 @@ from ...protocol.errors import (
     ModelNotFoundError,
     UpdraftError,
 )
+from .download_spec import DownloadSpec
 from .file_selection import HubFile, choose
-from .naming import OnHub, name_for, printable
-from .offer import Offer
+from .naming import HubModel, name_for, printable
 from .progress import ProgressReport, retrying
-from .web import PassingError, RetryPolicy, check_url
+from .web import RetryPolicy, TemporaryError, check_url
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -53,10 +53,10 @@ class Repository:
     base: str
     token: str | None = field(repr=False)
 
-    def offer(self, file: HubFile, name: str) -> Offer:
-        """Return an offer to fetch `file` as `name`."""
+    def spec(self, file: HubFile, name: str) -> DownloadSpec:
+        """Return a spec to fetch `file` as `name`."""
         revision = quote(self.revision, safe="")
-        return Offer(
+        return DownloadSpec(
             name=name,
             source=f"hf:{self.name}:{printable(file.path)}",
             place=httpx.URL(f"{self.base}/{self.name}/resolve/{revision}/{quote(file.path)}"),
@@ -70,14 +70,14 @@ class Repository:
         )
 
 
-def hub_offer(wanted: OnHub, name: str | None, retry_policy: RetryPolicy, report: ProgressReport) -> Offer:
-    """Return an offer for the wanted file, pinned to the current revision. Raises the errors of `ask_hub`."""
+def hub_file(wanted: HubModel, name: str | None, retry_policy: RetryPolicy, report: ProgressReport) -> DownloadSpec:
+    """Return a spec for the wanted file, pinned to the current revision. Raises the errors of `ask_hub`."""
     repository = ask_hub(wanted, retry_policy, report)
     chosen = choose(f"hf:{wanted.repo}", repository.files, wanted.choice)
-    return repository.offer(chosen, name or name_for(chosen.path))
+    return repository.spec(chosen, name or name_for(chosen.path))
 
 
-def ask_hub(wanted: OnHub, retry_policy: RetryPolicy, report: ProgressReport) -> Repository:
+def ask_hub(wanted: HubModel, retry_policy: RetryPolicy, report: ProgressReport) -> Repository:
     """Query the current revision of a repository.
 
     Raises InvalidRequestError, ModelNotFoundError, DownloadError or MissingDependencyError.
@@ -96,8 +96,8 @@ def ask_hub(wanted: OnHub, retry_policy: RetryPolicy, report: ProgressReport) ->
     )
 
 
-def _ask(api: Any, wanted: OnHub, retry_policy: RetryPolicy) -> ModelInfo:
-    """Query the hub. Raises PassingError for failures that a retry may fix."""
+def _ask(api: Any, wanted: HubModel, retry_policy: RetryPolicy) -> ModelInfo:
+    """Query the hub. Raises TemporaryError for failures that a retry may fix."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -123,15 +123,15 @@ def _ask(api: Any, wanted: OnHub, retry_policy: RetryPolicy) -> ModelInfo:
     except HfHubHTTPError as error:
         raise _of_status(error) from error
     except (HTTPError, OSError) as error:
-        raise PassingError(f"The hub cannot be reached ({type(error).__name__})") from error
+        raise TemporaryError(f"The hub cannot be reached ({type(error).__name__})") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:  # not JSON, or of an unexpected structure
         raise DownloadError("The hub's response cannot be read: is HF_ENDPOINT a model hub?") from error
 
 
-def _of_status(error: Exception) -> UpdraftError | PassingError:
+def _of_status(error: Exception) -> UpdraftError | TemporaryError:
     status = int(getattr(getattr(error, "response", None), "status_code", 0))
     if status in (408, 425, 429) or status >= 500:
-        return PassingError(f"The hub answers {status}")
+        return TemporaryError(f"The hub answers {status}")
     if status in (401, 403):
         return DownloadError(f"The hub refuses ({status}): check HF_TOKEN.", code="access_denied")
     return DownloadError(f"The hub answers {status}.")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ...protocol.errors import DownloadError
-from .web import PassingError, RetryPolicy
+from .web import RetryPolicy, TemporaryError
 
 Result = TypeVar("Result")
 
@@ -31,13 +31,13 @@ def retrying(attempt: Callable[[], Result], retry_policy: RetryPolicy, report: P
     while True:
         try:
             return attempt()
-        except PassingError as error:
+        except TemporaryError as error:
             failures += 1
             give_up_or_wait(error, failures, retry_policy, report)
 
 
 def give_up_or_wait(
-    error: PassingError, failures: int, retry_policy: RetryPolicy, report: ProgressReport, after: str = ""
+    error: TemporaryError, failures: int, retry_policy: RetryPolicy, report: ProgressReport, after: str = ""
 ) -> None:
     """Sleep before the next try, or raise DownloadError, with `after` in the message, after too many failures."""
     if failures >= retry_policy.tries:

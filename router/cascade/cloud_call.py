@@ -37,7 +37,7 @@ def demand_of(record: RequestRecord, body: dict[str, Any], model: str, path: str
     size = answer_size(body, path)
     is_known = size.limit is not None or price.max_output is not None
     wanted = TokenDemand(size.least, size.most(price.max_output), is_known)
-    usd = read * price.dearest_input / 1e6
+    usd = read * price.highest_input / 1e6
     return Demand(Charge(cloud_tokens=read, usd=usd), price.output / 1e6, wanted)
 
 

@@ -22,7 +22,7 @@ from ..tiers.interfaces import LocalAnswer
 if TYPE_CHECKING:
     from ...classifier.calibration.drift import DriftMonitor
     from ...classifier.grading.agreement import ComparableAnswer
-    from ...classifier.online.experience import Experience, Observation
+    from ...classifier.online.experience import ExperienceStore, Observation
     from ...text.tool_stream import AnswerParser
 
 log = logging.getLogger("updraft.router")
@@ -88,8 +88,8 @@ class ExperienceCollector:
     is sampled for grading. `keep_text`: also store the prompt and the answer.
     """
 
-    def __init__(self, experience: Experience, pair: str, *, explored: float = 0.0, keep_text: bool = False) -> None:
-        self._experience = experience
+    def __init__(self, store: ExperienceStore, pair: str, *, explored: float = 0.0, keep_text: bool = False) -> None:
+        self._experience = store
         self._explored = explored
         self._pair = pair
         self._keep_text = keep_text

@@ -11,7 +11,7 @@ from ....protocol.errors import EngineError, EngineRestartedError, UpdraftError
 from ..engine import Engine
 from ..types.outputs import StepOutputs
 from ..types.request import GenerationRequest
-from .grammar_compilation import Preparations
+from .grammar_compilation import GrammarCompilations
 from .messages import Abort, Add, Close, Command, Failed, Prepared, Stepped
 from .transport import CoreTransport
 
@@ -27,8 +27,8 @@ _log = logging.getLogger("updraft.engine")
 class EngineLoop:
     """Runs `engine` with the commands of `transport` until a `Close` command.
 
-    A request keeps its place in the queue while its constraint is compiled (`Preparations`). If a step fails, all
-    requests in flight fail with an EngineRestartedError that names the cause, and the engine is reset.
+    A request keeps its place in the queue while its constraint is compiled (`GrammarCompilations`). If a step fails,
+    all requests in flight fail with an EngineRestartedError that names the cause, and the engine is reset.
     """
 
     def __init__(
@@ -41,7 +41,9 @@ class EngineLoop:
         self._failures = 0  # failed steps in a row
         self._unreported: list[StepOutputs] = []
         self._reported_at = 0.0
-        self._preparations = Preparations(engine.prepare, lambda request_id: transport.send_back(Prepared(request_id)))
+        self._preparations = GrammarCompilations(
+            engine.prepare, lambda request_id: transport.send_back(Prepared(request_id))
+        )
 
     def run(self) -> None:
         """Run until a `Close` command. Raises the last step's error if `FAILURES_TO_GIVE_UP` steps in a row failed."""

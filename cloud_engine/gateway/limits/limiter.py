@@ -221,7 +221,7 @@ def _claims(
             yield Claim(owner, name, "concurrent", limits.concurrent, 1)
         if price is None:  # no budget applies
             continue
-        cost = (prompt_tokens * price.dearest_input + answer.least * price.output) / 1e6
+        cost = (prompt_tokens * price.highest_input + answer.least * price.output) / 1e6
         for kind, period in _PERIODS:
             if (usd := limits.usd_per_day if period == "day" else limits.usd_per_month) is not None:
                 begins, ends = bounds(period, int(time.time() // DAY_S))

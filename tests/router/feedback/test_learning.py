@@ -20,7 +20,7 @@ from exposition import parse
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers
 from updraft.classifier.calibration.drift import DriftMonitor
 from updraft.classifier.grading.agreement import ComparableAnswer
-from updraft.classifier.online.experience import Experience, Observation
+from updraft.classifier.online.experience import ExperienceStore, Observation
 from updraft.classifier.policy.folders import policy_folder_of
 from updraft.embedded.pocket import policy_folder as pocket_policy_folder
 from updraft.protocol.http.wire import WireRequest
@@ -82,7 +82,7 @@ def routed(
 
 
 def kept(tmp_path: Path) -> list[Observation]:
-    experience = Experience(tmp_path / "experience.sqlite3")
+    experience = ExperienceStore(tmp_path / "experience.sqlite3")
     try:
         return experience.rows(PAIR)
     finally:
@@ -154,7 +154,7 @@ def test_a_whole_answer_of_another_form_has_no_grade_whatever_became_of_the_draf
     assert (row.pair_grades, row.accepted) == (None, 0.0)
 
 
-class SlowDisk(Experience):
+class SlowDisk(ExperienceStore):
     """Experience that is kept when `spins` is set, and not before."""
 
     def __init__(self, path: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_stop_waits_once_for_who_holds_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_s: float, counts: LearningCounts
 ) -> None:
     monkeypatch.setattr("updraft.router.feedback.collector.BUSY_S", 1.0 if counts.failed else 60.0)
-    learner = ExperienceCollector(Experience(tmp_path / "experience.sqlite3"), PAIR)
+    learner = ExperienceCollector(ExperienceStore(tmp_path / "experience.sqlite3"), PAIR)
 
     async def stop(other: sqlite3.Connection) -> tuple[float, int]:
         for _ in range(12):
@@ -227,10 +227,10 @@ def test_an_answer_that_cannot_be_kept_costs_no_other(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fails_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cloud: FakeCloud) -> None:
-    def full(_: Experience, *__: Observation, busy_s: float) -> None:
+    def full(_: ExperienceStore, *__: Observation, busy_s: float) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr(Experience, "add", full)
+    monkeypatch.setattr(ExperienceStore, "add", full)
     snapshots: list[LearningCounts] = []
     close = ExperienceCollector.close
 
@@ -504,7 +504,7 @@ def test_other_gates_go_on_with_the_drift_and_explore_for_a_learner_alone(tmp_pa
     assert same.monitor is before.monitor is not other.monitor
     assert same.begin() is not same
     assert other.begin() is other
-    learner = ExperienceCollector(Experience(tmp_path / "experience.sqlite3"), PAIR)
+    learner = ExperienceCollector(ExperienceStore(tmp_path / "experience.sqlite3"), PAIR)
     for gates in (same, other, other):
         request = replace(judged(), cloud=ComparableAnswer("5"), monitor=gates.monitor)
         request.record.route = "escalated"

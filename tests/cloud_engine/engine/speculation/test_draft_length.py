@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from updraft.cloud_engine.engine.speculation.draft_length import AdaptiveDraftLength, DraftCandidate, DraftLengthPolicy
 from updraft.cloud_engine.engine.speculation.step_costs import StepCosts, StepReport
 from updraft.cloud_engine.engine.types.acceptance import Acceptance
-from updraft.cloud_engine.engine.types.recent_median import Recent
+from updraft.cloud_engine.engine.types.recent_median import RecentMedian
 
 MOST = 8
 CATCH_UP_S = 1e-5  # per token
@@ -378,7 +378,7 @@ def test_acceptance_finds_the_share(share: float) -> None:
 
 
 def test_one_step_that_was_held_up_does_not_count() -> None:
-    recent = Recent()
+    recent = RecentMedian()
     for seconds in (0.9, 0.1, 0.1, 0.8, 0.1):
         recent.add(seconds)
         assert recent.median == 0.1 or not recent.is_reliable

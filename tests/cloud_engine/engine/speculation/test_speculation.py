@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from updraft.cloud_engine.engine.config import EngineConfig
-from updraft.cloud_engine.engine.kv.sizing import Sizes
+from updraft.cloud_engine.engine.kv.sizing import KVCacheSize
 from updraft.cloud_engine.engine.speculation import draft_model
 from updraft.cloud_engine.engine.speculation.draft_length import DraftLengthPolicy
 from updraft.cloud_engine.engine.speculation.draft_model import DraftModel
@@ -389,7 +389,7 @@ def test_a_draft_padded_differently_drafts(rows, plain, target, fresh_draft, mak
     prompts, expected = plain
     padded = resized(fresh_draft, rows)
     config = EngineConfig(num_blocks=192)
-    drafter = DraftModel(padded, target.config, Sizes.of([target], config), config)
+    drafter = DraftModel(padded, target.config, KVCacheSize.of([target], config), config)
     engine = make_engine(num_blocks=192, num_draft_tokens=2, draft_length="fixed", drafters=[drafter])
     sampled = {"temperature": 0.8, "seed": 3, "top_p": 0.9, "logit_bias": ((96, 2.0),), "max_tokens": LENGTH}
     assert [r.token_ids for r in run(engine, ask(prompts, max_tokens=LENGTH))] == [e.token_ids for e in expected]
@@ -405,7 +405,7 @@ def test_rows_behind_the_target_s_vocabulary_are_never_drafted(plain, target, fr
     padded = resized(fresh_draft, 120)
     padded.lm_head.weight[97:] = 9 * padded.lm_head.weight[:23].abs()
     config = EngineConfig(num_blocks=192)
-    drafter = DraftModel(padded, target.config, Sizes.of([target], config), config)
+    drafter = DraftModel(padded, target.config, KVCacheSize.of([target], config), config)
     engine = make_engine(num_blocks=192, num_draft_tokens=4, draft_length="fixed", drafters=[drafter])
     results = run(engine, ask(prompts[:8], max_tokens=LENGTH))
     assert [r.token_ids for r in results] == [e.token_ids for e in expected[:8]]
