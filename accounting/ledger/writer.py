@@ -30,7 +30,7 @@ DAY_S = 86_400
 _MAX_BATCH = 1000
 _SETTLED_S = 0.005  # seconds that rows without a waiter may wait, to share a commit with an intent
 _RETRY_S = 0.5
-_HANGS_S = 1.0  # seconds of grace for the last commit
+_LAST_COMMIT_S = 1.0  # seconds of grace for the last commit
 _POLL_S = 0.002
 _HOUSEKEEPING_S = 60.0
 _HOUSEKEEPING_AGAIN_S = 5.0  # seconds before maintenance is retried after a failure
@@ -115,13 +115,13 @@ class LedgerWriter:
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Write the remaining rows within `timeout_s` seconds. Rows left over are written by the next process."""
         self._end(timeout_s)
-        self._thread.join(timeout_s + _HANGS_S)
+        self._thread.join(timeout_s + _LAST_COMMIT_S)
         self._check_end()
 
     async def aclose(self, timeout_s: float = CLOSE_S) -> None:
         """Close as `close` does, but without blocking the event loop or starting a thread, which fails at exit."""
         self._end(timeout_s)
-        until = time.monotonic() + timeout_s + _HANGS_S
+        until = time.monotonic() + timeout_s + _LAST_COMMIT_S
         while self._thread.is_alive() and time.monotonic() < until:  # noqa: ASYNC110 - threads set no asyncio events
             await asyncio.sleep(_POLL_S)
         self._check_end()
@@ -139,7 +139,7 @@ class LedgerWriter:
         since = self._committing_since
         return since is not None and time.monotonic() > since + FLUSH_S
 
-    def _keep(self, row_id: str, values: Values) -> bool:
+    def _journal(self, row_id: str, values: Values) -> bool:
         """Store the row in the intent file. Return whether the file has a record of the request."""
         intents, before = self._store.intents, self._places.get(row_id)
         if self._closes_at is not None or intents is None:
@@ -159,9 +159,9 @@ class LedgerWriter:
         extra: ExtraWrite | None = None,
         committed: asyncio.Future[bool] | None = None,
     ) -> None:
-        self._enter(Entry(values, True, committed, self._places.pop(row_id, None), extra))
+        self._queue_entry(Entry(values, True, committed, self._places.pop(row_id, None), extra))
 
-    def _enter(self, entry: Entry) -> None:
+    def _queue_entry(self, entry: Entry) -> None:
         if self.waiting >= MAX_WAITING:
             self.lost += 1
             self._forget([entry])

@@ -17,7 +17,7 @@ from scipy.stats import betabinom
 from ...classifier.arrays import Bools, Floats
 from ...classifier.calibration.operating_point import DELTA, operating_point
 from ...classifier.calibration.rows import CalibrationRows
-from ...classifier.calibration.threshold_path import Path, Thresholds, escalated
+from ...classifier.calibration.threshold_path import ThresholdPath, Thresholds, escalated
 from ...classifier.target import Promise, Target
 
 Rule = Callable[[CalibrationRows], Thresholds]
@@ -38,7 +38,7 @@ def hindsight(alpha: float) -> Rule:
     """Return the rule of the boldest thresholds whose observed risk on the rows themselves is at most `alpha`."""
 
     def rule(rows: CalibrationRows) -> Thresholds:
-        path = Path.of(rows)
+        path = ThresholdPath.of(rows)
         return path.walk(path.sums(rows.gain) <= alpha * len(rows.gain) + 1e-9)
 
     return rule

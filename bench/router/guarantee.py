@@ -19,7 +19,7 @@ from scipy.sparse import csr_matrix
 from ...classifier.arrays import Floats
 from ...classifier.calibration.operating_point import DELTA
 from ...classifier.calibration.rows import CalibrationRows
-from ...classifier.calibration.threshold_path import Path, escalated
+from ...classifier.calibration.threshold_path import ThresholdPath, escalated
 from ...classifier.features.blocks import BlockName, Mode
 from ...classifier.features.feature_rows import FeatureRows
 from ...classifier.features.wording import COUNTS, MEASURE_NAMES
@@ -134,7 +134,7 @@ def simulate(
         results: dict[Setup, SimulatedRun] = {}
         for name, modes in arrangements.items():
             known, true = (_only(each, modes) for each in (gates.calibration, whole))
-            path = Path.of(true)
+            path = ThresholdPath.of(true)
             risks = path.sums(population.rates) / len(population.rates)
             for alpha in ALPHAS:
                 up, best = escalated(true, procedure.rule(alpha)(known)), escalated(true, path.walk(risks <= alpha))

@@ -53,7 +53,7 @@ def escalated(rows: GateProbabilities, thresholds: Thresholds) -> Bools:
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class ThresholdPath:
     """Path of m steps from escalating everything to escalating nothing."""
 
     # (m,) rising thresholds of gates 1, 2 and 3.
@@ -64,7 +64,7 @@ class Path:
     stays: NDArray[np.intp]
 
     @classmethod
-    def of(cls, rows: GateProbabilities) -> Path:
+    def of(cls, rows: GateProbabilities) -> ThresholdPath:
         """Build a path with a step for each P(gain) of the last gate; earlier gates escalate as much as allowed."""
         judged = rows.before if rows.after is None else rows.after
         after = np.concatenate(([ALWAYS], np.unique(judged), [NEVER]))

@@ -107,8 +107,8 @@ class Pair:
     promise: Annotated[
         Promise | None,
         typer.Option(
-            help="Kind of guarantee: the target holds with the probability that `updraft calibrate "
-            "--promise-level` set (level, the default), or on average over calibrations, which escalates less (mean)."
+            help="Kind of guarantee: the target holds with the policy's promise level (level, the default), or on "
+            "average over calibrations (mean), which escalates less."
         ),
     ] = None
     confidence: Annotated[

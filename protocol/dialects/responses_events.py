@@ -100,9 +100,9 @@ class ResponseEvents:
                 continue
             delta = object_of(choice.get("delta") or choice.get("message"))
             logprobs = objects_of(object_of(choice.get("logprobs")).get("content"))
-            self._say("reasoning_text", text_of(delta.get("reasoning_content") or delta.get("reasoning")))
-            self._say("output_text", text_of(delta.get("content")), logprobs)
-            self._say("refusal", text_of(delta.get("refusal")))
+            self._emit_text("reasoning_text", text_of(delta.get("reasoning_content") or delta.get("reasoning")))
+            self._emit_text("output_text", text_of(delta.get("content")), logprobs)
+            self._emit_text("refusal", text_of(delta.get("refusal")))
             for number, call in enumerate(objects_of(delta.get("tool_calls"))):
                 self._call(call["index"] if isinstance(call.get("index"), int) else number, call)
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
@@ -138,7 +138,7 @@ class ResponseEvents:
         if usage := object_of(chunk.get("usage")):
             self.response["usage"] = _usage(usage)
 
-    def _say(self, kind: _Kind, text: str, logprobs: Sequence[Item] = ()) -> None:
+    def _emit_text(self, kind: _Kind, text: str, logprobs: Sequence[Item] = ()) -> None:
         if not text and not logprobs:
             return
         opened = self._text

@@ -44,7 +44,7 @@ from .wire import WireRequest, WireResponse, error_body
 TENANT_HEADER = b"x-updraft-tenant"
 
 #: Scope key of a future, set by `Connection`, that completes if the client disconnects before the response is done.
-GONE = "updraft.gone"
+CLIENT_GONE = "updraft.gone"
 
 #: Header from the gateway to a node: id of the attempt, whose cost so far can be read at `/spent/{attempt}`.
 ATTEMPT_HEADER = b"x-updraft-attempt"
@@ -55,7 +55,12 @@ _HEAD_ONLY = "updraft.head_only"  # scope key of a HEAD request, which is routed
 _MAX_HEADERS = 256
 _SINGLE = (b"host", b"transfer-encoding")
 _VERSIONS = ("1.1", "1.0", "2", "3")
-_KEPT = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/chat/completions")  # the router has more routes here
+_ROUTER_ROUTES = (
+    "/v1/files",
+    "/v1/batches",
+    "/v1/responses",
+    "/v1/chat/completions",
+)  # with more routes in the router
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:")
 _log = logging.getLogger("updraft.http")
 
@@ -217,7 +222,7 @@ def while_connected(request: Request) -> Generator[None]:
     """
     task = asyncio.current_task()
     assert task is not None, "a request is answered in a task"
-    own: asyncio.Future[None] | None = request.scope.get(GONE)
+    own: asyncio.Future[None] | None = request.scope.get(CLIENT_GONE)
     left = own or asyncio.create_task(_left(request.receive))
     gone = over = False
 
@@ -242,7 +247,7 @@ def while_connected(request: Request) -> Generator[None]:
 
 
 async def _left(receive: Receive) -> None:
-    """Wait for the client to disconnect, on ASGI servers that do not set `GONE`."""
+    """Wait for the client to disconnect, on ASGI servers that do not set `CLIENT_GONE`."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -475,7 +480,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 def _as_updraft_error(request: Request, error: HTTPException) -> UpdraftError:
     path: str = request.scope["path"]
-    route, kept = f"{request.method} {path}", path.startswith(_KEPT)
+    route, kept = f"{request.method} {path}", path.startswith(_ROUTER_ROUTES)
     elsewhere = " Only `updraft serve` provides files, batches and stored responses." if kept else ""
     if error.status_code == 404:
         return NotFoundError(f"{route} is not a route of this server.{elsewhere}")

@@ -39,10 +39,10 @@ class ConnectionLimits:
                 return False
         self._addresses[connection] = address
         self._counts[address] += 1
-        self.rests(connection)
+        self.mark_idle(connection)
         return True
 
-    def works(self, connection: LimitedConnection) -> None:
+    def mark_busy(self, connection: LimitedConnection) -> None:
         """Mark a connection as busy with a request."""
         self._all_resting.pop(connection, None)
         if (address := self._addresses.get(connection)) is not None and address in self._resting:
@@ -50,14 +50,14 @@ class ConnectionLimits:
             if not self._resting[address]:
                 del self._resting[address]
 
-    def rests(self, connection: LimitedConnection) -> None:
+    def mark_idle(self, connection: LimitedConnection) -> None:
         """Mark a connection as idle: waiting for a request, or for the rest of a request."""
         if (address := self._addresses.get(connection)) is not None:
             self._all_resting[connection] = None
             self._resting.setdefault(address, {})[connection] = None
 
     def forget(self, connection: LimitedConnection) -> None:
-        self.works(connection)
+        self.mark_busy(connection)
         if (address := self._addresses.pop(connection, None)) is not None:
             self._counts[address] -= 1
             if not self._counts[address]:

@@ -36,7 +36,7 @@ DRAIN_S = 10.0
 WEBSOCKET_MESSAGE_BYTES = 8 * 2**20  # same limit as for request bodies
 _ACCEPTED = 32  # connections accepted per loop iteration: new ones count against the limits two iterations later
 _BACKLOG = 1024
-_LEAVE_S = 5.0  # time from the end of the drain to SIGKILL
+_SHUTDOWN_S = 5.0  # time from the end of the drain to SIGKILL
 _PARENT_POLL_S = 0.5
 
 
@@ -142,7 +142,7 @@ def exit_with_parent(drain_s: float = DRAIN_S) -> None:
         while os.getppid() == parent:
             time.sleep(_PARENT_POLL_S)
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(drain_s + _LEAVE_S)
+        time.sleep(drain_s + _SHUTDOWN_S)
         os.kill(os.getpid(), KILL)
 
     threading.Thread(target=watch, name="updraft-parent-watch", daemon=True).start()

@@ -80,7 +80,7 @@ class Charge:
         return Charge(*map(operator.sub, astuple(self), astuple(other)))
 
 
-NOTHING = Charge()
+NO_CHARGE = Charge()
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class Budget:
 
         `held`: the request's earlier reservation. The result combines both, on the day of the first.
         """
-        before = Reservation(_today(), NOTHING) if held is None else held
+        before = Reservation(_today(), NO_CHARGE) if held is None else held
 
         def take(connection: sqlite3.Connection) -> Reservation:
             claims, usages = self._checked(connection, before.day, caller, demand)
@@ -206,7 +206,7 @@ class Budget:
         self, connection: sqlite3.Connection, caller: Caller, reserved: Reservation | None, actual: Charge
     ) -> None:
         """Replace the reservation of a request by the actual charge, even if the limits have changed since."""
-        held = Reservation(_today(), NOTHING) if reserved is None else reserved
+        held = Reservation(_today(), NO_CHARGE) if reserved is None else reserved
         for row in held.rows | self._rows(caller, held.day):
             _add(connection, row, actual - held.charge if row in held.rows else actual)
 

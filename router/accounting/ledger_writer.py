@@ -41,7 +41,7 @@ class RequestWriter(LedgerWriter):
         `committed` is resolved by the commit, or by the first failed attempt.
         """
         values = REQUESTS.values_of(row)
-        self._keep(row.id, values)
+        self._journal(row.id, values)
         self._settle(row.id, values, extra, committed)
 
 

@@ -18,7 +18,7 @@ from ..gates.gates import GateDecision
 from ..request.caller import Caller
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import CloudUsage, LocalAnswer
-from .budget import NOTHING, Charge, Demand, Reservation
+from .budget import NO_CHARGE, Charge, Demand, Reservation
 from .ledger import LedgerRow
 from .prices import Prices
 
@@ -65,7 +65,7 @@ class CloudCall:
     def charge(self, prices: Prices) -> Charge:
         """Return the call's tokens and dollars: as reported by the cloud, or else by `demand`."""
         if self.is_broken or not (self.unbilled or self.counted.prompt_tokens):
-            return NOTHING if self.demand is None else self.demand.charge(self.unreported_tokens)
+            return NO_CHARGE if self.demand is None else self.demand.charge(self.unreported_tokens)
         tokens = self.counted.prompt_tokens + self.counted.completion_tokens
         return Charge(cloud_tokens=tokens, usd=self.usd(prices) or 0.0)  # dollar budgets need all prices
 
@@ -188,20 +188,20 @@ class RequestRecord:
     @property
     def charge(self) -> Charge:
         """The charge for the budgets."""
-        clouds = sum((each.charge(self.prices) for each in self.cloud_calls), NOTHING)
+        clouds = sum((each.charge(self.prices) for each in self.cloud_calls), NO_CHARGE)
         asks = int(clouds.cloud_tokens > 0)
         return Charge(1, asks, clouds.cloud_tokens, self._local_usd + clouds.usd)
 
     def judged(self, decision: GateDecision) -> None:
         """Record a verdict. Of consecutive gate-2 verdicts that let the answer continue, only the last is kept."""
-        self._keep(_brief(decision))
+        self._add_decision(_brief(decision))
 
     def decide(self, decision: GateDecision) -> None:
         """Record a verdict as the decision that the answer reports."""
         self.decision = _brief(decision)
-        self._keep(self.decision)
+        self._add_decision(self.decision)
 
-    def _keep(self, decision: GateDecision) -> None:
+    def _add_decision(self, decision: GateDecision) -> None:
         last = self.decisions[-1] if self.decisions else None
         if last is not None and last.gate == decision.gate == 2 and not last.escalate:
             self.decisions.pop()

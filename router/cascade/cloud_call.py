@@ -19,7 +19,7 @@ from ...protocol.errors import BudgetExceededError, RequestTimeoutError
 from ...protocol.http.forwarding import Forwarded
 from ...protocol.http.lenient_json import json_bytes
 from ...protocol.telemetry.tracing import Span
-from ..accounting.budget import NOTHING, Charge, Demand
+from ..accounting.budget import NO_CHARGE, Charge, Demand
 from ..accounting.request_record import CloudCall, RequestRecord
 from ..gates.gates import GateDecision
 from ..request.json_narrowing import table
@@ -43,7 +43,7 @@ def demand_of(record: RequestRecord, body: dict[str, Any], model: str, path: str
 
 def after(record: RequestRecord, demand: Demand) -> Demand:
     """Return `demand` plus the request's charges so far, minus its current reservation."""
-    held = NOTHING if record.reserved is None else record.reserved.charge
+    held = NO_CHARGE if record.reserved is None else record.reserved.charge
     return replace(demand, fixed=replace(record.charge + demand.fixed, cloud_requests=1) - held)
 
 
@@ -235,7 +235,7 @@ class MeteredStream:
         record, call, budget = self._record, self._call, self._state.budget
         if budget is None or call.demand is None or record.reserved is None:
             return True
-        step = Demand(NOTHING, call.demand.usd_per_token, TOP_UP)
+        step = Demand(NO_CHARGE, call.demand.usd_per_token, TOP_UP)
         try:
             record.reserved = await budget.reserve(record.caller, step, record.reserved)
         except BudgetExceededError:

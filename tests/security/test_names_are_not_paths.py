@@ -23,7 +23,7 @@ from updraft.cli.models.names import resolve
 from updraft.cloud_engine.deploy.config import read_config
 from updraft.cloud_engine.models.loading.hub import find_model
 from updraft.local_engine.store.find import find
-from updraft.local_engine.store.known_models import KNOWN
+from updraft.local_engine.store.known_models import KNOWN_MODELS
 from updraft.local_engine.store.library import Library, model_path
 from updraft.local_engine.store.pull import pull
 from updraft.model_files.download.naming import IndexModel, is_path
@@ -208,7 +208,7 @@ class TestPlantedNames:
             resolve(name)
 
     def test_pulls_go_by_the_name(self, here: Path) -> None:
-        for name, known in KNOWN.items():
+        for name, known in KNOWN_MODELS.items():
             assert find(name).sha256 == known.sha256
         with pytest.raises(UpdraftError, match=r"is ./name"):
             find("removed")

@@ -34,7 +34,7 @@ _REFUSED_SECONDS = 60.0  # how long a refusal is cached: the child may have died
 _MAX_WAITING = 64
 _QUEUE_TIMEOUT_S = 10.0  # enough time for several bad constraints
 _GRACE_SECONDS = 0.2
-_GONE = (TimeoutError, asyncio.IncompleteReadError, ConnectionError)
+_CHILD_GONE = (TimeoutError, asyncio.IncompleteReadError, ConnectionError)
 
 
 class _Reply(msgspec.Struct):
@@ -89,7 +89,7 @@ class GrammarCheck:
             assert child.stdin is not None and child.stdout is not None
             child.stdin.write(_frame(constraint))
             return msgspec.msgpack.decode(await asyncio.wait_for(_read(child.stdout), _WALL_SECONDS), type=_Reply)
-        except _GONE:
+        except _CHILD_GONE:
             await self.close()  # the child was killed by its limits, or is stuck
             why = f"compiling it takes more than {CPU_SECONDS:g} s or {MEMORY_BYTES // 2**20} MB: simplify it."
             refusal = too_complex(constraint, why)
@@ -109,7 +109,7 @@ class GrammarCheck:
         try:
             child.stdin.write(_frame(await asyncio.to_thread(self._vocabulary)))
             await asyncio.wait_for(_read(child.stdout), _WALL_SECONDS)  # ready message
-        except _GONE as error:
+        except _CHILD_GONE as error:
             code = await _end(child)
             why = f"Constraints cannot be checked: the checker process exited at startup (code {code})."
             raise EngineError(why) from error
@@ -152,16 +152,16 @@ def main() -> None:
     compiler = GrammarCompiler(lambda: vocabulary)
     compiler.compile(Constraint("regex", "a", "the first"))  # builds the trie before the limits apply
     limit_memory(MEMORY_BYTES)
-    _say(_Reply())  # ready
+    _reply(_Reply())  # ready
     while message := sandbox.receive():
         constraint = msgspec.msgpack.decode(message, type=Constraint)
         limit_time(CPU_SECONDS)
         reply = _try(compiler, constraint)
         limit_time(0)
-        _say(reply)
+        _reply(reply)
 
 
-def _say(reply: _Reply) -> None:
+def _reply(reply: _Reply) -> None:
     sandbox.send(msgspec.msgpack.encode(reply))
 
 

@@ -18,7 +18,7 @@ from ....protocol.safety.redaction import SHORTEST_KEY, is_sendable, shown_url
 from ..upstream.client import UpstreamAddress
 from ..upstream.connection import SilenceTimeouts
 
-_TELL_USAGE = frozenset({"updraft", "vllm", "sglang"})  # `owned_by` of servers that take `continuous_usage_stats`
+_REPORTING_USAGE = frozenset({"updraft", "vllm", "sglang"})  # `owned_by` of servers that take `continuous_usage_stats`
 #: Good probes in a row half-open a node's breaker. An error counts only if another node answered the same request.
 _BREAKER = BreakerRules(failures_to_open=5, recovery=2, max_recovery=64, by_probes=True)
 _log = logging.getLogger("updraft.gateway")
@@ -117,7 +117,7 @@ class Node:
         self.models = tuple(model.id for model in models)
         self.cards = tuple(models)
         self.has_listed = True
-        self.tells_usage = all(model.owned_by in _TELL_USAGE for model in models)
+        self.tells_usage = all(model.owned_by in _REPORTING_USAGE for model in models)
         self.tells_tokens = all(model.owned_by == "updraft" for model in models)
         if self.tells_tokens and models:  # Updraft's `created` is the node's start time: caches are no older
             self.cache = f"{self.url} {models[0].created}"

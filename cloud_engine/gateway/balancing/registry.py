@@ -25,7 +25,7 @@ from .request_queue import QueuePlace, RequestQueue
 from .selection import NodeSelector
 
 _FOLLOW_S = 0.5
-_FIRST_LOOK_S = 1.0  # time for the first probes before requests are served; doubled if no node has answered
+_FIRST_PROBE_S = 1.0  # time for the first probes before requests are served; doubled if no node has answered
 _log = logging.getLogger("updraft.gateway")
 
 
@@ -88,7 +88,7 @@ class NodeRegistry:
     async def start(self) -> None:
         """Start the watchers, and wait briefly for the first probe of each node. Slow nodes join later."""
         watches = [self._watch(node) for node in self.nodes]
-        looks = [self._first_look(watch) for watch, _ in watches]
+        looks = [self._wait_for_first_probes(watch) for watch, _ in watches]
         self._watchers = [task for _, task in watches]
         if self.directory is not None:
             looks.append(self._follow_once())  # load the nodes that registered with other workers
@@ -99,12 +99,12 @@ class NodeRegistry:
         watch = HealthWatch(node, self._upstream, self._queue.serve)
         return watch, asyncio.create_task(watch.run())
 
-    async def _first_look(self, watch: HealthWatch) -> None:
+    async def _wait_for_first_probes(self, watch: HealthWatch) -> None:
         """Wait for the first probe for a limited time, so that a hung node does not delay the gateway's start."""
         look = asyncio.create_task(watch.has_looked.wait())
-        await asyncio.wait([look], timeout=_FIRST_LOOK_S)
+        await asyncio.wait([look], timeout=_FIRST_PROBE_S)
         if not any(node.healthy for node in self.nodes):
-            await asyncio.wait([look], timeout=_FIRST_LOOK_S)
+            await asyncio.wait([look], timeout=_FIRST_PROBE_S)
         look.cancel()
 
     async def close(self) -> None:
@@ -133,16 +133,16 @@ class NodeRegistry:
                 self.nodes.remove(node)
                 _log.info("Node %s is no longer registered", url)
             fresh = addresses.keys() - {node.url for node in self.nodes}
-            await asyncio.gather(*(self._take_in(addresses[url]) for url in fresh))
+            await asyncio.gather(*(self._add_node(addresses[url]) for url in fresh))
             for url, (node, _) in self._registered.items():
                 node.concurrency = addresses[url].concurrency
         self._queue.serve()
 
-    async def _take_in(self, address: NodeAddress) -> None:
+    async def _add_node(self, address: NodeAddress) -> None:
         node = Node(address)
         watch, watching = self._watch(node)
         self._registered[node.url] = node, watching
-        await self._first_look(watch)
+        await self._wait_for_first_probes(watch)
         self.nodes.append(node)
         _log.info("Node %s has registered", node.url)
 

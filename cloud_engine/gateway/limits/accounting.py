@@ -14,7 +14,7 @@ from ....accounting.prices import Price, PriceTable, load_prices
 from ....protocol.errors import RequestCancelledError
 from ....protocol.settings import state_folder
 from ..access.principal import Principal
-from ..ledger.ledger import FailurePolicy, UsageLedger
+from ..ledger.ledger import LedgerFailureAction, UsageLedger
 from ..ledger.metering import UsageRow
 from ..ledger.opening import is_url, open_reader, open_store
 from .limiter import Limiter, LimitReservation
@@ -32,7 +32,7 @@ class AccountingOptions:
     # The usage database: a SQLite file, or a PostgreSQL URL.
     database: str = field(repr=False)
     # Whether to stop or continue serving while the ledger cannot be written.
-    on_failure: FailurePolicy = "stop"
+    on_failure: LedgerFailureAction = "stop"
     # Age in days at which rows are deleted. None: rows are kept forever.
     keep_days: float | None = None
     # Price file: a path or an https URL. None: no prices.

@@ -36,8 +36,8 @@ from .dispatch import Dispatch
 from .response_cache import ResponseCache
 from .usage import read_usage
 
-_ASK_S = 2.0
-_ASK_AWAITED_S = 0.2  # if the client still waits for its error response
+_USAGE_QUERY_S = 2.0
+_AWAITED_USAGE_QUERY_S = 0.2  # if the client still waits for its error response
 _log = logging.getLogger("updraft.gateway")
 
 
@@ -103,7 +103,7 @@ class Relay:
                 await self._answer_in_time(call, deadline)
         except (RequestCancelledError, RequestTimeoutError) as error:
             is_awaited = isinstance(error, RequestTimeoutError)
-            await self._ask_what_it_cost(call, _ASK_AWAITED_S if is_awaited else _ASK_S)
+            await self._query_usage(call, _AWAITED_USAGE_QUERY_S if is_awaited else _USAGE_QUERY_S)
             raise
 
     async def _answer_in_time(self, call: Call, deadline: float) -> None:
@@ -122,7 +122,7 @@ class Relay:
                 event = call.passthrough.error_event(failure)
             await call.emit(event, more=False)
 
-    async def _ask_what_it_cost(self, call: Call, most_s: float) -> None:
+    async def _query_usage(self, call: Call, most_s: float) -> None:
         """Ask the node for the tokens of an interrupted whole answer, if the node supports that."""
         if call.stream or not call.tried or not call.tried[-1].tells_usage:
             return

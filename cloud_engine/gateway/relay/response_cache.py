@@ -66,12 +66,12 @@ class ResponseCache:
             await ask(call)
             if call.row.status == 200 and call.copied is not None:
                 kept = CachedAnswer(call.answer_headers, bytes(call.copied))
-                self._keep(key, kept)
+                self._store(key, kept)
         finally:
             del self._asked[key]
             asked.set_result(kept)
 
-    def _keep(self, key: bytes, kept: CachedAnswer) -> None:
+    def _store(self, key: bytes, kept: CachedAnswer) -> None:
         if len(kept.body) > self._most // _LARGEST_SHARE:
             return
         self._kept[key] = kept

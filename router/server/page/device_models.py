@@ -22,7 +22,7 @@ from ...tiers.idle import UnloadingLocalTier
 from ..routes.route import RequestContext, Route
 
 EventEncoder = Callable[[dict[str, Any]], bytes]
-_TELL_S = 0.25  # between progress events of a pull
+_PROGRESS_S = 0.25  # between progress events of a pull
 
 
 class DeviceModel(msgspec.Struct):
@@ -221,7 +221,7 @@ async def _pulling(wanted: str, pulling: asyncio.Semaphore, encode: EventEncoder
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # retrieve the error of a stopped pull
     try:
         while not task.done():
-            await asyncio.wait([task], timeout=_TELL_S)
+            await asyncio.wait([task], timeout=_PROGRESS_S)
             yield encode(progress.event())
         try:
             yield encode({"name": task.result()})

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from updraft.cloud_engine.deploy.autoscaling import LoadPolicy
+from updraft.cloud_engine.deploy.autoscaling import LoadAutoscaler
 from updraft.cloud_engine.deploy.config import (
     Autoscaling,
     CloudConfig,
@@ -229,7 +229,7 @@ def test_ray_reserves_devices_of_one_machine_and_labels() -> None:
 )
 def test_nodes_follow_requests_and_kv_use(metrics: dict[str, dict[str, float]], wanted: float) -> None:
     context = SimpleNamespace(aggregated_metrics=metrics, target_num_replicas=2)
-    assert LoadPolicy(8.0, 0.8)(context) == (pytest.approx(wanted), {})
+    assert LoadAutoscaler(8.0, 0.8)(context) == (pytest.approx(wanted), {})
 
 
 @pytest.mark.filterwarnings(

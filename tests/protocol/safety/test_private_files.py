@@ -13,7 +13,7 @@ from updraft.classifier.policy.files import put_policy
 from updraft.cli.calibrate.saved_answers import SavedAnswers
 from updraft.cloud_engine.gateway.access.database import KeyDatabase
 from updraft.cloud_engine.gateway.ledger.opening import open_store
-from updraft.local_engine.machine.json_store import Notes
+from updraft.local_engine.machine.json_store import JsonStore
 from updraft.local_engine.store.library import Library
 from updraft.model_files.download import partial_file
 from updraft.protocol.errors import ConfigurationError
@@ -51,7 +51,7 @@ def keep_everything(home: Path) -> None:
         assert ledger.rows() == []
         assert (home / "ledger.sqlite3-shm").exists()
         meter = open_store(home / "gateway.sqlite3")
-        Notes("tried-models").write("key", ResumeRecord("well"))
+        JsonStore("tried-models").write("key", ResumeRecord("well"))
         put_policy(home / "policies" / "a--b", {"gate1-0123456789abcdef.onnx": b"graph"}, b"{}")
         with Library().lock("a"):
             assert open_paths(home) == []
