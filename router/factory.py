@@ -119,7 +119,7 @@ def open_middle_tiers(config: RouterConfig) -> tuple[CloudCandidate, ...]:
     return tuple(
         CloudCandidate(
             each.model,
-            HttpCloudTier(middle_tier_endpoint(config, each)),
+            HttpCloudTier(tier_endpoint(config, each)),
             each.skip_above,
             shares_key=urlsplit(each.url)[:2] == urlsplit(config.cloud_url or "")[:2],
         )
@@ -141,7 +141,7 @@ def endpoint_of(config: RouterConfig, url: str) -> CloudEndpoint:
     )
 
 
-def middle_tier_endpoint(config: RouterConfig, tier: CloudTierConfig) -> CloudEndpoint:
+def tier_endpoint(config: RouterConfig, tier: CloudTierConfig) -> CloudEndpoint:
     """Return the endpoint of a cloud between the device and the best cloud."""
     return replace(
         endpoint_of(config, config.cloud_url or tier.url),

@@ -36,21 +36,8 @@ _PAIRS = ("cloud_headers", "cloud_query")
 _RENAMED = {"middle": "middle_tiers"}
 _OPTIONAL = frozenset(
     {
-        "local",
-        "local_model",
-        "chat_template",
-        "cloud_url",
-        "cloud_api_key",
-        "cloud_api_key_file",
-        "hold_tokens",
-        "local_idle_s",
-        "race_above",
-        "ledger",
-        "ledger_days",
-        "experience",
-        "store",
-        "files",
-        *TARGETS,
+        *("local", "local_model", "chat_template", "cloud_url", "cloud_api_key", "cloud_api_key_file", "hold_tokens"),
+        *("local_idle_s", "race_above", "ledger", "ledger_days", "experience", "store", "files", *TARGETS),
     }
 )
 _SWITCHES: dict[Any, bool] = {True: True, "true": True, False: False, "false": False}

@@ -28,7 +28,7 @@ from ..protocol.requests import Message
 from ..protocol.safety.bounded_cache import BoundedCache
 from ..protocol.structured import RenderOptions
 from .templates import tool_messages as tool_turns
-from .templates.conversation import END_MARK, Conversation, Probe, TemplateAdaptation, first_missing
+from .templates.conversation import END_MARK, Conversation, Probe, TemplateFit, first_missing
 from .templates.renderer import Renderer, RenderLimits, encoded
 from .templates.sources import TemplateSources
 from .templates.tool_messages import Change
@@ -71,9 +71,7 @@ class ChatTemplate:
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._special = special_pattern({bos_token, eos_token, *special_tokens})
         self._renderers = [Renderer(each, RenderLimits()) for each in dict.fromkeys([self.source, self.tool_source])]
-        self._fits: BoundedCache[bytes, TemplateAdaptation] = BoundedCache(
-            _MAX_SHAPES
-        )  # by hash of the conversation's shape
+        self._fits: BoundedCache[bytes, TemplateFit] = BoundedCache(_MAX_SHAPES)  # by hash of the conversation's shape
 
     def compile(self) -> None:
         """Start the child process now and compile the template. Raises ModelLoadError if the template is invalid."""
@@ -108,7 +106,7 @@ class ChatTemplate:
         return segments
 
     def _origins(
-        self, conversation: Conversation, fit: TemplateAdaptation, stand_in: _CharacterMap, truth: str, opaque: str
+        self, conversation: Conversation, fit: TemplateFit, stand_in: _CharacterMap, truth: str, opaque: str
     ) -> list[Segment]:
         if stand_in.undo(opaque) == truth:
             return _cut(opaque, stand_in)
@@ -123,13 +121,13 @@ class ChatTemplate:
                 return [Segment(truth, True)]
         return _cut(opaque, stand_in)
 
-    def _fit(self, requested: Conversation) -> TemplateAdaptation:
+    def _fit(self, requested: Conversation) -> TemplateFit:
         """Return the first form in which the template keeps every text, cached by the conversation's shape."""
         probe = Probe.of(requested)
         shape = hashlib.sha256(encoded(probe.conversation.context(_unchanged))).digest()
         return self._fits.find(shape, lambda _: self._tried(probe))
 
-    def _tried(self, probe: Probe) -> TemplateAdaptation:
+    def _tried(self, probe: Probe) -> TemplateFit:
         """Return the first form that works. If all fail, raises the error of the first."""
         several = len(self._renderers) > 1
         fits = list(probe.conversation.fits(tool_template=several, has_developer="developer" in self.source))
@@ -147,7 +145,7 @@ class ChatTemplate:
         assert error is not None
         raise error
 
-    def _rendered(self, conversation: Conversation, fit: TemplateAdaptation, changes: Sequence[Change]) -> list[str]:
+    def _rendered(self, conversation: Conversation, fit: TemplateFit, changes: Sequence[Change]) -> list[str]:
         contexts = [conversation.context(change) | self._tokens for change in changes]
         texts = self._renderers[fit.tool_template].render(contexts)
         return [_up_to_mark(text) if conversation.is_open else text for text in texts]

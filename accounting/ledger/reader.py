@@ -24,7 +24,7 @@ class LedgerReader:
     # SQL expression for the day (UTC) of a row, as text.
     day_sql: str = "date(started_at, 'unixepoch')"
     # Column that orders rows with equal times.
-    tie_breaker: str = "rowid"
+    rowid: str = "rowid"
 
     def totals(self, by: Sequence[str] = (), since: float = 0.0) -> list[dict[str, Any]]:
         """Return sums over rows since `since`, for each combination of `by`, names of the table's groups or `day`."""
@@ -47,11 +47,7 @@ class LedgerReader:
         `newest`: return only the latest rows, at most this many, newest first.
         """
         where = "".join(f" AND {name} = ?" for name, _ in equal)
-        order = (
-            f"started_at, {self.tie_breaker}"
-            if newest is None
-            else f"started_at DESC, {self.tie_breaker} DESC LIMIT {newest}"
-        )
+        order = f"started_at, {self.rowid}" if newest is None else f"started_at DESC, {self.rowid} DESC LIMIT {newest}"
         columns = ", ".join(self.table.columns)
         query = f"SELECT {columns} FROM {self.table.name} WHERE started_at >= ?{where} ORDER BY {order}"
         return self._select(query, [since, *(value for _, value in equal)])

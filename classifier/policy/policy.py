@@ -10,7 +10,7 @@ text, so that thresholds can be computed for any target on demand. File names co
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import ThresholdPath as Path
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec

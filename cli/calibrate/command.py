@@ -149,12 +149,7 @@ def _check_flags(
 
 
 def _fit(
-    run: CalibrationRun,
-    config: RouterConfig,
-    promise_level: float,
-    out: Path | None,
-    plot: Path | None,
-    json_path: Path | None,
+    run: CalibrationRun, config: RouterConfig, level: float, out: Path | None, plot: Path | None, json_path: Path | None
 ) -> None:
     import datetime
 
@@ -169,7 +164,7 @@ def _fit(
         data=[run.source],
         grading=run.grading,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        promise_level=promise_level,
+        promise_level=level,
         local_model=hashed_identity(config),
         metrics=run.metrics,
     )

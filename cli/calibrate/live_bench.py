@@ -50,7 +50,7 @@ def answered(config: RouterConfig, engine: LocalEngine, questions: Sequence[Ques
     prompts = [Prompt(each.id, each.kind, each.prompt, each.grade) for each in questions]
     spending = Spending(config.prices, None, [config.cloud_model])
     with closing(SavedAnswers(answers)) as kept:
-        asking = sources.LiveCalibration(config, sources.JudgeOptions(), PairGrader(), spending)
+        asking = sources.LiveSetup(config, sources.JudgeOptions(), PairGrader(), spending)
         live = asyncio.run(sources.ask_both(asking, EngineLocalTier(engine), kept, prompts, lambda: None))
     if len(live.rows) < len(prompts):
         raise UpstreamError(f"{len(prompts) - len(live.rows)} questions got no answer: {live.failures[:1]}")

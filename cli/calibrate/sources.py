@@ -55,7 +55,7 @@ class JudgeOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveCalibration:
+class LiveSetup:
     """Settings, judge, grader and budget of a calibration."""
 
     config: RouterConfig
@@ -116,7 +116,7 @@ def from_log(config: RouterConfig, log: Path, judging: JudgeOptions) -> Calibrat
         "texts. Set shadow = true or exploration, and experience_text = true, and use the router first.",
     )
     spending = Spending(config.prices, judging.budget, [judging.model] if judging.model else [])
-    asking = LiveCalibration(config, judging, PairGrader(embed=_embedder()), spending)
+    asking = LiveSetup(config, judging, PairGrader(embed=_embedder()), spending)
     prompts = [_conversation(row) for row in rows]
     scores = asyncio.run(_replayed(asking, list(zip(rows, prompts, strict=True))))
     graded = [
@@ -146,9 +146,7 @@ def _conversation(row: Observation) -> Prompt:
     return Prompt(row.id, "log", view.text, wire=wire if len(wire) > 1 else ())
 
 
-async def _replayed(
-    asking: LiveCalibration, asked: list[tuple[Observation, Prompt]]
-) -> list[tuple[float, float] | None]:
+async def _replayed(asking: LiveSetup, asked: list[tuple[Observation, Prompt]]) -> list[tuple[float, float] | None]:
     """Return the scores of each request: the recorded scores if there is nothing to judge, None without a verdict."""
     from ...classifier.grading.agreement import ComparableAnswer
     from ...classifier.grading.judge import JudgementError
@@ -205,7 +203,7 @@ def from_life(config: RouterConfig, file: Path, n: int, judging: JudgeOptions) -
             before = sum(prompt_key(prompt.body) in kept.pairs for prompt in prompts)
             if before:
                 watch.say(f"{before} of {len(prompts)} prompts were answered before and are not asked again.")
-            asking = LiveCalibration(running, judging, PairGrader(embed=_embedder()), spending)
+            asking = LiveSetup(running, judging, PairGrader(embed=_embedder()), spending)
             with watch.stage("both tiers", len(prompts)) as advance:
                 rows = asyncio.run(_asked(asking, kept, prompts, lambda: advance("")))
             _check_rows(rows, len(prompts))
@@ -226,9 +224,7 @@ def from_life(config: RouterConfig, file: Path, n: int, judging: JudgeOptions) -
     )
 
 
-async def _asked(
-    asking: LiveCalibration, kept: SavedAnswers, prompts: list[Prompt], on_done: Callable[[], None]
-) -> LiveRows:
+async def _asked(asking: LiveSetup, kept: SavedAnswers, prompts: list[Prompt], on_done: Callable[[], None]) -> LiveRows:
     from ...router.factory import open_local_tier
 
     local = await open_local_tier(asking.config)
@@ -239,7 +235,7 @@ async def _asked(
 
 
 async def ask_both(
-    asking: LiveCalibration, local: LocalTier, kept: SavedAnswers, prompts: list[Prompt], on_done: Callable[[], None]
+    asking: LiveSetup, local: LocalTier, kept: SavedAnswers, prompts: list[Prompt], on_done: Callable[[], None]
 ) -> LiveRows:
     from .live_rows import TierPair, cloud_model
 
@@ -249,7 +245,7 @@ async def ask_both(
         return await TierPair(local, cloud, asking.grader, kept).rows(prompts, on_done)
 
 
-async def _with_judge(stack: AsyncExitStack, asking: LiveCalibration) -> None:
+async def _with_judge(stack: AsyncExitStack, asking: LiveSetup) -> None:
     """Set the grader's judge if the user named a judge model; the stack closes the judge."""
     if asking.judging.model is None:
         return
@@ -340,7 +336,7 @@ def _lost(live: LiveRows, count: int) -> list[str]:
     return lines
 
 
-def _notes(asking: LiveCalibration, *, asked_cloud: bool = False) -> tuple[str, ...]:
+def _notes(asking: LiveSetup, *, asked_cloud: bool = False) -> tuple[str, ...]:
     """Return lines on the judge's verdicts and on the cost. `asked_cloud`: report the cost even without a judge."""
     judge, spending, lines = asking.grader.judge, asking.spending, list[str]()
     if judge is not None:
@@ -358,7 +354,7 @@ def _notes(asking: LiveCalibration, *, asked_cloud: bool = False) -> tuple[str, 
     return tuple(lines)
 
 
-def _metrics(asking: LiveCalibration) -> dict[str, float]:
+def _metrics(asking: LiveSetup) -> dict[str, float]:
     grader, spending = asking.grader, asking.spending
     metrics: dict[str, float] = {f"grading.{name}": count for name, count in grader.graded.items()}
     if grader.judge is not None:

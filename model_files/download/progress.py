@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ...protocol.errors import DownloadError
-from .web import DownloadRetries, TemporaryError
+from .web import RetryLimits, TemporaryError
 
 Result = TypeVar("Result")
 
@@ -25,7 +25,7 @@ class ProgressReport:
     say: Callable[[str], None] = _nothing
 
 
-def retrying(attempt: Callable[[], Result], retries: DownloadRetries, report: ProgressReport) -> Result:
+def retrying(attempt: Callable[[], Result], retries: RetryLimits, report: ProgressReport) -> Result:
     """Call `attempt` until it succeeds. Raises DownloadError after `retries.tries` temporary failures."""
     failures = 0
     while True:
@@ -37,7 +37,7 @@ def retrying(attempt: Callable[[], Result], retries: DownloadRetries, report: Pr
 
 
 def give_up_or_wait(
-    error: TemporaryError, failures: int, retries: DownloadRetries, report: ProgressReport, after: str = ""
+    error: TemporaryError, failures: int, retries: RetryLimits, report: ProgressReport, after: str = ""
 ) -> None:
     """Sleep before the next try, or raise DownloadError, with `after` in the message, after too many failures."""
     if failures >= retries.tries:

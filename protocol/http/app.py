@@ -55,12 +55,7 @@ _HEAD_ONLY = "updraft.head_only"  # scope key of a HEAD request, which is routed
 _MAX_HEADERS = 256
 _SINGLE = (b"host", b"transfer-encoding")
 _VERSIONS = ("1.1", "1.0", "2", "3")
-_ROUTER_ROUTES = (
-    "/v1/files",
-    "/v1/batches",
-    "/v1/responses",
-    "/v1/chat/completions",
-)  # with more routes in the router
+_ROUTER_ROUTES = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/chat/completions")  # the router has more routes
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:")
 _log = logging.getLogger("updraft.http")
 

@@ -8,13 +8,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from ...accounting.ledger.store import (
-    ExtraWrite,
-    LedgerWriteError,
-    RowRefusedError,
-    SqliteStore,
-    collect,
-)
+from ...accounting.ledger.store import ExtraWrite, LedgerWriteError, RowRefusedError, SqliteStore, collect
 from ...accounting.ledger.writer import LedgerWriter
 from ...protocol.errors import ConfigurationError
 from .ledger import REQUESTS, LedgerRow

@@ -26,7 +26,7 @@ from updraft.local_engine.store.find import find
 from updraft.local_engine.store.known_models import KNOWN_MODELS
 from updraft.local_engine.store.library import Library, model_path
 from updraft.local_engine.store.pull import pull
-from updraft.model_files.download.naming import IndexModel, is_path
+from updraft.model_files.download.naming import IndexRef, is_path
 from updraft.model_files.download.progress import ProgressReport
 from updraft.model_files.download.wheel import open_in_wheel
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError, ModelLoadError, UpdraftError
@@ -102,7 +102,7 @@ class TestPackages:
         marker = plant(here)
         with (
             pytest.raises(UpdraftError),
-            open_in_wheel(IndexModel(name), here.parent / "wheel", ProgressReport()),
+            open_in_wheel(IndexRef(name), here.parent / "wheel", ProgressReport()),
         ):
             pass
         assert not marker.exists()

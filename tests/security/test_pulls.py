@@ -13,10 +13,10 @@ from updraft.cloud_engine.models.loading.hub import find_model
 from updraft.local_engine.store.find import find
 from updraft.local_engine.store.library import Library
 from updraft.local_engine.store.pull import pull
-from updraft.model_files.download.web import DownloadRetries
+from updraft.model_files.download.web import RetryLimits
 from updraft.protocol.errors import UpdraftError
 
-HURRY = DownloadRetries(connect_s=2, read_s=2, tries=2, backoff_s=0.01, window_s=10, worthwhile=10_000)
+HURRY = RetryLimits(connect_s=2, read_s=2, tries=2, backoff_s=0.01, window_s=10, worthwhile=10_000)
 MODEL = tiny_gguf()
 NAMES = ("../evil.gguf", "../../evil.gguf", "/tmp/evil.gguf", "a/../../evil.gguf", "..\\evil.gguf", "%2e%2e/evil.gguf")
 

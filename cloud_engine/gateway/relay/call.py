@@ -188,10 +188,8 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
     )
     is_stream = bool(peek.stream) and route in _STREAMED  # other routes always answer whole
     about = row.request_id, path, headers, body, peek.model, is_stream, usage_options, row, started, send
-    passthrough = PassthroughUsage(route, row) if route in PATHS else None
-    return Call(
-        *about, session=peek.prompt_cache_key or "", size=size, content_type=content_type, passthrough=passthrough
-    )
+    usage = PassthroughUsage(route, row) if route in PATHS else None
+    return Call(*about, session=peek.prompt_cache_key or "", size=size, content_type=content_type, passthrough=usage)
 
 
 def _peek(body: bytes) -> _Peek:

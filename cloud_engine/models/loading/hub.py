@@ -18,10 +18,10 @@ from ....model_files.download.download_spec import DownloadSpec
 from ....model_files.download.fetch import fetch
 from ....model_files.download.file_selection import HubFile
 from ....model_files.download.hub import Repository, ask_hub
-from ....model_files.download.naming import HubModel, is_node_path
+from ....model_files.download.naming import HubRef, is_node_path
 from ....model_files.download.partial_file import PartialFile, check_room, lock
 from ....model_files.download.progress import ProgressReport
-from ....model_files.download.web import DownloadRetries
+from ....model_files.download.web import RetryLimits
 from ....protocol.errors import ChecksumError, ConfigurationError, DownloadError, MissingDependencyError, ModelLoadError
 from .progress import loading_bar
 
@@ -68,7 +68,7 @@ def _snapshot(repo: str, wanted: Callable[[str], bool]) -> Path:
     cache = _cache_of(repo)
     here = _left(cache, wanted)
     try:
-        repository = ask_hub(HubModel(repo), DownloadRetries(tries=5 if here is None else 1), ProgressReport())
+        repository = ask_hub(HubRef(repo), RetryLimits(tries=5 if here is None else 1), ProgressReport())
         files = [file for file in repository.files if wanted(file.path)]
         if not files:
             raise ModelLoadError(f"{repo} does not contain this file, or no safetensors model.")
@@ -130,7 +130,7 @@ def _fetch(cache: Path, blob: Path, spec: DownloadSpec) -> None:
         check_room(cache, spec.source, spec.size or 0)
         with PartialFile(cache / ".partial", blob.name, spec.record) as part:
             report = ProgressReport(lambda done, total: progress(done, total or done), _log.warning)
-            fetch(spec, part, DownloadRetries(), report)
+            fetch(spec, part, RetryLimits(), report)
             part.sync()
             blob.parent.mkdir(exist_ok=True)
             part.path.replace(blob)

@@ -33,13 +33,7 @@ from ....protocol.sampling import SamplingDefaults
 from ....protocol.telemetry.tracing import Span, Tracer, usage
 from ....text.grammars.check import GrammarCheck
 from ....text.grammars.compiler import Vocabulary
-from ....text.tokenization import (
-    DetokenizeResponse,
-    TokenizeResponse,
-    parse_detokenize,
-    parse_tokenize,
-    tokenized,
-)
+from ....text.tokenization import DetokenizeResponse, TokenizeResponse, parse_detokenize, parse_tokenize, tokenized
 from ....text.tokenizer import Tokenizer
 from ....text.tool_formats import ToolFormat
 from ...engine.types.request import GenerationRequest
@@ -121,9 +115,8 @@ class _Node:
         self._spent = UnstreamedUsage()
         self._grammars = GrammarCheck(lambda: Vocabulary.of(served.tokenizer, served.tokenizer.eos_ids))
         tool_format = ToolFormat.of(served.tool_parser, served.tokenizer)
-        self._preprocessor = RequestPreprocessor(
-            served.tokenizer, served.model_id, served.context_length, tool_format, served.sampling
-        )
+        about = served.model_id, served.context_length
+        self._preprocessor = RequestPreprocessor(served.tokenizer, *about, tool_format, served.sampling)
 
     async def close(self) -> None:
         await self._grammars.close()

@@ -17,7 +17,7 @@ from updraft.local_engine.store.find import find
 from updraft.local_engine.store.library import Library, Manifest
 from updraft.local_engine.store.pull import pull
 from updraft.model_files.download.progress import ProgressReport
-from updraft.model_files.download.web import DownloadRetries, _redirected
+from updraft.model_files.download.web import RetryLimits, _redirected
 from updraft.protocol.errors import (
     ChecksumError,
     DownloadError,
@@ -38,7 +38,7 @@ def wanted(kind: str, hub: Hub) -> str:
 
 
 def get(
-    what: str, library: Library, retries: DownloadRetries, report: ProgressReport | None = None, **given: str
+    what: str, library: Library, retries: RetryLimits, report: ProgressReport | None = None, **given: str
 ) -> Manifest:
     return pull(library, find(what, retries=retries, **given), retries=retries, report=report)
 
@@ -48,7 +48,7 @@ def leftovers(library: Library) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_arrives(kind: str, hub: Hub, library: Library, retries: DownloadRetries) -> None:
+def test_a_model_arrives(kind: str, hub: Hub, library: Library, retries: RetryLimits) -> None:
     steps: list[tuple[int, int | None]] = []
     report = ProgressReport(lambda done, total: steps.append((done, total)))
     manifest = get(wanted(kind, hub), library, retries, report)
@@ -63,14 +63,14 @@ def test_a_model_arrives(kind: str, hub: Hub, library: Library, retries: Downloa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_second_pull_fetches_nothing(kind: str, hub: Hub, library: Library, retries: DownloadRetries) -> None:
+def test_a_second_pull_fetches_nothing(kind: str, hub: Hub, library: Library, retries: RetryLimits) -> None:
     first = get(wanted(kind, hub), library, retries)
     assert get(wanted(kind, hub), library, retries) == first
     assert len(hub.bodies) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cut_connections_are_continued(kind: str, hub: Hub, library: Library, retries: DownloadRetries) -> None:
+def test_cut_connections_are_continued(kind: str, hub: Hub, library: Library, retries: RetryLimits) -> None:
     hub.cuts = 3
     lines: list[str] = []
     manifest = get(wanted(kind, hub), library, retries, ProgressReport(say=lines.append))
@@ -81,7 +81,7 @@ def test_cut_connections_are_continued(kind: str, hub: Hub, library: Library, re
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tries_are_bounded_and_the_next_pull_continues(
-    kind: str, hub: Hub, library: Library, retries: DownloadRetries
+    kind: str, hub: Hub, library: Library, retries: RetryLimits
 ) -> None:
     hub.cuts, hub.cut_after = 1000, 2_000  # never enough for a new row of tries
     with pytest.raises(DownloadError, match="gave up after 4 tries, 8,000 bytes are kept"):
@@ -95,15 +95,13 @@ def test_tries_are_bounded_and_the_next_pull_continues(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_server_without_ranges_starts_again(kind: str, hub: Hub, library: Library, retries: DownloadRetries) -> None:
+def test_a_server_without_ranges_starts_again(kind: str, hub: Hub, library: Library, retries: RetryLimits) -> None:
     hub.no_ranges, hub.cuts = True, 2
     manifest = get(wanted(kind, hub), library, retries)
     assert library.path(manifest.name).read_bytes() == MODEL
 
 
-def test_a_server_without_ranges_that_always_cuts_is_given_up(
-    hub: Hub, library: Library, retries: DownloadRetries
-) -> None:
+def test_a_server_without_ranges_that_always_cuts_is_given_up(hub: Hub, library: Library, retries: RetryLimits) -> None:
     """It brings many bytes each time, but always the same ones."""
     hub.no_ranges, hub.cuts = True, 1000
     with pytest.raises(DownloadError, match="gave up after 4 tries"):
@@ -111,7 +109,7 @@ def test_a_server_without_ranges_that_always_cuts_is_given_up(
     assert len(hub.bodies) <= 5
 
 
-def test_a_wrong_range_is_not_taken(hub: Hub, library: Library, retries: DownloadRetries) -> None:
+def test_a_wrong_range_is_not_taken(hub: Hub, library: Library, retries: RetryLimits) -> None:
     hub.cuts, hub.wrong_range = 1, True
     manifest = get(NAME, library, retries)
     assert library.path(manifest.name).read_bytes() == MODEL
@@ -119,7 +117,7 @@ def test_a_wrong_range_is_not_taken(hub: Hub, library: Library, retries: Downloa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_wrong_bytes_are_deleted(kind: str, hub: Hub, library: Library, retries: DownloadRetries) -> None:
+def test_wrong_bytes_are_deleted(kind: str, hub: Hub, library: Library, retries: RetryLimits) -> None:
     hub.corrupt = True
     known = {} if kind == "hub" else {"sha256": SHA256}
     with pytest.raises(ChecksumError, match=f"arrived damaged and was deleted: .*expected .*{SHA256}"):
@@ -130,7 +128,7 @@ def test_wrong_bytes_are_deleted(kind: str, hub: Hub, library: Library, retries:
     assert get(wanted(kind, hub), library, retries, **known).sha256 == SHA256
 
 
-def test_a_part_that_rotted_on_the_disk_is_found(hub: Hub, library: Library, retries: DownloadRetries) -> None:
+def test_a_part_that_rotted_on_the_disk_is_found(hub: Hub, library: Library, retries: RetryLimits) -> None:
     hub.cuts = 1000
     with pytest.raises(DownloadError):
         get(NAME, library, replace(retries, tries=1))
@@ -142,7 +140,7 @@ def test_a_part_that_rotted_on_the_disk_is_found(hub: Hub, library: Library, ret
     assert get(NAME, library, retries).sha256 == SHA256
 
 
-def test_busy_servers_are_asked_again(hub: Hub, library: Library, retries: DownloadRetries) -> None:
+def test_busy_servers_are_asked_again(hub: Hub, library: Library, retries: RetryLimits) -> None:
     hub.statuses = [503, 429]
     assert get(NAME, library, retries).sha256 == SHA256
     hub.statuses = [502, 500]
@@ -151,7 +149,7 @@ def test_busy_servers_are_asked_again(hub: Hub, library: Library, retries: Downl
 
 @pytest.mark.parametrize(("status", "error"), [(404, ModelNotFoundError), (403, DownloadError), (400, DownloadError)])
 def test_a_refusal_is_final(
-    hub: Hub, library: Library, retries: DownloadRetries, status: int, error: type[Exception]
+    hub: Hub, library: Library, retries: RetryLimits, status: int, error: type[Exception]
 ) -> None:
     hub.statuses = [status] * 9
     with pytest.raises(error, match=str(status)):
@@ -159,20 +157,20 @@ def test_a_refusal_is_final(
     assert len(hub.received) == 1
 
 
-def test_a_silent_server_is_given_up(hub: Hub, library: Library, retries: DownloadRetries) -> None:
+def test_a_silent_server_is_given_up(hub: Hub, library: Library, retries: RetryLimits) -> None:
     hub.pause_s = 5
     with pytest.raises(DownloadError, match="no answer in time; gave up after 2 tries"):
         get(NAME, library, replace(retries, read_s=0.2, tries=2, worthwhile=10**9))
 
 
-def test_a_trickle_is_given_up(hub: Hub, library: Library, retries: DownloadRetries) -> None:
+def test_a_trickle_is_given_up(hub: Hub, library: Library, retries: RetryLimits) -> None:
     """No single read takes long, but the file would take for ever."""
     hub.pause_s, hub.piece = 0.05, 10
     with pytest.raises(DownloadError, match="sent only"):
         get(NAME, library, replace(retries, window_s=0.3, tries=2))
 
 
-def test_nobody_listens(hub: Hub, library: Library, retries: DownloadRetries, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_listens(hub: Hub, library: Library, retries: RetryLimits, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(DownloadError, match="hub cannot be reached"):
         get(NAME, library, retries)
@@ -187,7 +185,7 @@ class TestSecrets:
     def token(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HF_TOKEN", self.TOKEN)
 
-    def test_the_token_stays_with_the_hub(self, hub: Hub, library: Library, retries: DownloadRetries) -> None:
+    def test_the_token_stays_with_the_hub(self, hub: Hub, library: Library, retries: RetryLimits) -> None:
         with running(Hub(files=hub.files, etag='"storage"'), "127.0.0.2") as storage:
             hub.other, storage.cuts = storage.url, 1
             lines: list[str] = []
@@ -199,19 +197,19 @@ class TestSecrets:
         kept = "".join(path.read_text() for path in library.folder.rglob("*.json"))
         assert self.TOKEN not in "".join(lines) + kept + repr(find(NAME, retries=retries))
 
-    def test_nor_does_who_answers_for_the_hub_get_it(self, hub: Hub, retries: DownloadRetries) -> None:
+    def test_nor_does_who_answers_for_the_hub_get_it(self, hub: Hub, retries: RetryLimits) -> None:
         with running(Hub(files=hub.files), "127.0.0.2") as other:
             hub.facts_at = other.url
             assert find(NAME, retries=retries).sha256 == SHA256
         assert with_token(hub.received[0])
         assert not any(with_token(received) for received in other.received)
 
-    def test_no_web_server_gets_it(self, hub: Hub, library: Library, retries: DownloadRetries) -> None:
+    def test_no_web_server_gets_it(self, hub: Hub, library: Library, retries: RetryLimits) -> None:
         with running(Hub(web=hub.web), "127.0.0.2") as other:
             get(f"{other.url}/files/tiny.gguf", library, retries)
         assert not any(with_token(received) for received in other.received)
 
-    def test_it_is_in_no_error(self, hub: Hub, library: Library, retries: DownloadRetries) -> None:
+    def test_it_is_in_no_error(self, hub: Hub, library: Library, retries: RetryLimits) -> None:
         hub.cuts = 1000
         with pytest.raises(DownloadError) as caught:
             get(NAME, library, replace(retries, tries=1))
@@ -220,7 +218,7 @@ class TestSecrets:
             get(NAME, library, retries)
         assert self.TOKEN not in str(caught.value) + str(second.value)
 
-    def test_a_query_is_kept_nowhere(self, hub: Hub, library: Library, retries: DownloadRetries) -> None:
+    def test_a_query_is_kept_nowhere(self, hub: Hub, library: Library, retries: RetryLimits) -> None:
         """Signed addresses carry their secret there."""
         get(f"{hub.url}/files/tiny.gguf?signature=secret", library, retries)
         assert "signature=secret" in hub.received[-1].path
@@ -242,15 +240,13 @@ def with_token(received: ReceivedRequest) -> bool:
         ("http://[", "refused"),
     ],
 )
-def test_redirects_that_are_refused(
-    hub: Hub, library: Library, retries: DownloadRetries, target: str, why: str
-) -> None:
+def test_redirects_that_are_refused(hub: Hub, library: Library, retries: RetryLimits, target: str, why: str) -> None:
     hub.target = target
     with pytest.raises(DownloadError, match=why):
         get(f"{hub.url}/files/tiny.gguf", library, retries)
 
 
-def test_redirects_in_a_circle(hub: Hub, library: Library, retries: DownloadRetries) -> None:
+def test_redirects_in_a_circle(hub: Hub, library: Library, retries: RetryLimits) -> None:
     hub.target = "/again"
     with pytest.raises(DownloadError, match="redirects more than 10 times"):
         get(f"{hub.url}/files/tiny.gguf", library, retries)
@@ -260,13 +256,13 @@ def test_redirects_in_a_circle(hub: Hub, library: Library, retries: DownloadRetr
     "address",
     ["http://example.org/x.gguf", "ftp://example.org/x", "https://me:pw@example.org/x.gguf", "https://", "http://[/x"],
 )
-def test_addresses_that_are_refused(address: str, retries: DownloadRetries) -> None:
+def test_addresses_that_are_refused(address: str, retries: RetryLimits) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         find(address, retries=retries)
     assert "pw" not in str(caught.value)
 
 
-def test_a_hub_that_is_not_encrypted_is_refused(monkeypatch: pytest.MonkeyPatch, retries: DownloadRetries) -> None:
+def test_a_hub_that_is_not_encrypted_is_refused(monkeypatch: pytest.MonkeyPatch, retries: RetryLimits) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://hub.example.org")
     with pytest.raises(InvalidRequestError, match="not encrypted"):
         find(NAME, retries=retries)
@@ -275,7 +271,7 @@ def test_a_hub_that_is_not_encrypted_is_refused(monkeypatch: pytest.MonkeyPatch,
 class TestVersions:
     """A file on a web server may be exchanged while it is fetched, or between two pulls."""
 
-    def interrupted(self, hub: Hub, library: Library, retries: DownloadRetries) -> str:
+    def interrupted(self, hub: Hub, library: Library, retries: RetryLimits) -> str:
         hub.cuts = 1000
         address = f"{hub.url}/files/tiny.gguf"
         with pytest.raises(DownloadError):
@@ -283,14 +279,14 @@ class TestVersions:
         hub.cuts = 0
         return address
 
-    def test_another_version_is_begun_anew(self, hub: Hub, library: Library, retries: DownloadRetries) -> None:
+    def test_another_version_is_begun_anew(self, hub: Hub, library: Library, retries: RetryLimits) -> None:
         address = self.interrupted(hub, library, retries)
         hub.web["/files/tiny.gguf"], hub.etag = tiny_gguf(seed=1), '"two"'
         manifest = get(address, library, retries)
         assert library.path(manifest.name).read_bytes() == tiny_gguf(seed=1)
         assert hub.bodies[-1].start == 0
 
-    def test_a_change_in_the_middle_is_an_error(self, hub: Hub, library: Library, retries: DownloadRetries) -> None:
+    def test_a_change_in_the_middle_is_an_error(self, hub: Hub, library: Library, retries: RetryLimits) -> None:
         spec = find(f"{hub.url}/files/tiny.gguf", retries=retries)
         hub.web["/files/tiny.gguf"], hub.etag = tiny_gguf(seed=1), '"two"'
         with pytest.raises(DownloadError, match="changed during"):
@@ -299,20 +295,18 @@ class TestVersions:
         with pytest.raises(DownloadError, match="were announced"):
             pull(library, spec, retries=retries)
 
-    def test_without_a_validator_nothing_is_continued(
-        self, hub: Hub, library: Library, retries: DownloadRetries
-    ) -> None:
+    def test_without_a_validator_nothing_is_continued(self, hub: Hub, library: Library, retries: RetryLimits) -> None:
         hub.etag = None
         address = self.interrupted(hub, library, retries)
         get(address, library, retries)
         assert hub.bodies[-1].start == 0
 
-    def test_with_a_known_checksum_it_is(self, hub: Hub, library: Library, retries: DownloadRetries) -> None:
+    def test_with_a_known_checksum_it_is(self, hub: Hub, library: Library, retries: RetryLimits) -> None:
         hub.etag, hub.cuts = None, 1
         get(f"{hub.url}/files/tiny.gguf", library, retries, sha256=SHA256)
         assert hub.bodies[-1].start == 50_000
 
-    def test_a_newer_version_replaces_the_old_one(self, hub: Hub, library: Library, retries: DownloadRetries) -> None:
+    def test_a_newer_version_replaces_the_old_one(self, hub: Hub, library: Library, retries: RetryLimits) -> None:
         get(NAME, library, retries)
         hub.files["owner/repo"]["tiny-Q8_0.gguf"] = tiny_gguf(seed=2)
         manifest = get(NAME, library, retries)
@@ -320,14 +314,14 @@ class TestVersions:
         assert library.verify(manifest.name, ProgressReport()) == "ready"
 
 
-def test_no_length_is_no_obstacle(hub: Hub, library: Library, retries: DownloadRetries) -> None:
+def test_no_length_is_no_obstacle(hub: Hub, library: Library, retries: RetryLimits) -> None:
     hub.no_length = hub.no_ranges = True
     address = f"{hub.url}/files/tiny.gguf"
     assert find(address, retries=retries).size is None
     assert get(address, library, retries).sha256 == SHA256
 
 
-def test_no_length_and_a_cut_is_noticed(hub: Hub, library: Library, retries: DownloadRetries) -> None:
+def test_no_length_and_a_cut_is_noticed(hub: Hub, library: Library, retries: RetryLimits) -> None:
     """The connection just ends: only the model's own header tells that something is missing."""
     hub.no_length = hub.no_ranges = True
     hub.cuts = 1
@@ -336,7 +330,7 @@ def test_no_length_and_a_cut_is_noticed(hub: Hub, library: Library, retries: Dow
     assert library.entries() == []
 
 
-def test_more_than_was_announced_is_not_read_to_its_end(hub: Hub, library: Library, retries: DownloadRetries) -> None:
+def test_more_than_was_announced_is_not_read_to_its_end(hub: Hub, library: Library, retries: RetryLimits) -> None:
     hub.no_length, hub.tail = True, b"x" * 1000
     with pytest.raises(DownloadError, match="is longer than"):
         get(NAME, library, retries)
@@ -352,7 +346,7 @@ def test_no_way_back_from_encryption() -> None:
         _redirected(httpx.URL("https://example.org/x"), "http://127.0.0.1/x")
 
 
-def test_a_page_is_no_model(hub: Hub, library: Library, retries: DownloadRetries) -> None:
+def test_a_page_is_no_model(hub: Hub, library: Library, retries: RetryLimits) -> None:
     hub.web["/files/tiny.gguf"] = b"<!doctype html>" * 100
     with pytest.raises(ModelLoadError, match="is not a usable model and was deleted"):
         get(f"{hub.url}/files/tiny.gguf", library, retries)
@@ -360,7 +354,7 @@ def test_a_page_is_no_model(hub: Hub, library: Library, retries: DownloadRetries
 
 
 def test_files_outside_large_storage_have_no_checksum_beforehand(
-    hub: Hub, library: Library, retries: DownloadRetries
+    hub: Hub, library: Library, retries: RetryLimits
 ) -> None:
     hub.lfs, hub.cuts = False, 1
     manifest = get(NAME, library, retries)
@@ -368,14 +362,14 @@ def test_files_outside_large_storage_have_no_checksum_beforehand(
     assert hub.bodies[-1].start == 50_000
 
 
-def test_a_checksum_that_the_hub_contradicts(hub: Hub, retries: DownloadRetries) -> None:
+def test_a_checksum_that_the_hub_contradicts(hub: Hub, retries: RetryLimits) -> None:
     with pytest.raises(DownloadError, match="is published with"):
         find(NAME, retries=retries, sha256="0" * 64)
     with pytest.raises(InvalidRequestError, match="64 hexadecimal"):
         find(NAME, retries=retries, sha256="1234")
 
 
-def test_what_the_hub_does_not_give(hub: Hub, retries: DownloadRetries, tmp_path: Path) -> None:
+def test_what_the_hub_does_not_give(hub: Hub, retries: RetryLimits, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="no repository owner/absent"):
         find("hf:owner/absent", retries=retries)
     hub.gated = True
@@ -387,7 +381,7 @@ def test_what_the_hub_does_not_give(hub: Hub, retries: DownloadRetries, tmp_path
         find(NAME, retries=retries)
 
 
-def test_headers_drop_by_drop_are_a_failure(retries: DownloadRetries) -> None:
+def test_headers_drop_by_drop_are_a_failure(retries: RetryLimits) -> None:
     """Each read is quick, and there is always one more."""
     done = threading.Event()
 

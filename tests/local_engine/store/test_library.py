@@ -20,7 +20,7 @@ from updraft.local_engine.store.library import Library, model_path
 from updraft.local_engine.store.pull import pull
 from updraft.model_files.download.partial_file import PartialFile, ResumeRecord
 from updraft.model_files.download.progress import ProgressReport
-from updraft.model_files.download.web import DownloadRetries
+from updraft.model_files.download.web import RetryLimits
 from updraft.protocol.errors import (
     ConfigurationError,
     DiskSpaceError,
@@ -197,7 +197,7 @@ class TestOffline:
 
 class TestSpace:
     def test_too_little_is_said_before_the_download(
-        self, hub: Hub, library: Library, retries: DownloadRetries, monkeypatch: pytest.MonkeyPatch
+        self, hub: Hub, library: Library, retries: RetryLimits, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         usage = namedtuple("usage", "total used free")
         monkeypatch.setattr("shutil.disk_usage", lambda _: usage(0, 0, 1_000_000))
@@ -234,9 +234,7 @@ class TestSpace:
             kept = part.path.stat().st_size
         assert 16 * 2**20 <= kept <= 24 * 2**20 if identity else kept == 0
 
-    def test_what_fitted_is_continued(
-        self, hub: Hub, library: Library, retries: DownloadRetries, tmp_path: Path
-    ) -> None:
+    def test_what_fitted_is_continued(self, hub: Hub, library: Library, retries: RetryLimits, tmp_path: Path) -> None:
         """A limit of the system on the size of files, lifted afterwards."""
         program = (
             "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -286,7 +284,7 @@ def part_size(library: Library) -> int:
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_pull_goes_on_where_it_was(
-    stop: signal.Signals, hub: Hub, library: Library, retries: DownloadRetries
+    stop: signal.Signals, hub: Hub, library: Library, retries: RetryLimits
 ) -> None:
     hub.pause_s = 0.1
     process = start(PULL, hub, library)
@@ -316,7 +314,7 @@ def test_two_pulls_at_once_are_one_download(hub: Hub, library: Library) -> None:
     assert library.verify("tiny", ProgressReport()) == "ready"
 
 
-def test_nobody_removes_what_is_being_pulled(hub: Hub, library: Library, retries: DownloadRetries) -> None:
+def test_nobody_removes_what_is_being_pulled(hub: Hub, library: Library, retries: RetryLimits) -> None:
     hub.pause_s = 0.05
     spec = find(hub.url + ADDRESS, retries=retries)
     thread = threading.Thread(target=pull, args=(library, spec), kwargs={"retries": retries})
@@ -331,7 +329,7 @@ def test_nobody_removes_what_is_being_pulled(hub: Hub, library: Library, retries
     library.remove("tiny")
 
 
-def test_a_crash_between_the_last_two_steps(hub: Hub, library: Library, retries: DownloadRetries) -> None:
+def test_a_crash_between_the_last_two_steps(hub: Hub, library: Library, retries: RetryLimits) -> None:
     """The manifest is there, the model still has its working name: no model, and the next pull finishes it."""
     spec = find(hub.url + ADDRESS, retries=retries)
     pull(library, spec, retries=retries)

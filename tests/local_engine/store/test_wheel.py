@@ -19,7 +19,7 @@ from updraft.local_engine.store.find import find
 from updraft.local_engine.store.known_models import DEFAULT, KNOWN_MODELS, KnownModel
 from updraft.local_engine.store.library import Library, Manifest
 from updraft.local_engine.store.pull import check_space, pull, pulled
-from updraft.model_files.download.naming import IndexModel
+from updraft.model_files.download.naming import IndexRef
 from updraft.model_files.download.progress import ProgressReport
 from updraft.protocol.errors import (
     ChecksumError,
@@ -171,7 +171,7 @@ def test_no_network(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_short_name_is_pinned(index: Index, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = KnownModel(IndexModel("a-model", "1.0", "tiny-Q8_0.gguf"), len(MODEL), DIGEST, "Apache-2.0")
+    model = KnownModel(IndexRef("a-model", "1.0", "tiny-Q8_0.gguf"), len(MODEL), DIGEST, "Apache-2.0")
     monkeypatch.setitem(KNOWN_MODELS, "short", model)
     spec = find("short")
     assert (spec.name, spec.licence, spec.size) == ("short", "Apache-2.0", len(MODEL))
