@@ -353,7 +353,7 @@ def load_learning_gates(
     target = config.stated_target
     if target and target != "confidence" and isinstance(gates, NoPolicyGates):
         raise uncalibrated(target)
-    monitor = None if gates.usual is None else DriftMonitor(gates.usual)
+    monitor = None if gates.typical_p_gain is None else DriftMonitor(gates.typical_p_gain)
     learning = ExplorationGates(gates, exploration=config.exploration, shadow=config.shadow, monitor=monitor)
     learning.check(None)
     return learning

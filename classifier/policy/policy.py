@@ -136,7 +136,7 @@ class Policy(ExportedGates):
         return policy
 
     @property
-    def usual(self) -> Floats:
+    def typical_p_gain(self) -> Floats:
         """(n,) gate 1's P(gain) of requests like those in the calibration."""
         return self.calibration.before
 

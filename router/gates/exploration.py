@@ -32,8 +32,8 @@ class _WrappingGates:
         return self._gates.quality
 
     @property
-    def usual(self) -> Floats | None:
-        return self._gates.usual
+    def typical_p_gain(self) -> Floats | None:
+        return self._gates.typical_p_gain
 
     def check(self, quality: float | None) -> None:
         self._gates.check(quality)

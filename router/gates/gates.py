@@ -54,7 +54,7 @@ class Gates(Protocol):
         ...
 
     @property
-    def usual(self) -> Floats | None:
+    def typical_p_gain(self) -> Floats | None:
         """Gate 1's P(gain) of typical calibration requests, if known, for comparison with live requests."""
         ...
 
@@ -114,8 +114,8 @@ class PolicyGates:
         return self.target.value if self.target.name == "quality" else None
 
     @property
-    def usual(self) -> Floats | None:
-        return None if self._caveat else self.policy.usual
+    def typical_p_gain(self) -> Floats | None:
+        return None if self._caveat else self.policy.typical_p_gain
 
     def check(self, quality: float | None) -> None:
         self._at(quality)
@@ -191,7 +191,7 @@ class _UncalibratedGates:
     """Base of gates without a policy: no quality is calibrated, and nothing is precomputed."""
 
     quality: float | None = None
-    usual: Floats | None = None
+    typical_p_gain: Floats | None = None
 
     def check(self, quality: float | None) -> None:
         if quality is not None:

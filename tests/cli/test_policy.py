@@ -84,7 +84,7 @@ def test_a_policy_is_for_one_quantisation(
     with pytest.raises(ConfigurationError, match="as Q8_0, but here it runs as Q4_0"):
         load_learning_gates(named, "model")
     foreign = RouterConfig(local=str(model), cloud_model="big", allow_foreign_policy=True)
-    assert load_learning_gates(foreign, "model").usual is None, "it is used without a promise"
+    assert load_learning_gates(foreign, "model").typical_p_gain is None, "it is used without a promise"
     plain = RouterConfig(local=str(model), cloud_model="big", confidence=0.5)
     load_learning_gates(plain, "model")
 

@@ -157,7 +157,7 @@ class ScriptedGates:
 
     tokens = 2
     quality = None
-    usual = None
+    typical_p_gain = None
 
     def check(self, quality: float | None) -> None:
         pass

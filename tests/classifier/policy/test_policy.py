@@ -192,7 +192,7 @@ def test_without_answers_the_question_decides(tmp_path: Path) -> None:
 def test_requests_like_the_calibrations_raise_no_alarm_and_others_do(tmp_path: Path, seed: int) -> None:
     """The gate that ships judges them, and others than it judged the rows: few rows, where these differ most."""
     policy = fit_policy(population(120, seed, answers=False), RECIPE, tmp_path)
-    monitor = DriftMonitor(policy.usual)
+    monitor = DriftMonitor(policy.typical_p_gain)
     for row in population(1_000, 50 + seed, answers=False):
         monitor.observe(policy.before(PromptView(row.prompt)))
         assert monitor.alarm is None
