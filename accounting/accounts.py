@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from .budget import Wanted
+from .budget import TokenDemand
 
 Owner = Literal["all", "key", "user", "tenant", "model"]
 Kind = Literal["requests", "tokens", "concurrent", "usd_per_day", "usd_per_month", "usd", "cloud_tokens"]
@@ -65,7 +65,7 @@ class Claim(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, amount=self.amount + tokens * self.per_token)
 
 
-class Standing(msgspec.Struct, frozen=True):
+class AccountUsage(msgspec.Struct, frozen=True):
     """The state of an account before a claim."""
 
     # Amount used; for a rate, the amount not yet drained.
@@ -92,16 +92,16 @@ def account_name(owner: Owner, kind: Kind, begins: float, name: str) -> str:
     return f"{owner} {kind} {begins:.0f} {name}"
 
 
-def granted(wanted: Wanted, claims: Sequence[Claim], standings: Sequence[Standing], *, alone: bool = True) -> int:
+def granted(wanted: TokenDemand, claims: Sequence[Claim], usages: Sequence[AccountUsage], *, alone: bool = True) -> int:
     """Return the completion tokens to reserve. All claims must fit with `wanted.least` tokens.
 
-    `alone`: no request holds a reservation that `standings` do not show.
+    `alone`: no request holds a reservation that `usages` do not show.
     """
     room = math.inf
-    for claim, standing in zip(claims, standings, strict=True):
+    for claim, usage in zip(claims, usages, strict=True):
         if claim.per_token > 0:
-            left = claim.limit - standing.used - standing.reserved - claim.amount
-            room, alone = min(room, left / claim.per_token), alone and not standing.reserved
+            left = claim.limit - usage.used - usage.reserved - claim.amount
+            room, alone = min(room, left / claim.per_token), alone and not usage.reserved
     return wanted.granted(room + wanted.least, alone=alone) or wanted.least
 
 

@@ -38,7 +38,7 @@ def bounds(period: Period, day: int) -> tuple[float, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TokenDemand:
     """The completion tokens that a request asks of a budget."""
 
     # Least grant; with fewer tokens the request is refused.
@@ -61,11 +61,11 @@ class Wanted:
         return min(self.most, max(self.least, int(share)))
 
 
-TOP_UP = Wanted(least=STEP_TOKENS // 4, most=TOP_UP_TOKENS)
+TOP_UP = TokenDemand(least=STEP_TOKENS // 4, most=TOP_UP_TOKENS)
 
 
 @dataclass(slots=True)
-class GrowingAnswer:
+class StreamTokenEstimate:
     """The token count of a stream so far, estimated from its events until the usage arrives."""
 
     # Tokens reserved.

@@ -51,7 +51,7 @@ class Price:
         return cost / 1e6
 
     @property
-    def dearest_input(self) -> float:
+    def highest_input(self) -> float:
         """Higher price of cached and uncached prompt tokens, for estimates made before the cached tokens are known."""
         return max(self.input, self.cached_input or 0.0)
 

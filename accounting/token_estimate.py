@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 
 from ..protocol.decoding import UNREADABLE, integral
-from ..protocol.http.foreign import object_of, objects_of
+from ..protocol.http.lenient_json import object_of, objects_of
 
 #: Smallest reservation and smallest cap of an answer, and the step by which reservations without a limit grow.
 STEP_TOKENS = 1024

@@ -18,7 +18,7 @@ from ..router.config import RouterConfig
 from ..router.router import Router
 from ..router.state import Tiers
 from ..sdk.caller_keys import BASE_URL
-from ..sdk.sharing import RuntimeLease, RuntimePool
+from ..sdk.runtime_pool import RuntimeLease, RuntimePool
 from ..sdk.transport import httpx_of_openai, sync_transport
 from .shared.recorded_tier import RecordedAnswer, RecordedTier
 

@@ -10,8 +10,8 @@ from typing import Literal
 from ..protocol.errors import ConfigurationError
 
 TargetName = Literal["quality", "cloud_share", "cost"]
-Promise = Literal["confidence", "mean"]
-PROMISES: tuple[Promise, ...] = ("confidence", "mean")
+Promise = Literal["level", "mean"]
+PROMISES: tuple[Promise, ...] = ("level", "mean")
 DEFAULT_QUALITY = 0.98
 
 
@@ -25,9 +25,9 @@ class Target:
     value: float = DEFAULT_QUALITY
     # The cloud's prices in US dollars per million tokens, read and written; None: unknown. `cost` needs them.
     prices: tuple[float, float] | None = None
-    # `confidence`: the target holds with the calibration's confidence. `mean`: it holds on average over calibrations,
-    # about half of which miss it slightly. A cost is only an expectation under either promise.
-    promise: Promise = "confidence"
+    # `level`: the target holds with the probability `promise_level` of the calibration. `mean`: the target holds on
+    # average over calibrations, about half of which miss it slightly. A cost is only an expectation under either promise.
+    promise: Promise = "level"
 
     def __post_init__(self) -> None:
         given: object = self.value

@@ -232,8 +232,8 @@ def live(
     """
     import tempfile
 
-    from ..bench.live.written import written_questions
-    from .calibrate.written import measured
+    from ..bench.live.questions import written_questions
+    from .calibrate.live_bench import measured
 
     asked = written_questions()[:questions]
     with tempfile.TemporaryDirectory(prefix="updraft-live-") as folder:

@@ -70,10 +70,10 @@ def _install(venv: Path, extras: set[str]) -> None:
     if extras & {"cloud", "train", "all"} and sys.platform == "linux":
         _install_torch(python)
     wanted = ",".join(sorted(extras))
-    _say(f"installing .[{wanted}] into {venv.name}")
+    _print(f"installing .[{wanted}] into {venv.name}")
     _pip(python, "-c", str(CONSTRAINTS), "-e", f"{ROOT}[{wanted}]")
     _stamp(venv, extras).write_text(_digest())
-    _say(f"ready after {time.monotonic() - started:.0f} s")
+    _print(f"ready after {time.monotonic() - started:.0f} s")
 
 
 def _works(python: Path) -> bool:
@@ -88,13 +88,13 @@ def _create(venv: Path) -> None:
         raise SetupError("this python3 has no venv module. Install it: sudo apt-get install python3-venv")
     if venv.exists() and not (venv / "pyvenv.cfg").exists() and any(venv.iterdir()):
         raise SetupError(f"{venv} exists but is not a virtual environment: move it, or use VENV=another/path.")
-    _say(f"creating {venv.name} with Python {sys.version.split()[0]}")
+    _print(f"creating {venv.name} with Python {sys.version.split()[0]}")
     _run([sys.executable, "-P", "-m", "venv", "--clear", str(venv)])
 
 
 def _install_llama(python: Path) -> None:
     """Compile and install llama.cpp on this machine, with the flags from `local_engine/llama/build.py`."""
-    _say("installing llama.cpp, built for this machine (about 8 minutes on 2 cores the first time)")
+    _print("installing llama.cpp, built for this machine (about 8 minutes on 2 cores the first time)")
     done = subprocess.run([str(python), str(LLAMA_BUILD), "--install", "-c", str(CONSTRAINTS)], check=False, cwd=ROOT)
     if done.returncode:
         raise SetupError("llama.cpp could not be built; see the output above.")
@@ -109,11 +109,11 @@ def _install_torch(python: Path) -> None:
     probe = f"import importlib.metadata as m, sys; sys.exit(m.version('torch').split('+')[0] != '{version}')"
     if subprocess.run([str(python), "-P", "-c", probe], check=False, stderr=subprocess.DEVNULL).returncode == 0:
         return
-    _say(f"installing torch {version}, CPU build (about 190 MB)")
+    _print(f"installing torch {version}, CPU build (about 190 MB)")
     try:
         _pip(python, "--no-deps", f"torch=={version}+cpu")
     except SetupError:
-        _say("pip finds no CPU build of torch: installing the default build (several GB with CUDA)")
+        _print("pip finds no CPU build of torch: installing the default build (several GB with CUDA)")
         _pip(python, f"torch=={version}")
 
 
@@ -195,7 +195,7 @@ def _digest() -> str:
     return hashlib.sha256(b"\0".join([str(ROOT).encode(), *parts])).hexdigest()
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stderr.write(f"updraft setup: {line}\n")
     sys.stderr.flush()
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..classifier.grading.questions import Question
     from ..router.config import RouterConfig
     from .shared.console import Console
-    from .shared.stack import PocketCloud
+    from .shared.pocket_cloud import PocketCloud
     from .shared.watch import Watch
 
 MIN_TASKS = 20
@@ -98,7 +98,7 @@ class _Demo:
         from ..bench.cascade.questions import pocket_questions
         from ..bench.cascade.run import errors
         from .shared.measuring import run_legs
-        from .shared.stack import pocket_cloud
+        from .shared.pocket_cloud import pocket_cloud
 
         chosen = pocket_questions(self.tasks + LATENCY_SAMPLE, self.seed)
         questions, sample = chosen[: self.tasks], chosen[self.tasks :]

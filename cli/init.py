@@ -90,13 +90,13 @@ def init(
     answers = Answers(_installed(local, yes=yes), cloud, model, cloud_provider, key, key_file)
     _try_models(answers)
     _write(answers, path)
-    _say(f"The settings are in {path}. Try the models with updraft chat, or serve them to apps with updraft serve.")
+    _print(f"The settings are in {path}. Try the models with updraft chat, or serve them to apps with updraft serve.")
     if answers.local and answers.cloud_url:
         from ..classifier.target import DEFAULT_QUALITY
         from ..classifier.training.gates import prompts_to_promise
 
         prompts = prompts_to_promise(DEFAULT_QUALITY)
-        _say(
+        _print(
             f"A target such as quality = {DEFAULT_QUALITY} needs a calibration of this pair. Put at least {prompts} of "
             "your own prompts into a file, one per line (past questions to your app, for example), and let both models "
             f"answer them:\n  updraft calibrate --live {prompts} --prompts FILE"
@@ -183,7 +183,7 @@ def _try(tier: str, config: RouterConfig, answers: Answers) -> None:
         if answers.key:  # some servers repeat the key in error messages
             reason = reason.replace(answers.key, "(the key)")
         raise UpstreamError(f"The {tier} model {name} does not answer: {reason} Nothing was written.") from error
-    _say(f"The {tier} model {name} answers ({time.monotonic() - started:.1f} s).")
+    _print(f"The {tier} model {name} answers ({time.monotonic() - started:.1f} s).")
 
 
 def _write(answers: Answers, path: Path) -> None:
@@ -203,7 +203,7 @@ def _write(answers: Answers, path: Path) -> None:
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()]
     if path.exists():
         old = path.replace(_place_for(path.with_name(f"{path.name}.old")))
-        _say(f"The old settings are in {old}; existing key files are unchanged.")
+        _print(f"The old settings are in {old}; existing key files are unchanged.")
     write_private(path, "# Written by updraft init.\n" + "".join(lines))
 
 
@@ -214,5 +214,5 @@ def _place_for(path: Path, text: str | None = None) -> Path:
     return next(each for each in places if not each.exists() or (text and each.read_bytes() == text.encode()))
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     output.echo(line, err=True)

@@ -19,7 +19,7 @@ from .shared.option_groups import Without
 
 def learn(
     pair: Annotated[options.Pair, Without("cloud_provider", "cloud_key_env", *options.CALIBRATED)],
-    confidence: options.Confidence = 0.9,
+    promise_level: options.PromiseLevel = 0.9,
     out: options.PolicyFolder = None,
     json_path: json_output.File = None,
 ) -> None:
@@ -35,12 +35,12 @@ def learn(
       updraft learn
       updraft learn --local model.gguf --cloud-model big --out policies/mine
     """
-    from ..classifier.optional import check_fitting
+    from ..classifier.optional_imports import check_fitting
 
     config = pair.config()
     path = _kept(config.experience)
     check_fitting()
-    from ..classifier.online.experience import Experience, readable
+    from ..classifier.online.experience import ExperienceStore, readable
     from ..classifier.online.refit import GRADING
     from ..classifier.online.refit import learn as fit
     from ..classifier.policy.folders import policy_folder_of
@@ -51,7 +51,7 @@ def learn(
     from ..router.feedback.collector import pair_name
 
     models = {"local": local_name(config), "cloud": options.cloud_model_of(config)}
-    with closing(Experience(path)) as experience:
+    with closing(ExperienceStore(path)) as experience:
         rows = experience.rows(pair_name(models))
         known = experience.pairs()
     if not rows:
@@ -62,7 +62,7 @@ def learn(
         output.echo(f"{len(rows) - len(sound)} of {len(rows)} judged answers are damaged and were skipped.", err=True)
     folder = out or policy_folder_of(models)
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    recipe = FitRecipe(models, [], GRADING, date, 1 - confidence, local_model=hashed_identity(config))
+    recipe = FitRecipe(models, [], GRADING, date, promise_level, local_model=hashed_identity(config))
     with suppress(ConfigurationError):  # keep the existing policy's kinds of requests
         recipe = replace(recipe, calibrated_on=Policy.load(policy_folder_of(models)).calibrated_on)
     policy = fit(sound, recipe, folder)
@@ -125,11 +125,11 @@ def _noted_in_ledger(path: Path | None, request_id: str, *, up: bool) -> bool:
 
 def _noted_as_experience(path: Path | None, request_id: str, *, up: bool) -> bool:
     """Record feedback in the experience file; returns False if the file has no complete local answer of this id."""
-    from ..classifier.online.experience import Experience
+    from ..classifier.online.experience import ExperienceStore
     from ..classifier.policy.folders import experience_file
 
     path = path or experience_file()
     if not has_file(path):
         return False
-    with closing(Experience(path)) as experience:
+    with closing(ExperienceStore(path)) as experience:
         return experience.feedback(request_id, up=up)

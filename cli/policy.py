@@ -226,7 +226,7 @@ class _Policy:
     def _promise(self) -> str:
         assert not isinstance(self.loaded, UpdraftError)
         point = self.loaded.operating_point(self.config.target)
-        sure = "on average" if self.config.target.promise == "mean" else f"{1 - point.delta:.0%} confidence"
+        sure = "on average" if self.config.target.promise == "mean" else f"promise level {1 - point.delta:.0%}"
         return f"{self.config.target}: {point.cloud_share:.0%} to the cloud, {sure}"
 
     def _model_checks(self, whole: bool) -> list[Check]:

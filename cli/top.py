@@ -91,7 +91,7 @@ def top(
 
     headers = {} if key_env is None else {"authorization": f"Bearer {options.key_from(key_env, '--key-env')}"}
     with httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=_TIMEOUT_S) as client:
-        now, nodes = _look(client)
+        now, nodes = _fetch_state(client)
         figures = facts(now, None, nodes)
         if as_json:
             json_output.show(figures)
@@ -106,11 +106,11 @@ def top(
         with Live(_table(figures), console=Console(), auto_refresh=False) as live:
             while True:
                 time.sleep(every_s)
-                before, (now, nodes) = now, _look(client)
+                before, (now, nodes) = now, _fetch_state(client)
                 live.update(_table(facts(now, before, nodes)), refresh=True)
 
 
-def _look(client: Any) -> tuple[Scrape, list[dict[str, Any]]]:
+def _fetch_state(client: Any) -> tuple[Scrape, list[dict[str, Any]]]:
     """Fetch metrics and nodes. Raises CloudUnreachableError, or ConfigurationError if the gateway refuses the key."""
     import httpx
 

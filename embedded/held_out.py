@@ -22,7 +22,7 @@ from ..classifier.features.blocks import view_of
 from ..classifier.features.feature_rows import featurise, has_opening
 from ..classifier.graded_row import GradedRow, scores
 from ..classifier.policy.exported_gates import ExportedGates
-from ..classifier.training.gates import FittedGates, Material
+from ..classifier.training.gates import FittedGates, TrainingData
 
 Grouping = Literal["kind", "family"]
 _MIN_CLASS_ROWS = 5
@@ -147,7 +147,7 @@ def evaluate(
 
 
 def leave_out(
-    found: FittedGates, material: Material, train: Sequence[GradedRow], test: Sequence[GradedRow], by: Grouping
+    found: FittedGates, material: TrainingData, train: Sequence[GradedRow], test: Sequence[GradedRow], by: Grouping
 ) -> LeaveOutReport:
     """Fit gate 3 without each group in turn and score the group's test rows.
 

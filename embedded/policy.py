@@ -21,7 +21,7 @@ from ..classifier.policy.policy import Policy, Source
 from ..classifier.policy.summary import sentences
 from ..classifier.target import Target
 from ..classifier.training.gates import fit_gates
-from ..classifier.training.train import FitRecipe, material_of, write_policy
+from ..classifier.training.train import FitRecipe, training_data_of, write_policy
 from . import pocket
 from .cards import write_cards
 from .collect import collect
@@ -64,7 +64,7 @@ def fit(calibration: Path, test: list[GradedRow], date: str, folder: Path) -> tu
         date=date,
         calibrated_on=CalibratedOn.of(rows),
     )
-    material = material_of(rows)
+    material = training_data_of(rows)
     gates = fit_gates(material, recipe.seed)
     policy = write_policy(gates, material, recipe, folder)
     points = [policy.operating_point(Target("quality", quality)) for quality in TARGETS]

@@ -24,8 +24,8 @@ from ..protocol.requests import Message
 from ..protocol.safety.private_files import private_file
 from ..protocol.sampling import SamplingParams
 from .llama.build import PACKAGE, REBUILD_COMMAND, build_key
-from .llama.kernels import SWITCH, Served
-from .machine.child_process import ChildEnd, expect_crashes, run_child
+from .llama.kernels import SWITCH, KernelsInUse
+from .machine.child_process import ChildOutcome, expect_crashes, run_child
 
 _log = logging.getLogger("updraft.local")
 _first_use = logging.getLogger("updraft.local.first_use")
@@ -45,7 +45,7 @@ class ProbeReport:
     # Build features, as llama.cpp prints them.
     system_info: str = ""
     # Updraft kernels that were in use.
-    kernels: Served = field(default_factory=Served)
+    kernels: KernelsInUse = field(default_factory=KernelsInUse)
 
 
 def probe(model_path: Path, *, timeout_s: float = 60.0) -> ProbeReport:
@@ -90,7 +90,7 @@ def ensure_usable_build(model_path: Path) -> None:
         _log.info("Could not save the probe result, so the next start tests llama.cpp again: %s", error)
 
 
-def _report(child: ChildEnd) -> ProbeReport:
+def _report(child: ChildOutcome) -> ProbeReport:
     rebuild = f"Rebuild it with options for this processor: {REBUILD_COMMAND}"
     if child.status == "crashed":
         return ProbeReport("crashed", f"llama.cpp crashed with {child.detail} while generating.", rebuild)
@@ -107,7 +107,7 @@ def _report(child: ChildEnd) -> ProbeReport:
     features = result["system_info"]
     risky = [name for name in ("OPENMP", "AMX_INT8") if f"{name} = 1" in features]
     advice = f"The build uses {' and '.join(risky)}, which is known to hang or crash. {rebuild}" if risky else ""
-    speed, kernels = result["tokens_per_s"], msgspec.convert(result["kernels"], Served)
+    speed, kernels = result["tokens_per_s"], msgspec.convert(result["kernels"], KernelsInUse)
     detail = f"{PACKAGE} {result['version']} works, {speed:.0f} tokens/s."
     return ProbeReport("ok", detail, advice, speed, features, kernels)
 

@@ -24,14 +24,14 @@ from ..protocol.safety.terminal_text import printable
 from ..protocol.sampling import SamplingParams
 from ..protocol.structured import AnswerOptions, Constraint, RenderOptions
 from ..text.chat import ChatTemplate, encoding_runs, special_pattern
-from ..text.marks import typed_marks
+from ..text.control_tokens import unflagged_control_tokens
 from ..text.templates import tool_messages as tool_turns
 from ..text.templates.reasoning import ReasoningStyle
 from ..text.tool_stream import OfferedTools
 from .llama.adapter_file import read_adapter
 from .llama.context import ContextOptions, LlamaContext, LoraAdapter
 from .llama.library import Floats, LlamaModel
-from .llama.plain_text import PlainText, missing_bytes, suspicious_settings
+from .llama.plain_text import PlainTextTokenizer, missing_bytes, suspicious_settings
 from .machine.machine import default_threads
 from .model_identity import template_sources
 from .options import LocalOptions
@@ -72,10 +72,10 @@ class LocalEngine:
         self._piece = lru_cache(_PIECES)(model.token_bytes)
         self._tool_parser = options.tool_parser
         sources = template_sources(header, self.model_id, options, {*model.control_tokens, *model.user_defined})
-        marks = typed_marks(model.user_defined, sources.default, sources.tool_use)
+        marks = unflagged_control_tokens(model.user_defined, sources.default, sources.tool_use)
         special = [*model.control_tokens, *marks]
         self._special = special_pattern(special)
-        self._plain = PlainText(model, marks)
+        self._plain = PlainTextTokenizer(model, marks)
         bos, eos = model.text_of("bos"), model.text_of("eos")
         self.chat_template = ChatTemplate(sources, bos_token=bos, eos_token=eos, special_tokens=special)
         if options.tool_parser != "auto":

@@ -26,8 +26,8 @@ from ..protocol.sampling import SamplingParams
 from ..text.templates.renderer import LIMIT_CODE
 from .llama.build import build_key
 from .llama.context import LoraAdapter
-from .machine.child_process import ChildEnd, expect_crashes, run_child
-from .machine.notes import Notes, file_key
+from .machine.child_process import ChildOutcome, expect_crashes, run_child
+from .machine.json_store import JsonStore, file_key
 
 _first_use = logging.getLogger("updraft.local.first_use")
 _CONTEXT = 64
@@ -68,7 +68,7 @@ def ensure_loadable(
     """
     files = [path, *(Path(adapter.path) for adapter in adapters)]
     notes, key = (
-        Notes("tried-models"),
+        JsonStore("tried-models"),
         "".join(map(file_key, files)) + build_key() + ("" if own_template else _NO_TEMPLATE),
     )
     verdict = notes.read(key, _Verdict)
@@ -100,7 +100,7 @@ def _on_trial(files: Sequence[Path], own_template: bool, timeout_s: float) -> tu
     return _Verdict(f"llama.cpp crashes on the file ({_cause(end)}). Download or export it again."), True
 
 
-def _cause(end: ChildEnd) -> str:
+def _cause(end: ChildOutcome) -> str:
     """Return the signal, and llama.cpp's failed assertion if it printed one."""
     violated = re.search(r"GGML_ASSERT\(.*?\) failed", end.complaints)
     return f"{end.detail}, {violated[0]}" if violated else end.detail

@@ -116,12 +116,15 @@ class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
     # draft); `fallback` (local answer, because the cloud failed); `cache` (answer of `tier` to an equal request).
     route: Literal["local", "cloud", "escalated", "fallback", "cache"]
     reason: str
-    # Gate that decided: 0 rules, 1 before, 2 during, 3 after generation. `confidence` is 1 - `p_gain`; both are None
-    # if no gate computed them. Costs are in US dollars, None if a model has no price.
+    # Gate that decided: 0 rules, 1 before, 2 during, 3 after generation.
     gate: int
+    # Probability that the cloud's answer is better; None if no gate computed it.
     p_gain: float | None = None
+    # Confidence in the local answer; None unless the `confidence` threshold decided.
     confidence: float | None = None
+    # Value with which the gate compared `p_gain` or `confidence`.
     threshold: float | None = None
+    # Costs in US dollars; None if a model has no price.
     cost_usd: float | None = None
     saved_usd: float | None = None
     local_tokens: int = 0
@@ -141,6 +144,7 @@ class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
             "tier": self.tier,
             "route": self.route,
             "reason": reason,
+            "p-gain": "" if self.p_gain is None else f"{self.p_gain:.4f}",
             "confidence": "" if self.confidence is None else f"{self.confidence:.4f}",
             "cost-usd": "" if self.cost_usd is None else f"{self.cost_usd:.8f}",
             "saved-usd": "" if self.saved_usd is None else f"{self.saved_usd:.8f}",

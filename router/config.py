@@ -92,7 +92,7 @@ class LocalModelOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Middle:
+class CloudTierConfig:
     """A cloud between the device and the best cloud."""
 
     # Base URL of the server.
@@ -115,12 +115,12 @@ class Middle:
     query: dict[str, str] = field(default_factory=dict[str, str], repr=False)
 
     def __post_init__(self) -> None:
-        _check(bool(self.model), "middle.model", "the name of a model")
-        check_headers(self.headers, "middle.headers")
-        _check(self.skip_above is None or 0 <= self.skip_above <= 1, "middle.skip_above", "from 0 to 1")
-        provider = _provider(self.provider, self.url, "middle.url")
-        _check_continuation(provider, "middle.continues", self.continues)
-        url = _base_url(self.url, provider.base_path(self.query), "middle.url", "middle.api_key")
+        _check(bool(self.model), "middle_tiers.model", "the name of a model")
+        check_headers(self.headers, "middle_tiers.headers")
+        _check(self.skip_above is None or 0 <= self.skip_above <= 1, "middle_tiers.skip_above", "from 0 to 1")
+        provider = _provider(self.provider, self.url, "middle_tiers.url")
+        _check_continuation(provider, "middle_tiers.continues", self.continues)
+        url = _base_url(self.url, provider.base_path(self.query), "middle_tiers.url", "middle_tiers.api_key")
         object.__setattr__(self, "url", url)
 
 
@@ -174,7 +174,7 @@ class RouterConfig:
     # retries, no usable answer), after `any` failure (including a wrong key or model), or `never`.
     fallback: Fallback = "unreachable"
     # Smaller clouds to ask before the best cloud, smallest first.
-    middle: tuple[Middle, ...] = ()
+    middle_tiers: tuple[CloudTierConfig, ...] = ()
     # Target: share of the cloud's quality to keep, above 0 and at most 1. `quality`, `cloud_share` and `cost` need a
     # calibrated policy (`updraft calibrate`). Without a target, a calibrated policy keeps 0.98.
     quality: float | None = None
@@ -188,9 +188,9 @@ class RouterConfig:
     # Signal for `confidence`: the geometric mean token `probability`; `entropy`, as exp(-mean entropy); or `margin`
     # over the runner-up, as the logistic function of its mean.
     confidence_signal: ConfidenceSignal = "probability"
-    # Strength of the promise: the target holds with the calibration's confidence (`confidence`), or on average over
+    # Strength of the promise: the target holds with the calibration's `promise_level` (`level`), or on average over
     # calibrations (`mean`), which escalates less.
-    promise: Promise = "confidence"
+    promise: Promise = "level"
     # Policy to use: `auto` (calibrated for this pair of models), a name of `updraft policy list`, or a folder.
     policy: str = "auto"
     # Whether a policy calibrated for other models may be used.
@@ -300,12 +300,12 @@ class RouterConfig:
                 "cloud_model",
                 "set with cloud_url, to the name of a model of the cloud (GET /v1/models lists them)",
             )
-        _check(self.cloud_url is not None or not self.middle, "cloud_url", "set if there are middle tiers")
-        names = [self.cloud_model, *(each.model for each in self.middle)]
+        _check(self.cloud_url is not None or not self.middle_tiers, "cloud_url", "set if there are middle tiers")
+        names = [self.cloud_model, *(each.model for each in self.middle_tiers)]
         _check(all(map(str.isprintable, names)), "cloud_model", "a printable model name")
-        _check(len(set(names)) == len(names), "middle.model", "a different name in each tier")
+        _check(len(set(names)) == len(names), "middle_tiers.model", "a different name in each tier")
         object.__setattr__(self, "aliases", _resolved(self.aliases, ("auto", "local", "cloud", *filter(None, names))))
-        priced = {each.model: each.price for each in self.middle if each.price is not None}
+        priced = {each.model: each.price for each in self.middle_tiers if each.price is not None}
         if priced:
             prices = replace(self.prices, models={**self.prices.models, **priced})
             object.__setattr__(self, "prices", prices)

@@ -17,7 +17,7 @@ from ..embedded.pocket import policy_folder as pocket_policy_folder
 from ..protocol.errors import ConfigurationError, ModelLoadError, UpdraftError
 from ..protocol.safety.private_files import has_file
 from ..protocol.settings import config_file
-from .config import Middle, RouterConfig
+from .config import CloudTierConfig, RouterConfig
 from .feedback.collector import ExperienceCollector, pair_name
 from .gates.exploration import ExplorationGates
 from .gates.gates import NoPolicyGates, NoSignalGates, uncalibrated
@@ -25,16 +25,16 @@ from .gates.selection import GateSelection, check_policy, load_gates
 from .state import CloudCandidate, Tiers
 from .tiers.cloud import HttpCloudTier
 from .tiers.connection import CloudEndpoint
-from .tiers.idle import IdleLocalTier
+from .tiers.idle import UnloadingLocalTier
 from .tiers.interfaces import LocalTier
-from .tiers.load_pause import LoadPause
+from .tiers.load_backoff import LoadBackoff
 from .tiers.local import EngineLocalTier
 from .tiers.local_server.address import ServerAddress, server_address
 from .tiers.local_server.tier import LocalServerModel, ServerLocalTier, find_model, open_client, open_server
 from .tiers.providers.registry import provider_of
 
 if TYPE_CHECKING:
-    from ..classifier.online.experience import Experience
+    from ..classifier.online.experience import ExperienceStore
     from ..local_engine.engine import LocalEngine
     from ..local_engine.machine.memory_fit import KvCacheType
     from ..local_engine.options import LocalOptions
@@ -99,7 +99,7 @@ async def load_tiers(config: RouterConfig) -> Tiers:
     if cloud is not None and config.hold_tokens is not None and not cloud.continues:
         log.warning("hold_tokens has no effect without cloud_continues: streams are held until judged")
     try:
-        tiers = Tiers(None, cloud, None, middle=() if cloud is None else middle_tiers(config))
+        tiers = Tiers(None, cloud, None, middle_tiers=() if cloud is None else open_middle_tiers(config))
         return await with_local(config, tiers, _SERVER_START_S)
     except BaseException:
         if cloud is not None:
@@ -114,16 +114,16 @@ def open_cloud(config: RouterConfig) -> HttpCloudTier | None:
     return HttpCloudTier(endpoint_of(config, config.cloud_url))
 
 
-def middle_tiers(config: RouterConfig) -> tuple[CloudCandidate, ...]:
+def open_middle_tiers(config: RouterConfig) -> tuple[CloudCandidate, ...]:
     """Return the clouds between the device and the best cloud, with the timeouts of the best cloud."""
     return tuple(
         CloudCandidate(
             each.model,
-            HttpCloudTier(middle_endpoint(config, each)),
+            HttpCloudTier(tier_endpoint(config, each)),
             each.skip_above,
             shares_key=urlsplit(each.url)[:2] == urlsplit(config.cloud_url or "")[:2],
         )
-        for each in config.middle
+        for each in config.middle_tiers
     )
 
 
@@ -141,16 +141,16 @@ def endpoint_of(config: RouterConfig, url: str) -> CloudEndpoint:
     )
 
 
-def middle_endpoint(config: RouterConfig, middle: Middle) -> CloudEndpoint:
+def tier_endpoint(config: RouterConfig, tier: CloudTierConfig) -> CloudEndpoint:
     """Return the endpoint of a cloud between the device and the best cloud."""
     return replace(
-        endpoint_of(config, config.cloud_url or middle.url),
-        url=middle.url,
-        api_key=middle.api_key,
-        continues=middle.continues,
-        provider=provider_of(middle.provider, middle.url),
-        headers=middle.headers,
-        query=middle.query,
+        endpoint_of(config, config.cloud_url or tier.url),
+        url=tier.url,
+        api_key=tier.api_key,
+        continues=tier.continues,
+        provider=provider_of(tier.provider, tier.url),
+        headers=tier.headers,
+        query=tier.query,
     )
 
 
@@ -176,11 +176,11 @@ async def with_local(config: RouterConfig, tiers: Tiers, patience_s: float | Non
         raise
     if isinstance(tier, EngineLocalTier):
         load = lambda: EngineLocalTier(open_local(config))  # noqa: E731
-        tier = IdleLocalTier(tier, load, config.local_idle_s, load_pause(config))
+        tier = UnloadingLocalTier(tier, load, config.local_idle_s, load_backoff(config))
     return replace(tiers, local=tier, gates=gates, local_missing=None)
 
 
-def load_pause(config: RouterConfig) -> LoadPause:
+def load_backoff(config: RouterConfig) -> LoadBackoff:
     """Return the pause after a failed load of the local model, which ends early if the file changes."""
 
     def version() -> object:
@@ -190,7 +190,7 @@ def load_pause(config: RouterConfig) -> LoadPause:
             return None
         return status.st_ino, status.st_size, status.st_mtime_ns
 
-    return LoadPause(version)
+    return LoadBackoff(version)
 
 
 async def open_local_tier(config: RouterConfig, patience_s: float | None = None) -> ServerLocalTier | EngineLocalTier:
@@ -235,7 +235,7 @@ def load_gates_of(config: RouterConfig, local: LocalTier) -> ExplorationGates:
     Raises ConfigurationError for a target that needs log-probabilities if the server reports none.
     """
     if not isinstance(local, ServerLocalTier):
-        size = local.hidden_size if isinstance(local, EngineLocalTier | IdleLocalTier) else None
+        size = local.hidden_size if isinstance(local, EngineLocalTier | UnloadingLocalTier) else None
         return load_learning_gates(config, local.model_id, hidden_size=size)
     if local.has_signals:
         return load_learning_gates(config, local.model_id, lambda: local.identity, hidden_size=0)
@@ -325,13 +325,13 @@ def load_learner(config: RouterConfig, tiers: Tiers) -> ExperienceCollector | No
     return ExperienceCollector(experience, pair, explored=explored, keep_text=config.experience_text)
 
 
-def _open_experience(path: Path | None) -> Experience | None:
+def _open_experience(path: Path | None) -> ExperienceStore | None:
     if path is None:
         return None
-    from ..classifier.online.experience import Experience
+    from ..classifier.online.experience import ExperienceStore
 
     try:
-        return Experience(path)
+        return ExperienceStore(path)
     except ConfigurationError as error:
         log.warning("no experience is stored: %s", error.message)
         return None
@@ -353,7 +353,7 @@ def load_learning_gates(
     target = config.stated_target
     if target and target != "confidence" and isinstance(gates, NoPolicyGates):
         raise uncalibrated(target)
-    monitor = None if gates.usual is None else DriftMonitor(gates.usual)
+    monitor = None if gates.typical_p_gain is None else DriftMonitor(gates.typical_p_gain)
     learning = ExplorationGates(gates, exploration=config.exploration, shadow=config.shadow, monitor=monitor)
     learning.check(None)
     return learning

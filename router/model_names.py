@@ -29,7 +29,7 @@ class ModelNames:
         tiers: dict[str, RequestedTier] = {"auto": "auto", "local": "local", "cloud": "cloud"}
         names = dict(tiers)
         if self.tiers.cloud is not None:
-            clouds = (*(candidate.model for candidate in self.tiers.middle), self.config.cloud_model)
+            clouds = (*(candidate.model for candidate in self.tiers.middle_tiers), self.config.cloud_model)
             names |= dict.fromkeys(clouds, "cloud")
         if self.tiers.local is not None:
             names[self.tiers.local.model_id] = "local"

@@ -35,7 +35,7 @@ from .accounting.ledger_writer import RequestWriter
 from .accounting.request_record import RequestRecord
 from .cascade.cascade import Cascade, CloudReply, LocalReply, Reply
 from .config import GATE_SETTINGS, LIVE_SETTINGS, RouterConfig
-from .factory import check_aliases, check_startable, load_gates_of, load_learner, load_pause, load_tiers, with_local
+from .factory import check_aliases, check_startable, load_backoff, load_gates_of, load_learner, load_tiers, with_local
 from .feedback.collector import ExperienceCollector, JudgedRequest, LearningCounts
 from .gates.deadline import LatencyEstimates
 from .gates.exploration import ExplorationGates
@@ -45,7 +45,7 @@ from .request.caller import caller_of
 from .request.chat_request import RoutingRequest, read_model, read_routing_request
 from .responses import cloud_reasoning
 from .responses import completion as answer
-from .responses.cache import AnswerCache, Cached, CacheSlot, answer_of, stream_of
+from .responses.cache import AnswerCache, CachedCompletion, CacheSlot, answer_of, stream_of
 from .responses.direct import DirectCall, DirectHandler, DirectReply, direct_job
 from .responses.stream_body import StreamBody, events_of
 from .state import RouterState, Tiers
@@ -78,7 +78,7 @@ class Preview:
 
 
 @dataclass(slots=True)
-class _Answering:
+class _RequestInProgress:
     """A request that is being answered."""
 
     record: RequestRecord
@@ -107,7 +107,7 @@ class Router:
         self._ledger_retry: asyncio.Task[None] | None = None
         self._learner: ExperienceCollector | None = None
         self._loading: asyncio.Task[None] | None = None
-        self._local_pause = load_pause(config)
+        self._load_backoff = load_backoff(config)
         self._local_retry: asyncio.Task[None] | None = None
         self._open: set[StreamBody] = set()
         self._closed = False
@@ -133,7 +133,7 @@ class Router:
         if self._ledger_problem is not None and not is_trying and time.monotonic() > self._ledger_tried + RETRY_S:
             self._ledger_retry = asyncio.create_task(self._open_ledger())
         missing = self.tiers.local_missing
-        if missing is not None and self._local_retry is None and self._local_pause.error is None:
+        if missing is not None and self._local_retry is None and self._load_backoff.error is None:
             self._local_retry = asyncio.create_task(self._load_local())
 
     async def _load(self) -> None:
@@ -198,7 +198,7 @@ class Router:
         check_aliases(self.config, tiers)
         self._tiers, self._learner = tiers, load_learner(self.config, tiers)
         if tiers.local_missing is not None:
-            self._local_pause.begin(tiers.local_missing)
+            self._load_backoff.begin(tiers.local_missing)
 
     async def _load_local(self) -> None:
         """Retry loading the local model while the cloud answers."""
@@ -207,7 +207,7 @@ class Router:
         except UpdraftError as error:
             log.warning("the local model cannot be used: %s", error.message)
             self._tiers = replace(self.tiers, local_missing=error)
-            self._local_pause.begin(error)
+            self._load_backoff.begin(error)
         finally:
             self._local_retry = None
 
@@ -260,7 +260,7 @@ class Router:
             if learner is not None:
                 closing.push_async_callback(learner.close)
             if tiers is not None and tiers.cloud is not None:
-                for tier in (tiers.cloud, *(candidate.tier for candidate in tiers.middle)):
+                for tier in (tiers.cloud, *(candidate.tier for candidate in tiers.middle_tiers)):
                     closing.push_async_callback(tier.aclose)
             if tiers is not None and tiers.local is not None:
                 closing.push_async_callback(tiers.local.aclose)
@@ -277,7 +277,7 @@ class Router:
         """
         return await self._guarded(request, self._chat)
 
-    async def _chat(self, request: WireRequest, answering: _Answering) -> WireResponse:
+    async def _chat(self, request: WireRequest, answering: _RequestInProgress) -> WireResponse:
         record = answering.record
         async with asyncio.timeout(request.timeout_s):
             await self.start()
@@ -341,7 +341,7 @@ class Router:
     async def direct(self, request: WireRequest, handler: DirectHandler, read: BodyReader = read_json) -> WireResponse:
         """Answer a request that no gate judges, and write a ledger row. Failures become error bodies as in `chat`."""
 
-        async def answered(request: WireRequest, answering: _Answering) -> WireResponse:
+        async def answered(request: WireRequest, answering: _RequestInProgress) -> WireResponse:
             record = answering.record
             async with asyncio.timeout(request.timeout_s):
                 await self.start()
@@ -357,10 +357,10 @@ class Router:
         return await self._guarded(request, answered)
 
     async def _guarded(
-        self, request: WireRequest, work: Callable[[WireRequest, _Answering], Awaitable[WireResponse]]
+        self, request: WireRequest, work: Callable[[WireRequest, _RequestInProgress], Awaitable[WireResponse]]
     ) -> WireResponse:
         """Return the response of `work`. On failure, close the call and return an OpenAI error body."""
-        answering = _Answering(self._record(request))
+        answering = _RequestInProgress(self._record(request))
         record = answering.record
         try:
             return await work(request, answering)
@@ -419,7 +419,7 @@ class Router:
         self._learn(cascade, reply.completion if isinstance(reply, CloudReply) else None)
         return response
 
-    def _repeat(self, job: RoutingRequest, kept: Cached, record: RequestRecord) -> WireResponse:
+    def _repeat(self, job: RoutingRequest, kept: CachedCompletion, record: RequestRecord) -> WireResponse:
         """Return a cached answer, whole or as a stream."""
         completion = answer_of(kept, record)
         if job.stream:

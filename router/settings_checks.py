@@ -10,17 +10,10 @@ from typing import get_args
 from ..protocol.errors import ConfigurationError, InvalidRequestError, StorageError
 from ..protocol.safety.private_files import has_file
 from ..protocol.safety.shared_file import SharedFile
-from ..protocol.wal import tables
+from ..protocol.sqlite import tables
 from .accounting.ledger import Ledger
 from .config import RouterConfig
-from .factory import (
-    check_startable,
-    endpoint_of,
-    has_model_file,
-    middle_endpoint,
-    model_file,
-    options_of,
-)
+from .factory import check_startable, endpoint_of, has_model_file, model_file, options_of, tier_endpoint
 from .privacy.rules import PrivacyRules
 from .storage.file_store import DATABASE
 from .tiers.connection import check_endpoint
@@ -38,7 +31,8 @@ def check_settings(config: RouterConfig) -> None:
     _check_database("experience", config.experience, "observations")
     _check_database("files", config.files and config.files / DATABASE, "files")
     if config.cloud_url is not None and not config.offline:
-        for endpoint in (endpoint_of(config, config.cloud_url), *(middle_endpoint(config, m) for m in config.middle)):
+        middle = [tier_endpoint(config, each) for each in config.middle_tiers]
+        for endpoint in (endpoint_of(config, config.cloud_url), *middle):
             check_endpoint(endpoint)
     if has_model_file(config):
         _check_options(config)

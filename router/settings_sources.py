@@ -17,7 +17,7 @@ from ..protocol.safety.private_files import close_to_others, has_file
 from ..protocol.safety.system import changeable_by_others
 from .accounting.budget import BudgetLimits
 from .accounting.prices import Prices
-from .config import OF_CLOUD_URL, TARGETS, CacheSettings, LocalModelOptions, Middle, RouterConfig
+from .config import OF_CLOUD_URL, TARGETS, CacheSettings, CloudTierConfig, LocalModelOptions, RouterConfig
 from .privacy.rules import Privacy
 from .request.json_narrowing import rows, table
 
@@ -33,23 +33,11 @@ _TABLES: dict[str, type[Any]] = {
     "budget": BudgetLimits,  # last, because other names begin with it
 }
 _PAIRS = ("cloud_headers", "cloud_query")
+_RENAMED = {"middle": "middle_tiers"}
 _OPTIONAL = frozenset(
     {
-        "local",
-        "local_model",
-        "chat_template",
-        "cloud_url",
-        "cloud_api_key",
-        "cloud_api_key_file",
-        "hold_tokens",
-        "local_idle_s",
-        "race_above",
-        "ledger",
-        "ledger_days",
-        "experience",
-        "store",
-        "files",
-        *TARGETS,
+        *("local", "local_model", "chat_template", "cloud_url", "cloud_api_key", "cloud_api_key_file", "hold_tokens"),
+        *("local_idle_s", "race_above", "ledger", "ledger_days", "experience", "store", "files", *TARGETS),
     }
 )
 _SWITCHES: dict[Any, bool] = {True: True, "true": True, False: False, "false": False}
@@ -81,9 +69,8 @@ def load_config(
         values["experience"] = experience_file() if keeps else None
     if (keeps := _SWITCHES.get(values.get("store"))) is not None:
         values["store"] = state / "answers.sqlite3" if keeps else None
-    words = {
-        name: values.pop(name) for name in ("promise", "fallback", "confidence_signal") if name in values
-    }  # msgspec does not list the choices
+    # msgspec does not list the choices of these.
+    words = {name: values.pop(name) for name in ("promise", "fallback", "confidence_signal") if name in values}
     try:
         config = replace(msgspec.convert(values, RouterConfig, strict=False, dec_hook=_decode), **words)
     except msgspec.ValidationError as error:
@@ -93,14 +80,18 @@ def load_config(
 
 
 def _merge(into: dict[str, Any], update: dict[str, Any], source: str) -> None:
+    for name in filter(_RENAMED.get, update):
+        raise ConfigurationError(f"`{name}` in {source} is now `{_RENAMED[name]}`: rename the setting.", param=name)
+    if update.get("promise") == "confidence":
+        raise ConfigurationError(f'promise = "confidence" in {source} is now promise = "level".', param="promise")
     _refuse_unknown(update, _KNOWN, source)
     if any(update.get(name) is not None for name in TARGETS):  # a target replaces that of an earlier source
         into.update(dict.fromkeys(TARGETS))
     if update.get("cloud_url") not in (None, into.get("cloud_url")):  # a key belongs to the URL it was set with
         into.update(OF_CLOUD_URL)
     for name, value in update.items():
-        if name == "middle":
-            into[name] = _middle(value, source)
+        if name == "middle_tiers":
+            into[name] = _middle_tiers(value, source)
         elif name in _TABLES:
             given = _table(value, _TABLES[name], f"{name} in {source}")
             into[name] = {**into.get(name, {}), **given}
@@ -110,11 +101,11 @@ def _merge(into: dict[str, Any], update: dict[str, Any], source: str) -> None:
         _table(price, Price, f"prices.models.{model} in {source}")
 
 
-def _middle(value: Any, source: str) -> list[dict[str, Any]]:
+def _middle_tiers(value: Any, source: str) -> list[dict[str, Any]]:
     given = rows(list(cast("tuple[Any, ...]", value)) if isinstance(value, tuple) else value)
     if given is None:
-        raise ConfigurationError(f"middle in {source} must be a list of tables ([[middle]]).")
-    return [_table(each, Middle, f"middle in {source}") for each in given]
+        raise ConfigurationError(f"middle_tiers in {source} must be a list of tables ([[middle_tiers]]).")
+    return [_table(each, CloudTierConfig, f"middle_tiers in {source}") for each in given]
 
 
 def _table(value: Any, kind: type[Any], source: str) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Tiers:
     # Why the configured local model is unusable.
     local_missing: UpdraftError | None = None
     # Clouds smaller than `cloud`, smallest first.
-    middle: tuple[CloudCandidate, ...] = ()
+    middle_tiers: tuple[CloudCandidate, ...] = ()
 
     def why_not_local(self) -> UpdraftError:
         """Return the error of a router without a local tier, without a traceback, which would grow with each raise."""

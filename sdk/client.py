@@ -18,7 +18,7 @@ from ..router.settings_checks import check_settings
 from ..router.settings_sources import load_config
 from .caller_keys import BASE_URL, PLACEHOLDER_KEY, CallerKeys, ambient_keys
 from .requests import AsyncRequests, Requests
-from .sharing import RuntimeLease
+from .runtime_pool import RuntimeLease
 from .transport import async_transport, httpx_of_openai, sync_transport
 
 
@@ -94,7 +94,7 @@ class OpenAI(_Routed, openai.OpenAI):
     model, or a local server such as "ollama:qwen3". local_options: options of a model file in this process.
     quality, cloud_share, cost: the target, of which at most one may be set: the share of the cloud's quality to keep,
     the largest share of requests to escalate, or the most US dollars to spend per 1,000 requests. A target needs a
-    calibrated policy. promise: "confidence" or "mean", the strength of the target's promise. confidence: instead of a
+    calibrated policy. promise: "level" or "mean", the strength of the target's promise. confidence: instead of a
     target, a plain threshold for the local model's confidence, measured by confidence_signal: "probability", "entropy"
     or "margin". ledger: the file with one row per request; None: no ledger. All of these override `config`. Without
     `config`, the user's settings apply (`load_config`). All other arguments are upstream's, but `api_key` is an alias

@@ -10,7 +10,7 @@ from ..protocol.errors import ConfigurationError
 from ..router.config import RouterConfig
 from ..router.settings_checks import check_settings
 from .client import settings_of
-from .sharing import RuntimeLease
+from .runtime_pool import RuntimeLease
 from .transport import async_transport as async_transport_over
 from .transport import httpx_of_openai, sync_transport
 

@@ -21,7 +21,7 @@ from ..protocol.telemetry.tracing import callers_headers
 from ..router.responses.completion import failure
 from .caller_keys import CallerKeys
 from .runtime import CancelledError, wait
-from .sharing import RuntimeLease
+from .runtime_pool import RuntimeLease
 
 T = TypeVar("T")
 

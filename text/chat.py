@@ -28,14 +28,14 @@ from ..protocol.requests import Message
 from ..protocol.safety.bounded_cache import BoundedCache
 from ..protocol.structured import RenderOptions
 from .templates import tool_messages as tool_turns
-from .templates.conversation import END_MARK, Conversation, Fit, Probe, first_missing
+from .templates.conversation import END_MARK, Conversation, Probe, TemplateFit, first_missing
 from .templates.renderer import Renderer, RenderLimits, encoded
 from .templates.sources import TemplateSources
 from .templates.tool_messages import Change
 
-_FIRST_STAND_IN = 0xF0000
-_STAND_INS = re.compile("[\U000f0000-\U0010fffd]+")
-_MAX_ALPHABET = 0x10FFFD - _FIRST_STAND_IN  # the last code point marks the end of a continued message
+_FIRST_PRIVATE = 0xF0000
+_PRIVATE = re.compile("[\U000f0000-\U0010fffd]+")
+_MAX_ALPHABET = 0x10FFFD - _FIRST_PRIVATE  # the last code point marks the end of a continued message
 _MAX_SHAPES = 256  # cached shapes of conversations
 
 
@@ -71,7 +71,7 @@ class ChatTemplate:
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._special = special_pattern({bos_token, eos_token, *special_tokens})
         self._renderers = [Renderer(each, RenderLimits()) for each in dict.fromkeys([self.source, self.tool_source])]
-        self._fits: BoundedCache[bytes, Fit] = BoundedCache(_MAX_SHAPES)  # by hash of the conversation's shape
+        self._fits: BoundedCache[bytes, TemplateFit] = BoundedCache(_MAX_SHAPES)  # by hash of the conversation's shape
 
     def compile(self) -> None:
         """Start the child process now and compile the template. Raises ModelLoadError if the template is invalid."""
@@ -96,7 +96,7 @@ class ChatTemplate:
         requested = _conversation(messages, options)
         fit = self._fit(requested)
         conversation = requested.put(fit, self._tool_style)
-        stand_in = _StandIn(conversation)
+        stand_in = _CharacterMap(conversation)
         truth, opaque = self._rendered(conversation, fit, [_unchanged, stand_in.whole])
         segments = self._origins(conversation, fit, stand_in, truth, opaque)
         if first_missing(requested.messages, _text(segments)) is not None:
@@ -106,7 +106,7 @@ class ChatTemplate:
         return segments
 
     def _origins(
-        self, conversation: Conversation, fit: Fit, stand_in: _StandIn, truth: str, opaque: str
+        self, conversation: Conversation, fit: TemplateFit, stand_in: _CharacterMap, truth: str, opaque: str
     ) -> list[Segment]:
         if stand_in.undo(opaque) == truth:
             return _cut(opaque, stand_in)
@@ -116,18 +116,18 @@ class ChatTemplate:
         if stand_in.undo(opaque) == truth:
             return _cut(opaque, stand_in)
         if self._special is not None:
-            own = [token for part in _STAND_INS.split(opaque) for token in self._special.findall(part)]
+            own = [token for part in _PRIVATE.split(opaque) for token in self._special.findall(part)]
             if self._special.findall(truth) == own:
                 return [Segment(truth, True)]
         return _cut(opaque, stand_in)
 
-    def _fit(self, requested: Conversation) -> Fit:
+    def _fit(self, requested: Conversation) -> TemplateFit:
         """Return the first adaptation with which the template keeps every text, cached by the conversation's shape."""
         probe = Probe.of(requested)
         shape = hashlib.sha256(encoded(probe.conversation.context(_unchanged))).digest()
         return self._fits.find(shape, lambda _: self._tried(probe))
 
-    def _tried(self, probe: Probe) -> Fit:
+    def _tried(self, probe: Probe) -> TemplateFit:
         """Return the first adaptation that works. If all fail, raises the error of the first adaptation."""
         several = len(self._renderers) > 1
         fits = list(probe.conversation.fits(tool_template=several, has_developer="developer" in self.source))
@@ -145,7 +145,7 @@ class ChatTemplate:
         assert error is not None
         raise error
 
-    def _rendered(self, conversation: Conversation, fit: Fit, changes: Sequence[Change]) -> list[str]:
+    def _rendered(self, conversation: Conversation, fit: TemplateFit, changes: Sequence[Change]) -> list[str]:
         contexts = [conversation.context(change) | self._tokens for change in changes]
         texts = self._renderers[fit.tool_template].render(contexts)
         return [_up_to_mark(text) if conversation.is_open else text for text in texts]
@@ -228,7 +228,7 @@ def encoding_runs(segments: Sequence[Segment], special: re.Pattern[str] | None) 
     return [run for run in runs if run.text]
 
 
-class _StandIn:
+class _CharacterMap:
     """One-to-one map from the characters of user strings to private code points, and back."""
 
     def __init__(self, conversation: Conversation) -> None:
@@ -239,7 +239,7 @@ class _StandIn:
                 f"The messages use {len(alphabet)} different characters; at most {_MAX_ALPHABET} are supported.",
                 param="messages",
             )
-        self._to = {ord(char): _FIRST_STAND_IN + index for index, char in enumerate(alphabet)}
+        self._to = {ord(char): _FIRST_PRIVATE + index for index, char in enumerate(alphabet)}
         self._back = {stand_in: code for code, stand_in in self._to.items()}
 
     def whole(self, text: str) -> str:
@@ -256,10 +256,10 @@ class _StandIn:
         return text.translate(self._back)
 
 
-def _cut(opaque: str, stand_in: _StandIn) -> list[Segment]:
+def _cut(opaque: str, stand_in: _CharacterMap) -> list[Segment]:
     segments: list[Segment] = []
     end = 0
-    for match in _STAND_INS.finditer(opaque):
+    for match in _PRIVATE.finditer(opaque):
         segments += [Segment(opaque[end : match.start()], True), Segment(stand_in.undo(match.group()), False)]
         end = match.end()
     segments.append(Segment(opaque[end:], True))

@@ -20,8 +20,8 @@ from ..protocol.requests import Message
 from ..protocol.structured import RenderOptions
 from ..protocol.unicode_forms import read_text
 from .chat import ChatTemplate, encoding_runs, special_pattern
+from .control_tokens import unflagged_control_tokens
 from .detokenize import gpt2_byte_alphabet
-from .marks import typed_marks
 from .templates.sources import TemplateSources
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -54,7 +54,7 @@ class Tokenizer:
         """`definition` is the content of a tokenizer.json. Raises ModelLoadError if unusable."""
         parsed = _parsed(definition)
         sources = () if chat_template is None else (chat_template.source, chat_template.tool_source)
-        marks = set(typed_marks(_added(parsed, special=False), *sources))
+        marks = set(unflagged_control_tokens(_added(parsed, special=False), *sources))
         try:
             self._special_mode = tokenizers.Tokenizer.from_str(definition)
             self._plain_mode = tokenizers.Tokenizer.from_str(_with_special(parsed, marks) if marks else definition)
@@ -97,7 +97,7 @@ class Tokenizer:
         sources = TemplateSources.of(folder.name, _templates(folder, config), chat_template, tokens)
         if tool_parser != "auto":
             sources = replace(sources, tool_style=tool_parser)
-        marks = typed_marks(_added(parsed, special=False), sources.default, sources.tool_use)
+        marks = unflagged_control_tokens(_added(parsed, special=False), sources.default, sources.tool_use)
         template = ChatTemplate(sources, bos_token=bos_token, eos_token=eos_token, special_tokens=[*special, *marks])
         ends = PromptEnds(bos_token, eos_token, config.get("add_bos_token"), config.get("add_eos_token"))
         return cls(definition, eos_ids=eos_ids, chat_template=template, ends=ends)

@@ -56,7 +56,7 @@ class CallDelta:
 
 
 @dataclass(slots=True)
-class Parsed:
+class ParsedText:
     content: str = ""
     calls: list[CallDelta] = field(default_factory=list[CallDelta])
 
@@ -78,15 +78,15 @@ class ToolCallParser:
         self._marked = self._called = False  # whether `_opening` began with an opener, and contained a declared call
         self._in_list = False
         self._call = _CallReader()
-        self._parsed = Parsed()
+        self._parsed = ParsedText()
 
-    def push(self, text: str) -> Parsed:
+    def push(self, text: str) -> ParsedText:
         self._buffer += text
         while self._state():
             pass
         return self._taken()
 
-    def flush(self) -> Parsed:
+    def flush(self) -> ParsedText:
         """Return the rest at the end of the answer."""
         if self._state == self._in_call:
             self._end_call(whole=False)
@@ -98,8 +98,8 @@ class ToolCallParser:
         self._buffer = ""
         return self._taken()
 
-    def _taken(self) -> Parsed:
-        parsed, self._parsed = self._parsed, Parsed()
+    def _taken(self) -> ParsedText:
+        parsed, self._parsed = self._parsed, ParsedText()
         return parsed
 
     # States of the parser. Each consumes from the buffer as much as possible, and returns False to wait for more text.

@@ -11,7 +11,7 @@ from pathlib import Path
 from ...protocol.errors import ConfigurationError, StorageError
 from ...protocol.safety.database import Database
 from ...protocol.safety.shared_file import SharedFile
-from ...protocol.wal import columns, transaction
+from ...protocol.sqlite import columns, transaction
 from .table import LedgerTable, Table
 
 _SIGNATURE = {"id", "model", "status", "latency_ms"}  # columns present in every format

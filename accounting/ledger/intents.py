@@ -23,7 +23,7 @@ from ...protocol.safety.forks import FORKS
 from ...protocol.safety.private_files import private_file
 from ...protocol.safety.system import reserve_blocks
 from .table import LedgerTable, Values
-from .workers import WorkerSlot, left_behind
+from .workers import WorkerSlot, orphaned_intents
 
 _LENGTH = Struct("=I")
 _SIGNED = Struct("=i")
@@ -181,7 +181,7 @@ class IntentFile:
         self._memory.close()
 
 
-class KeptRows:
+class WorkerIntents:
     """The intent file of this worker in `folder`, and the rows left by dead workers."""
 
     def __init__(self, folder: Path, table: LedgerTable) -> None:
@@ -198,13 +198,13 @@ class KeptRows:
             raise StorageError(f"Cannot use {self.slot.intents} for the ledger: {error}.") from error
         self._left = self.file.records()  # records of the previous owner of this slot
 
-    def left_behind(self) -> Iterator[list[Values]]:
+    def orphaned_rows(self) -> Iterator[list[Values]]:
         """Yield the uncommitted rows of each dead worker. Advancing the iterator deletes the rows last yielded."""
         if self._left:
             yield _rows(self._left, self._table)
         while self._left:
             self.file.remove(self._left.popitem()[0])
-        for path in left_behind(self.slot.folder, self._table.max_workers, self.slot.number):
+        for path in orphaned_intents(self.slot.folder, self._table.max_workers, self.slot.number):
             try:
                 with closing(IntentFile(path, self._table.places, self._table.place_bytes)) as file:
                     records = file.records()

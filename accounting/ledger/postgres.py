@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ...protocol.errors import ConfigurationError, MissingDependencyError
 from ...protocol.safety.redaction import shown_url
 from ...protocol.settings import state_folder
-from .intents import KeptRows
+from .intents import WorkerIntents
 from .store import ExtraWrite, LedgerStore, LedgerWriteError, RowRefusedError
 from .table import LedgerTable, Values
 
@@ -47,7 +47,7 @@ class PostgresStore(LedgerStore):
             raise ConfigurationError(f"{shown_url(url)} is not the URL of a PostgreSQL database.") from error
         place = repr([about.get(name) for name in ("host", "hostaddr", "port", "dbname")]).encode()  # no password
         folder = state_folder() / f"gateway-{blake2b(place, digest_size=8).hexdigest()}.workers"
-        super().__init__(table, KeptRows(folder, table), f"{self._lock:08x}")
+        super().__init__(table, WorkerIntents(folder, table), f"{self._lock:08x}")
 
     def check(self) -> None:
         try:

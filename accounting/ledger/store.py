@@ -10,11 +10,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from ...protocol.errors import ConfigurationError, DiskSpaceError
-from ...protocol.wal import transaction
+from ...protocol.sqlite import transaction
 from .files import open_database
-from .intents import IntentFile, KeptRows
+from .intents import IntentFile, WorkerIntents
 from .table import LedgerTable, Values
-from .workers import left_behind
+from .workers import orphaned_intents
 
 ExtraWrite = Callable[[sqlite3.Connection], None]
 """A change committed in the same transaction as a row."""
@@ -37,7 +37,7 @@ class LedgerStore(ABC):
     # Whether intents are committed to the database, and so survive the loss of this machine.
     commits_intents = False
 
-    def __init__(self, table: LedgerTable, kept: KeptRows | None, worker: str) -> None:
+    def __init__(self, table: LedgerTable, kept: WorkerIntents | None, worker: str) -> None:
         self.table = table
         #: Id of this process in ledger rows.
         self.worker = worker
@@ -56,11 +56,11 @@ class LedgerStore(ABC):
     def write(self, intents: Sequence[Values], settled: Sequence[Values], extras: Sequence[ExtraWrite] = ()) -> None:
         """Commit everything, or raise LedgerWriteError or RowRefusedError. Rows already settled are not changed."""
 
-    def left_behind(self) -> Iterator[list[Values]]:
-        """Yield the uncommitted rows of dead workers, as documented in `KeptRows`. Raises LedgerWriteError."""
+    def orphaned_rows(self) -> Iterator[list[Values]]:
+        """Yield the uncommitted rows of dead workers, as documented in `WorkerIntents`. Raises LedgerWriteError."""
         try:
             if self._kept is not None:
-                yield from self._kept.left_behind()
+                yield from self._kept.orphaned_rows()
         except OSError as error:
             raise LedgerWriteError(str(error)) from error
 
@@ -87,7 +87,7 @@ class SqliteStore(LedgerStore):
     def __init__(self, path: Path, table: LedgerTable, *, needs_intents: bool = True) -> None:
         self._database, kept = open_database(path, table, busy_s=table.busy_s), None
         try:
-            kept = KeptRows(_workers_folder(path), table)
+            kept = WorkerIntents(_workers_folder(path), table)
         except (ConfigurationError, DiskSpaceError) as error:
             if needs_intents:
                 self._database.close()
@@ -147,11 +147,11 @@ def collect(path: Path, table: LedgerTable) -> None:
 
     Raises ConfigurationError, OSError, LedgerWriteError or RowRefusedError. Rows that cannot be committed are kept.
     """
-    with closing(left_behind(_workers_folder(path), table.max_workers, None)) as files:
+    with closing(orphaned_intents(_workers_folder(path), table.max_workers, None)) as files:
         if next(files, None) is None:
             return
     with closing(SqliteStore(path, table)) as store:
-        for rows in store.left_behind():
+        for rows in store.orphaned_rows():
             store.write((), rows)
 
 

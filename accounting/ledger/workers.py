@@ -81,7 +81,7 @@ class WorkerSlot:
             os.close(file)
 
 
-def left_behind(folder: Path, most: int, own: int | None) -> Generator[Path]:
+def orphaned_intents(folder: Path, most: int, own: int | None) -> Generator[Path]:
     """Yield the row files of dead workers. New workers cannot take a file while it is yielded. Raises OSError."""
     for number in range(most):
         if number == own or not _intents(folder, number).exists():

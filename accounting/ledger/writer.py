@@ -30,7 +30,7 @@ DAY_S = 86_400
 _MAX_BATCH = 1000
 _SETTLED_S = 0.005  # seconds that rows without a waiter may wait, to share a commit with an intent
 _RETRY_S = 0.5
-_HANGS_S = 1.0  # seconds of grace for the last commit
+_LAST_COMMIT_S = 1.0  # seconds of grace for the last commit
 _POLL_S = 0.002
 _HOUSEKEEPING_S = 60.0
 _HOUSEKEEPING_AGAIN_S = 5.0  # seconds before maintenance is retried after a failure
@@ -115,13 +115,13 @@ class LedgerWriter:
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Write the remaining rows within `timeout_s` seconds. Rows left over are written by the next process."""
         self._end(timeout_s)
-        self._thread.join(timeout_s + _HANGS_S)
+        self._thread.join(timeout_s + _LAST_COMMIT_S)
         self._check_end()
 
     async def aclose(self, timeout_s: float = CLOSE_S) -> None:
         """Close as `close` does, but without blocking the event loop or starting a thread, which fails at exit."""
         self._end(timeout_s)
-        until = time.monotonic() + timeout_s + _HANGS_S
+        until = time.monotonic() + timeout_s + _LAST_COMMIT_S
         while self._thread.is_alive() and time.monotonic() < until:  # noqa: ASYNC110 - threads set no asyncio events
             await asyncio.sleep(_POLL_S)
         self._check_end()
@@ -139,7 +139,7 @@ class LedgerWriter:
         since = self._committing_since
         return since is not None and time.monotonic() > since + FLUSH_S
 
-    def _keep(self, row_id: str, values: Values) -> bool:
+    def _journal(self, row_id: str, values: Values) -> bool:
         """Store the row in the intent file. Return whether the file has a record of the request."""
         intents, before = self._store.intents, self._places.get(row_id)
         if self._closes_at is not None or intents is None:
@@ -159,9 +159,9 @@ class LedgerWriter:
         extra: ExtraWrite | None = None,
         committed: asyncio.Future[bool] | None = None,
     ) -> None:
-        self._enter(Entry(values, True, committed, self._places.pop(row_id, None), extra))
+        self._queue_entry(Entry(values, True, committed, self._places.pop(row_id, None), extra))
 
-    def _enter(self, entry: Entry) -> None:
+    def _queue_entry(self, entry: Entry) -> None:
         if self.waiting >= MAX_WAITING:
             self.lost += 1
             self._forget([entry])
@@ -180,13 +180,13 @@ class LedgerWriter:
             self._calls.put("write")
 
     def _run(self) -> None:
-        self._keep_house()
+        self._run_housekeeping()
         goes_on = True
         while goes_on or (self.waiting and self._has_time()):
             goes_on, flushed = self._take(goes_on)
             self._write()
             if not self.failing:
-                self._keep_house()
+                self._run_housekeeping()
             for done in flushed:
                 if self.failing:
                     self._calls.put(done)
@@ -195,10 +195,10 @@ class LedgerWriter:
             if self.failing and self._has_time():
                 time.sleep(_RETRY_S)
         if self.waiting:
-            self._tell_what_is_left()
+            self._log_unwritten()
         self._store.close()
 
-    def _tell_what_is_left(self) -> None:
+    def _log_unwritten(self) -> None:
         kept = sum(each.place is not None for each in (*self._unwritten, *self._entered))
         self.lost += self.waiting - kept
         if kept:
@@ -243,7 +243,7 @@ class LedgerWriter:
                 _log.error(message, error, self._consequence, exc_info=is_unknown)
             self.problem = str(error)
             self.failures += 1
-            _tell(self._unwritten, is_written=False)
+            _log_rows(self._unwritten, is_written=False)
             kept = [each for each in self._unwritten if each.settled or not self._drops_intents]
             self._unwritten = [Entry(each.values, each.settled, place=each.place, extra=each.extra) for each in kept]
         else:
@@ -278,16 +278,16 @@ class LedgerWriter:
         done = set(map(id, batch))
         self._unwritten = [each for each in self._unwritten if id(each) not in done]
         self._forget(batch)
-        _tell(batch, is_written=True)
+        _log_rows(batch, is_written=True)
 
-    def _keep_house(self) -> None:
+    def _run_housekeeping(self) -> None:
         """Periodically commit the rows of dead workers, mark their intents as abandoned, and delete old rows."""
         if self.failing or time.monotonic() < self._housekeeping_at:
             return
         deleted, pause_s = 0, _HOUSEKEEPING_S
         try:
             count = 0
-            for rows in self._store.left_behind():
+            for rows in self._store.orphaned_rows():
                 settled = [self._store.table.is_settled(values) for values in rows]
                 self._commit(
                     [Entry(values, settled=is_settled) for values, is_settled in zip(rows, settled, strict=True)]
@@ -305,7 +305,7 @@ class LedgerWriter:
         self._housekeeping_at = time.monotonic() + (0.0 if deleted == _PRUNED_AT_ONCE else pause_s)
 
 
-def _tell(batch: Sequence[Entry], *, is_written: bool) -> None:
+def _log_rows(batch: Sequence[Entry], *, is_written: bool) -> None:
     """Wake all waiters of this commit with one call."""
     waiting = [each.committed for each in batch if each.committed is not None]
     if not waiting:

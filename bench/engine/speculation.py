@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ...cloud_engine.engine.config import EngineConfig
 from ...cloud_engine.engine.engine import Engine
-from ...cloud_engine.engine.kv.sizing import Sizes
+from ...cloud_engine.engine.kv.sizing import KVCacheSize
 from ...cloud_engine.engine.speculation.draft_model import DraftModel
 from ...cloud_engine.engine.speculation.drafter import DraftWork
 from ...cloud_engine.engine.types.request import GenerationRequest
@@ -134,7 +134,7 @@ class OracleDrafter(DraftModel):
     def __init__(
         self, target: Decoder, draft: Decoder, config: EngineConfig, answer: Sequence[int], acceptance: float
     ) -> None:
-        super().__init__(draft, target.config, Sizes.of([target], config), config)
+        super().__init__(draft, target.config, KVCacheSize.of([target], config), config)
         self._answer = list(answer)
         self._acceptance = acceptance
         self._random = random.Random(0)

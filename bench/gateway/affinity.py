@@ -17,8 +17,8 @@ from random import Random
 from typing import NamedTuple
 
 from ...cloud_engine.gateway.balancing.affinity import Placement, PrefixIndex
-from ...cloud_engine.gateway.balancing.choice import Chooser
 from ...cloud_engine.gateway.balancing.node import Node, NodeAddress
+from ...cloud_engine.gateway.balancing.selection import NodeSelector
 from ...protocol.errors import ConfigurationError
 
 _BLOCK_TOKENS, _BLOCK_BYTES = 512, 2048  # size of a block of the trace
@@ -50,7 +50,7 @@ def replay(trace: Sequence[TraceRequest], nodes: int, seed: int = 0, workers: in
     """
     simulated, index, random = [_SimulatedNode() for _ in range(nodes)], PrefixIndex(), Random(seed)
     views = [[Node(NodeAddress(f"http://node{number}")) for number in range(nodes)] for _ in range(workers)]
-    choosers, together = [Chooser(index, Random(seed + worker)) for worker in range(workers)], _Cache()
+    selectors, together = [NodeSelector(index, Random(seed + worker)) for worker in range(workers)], _Cache()
     running: list[tuple[float, int, Node, Placement]] = []
     times: list[float] = []
     for number, request in enumerate(trace):
@@ -60,7 +60,7 @@ def replay(trace: Sequence[TraceRequest], nodes: int, seed: int = 0, workers: in
         body, worker = _body(request), random.randrange(workers)
         started = time.perf_counter()
         placement = Placement.of("bench", "model", body)
-        node = choosers[worker].choose(views[worker], placement)
+        node = selectors[worker].choose(views[worker], placement)
         times.append(time.perf_counter() - started)
         node.tokens_in_flight += placement.tokens
         together.take(request.blocks)

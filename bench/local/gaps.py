@@ -26,13 +26,13 @@ def gaps_during_prefill(engine: LocalEngine, prompt: str, seconds: float) -> dic
     while any(reader.is_reading and len(reader.times) < _IDLE_TOKENS for reader in readers):
         time.sleep(0.01)
     run = engine.start_text(prompt, SamplingParams(max_tokens=1, temperature=0, ignore_eos=True))
-    patience = threading.Timer(seconds, run.cancel)
+    timer = threading.Timer(seconds, run.cancel)
     began = time.perf_counter()
-    patience.start()
+    timer.start()
     for _ in run:
         pass
     ended = time.perf_counter()
-    patience.cancel()
+    timer.cancel()
     for reader in readers:
         reader.finish(ended)
     idle = [gap for reader in readers for gap in reader.gaps(0, began)]

@@ -15,15 +15,15 @@ def main(path: str, context_length: int, threads: int) -> None:
     options = LocalOptions(context_length=context_length, threads=threads, kv_cache_type="f16")
     with LocalEngine.load(path, options) as engine:
         next(engine.start_text("0123456789", SamplingParams(max_tokens=1, temperature=0)))
-        _say("first token")
+        _print("first token")
         fill = "3141592653" * (context_length // 10)
         next(engine.start_text(fill[: context_length - 1], SamplingParams(max_tokens=1, temperature=0)))
         import psutil  # imported late, as the time to the first token is measured
 
-        _say(str(psutil.Process().memory_info().rss))
+        _print(str(psutil.Process().memory_info().rss))
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

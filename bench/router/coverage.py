@@ -2,7 +2,7 @@
 
 The test subject is `operating_point`, which gives routers their thresholds, on rows where the cloud is always right.
 There a quality of 1 - alpha promises a risk of at most alpha, the share of requests that stay local although only the
-cloud was right. The promise with confidence is broken if the *true* risk exceeds alpha; the promise on average
+cloud was right. The promise at a level is broken if the *true* risk exceeds alpha; the promise on average
 (decision 034) is broken if the mean of the true risks exceeds it.
 """
 
@@ -17,7 +17,7 @@ from scipy.stats import betabinom
 from ...classifier.arrays import Bools, Floats
 from ...classifier.calibration.operating_point import DELTA, operating_point
 from ...classifier.calibration.rows import CalibrationRows
-from ...classifier.calibration.threshold_path import Path, Thresholds, escalated
+from ...classifier.calibration.threshold_path import ThresholdPath, Thresholds, escalated
 from ...classifier.target import Promise, Target
 
 Rule = Callable[[CalibrationRows], Thresholds]
@@ -28,7 +28,7 @@ _SPLITS = 400
 _GRID = 20_001
 
 
-def promised(alpha: float, promise: Promise = "confidence") -> Rule:
+def promised(alpha: float, promise: Promise = "level") -> Rule:
     """Return the rule of a router that may lose at most `alpha`."""
     target = Target("quality", 1.0 - alpha, promise=promise)
     return lambda rows: operating_point(rows, target, DELTA).thresholds
@@ -38,7 +38,7 @@ def hindsight(alpha: float) -> Rule:
     """Return the rule of the boldest thresholds whose observed risk on the rows themselves is at most `alpha`."""
 
     def rule(rows: CalibrationRows) -> Thresholds:
-        path = Path.of(rows)
+        path = ThresholdPath.of(rows)
         return path.walk(path.sums(rows.gain) <= alpha * len(rows.gain) + 1e-9)
 
     return rule

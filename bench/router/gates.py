@@ -20,8 +20,8 @@ from ...embedded.held_out import is_wrong, policy_probabilities
 from ...embedded.tasks import make_tasks
 from .coverage import ALPHAS, half_splits
 from .coverage import promised as rule_of
-from .in_use import NOISES, busy_processes, long_prompts, timed
 from .measure import split_figures
+from .robustness import NOISES, busy_processes, long_prompts, timed
 
 _QUALITIES = (0.9, 0.95, 0.98)
 _NOISY = 500
@@ -64,7 +64,7 @@ def _judged(policy: Policy, outcomes: Sequence[GradedRow]) -> dict[str, Any]:
     promised: dict[str, float] = {}
     for promise in PROMISES:
         for alpha in ALPHAS:
-            of = f"{alpha:g}" if promise == "confidence" else f"{promise}_{alpha:g}"
+            of = f"{alpha:g}" if promise == "level" else f"{promise}_{alpha:g}"
             halves = half_splits(judged.judged[:_SPLIT], gain[:_SPLIT], alpha, rule_of(alpha, promise))
             promised |= split_figures(halves, of)
     best = max(auroc(single_signal(name, views), wrong) for name in SINGLE_SIGNALS)

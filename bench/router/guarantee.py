@@ -19,11 +19,11 @@ from scipy.sparse import csr_matrix
 from ...classifier.arrays import Floats
 from ...classifier.calibration.operating_point import DELTA
 from ...classifier.calibration.rows import CalibrationRows
-from ...classifier.calibration.threshold_path import Path, escalated
+from ...classifier.calibration.threshold_path import ThresholdPath, escalated
 from ...classifier.features.blocks import BlockName, Mode
 from ...classifier.features.feature_rows import FeatureRows
 from ...classifier.features.wording import COUNTS, MEASURE_NAMES
-from ...classifier.training.gates import FittedGates, Material, fit_gates
+from ...classifier.training.gates import FittedGates, TrainingData, fit_gates
 from ...classifier.training.router_model import Labels
 from .coverage import ALPHAS, Rule, graded, promised
 
@@ -49,13 +49,13 @@ class SimulatedPopulation:
     features: Mapping[Mode, FeatureRows]
     rates: Floats
 
-    def draw(self, rng: np.random.Generator, n: int) -> Material:
+    def draw(self, rng: np.random.Generator, n: int) -> TrainingData:
         """Draw `n` graded rows. The cloud is always right, the device is right without a gain."""
         rows = rng.integers(0, len(self.rates), n)
         gain = rng.random(n) < self.rates[rows]
         features: dict[Mode, FeatureRows] = {mode: gate_rows.take(rows) for mode, gate_rows in self.features.items()}
         labels = Labels.of(np.where(gain, 0.0, 1.0), np.ones(n))
-        return Material(features, labels, (np.ones(n), np.ones(n), False), np.ones(n, np.bool_))
+        return TrainingData(features, labels, (np.ones(n), np.ones(n), False), np.ones(n, np.bool_))
 
 
 def populations(seed: int = 0) -> list[SimulatedPopulation]:
@@ -117,7 +117,7 @@ class Procedure:
     """Steps from rows to gates and thresholds: those of the shipped policy, unless a test replaces some."""
 
     members: Sequence[str] = ("ridge",)
-    fit: Callable[[Material, int, Sequence[str]], FittedGates] = fit_gates
+    fit: Callable[[TrainingData, int, Sequence[str]], FittedGates] = fit_gates
     rule: Callable[[float], Rule] = promised
 
 
@@ -135,7 +135,7 @@ def simulate(
         results: dict[Setup, SimulatedRun] = {}
         for name, modes in arrangements.items():
             known, true = (_only(each, modes) for each in (gates.calibration, whole))
-            path = Path.of(true)
+            path = ThresholdPath.of(true)
             risks = path.sums(population.rates) / len(population.rates)
             for alpha in ALPHAS:
                 up, best = escalated(true, procedure.rule(alpha)(known)), escalated(true, path.walk(risks <= alpha))

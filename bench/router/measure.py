@@ -28,7 +28,7 @@ from ...classifier.target import PROMISES
 from ...classifier.training.router_model import Labels, RouterModel, Topics, fit_router
 from ...protocol.errors import InvalidRequestError
 from . import coverage as guarantee
-from .in_use import in_use
+from .robustness import robustness
 
 FOLDS = 5
 # Faults in RouteLLM's MMLU rows: the strong model scores only 3 % on the first; the second has a fifth of all gain.
@@ -99,7 +99,7 @@ def measure(setting: Setting, say: Callable[[str], None]) -> Measured:
         **_routing(runs, scored),
         **_probability(runs, scored),
         **_promise(runs, scored),
-        **in_use(runs[0].routers[0], scored, setting.mode),
+        **robustness(runs[0].routers[0], scored, setting.mode),
     }
     oracle = curve.fine_curve(curve.oracle_scores(weak, strong), weak, strong)
     return Measured(metrics, curve.fine_curve(runs[0].ranked, weak, strong), oracle)
@@ -242,7 +242,7 @@ def _promise(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, Any]:
     for alpha in guarantee.ALPHAS:
         for promise in PROMISES:
             rule = guarantee.promised(alpha, promise)
-            of = f"{alpha:g}" if promise == "confidence" else f"{promise}_{alpha:g}"
+            of = f"{alpha:g}" if promise == "level" else f"{promise}_{alpha:g}"
             true = {shape.name.replace(" ", "_"): guarantee.true_risks(shape, rule, draws=DRAWS) for shape in shapes}
             rates = {name: float((risks > alpha).mean()) for name, risks in true.items()}
             figures |= split_figures(guarantee.half_splits(runs[0].p_gain, gain, alpha, rule), of)

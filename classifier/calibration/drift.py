@@ -35,10 +35,10 @@ def ks_distance(one: Floats, other: Floats) -> float:
 
 
 class DriftMonitor:
-    """Compares requests with the calibration. `usual`: gate 1's P(gain) on the calibration rows, (n,). Thread-safe."""
+    """Compares requests with the calibration. `typical_p_gain`: gate 1's P(gain) on the calibration rows, (n,). Thread-safe."""
 
-    def __init__(self, usual: Floats) -> None:
-        self._usual = usual
+    def __init__(self, typical_p_gain: Floats) -> None:
+        self._typical = typical_p_gain
         self._requests: deque[float] = deque(maxlen=_WINDOW)
         self._labelled: deque[tuple[float, float, float]] = deque(maxlen=_WINDOW)
         self._lock = threading.Lock()
@@ -51,14 +51,14 @@ class DriftMonitor:
         return self._alarm
 
     def has_calibration_of(self, other: DriftMonitor) -> bool:
-        return np.array_equal(self._usual, other._usual)
+        return np.array_equal(self._typical, other._typical)
 
     def report(self) -> DriftReport:
         """Return the figures of the current window."""
         with self._lock:
             requests, labelled = np.array(self._requests), np.array(self._labelled).reshape(-1, 3)
             alarm = self._alarm
-        distance = ks_distance(requests, self._usual) if len(requests) else None
+        distance = ks_distance(requests, self._typical) if len(requests) else None
         if not len(labelled):
             return DriftReport(len(requests), distance, 0, None, None, alarm)
         p_gain, gain, weight = labelled.T
@@ -85,8 +85,8 @@ class DriftMonitor:
     def _shifted(self) -> str | None:
         if len(self._requests) < _LEAST:
             return None
-        n, m = len(self._requests), len(self._usual)
-        distance = ks_distance(np.array(self._requests), self._usual)
+        n, m = len(self._requests), len(self._typical)
+        distance = ks_distance(np.array(self._requests), self._typical)
         if distance <= _CRITICAL * sqrt((n + m) / (n * m)):
             return None
         return f"requests are unlike those of the calibration (distance {distance:.2f})"

@@ -1,4 +1,4 @@
-"""Thresholds for a target, from calibration rows, guaranteed with a stated confidence or on average.
+"""Thresholds for a target, from calibration rows, guaranteed at a promise level or on average.
 
 Two quantities can be promised, each by the walk of `threshold_path.py`: the risk, which is the share of requests kept
 local although only the cloud was right, and the cloud share, which is the share that escalates. Both are bounded by
@@ -19,9 +19,10 @@ from ..arrays import Bools
 from ..target import Target
 from .bounds import max_losses, max_losses_on_average, mean_lower_bound, min_rows, stays_positive
 from .rows import CalibrationRows
-from .threshold_path import Path, Thresholds, escalated
+from .threshold_path import ThresholdPath, Thresholds, escalated
 
-DELTA = 0.1
+PROMISE_LEVEL = 0.9
+DELTA = 0.1  # 1 - PROMISE_LEVEL
 _ENDLESS = 10**12
 _MOST_ROWS = 10**9
 # Part of delta spent on the bound of the cloud's own score, for a quality target.
@@ -53,9 +54,9 @@ class OperatingPoint:
 
 
 def operating_point(
-    rows: CalibrationRows, target: Target, delta: float = DELTA, path: Path | None = None
+    rows: CalibrationRows, target: Target, delta: float = DELTA, path: ThresholdPath | None = None
 ) -> OperatingPoint:
-    """Return the best thresholds that can be shown to keep `target`, with confidence 1 - `delta` or on average. A cost
+    """Return the best thresholds that can be shown to keep `target`, with probability 1 - `delta` or on average. A cost
     target is kept on rows like these, with a margin for their variance.
 
     Best means the lowest cloud share for a quality, and the highest for a limit on share or cost. If no threshold can
@@ -63,7 +64,7 @@ def operating_point(
     `path`: the path of `rows`, if already computed.
     """
     alpha = _alpha(rows, target, delta) if target.name == "quality" else None
-    path = path or Path.of(rows)
+    path = path or ThresholdPath.of(rows)
     best = path.walk(_holds(path, rows, target, alpha, delta), back=alpha is None)
     return _observed(rows, best, target, alpha, delta)
 
@@ -93,7 +94,7 @@ def rows_needed(rows: CalibrationRows, target: Target, delta: float = DELTA) -> 
             return ceil(1.0 / (alpha - rate) - 1e-9)
         return min_rows(alpha, (1.0 - _DELTA_OF_SCORE) * delta, rate)
 
-    path, n = Path.of(rows), len(rows.gain)
+    path, n = ThresholdPath.of(rows), len(rows.gain)
     up = escalated(rows, path.walk(path.sums(rows.gain) <= alpha / 2 * n))
     lost = float((rows.gain & ~up).mean())
     return RowsNeeded(least(0.0), least(lost), float(1 - up.mean()), lost)
@@ -109,7 +110,7 @@ def rows_to_promise(quality: float, cloud_score: float, delta: float = DELTA) ->
     return bisect_left(range(_MOST_ROWS), True, lo=1, key=promises)
 
 
-def floor_of_risk(mu: float, alpha: float) -> float:
+def least_cloud_share(mu: float, alpha: float) -> float:
     """Return the least share that any method must escalate if only the cloud is right on `mu` of the requests and at
     most `alpha` of all requests may be lost. An oracle, which escalates only gains, reaches this share.
     """
@@ -126,7 +127,7 @@ def _alpha(rows: CalibrationRows, target: Target, delta: float) -> float:
     return (1.0 - target.value) * mean_lower_bound(float(rows.cloud.mean()), rows.evidence, _DELTA_OF_SCORE * delta)
 
 
-def _holds(path: Path, rows: CalibrationRows, target: Target, alpha: float | None, delta: float) -> Bools:
+def _holds(path: ThresholdPath, rows: CalibrationRows, target: Target, alpha: float | None, delta: float) -> Bools:
     """Return the steps of the path, (m,) bool, at which the target can be shown to hold."""
     n, evidence, mean = len(rows.gain), rows.evidence, target.promise == "mean"
     if alpha is not None:

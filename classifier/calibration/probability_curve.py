@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..arrays import Bools, Floats
-from ..optional import load_module
+from ..optional_imports import load_module
 
 _BINS = 20
 _PSEUDO_ROWS = 30.0

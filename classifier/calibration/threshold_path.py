@@ -33,7 +33,7 @@ class Thresholds:
     after: float
 
 
-class Judged(Protocol):
+class GateProbabilities(Protocol):
     """P(gain) of rows by each available gate, (n,) float64 each, in [0, 1]."""
 
     @property
@@ -44,7 +44,7 @@ class Judged(Protocol):
     def after(self) -> Floats | None: ...
 
 
-def escalated(rows: Judged, thresholds: Thresholds) -> Bools:
+def escalated(rows: GateProbabilities, thresholds: Thresholds) -> Bools:
     """Return which rows escalate, (n,)."""
     up = rows.before > thresholds.before
     if rows.during is not None:
@@ -53,7 +53,7 @@ def escalated(rows: Judged, thresholds: Thresholds) -> Bools:
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class ThresholdPath:
     """Path of m steps from escalating everything to escalating nothing."""
 
     # (m,) rising thresholds of gates 1, 2 and 3.
@@ -64,7 +64,7 @@ class Path:
     stays: NDArray[np.intp]
 
     @classmethod
-    def of(cls, rows: Judged) -> Path:
+    def of(cls, rows: GateProbabilities) -> ThresholdPath:
         """Build a path with a step for each P(gain) of the last gate; earlier gates escalate as much as allowed."""
         judged = rows.before if rows.after is None else rows.after
         after = np.concatenate(([ALWAYS], np.unique(judged), [NEVER]))

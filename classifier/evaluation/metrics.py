@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import Bools
-from ..optional import load_module
+from ..optional_imports import load_module
 
 ECE_BINS = 15
 

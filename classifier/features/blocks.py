@@ -15,7 +15,7 @@ import numpy as np
 from ...protocol.errors import InvalidRequestError
 from ..arrays import Array
 from ..graded_row import AnswerSignals, GradedRow, ModelStates
-from .answers.arithmetic import STEP_NAMES, FoundSteps, find_steps, step_checks
+from .answers.arithmetic import STEP_NAMES, StatedSteps, find_steps, step_checks
 from .answers.checks import ANSWER_NAMES, answer_checks
 from .answers.parts import AnswerParts, parts_of
 from .gate_inputs import PromptView, RunView
@@ -48,31 +48,31 @@ _EMPTY = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AnswerFindings:
     """An answer as parsed for gate 3; complete lines are parsed while the model writes the next ones."""
 
     parts: AnswerParts
-    steps: FoundSteps
+    steps: StatedSteps
 
     @classmethod
-    def of(cls, text: str) -> Answered:
+    def of(cls, text: str) -> AnswerFindings:
         return cls(parts_of(text), find_steps(text))
 
-    def __add__(self, other: Answered) -> Answered:
-        return Answered(self.parts + other.parts, self.steps + other.steps)
+    def __add__(self, other: AnswerFindings) -> AnswerFindings:
+        return AnswerFindings(self.parts + other.parts, self.steps + other.steps)
 
 
 @dataclass(frozen=True, slots=True)
-class ReadRun:
+class ParsedRun:
     """A local run with its parsed question and answer: the input of every block."""
 
     view: RunView
     question: ParsedQuestion
-    answered: Answered
+    answered: AnswerFindings
 
     @classmethod
-    def of(cls, view: RunView) -> ReadRun:
-        return cls(view, ParsedQuestion.of(view.prompt), Answered.of(view.answer))
+    def of(cls, view: RunView) -> ParsedRun:
+        return cls(view, ParsedQuestion.of(view.prompt), AnswerFindings.of(view.answer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Block:
     # Number of features; None: the size of the local model's hidden state.
     width: int | None
     # Computes the features of a run, (width,) float32.
-    compute: Callable[[ReadRun], Array]
+    compute: Callable[[ParsedRun], Array]
 
     def known(self, row: GradedRow) -> bool:
         """Return whether the block can be computed for `row`."""

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from ...protocol.errors import InvalidRequestError
 from ..arrays import Array
 from ..graded_row import GradedRow
-from ..optional import load_module
-from .blocks import BLOCKS, GATE_BLOCKS, OPENING_TOKENS, BlockName, Mode, ReadRun, blocks_of_all, view_of
+from ..optional_imports import load_module
+from .blocks import BLOCKS, GATE_BLOCKS, OPENING_TOKENS, BlockName, Mode, ParsedRun, blocks_of_all, view_of
 from .gate_inputs import RunView
 
 # Features of one row: the blocks, (width,) each, and the n-gram counts, (COUNTS,).
@@ -56,7 +56,7 @@ def read_rows(rows: Sequence[GradedRow], names: Iterable[BlockName]) -> FeatureR
     columns: dict[BlockName, list[Array]] = {name: [] for name in names}
     # Convert in pieces, because dense counts of many thousand rows would not fit in memory.
     for start in range(0, len(rows), _PIECE):
-        runs = [ReadRun.of(view_of(row)) for row in rows[start : start + _PIECE]]
+        runs = [ParsedRun.of(view_of(row)) for row in rows[start : start + _PIECE]]
         counts.append(sparse.csr_matrix(np.stack([run.question.counts for run in runs])))
         for name in names:
             columns[name] += [BLOCKS[name].compute(run) for run in runs]
@@ -77,7 +77,7 @@ def featurise(rows: Sequence[GradedRow], mode: Mode) -> FeatureRows:
 
 def remembered(view: RunView) -> Features:
     """Return the features of a judged answer to store as experience."""
-    run = ReadRun.of(view)
+    run = ParsedRun.of(view)
     # Many engines do not report the log-probabilities of the prompt (decision 018).
     left_out = _NOT_KEPT if len(view.prompt_logprobs) else (*_NOT_KEPT, "prompt_signals")
     return {name: block.compute(run) for name, block in BLOCKS.items() if name not in left_out}, run.question.counts

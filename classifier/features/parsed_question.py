@@ -15,8 +15,8 @@ from math import log1p
 import numpy as np
 
 from ..arrays import Array
-from .answers.arithmetic import Given
-from .answers.checks import Mentioned
+from .answers.arithmetic import QuestionFacts
+from .answers.checks import QuestionParts
 from .answers.parts import words_of
 from .gate_inputs import EarlierTurn, PromptView
 from .quantities import quantities
@@ -119,13 +119,13 @@ class ParsedQuestion:
         return cls(text, measures, np.maximum(counts, before.counts), relation, f"{before.text}\n{text}")
 
     @cached_property
-    def mentioned(self) -> Mentioned:
+    def mentioned(self) -> QuestionParts:
         """The words, numbers and letters to compare an answer with."""
-        return Mentioned.of(self.context)
+        return QuestionParts.of(self.context)
 
     @cached_property
-    def given(self) -> Given:
-        return Given.of(self.context)
+    def given(self) -> QuestionFacts:
+        return QuestionFacts.of(self.context)
 
     @cached_property
     def quantities(self) -> Array:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...protocol.errors import ConfigurationError, MissingDependencyError
 from ..arrays import Array
-from ..optional import load_module
+from ..optional_imports import load_module
 
 EMBEDDING_MODEL = "all-MiniLM-L6-v2"
 EMBEDDING_SIZE = 384

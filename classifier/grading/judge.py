@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from ...protocol.errors import UpdraftError
 from ...protocol.safety.shared_file import SharedFile
-from ...protocol.wal import create_tables
+from ...protocol.sqlite import create_tables
 
 Verdict = Literal["A", "B", "tie"]
 Messages = list[dict[str, Any]]

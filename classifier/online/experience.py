@@ -27,7 +27,7 @@ from ...protocol.errors import ConfigurationError
 from ...protocol.requests import Message
 from ...protocol.safety.database import Database
 from ...protocol.safety.shared_file import SharedFile
-from ...protocol.wal import tables, transaction
+from ...protocol.sqlite import tables, transaction
 from ..arrays import Array
 from ..features.blocks import FEATURE_VERSION, BlockName
 from ..features.feature_rows import Features
@@ -74,7 +74,7 @@ class Observation:
     feature_version: int = FEATURE_VERSION
     # 1 if this request was sampled for exploration, whatever the gates decided.
     sampled: int = 0
-    # Digest of the question, from `Experience.digest`.
+    # Digest of the question, from `ExperienceStore.digest`.
     question: bytes = b""
     # The cloud's answer, if texts are stored and the answer was not streamed.
     reply: str | None = None
@@ -106,7 +106,7 @@ _SCHEMA = (
 _INSERT = f"INSERT OR REPLACE INTO observations ({_NAMES}) VALUES ({', '.join('?' * len(fields(Observation)))})"
 
 
-class Experience:
+class ExperienceStore:
     """An experience file, safe for any thread and several processes. Keeps the newest `most` rows.
 
     Raises ConfigurationError if the file cannot be opened, holds other data, or has another format version.

@@ -21,12 +21,12 @@ from ..features.blocks import GATE_BLOCKS, OPENING_TOKENS, BlockName
 from ..features.feature_rows import FeatureRows
 from ..features.token_signals import SIGNAL_NAMES
 from ..features.wording import COUNTS
-from ..optional import load_module
+from ..optional_imports import load_module
 from ..policy.graph_files import sha256
 from ..policy.policy import Policy, Source
-from ..training.gates import Material
+from ..training.gates import TrainingData
 from ..training.router_model import MIN_LABELS, Labels
-from ..training.train import FitRecipe, fit_material
+from ..training.train import FitRecipe, fit_training_data
 from .experience import Observation, unpack
 
 GRADING = "agreement in use (cloud answers, accepted drafts) and thumbs"
@@ -58,13 +58,13 @@ def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> Policy:
     )
     digest = sha256("\n".join(sorted(row.id for row in graded)).encode())
     source = Source("experience", digest, len(graded))
-    material = Material(
+    material = TrainingData(
         features={mode: features.of_gate(mode) for mode in GATE_BLOCKS},
         labels=labels,
         tokens=(*_tokens(observations), any(row.cloud_read is None for row in observations)),
         opened=_has_opening(features),
     )
-    return fit_material(material, replace(recipe, data=[*recipe.data, source], grading=GRADING), out)
+    return fit_training_data(material, replace(recipe, data=[*recipe.data, source], grading=GRADING), out)
 
 
 def representative_sample(rows: Sequence[Observation], seed: int = 0) -> np.ndarray:

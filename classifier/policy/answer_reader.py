@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from ...protocol.safety.bounded_cache import BoundedCache
-from ..features.blocks import Answered
+from ..features.blocks import AnswerFindings
 from ..features.gate_inputs import QUESTIONS_AT_ONCE
 
 Value = TypeVar("Value")
@@ -42,7 +42,7 @@ class AnswerReader:
     """
 
     def __init__(self, most: int = QUESTIONS_AT_ONCE) -> None:
-        self._known: TextCache[Answered] = TextCache(most)  # complete lines -> findings
+        self._known: TextCache[AnswerFindings] = TextCache(most)  # complete lines -> findings
 
     def read_ahead(self, text: str) -> None:
         """Parse the complete lines of `text`, an answer so far."""
@@ -53,16 +53,16 @@ class AnswerReader:
         before, known = self._longest_known(lines)
         if end - len(before) < _WORTH_READING:
             return
-        findings = Answered.of(lines[len(before) :])
+        findings = AnswerFindings.of(lines[len(before) :])
         self._known.drop(before)
         self._known.put(lines, findings if known is None else known + findings)
 
-    def read(self, text: str) -> Answered:
+    def read(self, text: str) -> AnswerFindings:
         """Return the findings in the whole answer."""
         before, known = self._longest_known(text)
-        return Answered.of(text) if known is None else known + Answered.of(text[len(before) :])
+        return AnswerFindings.of(text) if known is None else known + AnswerFindings.of(text[len(before) :])
 
-    def _longest_known(self, text: str) -> tuple[str, Answered | None]:
+    def _longest_known(self, text: str) -> tuple[str, AnswerFindings | None]:
         for end in _settled_ends(text + "\n#"):
             known = self._known.get(text[:end])
             if known is not None:

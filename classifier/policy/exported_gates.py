@@ -13,7 +13,7 @@ import numpy as np
 
 from ...protocol.errors import ConfigurationError
 from ..arrays import Array
-from ..features.blocks import BLOCKS, OPENING_TOKENS, Answered, BlockName, Mode, ReadRun
+from ..features.blocks import BLOCKS, OPENING_TOKENS, AnswerFindings, BlockName, Mode, ParsedRun
 from ..features.gate_inputs import PromptView, RunView
 from ..features.parsed_question import ParsedQuestion
 from .answer_reader import AnswerReader, TextCache
@@ -23,7 +23,7 @@ BUCKETS, BUCKET_COUNTS, TOPICS, MEASURES, P_GAIN = "buckets", "counts", "topics"
 _NO_GATE_2 = 2**31
 _EMPTY = np.empty(0, np.float32)
 # Stands for the answer in gates 1 and 2, which read no answer.
-_UNREAD = Answered.of("")
+_UNREAD = AnswerFindings.of("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,9 @@ class ExportedGates:
             return self.before(view.prompt)
         return self._decide("cascade", view, self._answers.read(view.answer))
 
-    def _decide(self, mode: Mode, view: RunView, answered: Answered) -> float:
+    def _decide(self, mode: Mode, view: RunView, answered: AnswerFindings) -> float:
         question, topics = self._question(view.prompt)
-        declared, run = self._blocks[mode], ReadRun(view, question, answered)
+        declared, run = self._blocks[mode], ParsedRun(view, question, answered)
         blocks: dict[BlockName, Array] = {name: BLOCKS[name].compute(run) for name in declared}
         other: list[BlockName] = [name for name, block in blocks.items() if len(block) != declared[name]]
         if other:

@@ -14,7 +14,7 @@ import msgspec
 from ...protocol.decoding import UNREADABLE
 from ...protocol.errors import ConfigurationError
 from ...protocol.unicode_forms import read_text
-from ..optional import load_onnxruntime
+from ..optional_imports import load_onnxruntime
 
 CARD_NAME = "policy.json"
 OPSET, ML_OPSET = 17, 3

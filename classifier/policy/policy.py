@@ -10,7 +10,7 @@ no text, so that thresholds can be computed for any target on demand. File names
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -21,7 +21,7 @@ from ...protocol.errors import ConfigurationError
 from ..arrays import Floats
 from ..calibration.operating_point import OperatingPoint, operating_point
 from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, unpack_calibration
-from ..calibration.threshold_path import Path, Thresholds
+from ..calibration.threshold_path import ThresholdPath, Thresholds
 from ..features.blocks import FEATURE_VERSION, BlockName, Mode
 from ..target import Target
 from .calibrated_on import CalibratedOn
@@ -76,7 +76,8 @@ class PolicyCard:
     missing: list[BlockName]
     # Whether the token counts were estimated from characters.
     estimated_tokens: bool
-    delta: Annotated[float, msgspec.Meta(gt=0, lt=1)]
+    # Probability with which a target holds, over calibrations.
+    promise_level: Annotated[float, msgspec.Meta(gt=0, lt=1)]
     # SHA-256 of each file.
     files: dict[str, str]
     # Numbers of rows that the gates were fitted on, and of rows that thresholds come from.
@@ -87,6 +88,11 @@ class PolicyCard:
     calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
     # Identity of the local model's file; None if only the model's name is known.
     local_model: ModelIdentity | None = None
+
+    @property
+    def delta(self) -> float:
+        """Return the probability with which a target may be missed."""
+        return round(1 - self.promise_level, 12)
 
 
 prepare_types(PolicyCard)
@@ -105,10 +111,10 @@ class Policy(ExportedGates):
         self.calibrated_on = card.calibrated_on
         self.local_model = card.local_model
         self.calibration = calibration
-        self._path = Path.of(calibration)
+        self._path = ThresholdPath.of(calibration)
 
     @classmethod
-    def load(cls, folder: FilePath) -> Policy:
+    def load(cls, folder: Path) -> Policy:
         """Read a policy folder; retry if another policy is written meanwhile.
 
         Raises ConfigurationError if the policy is missing, damaged, or made by another version.
@@ -116,7 +122,7 @@ class Policy(ExportedGates):
         return settled(folder, cls._load)
 
     @classmethod
-    def _load(cls, folder: FilePath) -> Policy:
+    def _load(cls, folder: Path) -> Policy:
         card = valid_card(folder)
         graphs = Graphs(
             open_graph(*_stored(folder, card, TOPICS_FILE)),
@@ -130,34 +136,36 @@ class Policy(ExportedGates):
         return policy
 
     @property
-    def usual(self) -> Floats:
+    def typical_p_gain(self) -> Floats:
         """Gate 1's P(gain) on requests like those in the calibration, (n,)."""
         return self.calibration.before
 
     def operating_point(self, target: Target) -> OperatingPoint:
-        """Return the thresholds for `target`, with the card's confidence or on average."""
+        """Return the thresholds for `target`, with the card's `promise_level` or on average."""
         return operating_point(self.calibration, target, self.card.delta, self._path)
 
     def thresholds_for(self, target: Target) -> Thresholds:
         return self.operating_point(target).thresholds
 
 
-def valid_card(folder: FilePath) -> PolicyCard:
+def valid_card(folder: Path) -> PolicyCard:
     """Return the card of a policy. Raises ConfigurationError if it is missing, damaged, or made by another version."""
     raw = read_card(folder)
     check_versions(folder, raw, VERSIONS, _REMEDY)
+    if isinstance(delta := raw.pop("delta", None), int | float):  # cards before `promise_level`
+        raw.setdefault("promise_level", 1 - delta)
     try:
         return msgspec.convert(raw, PolicyCard)
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{folder / CARD_NAME} is not a valid policy ({error}): {_REMEDY}.") from error
 
 
-def checked_card(folder: FilePath) -> PolicyCard:
+def checked_card(folder: Path) -> PolicyCard:
     """Return the valid card of a policy whose files match it, without running them. Raises as `Policy.load`."""
     return settled(folder, _checked_card)
 
 
-def _checked_card(folder: FilePath) -> PolicyCard:
+def _checked_card(folder: Path) -> PolicyCard:
     card = valid_card(folder)
     for name in (TOPICS_FILE, *(GATE_FILES[mode] for mode in card.blocks)):
         read_checked(*_stored(folder, card, name))
@@ -165,20 +173,20 @@ def _checked_card(folder: FilePath) -> PolicyCard:
     return card
 
 
-def _stored(folder: FilePath, card: PolicyCard, name: str) -> tuple[FilePath, str | None]:
+def _stored(folder: Path, card: PolicyCard, name: str) -> tuple[Path, str | None]:
     """Return the path of a stored file and the SHA-256 that the card names."""
     stored = file_named(card.files, name) or name
     return folder / stored, card.files.get(stored)
 
 
-def _calibration(folder: FilePath, card: PolicyCard) -> CalibrationRows:
+def _calibration(folder: Path, card: PolicyCard) -> CalibrationRows:
     path, digest = _stored(folder, card, CALIBRATION_NAME)
     rows = unpack_calibration(path, read_checked(path, digest))
     _check_whole(folder / CARD_NAME, card, rows)
     return rows
 
 
-def _check_whole(path: FilePath, card: PolicyCard, rows: CalibrationRows) -> None:
+def _check_whole(path: Path, card: PolicyCard, rows: CalibrationRows) -> None:
     """Raises ConfigurationError unless the card names a pair and declares exactly the gates that judged its rows."""
     if not card.models.keys() >= {"local", "cloud"}:
         raise ConfigurationError(f"{path} is not a valid policy (it does not name a pair of models): {_REMEDY}.")

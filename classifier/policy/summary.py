@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 from typing import Any
 
-from ..calibration.operating_point import OperatingPoint, floor_of_risk, rows_needed
+from ..calibration.operating_point import OperatingPoint, least_cloud_share, rows_needed
 from ..target import Target
 from .policy import Policy, PolicyCard
 
@@ -32,10 +32,10 @@ def figures(policy: Policy, target: Target) -> dict[str, Any]:
         "cost_per_1000": None if target.prices is None else point.cost,
         **policy.card.metrics,
     }
-    if target.name != "cost" and target.promise == "confidence":
-        numbers["delta"] = point.delta
+    if target.name != "cost" and target.promise == "level":
+        numbers |= {"promise_level": policy.card.promise_level, "delta": point.delta}  # `delta`: for one release
     if point.alpha is not None:
-        numbers |= {"alpha": point.alpha, "floor_cloud_share": floor_of_risk(policy.card.gain_rate, point.alpha)}
+        numbers |= {"alpha": point.alpha, "floor_cloud_share": least_cloud_share(policy.card.gain_rate, point.alpha)}
     return numbers
 
 
@@ -60,7 +60,7 @@ def sentences(policy: Policy, target: Target) -> list[str]:
     if rows.evidence < len(rows.local):
         lines.insert(1, f"Some prompts repeat: {len(rows.local)} rows count as {rows.evidence} in the promise.")
     if point.alpha is not None:
-        floor = floor_of_risk(card.gain_rate, point.alpha)
+        floor = least_cloud_share(card.gain_rate, point.alpha)
         lines.append(f"Floor: to lose at most {point.alpha:.2%} of all requests, any method must escalate {floor:.1%}.")
         lines += _bolder(policy, point)
     return lines
@@ -116,7 +116,7 @@ def _promise(target: Target, point: OperatingPoint) -> str:
     if target.promise == "mean":
         sure = "On average over repeated calibrations, on requests like these"
     else:
-        sure = f"With {1 - point.delta:.0%} confidence, on requests like these"
+        sure = f"At a promise level of {1 - point.delta:.0%}, on requests like these"
     if point.alpha is not None:
         return (
             f"{sure}: at most {point.alpha:.2%} stay local although only the cloud is right (observed "

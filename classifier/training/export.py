@@ -18,7 +18,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from ..calibration.probability_curve import ProbabilityCurve
 from ..features.wording import COUNTS
-from ..optional import load_module
+from ..optional_imports import load_module
 from ..policy.exported_gates import BUCKET_COUNTS, BUCKETS, MEASURES, P_GAIN, TOPICS
 from ..policy.graph_files import ML_OPSET, OPSET
 from .router_model import Forest, Ridge, RouterModel, Topics

@@ -31,7 +31,7 @@ _CLOUD_SCORE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Material:
+class TrainingData:
     """Graded rows as numeric training data for the gates."""
 
     # Features by gate.
@@ -54,7 +54,7 @@ class FittedGates:
     calibration: CalibrationRows
 
 
-def fit_gates(material: Material, seed: int = 0, members: Sequence[str] = MEMBERS) -> FittedGates:
+def fit_gates(material: TrainingData, seed: int = 0, members: Sequence[str] = MEMBERS) -> FittedGates:
     """Fit the gates on one part of the rows and judge the held-out part with them. The gates share their topics.
 
     Raises InvalidRequestError as `fit_router` does, or for fewer than 100 representative rows or 10 different ones.
@@ -105,7 +105,7 @@ def split_rows(labels: Labels, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
     return np.flatnonzero(~kept_out), labels.representative_rows[kept_out[labels.representative_rows]]
 
 
-def calibrated(p_gain: Mapping[Mode, Floats], material: Material, rows: NDArray[Any]) -> CalibrationRows:
+def calibrated(p_gain: Mapping[Mode, Floats], material: TrainingData, rows: NDArray[Any]) -> CalibrationRows:
     """Combine held-out rows with their P(gain) from the shipped gates, which never saw these rows."""
     labels, (read, written, _) = material.labels.take(rows), material.tokens
     during = p_gain.get("opening")

@@ -21,7 +21,7 @@ from ..calibration.probability_curve import ProbabilityCurve, fit_curve
 from ..features.blocks import BlockName
 from ..features.feature_rows import FeatureRows
 from ..features.wording import COUNTS
-from ..optional import load_module
+from ..optional_imports import load_module
 
 # Minimum numbers of graded prompts for a policy, and of prompts to fit a router on.
 MIN_LABELS, MIN_FITTED = 100, 40

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...model_files.identity import ModelIdentity
 from ..arrays import Floats
-from ..calibration.operating_point import DELTA
+from ..calibration.operating_point import PROMISE_LEVEL
 from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, pack_calibration
 from ..evaluation import cost_quality as curve
 from ..evaluation.metrics import auroc, ece
@@ -24,14 +24,14 @@ from ..features.blocks import BLOCKS, Mode, blocks_of_all, prompt_of
 from ..features.feature_rows import FeatureRows, has_opening, read_rows
 from ..features.parsed_question import repeated_question
 from ..graded_row import GradedRow, scores
-from ..optional import load_onnxruntime
+from ..optional_imports import load_onnxruntime
 from ..policy.calibrated_on import CalibratedOn
 from ..policy.exported_gates import Graphs
 from ..policy.files import policy_folder, put_policy, stored_name
 from ..policy.graph_files import sha256
 from ..policy.policy import GATE_FILES, TOPICS_FILE, VERSIONS, Policy, PolicyCard, Source
 from .export import gate_to_onnx, topics_to_onnx
-from .gates import FittedGates, Material, fit_gates
+from .gates import FittedGates, TrainingData, fit_gates
 from .router_model import Labels, RouterModel
 
 _CHARS_PER_TOKEN = 4.0
@@ -47,7 +47,8 @@ class FitRecipe:
     data: list[Source]
     grading: str
     date: str = ""
-    delta: float = DELTA
+    # Probability with which a target holds.
+    promise_level: float = PROMISE_LEVEL
     seed: int = 0
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
@@ -61,10 +62,10 @@ def fit_policy(rows: Sequence[GradedRow], recipe: FitRecipe, out: Path) -> Polic
     Raises InvalidRequestError as `fit_router` does, or if `out` is not a folder or cannot be written.
     """
     recipe = replace(recipe, calibrated_on=CalibratedOn.of(rows))
-    return fit_material(material_of(rows), recipe, policy_folder(out))
+    return fit_training_data(training_data_of(rows), recipe, policy_folder(out))
 
 
-def material_of(rows: Sequence[GradedRow]) -> Material:
+def training_data_of(rows: Sequence[GradedRow]) -> TrainingData:
     """Convert rows to training data for the gates, with the blocks common to all rows.
 
     Gate 3 needs answers. Gate 2 also needs token signals, and enough answers that are longer than their opening.
@@ -72,7 +73,7 @@ def material_of(rows: Sequence[GradedRow]) -> Material:
     known = blocks_of_all(rows)
     features = read_rows(rows, known)
     has: dict[Mode, bool] = {"prompt": True, "opening": "opening" in known, "cascade": "checks" in known}
-    return Material(
+    return TrainingData(
         features={mode: features.of_gate(mode) for mode, there in has.items() if there},
         labels=Labels.of(*scores(rows), _same([repeated_question(prompt_of(row)) for row in rows])),
         tokens=estimated_tokens(rows),
@@ -86,12 +87,12 @@ def _same(questions: Sequence[str]) -> NDArray[np.intp]:
     return np.array([numbers[question] for question in questions])
 
 
-def fit_material(material: Material, recipe: FitRecipe, out: Path) -> Policy:
+def fit_training_data(material: TrainingData, recipe: FitRecipe, out: Path) -> Policy:
     """Fit a policy on features from any source. Raises InvalidRequestError, like `fit_router`."""
     return write_policy(fit_gates(material, recipe.seed), material, recipe, policy_folder(out))
 
 
-def write_policy(found: FittedGates, material: Material, recipe: FitRecipe, folder: Path) -> Policy:
+def write_policy(found: FittedGates, material: TrainingData, recipe: FitRecipe, folder: Path) -> Policy:
     """Write fitted gates into `folder`, and load the policy from there."""
     calibration, labels = found.calibration, material.labels
     features: dict[Mode, FeatureRows] = {mode: material.features[mode] for mode in found.routers}
@@ -113,7 +114,7 @@ def write_policy(found: FittedGates, material: Material, recipe: FitRecipe, fold
         blocks={mode: rows.widths for mode, rows in features.items()},
         missing=[name for name in BLOCKS if not any(name in rows.blocks for rows in features.values())],
         estimated_tokens=material.tokens[2],
-        delta=recipe.delta,
+        promise_level=recipe.promise_level,
         files={name: sha256(data) for name, data in files.items()},
         metrics=_metrics(calibration) | recipe.metrics,
         calibrated_on=recipe.calibrated_on,

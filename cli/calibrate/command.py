@@ -67,7 +67,7 @@ def calibrate(
     weak: Annotated[str | None, typer.Option(help="Column of --data with the local model's score. [weak]")] = None,
     strong: Annotated[str | None, typer.Option(help="Column of --data with the cloud model's score. [strong]")] = None,
     pair: Annotated[options.Pair, Without("cloud_provider", *options.CALIBRATED)],
-    confidence: options.Confidence = 0.9,
+    promise_level: options.PromiseLevel = 0.9,
     out: options.PolicyFolder = None,
     save: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Also save the graded prompts with their texts (.jsonl).")
@@ -94,9 +94,9 @@ def calibrate(
       updraft calibrate --live 500 --prompts mine.txt --local model.gguf --cloud https://host/v1 --cloud-model big
       updraft calibrate --live 400 --prompts mine.jsonl --judge bigger --budget 2 --plot curve.png
     """
-    from ...classifier.optional import check_fitting
+    from ...classifier.optional_imports import check_fitting
     from . import sources
-    from .picture import check_plotting
+    from .plot import check_plotting
 
     _check_flags(data, live, prompts, from_log, save)
     if judge is None and (judge_url or judge_key_env):
@@ -111,7 +111,7 @@ def calibrate(
     config = pair.config()
     if config.local is None:
         raise ConfigurationError("No local model is configured: name one with --local.", param="local")
-    judging = sources.Judging(judge, judge_url, judge_key_env, budget)
+    judging = sources.JudgeOptions(judge, judge_url, judge_key_env, budget)
     if data is not None:
         run = sources.from_file(data, weak, strong, config)
     elif live is not None and prompts is not None:
@@ -124,7 +124,7 @@ def calibrate(
             from ...classifier.grading.graded_data import write_graded
 
             write_graded(save, run.rows)
-        _fit(run, config, 1 - confidence, out, plot, json_path)
+        _fit(run, config, promise_level, out, plot, json_path)
         run.done()
     except (UpdraftError, KeyboardInterrupt):
         run.stopped()
@@ -149,7 +149,7 @@ def _check_flags(
 
 
 def _fit(
-    run: CalibrationRun, config: RouterConfig, delta: float, out: Path | None, plot: Path | None, json_path: Path | None
+    run: CalibrationRun, config: RouterConfig, level: float, out: Path | None, plot: Path | None, json_path: Path | None
 ) -> None:
     import datetime
 
@@ -164,7 +164,7 @@ def _fit(
         data=[run.source],
         grading=run.grading,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        delta=delta,
+        promise_level=level,
         local_model=hashed_identity(config),
         metrics=run.metrics,
     )

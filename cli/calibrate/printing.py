@@ -21,7 +21,7 @@ def show(policy: Policy, config: RouterConfig, picture: Path | None) -> list[str
     oracle = curve.fine_curve(curve.oracle_scores(rows.local, rows.cloud), rows.local, rows.cloud)
     lines = [terminal_plot(routed, oracle), *sentences(policy, config.target)]
     if picture is not None:
-        from .picture import curve_png
+        from .plot import curve_png
 
         point = policy.operating_point(config.target)
         picture.parent.mkdir(parents=True, exist_ok=True)

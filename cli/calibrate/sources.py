@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from ...classifier.target import Target
     from ...router.config import RouterConfig
     from ...router.tiers.interfaces import LocalTier
-    from .asking import LiveRows
-    from .kept_answers import KeptAnswers
+    from .live_rows import LiveRows
+    from .saved_answers import SavedAnswers
     from .spending import Spending
 
 
 @dataclass(frozen=True, slots=True)
-class Judging:
+class JudgeOptions:
     """The user's judge model, and the budget of the calibration in US dollars."""
 
     model: str | None = None
@@ -46,7 +46,7 @@ class Judging:
         key = options.key_from(self.key_env, "--judge-key-env") if self.key_env else None
         return replace(
             config,
-            middle=(),
+            middle_tiers=(),
             cloud_model=self.model,
             cloud_url=config.cloud_url if own else self.url,
             cloud_api_key=key or (config.cloud_api_key if own else None),
@@ -55,11 +55,11 @@ class Judging:
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class LiveSetup:
     """Settings, judge, grader and budget of a calibration."""
 
     config: RouterConfig
-    judging: Judging
+    judging: JudgeOptions
     grader: PairGrader
     spending: Spending
 
@@ -90,11 +90,11 @@ def from_file(data: Path, weak: str | None, strong: str | None, config: RouterCo
     return CalibrationRun(rows, models, _source(data, len(rows)), "the scores of the file")
 
 
-def from_log(config: RouterConfig, log: Path, judging: Judging) -> CalibrationRun:
+def from_log(config: RouterConfig, log: Path, judging: JudgeOptions) -> CalibrationRun:
     """Return graded rows of recorded requests that were sampled at random and answered by both tiers, with texts."""
     from ...classifier.graded_row import GradedRow
     from ...classifier.grading.grader import PairGrader
-    from ...classifier.online.experience import Experience
+    from ...classifier.online.experience import ExperienceStore
     from ...classifier.online.refit import representative_sample
     from ...router.feedback.collector import pair_name
     from .spending import Spending
@@ -102,7 +102,7 @@ def from_log(config: RouterConfig, log: Path, judging: Judging) -> CalibrationRu
     models = {"local": _model_id(config), "cloud": options.cloud_model_of(config)}
     if judging.model is not None:
         _check_allowed(config)
-    with closing(Experience(log)) as experience:
+    with closing(ExperienceStore(log)) as experience:
         kept = experience.rows(pair_name(models))
         known = experience.pairs()
     if not kept:
@@ -116,7 +116,7 @@ def from_log(config: RouterConfig, log: Path, judging: Judging) -> CalibrationRu
         "texts. Set shadow = true or exploration, and experience_text = true, and use the router first.",
     )
     spending = Spending(config.prices, judging.budget, [judging.model] if judging.model else [])
-    asking = Asking(config, judging, PairGrader(embed=_embedder()), spending)
+    asking = LiveSetup(config, judging, PairGrader(embed=_embedder()), spending)
     prompts = [_conversation(row) for row in rows]
     scores = asyncio.run(_replayed(asking, list(zip(rows, prompts, strict=True))))
     graded = [
@@ -146,7 +146,7 @@ def _conversation(row: Observation) -> Prompt:
     return Prompt(row.id, "log", view.text, wire=wire if len(wire) > 1 else ())
 
 
-async def _replayed(asking: Asking, asked: list[tuple[Observation, Prompt]]) -> list[tuple[float, float] | None]:
+async def _replayed(asking: LiveSetup, asked: list[tuple[Observation, Prompt]]) -> list[tuple[float, float] | None]:
     """Return the scores of each request: the recorded scores if there is nothing to judge, None without a verdict."""
     from ...classifier.grading.agreement import ComparableAnswer
     from ...classifier.grading.judge import JudgementError
@@ -168,14 +168,14 @@ async def _replayed(asking: Asking, asked: list[tuple[Observation, Prompt]]) -> 
     return scores
 
 
-def from_life(config: RouterConfig, file: Path, n: int, judging: Judging) -> CalibrationRun:
+def from_life(config: RouterConfig, file: Path, n: int, judging: JudgeOptions) -> CalibrationRun:
     """Ask both tiers the first `n` prompts in `file`, and return the graded rows."""
     from ...classifier.grading.grader import PairGrader
     from ...classifier.grading.questions import read_prompts
     from ...router.factory import local_identity
     from ..shared.console import Console
     from ..shared.watch import Watch
-    from .kept_answers import KeptAnswers, answers_file, prompt_key
+    from .saved_answers import SavedAnswers, prompt_key, saved_answers_file
     from .spending import Spending
 
     available = read_prompts(file)
@@ -196,14 +196,14 @@ def from_life(config: RouterConfig, file: Path, n: int, judging: Judging) -> Cal
         if running.cloud_url is None:
             raise ConfigurationError("No cloud is configured: name one with --cloud.", param="cloud_url")
         models = {"local": _model_id(running), "cloud": running.cloud_model}
-        kept = KeptAnswers(answers_file(models, local_identity(running)))
+        kept = SavedAnswers(saved_answers_file(models, local_identity(running)))
         try:
             names = [running.cloud_model, *([judging.model] if judging.model else [])]
             spending = Spending(running.prices, judging.budget, names, spent=kept.spent, on_spent=kept.spend)
             before = sum(prompt_key(prompt.body) in kept.pairs for prompt in prompts)
             if before:
                 watch.say(f"{before} of {len(prompts)} prompts were answered before and are not asked again.")
-            asking = Asking(running, judging, PairGrader(embed=_embedder()), spending)
+            asking = LiveSetup(running, judging, PairGrader(embed=_embedder()), spending)
             with watch.stage("both tiers", len(prompts)) as advance:
                 rows = asyncio.run(_asked(asking, kept, prompts, lambda: advance("")))
             _check_rows(rows, len(prompts))
@@ -224,7 +224,7 @@ def from_life(config: RouterConfig, file: Path, n: int, judging: Judging) -> Cal
     )
 
 
-async def _asked(asking: Asking, kept: KeptAnswers, prompts: list[Prompt], on_done: Callable[[], None]) -> LiveRows:
+async def _asked(asking: LiveSetup, kept: SavedAnswers, prompts: list[Prompt], on_done: Callable[[], None]) -> LiveRows:
     from ...router.factory import open_local_tier
 
     local = await open_local_tier(asking.config)
@@ -235,23 +235,23 @@ async def _asked(asking: Asking, kept: KeptAnswers, prompts: list[Prompt], on_do
 
 
 async def ask_both(
-    asking: Asking, local: LocalTier, kept: KeptAnswers, prompts: list[Prompt], on_done: Callable[[], None]
+    asking: LiveSetup, local: LocalTier, kept: SavedAnswers, prompts: list[Prompt], on_done: Callable[[], None]
 ) -> LiveRows:
-    from .asking import BothTiers, cloud_model
+    from .live_rows import TierPair, cloud_model
 
     async with AsyncExitStack() as stack:
         cloud = await stack.enter_async_context(cloud_model(asking.config, asking.spending))
         await _with_judge(stack, asking)
-        return await BothTiers(local, cloud, asking.grader, kept).rows(prompts, on_done)
+        return await TierPair(local, cloud, asking.grader, kept).rows(prompts, on_done)
 
 
-async def _with_judge(stack: AsyncExitStack, asking: Asking) -> None:
+async def _with_judge(stack: AsyncExitStack, asking: LiveSetup) -> None:
     """Set the grader's judge if the user named a judge model; the stack closes the judge."""
     if asking.judging.model is None:
         return
     from ...classifier.grading.judge import PairwiseJudge, VerdictCache
     from ...protocol.settings import state_folder
-    from .asking import cloud_model
+    from .live_rows import cloud_model
 
     cache = stack.enter_context(closing(VerdictCache(state_folder() / "verdicts.sqlite3")))
     judge = asking.judging.config(asking.config)
@@ -269,7 +269,7 @@ def _embedder() -> Callable[[str], Array] | None:
     return (lambda text: opened().embed(text)) if is_installed() else None
 
 
-def _stopped(kept: KeptAnswers) -> None:
+def _stopped(kept: SavedAnswers) -> None:
     kept.close()
     if kept.pairs:
         output.echo(
@@ -313,7 +313,7 @@ def _for_promise(target: Target) -> int:
     """Return the number of prompts that a promised quality needs; 0 for other targets, which need no minimum."""
     from ...classifier.training.gates import prompts_to_promise
 
-    promises = target.name == "quality" and target.promise == "confidence" and target.value < 1
+    promises = target.name == "quality" and target.promise == "level" and target.value < 1
     return prompts_to_promise(target.value) if promises else 0
 
 
@@ -336,7 +336,7 @@ def _lost(live: LiveRows, count: int) -> list[str]:
     return lines
 
 
-def _notes(asking: Asking, *, asked_cloud: bool = False) -> tuple[str, ...]:
+def _notes(asking: LiveSetup, *, asked_cloud: bool = False) -> tuple[str, ...]:
     """Return lines on the judge's verdicts and on the cost. `asked_cloud`: report the cost even without a judge."""
     judge, spending, lines = asking.grader.judge, asking.spending, list[str]()
     if judge is not None:
@@ -354,7 +354,7 @@ def _notes(asking: Asking, *, asked_cloud: bool = False) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _metrics(asking: Asking) -> dict[str, float]:
+def _metrics(asking: LiveSetup) -> dict[str, float]:
     grader, spending = asking.grader, asking.spending
     metrics: dict[str, float] = {f"grading.{name}": count for name, count in grader.graded.items()}
     if grader.judge is not None:

@@ -40,9 +40,9 @@ def up(
       updraft cloud up --ray cloud.yaml --address auto     update it from another terminal
     """
     from ...cloud_engine.deploy import read_config
-    from ...cloud_engine.deploy.foreign import foreign_models
     from ...cloud_engine.deploy.local import run_local
     from ...cloud_engine.deploy.ray_cluster import run_on_ray
+    from ...cloud_engine.deploy.ray_llm import foreign_models
     from ..shared.processes import signals_as_interrupts
 
     if local == on_ray or (local and address is not None):
@@ -85,7 +85,7 @@ def llm_config(
       updraft cloud llm-config cloud.yaml > llm.json && serve deploy llm.json
     """
     from ...cloud_engine.deploy import read_config
-    from ...cloud_engine.deploy.foreign import serve_config
+    from ...cloud_engine.deploy.ray_llm import serve_config
 
     json_output.show(serve_config(read_config(file)))
 

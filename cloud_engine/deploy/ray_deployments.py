@@ -81,7 +81,7 @@ class EngineNode:
         (await self._node.get("/health")).raise_for_status()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the metrics for `LoadPolicy`."""
+        """Return the metrics for `LoadAutoscaler`."""
         answer = (await self._node.get("/metrics")).raise_for_status()
         stats = {"requests": 0.0, "kv_usage": 0.0}
         for family in text_string_to_metric_families(answer.text):

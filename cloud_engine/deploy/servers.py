@@ -18,7 +18,7 @@ from ..node.registration import RegistrationOptions
 from .config import CloudConfig, ModelDeployment, absolute
 from .credentials import Credentials
 
-_LEAVE_S = 5.0  # time between the end of the drain and the exit of the process
+_SHUTDOWN_S = 5.0  # time between the end of the drain and the exit of the process
 _READY = "ready "
 
 
@@ -74,7 +74,7 @@ class ServerProcess:
         """Stop the process after its requests in flight have finished, and wait until it is gone."""
         self.ask_to_stop()
         try:
-            self._process.wait(self._drain_s + _LEAVE_S)
+            self._process.wait(self._drain_s + _SHUTDOWN_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -29,7 +29,7 @@ from .execution.served_model import DraftWeights, ServedModel
 from .execution.step_result import LaunchedStep, StepResult
 from .execution.warm_up import make_ready
 from .kv.kv_cache_manager import KVCacheManager
-from .kv.sizing import Sizes
+from .kv.sizing import KVCacheSize
 from .output.beam_search import BeamSearch
 from .output.output_processor import OutputProcessor, cut_drafts
 from .scheduling.limits import RequestLimits
@@ -62,13 +62,13 @@ class Engine:
         """Set up the engine; `drafters` are added to those of `config`.
 
         Raises ConfigurationError if `draft` does not share the model's vocabulary, the device is not available, or
-        context and KV cache do not fit (`Sizes.of`).
+        context and KV cache do not fit (`KVCacheSize.of`).
         """
         use_device(config.device)
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         model = served.weights
-        self._sizes = sizes = Sizes.of([model, draft.weights] if draft is not None else [model], config)
+        self._sizes = sizes = KVCacheSize.of([model, draft.weights] if draft is not None else [model], config)
         self.config = config
         self.model_id = served.model_id
         self.context_length = sizes.context_length

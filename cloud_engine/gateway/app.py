@@ -13,14 +13,14 @@ from starlette.responses import PlainTextResponse, Response
 from ...protocol.errors import ModelNotFoundError, OverloadedError
 from ...protocol.http import prometheus
 from ...protocol.http.access import Access
-from ...protocol.http.shell import create_app, error_response, send_json
+from ...protocol.http.app import create_app, error_response, send_json
 from ...protocol.responses import ModelList
 from .access.principal import Principal
 from .access.principal import Scope as KeyScope
 from .access.routes import KeyRoutes
 from .metrics import WorkerGauges, gateway_metrics, requests_in_flight
 from .node_routes import NodeRoutes
-from .relay.dialects import PATHS
+from .relay.passthrough import PATHS
 from .relay.relay import Relay
 
 RELAYED = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/moderations", *PATHS)

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from ...protocol.decoding import decode, prepare_types
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.http.access import host_is_loopback, is_loopback
-from ...protocol.http.shell import read_body, send_json
+from ...protocol.http.app import read_body, send_json
 from .access.keys import KeyStore
 from .access.principal import Scope
 from .balancing.directory import LEASE_S, NodeDirectory

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .balancing.directory import NodeDirectory
     from .balancing.node import NodeAddress
-    from .balancing.registry import BalancingMemory
+    from .balancing.registry import SharedBalancingState
     from .relay.shared_rows import SharedRows
 
 _COLLECT_AFTER = 10_000  # objects
@@ -81,7 +81,7 @@ class _Shared:
     """The memory shared by all workers."""
 
     rows: SharedRows
-    balancing: BalancingMemory
+    balancing: SharedBalancingState
 
 
 def run_gateway(options: GatewayOptions) -> None:
@@ -89,14 +89,14 @@ def run_gateway(options: GatewayOptions) -> None:
 
     SIGHUP is ignored: keys and certificates are reloaded when they change.
     """
-    from .balancing.registry import BalancingMemory
+    from .balancing.registry import SharedBalancingState
     from .relay.shared_rows import SharedRows
     from .workers import Supervisor
 
     _checked(options)
     outlive_hangup()
     import_module(f"{__package__}.app")  # loaded before forking, so that replacement workers have it
-    shared = _Shared(SharedRows(options.workers), BalancingMemory())
+    shared = _Shared(SharedRows(options.workers), SharedBalancingState())
     with bind_socket(options.host, options.port) as sock:
         # The workers share the socket's mode: a blocking `accept` would stall all streams of a worker.
         sock.setblocking(False)
@@ -134,11 +134,11 @@ def _checked(options: GatewayOptions) -> None:
 
 def open_gateway(options: GatewayOptions) -> FastAPI:
     """Return the gateway's app for an external ASGI server, as a single worker. Raises ConfigurationError."""
-    from .balancing.registry import BalancingMemory
+    from .balancing.registry import SharedBalancingState
     from .relay.shared_rows import SharedRows
 
     _checked(options)
-    return _app(replace(options, workers=1), _Shared(SharedRows(), BalancingMemory()), 0)
+    return _app(replace(options, workers=1), _Shared(SharedRows(), SharedBalancingState()), 0)
 
 
 def _serve(options: GatewayOptions, sock: socket, shared: _Shared, worker: int) -> None:

@@ -12,9 +12,9 @@ from ...protocol.errors import ConfigurationError, UpdraftError
 from ...protocol.safety.system import KILL, fork
 
 _POLL_S = 0.1
-_LEAVE_S = 10.0  # seconds from the end of a worker's drain to SIGKILL
-_QUICK_S = 2.0  # seconds; a worker that dies sooner counts as failed to start
-_MAX_QUICK = 5
+_SHUTDOWN_S = 10.0  # seconds from the end of a worker's drain to SIGKILL
+_MIN_LIFETIME_S = 2.0  # seconds; a worker that dies sooner counts as failed to start
+_MAX_EARLY_EXITS = 5
 _log = logging.getLogger("updraft.gateway")
 
 
@@ -77,12 +77,12 @@ class Supervisor:
             number, since = self._started.pop(process)
             code = os.waitstatus_to_exitcode(status)
             cause = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-            is_quick = time.monotonic() - since < _QUICK_S
+            is_quick = time.monotonic() - since < _MIN_LIFETIME_S
             self._quick_deaths = self._quick_deaths + 1 if is_quick else 0
-            if self._quick_deaths >= _MAX_QUICK:
+            if self._quick_deaths >= _MAX_EARLY_EXITS:
                 raise ConfigurationError(
-                    f"{_MAX_QUICK} workers in a row died within {_QUICK_S:g} s of their start, the last {cause}: "
-                    "the gateway stops instead of restarting them forever. See the log above for the cause."
+                    f"{_MAX_EARLY_EXITS} workers in a row died within {_MIN_LIFETIME_S:g} s of their start, the last "
+                    f"{cause}: the gateway stops instead of restarting them forever. See the log above for the cause."
                 )
             if not self._stopping:
                 _log.warning("Worker %d died %s: restarting it", number, cause)
@@ -90,7 +90,7 @@ class Supervisor:
 
     def _end_all(self) -> None:
         self._signal_all(signal.SIGTERM)
-        deadline = time.monotonic() + self._drain_s + _LEAVE_S
+        deadline = time.monotonic() + self._drain_s + _SHUTDOWN_S
         while self._started:
             process, _ = os.waitpid(-1, os.WNOHANG)
             self._started.pop(process, None)

@@ -84,7 +84,7 @@ def run_node(options: NodeOptions) -> None:
     from ..engine.process.messages import Load
     from ..models.loading.hub import find_model
     from ..models.loading.progress import loading_bar
-    from .api.app import ServedEngine, create_node_app
+    from .api.app import NodeEngine, create_node_app
 
     if options.exit_with_parent:
         exit_with_parent(options.drain_seconds)
@@ -100,7 +100,7 @@ def run_node(options: NodeOptions) -> None:
             )
             if tokenizer.chat_template is not None:
                 tokenizer.chat_template.compile()
-            served = ServedEngine(
+            served = NodeEngine(
                 engine, tokenizer, ready.model_id, ready.context_length, options.tool_parser, ready.sampling
             )
             app = create_node_app(served, access, _registration(options, sock))

@@ -12,12 +12,12 @@ import httpx
 
 from ...protocol.errors import ConfigurationError
 from ...protocol.http.access import is_loopback, key_proof
-from ...protocol.http.foreign import error_in
+from ...protocol.http.lenient_json import error_in
 from ...protocol.safety.redaction import is_sendable
 
 _HEARTBEAT_S = 3.0  # a third of the gateway's lease
 _TIMEOUT_S = 5.0
-_LEAVE_S = 2.0
+_SHUTDOWN_S = 2.0
 _log = logging.getLogger("updraft.node")
 
 
@@ -68,7 +68,7 @@ class Registration:
             headers={"authorization": f"Bearer {options.key}"}, timeout=_TIMEOUT_S, trust_env=False
         )
         self._task: asyncio.Task[None] | None = None
-        self._said: str | None = None
+        self._logged: str | None = None
         self._is_lost = False
 
     def start(self) -> None:
@@ -83,7 +83,7 @@ class Registration:
         await asyncio.gather(task, return_exceptions=True)
         failure = "timed out"
         try:
-            async with asyncio.timeout(_LEAVE_S):
+            async with asyncio.timeout(_SHUTDOWN_S):
                 failure = await self._send("DELETE")
         except TimeoutError:
             pass
@@ -94,16 +94,16 @@ class Registration:
 
     async def _run(self) -> None:
         while True:
-            self._say(await self._send("POST"))
+            self._log_state(await self._send("POST"))
             await asyncio.sleep(_HEARTBEAT_S)
 
     async def _send(self, method: str) -> str:
         """Send a heartbeat (POST) or a deregistration (DELETE) to all gateways. Return their errors, "" for none."""
         url = httpx.URL(f"{self._options.gateway.rstrip('/')}/admin/nodes")
-        answers = [self._tell(method, url, address) for address in await _addresses(url)]
+        answers = [self._send_to(method, url, address) for address in await _addresses(url)]
         return "; ".join(filter(None, await asyncio.gather(*answers)))
 
-    async def _tell(self, method: str, url: httpx.URL, address: str) -> str:
+    async def _send_to(self, method: str, url: httpx.URL, address: str) -> str:
         """Send to one address of the gateway. TLS and the Host header keep its host name, to match the certificate."""
         request = self._client.build_request(
             method,
@@ -123,12 +123,12 @@ class Registration:
         error: dict[str, Any] = error_in(answer.content, answer.status_code, f"HTTP status {answer.status_code}")
         return str(error["message"])
 
-    def _say(self, failure: str) -> None:
+    def _log_state(self, failure: str) -> None:
         """Log each change of state once. A single failure after success is ignored: the gateway may be restarting."""
         was_lost, self._is_lost = self._is_lost, bool(failure)
-        if failure == self._said or (self._said == "" and not was_lost):
+        if failure == self._logged or (self._logged == "" and not was_lost):
             return
-        self._said = failure
+        self._logged = failure
         if failure:
             _log.warning("The gateway %s does not accept this node: %s", self._options.gateway, failure)
         else:

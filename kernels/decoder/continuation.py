@@ -22,7 +22,7 @@ from ..kv_cache.types import Rotation
 from ..linear.cpu import NativeLinear
 from ..runtime.native_library import call_fields, loaded
 from ..sampling.cpu import SampleCall, sample_call
-from ..sampling.noise import noise_keys
+from ..sampling.gumbel_noise import noise_keys
 from ..sampling.types import Sampling, check_sampling
 from .cpu import DecoderCall, NativeDecoder
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...protocol.sampling import MIN_TEMPERATURE
 from ..runtime.native_library import call_fields, loaded
-from .noise import noise_keys
+from .gumbel_noise import noise_keys
 from .types import Sampling
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...protocol.sampling import MIN_TEMPERATURE
-from .noise import gumbel_noise, noise_keys
+from .gumbel_noise import gumbel_noise, noise_keys
 from .types import LOWEST_RANK, MAX_TOKENS, TOKEN_BITS, FlatEdits, LogitRows, Sampling, TopLogprobs, Truncation
 
 

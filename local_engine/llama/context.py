@@ -53,7 +53,7 @@ class ContextOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TokenRows:
     """Tokens of one sequence at positions from `start` on; the last `outputs` tokens get logits."""
 
     sequence: int
@@ -111,7 +111,7 @@ class LlamaContext:
         """Empty all sequences."""
         self._api.llama_memory_clear(self._memory, False)
 
-    def decode(self, rows: Sequence[Rows]) -> tuple[Floats, Floats | None]:
+    def decode(self, rows: Sequence[TokenRows]) -> tuple[Floats, Floats | None]:
         """Evaluate at most `n_batch` tokens of any sequences.
 
         Returns logits (n, vocab) of the outputs in order and, if every token is an output, their hidden states (n,
@@ -207,7 +207,7 @@ class _Batch:
         ):
             setattr(self.struct, name, ctypes.cast(array.ctypes.data, type(getattr(self.struct, name))))
 
-    def fill(self, rows: Sequence[Rows]) -> tuple[int, int]:
+    def fill(self, rows: Sequence[TokenRows]) -> tuple[int, int]:
         """Write the rows into the batch; return the number of tokens and the number of outputs."""
         tokens: list[int] = []
         positions: list[int] = []

@@ -30,7 +30,7 @@ _log = logging.getLogger("updraft.local")
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class KernelsInUse:
     """Updraft's kernels in use in this process."""
 
     # Weight types whose matrix products Updraft's kernels compute.
@@ -47,7 +47,7 @@ class Served:
         return (*self.types, _ATTENTION) if self.attention else self.types
 
 
-prepare_types(Served)
+prepare_types(KernelsInUse)
 
 
 def check_switch(environ: Mapping[str, str] = os.environ) -> None:
@@ -57,7 +57,7 @@ def check_switch(environ: Mapping[str, str] = os.environ) -> None:
         raise ConfigurationError(f"{SWITCH} is {value!r}: set it to on or off, or unset it.")
 
 
-def served_by(library: ctypes.CDLL) -> Served:
+def kernels_in_use(library: ctypes.CDLL) -> KernelsInUse:
     """Return Updraft's kernels in use by the loaded llama.cpp `library`. Log why if llama.cpp uses its own."""
     try:
         function = library.updraft_ggml_kernels
@@ -71,23 +71,23 @@ def served_by(library: ctypes.CDLL) -> Served:
     return served
 
 
-def _linked(names: list[str]) -> Served:
+def _linked(names: list[str]) -> KernelsInUse:
     if names:
-        return Served(tuple(name for name in names if name != _ATTENTION), _ATTENTION in names)
+        return KernelsInUse(tuple(name for name in names if name != _ATTENTION), _ATTENTION in names)
     if os.environ.get(SWITCH) == "off":
-        return Served(reason=f"{SWITCH} is off")
-    return Served(reason="this processor has no AVX-512 VNNI")
+        return KernelsInUse(reason=f"{SWITCH} is off")
+    return KernelsInUse(reason="this processor has no AVX-512 VNNI")
 
 
-def _not_linked(machine: Machine) -> Served:
+def _not_linked(machine: Machine) -> KernelsInUse:
     if platform.system() != "Linux":
-        return Served(reason="Updraft's kernels are for Linux")
+        return KernelsInUse(reason="Updraft's kernels are for Linux")
     if "avx512_vnni" not in machine.instruction_sets:
-        return Served(reason="this processor has no AVX-512 VNNI")
-    return Served(reason="llama-cpp-python was built without Updraft's kernels", fix=f"rebuild it: {_REBUILD}")
+        return KernelsInUse(reason="this processor has no AVX-512 VNNI")
+    return KernelsInUse(reason="llama-cpp-python was built without Updraft's kernels", fix=f"rebuild it: {_REBUILD}")
 
 
-def worth_repacking(header: GgufHeader, served: Served) -> bool:
+def worth_repacking(header: GgufHeader, served: KernelsInUse) -> bool:
     """Return whether repacking by llama.cpp would make some weights of the model faster.
 
     This holds for weight types without an Updraft kernel, and for experts, whose products never reach the kernels.

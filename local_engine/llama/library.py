@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...protocol.errors import EngineError, InvalidRequestError, MissingDependencyError, ModelLoadError
-from .kernels import check_switch, served_by
+from .kernels import check_switch, kernels_in_use
 
 Floats = npt.NDArray[np.float32]
 _LOG_ERROR, _LOG_CONTINUED = 4, 5
@@ -42,7 +42,7 @@ class Llama:
                 "python -m updraft.local_engine.llama.build --install"
             ) from error
         self.api: Any = api
-        self.kernels = served_by(api._lib)
+        self.kernels = kernels_in_use(api._lib)
         self.errors: deque[str] = deque(maxlen=8)
         self._last_level = 0
         self.log_callback = callback = api.llama_log_callback(self._log)

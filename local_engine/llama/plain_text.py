@@ -17,7 +17,7 @@ _HEXADECIMAL_PRE = ("gemma4", "sarvam-moe")  # BPE over raw UTF-8: llama.cpp wri
 _LONGEST = 6  # bytes of the longest byte token, such as <0xF1>
 
 
-class PlainText:
+class PlainTextTokenizer:
     """Tokenizes user text so that special `marks` in it are read as plain text.
 
     llama.cpp recognizes USER_DEFINED tokens anywhere in a text. Each mark is therefore tokenized in two pieces, split

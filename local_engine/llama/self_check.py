@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 
 from . import attention_check
-from .kernels import Served
+from .kernels import KernelsInUse
 from .product_check import KINDS, InitParams, WeightKind, agrees
 
 _ROOM = 1 << 24  # bytes for tensors, a graph and ggml's work memory
@@ -16,7 +16,7 @@ _ROWS, _COLUMNS = 16, 9  # from eight columns on, ggml uses another code path fo
 _F32, _F16 = 0, 1  # values of enum ggml_type
 
 
-def wrong_kernels(ggml: ctypes.CDLL, served: Served) -> tuple[str, ...]:
+def wrong_kernels(ggml: ctypes.CDLL, served: KernelsInUse) -> tuple[str, ...]:
     """Return the names of faulty kernels in use: their results differ from ggml's, or ggml never calls them."""
     kinds = [kind for kind in KINDS if kind.name in served.types]
     ggml.ggml_cpu_init()  # fills ggml's tables of half-precision numbers

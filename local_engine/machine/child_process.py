@@ -22,7 +22,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
-class ChildEnd:
+class ChildOutcome:
     """Outcome of a child process."""
 
     status: Literal["ok", "crashed", "timeout", "failed"]
@@ -34,7 +34,7 @@ class ChildEnd:
     found: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-def run_child(module: str, arguments: Sequence[str], *, timeout_s: float) -> ChildEnd:
+def run_child(module: str, arguments: Sequence[str], *, timeout_s: float) -> ChildOutcome:
     """Run `python -m module arguments` with this `sys.path`; the last line on standard output must be a JSON object."""
     bounds = f"{os.getpid()} {math.ceil(timeout_s) + _GRACE_S}"
     try:
@@ -49,14 +49,14 @@ def run_child(module: str, arguments: Sequence[str], *, timeout_s: float) -> Chi
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return ChildEnd("timeout", f"more than {timeout_s:.0f} s")
+        return ChildOutcome("timeout", f"more than {timeout_s:.0f} s")
     complaints = child.stderr.strip()[-500:]
     if child.returncode < 0:
-        return ChildEnd("crashed", signal.Signals(-child.returncode).name, complaints)
+        return ChildOutcome("crashed", signal.Signals(-child.returncode).name, complaints)
     try:
-        return ChildEnd("ok", found=json.loads(child.stdout.splitlines()[-1]))
+        return ChildOutcome("ok", found=json.loads(child.stdout.splitlines()[-1]))
     except (IndexError, ValueError):
-        return ChildEnd("failed", f"code {child.returncode}", complaints)
+        return ChildOutcome("failed", f"code {child.returncode}", complaints)
 
 
 def expect_crashes() -> None:

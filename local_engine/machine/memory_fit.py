@@ -46,7 +46,7 @@ class MemoryPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class MemoryNeed:
     """Memory need in bytes. `weights` are used in the mapped file, or copied once into another layout, never both."""
 
     weights: int
@@ -62,10 +62,10 @@ class Need:
         return self.weights + self.kv_cache + self.compute + self.outputs + self.rest
 
 
-def estimate(header: GgufHeader, plan: MemoryPlan) -> Need:
+def estimate(header: GgufHeader, plan: MemoryPlan) -> MemoryNeed:
     """Estimate the memory of a model under `plan`; slightly more than llama.cpp will allocate, never less."""
     tokens, merges = (header.arrays.get(f"tokenizer.ggml.{name}") for name in ("tokens", "merges"))
-    return Need(
+    return MemoryNeed(
         weights=sum(tensor.size for tensor in header.tensors) + plan.adapters,
         kv_cache=math.ceil(sum(_layer_cache(header, plan, layer) for layer in range(_number(header, "block_count")))),
         compute=_compute(header, plan),
@@ -79,7 +79,7 @@ def free_memory(machine: Machine) -> int:
     return machine.available - max(_MIN_RESERVE, int(machine.memory * _RESERVE_SHARE))
 
 
-def ensure_fits(name: str, header: GgufHeader, plan: MemoryPlan, room: int) -> Need:
+def ensure_fits(name: str, header: GgufHeader, plan: MemoryPlan, room: int) -> MemoryNeed:
     """Return the memory need if it is within `room` bytes. Raises ModelTooLargeError with sizes and remedies."""
     need = estimate(header, plan)
     if need.total <= room:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...protocol.errors import EngineError, InvalidRequestError, OverloadedError, UpdraftError
-from ..llama.context import LlamaContext, NoRoomError, Rows
+from ..llama.context import LlamaContext, NoRoomError, TokenRows
 from ..llama.library import LlamaModel
 from ..sampling.signal_meter import SignalMeter
 from ..sampling.signals import Floats
@@ -243,19 +243,19 @@ class LocalEngineLoop:
             self._end(job)
 
 
-def _rows(step: ScheduledStep) -> list[Rows]:
+def _rows(step: ScheduledStep) -> list[TokenRows]:
     """Return the rows for the context to compute, in the order of the step."""
     probes = [
-        Rows(probe.scratch.id, probe.position, [probe.sequence.tokens[probe.position]], 1) for probe in step.probes
+        TokenRows(probe.scratch.id, probe.position, [probe.sequence.tokens[probe.position]], 1) for probe in step.probes
     ]
     return [*map(_share_rows, step.decodes), *probes, *map(_share_rows, step.chunks)]
 
 
-def _share_rows(share: SequenceShare) -> Rows:
+def _share_rows(share: SequenceShare) -> TokenRows:
     sequence = share.sequence
     assert sequence.branch is not None
     tokens = sequence.tokens[share.start : share.start + share.count]
-    return Rows(sequence.branch.id, share.start, tokens, share.outputs)
+    return TokenRows(sequence.branch.id, share.start, tokens, share.outputs)
 
 
 def _places(step: ScheduledStep) -> Iterator[tuple[SequenceShare, int, int]]:

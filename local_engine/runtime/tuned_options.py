@@ -9,13 +9,13 @@ import msgspec
 
 from ...protocol.decoding import prepare_types
 from ..llama.build import build_key
+from ..machine.json_store import JsonStore, file_key
 from ..machine.machine import this_machine
 from ..machine.memory_fit import KvCacheType
-from ..machine.notes import Notes, file_key
 from ..options import QUANTIZED, LocalOptions
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class TunedSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Tuned fields of `LocalOptions`; None keeps the default."""
 
     threads: int | None = None
@@ -26,23 +26,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     parallel: int | None = None
 
 
-prepare_types(Settings)
+prepare_types(TunedSettings)
 
 
-def remember(path: Path, settings: Settings) -> None:
+def remember(path: Path, settings: TunedSettings) -> None:
     """Save the settings; they apply until the file, the build or the machine changes."""
-    Notes("tuned").write(_key(path), settings)
+    JsonStore("tuned").write(_key(path), settings)
 
 
-def recall(path: Path) -> Settings | None:
+def recall(path: Path) -> TunedSettings | None:
     """Return the saved settings, None if not tuned on this machine. Raises ModelLoadError if the file is missing."""
-    return Notes("tuned").read(_key(path), Settings)
+    return JsonStore("tuned").read(_key(path), TunedSettings)
 
 
 def tuned_options(path: Path, options: LocalOptions) -> LocalOptions:
     """Fill options that are None with tuned settings. A tuned cache type that needs flash attention is left out if
     flash attention is off."""
-    tuned = recall(path) or Settings()
+    tuned = recall(path) or TunedSettings()
     missing = {name: value for name, value in msgspec.structs.asdict(tuned).items() if getattr(options, name) is None}
     if options.flash_attention is False and tuned.kv_cache_type in QUANTIZED:
         missing.pop("kv_cache_type", None)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...protocol.noise import noise_key
 from ...protocol.sampling import MIN_TEMPERATURE, ResolvedParams
+from ...protocol.sampling_noise import noise_key
 from ...text.logit_edits import LogitEditor
-from .noise import Floats, Indices, draw
+from .gumbel_noise import Floats, Indices, draw
 from .truncation import survivors
 
 if TYPE_CHECKING:

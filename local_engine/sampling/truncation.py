@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...protocol.sampling import ResolvedParams
-from .noise import Doubles, Floats, Indices, blocks
+from .gumbel_noise import Doubles, Floats, Indices, blocks
 
 _HEADS = (256, 4096)  # numbers of likeliest tokens to examine before all of them
 _GROUPS = 64

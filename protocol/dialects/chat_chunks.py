@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..http.foreign import json_bytes, object_of, objects_of
+from ..http.lenient_json import json_bytes, object_of, objects_of
 
 #: Fields whose text is concatenated across chunks; for other fields the last value counts.
 _TEXTS = ("content", "refusal", "reasoning_content", "reasoning", "arguments")

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from ..errors import UpstreamError
-from ..http.foreign import json_of, object_of, objects_of, raw_object
+from ..http.lenient_json import json_of, object_of, objects_of, raw_object
 from ..http.wire import anthropic_error
 from .chat_chunks import count_of, framed, text_of
 from .messages_request import MessagesRequest
@@ -69,11 +69,11 @@ class AnthropicEvents:
 
     def _read_choice(self, choice: dict[str, Any]) -> None:
         delta = object_of(choice.get("delta") or choice.get("message"))
-        self._say("thinking", text_of(delta.get("reasoning_content") or delta.get("reasoning")))
-        self._say("text", text_of(delta.get("content")))
+        self._emit_text("thinking", text_of(delta.get("reasoning_content") or delta.get("reasoning")))
+        self._emit_text("text", text_of(delta.get("content")))
         if refusal := text_of(delta.get("refusal")):
             self._refused = True
-            self._say("text", refusal)
+            self._emit_text("text", refusal)
         for number, call in enumerate(objects_of(delta.get("tool_calls"))):
             self._add_to_call(call["index"] if isinstance(call.get("index"), int) else number, call)
         self._finish_reason = choice.get("finish_reason") or self._finish_reason
@@ -98,7 +98,7 @@ class AnthropicEvents:
         self._emit("message_stop")
         return self._taken()
 
-    def _say(self, kind: str, text: str) -> None:
+    def _emit_text(self, kind: str, text: str) -> None:
         if not text:
             return
         if self._open is None or self._open["type"] != kind:

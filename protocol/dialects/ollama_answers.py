@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..errors import UpstreamError
-from ..http.foreign import json_bytes, json_of, object_of, objects_of, raw_object
+from ..http.lenient_json import json_bytes, json_of, object_of, objects_of, raw_object
 from .chat_chunks import ChatChunks, text_of
 from .ollama_request import OllamaChat, OllamaGenerate
 

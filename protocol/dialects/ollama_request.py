@@ -13,7 +13,7 @@ import msgspec
 
 from ..decoding import convert, prepare_types, unsupported
 from ..errors import UnsupportedFeatureError, invalid_value
-from ..http.foreign import object_of
+from ..http.lenient_json import object_of
 
 #: Ollama's options and the equivalent fields of chat requests.
 _OPTIONS = {
@@ -29,10 +29,10 @@ _AT_LOADING = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "use
 #: Base64 prefixes of image formats, by their magic bytes.
 _PICTURES = {"iVBOR": "image/png", "/9j/": "image/jpeg", "R0lG": "image/gif", "UklGR": "image/webp"}
 _UNBOUNDED = (-1, -2)  # values of `num_predict` that mean no limit
-R = TypeVar("R", bound="_Asked")
+R = TypeVar("R", bound="_ChatOptions")
 
 
-class _Asked(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _ChatOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Fields common to chat and generate requests."""
 
     model: str
@@ -50,7 +50,7 @@ class _Asked(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         raise NotImplementedError
 
 
-class OllamaChat(_Asked, kw_only=True):
+class OllamaChat(_ChatOptions, kw_only=True):
     """Request body of `POST /api/chat`."""
 
     messages: list[dict[str, Any]] = msgspec.field(default_factory=list[dict[str, Any]])
@@ -61,7 +61,7 @@ class OllamaChat(_Asked, kw_only=True):
         return self.messages
 
 
-class OllamaGenerate(_Asked, kw_only=True):
+class OllamaGenerate(_ChatOptions, kw_only=True):
     """Request body of `POST /api/generate`, handled as a chat with one user message."""
 
     prompt: str = ""

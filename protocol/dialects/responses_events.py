@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..http.foreign import json_of, object_of, objects_of
+from ..http.lenient_json import json_of, object_of, objects_of
 from .chat_chunks import count_of, framed, text_of
 from .responses_items import Item, item_id
 from .responses_request import ResponsesRequest
@@ -50,7 +50,7 @@ def begun_response(request: ResponsesRequest, *, stored: bool) -> dict[str, Any]
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenItem:
     """Output item whose last part is still growing."""
 
     item: Item
@@ -83,8 +83,8 @@ class ResponseEvents:
         self.response = response
         self._events: list[bytes] = []
         self._sequence = sequence
-        self._text: _Open | None = None
-        self._calls: dict[int, _Open] = {}
+        self._text: _OpenItem | None = None
+        self._calls: dict[int, _OpenItem] = {}
         self._finish_reason: str | None = None
 
     def begin(self) -> list[bytes]:
@@ -100,9 +100,9 @@ class ResponseEvents:
                 continue
             delta = object_of(choice.get("delta") or choice.get("message"))
             logprobs = objects_of(object_of(choice.get("logprobs")).get("content"))
-            self._say("reasoning_text", text_of(delta.get("reasoning_content") or delta.get("reasoning")))
-            self._say("output_text", text_of(delta.get("content")), logprobs)
-            self._say("refusal", text_of(delta.get("refusal")))
+            self._emit_text("reasoning_text", text_of(delta.get("reasoning_content") or delta.get("reasoning")))
+            self._emit_text("output_text", text_of(delta.get("content")), logprobs)
+            self._emit_text("refusal", text_of(delta.get("refusal")))
             for number, call in enumerate(objects_of(delta.get("tool_calls"))):
                 self._call(call["index"] if isinstance(call.get("index"), int) else number, call)
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
@@ -138,7 +138,7 @@ class ResponseEvents:
         if usage := object_of(chunk.get("usage")):
             self.response["usage"] = _usage(usage)
 
-    def _say(self, kind: _Kind, text: str, logprobs: Sequence[Item] = ()) -> None:
+    def _emit_text(self, kind: _Kind, text: str, logprobs: Sequence[Item] = ()) -> None:
         if not text and not logprobs:
             return
         opened = self._text
@@ -150,12 +150,12 @@ class ResponseEvents:
         extra = {"logprobs": shown} if kind == "output_text" else {}
         self._emit(f"response.{kind}.delta", **self._place(opened), delta=text, **extra)
 
-    def _open_text(self, kind: _Kind) -> _Open:
+    def _open_text(self, kind: _Kind) -> _OpenItem:
         """Start a part of the open message if there is one and `kind` belongs in a message; else start a new item."""
         before = self._text
         if before is not None and "reasoning_text" not in (kind, before.kind):
             self._close_part(before)
-            self._text = _Open(before.item, before.output_index, kind, len(before.item["content"]))
+            self._text = _OpenItem(before.item, before.output_index, kind, len(before.item["content"]))
         else:
             if before is not None:
                 self._close(before, "completed")
@@ -181,14 +181,14 @@ class ResponseEvents:
             opened.pieces.append(text)
             self._emit("response.function_call_arguments.delta", **self._place(opened), delta=text)
 
-    def _add(self, fields: Item, kind: _Kind) -> _Open:
+    def _add(self, fields: Item, kind: _Kind) -> _OpenItem:
         output: list[Item] = self.response["output"]
         item = {"id": item_id(fields["type"]), "status": "in_progress", **fields}
         output.append(item)
         self._emit("response.output_item.added", output_index=len(output) - 1, item=item)
-        return _Open(item, len(output) - 1, kind)
+        return _OpenItem(item, len(output) - 1, kind)
 
-    def _close_part(self, opened: _Open) -> None:
+    def _close_part(self, opened: _OpenItem) -> None:
         whole = {_WHOLE[opened.kind]: "".join(opened.pieces)}
         extra: Item = {"logprobs": opened.logprobs} if opened.kind == "output_text" else {}
         if not opened.has_parts:
@@ -200,7 +200,7 @@ class ResponseEvents:
         else:
             opened.item |= whole
 
-    def _close(self, opened: _Open, status: str) -> None:
+    def _close(self, opened: _OpenItem, status: str) -> None:
         self._close_part(opened)
         opened.item["status"] = status
         self._emit("response.output_item.done", output_index=opened.output_index, item=opened.item)
@@ -212,7 +212,7 @@ class ResponseEvents:
             self._close(opened, status if opened is still_open[-1] else "completed")
         self._text, self._calls = None, {}
 
-    def _place(self, opened: _Open) -> dict[str, Any]:
+    def _place(self, opened: _OpenItem) -> dict[str, Any]:
         place = {"item_id": opened.item["id"], "output_index": opened.output_index}
         return {**place, "content_index": opened.content_index} if opened.has_parts else place
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from ..errors import UnsupportedFeatureError, invalid_value
-from ..http.foreign import objects_of
+from ..http.lenient_json import objects_of
 
 Item = dict[str, Any]
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}

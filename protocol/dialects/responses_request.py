@@ -12,7 +12,7 @@ import msgspec
 
 from ..decoding import convert, prepare_types, unsupported
 from ..errors import UnsupportedFeatureError, invalid_value
-from ..http.foreign import objects_of
+from ..http.lenient_json import objects_of
 from .responses_items import Item, messages_of
 
 LOGPROBS = "message.output_text.logprobs"

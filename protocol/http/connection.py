@@ -16,20 +16,20 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..errors import InvalidRequestError, OverloadedError, UpdraftError
 from .access import PEER, PeerUser
+from .app import CLIENT_GONE, LINGER_S
 from .connection_limits import ConnectionLimits
-from .shell import GONE, LINGER_S
 
-_LOOK_S = 0.1  # interval of checks for a closed connection while reading is paused
+_CLOSE_CHECK_S = 0.1  # interval of checks for a closed connection while reading is paused
 _MAX_HEAD = 2**16
 _MAX_PART = 2**14  # bytes parsed at a time
 _MAX_AHEAD = 8  # pipelined requests queued before parsing pauses
 _UPGRADES = (b"upgrade", b"http2-settings")
 _REFUSAL = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
-REST_S = 30.0  # timeout for the head of a request, and between two pieces of the body
-STALL_S = 60.0  # timeout for a client that does not read the response
+READ_TIMEOUT_S = 30.0  # timeout for the head of a request, and between two pieces of the body
+WRITE_TIMEOUT_S = 60.0  # timeout for a client that does not read the response
 
 
-class _Flow(FlowControl):
+class _FlowControl(FlowControl):
     """Flow control that also pauses reading while part of the last read is not parsed yet."""
 
     held = False
@@ -39,7 +39,7 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
-class _Head:
+class _HeadBuffer:
     """Transport that delays a response's head until the body or the next loop iteration, to send one packet."""
 
     def __init__(self, cycle: Any, loop: asyncio.AbstractEventLoop) -> None:
@@ -80,7 +80,7 @@ class Connection(HttpToolsProtocol):
     _waits_for_room = False  # whether parsing of the last read waits for a response to finish
     _waiting: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
-    _look: asyncio.TimerHandle | None = None
+    _close_check: asyncio.TimerHandle | None = None
     _refusal = b""  # error response to the last request; later bytes are not parsed
 
     def __init__(self, *, limits: ConnectionLimits | None = None, **uvicorns: Any) -> None:
@@ -91,7 +91,7 @@ class Connection(HttpToolsProtocol):
         """Start serving the connection. `below`: the transport under TLS, if encrypted."""
         super().connection_made(transport)
         self._below = below or transport
-        self.flow = self._flow = _Flow(transport)
+        self.flow = self._flow = _FlowControl(transport)
         self.app_state = {**self.app_state, PEER: PeerUser(self.client, self.server)}
         if not self._limits.admit(self, self.client[0] if self.client else ""):
             self._refuse(OverloadedError("This server has reached its connection limit: try again later."), 503)
@@ -127,7 +127,7 @@ class Connection(HttpToolsProtocol):
                 self.loop.call_soon(self._go_on)
                 return
             self._stop_waiting()  # no timeout: the client has already sent more
-        self._look = self._look or self.loop.call_later(_LOOK_S, self._look_for_end)
+        self._close_check = self._close_check or self.loop.call_later(_CLOSE_CHECK_S, self._check_for_close)
 
     def _read(self, data: bytes) -> None:
         self._silent_bytes += len(data)
@@ -136,7 +136,7 @@ class Connection(HttpToolsProtocol):
             self._stop_waiting()
             return
         if self._is_answering:
-            self._limits.works(self)
+            self._limits.mark_busy(self)
         if self._awaits != "answer" and self._silent_bytes > _MAX_HEAD:
             self.send_400_response("The head or the trailer of the request is too long.")
         if self._waiting is not None and (self._awaits == "head" or not self._is_answering):
@@ -202,9 +202,9 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._current = cycle
-        cycle.scope[GONE] = self.loop.create_future()
+        cycle.scope[CLIENT_GONE] = self.loop.create_future()
         if cycle.scope["method"] != "HEAD":  # a HEAD response has no body to wait for
-            cycle.transport = _Head(cycle, self.loop)
+            cycle.transport = _HeadBuffer(cycle, self.loop)
         task = self.loop.create_task(cycle.run_asgi(app))
         self.tasks.add(task)
         task.add_done_callback(self._on_end)
@@ -218,7 +218,7 @@ class Connection(HttpToolsProtocol):
         super().handle_websocket_upgrade()
         self._stop_watching()
         self._parsed = len(self._last_read)
-        self._limits.works(self)
+        self._limits.mark_busy(self)
         protocol: Any = self.transport.get_protocol()
         lost = protocol.connection_lost
 
@@ -231,7 +231,7 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         if not self.pipeline:
             self._stop_waiting()  # uvicorn has its own keep-alive timeout
-            self._limits.rests(self)
+            self._limits.mark_idle(self)
             if self._awaits == "body":  # the request was answered before the body was complete
                 self._waiting = self.loop.call_later(LINGER_S, self.transport.close)
             else:
@@ -306,10 +306,10 @@ class Connection(HttpToolsProtocol):
         if self._is_answering and not self._current.disconnected:
             self._current.disconnected = True
             self._current.message_event.set()
-            self._current.scope[GONE].set_result(None)
+            self._current.scope[CLIENT_GONE].set_result(None)
 
     def _wait(self) -> None:
-        self._waiting = self.loop.call_later(REST_S, self._on_silence)
+        self._waiting = self.loop.call_later(READ_TIMEOUT_S, self._on_silence)
 
     def _on_silence(self) -> None:
         """Close the connection on timeout, but wait again if reading is paused, since data may be waiting unread."""
@@ -323,9 +323,9 @@ class Connection(HttpToolsProtocol):
             self._waiting.cancel()
             self._waiting = None
 
-    def _look_for_end(self) -> None:
+    def _check_for_close(self) -> None:
         """Check whether the client has disconnected while reading is paused. Only Linux can report that."""
-        self._look = None
+        self._close_check = None
         if self.transport.is_closing() or not self.flow.read_paused or not hasattr(select, "POLLRDHUP"):
             return
         poll = select.poll()
@@ -334,7 +334,7 @@ class Connection(HttpToolsProtocol):
             self._leave_current()
             self._below.close()
         else:
-            self._look = self.loop.call_later(_LOOK_S, self._look_for_end)
+            self._close_check = self.loop.call_later(_CLOSE_CHECK_S, self._check_for_close)
 
     def _watch_reader(self, before: tuple[int, Any] | None = None) -> None:
         """Abort the connection if the client does not read the response; `close` would wait forever."""
@@ -343,7 +343,7 @@ class Connection(HttpToolsProtocol):
         if unread == before:
             self._below.abort()
         elif unread[0]:
-            self._stall = self.loop.call_later(STALL_S, self._watch_reader, unread)
+            self._stall = self.loop.call_later(WRITE_TIMEOUT_S, self._watch_reader, unread)
 
     def _stop_watching(self) -> None:
         if self._stall is not None:

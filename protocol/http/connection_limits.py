@@ -12,7 +12,7 @@ _MOST = 10_000
 _RESERVED = 128  # descriptors for files, databases and libraries
 
 
-class HeldConnection(Protocol):
+class LimitedConnection(Protocol):
     def close_now(self) -> None: ...
 
 
@@ -22,12 +22,12 @@ class ConnectionLimits:
     def __init__(self, total: int, per_address: int) -> None:
         self._total = total
         self._per_address = per_address
-        self._addresses: dict[HeldConnection, str] = {}
+        self._addresses: dict[LimitedConnection, str] = {}
         self._counts: Counter[str] = Counter()
-        self._resting: dict[str, dict[HeldConnection, None]] = {}
-        self._all_resting: dict[HeldConnection, None] = {}
+        self._resting: dict[str, dict[LimitedConnection, None]] = {}
+        self._all_resting: dict[LimitedConnection, None] = {}
 
-    def admit(self, connection: HeldConnection, address: str) -> bool:
+    def admit(self, connection: LimitedConnection, address: str) -> bool:
         """Register a new, idle connection. Returns False if a limit is reached and no connection is idle."""
         if self._counts[address] >= self._per_address and not is_loopback(address):  # loopback: a reverse proxy
             self._close_oldest(self._resting.get(address, {}))
@@ -39,10 +39,10 @@ class ConnectionLimits:
                 return False
         self._addresses[connection] = address
         self._counts[address] += 1
-        self.rests(connection)
+        self.mark_idle(connection)
         return True
 
-    def works(self, connection: HeldConnection) -> None:
+    def mark_busy(self, connection: LimitedConnection) -> None:
         """Mark a connection as busy with a request."""
         self._all_resting.pop(connection, None)
         if (address := self._addresses.get(connection)) is not None and address in self._resting:
@@ -50,20 +50,20 @@ class ConnectionLimits:
             if not self._resting[address]:
                 del self._resting[address]
 
-    def rests(self, connection: HeldConnection) -> None:
+    def mark_idle(self, connection: LimitedConnection) -> None:
         """Mark a connection as idle: waiting for a request, or for the rest of a request."""
         if (address := self._addresses.get(connection)) is not None:
             self._all_resting[connection] = None
             self._resting.setdefault(address, {})[connection] = None
 
-    def forget(self, connection: HeldConnection) -> None:
-        self.works(connection)
+    def forget(self, connection: LimitedConnection) -> None:
+        self.mark_busy(connection)
         if (address := self._addresses.pop(connection, None)) is not None:
             self._counts[address] -= 1
             if not self._counts[address]:
                 del self._counts[address]
 
-    def _close_oldest(self, resting: dict[HeldConnection, None]) -> None:
+    def _close_oldest(self, resting: dict[LimitedConnection, None]) -> None:
         if resting:
             oldest = next(iter(resting))
             self.forget(oldest)

@@ -14,11 +14,11 @@ from urllib.parse import parse_qsl
 from ..errors import InvalidRequestError
 
 #: Forwarded headers: those of OpenAI and other providers, tracing headers, and custom `x-` headers.
-SAFE = re.compile(
+FORWARDED = re.compile(
     r"openai-.+|anthropic-.+|helicone-.+|x-.+|http-referer|idempotency-key|traceparent|tracestate|baggage"
 )
 #: Hop-by-hop headers, dropped: HTTP framing, browser and proxy headers, openai client details, Updraft's API key.
-HOP = re.compile(
+HOP_BY_HOP = re.compile(
     r"accept(-.+)?|access-control-.+|api-key|authorization|cache-control|cdn-.+|cf-.+|connection|content-.+|cookie2?|date"
     r"|dnt|expect|forwarded|from|host|http2-settings|if-.+|keep-alive|max-forwards|origin|pragma|priority|proxy-.+"
     r"|purpose|range|referer|sec-.+|te|trailer|transfer-encoding|true-client-ip|upgrade(-.+)?|user-agent|via|warning"
@@ -64,7 +64,7 @@ def forwarded(headers: Mapping[str, str], query: str = "", api_key: str | None =
         name = raw.lower()
         if _is_of_this_hop(name):
             continue
-        if not SAFE.fullmatch(name) or may_open(name):
+        if not FORWARDED.fullmatch(name) or may_open(name):
             raise _refused(f"The header {name[:_MAX_NAME]!r}", raw)
         passed[name] = value
     for name, _ in parse_qsl(query, keep_blank_values=True) if query else ():
@@ -75,7 +75,7 @@ def forwarded(headers: Mapping[str, str], query: str = "", api_key: str | None =
 
 @lru_cache(1024)
 def _is_of_this_hop(name: str) -> bool:
-    return HOP.fullmatch(name) is not None
+    return HOP_BY_HOP.fullmatch(name) is not None
 
 
 def may_open(name: str) -> bool:

@@ -25,9 +25,9 @@ from ..errors import ConfigurationError, PortInUseError, UpdraftError
 from ..safety.private_files import write_private
 from ..safety.system import KILL, listener_on
 from ..telemetry.logs import log_to_stderr
+from .app import Traffic
 from .connection import Connection
 from .connection_limits import usual_limits
-from .shell import Traffic
 from .tls import Certificate, Handshake, TlsFiles
 
 DRAIN_S = 10.0
@@ -36,7 +36,7 @@ DRAIN_S = 10.0
 WEBSOCKET_MESSAGE_BYTES = 8 * 2**20  # same limit as for request bodies
 _ACCEPTED = 32  # connections accepted per loop iteration; they count against the limits two iterations later
 _BACKLOG = 1024
-_LEAVE_S = 5.0  # time from the end of the drain to SIGKILL
+_SHUTDOWN_S = 5.0  # time from the end of the drain to SIGKILL
 _PARENT_POLL_S = 0.5
 
 
@@ -78,7 +78,7 @@ def serve(  # noqa: PLR0913
 
     limits = usual_limits()
     http: Any = partial(Connection, limits=limits) if tls is None else partial(Handshake, Certificate(tls), limits)
-    plain = _Plain(app)
+    plain = _StartupErrors(app)
     config = uvicorn.Config(
         plain,
         http=http,
@@ -142,13 +142,13 @@ def exit_with_parent(drain_s: float = DRAIN_S) -> None:
         while os.getppid() == parent:
             time.sleep(_PARENT_POLL_S)
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(drain_s + _LEAVE_S)
+        time.sleep(drain_s + _SHUTDOWN_S)
         os.kill(os.getpid(), KILL)
 
     threading.Thread(target=watch, name="updraft-parent-watch", daemon=True).start()
 
 
-class _Plain:
+class _StartupErrors:
     """ASGI wrapper that keeps an UpdraftError raised at startup in `failure`, instead of logging it."""
 
     def __init__(self, app: ASGIApp) -> None:

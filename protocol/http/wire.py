@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from .foreign import json_bytes
+from .lenient_json import json_bytes
 
 LONG_BODY = 2**16
 T = TypeVar("T")

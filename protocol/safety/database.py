@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import ConfigurationError
-from ..wal import transaction
+from ..sqlite import transaction
 from .forks import FORKS
 from .shared_file import SharedFile
 

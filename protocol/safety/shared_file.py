@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigurationError, StorageError
-from ..wal import create_tables, use_wal
+from ..sqlite import create_tables, use_wal
 from .private_files import create_private, private_file
 
 

@@ -54,7 +54,7 @@ def log_to_file(path: Path) -> None:
 
 def _log_to(handler: logging.Handler) -> None:
     handler.setFormatter(_JsonFormatter() if os.environ.get(FORMAT_VARIABLE) == "json" else _TextFormatter(_LINE))
-    handler.addFilter(FewOfEach())
+    handler.addFilter(LogRateLimit())
     logging.basicConfig(handlers=[handler])
 
 
@@ -90,7 +90,7 @@ class _JsonFormatter(logging.Formatter):
 _LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-class FewOfEach(logging.Filter):
+class LogRateLimit(logging.Filter):
     """Rate limit per log statement, so that a client sending bad requests cannot fill the disk."""
 
     def __init__(self) -> None:

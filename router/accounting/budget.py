@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from typing import Literal, TypeVar, get_args
 
-from ...accounting.accounts import Claim, Kind, Standing, granted, renewal
-from ...accounting.budget import DAY_S, Period, Wanted, bounds, first_day
+from ...accounting.accounts import AccountUsage, Claim, Kind, granted, renewal
+from ...accounting.budget import DAY_S, Period, TokenDemand, bounds, first_day
 from ...protocol.errors import BudgetExceededError, ConfigurationError
 from ..request.caller import Caller
 from .ledger import Ledger
@@ -80,7 +80,7 @@ class Charge:
         return Charge(*map(operator.sub, astuple(self), astuple(other)))
 
 
-NOTHING = Charge()
+NO_CHARGE = Charge()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Demand:
     fixed: Charge
     # Price of a completion token, in US dollars.
     usd_per_token: float
-    wanted: Wanted
+    wanted: TokenDemand
 
     def charge(self, tokens: int) -> Charge:
         return self.fixed + Charge(cloud_tokens=tokens, usd=tokens * self.usd_per_token)
@@ -186,12 +186,12 @@ class Budget:
 
         `held`: the request's earlier reservation. The result combines both reservations, on the day of `held`.
         """
-        before = Reservation(_today(), NOTHING) if held is None else held
+        before = Reservation(_today(), NO_CHARGE) if held is None else held
 
         def take(connection: sqlite3.Connection) -> Reservation:
-            claims, standings = self._checked(connection, before.day, caller, demand)
+            claims, usages = self._checked(connection, before.day, caller, demand)
             alone = self.in_flight.count == (held is not None)
-            charge = demand.charge(tokens := granted(demand.wanted, claims, standings, alone=alone))
+            charge = demand.charge(tokens := granted(demand.wanted, claims, usages, alone=alone))
             rows = self._rows(caller, before.day)
             for row in rows:
                 _add(connection, row, charge)
@@ -206,7 +206,7 @@ class Budget:
         self, connection: sqlite3.Connection, caller: Caller, reserved: Reservation | None, actual: Charge
     ) -> None:
         """Replace the reservation of a request by the actual charge, even if the limits have changed since."""
-        held = Reservation(_today(), NOTHING) if reserved is None else reserved
+        held = Reservation(_today(), NO_CHARGE) if reserved is None else reserved
         for row in held.rows | self._rows(caller, held.day):
             _add(connection, row, actual - held.charge if row in held.rows else actual)
 
@@ -225,9 +225,9 @@ class Budget:
 
     def _checked(
         self, connection: sqlite3.Connection, day: int, caller: Caller, demand: Demand
-    ) -> tuple[list[Claim], list[Standing]]:
+    ) -> tuple[list[Claim], list[AccountUsage]]:
         """Return the claims for the least charge of `demand`, and their accounts' state. Raises BudgetExceededError."""
-        claims, standings, least = list[Claim](), list[Standing](), demand.charge(demand.wanted.least)
+        claims, usages, least = list[Claim](), list[AccountUsage](), demand.charge(demand.wanted.least)
         for scope, limits in self._limits.items():
             spent, reasons = self._spent(connection, day, scope, caller), list[str]()
             name, (begins, ends) = _name(scope, caller), bounds(limits.period, day)
@@ -238,8 +238,8 @@ class Budget:
             for kind, limit, used, amount, per_token in amounts:
                 if limit is not None:
                     claims.append(Claim(scope, name, kind, limit, amount, begins, ends, per_token))
-                    standings.append(Standing(used, 0.0))
-                    if not standings[-1].fits(claims[-1]):
+                    usages.append(AccountUsage(used, 0.0))
+                    if not usages[-1].fits(claims[-1]):
                         reasons.append(_EXCESS[kind].format(used=used, limit=limit, amount=amount))
             reasons += _share_excess(limits.cloud_share, spent, least)
             if reasons:
@@ -247,7 +247,7 @@ class Budget:
                 when = "today" if limits.period == "day" else "this month"
                 renews, renews_s = renewal(ends, time.time())
                 raise BudgetExceededError(f"budget spent: {reasons[0]}{whose} {when}; {renews}", renews_s=renews_s)
-        return claims, standings
+        return claims, usages
 
     def _rows(self, caller: Caller, day: int) -> frozenset[SpendingRow]:
         return frozenset(

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...accounting.ledger.files import open_database
-from ...accounting.ledger.reading import LedgerReader
+from ...accounting.ledger.reader import LedgerReader
 from ...accounting.ledger.table import LedgerTable, RequestRow, Table
 from ...protocol.errors import ConfigurationError, StorageError
 
 T = TypeVar("T")
 log = logging.getLogger("updraft.router")
 
-_ALONE_S = 5.0  # longest wait of a transaction for other writers
+_BUSY_S = 5.0  # longest wait of a transaction for other writers
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 0.1  # pauses between attempts, doubling
 
 
@@ -125,7 +125,7 @@ _RECORD = (
     *("cloud_model", "failure", "decisions", "local_prompt_tokens", "cloud_prompt_tokens", "local_ms", "cloud_ms"),
     *("user", "feedback"),
 )
-_STAYED = "tier = 'local' AND route <> 'none' AND cloud_model = ''"
+_STAYED_LOCAL = "tier = 'local' AND route <> 'none' AND cloud_model = ''"
 
 REQUESTS = LedgerTable(
     name="requests",
@@ -141,8 +141,8 @@ REQUESTS = LedgerTable(
     # `model` groups by the last cloud model called, or by route if no cloud was called.
     groups={"model": "iif(cloud_model <> '', cloud_model, route)", "tier": "tier", "key": "key"},
     sums={
-        "stayed_local": f"coalesce(sum({_STAYED}), 0)",
-        "local_share": f"1.0 * sum({_STAYED}) / nullif(sum(route <> 'none'), 0)",
+        "stayed_local": f"coalesce(sum({_STAYED_LOCAL}), 0)",
+        "local_share": f"1.0 * sum({_STAYED_LOCAL}) / nullif(sum(route <> 'none'), 0)",
         "local_tokens": "coalesce(sum(local_prompt_tokens + local_tokens), 0)",
         "cloud_tokens": "coalesce(sum(cloud_prompt_tokens + cloud_tokens), 0)",
         "cost_usd": "iif(count(cost_usd) = count(*), total(cost_usd), NULL)",
@@ -246,7 +246,7 @@ class Ledger:
         """
         if flushed:
             await asyncio.to_thread(self.flush)
-        until, pause_s = time.monotonic() + _ALONE_S, _FIRST_PAUSE_S
+        until, pause_s = time.monotonic() + _BUSY_S, _FIRST_PAUSE_S
         while True:
             try:
                 with self.transaction() as connection:

@@ -8,13 +8,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from ...accounting.ledger.store import (
-    ExtraWrite,
-    LedgerWriteError,
-    RowRefusedError,
-    SqliteStore,
-    collect,
-)
+from ...accounting.ledger.store import ExtraWrite, LedgerWriteError, RowRefusedError, SqliteStore, collect
 from ...accounting.ledger.writer import LedgerWriter
 from ...protocol.errors import ConfigurationError
 from .ledger import REQUESTS, LedgerRow
@@ -41,7 +35,7 @@ class RequestWriter(LedgerWriter):
         `committed` is resolved by the commit, or by the first failed attempt.
         """
         values = REQUESTS.values_of(row)
-        self._keep(row.id, values)
+        self._journal(row.id, values)
         self._settle(row.id, values, extra, committed)
 
 

@@ -18,7 +18,7 @@ from ..gates.gates import GateDecision
 from ..request.caller import Caller
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import CloudUsage, LocalAnswer
-from .budget import NOTHING, Charge, Demand, Reservation
+from .budget import NO_CHARGE, Charge, Demand, Reservation
 from .ledger import LedgerRow
 from .prices import Prices
 
@@ -29,7 +29,7 @@ Route = Literal["local", "cloud", "escalated", "fallback", "cache"]
 
 
 @dataclass(frozen=True, slots=True)
-class Repeated:
+class CacheHit:
     """The origin of a cached answer: the tier that generated it, and the tokens used then."""
 
     tier: Literal["local", "cloud"]
@@ -65,7 +65,7 @@ class CloudCall:
     def charge(self, prices: Prices) -> Charge:
         """Return the call's tokens and dollars: as reported by the cloud, or else by `demand`."""
         if self.is_broken or not (self.unbilled or self.counted.prompt_tokens):
-            return NOTHING if self.demand is None else self.demand.charge(self.unreported_tokens)
+            return NO_CHARGE if self.demand is None else self.demand.charge(self.unreported_tokens)
         tokens = self.counted.prompt_tokens + self.counted.completion_tokens
         return Charge(cloud_tokens=tokens, usd=self.usd(prices) or 0.0)  # dollar budgets require a price per model
 
@@ -116,14 +116,14 @@ class RequestRecord:
     # Whether the route depended on the current state, such as load or budgets, so that the answer must not be cached.
     time_dependent: bool = False
     # Origin of the answer, if it came from the cache.
-    repeated: Repeated | None = None
+    cache_hit: CacheHit | None = None
     # Trace span of the request.
     span: Span = field(default_factory=Span)
 
     @property
     def tier(self) -> Literal["local", "cloud"]:
-        if self.repeated is not None:
-            return self.repeated.tier
+        if self.cache_hit is not None:
+            return self.cache_hit.tier
         return "cloud" if self.route in ("cloud", "escalated") else "local"
 
     @property
@@ -176,8 +176,8 @@ class RequestRecord:
         """
         if self.route is None:
             return 0.0
-        if self.repeated is not None:
-            alone = CloudUsage(self.repeated.prompt_tokens, self.repeated.completion_tokens)
+        if self.cache_hit is not None:
+            alone = CloudUsage(self.cache_hit.prompt_tokens, self.cache_hit.completion_tokens)
         elif self.tier == "cloud":
             alone = self.cloud
         else:
@@ -188,20 +188,20 @@ class RequestRecord:
     @property
     def charge(self) -> Charge:
         """The charge for the budgets."""
-        clouds = sum((each.charge(self.prices) for each in self.cloud_calls), NOTHING)
+        clouds = sum((each.charge(self.prices) for each in self.cloud_calls), NO_CHARGE)
         asks = int(clouds.cloud_tokens > 0)
         return Charge(1, asks, clouds.cloud_tokens, self._local_usd + clouds.usd)
 
     def judged(self, decision: GateDecision) -> None:
         """Record a verdict. Of consecutive gate-2 verdicts that let the answer continue, only the last is kept."""
-        self._keep(_brief(decision))
+        self._add_decision(_brief(decision))
 
     def decide(self, decision: GateDecision) -> None:
         """Record a verdict as the decision that the answer reports."""
         self.decision = _brief(decision)
-        self._keep(self.decision)
+        self._add_decision(self.decision)
 
-    def _keep(self, decision: GateDecision) -> None:
+    def _add_decision(self, decision: GateDecision) -> None:
         last = self.decisions[-1] if self.decisions else None
         if last is not None and last.gate == decision.gate == 2 and not last.escalate:
             self.decisions.pop()
@@ -211,7 +211,7 @@ class RequestRecord:
         """Report an answer that `tier` gave `age_s` seconds ago, with that `usage`."""
         counted = CloudUsage.of({"usage": usage}) or CloudUsage()
         self.route = "cache"
-        self.repeated = Repeated(tier, counted.prompt_tokens, counted.completion_tokens)
+        self.cache_hit = CacheHit(tier, counted.prompt_tokens, counted.completion_tokens)
         self.decide(GateDecision(0, escalate=False, reason=f"cached answer of the {tier} tier, {age_s:.0f} s old"))
 
     def usage(self) -> Usage:
@@ -250,15 +250,14 @@ class RequestRecord:
             self.cloud_s += time.monotonic() - began
 
     def info(self) -> UpdraftInfo:
-        p_gain = self.decision.p_gain
         return UpdraftInfo(
             request_id=self.request_id,
             tier=self.tier,
             route=self.route or "local",
             reason=self.reason,
             gate=self.decision.gate,
-            p_gain=p_gain,
-            confidence=None if p_gain is None else 1.0 - p_gain,
+            p_gain=self.decision.p_gain,
+            confidence=self.decision.confidence,
             threshold=self.decision.threshold,
             cost_usd=self.cost_usd,
             saved_usd=self.saved_usd,

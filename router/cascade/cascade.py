@@ -31,8 +31,8 @@ from ..state import RouterState
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import LocalAnswer, LocalGeneration, LocalTier
 from .cloud_call import work_of
+from .concurrent_runs import run_concurrently
 from .escalation import CloudReply, CloudStreamReply, Escalation
-from .several import all_of
 
 _LONG = 2**12  # characters of question and answer; the gates read longer texts in a thread
 _LINE_BEGUN = 16  # characters at the end of the text that are searched for a line end
@@ -208,7 +208,7 @@ class Cascade:
                 await run.aclose()
             return run.answer
 
-        first, *others = await all_of(self.chat.num_answers, one)
+        first, *others = await run_concurrently(self.chat.num_answers, one)
         return self._done(LocalReply(first, tuple(others)))
 
     async def _after(self) -> State:
@@ -452,7 +452,7 @@ class Cascade:
         """Return whether the best cloud would grade this answer without exploration: no stream has begun and no smaller
         cloud may answer.
         """
-        smaller = any(candidate.may_do(decision.p_gain) for candidate in self.tiers.middle)
+        smaller = any(candidate.may_do(decision.p_gain) for candidate in self.tiers.middle_tiers)
         return not smaller and not self._is_past_hold(answer)
 
     def _done(self, reply: Reply) -> State:

@@ -12,14 +12,14 @@ from typing import Any
 
 import msgspec
 
-from ...accounting.budget import TOP_UP, GrowingAnswer, Wanted
+from ...accounting.budget import TOP_UP, StreamTokenEstimate, TokenDemand
 from ...accounting.prices import Price
 from ...accounting.token_estimate import LIMITS, THINKING, answer_size, capped, prompt_tokens, text_bytes
 from ...protocol.errors import BudgetExceededError, RequestTimeoutError
-from ...protocol.http.foreign import json_bytes
 from ...protocol.http.forwarding import Forwarded
+from ...protocol.http.lenient_json import json_bytes
 from ...protocol.telemetry.tracing import Span
-from ..accounting.budget import NOTHING, Charge, Demand
+from ..accounting.budget import NO_CHARGE, Charge, Demand
 from ..accounting.request_record import CloudCall, RequestRecord
 from ..gates.gates import GateDecision
 from ..request.json_narrowing import table
@@ -36,14 +36,14 @@ def demand_of(record: RequestRecord, body: dict[str, Any], model: str, path: str
     read = prompt_tokens(msgspec.json.encode(body), bytes_per_token=1)  # an upper bound
     size = answer_size(body, path)
     is_known = size.limit is not None or price.max_output is not None
-    wanted = Wanted(size.least, size.most(price.max_output), is_known)
-    usd = read * price.dearest_input / 1e6
+    wanted = TokenDemand(size.least, size.most(price.max_output), is_known)
+    usd = read * price.highest_input / 1e6
     return Demand(Charge(cloud_tokens=read, usd=usd), price.output / 1e6, wanted)
 
 
 def after(record: RequestRecord, demand: Demand) -> Demand:
     """Return `demand` plus the request's charges so far, minus its current reservation."""
-    held = NOTHING if record.reserved is None else record.reserved.charge
+    held = NO_CHARGE if record.reserved is None else record.reserved.charge
     return replace(demand, fixed=replace(record.charge + demand.fixed, cloud_requests=1) - held)
 
 
@@ -99,7 +99,7 @@ class CloudAttempt:
         record.cloud_calls[-1] = broken  # while the next attempt's reservation is made
         try:
             if budget is not None and call.demand is not None and (held := record.reserved) is not None:
-                wanted = Wanted(held.tokens, held.tokens, is_known=True)
+                wanted = TokenDemand(held.tokens, held.tokens, is_known=True)
                 demand = after(record, replace(call.demand, wanted=wanted))
                 record.reserved = await budget.reserve(record.caller, demand, held)
         except BudgetExceededError:
@@ -196,7 +196,7 @@ class MeteredStream:
         self._state = state
         self._record = record
         self._call = record.cloud_calls[-1]
-        self._answer = GrowingAnswer(0 if record.reserved is None else record.reserved.tokens)
+        self._answer = StreamTokenEstimate(0 if record.reserved is None else record.reserved.tokens)
         self._indices: dict[int, None] = {}
         self._ended = False
 
@@ -235,7 +235,7 @@ class MeteredStream:
         record, call, budget = self._record, self._call, self._state.budget
         if budget is None or call.demand is None or record.reserved is None:
             return True
-        step = Demand(NOTHING, call.demand.usd_per_token, TOP_UP)
+        step = Demand(NO_CHARGE, call.demand.usd_per_token, TOP_UP)
         try:
             record.reserved = await budget.reserve(record.caller, step, record.reserved)
         except BudgetExceededError:

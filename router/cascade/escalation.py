@@ -35,7 +35,7 @@ class CloudStreamReply:
 
 
 @dataclass(frozen=True, slots=True)
-class _Drafted(Generic[T]):
+class _DraftedRequest(Generic[T]):
     """A cloud request made by `send`, with the local `draft` if the cloud accepts drafts."""
 
     draft: str
@@ -123,10 +123,10 @@ class Escalation:
             raise EngineError("The router has no cloud tier.")
         top = CloudCandidate(config.cloud_model, tiers.cloud)
         key = self.job.forwarded.api_key
-        middle = [each for each in tiers.middle if key is None or each.shares_key]
+        middle_tiers = [each for each in tiers.middle_tiers if key is None or each.shares_key]
         if self.job.requested_tier == "cloud":
             named = self.job.body.get("model")
-            if key is not None and any(each.model == named and each not in middle for each in tiers.middle):
+            if key is not None and any(each.model == named and each not in middle_tiers for each in tiers.middle_tiers):
                 raise InvalidRequestError(
                     f"api_key: the model {named!r} is not on the server of cloud_url, which your key is for. Leave "
                     "the key out, or ask for another model.",
@@ -135,11 +135,11 @@ class Escalation:
                 )
             if isinstance(named, str) and named not in ("cloud", config.cloud_model):
                 top = CloudCandidate(named, tiers.cloud)  # a cloud model that is not for chat
-            return [next((candidate for candidate in middle if candidate.model == named), top)]
+            return [next((candidate for candidate in middle_tiers if candidate.model == named), top)]
         if self.record.decision.exploration_chance:
             return [top]
         p_gain = self.record.decision.p_gain
-        return [*(candidate for candidate in middle if candidate.may_do(p_gain)), top]
+        return [*(candidate for candidate in middle_tiers if candidate.may_do(p_gain)), top]
 
     def body(self) -> dict[str, Any]:
         """Return a copy of the caller's request for a cloud."""
@@ -220,7 +220,7 @@ class Escalation:
             forwarded = self._forwarded
             return await tier.complete(self._path, sent, timeout_s=time_left_s(), forwarded=forwarded)
 
-        completion = await self._try_clouds(body, _Drafted(draft, self.job.forwarded, time_left_s, complete))
+        completion = await self._try_clouds(body, _DraftedRequest(draft, self.job.forwarded, time_left_s, complete))
         if (usage := CloudUsage.of(completion)) is None:
             bound_unreported(self.record, completion)
         self.record.counted(usage)
@@ -243,7 +243,7 @@ class Escalation:
         options: dict[str, Any] = {**(body.get("stream_options") or {}), "include_usage": True}
         stream = await self._try_clouds(
             {**body, "stream": True, "stream_options": options},
-            _Drafted(draft, self.job.forwarded, time_left_s, begin),
+            _DraftedRequest(draft, self.job.forwarded, time_left_s, begin),
             continuing=begun is not None,
         )
         if self.state.budget is not None:
@@ -251,7 +251,7 @@ class Escalation:
         self._stream, self._streaming = stream, time.monotonic()
         return stream
 
-    async def _try_clouds(self, body: dict[str, Any], request: _Drafted[T], *, continuing: bool = False) -> T:
+    async def _try_clouds(self, body: dict[str, Any], request: _DraftedRequest[T], *, continuing: bool = False) -> T:
         """Return the answer of the first cloud that succeeds. Raises CloudFailure if all fail or none is allowed.
 
         `continuing`: ask only clouds that can continue a message.

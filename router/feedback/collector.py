@@ -22,13 +22,13 @@ from ..tiers.interfaces import LocalAnswer
 if TYPE_CHECKING:
     from ...classifier.calibration.drift import DriftMonitor
     from ...classifier.grading.agreement import ComparableAnswer
-    from ...classifier.online.experience import Experience, Observation
+    from ...classifier.online.experience import ExperienceStore, Observation
     from ...text.tool_stream import AnswerParser
 
 log = logging.getLogger("updraft.router")
 
 # A draft of which the cloud accepted a smaller share counts as a different answer.
-_TAKEN_OVER = 0.9
+_ACCEPTED_SHARE = 0.9
 # Each waiting answer holds its texts, so a stalled disk must not fill the memory.
 MAX_WAITING = 256
 # Seconds to wait for another process that writes to the experience, and at the end for all waiting answers.
@@ -88,8 +88,8 @@ class ExperienceCollector:
     a request is sampled for grading. `keep_text`: also store the prompt and the answer.
     """
 
-    def __init__(self, experience: Experience, pair: str, *, explored: float = 0.0, keep_text: bool = False) -> None:
-        self._experience = experience
+    def __init__(self, store: ExperienceStore, pair: str, *, explored: float = 0.0, keep_text: bool = False) -> None:
+        self._experience = store
         self._explored = explored
         self._pair = pair
         self._keep_text = keep_text
@@ -114,7 +114,7 @@ class ExperienceCollector:
             if not full:
                 self._waiting.append(judged)
         if not full:
-            self._last = self._thread.submit(self._keep)
+            self._last = self._thread.submit(self._store_waiting)
         elif self._counts.dropped == 1:
             log.warning("judged answers arrive faster than they can be stored: some are dropped (see /metrics)")
 
@@ -135,7 +135,7 @@ class ExperienceCollector:
             self._thread.shutdown(wait=True)
             self._experience.close()
 
-    def _keep(self) -> None:
+    def _store_waiting(self) -> None:
         """Store everything that waits, unless an earlier call has taken it."""
         with self._lock:
             taken, self._waiting = self._waiting, []
@@ -213,4 +213,4 @@ def _grades(judged: JudgedRequest, accepted: float | None) -> tuple[float | None
         return None, None
     if judged.cloud is not None:
         return grades(local_comparable_answer(judged.answer, judged.reader), judged.cloud)
-    return (None, None) if accepted is None or not judged.streamed else (float(accepted >= _TAKEN_OVER), 1.0)
+    return (None, None) if accepted is None or not judged.streamed else (float(accepted >= _ACCEPTED_SHARE), 1.0)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ...classifier.calibration.drift import DriftMonitor
 
 
-class _GatesAround:
+class _WrappingGates:
     """Base of gates that wrap other gates and let these read questions and answers."""
 
     def __init__(self, gates: Gates) -> None:
@@ -32,8 +32,8 @@ class _GatesAround:
         return self._gates.quality
 
     @property
-    def usual(self) -> Floats | None:
-        return self._gates.usual
+    def typical_p_gain(self) -> Floats | None:
+        return self._gates.typical_p_gain
 
     def check(self, quality: float | None) -> None:
         self._gates.check(quality)
@@ -45,7 +45,7 @@ class _GatesAround:
         self._gates.read_lines(answer)
 
 
-class ExplorationGates(_GatesAround):
+class ExplorationGates(_WrappingGates):
     """Gates of a pair of models, wrapped with exploration, shadow mode and drift caution.
 
     `exploration`: share of requests sampled at random. For a sampled request gates 1 and 2 only say what they would
@@ -150,7 +150,7 @@ def by_confidence(gates: Gates, confidence: float, signal: ConfidenceSignal) -> 
     return gates.around(plain) if isinstance(gates, ExplorationGates) else plain
 
 
-class _SampledGates(_GatesAround):
+class _SampledGates(_WrappingGates):
     """Gates of one sampled request, which is graded whatever they decide. `chance`: sampling probability."""
 
     def __init__(self, gates: ExplorationGates, chance: float, why: str) -> None:

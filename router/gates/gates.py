@@ -30,8 +30,10 @@ class GateDecision:
     reason: str
     # Calibrated probability that the cloud's answer is better, if computed.
     p_gain: float | None = None
-    # P(gain) above which the gate escalates.
+    # P(gain) above which the gate escalates, or confidence below which it escalates.
     threshold: float | None = None
+    # Confidence in the local answer, if the gate compares it with `threshold`.
+    confidence: float | None = None
     # Probability with which a judged answer is graded; None if exploration plays no part.
     propensity: float | None = None
     # Probability with which this request was sampled for exploration, to be answered by both tiers; 0 if not sampled.
@@ -52,7 +54,7 @@ class Gates(Protocol):
         ...
 
     @property
-    def usual(self) -> Floats | None:
+    def typical_p_gain(self) -> Floats | None:
         """Gate 1's P(gain) of typical calibration requests, if known, for comparison with live requests."""
         ...
 
@@ -112,8 +114,8 @@ class PolicyGates:
         return self.target.value if self.target.name == "quality" else None
 
     @property
-    def usual(self) -> Floats | None:
-        return None if self._caveat else self.policy.usual
+    def typical_p_gain(self) -> Floats | None:
+        return None if self._caveat else self.policy.typical_p_gain
 
     def check(self, quality: float | None) -> None:
         self._at(quality)
@@ -189,7 +191,7 @@ class _UncalibratedGates:
     """Base of gates without a policy: no quality is calibrated, and nothing is precomputed."""
 
     quality: float | None = None
-    usual: Floats | None = None
+    typical_p_gain: Floats | None = None
 
     def check(self, quality: float | None) -> None:
         if quality is not None:
@@ -233,14 +235,15 @@ class ConfidenceGates(_UncalibratedGates):
         return self._judge(3, "after generation", answer.signals, self._confidence)
 
     def _judge(self, gate: int, moment: str, signals: Sequence[Signals], least: float) -> GateDecision:
-        sure = confidence_of(signals, self._by)
-        escalate = not sure >= least  # NaN escalates
+        confidence = confidence_of(signals, self._by)
+        escalate = not confidence >= least  # NaN escalates
         sign = "below" if escalate else "at least"
         return GateDecision(
             gate,
             escalate,
-            f"uncalibrated: {_CONFIDENCES[self._by]} {sure:.2f} {sign} {least:.2f} {moment}",
+            f"uncalibrated: {_CONFIDENCES[self._by]} {confidence:.2f} {sign} {least:.2f} {moment}",
             threshold=least,
+            confidence=confidence,
         )
 
 

@@ -9,11 +9,11 @@ from itertools import accumulate
 from typing import Any
 
 from ...protocol.errors import ConfigurationError
+from .decoded_texts import decoded_forms
 from .detectors import BUILTIN, searcher
 from .escapes import ReadingBudget, TooLongError
-from .meanings import meanings
 from .presidio import PERSONAL, presidio_detector
-from .seams import message_seams, value_seams
+from .split_values import split_across_messages, split_across_values
 from .text_views import strings, visible, written_and_visible
 from .unreadable import TOO_LONG, unreadable_field, unreadable_text
 
@@ -79,10 +79,10 @@ class PrivacyRules:
     def _search(self, texts: Iterable[str], body: Mapping[str, Any] | None = None) -> str | None:
         budget = ReadingBudget(MAX_READ)
         try:
-            meant = [meaning for text in texts for meaning in meanings(text, budget)]
-            seams = (*message_seams(body or {}, budget), *value_seams(body, budget))
+            meant = [meaning for text in texts for meaning in decoded_forms(text, budget)]
+            split_texts = (*split_across_messages(body or {}, budget), *split_across_values(body, budget))
             return (
-                _first(self._rules, visible(_BETWEEN.join((*meant, *seams)), budget))
+                _first(self._rules, visible(_BETWEEN.join((*meant, *split_texts)), budget))
                 or self._apart(meant, budget)
                 or (PERSONAL if self._personal is not None and any(map(self._personal, meant)) else None)
                 or next(filter(None, map(unreadable_text, meant)), None)

@@ -14,7 +14,7 @@ import msgspec
 
 from ...protocol.dialects.chat_chunks import ChatChunks
 from ...protocol.http import sse
-from ...protocol.http.foreign import json_bytes, json_of
+from ...protocol.http.lenient_json import json_bytes, json_of
 from ...protocol.safety.bounded_cache import BoundedCache
 from ..accounting.request_record import RequestRecord
 from ..config import CacheSettings
@@ -25,7 +25,7 @@ _OVERHEAD = 512  # bytes of Python objects per entry
 
 
 @dataclass(frozen=True, slots=True)
-class Cached:
+class CachedCompletion:
     """A completion as JSON without the `updraft` object, with its tier and time (`time.monotonic()`)."""
 
     completion: bytes
@@ -33,7 +33,7 @@ class Cached:
     at: float
 
 
-class AnswerCache(BoundedCache[bytes, Cached]):
+class AnswerCache(BoundedCache[bytes, CachedCompletion]):
     """Cache of at most `max_bytes` of answers, each kept for `ttl_s` seconds."""
 
     def __init__(self, max_bytes: int, ttl_s: float) -> None:
@@ -45,7 +45,7 @@ class AnswerCache(BoundedCache[bytes, Cached]):
         """Return the cache for the settings, or None if caching is off."""
         return AnswerCache(int(settings.max_mb * 2**20), settings.ttl_s) if settings else None
 
-    def get(self, key: bytes) -> Cached | None:
+    def get(self, key: bytes) -> CachedCompletion | None:
         entry = super().get(key)
         if entry is not None and time.monotonic() - entry.at > self._ttl_s:
             self.drop(key)
@@ -72,7 +72,7 @@ class CacheSlot:
         text = msgspec.json.encode([caller.key, fields], order="sorted")
         return cls(cache, hashlib.sha256(text).digest())
 
-    def get(self) -> Cached | None:
+    def get(self) -> CachedCompletion | None:
         return self._cache.get(self._key)
 
     def keep(self, completion: dict[str, Any], record: RequestRecord) -> None:
@@ -87,7 +87,7 @@ class CacheSlot:
         lasting = record.route in ("local", "cloud", "escalated") and plain and not by_chance
         if lasting and _is_plain(completion):
             bare = {name: value for name, value in completion.items() if name != "updraft"}
-            self._cache.put(self._key, Cached(json_bytes(bare), record.tier, time.monotonic()))
+            self._cache.put(self._key, CachedCompletion(json_bytes(bare), record.tier, time.monotonic()))
 
     async def keep_stream(self, events: AsyncGenerator[bytes], record: RequestRecord) -> AsyncGenerator[bytes]:
         """Yield `events` unchanged, and cache their completion if they end properly."""
@@ -101,7 +101,7 @@ class CacheSlot:
                 yield event
 
 
-def answer_of(entry: Cached, record: RequestRecord) -> dict[str, Any]:
+def answer_of(entry: CachedCompletion, record: RequestRecord) -> dict[str, Any]:
     """Return the cached completion as the answer to the request of `record`, which records the repetition."""
     completion: dict[str, Any] = json_of(entry.completion, exact=True)
     record.repeat(entry.tier, table(completion.get("usage")) or {}, time.monotonic() - entry.at)

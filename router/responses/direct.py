@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...protocol.decoding import read_object
-from ...protocol.dialects.forms import FORM, read_upload
+from ...protocol.dialects.multipart import FORM, read_upload
 from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError
-from ...protocol.http.foreign import json_of
 from ...protocol.http.forwarding import forwarded
+from ...protocol.http.lenient_json import json_of
 from ...protocol.http.wire import WireRequest
 from ...protocol.safety.names import check_names
 from ..accounting.request_record import RequestRecord
@@ -32,7 +32,7 @@ DirectReply = object | AsyncGenerator[bytes] | CloudContent
 DirectHandler = Callable[["DirectCall"], Awaitable[DirectReply]]
 
 
-class CloudsOwnError(UnsupportedFeatureError):
+class CloudOnlyError(UnsupportedFeatureError):
     """A request that only a cloud can answer."""
 
 
@@ -57,7 +57,7 @@ class DirectCall:
         escalation = Escalation(self.job, self.state, self.record, path)
         self.closing.push_async_callback(escalation.aclose)
         ruling = await escalation.ruling()
-        open_ended = ruling.open or (ruling.cloud and isinstance(unsupported, CloudsOwnError))
+        open_ended = ruling.open or (ruling.cloud and isinstance(unsupported, CloudOnlyError))
         self.record.decide(GateDecision(0, escalate=ruling.cloud, reason=why_cloud if open_ended else ruling.reason))
         return ruling, escalation
 
@@ -107,7 +107,7 @@ def passed_on(path: str, what: str) -> DirectHandler:
     """Return the handler of `path`, below the cloud's base URL. `what`: the kind of result, in the plural."""
 
     async def handle(call: DirectCall) -> DirectReply:
-        none_here = CloudsOwnError(f"This device cannot create {what}: a cloud is needed.", param="model")
+        none_here = CloudOnlyError(f"This device cannot create {what}: a cloud is needed.", param="model")
         _, escalation = await call.route(path, none_here, f"{what} come from the cloud")
         [cloud] = escalation.candidates()[-1:]
         content = _content(call, cloud.model)

@@ -13,9 +13,9 @@ from ...protocol.errors import EngineError, InvalidRequestError, WrongTypeError
 from ...protocol.prompts import Prompt
 from ...protocol.sampling import SamplingParams
 from ..cascade.cloud_call import cloud_call
-from ..cascade.several import all_of
+from ..cascade.concurrent_runs import run_concurrently
 from ..tiers.interfaces import CloudUsage, LocalTier
-from .direct import CloudsOwnError, DirectCall, DirectReply
+from .direct import CloudOnlyError, DirectCall, DirectReply
 
 #: One token, so that the engine reads the whole input. The generated token does not matter.
 _READ = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
@@ -48,7 +48,7 @@ def _not_here(call: DirectCall) -> InvalidRequestError | None:
         return error
     availability = call.state.availability()
     if call.job.requested_tier == "auto" and availability.cloud_missing is None and not availability.offline:
-        return CloudsOwnError(
+        return CloudOnlyError(
             "embeddings of model='auto' come from the cloud, and vectors of two models are not comparable: use "
             "model='local' for all of them.",
             param="model",
@@ -62,7 +62,7 @@ async def _on_the_device(call: DirectCall) -> dict[str, Any]:
     if local is None:
         raise EngineError("The router has no local tier.")
     inputs = request.inputs
-    vectors = await all_of(len(inputs), lambda index: _vector(call, local, inputs[index]))
+    vectors = await run_concurrently(len(inputs), lambda index: _vector(call, local, inputs[index]))
     request.model = local.model_id
     answer = embedding_list(request, vectors, call.record.local_prompt_tokens)
     return {**msgspec.structs.asdict(answer), "updraft": call.record.info()}

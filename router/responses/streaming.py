@@ -11,7 +11,7 @@ from typing import Any
 
 from ...protocol.errors import EngineError, UpdraftError
 from ...protocol.http import sse
-from ...protocol.http.foreign import apart
+from ...protocol.http.lenient_json import apart
 from ...protocol.requests import ChatRequest
 from ...protocol.responses import ChoiceLogprobs, Delta, FinishReason, Usage
 from ...protocol.safety.redaction import paired
@@ -192,6 +192,7 @@ async def _judge_afterwards(cascade: Cascade, answer: LocalAnswer) -> None:
             f"{decision.reason}; the answer stands, since it was already streamed",
             decision.p_gain,
             decision.threshold,
+            decision.confidence,
         )
     cascade.record.decide(decision)
 

@@ -15,8 +15,8 @@ from ...protocol.http import sse
 from ...protocol.prompts import Prompt
 from ...protocol.requests import CompletionRequest, read_completion
 from ...protocol.responses import TextChoice, TextCompletion, TextLogprobs, TokenCounts, Usage, fingerprint
+from ..cascade.concurrent_runs import run_concurrently
 from ..cascade.escalation import CloudReply
-from ..cascade.several import all_of
 from ..request.chat_request import beyond_the_device, check_stream_options
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import LocalTier
@@ -88,7 +88,7 @@ class _LocalAnswers:
         async def one(index: int) -> TextChoice:
             return _joined([piece async for piece in self._pieces(index)])
 
-        completion = self._completion(await all_of(self._count, one))
+        completion = self._completion(await run_concurrently(self._count, one))
         completion.usage, completion.updraft = self._usage(), self._call.record.info()
         return completion
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ...protocol.dialects.responses_events import ResponseEvents
 from ...protocol.errors import ConfigurationError, NotFoundError, OverloadedError, StorageError, UnsupportedFeatureError
-from ...protocol.http.foreign import object_of
+from ...protocol.http.lenient_json import object_of
 from ..config import RouterConfig
 from ..storage.answer_store import AnswerStore, StoredAnswer
 

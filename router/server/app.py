@@ -17,8 +17,8 @@ from starlette.websockets import WebSocket
 
 from ...protocol.errors import InvalidRequestError, UpdraftError
 from ...protocol.http.access import Access, check_keyless
+from ...protocol.http.app import create_app, read_wire_request, send, upload_wire_request, while_connected
 from ...protocol.http.server import bind_socket, serve
-from ...protocol.http.shell import create_app, read_wire_request, send, upload_wire_request, while_connected
 from ...protocol.http.tls import TlsFiles, check_encrypted
 from ...protocol.http.wire import WireRequest, WireResponse
 from ...protocol.safety.system import on_hangup

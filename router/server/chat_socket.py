@@ -19,7 +19,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from ...protocol.decoding import read_object
 from ...protocol.errors import OverloadedError, UpdraftError, invalid_value
 from ...protocol.http import sse
-from ...protocol.http.shell import Traffic
+from ...protocol.http.app import Traffic
 from ...protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ..responses import completion as answer
 
@@ -50,7 +50,7 @@ class ChatSocket:
         await self._socket.accept()
         try:
             while (message := await self._socket.receive())["type"] == "websocket.receive":
-                await self._obey(message.get("bytes") or (message.get("text") or "").encode())
+                await self._handle_command(message.get("bytes") or (message.get("text") or "").encode())
         except WebSocketDisconnect:  # while sending an error
             pass
         finally:
@@ -59,7 +59,7 @@ class ChatSocket:
                 chat.cancel()
             await asyncio.gather(*chats, return_exceptions=True)
 
-    async def _obey(self, message: bytes) -> None:
+    async def _handle_command(self, message: bytes) -> None:
         chat_id: Any = None
         try:
             fields = await off_event_loop(message, lambda: read_object(message))
@@ -75,7 +75,7 @@ class ChatSocket:
             else:
                 raise invalid_value("type", "must be chat or cancel")
         except UpdraftError as error:
-            await self._tell("error", chat_id, error=error.to_body()["error"])
+            await self._send("error", chat_id, error=error.to_body()["error"])
 
     async def _begin(self, chat_id: str, fields: dict[str, Any]) -> None:
         if chat_id in self._chats:
@@ -93,12 +93,12 @@ class ChatSocket:
             await self._answer(chat_id, await self._handle(request))
         except asyncio.CancelledError:
             del self._chats[chat_id]
-            await self._tell("cancelled", chat_id)
+            await self._send("cancelled", chat_id)
         except WebSocketDisconnect:
             log.info("%s: client disconnected", PATH)
         except Exception:
             log.exception("a chat over %s failed", PATH)
-            await self._tell("error", chat_id, error=answer.internal_error().to_body()["error"])
+            await self._send("error", chat_id, error=answer.internal_error().to_body()["error"])
         finally:
             self._chats.pop(chat_id, None)
             self._traffic.in_flight -= 1
@@ -107,26 +107,26 @@ class ChatSocket:
         body = response.body
         if isinstance(body, bytes):
             if response.status != 200:
-                await self._tell("error", chat_id, error=msgspec.json.decode(body)["error"])
+                await self._send("error", chat_id, error=msgspec.json.decode(body)["error"])
             else:
-                await self._tell("completion", chat_id, completion=msgspec.Raw(body))
+                await self._send("completion", chat_id, completion=msgspec.Raw(body))
             return
         failed = False
         try:
             async for payload in sse.parse(body):
                 failed = payload.startswith(b'{"error":')
                 if failed:
-                    await self._tell("error", chat_id, error=msgspec.json.decode(payload)["error"])
+                    await self._send("error", chat_id, error=msgspec.json.decode(payload)["error"])
                 else:
-                    await self._tell("chunk", chat_id, chunk=msgspec.Raw(payload))
+                    await self._send("chunk", chat_id, chunk=msgspec.Raw(payload))
         finally:
             close: Any = getattr(body, "aclose", None)
             if close is not None:
                 await close()
         if not failed:
-            await self._tell("done", chat_id)
+            await self._send("done", chat_id)
 
-    async def _tell(self, kind: str, chat_id: str | None, **fields: Any) -> None:
+    async def _send(self, kind: str, chat_id: str | None, **fields: Any) -> None:
         """Send a message to the client. Raises WebSocketDisconnect if the client has disconnected."""
         message = msgspec.json.encode({"type": kind, "id": chat_id, **fields})
         await self._socket.send_text(message.decode())

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...protocol.errors import ConfigurationError, NotFoundError
-from ...protocol.http.foreign import json_bytes, json_of
+from ...protocol.http.lenient_json import json_bytes, json_of
 from ...protocol.safety.database import Database
 from ...protocol.safety.shared_file import SharedFile
-from ...protocol.wal import tables, transaction
+from ...protocol.sqlite import tables, transaction
 
 Kind = Literal["response", "chat.completion"]
 DAY_S = 86400.0

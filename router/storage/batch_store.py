@@ -13,7 +13,7 @@ import msgspec
 from ...protocol.decoding import prepare_types
 from ...protocol.errors import InvalidRequestError, RateLimitError
 from .answer_store import Page, missing
-from .file_store import FilesDatabase, Label, complete_file
+from .file_store import FileMetadata, FilesDatabase, complete_file
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 MAX_ACTIVE = 100  # waiting or running batches
@@ -161,7 +161,7 @@ class BatchStore:
         with self._database.transaction() as connection:
             return _change(connection, batch_id, change)
 
-    def finish(self, batch_id: str, change: Callable[[Batch], None], outputs: dict[str, Label | None]) -> Batch:
+    def finish(self, batch_id: str, change: Callable[[Batch], None], outputs: dict[str, FileMetadata | None]) -> Batch:
         """Apply the last change atomically: publish the outputs that have a label, and delete the others."""
         with self._database.transaction() as connection:
             for file_id, label in outputs.items():

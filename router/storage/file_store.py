@@ -17,7 +17,7 @@ from ...protocol.errors import DiskSpaceError, InvalidRequestError
 from ...protocol.http.ids import new_id
 from ...protocol.safety.database import Database
 from ...protocol.safety.shared_file import SharedFile
-from ...protocol.wal import create_tables
+from ...protocol.sqlite import create_tables
 from .answer_store import Page, missing
 
 DATABASE = "files.sqlite3"
@@ -89,7 +89,7 @@ class FilesDatabase:
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
+class FileMetadata:
     """Metadata of a complete file."""
 
     size: int
@@ -143,7 +143,7 @@ class FileStore:
                 )
             connection.execute("UPDATE files SET bytes = ? WHERE id = ?", (size, file_id))
 
-    def complete(self, file_id: str, label: Label) -> FileObject:
+    def complete(self, file_id: str, label: FileMetadata) -> FileObject:
         with self._database.transaction() as connection:
             return complete_file(connection, file_id, label)
 
@@ -212,7 +212,7 @@ class FileWriter:
         self._file.close()
 
 
-def complete_file(connection: sqlite3.Connection, file_id: str, label: Label) -> FileObject:
+def complete_file(connection: sqlite3.Connection, file_id: str, label: FileMetadata) -> FileObject:
     """Publish a file to its owner, in the caller's transaction."""
     expires_at = None if label.expires_s is None else int(time.time()) + label.expires_s
     connection.execute(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...protocol.http.foreign import json_of
+from ...protocol.http.lenient_json import json_of
 from ..request.json_narrowing import table, tables
 from .failures import invalid_answer
 from .providers.provider import Provider

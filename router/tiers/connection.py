@@ -15,8 +15,8 @@ import httpx
 import msgspec
 
 from ...protocol.errors import ConfigurationError
-from ...protocol.http.foreign import json_of
 from ...protocol.http.forwarding import may_open
+from ...protocol.http.lenient_json import json_of
 from ...protocol.safety.redaction import Redactor, is_sendable, shown_url
 from .providers.openai import OpenAIProvider
 from .providers.provider import Provider

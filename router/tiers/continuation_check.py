@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Literal
 
-from ...protocol.http.foreign import json_bytes
+from ...protocol.http.lenient_json import json_bytes
 from ..request.json_narrowing import table, tables
 
 Event = tuple[bytes, dict[str, Any]]

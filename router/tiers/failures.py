@@ -11,7 +11,7 @@ from typing import Any, Literal
 import httpx
 
 from ...protocol.errors import CloudUnreachableError, RequestTimeoutError, UpdraftError, UpstreamError
-from ...protocol.http.foreign import completed, error_in
+from ...protocol.http.lenient_json import completed, error_in
 from ..request.json_narrowing import table
 from .interfaces import Fallback
 

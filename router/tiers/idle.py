@@ -13,7 +13,7 @@ from ...protocol.sampling import SamplingParams
 from ...protocol.structured import AnswerOptions, Constraint
 from ...text.tokenization import TextEncoder
 from .interfaces import LocalAnswer, LocalGeneration, LocalTier, Token
-from .load_pause import LoadPause
+from .load_backoff import LoadBackoff
 from .local import EngineLocalTier
 
 if TYPE_CHECKING:
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class IdleLocalTier:
+class UnloadingLocalTier:
     """`LocalTier` that unloads `tier` after `idle_s` idle seconds (None: only in `sleep()`). `load` reopens it.
 
     Requests raise the errors of `load`; loading is retried after a pause.
     """
 
     def __init__(
-        self, tier: LocalTier, load: Callable[[], LocalTier], idle_s: float | None, pause: LoadPause | None = None
+        self, tier: LocalTier, load: Callable[[], LocalTier], idle_s: float | None, backoff: LoadBackoff | None = None
     ) -> None:
         self._tier: LocalTier | None = tier
         self._load = load
         self._idle_s = idle_s
-        self._pause = pause or LoadPause()
+        self._backoff = backoff or LoadBackoff()
         self._lock = asyncio.Lock()  # guards loading and unloading
         self._runs = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -113,12 +113,12 @@ class IdleLocalTier:
             if self._closed:
                 raise OverloadedError("The router is closed.")
             if self._tier is None:
-                if (error := self._pause.error) is not None:
+                if (error := self._backoff.error) is not None:
                     raise error
                 try:
                     self._tier = await asyncio.to_thread(self._load)
                 except UpdraftError as error:
-                    self._pause.begin(error)
+                    self._backoff.begin(error)
                     raise
             return self._tier
 

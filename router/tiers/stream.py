@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from ...protocol.http import sse
-from ...protocol.http.foreign import json_bytes
+from ...protocol.http.lenient_json import json_bytes
 from ..request.json_narrowing import table, tables
 from .answer_shapes import has_content, is_piece
 from .connection import CloudEndpoint

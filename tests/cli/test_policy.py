@@ -84,7 +84,7 @@ def test_a_policy_is_for_one_quantisation(
     with pytest.raises(ConfigurationError, match="as Q8_0, but here it runs as Q4_0"):
         load_learning_gates(named, "model")
     foreign = RouterConfig(local=str(model), cloud_model="big", allow_foreign_policy=True)
-    assert load_learning_gates(foreign, "model").usual is None, "it is used without a promise"
+    assert load_learning_gates(foreign, "model").typical_p_gain is None, "it is used without a promise"
     plain = RouterConfig(local=str(model), cloud_model="big", confidence=0.5)
     load_learning_gates(plain, "model")
 
@@ -104,7 +104,7 @@ def test_list_and_show(in_process, files: dict[str, Path], home: Path, tmp_path:
     listed = in_process("policy", "list", env=settings)
     assert listed.returncode == 0, listed.stderr
     line = next(line for line in listed.stdout.splitlines() if "model--big" in line)
-    for word in ("model with big", " 120 ", "quality 0.98: 100% to the cloud, 90% confidence", "2026-01-02", " yes"):
+    for word in ("model with big", " 120 ", "quality 0.98: 100% to the cloud, promise level 90%", "2026-01-02", " yes"):
         assert word in line
     listed = json.loads(in_process("policy", "list", "--json", env=settings).stdout)
     assert [(each["name"], each["rows"], [check["status"] for check in each["checks"]]) for each in listed] == [
@@ -113,7 +113,7 @@ def test_list_and_show(in_process, files: dict[str, Path], home: Path, tmp_path:
     shown = in_process("policy", "show", "model--big", env=settings).stdout
     assert "model as Q8_0, run by llama-cpp-python" in shown
     assert "Calibrated on mine.jsonl (120 rows): single questions, in Latin script." in shown
-    assert "With 90% confidence" in shown
+    assert "At a promise level of 90%" in shown
     card = json.loads(in_process("policy", "show", "model--big", "--json", env=settings).stdout)["card"]
     assert card["local_model"]["quantization"] == "Q8_0"
     unknown = in_process("policy", "show", "nothing", env=settings)

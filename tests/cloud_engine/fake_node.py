@@ -20,7 +20,7 @@ import tokenizers
 from updraft.cloud_engine.engine.stats import EngineStats
 from updraft.cloud_engine.engine.types.outputs import RequestStats, TokenLogprob, TokenOutput
 from updraft.cloud_engine.engine.types.request import GenerationRequest
-from updraft.cloud_engine.node.api.app import ServedEngine, create_node_app
+from updraft.cloud_engine.node.api.app import NodeEngine, create_node_app
 from updraft.cloud_engine.node.registration import Registration, RegistrationOptions
 from updraft.protocol.errors import ContextLengthError, EngineDownError, EngineError
 from updraft.protocol.http.server import bind_socket, exit_with_parent, serve, url_of
@@ -135,7 +135,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     exit_with_parent()
     tokenizer = byte_tokenizer()
-    engine = ServedEngine(
+    engine = NodeEngine(
         FakeEngine(tokenizer, options.delay, options.hold), tokenizer, "echo", CONTEXT, options.tool_parser
     )
     with bind_socket("127.0.0.1", options.port) as sock:

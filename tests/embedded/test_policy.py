@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from updraft.bench.router.in_use import NOISES
+from updraft.bench.router.robustness import NOISES
 from updraft.classifier.calibration.drift import DriftMonitor
 from updraft.classifier.calibration.rows import CalibrationRows
 from updraft.classifier.calibration.threshold_path import escalated
@@ -136,7 +136,7 @@ def test_gate_one_costs_little_more_than_counting_trigrams(policy: Policy) -> No
 
 
 def test_its_own_tasks_are_usual_and_other_questions_are_not(policy: Policy) -> None:
-    monitor = DriftMonitor(policy.usual)
+    monitor = DriftMonitor(policy.typical_p_gain)
     for task in make_tasks("test", 600, seed=5):
         monitor.observe(policy.before(PromptView(task.prompt)))
         assert monitor.alarm is None

@@ -17,7 +17,7 @@ import typer
 from updraft.accounting.prices import load_prices
 from updraft.cli.main import app
 from updraft.cloud_engine.gateway.balancing.nodes_file import read_nodes
-from updraft.cloud_engine.gateway.limits.policy import load_policy
+from updraft.cloud_engine.gateway.limits.limits_file import read_limits_file
 from updraft.router.settings_sources import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,7 +122,7 @@ def test_settings_are_taken(where: str, text: str, tmp_path: Path, monkeypatch: 
     if text.startswith("# prices.toml"):
         load_prices(str(file))
     elif text.startswith("# limits.toml"):
-        load_policy(file)
+        read_limits_file(file)
     elif text.startswith("# nodes.toml"):
         monkeypatch.setenv("GPU_KEY", "a-key")
         assert read_nodes(file, None)

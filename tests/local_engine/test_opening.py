@@ -17,8 +17,8 @@ from updraft.local_engine import trial_load as trial
 from updraft.local_engine.engine import LocalEngine, LocalOptions, LoraAdapter
 from updraft.local_engine.machine.memory_fit import MemoryPlan
 from updraft.local_engine.opening import EngineCandidate, open_engine, plan_of
-from updraft.local_engine.runtime.tuned_options import Settings, remember
-from updraft.local_engine.tuning.search import Choice, _Search
+from updraft.local_engine.runtime.tuned_options import TunedSettings, remember
+from updraft.local_engine.tuning.search import Candidate, _Search
 from updraft.model_files.gguf_reader import read_header
 from updraft.protocol.errors import InvalidRequestError, ModelLoadError, ModelTooLargeError
 from updraft.protocol.sampling import SamplingParams
@@ -67,7 +67,7 @@ def test_plans_follow_the_options(tiny) -> None:
 
 
 def test_what_was_tuned_is_used_and_flags_win(tiny) -> None:
-    remember(tiny.gguf, Settings(threads=2, repack=False, context_length=128))
+    remember(tiny.gguf, TunedSettings(threads=2, repack=False, context_length=128))
     found = EngineCandidate.of(tiny.gguf, LocalOptions(context_length=200), sound=pocket_small_gguf())
     assert found.options == LocalOptions(context_length=200, threads=2, repack=False)
     with found.load() as engine:
@@ -77,7 +77,7 @@ def test_what_was_tuned_is_used_and_flags_win(tiny) -> None:
 
 
 def test_what_was_tuned_gives_way_to_what_it_contradicts(tiny) -> None:
-    remember(tiny.gguf, Settings(threads=2, kv_cache_type="q8_0"))
+    remember(tiny.gguf, TunedSettings(threads=2, kv_cache_type="q8_0"))
     options = LocalOptions(flash_attention=False)
     found = EngineCandidate.of(tiny.gguf, options, sound=pocket_small_gguf())
     assert found.options == LocalOptions(flash_attention=False, threads=2)
@@ -120,7 +120,7 @@ def test_names_of_files_need_not_be_utf_8(tmp_path, caplog) -> None:
         assert answer(engine)
     assert r"Testing mod\udce8le.gguf" in caplog.text
     search = _Search(path, time.monotonic() + 600, lambda _: None)
-    found = search._measure(Choice(1, repack=True, ubatch=32, kv_cache_type="f32"), "", prompt=8, seconds=0.05)
+    found = search._measure(Candidate(1, repack=True, ubatch=32, kv_cache_type="f32"), "", prompt=8, seconds=0.05)
     speed, note = found.answer_tokens_per_s, ascii(found.note)  # a report with what is no UTF-8 ends a worker of xdist
     assert speed > 0, note
 

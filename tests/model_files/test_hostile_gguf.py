@@ -20,7 +20,7 @@ from homes import home_in
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine import trial_load as trial
 from updraft.local_engine.engine import LocalEngine, LocalOptions, LoraAdapter
-from updraft.local_engine.machine.child_process import ChildEnd
+from updraft.local_engine.machine.child_process import ChildOutcome
 from updraft.local_engine.machine.memory_fit import estimate
 from updraft.local_engine.opening import EngineCandidate, plan_of
 from updraft.local_engine.trial_load import ensure_loadable
@@ -374,7 +374,7 @@ def test_adapters_are_counted_and_tried_with_their_model(tmp_path, monkeypatch) 
     assert candidate.need - EngineCandidate.of(path, None, sound=path).need == Path(lora.path).stat().st_size
     with candidate.load() as engine:
         assert list(engine.start_text("2 + 2", SamplingParams(max_tokens=2, ignore_eos=True)))
-    monkeypatch.setattr(trial, "run_child", lambda *_, **__: ChildEnd("crashed", "SIGSEGV"))
+    monkeypatch.setattr(trial, "run_child", lambda *_, **__: ChildOutcome("crashed", "SIGSEGV"))
     candidate.load().close()  # both are known by now
     adapter(tmp_path / "lora.gguf", DOWN, 2 * UP)
     with pytest.raises(ModelLoadError, match=r"with .*lora\.gguf: llama\.cpp crashes on the file \(SIGSEGV\)"):

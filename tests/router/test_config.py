@@ -98,22 +98,24 @@ def test_middle_tiers(tmp_path: Path) -> None:
     toml = """
         cloud_url = "http://top"
         cloud_model = "large"
-        [[middle]]
+        [[middle_tiers]]
         url = "http://m"
         model = "medium"
         api_key = "sk-secret"
         skip_above = 0.8
-        [middle.price]
+        [middle_tiers.price]
         input = 0.1
         output = 0.2
     """
     config = load(tmp_path, toml)
-    (middle,) = config.middle
-    assert (middle.url, middle.model, middle.api_key, middle.skip_above) == ("http://m/v1", "medium", "sk-secret", 0.8)
+    (medium,) = config.middle_tiers
+    assert (medium.url, medium.model, medium.api_key, medium.skip_above) == ("http://m/v1", "medium", "sk-secret", 0.8)
     assert config.prices.cloud("medium", 1_000_000, 0) == pytest.approx(0.1)
     assert "sk-secret" not in repr(config)
-    assert load(tmp_path, toml, middle=()).middle == ()
-    assert load(tmp_path, 'cloud_url = "http://top"\ncloud_model = "large"', middle=(middle,)).middle == (middle,)
+    assert load(tmp_path, toml, middle_tiers=()).middle_tiers == ()
+    assert load(tmp_path, 'cloud_url = "http://top"\ncloud_model = "large"', middle_tiers=(medium,)).middle_tiers == (
+        medium,
+    )
 
 
 def test_variables_are_converted_and_can_unset(tmp_path: Path) -> None:
@@ -164,12 +166,19 @@ def test_home_moves_file_and_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("[prices.models.m]\noutput = 1e300", {}, {}, "prices: output must be 0 or more, and at most 1e.09"),
         ("[budget]\neur = 1", {}, {}, "Unknown setting eur in budget in"),
         ("[budget]\nusd = -1", {}, {}, "budget: usd must be 0 or more"),
-        ("middle = 5", {}, {}, "must be a list of tables"),
-        ('[[middle]]\nurl = "http://m"\nmodel = "m"\nkey = "k"', {}, {}, "Unknown setting key in middle"),
-        ('[[middle]]\nurl = "http://m"\nmodel = "m"', {}, {}, "cloud_url must be set if there are middle tiers"),
-        ('cloud_url = "http://t"\n[[middle]]\nurl = "ftp://m"\nmodel = "m"', {}, {}, "middle.url .* must start with"),
+        ("middle = 5", {}, {}, "`middle` in .* is now `middle_tiers`"),
+        ('promise = "confidence"', {}, {}, 'is now promise = "level"'),
+        ("middle_tiers = 5", {}, {}, "must be a list of tables"),
+        ('[[middle_tiers]]\nurl = "http://m"\nmodel = "m"\nkey = "k"', {}, {}, "Unknown setting key in middle_tiers"),
+        ('[[middle_tiers]]\nurl = "http://m"\nmodel = "m"', {}, {}, "cloud_url must be set if there are middle tiers"),
         (
-            'cloud_url = "http://t"\ncloud_model = "m"\n[[middle]]\nurl = "http://m"\nmodel = "m"',
+            'cloud_url = "http://t"\n[[middle_tiers]]\nurl = "ftp://m"\nmodel = "m"',
+            {},
+            {},
+            "tiers.url .* must start with",
+        ),
+        (
+            'cloud_url = "http://t"\ncloud_model = "m"\n[[middle_tiers]]\nurl = "http://m"\nmodel = "m"',
             {},
             {},
             "a different name",
@@ -186,7 +195,12 @@ def test_home_moves_file_and_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ('cloud_url = "http://h:65536/v1"', {}, {}, "cloud_url .* is not a URL"),
         ('cloud_url = "http://h:1?x=1"', {}, {}, "cloud_url must end .* Set cloud_query"),
         ('cloud_url = "http://h/v1#f"', {}, {}, "cloud_url must end"),
-        ('[[middle]]\nurl = "http://m?x=1"\nmodel = "m"', {}, {}, "middle.url must end .* Set middle.query"),
+        (
+            '[[middle_tiers]]\nurl = "http://m?x=1"\nmodel = "m"',
+            {},
+            {},
+            "tiers.url must end .* Set middle_tiers.query",
+        ),
     ],
 )
 def test_what_is_refused(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cascade_bench import run, text_of, updraft_of
 from router_fakes import LOCAL_TEXT, FakeCloud, ScriptedGates
-from updraft.classifier.online.experience import Experience
+from updraft.classifier.online.experience import ExperienceStore
 from updraft.protocol.http.sse import MAX_EVENT_BYTES
 from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.accounting.ledger import Ledger
@@ -103,11 +103,11 @@ def test_what_says_something_is_an_answer(
     async def test() -> None:
         cloud.says = (200, whole(message))
         async with bench(ExplorationGates(ScriptedGates(after=True))) as b:
-            b.router._learner = ExperienceCollector(Experience(tmp_path / "experience.sqlite3"), "pair")
+            b.router._learner = ExperienceCollector(ExperienceStore(tmp_path / "experience.sqlite3"), "pair")
             answer = await b.answer()
             assert (answer["choices"][0]["message"], answer["updraft"]["route"]) == (message, "escalated")
         assert [row.status for row in b.rows()] == [200]
-        experience = Experience(tmp_path / "experience.sqlite3")
+        experience = ExperienceStore(tmp_path / "experience.sqlite3")
         assert [row.pair_grades for row in experience.rows("pair")] == [graded]
         experience.close()
 

@@ -16,10 +16,10 @@ from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.config import RouterConfig
 from updraft.router.privacy.rules import Privacy
 from updraft.router.router import Router
-from updraft.router.tiers.idle import IdleLocalTier
+from updraft.router.tiers.idle import UnloadingLocalTier
 
 
-async def unloaded(tier: IdleLocalTier) -> None:
+async def unloaded(tier: UnloadingLocalTier) -> None:
     while tier.loaded:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
@@ -32,7 +32,7 @@ def test_a_model_is_loaded_again_once_for_all_who_come() -> None:
         return loads[-1]
 
     async def test() -> None:
-        tier = IdleLocalTier(first := ScriptedLocal(), load, idle_s=0.05)
+        tier = UnloadingLocalTier(first := ScriptedLocal(), load, idle_s=0.05)
         busy = await tier.start([], SamplingParams())
         await asyncio.sleep(0.2)
         assert not first.closed
@@ -62,7 +62,7 @@ def test_a_model_that_does_not_come_back_is_tried_again_by_the_next() -> None:
         return found
 
     async def test() -> None:
-        tier = IdleLocalTier(ScriptedLocal(), load, idle_s=0.01)
+        tier = UnloadingLocalTier(ScriptedLocal(), load, idle_s=0.01)
         await unloaded(tier)
         with pytest.raises(OSError, match="gone"):
             await tier.start([], SamplingParams())
@@ -74,7 +74,7 @@ def test_a_model_that_does_not_come_back_is_tried_again_by_the_next() -> None:
 
 def test_a_model_sleeps_when_told_and_stays_when_pinned() -> None:
     async def test() -> None:
-        tier = IdleLocalTier(ScriptedLocal(), ScriptedLocal, idle_s=0.02)
+        tier = UnloadingLocalTier(ScriptedLocal(), ScriptedLocal, idle_s=0.02)
         tier.pin(True)
         await asyncio.sleep(0.1)
         assert tier.loaded
@@ -88,7 +88,7 @@ def test_a_model_sleeps_when_told_and_stays_when_pinned() -> None:
         tier.pin(False)
         await unloaded(tier)
         await tier.aclose()
-        always = IdleLocalTier(ScriptedLocal(), ScriptedLocal, idle_s=None)
+        always = UnloadingLocalTier(ScriptedLocal(), ScriptedLocal, idle_s=None)
         with pytest.raises(ConfigurationError, match="local_idle_s"):
             always.pin(False)
         await always.aclose()

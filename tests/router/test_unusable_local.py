@@ -21,9 +21,9 @@ from updraft.router import factory
 from updraft.router.config import RouterConfig
 from updraft.router.privacy.rules import Privacy
 from updraft.router.router import Router
-from updraft.router.tiers import load_pause
-from updraft.router.tiers.idle import IdleLocalTier
-from updraft.router.tiers.load_pause import LoadPause
+from updraft.router.tiers import load_backoff
+from updraft.router.tiers.idle import UnloadingLocalTier
+from updraft.router.tiers.load_backoff import LoadBackoff
 
 Trouble = Callable[[Path, pytest.MonkeyPatch], None]
 
@@ -126,13 +126,13 @@ def test_it_is_not_tried_at_each_request_but_when_its_file_has_changed(
 
 def test_it_is_tried_again_after_a_while_and_then_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(load_pause.time, "monotonic", lambda: now)
-    pause, lengths = LoadPause(), []
-    assert pause.error is None
+    monkeypatch.setattr(load_backoff.time, "monotonic", lambda: now)
+    backoff, lengths = LoadBackoff(), []
+    assert backoff.error is None
     for _ in range(8):
-        pause.begin(error := ModelLoadError("no memory"))
+        backoff.begin(error := ModelLoadError("no memory"))
         began = now
-        while pause.error is error:
+        while backoff.error is error:
             now += 5.0
         lengths.append(now - began)
     assert lengths == [15, 30, 60, 120, 240, 480, 900, 900]
@@ -148,7 +148,7 @@ def test_a_model_that_does_not_come_back_from_sleep_is_left_alone_for_a_while() 
         return ScriptedLocal()
 
     async def test() -> None:
-        tier = IdleLocalTier(ScriptedLocal(), load, None, LoadPause(lambda: versions[-1]))
+        tier = UnloadingLocalTier(ScriptedLocal(), load, None, LoadBackoff(lambda: versions[-1]))
         await tier.sleep()
         for _ in range(3):
             with pytest.raises(ModelLoadError, match="cut off"):

@@ -26,7 +26,7 @@ from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.accounting.ledger import Ledger
 from updraft.router.accounting.ledger_writer import RequestWriter
 from updraft.router.config import RouterConfig
-from updraft.router.factory import middle_tiers, open_cloud
+from updraft.router.factory import open_cloud, open_middle_tiers
 from updraft.router.router import Router
 from updraft.router.state import Tiers
 
@@ -163,7 +163,7 @@ def test_commands_work_without_a_home(shared_cloud: FakeCloud, tmp_path: Path) -
 def bench(cloud: FakeCloud, tmp_path: Path) -> Any:
     def make(ledger: Path, **settings: Any) -> Bench:
         config = RouterConfig(cloud_url=cloud.url, cloud_model="big", ledger=ledger, **settings)
-        tiers = Tiers(None, open_cloud(config), None, middle=middle_tiers(config))
+        tiers = Tiers(None, open_cloud(config), None, middle_tiers=open_middle_tiers(config))
         return Bench(Router(config, tiers), ScriptedLocal(), ledger)
 
     return make

@@ -14,7 +14,7 @@ import pytest
 from bound_rights import python
 from router_fakes import FakeCloud
 from updraft import OpenAI
-from updraft.classifier.online.experience import Experience
+from updraft.classifier.online.experience import ExperienceStore
 from updraft.embedded.pocket import policy_folder
 from updraft.protocol.errors import ConfigurationError, StorageError
 from updraft.router.accounting.ledger import Ledger
@@ -87,8 +87,8 @@ CASES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "threads": (lambda _: {**POCKET, "local_options": {"threads": -1}}, "threads must be"),
     "a KV cache": (lambda _: {**POCKET, "local_options": {"kv_cache_type": "q9"}}, "kv_cache_type"),
     "a key": (lambda _: {**CLOUD, "cloud_api_key": "two words"}, "API key"),
-    "a middle tier's key": (lambda _: {**CLOUD, "middle": [{**MIDDLE, "api_key": "two words"}]}, "API key"),
-    "a middle tier's model": (lambda _: {**CLOUD, "middle": [{**MIDDLE, "model": ""}]}, "middle.model"),
+    "a middle tier's key": (lambda _: {**CLOUD, "middle_tiers": [{**MIDDLE, "api_key": "two words"}]}, "API key"),
+    "a middle tier's model": (lambda _: {**CLOUD, "middle_tiers": [{**MIDDLE, "model": ""}]}, "middle_tiers.model"),
     "a provider": (lambda _: {**CLOUD, "cloud_provider": "unknown"}, "cloud_provider"),
     "a provider's option": (lambda _: {**CLOUD, "cloud_provider": "gemini", "cloud_continues": True}, "continues"),
     "a folder as ledger": (lambda folder: {**CLOUD, "ledger": folder}, "is a folder"),
@@ -164,7 +164,7 @@ def test_the_word_none_is_no_ledger(cloud: FakeCloud, tmp_path: Path) -> None:
     assert not (tmp_path / "home" / "ledger.sqlite3").exists()
 
 
-@pytest.mark.parametrize("make", [Ledger, Experience, lambda path: AnswerStore(path, days=1, most=1)])
+@pytest.mark.parametrize("make", [Ledger, ExperienceStore, lambda path: AnswerStore(path, days=1, most=1)])
 def test_a_text_file_is_never_overwritten(make: Callable[[Path], object], tmp_path: Path) -> None:
     for content in (b"x", b"xy", b"x" * 5000):
         path = _file(tmp_path, content)

@@ -19,7 +19,7 @@ import pytest
 import updraft
 from serving import serving
 from updraft.protocol.errors import ConfigurationError
-from updraft.router.config import CacheSettings, Middle, RouterConfig
+from updraft.router.config import CacheSettings, CloudTierConfig, RouterConfig
 from updraft.router.router import Router
 from updraft.router.server.app import daemon_app
 from updraft.sdk.transport import httpx_of_openai
@@ -277,11 +277,11 @@ def test_providers_get_it_in_their_own_header(config: RouterConfig, cloud: Cloud
 
 def test_a_smaller_cloud_of_another_server_never_sees_it(config: RouterConfig, cloud: Cloud) -> None:
     with running_cloud() as elsewhere:
-        middle = (
-            Middle(url=f"{elsewhere.url}/v1", model="medium", api_key=C),
-            Middle(url=f"{cloud.url}/small/v1", model="small", api_key=C),
+        middle_tiers = (
+            CloudTierConfig(url=f"{elsewhere.url}/v1", model="medium", api_key=C),
+            CloudTierConfig(url=f"{cloud.url}/small/v1", model="small", api_key=C),
         )
-        with updraft.OpenAI(config=replace(config, middle=middle), max_retries=0) as client:
+        with updraft.OpenAI(config=replace(config, middle_tiers=middle_tiers), max_retries=0) as client:
             other = client.with_options(api_key=B)
             with pytest.raises(openai.BadRequestError) as caught:
                 other.chat.completions.create(model="medium", messages=USER)

@@ -23,12 +23,12 @@ from updraft.cli.models.names import resolve
 from updraft.cloud_engine.deploy.config import read_config
 from updraft.cloud_engine.models.loading.hub import find_model
 from updraft.local_engine.store.find import find
-from updraft.local_engine.store.known import KNOWN
+from updraft.local_engine.store.known_models import KNOWN_MODELS
 from updraft.local_engine.store.library import Library, model_path
 from updraft.local_engine.store.pull import pull
-from updraft.model_files.download.naming import OnIndex, is_path
+from updraft.model_files.download.naming import IndexRef, is_path
+from updraft.model_files.download.progress import ProgressReport
 from updraft.model_files.download.wheel import open_in_wheel
-from updraft.model_files.download.work import ProgressReport
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError, ModelLoadError, UpdraftError
 from updraft.router.config import RouterConfig
 from updraft.router.factory import model_file
@@ -102,7 +102,7 @@ class TestPackages:
         marker = plant(here)
         with (
             pytest.raises(UpdraftError),
-            open_in_wheel(OnIndex(name), here.parent / "wheel", ProgressReport()),
+            open_in_wheel(IndexRef(name), here.parent / "wheel", ProgressReport()),
         ):
             pass
         assert not marker.exists()
@@ -208,7 +208,7 @@ class TestPlantedNames:
             resolve(name)
 
     def test_pulls_go_by_the_name(self, here: Path) -> None:
-        for name, known in KNOWN.items():
+        for name, known in KNOWN_MODELS.items():
             assert find(name).sha256 == known.sha256
         with pytest.raises(UpdraftError, match=r"is ./name"):
             find("removed")

@@ -13,10 +13,10 @@ from updraft.cloud_engine.models.loading.hub import find_model
 from updraft.local_engine.store.find import find
 from updraft.local_engine.store.library import Library
 from updraft.local_engine.store.pull import pull
-from updraft.model_files.download.web import RetryPolicy
+from updraft.model_files.download.web import RetryLimits
 from updraft.protocol.errors import UpdraftError
 
-HURRY = RetryPolicy(connect_s=2, read_s=2, tries=2, backoff_s=0.01, window_s=10, worthwhile=10_000)
+HURRY = RetryLimits(connect_s=2, read_s=2, tries=2, backoff_s=0.01, window_s=10, worthwhile=10_000)
 MODEL = tiny_gguf()
 NAMES = ("../evil.gguf", "../../evil.gguf", "/tmp/evil.gguf", "a/../../evil.gguf", "..\\evil.gguf", "%2e%2e/evil.gguf")
 
@@ -34,7 +34,7 @@ def test_no_file_leaves_its_folder(name: str, tmp_path: Path, monkeypatch: pytes
     with running(Hub({"owner/repo": {name: MODEL, "config.json": b"{}", "tokenizer.json": b"{}"}})) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         for get in (
-            lambda: pull(library, find("hf:owner/repo", retry_policy=HURRY), retry_policy=HURRY),
+            lambda: pull(library, find("hf:owner/repo", retries=HURRY), retries=HURRY),
             lambda: find_model("owner/repo"),
             lambda: find_model(f"hf:owner/repo/{name}"),
         ):
@@ -53,7 +53,7 @@ def test_a_redirect_takes_no_token_along(tmp_path: Path, monkeypatch: pytest.Mon
     with running(Hub({"owner/repo": {"m.gguf": MODEL}})) as hub, running(Hub(files=hub.files), "127.0.0.2") as other:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         hub.other = other.url
-        pull(Library(tmp_path / "models"), find("hf:owner/repo", retry_policy=HURRY), retry_policy=HURRY)
+        pull(Library(tmp_path / "models"), find("hf:owner/repo", retries=HURRY), retries=HURRY)
         find_model("hf:owner/repo/m.gguf")
     assert {received.headers["authorization"] for received in hub.received} == {"Bearer hf_canary"}
     assert other.received

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from updraft.protocol.errors import ContextLengthError
 from updraft.protocol.sampling import SamplingDefaults
 from updraft.router.config import RouterConfig
-from updraft.router.factory import middle_tiers, open_cloud
+from updraft.router.factory import open_cloud, open_middle_tiers
 from updraft.router.gates.gates import GateDecision
 from updraft.router.state import Tiers
 from updraft.router.tiers.interfaces import LocalAnswer
@@ -157,7 +157,7 @@ class ScriptedGates:
 
     tokens = 2
     quality = None
-    usual = None
+    typical_p_gain = None
 
     def check(self, quality: float | None) -> None:
         pass
@@ -391,5 +391,5 @@ def unused_url() -> str:
 
 def tiers(local: ScriptedLocal | None, config: RouterConfig, gates: Any = None) -> Tiers:
     cloud = open_cloud(config)
-    middle = () if cloud is None else middle_tiers(config)
-    return Tiers(local, cloud, (gates or ScriptedGates()) if local is not None else None, middle=middle)
+    middle_tiers = () if cloud is None else open_middle_tiers(config)
+    return Tiers(local, cloud, (gates or ScriptedGates()) if local is not None else None, middle_tiers=middle_tiers)

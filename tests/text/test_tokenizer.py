@@ -12,8 +12,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from updraft.protocol.errors import ContextLengthError, ModelLoadError
 from updraft.protocol.requests import Message
 from updraft.text.chat import ChatTemplate
+from updraft.text.control_tokens import unflagged_control_tokens
 from updraft.text.detokenize import IncrementalDetokenizer
-from updraft.text.marks import typed_marks
 from updraft.text.templates.sources import CHATML as CHATML_BY_DEFAULT
 from updraft.text.tokenizer import PromptEnds, Tokenizer
 
@@ -236,8 +236,8 @@ def test_marks_that_are_not_called_special_stay_text(folder):
 
 def test_which_tokens_are_marks():
     tokens = ["<|turn>", "[INST]", "<unused7>", "<s>", "<h2>", "</table>", "\n\n", "  ", "word", "[]", "a|>", "<a b>"]
-    assert typed_marks(tokens) == ["<|turn>", "[INST]", "<unused7>"]
-    assert typed_marks(tokens, "{{ '<s>' }}\n\n<h1>") == ["<|turn>", "[INST]", "<unused7>", "<s>"]
+    assert unflagged_control_tokens(tokens) == ["<|turn>", "[INST]", "<unused7>"]
+    assert unflagged_control_tokens(tokens, "{{ '<s>' }}\n\n<h1>") == ["<|turn>", "[INST]", "<unused7>", "<s>"]
 
 
 def test_a_missing_pre_tokenizer_is_told(caplog):

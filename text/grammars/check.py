@@ -22,7 +22,7 @@ from ...protocol.safety.bounded_cache import BoundedCache
 from ...protocol.safety.python_process import python_command
 from ...protocol.safety.system import limit_memory, limit_time
 from ...protocol.structured import Constraint
-from .. import child as child_process
+from .. import sandbox
 from ..fair_queue import FairQueue
 from .compiler import GrammarCompiler, Vocabulary, too_complex
 
@@ -34,7 +34,7 @@ _REFUSED_SECONDS = 60.0  # how long a refusal is cached: the child may have died
 _MAX_WAITING = 64
 _QUEUE_TIMEOUT_S = 10.0  # enough time for several bad constraints
 _GRACE_SECONDS = 0.2
-_GONE = (TimeoutError, asyncio.IncompleteReadError, ConnectionError)
+_CHILD_GONE = (TimeoutError, asyncio.IncompleteReadError, ConnectionError)
 
 
 class _Reply(msgspec.Struct):
@@ -89,7 +89,7 @@ class GrammarCheck:
             assert child.stdin is not None and child.stdout is not None
             child.stdin.write(_frame(constraint))
             return msgspec.msgpack.decode(await asyncio.wait_for(_read(child.stdout), _WALL_SECONDS), type=_Reply)
-        except _GONE:
+        except _CHILD_GONE:
             await self.close()  # the child was killed by its limits, or is stuck
             why = f"compiling it takes more than {CPU_SECONDS:g} s or {MEMORY_BYTES // 2**20} MB: simplify it."
             refusal = too_complex(constraint, why)
@@ -101,7 +101,7 @@ class GrammarCheck:
     async def _start(self) -> asyncio.subprocess.Process:
         child = await asyncio.create_subprocess_exec(
             *python_command("-m", __name__),
-            env=child_process.environment(),
+            env=sandbox.environment(),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
@@ -109,7 +109,7 @@ class GrammarCheck:
         try:
             child.stdin.write(_frame(await asyncio.to_thread(self._vocabulary)))
             await asyncio.wait_for(_read(child.stdout), _WALL_SECONDS)  # ready message
-        except _GONE as error:
+        except _CHILD_GONE as error:
             code = await _end(child)
             why = f"Constraints cannot be checked: the checker process exited at startup (code {code})."
             raise EngineError(why) from error
@@ -134,11 +134,11 @@ async def _end(child: asyncio.subprocess.Process) -> int:
 
 
 def _frame(message: object) -> bytes:
-    return child_process.frame(msgspec.msgpack.encode(message))
+    return sandbox.frame(msgspec.msgpack.encode(message))
 
 
 async def _read(stream: asyncio.StreamReader) -> bytes:
-    (length,) = child_process.LENGTH.unpack(await stream.readexactly(child_process.LENGTH.size))
+    (length,) = sandbox.LENGTH.unpack(await stream.readexactly(sandbox.LENGTH.size))
     return await stream.readexactly(length)
 
 
@@ -147,22 +147,22 @@ async def _read(stream: asyncio.StreamReader) -> bytes:
 
 def main() -> None:
     """Read the vocabulary, then check constraints until the input ends."""
-    child_process.prepare()
-    vocabulary = msgspec.msgpack.decode(child_process.receive(), type=Vocabulary)
+    sandbox.prepare()
+    vocabulary = msgspec.msgpack.decode(sandbox.receive(), type=Vocabulary)
     compiler = GrammarCompiler(lambda: vocabulary)
     compiler.compile(Constraint("regex", "a", "the first"))  # builds the trie before the limits apply
     limit_memory(MEMORY_BYTES)
-    _say(_Reply())  # ready
-    while message := child_process.receive():
+    _reply(_Reply())  # ready
+    while message := sandbox.receive():
         constraint = msgspec.msgpack.decode(message, type=Constraint)
         limit_time(CPU_SECONDS)
         reply = _try(compiler, constraint)
         limit_time(0)
-        _say(reply)
+        _reply(reply)
 
 
-def _say(reply: _Reply) -> None:
-    child_process.send(msgspec.msgpack.encode(reply))
+def _reply(reply: _Reply) -> None:
+    sandbox.send(msgspec.msgpack.encode(reply))
 
 
 def _try(compiler: GrammarCompiler, constraint: Constraint) -> _Reply:

@@ -30,7 +30,7 @@ _LEVELS: tuple[Level, ...] = get_args(Level)
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class TemplateFit:
     """Adaptation of a conversation to a template."""
 
     # Whether to use the template named `tool_use`, if the model has one.
@@ -61,7 +61,7 @@ class Conversation:
     # Whether the last message is continued; its content then ends with END_MARK.
     is_open: bool
     # Adaptation that was applied.
-    fit: Fit = Fit()
+    fit: TemplateFit = TemplateFit()
     # Further variables for the template; the standard variables take precedence.
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -69,7 +69,7 @@ class Conversation:
     def has_calls(self) -> bool:
         return any(message.tool_calls or message.role == "tool" for message in self.messages)
 
-    def fits(self, *, tool_template: bool, has_developer: bool) -> Iterator[Fit]:
+    def fits(self, *, tool_template: bool, has_developer: bool) -> Iterator[TemplateFit]:
         """Yield the adaptations to try, in order."""
         uses_tools = bool(self.tools) or self.has_calls
         named = [bool(self.tools), not self.tools] if tool_template and uses_tools else [False]
@@ -78,9 +78,9 @@ class Conversation:
         ways = [(False, *way) for way in written] + [(True, False, False)] * uses_tools
         for empty, (text, raw, null), lists, template in itertools.product([False, True], ways, [False, True], named):
             for level in levels:
-                yield Fit(template, text, lists, level, raw, null, empty)
+                yield TemplateFit(template, text, lists, level, raw, null, empty)
 
-    def put(self, fit: Fit, tool_style: str) -> Conversation:
+    def put(self, fit: TemplateFit, tool_style: str) -> Conversation:
         """Return the conversation with an adaptation applied."""
         conversation = _tools_as_text(self, _TOOL_STYLES[tool_style]) if fit.tools_as_text else self
         messages = conversation.messages

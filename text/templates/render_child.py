@@ -20,7 +20,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from ...protocol.safety.system import limit_memory, limit_time
-from .. import child as child_process
+from .. import sandbox
 from .renderer import Rendered, RenderLimits, encoded
 
 _MAX_OF_AN_ERROR = 2000  # characters
@@ -28,8 +28,8 @@ _MAX_OF_AN_ERROR = 2000  # characters
 
 def main() -> None:
     """Read the template and its limits, then render messages until the input ends."""
-    child_process.prepare()
-    if not (first := child_process.receive()):
+    sandbox.prepare()
+    if not (first := sandbox.receive()):
         return
     setup: dict[str, Any] = json.loads(first)
     limits = RenderLimits(**setup["limits"])
@@ -37,13 +37,13 @@ def main() -> None:
     why = f"it takes more memory than {limits.memory_bytes // 2**20} MB"
     no_memory = encoded(asdict(Rendered(failure="stopped", why=why)))
     limit_memory(limits.memory_bytes)
-    while message := child_process.receive():
+    while message := sandbox.receive():
         limit_time(limits.cpu_seconds, limits.wall_seconds)
         reply = no_memory
         with suppress(MemoryError):
             reply = encoded(_tried(program, message))
         limit_time(0)
-        child_process.send(reply)
+        sandbox.send(reply)
 
 
 def _tried(program: _Program, message: bytes) -> list[dict[str, Any]] | dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from ...protocol.errors import EngineError, InvalidRequestError, ModelLoadError
 from ...protocol.safety.python_process import python_command
-from .. import child as child_process
+from .. import sandbox
 
 LIMIT_CODE = "template_too_expensive"
 _CHILD = f"{__package__}.render_child"
@@ -157,7 +157,7 @@ def encoded(value: object) -> bytes:
 def _start() -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
-            python_command("-m", _CHILD), env=child_process.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            python_command("-m", _CHILD), env=sandbox.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
     except OSError as error:
         raise EngineError(f"Chat templates cannot be rendered: the child process did not start ({error}).") from error
@@ -167,11 +167,11 @@ def _exchange(child: subprocess.Popen[bytes], messages: Sequence[bytes]) -> list
     """Send `messages` and return the reply to them; None if the child exited instead."""
     assert child.stdin is not None and child.stdout is not None
     try:
-        child.stdin.write(b"".join(map(child_process.frame, messages)))
+        child.stdin.write(b"".join(map(sandbox.frame, messages)))
         child.stdin.flush()
     except OSError:
         return None
-    reply = child_process.read(child.stdout)
+    reply = sandbox.read(child.stdout)
     value = json.loads(reply) if reply else None
     return [Rendered(**each) for each in value] if isinstance(value, list) else value and Rendered(**value)
 

@@ -66,14 +66,14 @@ class ArithmeticStep(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class FoundSteps:
+class StatedSteps:
     """Equations found in a text: those in plain text, and those in calculator marks."""
 
     stated: list[ArithmeticStep]
     marked: list[ArithmeticStep]
 
-    def __add__(self, other: FoundSteps) -> FoundSteps:
-        return FoundSteps(self.stated + other.stated, self.marked + other.marked)
+    def __add__(self, other: StatedSteps) -> StatedSteps:
+        return StatedSteps(self.stated + other.stated, self.marked + other.marked)
 
     @property
     def all(self) -> list[ArithmeticStep]:
@@ -81,7 +81,7 @@ class FoundSteps:
         return (self.stated + self.marked)[:_MAX_STEPS]
 
 
-def find_steps(text: str) -> FoundSteps:
+def find_steps(text: str) -> StatedSteps:
     """Return the equations of `text` between plain numbers; skip everything that is not arithmetic."""
     plain = _THOUSANDS.sub("", text.replace("÷", "/").replace("−", "-"))
     if _MAY_BE_TIMES.search(plain):
@@ -90,7 +90,7 @@ def find_steps(text: str) -> FoundSteps:
     bare = _UNIT.sub("", _ASIDE.sub(" ", _MARK.sub(" ", plain)))
     equations = (piece for piece in _BREAK.split(bare) if "=" in piece)
     chains = (match.group().split("=") for piece in equations for match in _EQUATION.finditer(piece))
-    return FoundSteps(_steps(pair for chain in chains for pair in pairwise(chain)), marked)
+    return StatedSteps(_steps(pair for chain in chains for pair in pairwise(chain)), marked)
 
 
 def final_number(text: str) -> tuple[float | None, bool]:
@@ -103,7 +103,7 @@ def final_number(text: str) -> tuple[float | None, bool]:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class QuestionFacts:
     """Facts of a question that the steps of an answer may start from."""
 
     # Numbers written in digits.
@@ -115,18 +115,18 @@ class Given:
     sentences: int
 
     @classmethod
-    def of(cls, question: str) -> Given:
+    def of(cls, question: str) -> QuestionFacts:
         numbers = tuple(_value(number) for number in _NUMBER.findall(question))
         worded = tuple(_NUMBER_WORDS[word] for word in _WORD.findall(question.lower()) if word in _NUMBER_WORDS)
         return cls(numbers, worded, len(question), len(_SENTENCE.findall(question)))
 
 
-def step_checks(given: Given, answer: str, read: FoundSteps | None = None) -> Array:
+def step_checks(given: QuestionFacts, answer: str, read: StatedSteps | None = None) -> Array:
     """Return the step features, (len(STEP_NAMES),) float32. `read`: the steps of `answer`, if already parsed."""
     return np.array([*_checks(given, answer, (read or find_steps(answer)).all).values()], np.float32)
 
 
-def _checks(given: Given, answer: str, steps: Sequence[ArithmeticStep]) -> dict[str, float]:
+def _checks(given: QuestionFacts, answer: str, steps: Sequence[ArithmeticStep]) -> dict[str, float]:
     final, marked = final_number(answer)
     lower = answer.lower()
     return {
@@ -162,7 +162,7 @@ def _truth(steps: Sequence[ArithmeticStep]) -> dict[str, float]:
 
 def _flow(steps: Sequence[ArithmeticStep], given: Sequence[float], worded: Sequence[float]) -> dict[str, float]:
     """Return where numbers come from and go: operands of unknown origin, unused givens and unused results."""
-    strangers = _strangers(steps, {*given, *worded})
+    strangers = _unknown_operands(steps, {*given, *worded})
     operands = {operand for step in steps for operand in step.operands}
     used = operands | {100 * operand for operand in operands}  # percentages may be used as fractions
     rising = sorted(used)
@@ -186,7 +186,7 @@ def _flow(steps: Sequence[ArithmeticStep], given: Sequence[float], worded: Seque
     }
 
 
-def _strangers(steps: Sequence[ArithmeticStep], known: set[float]) -> int:
+def _unknown_operands(steps: Sequence[ArithmeticStep], known: set[float]) -> int:
     """Return the number of operands that are neither in `known` nor in an earlier step; extends `known`."""
     strangers, rising = 0, sorted(known)
     for step in steps:
@@ -328,4 +328,4 @@ def _whole(value: float) -> bool:
     return abs(value - round(value)) < 1e-9
 
 
-STEP_NAMES = (*_checks(Given.of(""), "", ()),)
+STEP_NAMES = (*_checks(QuestionFacts.of(""), "", ()),)

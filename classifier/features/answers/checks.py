@@ -30,7 +30,7 @@ _LETTERS = {code: None for code in range(128) if _NO_LETTER.match(chr(code))}  #
 
 
 @dataclass(frozen=True, slots=True)
-class Mentioned:
+class QuestionParts:
     """Parts of a question that an answer is compared with."""
 
     words: frozenset[str]
@@ -44,7 +44,7 @@ class Mentioned:
     letters: str
 
     @classmethod
-    def of(cls, question: str) -> Mentioned:
+    def of(cls, question: str) -> QuestionParts:
         beside: dict[str, frozenset[str]] = {}
         for numbers, words in segments(question):
             lettered = _lettered(words)
@@ -55,12 +55,12 @@ class Mentioned:
         return cls(words, _lettered(words), tuple(NUMBER.findall(question)), beside, letters)
 
 
-def answer_checks(text: str, mentioned: Mentioned, parts: AnswerParts | None = None) -> Array:
+def answer_checks(text: str, mentioned: QuestionParts, parts: AnswerParts | None = None) -> Array:
     """Return the answer features, (len(ANSWER_NAMES),) float32. `parts`: those of `text`, if already known."""
     return np.array([*map(float, _checks(text, mentioned, parts or parts_of(text)).values())], np.float32)
 
 
-def _checks(text: str, mentioned: Mentioned, parts: AnswerParts) -> dict[str, float]:
+def _checks(text: str, mentioned: QuestionParts, parts: AnswerParts) -> dict[str, float]:
     lower = text.lower()
     words, numbers, items = parts.words, parts.numbers, parts.items
     truths = parts.sums + parts.comparisons
@@ -122,7 +122,7 @@ def _kinks(items: Sequence[str]) -> int:
     return min(up, down)
 
 
-def _bindings(parts: AnswerParts, mentioned: Mentioned) -> tuple[int, int]:
+def _bindings(parts: AnswerParts, mentioned: QuestionParts) -> tuple[int, int]:
     """Count the question's numbers in the answer: beside a word that the question puts beside the number, or not.
 
     Numbers that the question does not contain, or that stand beside none of the question's words, are not counted.
@@ -184,4 +184,4 @@ def _longest_repeat(words: Sequence[str]) -> int:
     return max(map(len, repeats.split(b"\0")))
 
 
-ANSWER_NAMES = (*_checks("", Mentioned.of(""), parts_of("")),)
+ANSWER_NAMES = (*_checks("", QuestionParts.of(""), parts_of("")),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
-from ..types.prefix_hashes import PrefixHashes, Unhashed
+from ..types.prefix_hashes import PrefixHashes, UnhashedBlocks
 from .block_pool import NO_BLOCK, BlockPool
 
 
@@ -46,7 +46,7 @@ class PrefixCache:
         if start == 0 and not self._gaps and self._first_block(prefix, token_ids) is None:
             self._pool.register(block_table[0], prefix.hashes[0])
             self._alone[block_table[0]] = prefix
-            prefix.unhashed = Unhashed(token_ids)
+            prefix.unhashed = UnhashedBlocks(token_ids)
             start = 1
         if prefix.unhashed is not None:
             for block in block_table[start:end]:

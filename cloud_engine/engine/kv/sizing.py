@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class KVCacheSize:
     """The size of a KV cache."""
 
     # Maximum tokens of prompt and answer together.
@@ -31,7 +31,7 @@ class Sizes:
     window: Window | None
 
     @classmethod
-    def of(cls, models: Sequence[Decoder], config: EngineConfig) -> Sizes:
+    def of(cls, models: Sequence[Decoder], config: EngineConfig) -> KVCacheSize:
         """Compute the sizes for `models`: the target and, if there is one, its draft model.
 
         Aims at blocks for a full batch at full context, within memory. If they cannot hold the model's context once,

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ...models.loading.loader import Progress
     from ..engine import Engine
 
-_LINGER_MS = 1000
+_SOCKET_LINGER_MS = 1000
 _log = logging.getLogger("updraft.engine")
 
 
@@ -55,7 +55,7 @@ class _Sockets(CoreTransport):
         self._commands.bind(self._address)
         self._reports = context.socket(zmq.PUSH)
         self._reports.sndhwm = 0  # no limit: a step must never wait for the server
-        self._reports.linger = _LINGER_MS
+        self._reports.linger = _SOCKET_LINGER_MS
         self._reports.connect(socket_address(folder / REPORTS))
 
     def __enter__(self) -> Self:
@@ -73,7 +73,7 @@ class _Sockets(CoreTransport):
 
     def send_back(self, command: Command) -> None:
         with self._context.socket(zmq.PUSH) as back:  # a ZeroMQ socket may be used by one thread only
-            back.linger = _LINGER_MS
+            back.linger = _SOCKET_LINGER_MS
             back.connect(self._address)
             back.send(encode_command(command))
 

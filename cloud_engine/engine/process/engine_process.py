@@ -16,7 +16,7 @@ from .client import EngineClient
 from .core_process import CoreProcess
 from .messages import Command, Down, Load, Loading, Ready, down_report
 
-RESTART_PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0)
+RESTART_BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 """Seconds to wait before each consecutive restart; when all are used, the engine stays down. A core that served for
 more than `STABLE_S` seconds resets the count."""
 STABLE_S = 60.0
@@ -94,12 +94,12 @@ class EngineProcess(EngineClient):
                 return
             stable = self._ready_at is not None and time.monotonic() - self._ready_at > STABLE_S
             crashes = 1 if stable else crashes + 1
-            restarting = self._restart and crashes <= len(RESTART_PAUSES_S)
+            restarting = self._restart and crashes <= len(RESTART_BACKOFF_S)
             failure = _failure_of(error, restarting=restarting)
             _log.error("%s", failure.message)
             self._call_soon(self._refuse, failure)
             self._core.close()
-            if not restarting or self._closing.wait(RESTART_PAUSES_S[crashes - 1]):
+            if not restarting or self._closing.wait(RESTART_BACKOFF_S[crashes - 1]):
                 return
             self._core, self._ready_at = CoreProcess(self._load), None
             self._restarts += 1

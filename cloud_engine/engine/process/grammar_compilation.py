@@ -11,7 +11,7 @@ from ....text.grammars.state import GrammarState
 from ..types.request import GenerationRequest
 
 
-class Preparation(Future[GrammarState | None]):
+class GrammarJob(Future[GrammarState | None]):
     """The future of one request's preparation: its grammar or the error."""
 
     def __init__(self, request: GenerationRequest) -> None:
@@ -19,7 +19,7 @@ class Preparation(Future[GrammarState | None]):
         self.request = request
 
 
-class Preparations:
+class GrammarJobs:
     """Prepares requests one at a time in a thread, which calls `done` with the id of each finished request.
 
     All methods must be called from one thread. The worker is a daemon thread, so it never delays the process's exit.
@@ -30,8 +30,8 @@ class Preparations:
     ) -> None:
         self._prepare = prepare
         self._done = done
-        self._open: dict[str, Preparation] = {}
-        self._queue: SimpleQueue[Preparation | None] = SimpleQueue()
+        self._open: dict[str, GrammarJob] = {}
+        self._queue: SimpleQueue[GrammarJob | None] = SimpleQueue()
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -39,7 +39,7 @@ class Preparations:
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._work, name="updraft-grammar", daemon=True)
             self._thread.start()
-        preparation = self._open[request.request_id] = Preparation(request)
+        preparation = self._open[request.request_id] = GrammarJob(request)
         self._queue.put(preparation)
 
     def cancel(self, request_id: str) -> None:
@@ -47,7 +47,7 @@ class Preparations:
         if preparation := self._open.pop(request_id, None):
             preparation.cancel()
 
-    def take(self, request_id: str) -> Preparation | None:
+    def take(self, request_id: str) -> GrammarJob | None:
         """Remove and return a finished preparation; None if it was cancelled, even if its id is in use again."""
         preparation = self._open.get(request_id)
         return self._open.pop(request_id) if preparation and preparation.done() else None
@@ -64,7 +64,7 @@ class Preparations:
             if preparation.set_running_or_notify_cancel():
                 self._finish(preparation)
 
-    def _finish(self, preparation: Preparation) -> None:
+    def _finish(self, preparation: GrammarJob) -> None:
         try:
             preparation.set_result(self._prepare(preparation.request))
         except BaseException as error:  # noqa: BLE001 - raised again by `result`

@@ -11,7 +11,7 @@ from ....protocol.errors import EngineError, EngineRestartedError, UpdraftError
 from ..engine import Engine
 from ..types.outputs import StepOutputs
 from ..types.request import GenerationRequest
-from .grammar_compilation import Preparations
+from .grammar_compilation import GrammarJobs
 from .messages import Abort, Add, Close, Command, Failed, Prepared, Stepped
 from .transport import CoreTransport
 
@@ -27,7 +27,7 @@ _log = logging.getLogger("updraft.engine")
 class EngineLoop:
     """Runs `engine` with the commands of `transport` until a `Close` command.
 
-    A request keeps its place in the queue while its constraint is compiled (`Preparations`). If a step fails, all
+    A request keeps its place in the queue while its constraint is compiled (`GrammarJobs`). If a step fails, all
     requests in flight fail with an EngineRestartedError that names the cause, and the engine is reset.
     """
 
@@ -41,7 +41,7 @@ class EngineLoop:
         self._failures = 0  # failed steps in a row
         self._unreported: list[StepOutputs] = []
         self._reported_at = 0.0
-        self._preparations = Preparations(engine.prepare, lambda request_id: transport.send_back(Prepared(request_id)))
+        self._grammars = GrammarJobs(engine.prepare, lambda request_id: transport.send_back(Prepared(request_id)))
 
     def run(self) -> None:
         """Run until a `Close` command. Raises the last step's error if `FAILURES_TO_GIVE_UP` steps in a row failed."""
@@ -50,7 +50,7 @@ class EngineLoop:
             while self._apply_commands():
                 self._step()
         finally:
-            self._preparations.close()
+            self._grammars.close()
 
     def _apply_commands(self) -> bool:
         """Apply pending commands and wait until there is work. Return False on `Close`."""
@@ -75,7 +75,7 @@ class EngineLoop:
                 with self._reporting_failure(request_id):
                     self._add_prepared(request_id)
             case Abort(request_id, index):
-                self._preparations.cancel(request_id)
+                self._grammars.cancel(request_id)
                 self._engine.abort(request_id, index)
             case _:
                 raise TypeError(f"Unexpected command to a running engine: {type(command).__name__}.")
@@ -86,13 +86,13 @@ class EngineLoop:
         else:
             self._engine.expect(request)
             try:
-                self._preparations.begin(request)
+                self._grammars.begin(request)
             except BaseException:
                 self._engine.abort(request.request_id)  # give up the reserved place
                 raise
 
     def _add_prepared(self, request_id: str) -> None:
-        preparation = self._preparations.take(request_id)
+        preparation = self._grammars.take(request_id)
         if preparation is None:
             return
         try:

@@ -17,7 +17,7 @@ from ..types.request_state import RequestState, ScheduledRequest
 #: Register full KV blocks with the prefix cache this many at a time; hashing several costs little more than one.
 BLOCKS_AT_ONCE = 4
 #: Shares of a step that are not plain decodes, each with the index of its first row.
-Others = list[tuple[ScheduledRequest, int]]
+OtherShares = list[tuple[ScheduledRequest, int]]
 
 
 class PlainDecodes:
@@ -75,7 +75,7 @@ class PlainDecodes:
         """Note that a request has a block for its next token."""
         self._expect(item)
 
-    def take(self, batch: Sequence[ScheduledRequest], tokens: Sequence[int]) -> tuple[DecodedTokens, Others]:
+    def take(self, batch: Sequence[ScheduledRequest], tokens: Sequence[int]) -> tuple[DecodedTokens, OtherShares]:
         """Append to each plain decode its row of `tokens`, except if the token ends the answer.
 
         `batch` has the plain decodes first, as returned by `shares`. Returns the decoded tokens, and all other shares,
@@ -166,11 +166,11 @@ class _Columns:
         return self.items.index(item, bisect_left(self.states, item.state.order, key=_order))
 
 
-def _partition(batch: Sequence[ScheduledRequest]) -> tuple[_Columns, list[int], Others]:
+def _partition(batch: Sequence[ScheduledRequest]) -> tuple[_Columns, list[int], OtherShares]:
     """Split a batch into plain decodes, their rows, and all other shares."""
     plain: list[ScheduledRequest] = []
     rows: list[int] = []
-    others: Others = []
+    others: OtherShares = []
     for item, row in _with_rows(batch, 0):
         if item.state.decode is item:
             plain.append(item)
@@ -180,9 +180,9 @@ def _partition(batch: Sequence[ScheduledRequest]) -> tuple[_Columns, list[int], 
     return _Columns(plain), rows, others
 
 
-def _with_rows(batch: Sequence[ScheduledRequest], row: int) -> Others:
+def _with_rows(batch: Sequence[ScheduledRequest], row: int) -> OtherShares:
     """Pair each share with its first row, counting from `row`."""
-    placed: Others = []
+    placed: OtherShares = []
     for item in batch:
         placed.append((item, row))
         row += item.num_samples

@@ -4,7 +4,7 @@ There is no prefill phase and no decode phase. Each request has known tokens and
 token budget on uncomputed ones. A decode has one uncomputed token, a prefill has many, a chunked prefill has more than
 fit into one step, and draft tokens are guesses beyond the known tokens.
 
-Imports no torch, so that the whole policy can be tested on integers.
+Imports no torch, so that all scheduling can be tested on integers.
 """
 
 from __future__ import annotations

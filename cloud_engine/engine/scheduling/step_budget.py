@@ -5,7 +5,7 @@ Imports no torch and reads no clock: callers report their measurements.
 
 from __future__ import annotations
 
-from ..types.recent import Recent
+from ..types.recent_median import RecentMedian
 
 _MIN_TOKENS = 64  # lower bound, also before any measurement: smaller chunks waste a step's fixed cost
 
@@ -19,7 +19,7 @@ class StepBudget:
     def __init__(self, limit_s: float | None, least: int = 1) -> None:
         self._limit_s = limit_s
         self._least = max(least, _MIN_TOKENS)
-        self._prompt_s, self._draft_s = Recent(), Recent()  # seconds per token
+        self._prompt_s, self._draft_s = RecentMedian(), RecentMedian()  # seconds per token
 
     def max_prompt_tokens(self, budget: int) -> int:
         """Return how many prompt tokens of `budget` fit into a step."""
@@ -43,5 +43,5 @@ class StepBudget:
         return max(self._least, _fitting(limit_s, self._prompt_s))
 
 
-def _fitting(limit_s: float, token_s: Recent) -> int:
+def _fitting(limit_s: float, token_s: RecentMedian) -> int:
     return int(limit_s / token_s.median) if token_s.is_reliable else 0

@@ -1,6 +1,6 @@
 """Credit that bounds the time lost to drafts.
 
-A policy that learns by trying loses time on bad tries. It may only spend earned credit: a small share of each step, and
+Learning by trial loses time on bad tries. Trials may only spend earned credit: a small share of each step, and
 the time that drafts have saved. So at any moment, for any batch size, all steps so far took little longer than they
 would have without drafts (Wu, Shariff, Lattimore and Szepesvari, "Conservative Bandits", ICML 2016).
 """

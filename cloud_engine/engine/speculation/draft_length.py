@@ -1,11 +1,11 @@
 """The draft length of each request (often 0) that maximises the batch's throughput, by measured times.
 
-Rejected drafts cost drafting and verification time, which depends on model, machine and load. So the policy has no
+Rejected drafts cost drafting and verification time, which depends on model, machine and load. So this module has no
 built-in costs: it estimates each request's acceptance rate, takes the costs from `StepCosts`, and picks the lengths
 with the most expected tokens per second. Occasionally it tries the alternative that looks worse, within a small share
 of the time, to notice when the better choice has changed.
 
-Imports no torch, so that the whole policy can be tested on made-up costs.
+Imports no torch, so that everything can be tested on made-up costs.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class _Plan:
         return self.tokens / self.seconds
 
 
-class DraftLengthPolicy:
-    """The fixed policy: always as many drafts as possible, up to `most` per request."""
+class FixedDraftLength:
+    """Fixed draft lengths: always as many drafts as possible, up to `most` per request."""
 
     #: Whether drafts are currently in use, so that a draft model should keep up with the target.
     drafts = True
@@ -97,7 +97,7 @@ class DraftLengthPolicy:
         """Count a step without learning from it."""
 
 
-class AdaptiveDraftLength(DraftLengthPolicy):
+class AdaptiveDraftLength(FixedDraftLength):
     """Chooses the lengths with the most expected tokens per second; deterministic for given step reports."""
 
     def __init__(self, most: int) -> None:

@@ -29,7 +29,7 @@ from ..kv.block_pool import NO_BLOCK
 from .drafter import Drafter, DraftWork
 
 if TYPE_CHECKING:
-    from ..kv.sizing import Sizes
+    from ..kv.sizing import KVCacheSize
     from ..types.request_state import RequestState, ScheduledRequest
     from ..types.sampling_row import RowOf, SamplingRow
 
@@ -40,7 +40,7 @@ class DraftModel(Drafter):
     name = "draft"
     takes_passes = True
 
-    def __init__(self, draft: Decoder, target: ModelConfig, sizes: Sizes, config: EngineConfig) -> None:
+    def __init__(self, draft: Decoder, target: ModelConfig, sizes: KVCacheSize, config: EngineConfig) -> None:
         """Set up the runner. The heads of target and draft may have different numbers of rows due to padding."""
         self._runner = Runner(draft, sizes.num_blocks, config.block_size, attention_backend=config.attention_backend)
         make_ready(self._runner, graph_limits(sizes.context_length, 1, config), config.token_budget)

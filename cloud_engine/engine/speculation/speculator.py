@@ -16,7 +16,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from ..types.acceptance import Acceptance
-from .draft_length import AdaptiveDraftLength, DraftCandidate, DraftLengthPolicy
+from .draft_length import AdaptiveDraftLength, DraftCandidate, FixedDraftLength
 from .drafter import Drafter, DraftWork
 from .prediction_trust import PredictionTrust
 from .step_costs import StepReport
@@ -43,8 +43,8 @@ class Speculator:
     def __init__(self, drafters: Sequence[Drafter], config: EngineConfig) -> None:
         self._drafters = tuple(drafters)
         self._most = config.num_draft_tokens
-        lengths = AdaptiveDraftLength if config.draft_length == "adaptive" else DraftLengthPolicy
-        self._policy = lengths(self._most)
+        lengths = AdaptiveDraftLength if config.draft_length == "adaptive" else FixedDraftLength
+        self._draft_length = lengths(self._most)
         self._work, self._draft_s = DraftWork(), 0.0
         self._granting_s = self._learning_s = 0.0  # seconds of granting now, and of learning after the previous step
         self._records = {drafter.name: DrafterRecord() for drafter in drafters}
@@ -71,7 +71,7 @@ class Speculator:
         asking: list[ScheduledRequest] = []
         sequences, self.draft_tokens = len(decodes) + len(others), 0
         takes_whole = partial(self._trust.takes_whole, sequences=sequences)
-        drafters_work = bool(self._drafters) and not self._policy.rests(sequences)
+        drafters_work = bool(self._drafters) and not self._draft_length.rests(sequences)
         for item in chain(decodes, others) if drafters_work else others:
             limit = min(budget, item.state.num_remaining_tokens - 1)
             if limit <= 0 or not item.is_caught_up or item.state.request.beam:
@@ -92,14 +92,14 @@ class Speculator:
 
     def may_draft(self, sequences: int) -> bool:
         """Whether plain decodes may get drafts in the next step, if that has this many `sequences`."""
-        return bool(self._drafters) and not self._policy.rests(sequences, ahead=1)
+        return bool(self._drafters) and not self._draft_length.rests(sequences, ahead=1)
 
     def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> None:
         """Run the drafters for the granted drafts."""
         started = time.perf_counter()
         self._work = DraftWork()
         drafters = {item.drafter for item in batch}
-        keeps_up = self._policy.drafts and not all(item.is_caught_up for item in batch)
+        keeps_up = self._draft_length.drafts and not all(item.is_caught_up for item in batch)
         for drafter in self._drafters:
             if drafter.name in drafters or (keeps_up and drafter.takes_passes):
                 work = drafter.propose(batch, row_of)
@@ -137,8 +137,8 @@ class Speculator:
         accepted, self._accepted_tokens = self._accepted_tokens, 0
         if not batch or not (self._drafters or self._trust.is_asked):
             return
-        if not drafted and not self._trust.is_asked and self._policy.learns_nothing(len(batch)):
-            self._policy.pass_by(len(batch), step_s)
+        if not drafted and not self._trust.is_asked and self._draft_length.learns_nothing(len(batch)):
+            self._draft_length.pass_by(len(batch), step_s)
             self._learning_s = 0.0  # negligible
             return
         predicted = sum(len(item.draft_ids) for item in drafted if item.drafter is None)
@@ -158,9 +158,9 @@ class Speculator:
         if self._trust.is_asked:
             self._trust.observe(report)
         if predicted:
-            self._policy.pass_by(len(batch), step_s)  # predictions distort the times of this step
+            self._draft_length.pass_by(len(batch), step_s)  # predictions distort the times of this step
         else:
-            self._policy.observe(report)
+            self._draft_length.observe(report)
         self._learning_s = time.perf_counter() - started
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
@@ -171,7 +171,7 @@ class Speculator:
         self, asking: list[ScheduledRequest], sequences: int, budget: int, grow: Grow
     ) -> list[ScheduledRequest]:
         offers = [(item, *offer) for item in asking if (offer := self._best_offer(item.state, budget)) is not None]
-        lengths = self._policy.plan([candidate for _, _, candidate in offers], sequences)
+        lengths = self._draft_length.plan([candidate for _, _, candidate in offers], sequences)
         granted_to: list[ScheduledRequest] = []
         for (item, drafter, _), length in zip(offers, lengths, strict=True):
             granted = min(length, budget)

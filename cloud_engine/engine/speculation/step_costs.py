@@ -9,7 +9,7 @@ import math
 
 import msgspec
 
-from ..types.recent import Recent
+from ..types.recent_median import RecentMedian
 
 #: Tokens per sequence that a draft model can catch up on without noticeably slowing its pass.
 SHORT_LAG = 16
@@ -47,11 +47,11 @@ class StepCosts:
     """Estimated seconds of a step without drafts, of verifying drafts and of making drafts, learned from reports."""
 
     def __init__(self) -> None:
-        self._plain: dict[int, Recent] = {}  # sequences -> seconds without drafts
-        self._verify: dict[int, dict[int, Recent]] = {}  # batch size class -> draft tokens each -> share (`verify_s`)
-        self._first: dict[int, Recent] = {}  # drafting sequences -> seconds of the draft model's first pass in a step
-        self._further: dict[int, dict[int, Recent]] = {}  # drafting sequences -> further passes -> their total seconds
-        self._prefill, self._catch_up = Recent(), Recent()  # seconds per token
+        self._plain: dict[int, RecentMedian] = {}  # sequences -> seconds without drafts
+        self._verify: dict[int, dict[int, RecentMedian]] = {}  # batch size class -> draft tokens each -> share (`verify_s`)
+        self._first: dict[int, RecentMedian] = {}  # drafting sequences -> seconds of a step's first draft pass
+        self._further: dict[int, dict[int, RecentMedian]] = {}  # drafting sequences -> further passes -> total seconds
+        self._prefill, self._catch_up = RecentMedian(), RecentMedian()  # seconds per token
         self._drafted = False  # whether the previous step had drafts
 
     def plain_s(self, sequences: int) -> float | None:
@@ -105,7 +105,7 @@ class StepCosts:
         before, behind = (self.verify_s(sequences, sequences * each, plain_s) for each in (length - 1, length))
         return max(0.0, min(self._rise(measured) * plain_s, behind - before)) / sequences
 
-    def _rise(self, measured: dict[int, Recent]) -> float:
+    def _rise(self, measured: dict[int, RecentMedian]) -> float:
         """Return the average increase of the measured shares per additional draft token of each sequence."""
         least, most = min(measured), max(measured)
         return max(0.0, measured[most].median - measured[least].median) / (most - least)
@@ -170,17 +170,17 @@ class StepCosts:
         if plain_s is not None and 2 * step.draft_tokens >= sequences:  # with fewer, noise dominates
             shares = self._verify.setdefault(sequences.bit_length(), {})
             each = max(1, round(step.draft_tokens / sequences))
-            shares.setdefault(each, Recent()).add(max(0.0, target_s / plain_s - 1), cold=cold)
+            shares.setdefault(each, RecentMedian()).add(max(0.0, target_s / plain_s - 1), cold=cold)
         return target_s
 
     def _observe_passes(self, step: StepReport, cold: bool) -> None:
         if step.passes > 1:
-            further = self._further.setdefault(step.drafting, {}).setdefault(step.passes - 1, Recent())
+            further = self._further.setdefault(step.drafting, {}).setdefault(step.passes - 1, RecentMedian())
             further.add(step.draft_s - step.first_pass_s, cold=cold)
         if step.lag > SHORT_LAG * step.drafting:
             self._catch_up.add(max(0.0, step.first_pass_s - self._first_pass_s(step.drafting)) / step.lag)
         elif step.passes:
-            self._first.setdefault(step.drafting, Recent()).add(step.first_pass_s, cold=cold)
+            self._first.setdefault(step.drafting, RecentMedian()).add(step.first_pass_s, cold=cold)
 
     def _prefill_s(self, step: StepReport, target_s: float) -> float:
         """Return the part of `target_s` spent on prompts, and learn the cost of a prompt token."""
@@ -196,13 +196,13 @@ class StepCosts:
                 self._prefill.add(max(0.0, target_s - rest_s) / step.prefill_tokens)
         return self._prefill.median * step.prefill_tokens
 
-    def _plain_of(self, sequences: int) -> Recent:
+    def _plain_of(self, sequences: int) -> RecentMedian:
         known = self._plain.get(sequences)
         if known is None:
-            known = self._plain[sequences] = Recent()
+            known = self._plain[sequences] = RecentMedian()
         return known
 
-    def _shares(self, sequences: int) -> dict[int, Recent]:
+    def _shares(self, sequences: int) -> dict[int, RecentMedian]:
         """Return the reliable shares for this batch size class, by draft tokens per sequence."""
         known = self._verify.get(sequences.bit_length(), {})
         return {each: share for each, share in known.items() if share.is_reliable}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, eq=False)
-class Unhashed:
+class UnhashedBlocks:
     """Blocks of `token_ids` after the first, registered in the pool under placeholder `keys` instead of hashes."""
 
     token_ids: Sequence[int]
@@ -26,7 +26,7 @@ class PrefixHashes:
 
     salt: str
     hashes: list[bytes] = field(default_factory=list[bytes])
-    unhashed: Unhashed | None = None
+    unhashed: UnhashedBlocks | None = None
 
     def extend(self, token_ids: Sequence[int], num_blocks: int, block_size: int) -> None:
         """Hash those of the first `num_blocks` blocks of `token_ids` that have no hash yet."""

@@ -20,7 +20,7 @@ from ....protocol.errors import ConfigurationError, NotFoundError, StorageError
 from ....protocol.http.ids import new_id
 from ....protocol.safety.private_files import has_file
 from ....protocol.safety.shared_file import SharedFile
-from ....protocol.wal import transaction
+from ....protocol.sqlite import transaction
 from .principal import Limits, Models, Name, Principal, Priority, Scope
 
 _DAY_S = 86_400.0
@@ -128,7 +128,7 @@ class KeyDatabase:
         """Return the new key's record and its secret. Raises ConfigurationError if the name is taken."""
         key = _new_key()
         with self._file.connected() as connection, transaction(connection):
-            return _keep(connection, new, digest_of(key), (actor, "create")), key
+            return _store_key(connection, new, digest_of(key), (actor, "create")), key
 
     def take_over(self, text: str, actor: str) -> list[KeyRecord]:
         """Import a key file, all keys or none: lines of `name:sha256`, or a JSON object of names and hashes.
@@ -150,7 +150,7 @@ class KeyDatabase:
                 if (match := _KEY_LINE.fullmatch(line.strip())) is None:
                     raise ConfigurationError(f"Line {number} of the key file is not of the form name:sha256.")
                 digest = bytes.fromhex(match["digest"])
-                records.append(_keep(connection, NewKey(match["name"]), digest, (actor, "import")))
+                records.append(_store_key(connection, NewKey(match["name"]), digest, (actor, "import")))
         return records
 
     def keys(self) -> list[KeyRecord]:
@@ -193,7 +193,7 @@ class KeyDatabase:
             return [AuditEntry(*row) for row in rows]
 
 
-def _keep(connection: sqlite3.Connection, new: NewKey, digest: bytes, by: tuple[str, str]) -> KeyRecord:
+def _store_key(connection: sqlite3.Connection, new: NewKey, digest: bytes, by: tuple[str, str]) -> KeyRecord:
     """Insert a new key. `by`: actor and action. Raises ConfigurationError if the name is taken."""
     now = time.time()
     principal = Principal(

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from ....protocol.decoding import decode
 from ....protocol.errors import ConfigurationError, InvalidRequestError
-from ....protocol.http.shell import read_body, send_json
+from ....protocol.http.app import read_body, send_json
 from .database import KeyDatabase, KeyRecord, KeyRotation, NewKey
 from .keys import KeyStore
 

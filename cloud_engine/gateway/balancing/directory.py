@@ -9,7 +9,7 @@ from pathlib import Path
 from ....protocol.errors import OverloadedError
 from ....protocol.safety.shared_file import SharedFile
 from ....protocol.safety.system import boot_id, boot_time
-from ....protocol.wal import transaction
+from ....protocol.sqlite import transaction
 from .node import NodeAddress
 
 LEASE_S = 10.0  # a node is dropped if no heartbeat arrives within this time

@@ -16,9 +16,9 @@ from ....accounting.prices import Price
 from ....protocol.errors import ConfigurationError
 from ....protocol.safety.redaction import SHORTEST_KEY, is_sendable, shown_url
 from ..upstream.client import UpstreamAddress
-from ..upstream.connection import Patience
+from ..upstream.connection import SilenceTimeouts
 
-_TELL_USAGE = frozenset({"updraft", "vllm", "sglang"})  # `owned_by` of servers that support `continuous_usage_stats`
+_REPORTING_USAGE = frozenset({"updraft", "vllm", "sglang"})  # `owned_by` of servers that support `continuous_usage_stats`
 #: Consecutive good probes make an open breaker half-open. An error counts only if another node answered the request.
 _BREAKER = BreakerRules(failures_to_open=5, recovery=2, max_recovery=64, by_probes=True)
 _log = logging.getLogger("updraft.gateway")
@@ -109,15 +109,15 @@ class Node:
         """Return whether the one trial request of a half-open breaker is in flight."""
         return self.breaker.needs_trial and self.in_flight > 0
 
-    def patience(self, usual: Patience) -> Patience:
+    def silence_timeouts(self, usual: SilenceTimeouts) -> SilenceTimeouts:
         """Return the timeouts for streams from this node; `usual` holds the gateway's defaults."""
-        return Patience(self._address.first_token_s or usual.first_s, self._address.idle_s or usual.idle_s)
+        return SilenceTimeouts(self._address.first_token_s or usual.first_s, self._address.idle_s or usual.idle_s)
 
     def serves(self, models: Sequence[Model]) -> None:
         self.models = tuple(model.id for model in models)
         self.cards = tuple(models)
         self.has_listed = True
-        self.tells_usage = all(model.owned_by in _TELL_USAGE for model in models)
+        self.tells_usage = all(model.owned_by in _REPORTING_USAGE for model in models)
         self.tells_tokens = all(model.owned_by == "updraft" for model in models)
         if self.tells_tokens and models:  # Updraft's `created` is the node's start time: caches are no older
             self.cache = f"{self.url} {models[0].created}"

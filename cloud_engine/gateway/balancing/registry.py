@@ -17,24 +17,24 @@ from ....protocol.responses import ModelCard
 from ..access.principal import Priority
 from ..upstream.client import Upstream
 from .affinity import Placement, PrefixIndex
-from .choice import Chooser
 from .directory import NodeDirectory
 from .health import HealthWatch
 from .node import Model, Node, NodeAddress
-from .suspects import RetryBudget, Suspects
-from .waiting import QueuePlace, WaitingLine
+from .quarantine import Quarantine, RetryBudget
+from .request_queue import QueuePlace, RequestQueue
+from .selection import NodeSelector
 
 _FOLLOW_S = 0.5
-_FIRST_LOOK_S = 1.0  # time for the first probes before requests are served; doubled if no node has answered
+_FIRST_PROBE_S = 1.0  # time for the first probes before requests are served; doubled if no node has answered
 _log = logging.getLogger("updraft.gateway")
 
 
 @dataclass(frozen=True, slots=True)
-class BalancingMemory:
+class SharedBalancingState:
     """Balancing state shared by the registries of all workers. Create it before forking."""
 
     # Requests that were in flight when a node failed.
-    suspects: Suspects = field(default_factory=Suspects)
+    quarantine: Quarantine = field(default_factory=Quarantine)
     # Prompt prefixes recently served, by node.
     index: PrefixIndex = field(default_factory=PrefixIndex)
 
@@ -48,7 +48,7 @@ class NodeRegistry:
         upstream: Upstream,
         max_waiting: int = 256,
         directory: NodeDirectory | None = None,
-        shared: BalancingMemory | None = None,
+        shared: SharedBalancingState | None = None,
     ) -> None:
         """Raises ConfigurationError for an invalid or duplicate URL, or if there are neither URLs nor a directory."""
         self.nodes = [Node(address) for address in addresses]
@@ -58,11 +58,11 @@ class NodeRegistry:
         if len({node.url for node in self.nodes}) < len(self.nodes):
             raise ConfigurationError("The same --node URL is given twice.", param="node")
         self.retries = RetryBudget()
-        shared = shared or BalancingMemory()
-        self.suspects = shared.suspects
+        shared = shared or SharedBalancingState()
+        self.quarantine = shared.quarantine
         self._upstream = upstream
-        self._chooser = Chooser(shared.index)
-        self._line = WaitingLine(max_waiting)
+        self._selector = NodeSelector(shared.index)
+        self._queue = RequestQueue(max_waiting)
         self._watchers: list[asyncio.Task[None]] = []
         self._registered: dict[str, tuple[Node, asyncio.Task[None]]] = {}
         self._following = asyncio.Lock()
@@ -71,11 +71,11 @@ class NodeRegistry:
     @property
     def waiting(self) -> dict[Priority, int]:
         """Return the number of queued requests by priority."""
-        return self._line.by_priority()
+        return self._queue.by_priority()
 
-    def check_line(self, place: QueuePlace) -> None:
+    def check_queue(self, place: QueuePlace) -> None:
         """Raises OverloadedError if the queue has no place for a request of this priority and tenant."""
-        self._line.check(place)
+        self._queue.check(place)
 
     def serves(self, model: str) -> bool:
         """Return whether any node serves the model."""
@@ -88,7 +88,7 @@ class NodeRegistry:
     async def start(self) -> None:
         """Start the watchers, and wait briefly for the first probe of each node. Slow nodes join later."""
         watches = [self._watch(node) for node in self.nodes]
-        looks = [self._first_look(watch) for watch, _ in watches]
+        looks = [self._wait_for_first_probes(watch) for watch, _ in watches]
         self._watchers = [task for _, task in watches]
         if self.directory is not None:
             looks.append(self._follow_once())  # load the nodes that registered with other workers
@@ -96,15 +96,15 @@ class NodeRegistry:
         await asyncio.gather(*looks)
 
     def _watch(self, node: Node) -> tuple[HealthWatch, asyncio.Task[None]]:
-        watch = HealthWatch(node, self._upstream, self._line.move)
+        watch = HealthWatch(node, self._upstream, self._queue.serve)
         return watch, asyncio.create_task(watch.run())
 
-    async def _first_look(self, watch: HealthWatch) -> None:
+    async def _wait_for_first_probes(self, watch: HealthWatch) -> None:
         """Wait for the first probe for a limited time, so that a hung node does not delay the gateway's start."""
         look = asyncio.create_task(watch.has_looked.wait())
-        await asyncio.wait([look], timeout=_FIRST_LOOK_S)
+        await asyncio.wait([look], timeout=_FIRST_PROBE_S)
         if not any(node.healthy for node in self.nodes):
-            await asyncio.wait([look], timeout=_FIRST_LOOK_S)
+            await asyncio.wait([look], timeout=_FIRST_PROBE_S)
         look.cancel()
 
     async def close(self) -> None:
@@ -133,16 +133,16 @@ class NodeRegistry:
                 self.nodes.remove(node)
                 _log.info("Node %s is no longer registered", url)
             fresh = addresses.keys() - {node.url for node in self.nodes}
-            await asyncio.gather(*(self._take_in(addresses[url]) for url in fresh))
+            await asyncio.gather(*(self._add_node(addresses[url]) for url in fresh))
             for url, (node, _) in self._registered.items():
                 node.concurrency = addresses[url].concurrency
-        self._line.move()
+        self._queue.serve()
 
-    async def _take_in(self, address: NodeAddress) -> None:
+    async def _add_node(self, address: NodeAddress) -> None:
         node = Node(address)
         watch, watching = self._watch(node)
         self._registered[node.url] = node, watching
-        await self._first_look(watch)
+        await self._wait_for_first_probes(watch)
         self.nodes.append(node)
         _log.info("Node %s has registered", node.url)
 
@@ -179,23 +179,23 @@ class NodeRegistry:
 
     async def take(self, placement: Placement, tried: Collection[Node], place: QueuePlace) -> Node:
         """Reserve a node as `place` does; the caller must call `give_back`."""
-        node = None if self._line else self._take(placement, tried)
+        node = None if self._queue else self._take(placement, tried)
         if node is None:
-            alike = placement.model, frozenset(each.url for each in tried)
+            nodes_key = placement.model, frozenset(each.url for each in tried)
             take, give_back = partial(self._take, placement, tried), partial(self.give_back, placement=placement)
-            node = await self._line.wait(place, alike, take, give_back)
+            node = await self._queue.wait(place, nodes_key, take, give_back)
         return node
 
     def take_spare(self, placement: Placement, tried: Collection[Node]) -> Node | None:
         """Reserve a node for a hedge. None if the hedge would have to queue, or if the retry budget is used up."""
-        if self._line or not any(node.has_room for node in self._usable(placement.model, tried)):
+        if self._queue or not any(node.has_room for node in self._usable(placement.model, tried)):
             return None
         return self._take(placement, tried) if self.retries.take() else None
 
     def give_back(self, node: Node, placement: Placement) -> None:
         node.in_flight -= 1
         node.tokens_in_flight -= placement.tokens
-        self._line.move()
+        self._queue.serve()
 
     def placement(self, key_name: str, model: str, body: bytes, session: str) -> Placement:
         """Return the placement of a request. The prompt is hashed only if there are several nodes."""
@@ -226,7 +226,7 @@ class NodeRegistry:
         if not with_room:
             return None
         sure = [node for node in with_room if not node.is_on_trial]
-        node = self._chooser.choose(sure or with_room, placement)
+        node = self._selector.choose(sure or with_room, placement)
         node.in_flight += 1
         node.tokens_in_flight += placement.tokens
         return node

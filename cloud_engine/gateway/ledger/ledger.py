@@ -11,7 +11,7 @@ from ....accounting.ledger.writer import DAY_S, FLUSH_S, MAX_WAITING, Entry, Led
 from ....protocol.errors import OverloadedError
 from .metering import UsageRow, values_of
 
-FailurePolicy = Literal["stop", "continue"]
+LedgerFailureAction = Literal["stop", "continue"]
 """Refuse requests (503) while the ledger cannot be written, or answer them and keep the rows in memory."""
 
 _CONSEQUENCES = {"stop": "are refused until it recovers", "continue": "continue, with rows kept in memory"}
@@ -21,7 +21,7 @@ class UsageLedger(LedgerWriter):
     """A ledger writer with one intent and one settlement per request. Rows older than `keep_days` are deleted."""
 
     def __init__(
-        self, store: LedgerStore, *, on_failure: FailurePolicy = "stop", keep_days: float | None = None
+        self, store: LedgerStore, *, on_failure: LedgerFailureAction = "stop", keep_days: float | None = None
     ) -> None:
         self._stops = on_failure == "stop"
         super().__init__(
@@ -34,20 +34,20 @@ class UsageLedger(LedgerWriter):
     async def open(self, row: UsageRow) -> None:
         """Record the intent of a request before it is sent to a node, safe from the death of this process.
 
-        Raises OverloadedError if the ledger cannot be written and the failure policy is `stop`.
+        Raises OverloadedError if the ledger cannot be written and `on_failure` is `stop`.
         """
         if self._stops and (self.failing or self._hangs() or self.waiting >= MAX_WAITING):
             raise _unwritable()
         row.worker, row.state = self.worker, "abandoned"  # the final state if the process dies now
-        if (self.failing or not self._store.commits_intents) and self._keep(row.id, values_of(row)):
+        if (self.failing or not self._store.commits_intents) and self._journal(row.id, values_of(row)):
             return
         row.state = "intent"
         if self.failing:
-            self._enter(Entry(values_of(row), settled=False))
+            self._queue_entry(Entry(values_of(row), settled=False))
             return
         loop = asyncio.get_running_loop()
         committed: asyncio.Future[bool] = loop.create_future()
-        self._enter(Entry(values_of(row), settled=False, committed=committed))
+        self._queue_entry(Entry(values_of(row), settled=False, committed=committed))
         late = loop.call_later(FLUSH_S, note, committed, False)
         try:
             if not await committed and self._stops:
@@ -64,7 +64,7 @@ class UsageLedger(LedgerWriter):
     def book(self, row: UsageRow) -> None:
         """Keep the usage so far in case this process dies. `settle` must follow."""
         row.worker, row.state = self.worker, "settled"
-        self._keep(row.id, values_of(row))
+        self._journal(row.id, values_of(row))
 
 
 def _unwritable() -> OverloadedError:

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from ....accounting.ledger.files import open_to_read
-from ....accounting.ledger.reading import LedgerReader
+from ....accounting.ledger.reader import LedgerReader
 from ....accounting.ledger.store import LedgerStore, SqliteStore
 from .metering import USAGE
 
@@ -30,5 +30,5 @@ def open_reader(database: str | Path) -> LedgerReader:
         from ....accounting.ledger import postgres
 
         day = "to_char(to_timestamp(started_at) AT TIME ZONE 'UTC', 'YYYY-MM-DD')"
-        return LedgerReader(USAGE, partial(postgres.open_to_read, str(database)), "%s", day, tie="id")
+        return LedgerReader(USAGE, partial(postgres.open_to_read, str(database)), "%s", day, rowid="id")
     return LedgerReader(USAGE, partial(open_to_read, Path(database), USAGE))

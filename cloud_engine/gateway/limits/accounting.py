@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ....accounting.budget import GrowingAnswer
-from ....accounting.ledger.reading import LedgerReader
+from ....accounting.budget import StreamTokenEstimate
+from ....accounting.ledger.reader import LedgerReader
 from ....accounting.prices import Price, PriceTable, load_prices
 from ....protocol.errors import RequestCancelledError
 from ....protocol.settings import state_folder
 from ..access.principal import Principal
-from ..ledger.ledger import FailurePolicy, UsageLedger
+from ..ledger.ledger import LedgerFailureAction, UsageLedger
 from ..ledger.metering import UsageRow
 from ..ledger.opening import is_url, open_reader, open_store
 from .limiter import Limiter, LimitReservation
-from .policy import LimitPolicy, load_policy
+from .limits_file import LimitsFile, read_limits_file
 from .prompt_tokens import PromptTokens
 from .redis_store import RedisStore
 from .request_size import RequestSize
@@ -32,7 +32,7 @@ class AccountingOptions:
     # The usage database: a SQLite file, or a PostgreSQL URL.
     database: str = field(repr=False)
     # Whether to stop or continue serving while the ledger cannot be written.
-    on_failure: FailurePolicy = "stop"
+    on_failure: LedgerFailureAction = "stop"
     # Age in days at which rows are deleted. None: rows are kept forever.
     keep_days: float | None = None
     # Price file: a path or an https URL. None: no prices.
@@ -78,7 +78,7 @@ class Accounting:
         account, is_left = Account(self, row, prompt_tokens, reservation), False
         if reservation.tokens:
             account.cap = size.answer.cap(reservation.tokens) if reservation.is_capped else None
-            account.growing = GrowingAnswer(reservation.tokens)
+            account.growing = StreamTokenEstimate(reservation.tokens)
         try:
             await self.ledger.open(row)
             yield account
@@ -112,7 +112,7 @@ class Account:
     # Cap on each answer's tokens, if budgets require a cap.
     cap: int | None = None
     # Token count of the stream so far, if a budget applies.
-    growing: GrowingAnswer | None = None
+    growing: StreamTokenEstimate | None = None
     # Whether the request was sent to a node.
     is_sent: bool = False
     _is_estimated: bool = False
@@ -124,7 +124,7 @@ class Account:
         """Prompt tokens as counted by the node; 0 if unknown."""
         return 0 if self._is_estimated and self._row.prompt_tokens == self._estimate else self._row.prompt_tokens
 
-    async def tops_up(self, growing: GrowingAnswer) -> bool:
+    async def tops_up(self, growing: StreamTokenEstimate) -> bool:
         """Reserve more tokens for a stream that exceeds its reservation. Return False if the budgets are used up."""
         is_topped_up = await self.reservation.top_up()
         growing.reserved = self.reservation.tokens
@@ -159,15 +159,15 @@ def check_accounting(options: AccountingOptions) -> None:
 
 def open_accounting(options: AccountingOptions, node_prices: Mapping[str, Price] | None = None) -> Accounting:
     """Raises ConfigurationError, or MissingDependencyError if a client library is not installed."""
-    prices, policy = _rules(options)
+    prices, rules = _rules(options)
     reader = open_reader(options.database)
     ledger = UsageLedger(open_store(options.database), on_failure=options.on_failure, keep_days=options.keep_days)
     ledger.flush()  # collects rows of dead workers first, as budgets start from the ledger
     file = state_folder() / "gateway" if is_url(options.database) else Path(options.database)
     store = RedisStore(options.limits_url) if options.limits_url else SharedMemoryStore(Path(f"{file}.limits"))
-    return Accounting(ledger, reader, Limiter(store, policy, prices, reader), prices, node_prices or {})
+    return Accounting(ledger, reader, Limiter(store, rules, prices, reader), prices, node_prices or {})
 
 
-def _rules(options: AccountingOptions) -> tuple[PriceTable, LimitPolicy]:
+def _rules(options: AccountingOptions) -> tuple[PriceTable, LimitsFile]:
     prices = PriceTable({}) if options.prices is None else load_prices(options.prices)
-    return prices, LimitPolicy() if options.limits is None else load_policy(options.limits)
+    return prices, LimitsFile() if options.limits is None else read_limits_file(options.limits)

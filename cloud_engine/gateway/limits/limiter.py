@@ -14,9 +14,9 @@ from typing import Literal
 
 import msgspec
 
-from ....accounting.accounts import PERIOD_S, Claim, Kind, Owner, Standing, renewal
-from ....accounting.budget import DAY_S, TOP_UP, Period, Wanted, bounds
-from ....accounting.ledger.reading import LedgerReader
+from ....accounting.accounts import PERIOD_S, AccountUsage, Claim, Kind, Owner, renewal
+from ....accounting.budget import DAY_S, TOP_UP, Period, TokenDemand, bounds
+from ....accounting.ledger.reader import LedgerReader
 from ....accounting.prices import Price, PriceTable
 from ....accounting.token_estimate import AnswerSize
 from ....protocol.errors import (
@@ -27,7 +27,7 @@ from ....protocol.errors import (
     UpdraftError,
 )
 from ..access.principal import Limits, Principal
-from .policy import LimitPolicy
+from .limits_file import LimitsFile
 from .store import LimitStore, Settlement
 
 _LEDGER_S = 5.0
@@ -47,14 +47,14 @@ _UNITS = {
 class LimitError(RateLimitError):
     """A limit was reached. `wait_s`: seconds until a retry may succeed; None: never."""
 
-    def __init__(self, message: str, kind: Kind, wait_s: float | None, standing: Sequence[tuple[bytes, bytes]]) -> None:
+    def __init__(self, message: str, kind: Kind, wait_s: float | None, usage: Sequence[tuple[bytes, bytes]]) -> None:
         super().__init__(message)
         self.kind: Kind = kind
         self.wait_s = wait_s
-        self.standing = standing
+        self.usage = usage
 
     def headers(self) -> dict[str, str]:
-        shown = {name.decode(): value.decode() for name, value in self.standing}
+        shown = {name.decode(): value.decode() for name, value in self.usage}
         if self.wait_s is None:
             return {**shown, "x-should-retry": "false"}
         return {**super().headers(), **shown, "retry-after": str(max(1, math.ceil(self.wait_s)))}
@@ -76,7 +76,7 @@ class LimitReservation:
     # Claims of the latest admission.
     claims: Sequence[Claim] = ()
     # State of the claimed accounts before the admission.
-    standings: Sequence[Standing] = ()
+    usages: Sequence[AccountUsage] = ()
     # Completion tokens reserved from budgets; 0 if no budget depends on the answer's length.
     tokens: int = 0
     # Whether fewer tokens are reserved than the answer may have.
@@ -99,7 +99,7 @@ class LimitReservation:
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Return `x-ratelimit-*` headers in OpenAI's format, from the tightest account of each kind."""
-        return _standing_headers(self.claims, self.standings, taken=True)
+        return _usage_headers(self.claims, self.usages, taken=True)
 
     async def settle(self, prompt_tokens: int, completion_tokens: int, usd: float | None) -> None:
         """Settle all claims with the actual usage. A second call does nothing."""
@@ -120,7 +120,7 @@ class Limiter:
     # Store that holds the accounts.
     store: LimitStore
     # Limits of tenants and models.
-    policy: LimitPolicy
+    limits_file: LimitsFile
     # Prices of models, for budgets.
     prices: PriceTable
     # Ledger that supplies the initial state of budgets.
@@ -150,7 +150,7 @@ class Limiter:
         `prompt_tokens`: an estimate. Raises LimitError, BudgetExceededError, PermissionDeniedError or OverloadedError.
         """
         reservation = LimitReservation(self.store) if entered is None else entered
-        of_model: _LimitedOwner = "model", model, self.policy.models.get(model, _NO_LIMITS)
+        of_model: _LimitedOwner = "model", model, self.limits_file.models.get(model, _NO_LIMITS)
         owners = *self._callers(principal), of_model
         budgets = [each for _, _, each in owners if each.usd_per_day is not None or each.usd_per_month is not None]
         price = self._price(model) if budgets else None
@@ -158,11 +158,11 @@ class Limiter:
         for claim in claims:
             if claim.kind == "tokens" and claim.amount > claim.limit:
                 raise LimitError(_too_large(claim), claim.kind, None, ())
-        wanted = None if price is None else Wanted(answer.least, answer.most(price.max_output))
+        wanted = None if price is None else TokenDemand(answer.least, answer.most(price.max_output))
         return await self._take(reservation, claims, wanted)
 
     async def _take(
-        self, reservation: LimitReservation, claims: Sequence[Claim], wanted: Wanted | None = None
+        self, reservation: LimitReservation, claims: Sequence[Claim], wanted: TokenDemand | None = None
     ) -> LimitReservation:
         if not claims:
             return reservation
@@ -171,8 +171,8 @@ class Limiter:
             await self._seed(admission.unknown)
             admission = await self.store.admit(claims, wanted)
         if (refused := admission.refused) is not None:
-            raise _refusal(refused, claims, admission.standings, admission.now)
-        reservation.claims, reservation.standings, reservation.tokens = claims, admission.standings, admission.tokens
+            raise _refusal(refused, claims, admission.usages, admission.now)
+        reservation.claims, reservation.usages, reservation.tokens = claims, admission.usages, admission.tokens
         reservation.is_capped = wanted is not None and 0 < admission.tokens < wanted.most
         reservation.taken += [(claim, admission.receipt) for claim in admission.claims if claim.is_reserved]
         return reservation
@@ -180,7 +180,7 @@ class Limiter:
     def _callers(self, principal: Principal) -> tuple[_LimitedOwner, _LimitedOwner]:
         return (
             ("key", principal.key_id, principal.limits),
-            ("tenant", principal.tenant, self.policy.tenants.get(principal.tenant, _NO_LIMITS)),
+            ("tenant", principal.tenant, self.limits_file.tenants.get(principal.tenant, _NO_LIMITS)),
         )
 
     def _price(self, model: str) -> Price:
@@ -221,7 +221,7 @@ def _claims(
             yield Claim(owner, name, "concurrent", limits.concurrent, 1)
         if price is None:  # no budget applies
             continue
-        cost = (prompt_tokens * price.dearest_input + answer.least * price.output) / 1e6
+        cost = (prompt_tokens * price.highest_input + answer.least * price.output) / 1e6
         for kind, period in _PERIODS:
             if (usd := limits.usd_per_day if period == "day" else limits.usd_per_month) is not None:
                 begins, ends = bounds(period, int(time.time() // DAY_S))
@@ -235,21 +235,21 @@ def _reserved(limit: int, prompt_tokens: int, answer: AnswerSize) -> int:
 
 
 def _refusal(
-    refused: Claim, claims: Sequence[Claim], standings: Sequence[Standing], now: float
+    refused: Claim, claims: Sequence[Claim], usages: Sequence[AccountUsage], now: float
 ) -> LimitError | BudgetExceededError:
-    standing = standings[-1]
-    wait_s = standing.wait_s(refused, now)
-    used = standing.used + standing.reserved
+    usage = usages[-1]
+    wait_s = usage.wait_s(refused, now)
+    used = usage.used + usage.reserved
     message = (
         f"This {refused.owner} is limited to {refused.limit:g} {_UNITS[refused.kind]}: "
         f"{used:.6g} are used or reserved, "
     )
-    if refused.is_budget and standing.used + refused.amount > refused.limit:
+    if refused.is_budget and usage.used + refused.amount > refused.limit:
         renews, wait_s = renewal(refused.ends, now)
         message += f"and this request may cost {refused.amount:.6g}; {renews}."
         return BudgetExceededError(message, renews_s=wait_s)
     message += f"and this request needs {refused.amount:.6g}. Try again in {duration(wait_s)}."
-    return LimitError(message, refused.kind, wait_s, _standing_headers(claims, standings, taken=False))
+    return LimitError(message, refused.kind, wait_s, _usage_headers(claims, usages, taken=False))
 
 
 def _too_large(claim: Claim) -> str:
@@ -259,14 +259,14 @@ def _too_large(claim: Claim) -> str:
     )
 
 
-def _standing_headers(
-    claims: Sequence[Claim], standings: Sequence[Standing], *, taken: bool
+def _usage_headers(
+    claims: Sequence[Claim], usages: Sequence[AccountUsage], *, taken: bool
 ) -> list[tuple[bytes, bytes]]:
     """Return `x-ratelimit-*` headers for the claimed accounts. `taken`: whether to count the claims as used."""
     tightest: dict[Kind, tuple[float, float, float]] = {}
-    for claim, standing in zip(claims, standings, strict=False):
+    for claim, usage in zip(claims, usages, strict=False):
         if claim.is_rate:
-            held = standing.used + standing.reserved + (claim.amount if taken else 0)
+            held = usage.used + usage.reserved + (claim.amount if taken else 0)
             figures = (max(0.0, claim.limit - held), claim.limit, held * PERIOD_S / claim.limit)
             tightest[claim.kind] = min(figures, tightest.get(claim.kind, figures))
     headers: list[tuple[bytes, bytes]] = []

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ....accounting.accounts import PERIOD_S, Claim, Standing
-from ....accounting.budget import SHARE, Wanted
+from ....accounting.accounts import PERIOD_S, AccountUsage, Claim
+from ....accounting.budget import SHARE, TokenDemand
 from ....protocol.errors import ConfigurationError, MissingDependencyError, OverloadedError
 from ....protocol.safety.redaction import shown_url
 from .store import Admission, Settlement
@@ -124,7 +124,7 @@ for i, key in ipairs(KEYS) do
 end
 if action == 'admit' then
   local more = 0
-  if most > least then  -- as `Wanted.granted`
+  if most > least then  -- as `TokenDemand.granted`
     local share = (room + least) / {SHARE}
     if most <= ((alone or ARGV[6] == '1') and room + least or share) then share = most end
     more = math.min(most, math.max(least, math.floor(share))) - least
@@ -174,7 +174,7 @@ class RedisStore:
         self._renewal: asyncio.Task[None] | None = None
         self._closes = asyncio.Event()
 
-    async def admit(self, claims: Sequence[Claim], wanted: Wanted | None = None) -> Admission:
+    async def admit(self, claims: Sequence[Claim], wanted: TokenDemand | None = None) -> Admission:
         if self._renewal is None:
             self._renewal = asyncio.create_task(self._renew())
         receipt = secrets.token_hex(8)
@@ -185,9 +185,9 @@ class RedisStore:
             self._unsettled.append([(claim, 0.0, receipt) for claim in claims if claim.is_reserved])
             raise
         pairs = zip(numbers[::2], numbers[1::2], strict=True)
-        standings = [Standing(float(before), float(held)) for before, held in pairs]
+        usages = [AccountUsage(float(before), float(held)) for before, held in pairs]
         return Admission(
-            standings,
+            usages,
             claims[at] if outcome == "refused" else None,
             claims[at] if outcome == "unknown" else None,
             float(now),
@@ -226,7 +226,7 @@ class RedisStore:
                     self._unsettled.popleft()
 
     async def _run(
-        self, action: str, parts: Sequence[Settlement], receipt: str = "", wanted: Wanted | None = None
+        self, action: str, parts: Sequence[Settlement], receipt: str = "", wanted: TokenDemand | None = None
     ) -> list[Any]:
         keys = [f"{{updraft}}:{claim.account}" for claim, _, _ in parts]
         least, most, is_known = (wanted.least, wanted.most, int(wanted.is_known)) if wanted is not None else (0, 0, 0)

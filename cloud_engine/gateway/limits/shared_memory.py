@@ -22,8 +22,8 @@ from pathlib import Path
 from struct import Struct
 
 from ....accounting import accounts
-from ....accounting.accounts import Claim, Kind, Owner, Standing, account_name
-from ....accounting.budget import Wanted
+from ....accounting.accounts import AccountUsage, Claim, Kind, Owner, account_name
+from ....accounting.budget import TokenDemand
 from ....accounting.ledger.workers import MAX_WORKERS, WorkerSlot
 from ....protocol.errors import ConfigurationError, OverloadedError
 from ....protocol.safety.private_files import private_file
@@ -67,7 +67,7 @@ class SharedMemoryStore:
         except OSError as error:
             raise ConfigurationError(f"Cannot use {path} for the limits: {error}. Choose another --db.") from error
 
-    async def admit(self, claims: Sequence[Claim], wanted: Wanted | None = None) -> Admission:
+    async def admit(self, claims: Sequence[Claim], wanted: TokenDemand | None = None) -> Admission:
         await self._lock()
         try:
             self._settle_all()
@@ -103,22 +103,22 @@ class SharedMemoryStore:
         self._slot.close()
         os.close(self._file)
 
-    def _admit(self, claims: Sequence[Claim], wanted: Wanted | None) -> Admission:
-        now, memory, records, standings = boot_time(), self._memory, list[int](), list[Standing]()
+    def _admit(self, claims: Sequence[Claim], wanted: TokenDemand | None) -> Admission:
+        now, memory, records, usages = boot_time(), self._memory, list[int](), list[AccountUsage]()
         unpack = _COLUMNS[memory.rfind(b"\1", 0, MAX_WORKERS) + 1].unpack_from
         for claim in claims:
             record = self._find(claim)
             if record is None:
                 if claim.is_budget:
-                    return Admission(standings, unknown=claim)
+                    return Admission(usages, unknown=claim)
                 record = self._made(claim, now, records)
             value, _, *reserved = unpack(memory, record + _KEY_BYTES)
-            standing = Standing(accounts.used(claim, value, now), sum(reserved))
-            standings.append(standing)
-            if not standing.fits(claim):
-                return Admission(standings, refused=claim, now=time.time())
+            usage = AccountUsage(accounts.used(claim, value, now), sum(reserved))
+            usages.append(usage)
+            if not usage.fits(claim):
+                return Admission(usages, refused=claim, now=time.time())
             records.append(record)
-        tokens = 0 if wanted is None else accounts.granted(wanted, claims, standings)
+        tokens = 0 if wanted is None else accounts.granted(wanted, claims, usages)
         if wanted is not None and tokens > wanted.least:
             more = tokens - wanted.least
             claims = [claim.extended(more) if claim.per_token else claim for claim in claims]
@@ -127,7 +127,7 @@ class SharedMemoryStore:
                 self._use(record, claim, claim.amount, now)
             else:
                 self._reserve(record, claim.amount)
-        return Admission(standings, now=time.time(), claims=claims, tokens=tokens)
+        return Admission(usages, now=time.time(), claims=claims, tokens=tokens)
 
     def _settle_all(self) -> None:
         now = boot_time() if self._unsettled else 0.0

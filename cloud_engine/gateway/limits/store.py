@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ....accounting.accounts import Claim, Standing
-from ....accounting.budget import Wanted
+from ....accounting.accounts import AccountUsage, Claim
+from ....accounting.budget import TokenDemand
 
 Settlement = tuple[Claim, float, str]
 """A claim with a reservation, the amount actually used, and the receipt of the admission."""
@@ -18,7 +18,7 @@ class Admission:
     """The outcome of admitting one request's claims."""
 
     # State of each account before the admission, up to the first refusal.
-    standings: Sequence[Standing] = ()
+    usages: Sequence[AccountUsage] = ()
     # The first claim that does not fit. None: all claims fit and are taken.
     refused: Claim | None = None
     # A budget without an account yet. Nothing is taken: call `seed` and retry.
@@ -36,7 +36,7 @@ class Admission:
 class LimitStore(Protocol):
     """Accounts shared by worker processes or gateways. Methods raise OverloadedError if the store is unreachable."""
 
-    async def admit(self, claims: Sequence[Claim], wanted: Wanted | None = None) -> Admission:
+    async def admit(self, claims: Sequence[Claim], wanted: TokenDemand | None = None) -> Admission:
         """Take all claims or none, and grant completion tokens between the least and the most of `wanted`.
 
         The claims' amounts include the least.

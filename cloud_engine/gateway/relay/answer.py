@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from ....accounting.budget import GrowingAnswer
+from ....accounting.budget import StreamTokenEstimate
 from ....protocol.errors import BudgetExceededError, UpstreamError
 from ....protocol.http import sse
-from ....protocol.http.foreign import error_in
+from ....protocol.http.lenient_json import error_in
 from ....protocol.responses import Usage
 from ....protocol.safety.redaction import shown_url
 from ..ledger.metering import UsageRow
@@ -20,7 +20,7 @@ from ..upstream.client import Response
 from ..upstream.failures import AnswerFailure, UpstreamFailure
 from .answer_checks import EVENTS, WithoutKey, checked_whole, chunk_of, content_type, is_comment, reported_in
 from .call import Call
-from .dialects import Passage
+from .passthrough import PassthroughUsage
 from .stream import NodeEvents, in_one_spelling
 from .usage import StreamMeter, meter_whole, num_text_bytes
 
@@ -31,14 +31,14 @@ _CUT = "the budget is used up: the answer is truncated"
 
 async def relay_whole(call: Call, response: Response, without_key: WithoutKey) -> None:
     """Relay a whole answer, or an error converted to OpenAI's format. Raises AnswerFailure."""
-    body, status, passage = await response.read_whole(), response.status, call.passage
+    body, status, usage = await response.read_whole(), response.status, call.passthrough
     if status == 200:
         route = call.path.partition(b"?")[0].decode()
         body = checked_whole(route, body, content_type(response), without_key)
-        meter_whole(body, call.row) if passage is None else passage.whole(body)
+        meter_whole(body, call.row) if usage is None else usage.whole(body)
     elif 400 <= status < 600:
         error = error_in(without_key(body), status, f"The node answered {status}")
-        body = msgspec.json.encode({"error": error} if passage is None else passage.error_body(error))
+        body = msgspec.json.encode({"error": error} if usage is None else usage.error_body(error))
     else:
         raise AnswerFailure(f"status {status}", UpstreamError(_odd_status(response)))
     await call.start(response, len(body))
@@ -56,7 +56,7 @@ async def relay_stream(
         headers = [header for header in response.headers if header[0] != b"content-type"]
         response = replace(response, headers=[*headers, (b"content-type", EVENTS)])
     events, reader = NodeEvents(response), _EventReader(call, meter, without_key, may_break)
-    growth = Growth.of(call)
+    held = StreamReservation.of(call)
     try:
         while (batch := await events.read()) is not None:
             if shown := reader.read(in_one_spelling(batch)):
@@ -68,7 +68,7 @@ async def relay_stream(
                 await call.emit(shown, more=not reader.ended)
             if reader.failure is not None:
                 raise reader.failure
-            if growth.is_short(reader.text_bytes, *meter.written) and not reader.ended and not await growth.top_up():
+            if held.is_short(reader.text_bytes, *meter.written) and not reader.ended and not await held.top_up():
                 call.copied = None  # do not cache: another request may have more budget
                 await call.emit(call.begun.cut(call.size.answer.answers, _CUT), more=False)
                 return
@@ -77,7 +77,7 @@ async def relay_stream(
             raise
     finally:
         meter.settle()
-        growth.settle(call.row, is_reported=meter.is_reported)
+        held.settle(call.row, is_reported=meter.is_reported)
     if reader.ended:
         return
     if not call.begun.is_finished:
@@ -86,30 +86,30 @@ async def relay_stream(
     await call.emit(call.begun.ending(_usage(call) if wants_usage else None), more=False)
 
 
-async def relay_passage(call: Call, passage: Passage, response: Response, without_key: WithoutKey) -> None:
+async def relay_passthrough(call: Call, usage: PassthroughUsage, response: Response, without_key: WithoutKey) -> None:
     """Relay an answer of a passthrough API unchanged: event by event if the node streams, else whole."""
-    is_stream = content_type(response) == EVENTS or (call.stream and passage.is_text)
+    is_stream = content_type(response) == EVENTS or (call.stream and usage.is_text)
     if response.status == 200 and is_stream:
-        await _relay_events(call, passage, response, without_key)
+        await _relay_events(call, usage, response, without_key)
     else:
         await relay_whole(call, response, without_key)
 
 
-async def _relay_events(call: Call, passage: Passage, response: Response, without_key: WithoutKey) -> None:
-    events, growth, text_bytes = NodeEvents(response), Growth.of(call), 0
+async def _relay_events(call: Call, usage: PassthroughUsage, response: Response, without_key: WithoutKey) -> None:
+    events, held, text_bytes = NodeEvents(response), StreamReservation.of(call), 0
     try:
         while (batch := await events.read()) is not None:
             failure, shown = None, list[bytes]()
             for event in batch:
-                failure = passage.read(event)
-                if failure is not None and not (passage.ended and (shown or call.answered)):
-                    passage.ended = False  # another node is tried, or the gateway ends the stream
+                failure = usage.read(event)
+                if failure is not None and not (usage.ended and (shown or call.answered)):
+                    usage.ended = False  # another node is tried, or the gateway ends the stream
                     break
-                whole = passage.shown + b"\n\n"
+                whole = usage.shown + b"\n\n"
                 shown.append(without_key(whole) if _ERROR.search(event) else whole)
                 failure = None
-            if passage.ended:
-                passage.settle()
+            if usage.ended:
+                usage.settle()
                 call.book()
             if shown:
                 if not call.answered:
@@ -117,30 +117,30 @@ async def _relay_events(call: Call, passage: Passage, response: Response, withou
                 await call.emit(b"".join(shown), more=True)
             if failure is not None:
                 raise failure
-            text_bytes += sum(map(num_text_bytes, batch)) if growth.answer is not None else 0
-            if growth.is_short(text_bytes, passage.texts) and not passage.ended and not await growth.top_up():
-                await call.emit(passage.error_event(BudgetExceededError(_CUT)), more=False)
+            text_bytes += sum(map(num_text_bytes, batch)) if held.answer is not None else 0
+            if held.is_short(text_bytes, usage.texts) and not usage.ended and not await held.top_up():
+                await call.emit(usage.error_event(BudgetExceededError(_CUT)), more=False)
                 return
-        if not passage.ended:
+        if not usage.ended:
             raise AnswerFailure("the stream ended before the answer was whole", reported_in(without_key(events.rest)))
     except UpstreamFailure:
-        if not passage.ended:
+        if not usage.ended:
             raise
     finally:
-        passage.settle()
-        growth.settle(call.row, is_reported=passage.ended)
+        usage.settle()
+        held.settle(call.row, is_reported=usage.ended)
     await call.emit(b"", more=False)
 
 
 @dataclass(slots=True)
-class Growth:
+class StreamReservation:
     """Compares a stream's tokens with its reservation. Without a budget, nothing is counted."""
 
     account: Account | None
-    answer: GrowingAnswer | None
+    answer: StreamTokenEstimate | None
 
     @classmethod
-    def of(cls, call: Call) -> Growth:
+    def of(cls, call: Call) -> StreamReservation:
         return cls(call.account, call.account and call.account.growing)
 
     def is_short(self, text_bytes: int, texts: int, is_counted: bool = False) -> bool:

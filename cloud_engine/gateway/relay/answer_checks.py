@@ -11,7 +11,7 @@ from ....accounting.token_estimate import text_bytes
 from ....protocol.decoding import UNREADABLE, prepare_types
 from ....protocol.errors import UpstreamError
 from ....protocol.http import sse
-from ....protocol.http.foreign import error_in, json_bytes, json_of
+from ....protocol.http.lenient_json import error_in, json_bytes, json_of
 from ..upstream.client import Response
 from ..upstream.failures import AnswerFailure
 

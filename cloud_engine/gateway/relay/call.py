@@ -12,21 +12,21 @@ from starlette.types import Send
 
 from ....accounting.token_estimate import ATTACHED_TOKENS, LENGTH_FIELDS, LIMITS, STEP_TOKENS, AnswerSize, capped
 from ....protocol.decoding import UNREADABLE, check_entries, prepare_types, refusal
-from ....protocol.dialects.forms import read_upload
+from ....protocol.dialects.multipart import read_upload
 from ....protocol.errors import InvalidRequestError
 from ....protocol.http.forwarding import forwarded
 from ....protocol.safety.names import MAX_NAME
 from ....protocol.telemetry.tracing import Span
 from ..balancing.node import Node
-from ..balancing.waiting import QueuePlace
+from ..balancing.request_queue import QueuePlace
 from ..ledger.metering import RESPONSE_CACHE, UsageRow
 from ..limits.accounting import Account
 from ..limits.request_size import RequestSize, SizeFields, size_of
 from ..upstream.client import JSON, Response
 from .answer_checks import CHAT, COMPLETIONS
-from .continuation import BegunAnswer
-from .dialects import COUNTS, PATHS, UPLOADS, Passage
+from .continuation import PartialAnswer
 from .field_names import OFFICIAL, checked_names
+from .passthrough import COUNTS, PATHS, UPLOADS, PassthroughUsage
 from .usage import UsageOptions
 
 _RELAYED_HEADERS = frozenset(
@@ -99,12 +99,12 @@ class Call:
     # Media type of the body.
     content_type: bytes = JSON
     # Usage reader for APIs that are relayed unchanged; None for chat and text completions.
-    passage: Passage | None = None
+    passthrough: PassthroughUsage | None = None
     # The part of a stream that the client has received.
-    begun: BegunAnswer = field(init=False)
+    begun: PartialAnswer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.begun = BegunAnswer(self.path, self.body)
+        self.begun = PartialAnswer(self.path, self.body)
 
     @property
     def attempt(self) -> bytes:
@@ -118,7 +118,7 @@ class Call:
             fields = msgspec.json.decode(self.body, type=dict[str, msgspec.Raw])  # other fields stay unchanged
             lengths = {name: msgspec.json.decode(fields[name]) for name in LENGTH_FIELDS if name in fields}
             self.body = msgspec.json.encode(capped({**fields, **lengths}, cap, limits))
-            self.begun = BegunAnswer(self.path, self.body)
+            self.begun = PartialAnswer(self.path, self.body)
             note = f"{limits[0]}: the budget leaves {cap} tokens for this answer"
             self.limit_headers.append((b"x-updraft-notes", note.encode()))
 
@@ -188,8 +188,8 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
     )
     is_stream = bool(peek.stream) and route in _STREAMED  # other routes always answer whole
     about = row.request_id, path, headers, body, peek.model, is_stream, usage_options, row, started, send
-    passage = Passage(route, row) if route in PATHS else None
-    return Call(*about, session=peek.prompt_cache_key or "", size=size, content_type=content_type, passage=passage)
+    usage = PassthroughUsage(route, row) if route in PATHS else None
+    return Call(*about, session=peek.prompt_cache_key or "", size=size, content_type=content_type, passthrough=usage)
 
 
 def _peek(body: bytes) -> _Peek:

@@ -43,7 +43,7 @@ _INEXACT: dict[str, tuple[Any, ...]] = {
 _CHAT, _COMPLETIONS = b"/v1/chat/completions", b"/v1/completions"
 
 
-class BegunAnswer:
+class PartialAnswer:
     """The part of a stream that the client has received, stored compactly."""
 
     def __init__(self, path: bytes, body: bytes) -> None:

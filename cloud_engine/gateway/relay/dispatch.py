@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from ....protocol.errors import ModelNotFoundError, OverloadedError, QuarantinedRequestError, UpdraftError
-from ....protocol.http.shell import ATTEMPT_HEADER, TENANT_HEADER
+from ....protocol.http.app import ATTEMPT_HEADER, TENANT_HEADER
 from ....protocol.telemetry.tracing import Span
 from ..balancing.affinity import Placement
 from ..balancing.node import Node
+from ..balancing.quarantine import NodeFailure
 from ..balancing.registry import NodeRegistry
-from ..balancing.suspects import Death
 from ..upstream.client import JSON, Headers, Response, Upstream, UpstreamRequest
-from ..upstream.connection import Patience, UnreadRequestError
+from ..upstream.connection import SilenceTimeouts, UnreadRequestError
 from ..upstream.failures import AnswerFailure, AnswerTooLargeError, UnreachableError, UpstreamFailure, UpstreamTimeout
 from ..upstream.timeouts import Timeouts
-from .answer import relay_passage, relay_stream, relay_whole
+from .answer import relay_passthrough, relay_stream, relay_whole
 from .call import Call
-from .continuation import BegunAnswer
+from .continuation import PartialAnswer
 from .counters import Counters
 from .usage import StreamMeter, asking_for_usage
 
@@ -44,34 +44,34 @@ class Dispatch:
 
         Raises UpdraftError if no node answers, or UpstreamFailure if the answer breaks off after the first bytes.
         """
-        registry, course = self.registry, _Course()
-        registry.suspects.check(*_identity(call))
+        registry, state = self.registry, _DispatchState()
+        registry.quarantine.check(*_identity(call))
         registry.retries.requested()
         prompt = call.body if call.content_type == JSON else b""
         placement = registry.placement(call.row.key_name, call.model, prompt, call.session)
         try:
-            while not course.is_over:
+            while not state.is_over:
                 if call.tried:
-                    self._check_retry(call, course)
+                    self._check_retry(call, state)
                 elif self._may_be_hedged(call):
-                    await self._hedged(call, placement, course)
+                    await self._hedged(call, placement, state)
                     continue
                 async with registry.place(placement, call.tried, call.place) as node:
                     call.row.node, call.row.retries = node.url, len(call.tried)
                     call.tried.append(node)
-                    await self._try(call, node, course)
+                    await self._try(call, node, state)
         except UpdraftError:
-            if call.answered and course.failure is not None:
-                raise course.failure from None  # the client gets the failure as a stream event
+            if call.answered and state.failure is not None:
+                raise state.failure from None  # the client gets the failure as a stream event
             raise
 
     def _may_be_hedged(self, call: Call) -> bool:
         """Return whether to hedge a first attempt. Retries are never hedged: the request itself may crash nodes."""
         return self.timeouts.hedge_after_s is not None and call.place.priority != "batch" and call.content_type == JSON
 
-    async def _hedged(self, call: Call, placement: Placement, course: _Course) -> None:
+    async def _hedged(self, call: Call, placement: Placement, state: _DispatchState) -> None:
         """Make the first attempt, and a second one if the node stays silent too long. The first answer wins."""
-        attempts, hedge = course.attempts, None
+        attempts, hedge = state.attempts, None
 
         def start(node: Node, attempt: Coroutine[None, None, None]) -> None:
             attempts[node] = asyncio.create_task(attempt)
@@ -80,125 +80,125 @@ class Dispatch:
 
         first = await self.registry.take(placement, (), call.place)
         call.row.node, call.tried = first.url, [first]
-        start(first, self._try(call, first, course))
+        start(first, self._try(call, first, state))
         try:
             await asyncio.wait(attempts.values(), timeout=self.timeouts.hedge_after_s)
             with suppress(QuarantinedRequestError):  # identical requests may have failed nodes in the meantime
-                self.registry.suspects.check(*_identity(call))
-                is_silent = course.winner is None and not attempts[first].done()
+                self.registry.quarantine.check(*_identity(call))
+                is_silent = state.winner is None and not attempts[first].done()
                 hedge = self.registry.take_spare(placement, call.tried) if is_silent else None
             if hedge is not None:
                 call.tried.insert(0, hedge)
-                start(hedge, self._try_beside(call, hedge, course))
+                start(hedge, self._try_beside(call, hedge, state))
             await asyncio.wait(attempts.values())
         finally:
             for attempt in attempts.values():
                 attempt.cancel()
             outcomes = await asyncio.gather(*attempts.values(), return_exceptions=True)
             if hedge is not None:
-                self.counters.own.of("hedge", "won" if course.winner is hedge else "lost")[0] += 1
+                self.counters.own.of("hedge", "won" if state.winner is hedge else "lost")[0] += 1
         failures = [
             outcome
             for node, outcome in zip(attempts, outcomes, strict=True)
-            if isinstance(outcome, Exception) and course.winner in (None, node)
+            if isinstance(outcome, Exception) and state.winner in (None, node)
         ]
         attempts.clear()
         for failure in failures:
             raise failure
 
-    async def _try_beside(self, call: Call, node: Node, course: _Course) -> None:
+    async def _try_beside(self, call: Call, node: Node, state: _DispatchState) -> None:
         with suppress(OverloadedError):  # no file descriptor for the hedge: the first attempt continues
-            await self._try(call, node, course)
+            await self._try(call, node, state)
 
-    def _check_retry(self, call: Call, course: _Course) -> None:
+    def _check_retry(self, call: Call, state: _DispatchState) -> None:
         """Raises UpdraftError or UpstreamFailure if no other node may be tried."""
-        self.registry.suspects.check(*_identity(call))
-        if course.engine_failures > 1 and course.failure is not None:
-            raise course.failure
+        self.registry.quarantine.check(*_identity(call))
+        if state.engine_failures > 1 and state.failure is not None:
+            raise state.failure
         if not self.registry.has_another(call.model, call.tried):
-            if isinstance(course.failure, (UpstreamTimeout, AnswerFailure)):
-                raise course.failure
+            if isinstance(state.failure, (UpstreamTimeout, AnswerFailure)):
+                raise state.failure
             refusal = self.registry.refusal(call.model)
             if isinstance(refusal, ModelNotFoundError):
                 refusal = OverloadedError("Every node that serves this model failed on this request: try again.")
             raise refusal
-        if course.failure is not None and not call.answered and not self.registry.retries.take():
+        if state.failure is not None and not call.answered and not self.registry.retries.take():
             raise OverloadedError("The retry budget is used up because too many requests fail: try again shortly.")
 
-    async def _try(self, call: Call, node: Node, course: _Course) -> None:
+    async def _try(self, call: Call, node: Node, state: _DispatchState) -> None:
         """Make one attempt, and update the health of the node and the record of the request."""
         began, size = time.monotonic(), call.begun.size
         try:
-            course.is_over = await self._attempt(call, node, course)
+            state.is_over = await self._attempt(call, node, state)
         except AnswerFailure as failure:
-            course.failure, course.engine_failures = failure, course.engine_failures + 1
-            course.erred.append(node)
+            state.failure, state.engine_failures = failure, state.engine_failures + 1
+            state.erred.append(node)
         except AnswerTooLargeError:
             raise
         except (UpstreamTimeout, UnreadRequestError) as failure:  # about this request; probes decide the node's health
-            course.failure = failure
-            course.erred.append(node)
+            state.failure = failure
+            state.erred.append(node)
         except UpstreamFailure as failure:
-            others_broke_off, course.failure = course.failure is not None, failure
+            others_broke_off, state.failure = state.failure is not None, failure
             node.failed(str(failure))
             if not isinstance(failure, UnreachableError):
                 got_further = others_broke_off and call.begun.size > size
-                self.registry.suspects.failed(Death(node.url, began, got_further), *_identity(call))
-        if course.is_over and call.row.status < 500:
+                self.registry.quarantine.failed(NodeFailure(node.url, began, got_further), *_identity(call))
+        if state.is_over and call.row.status < 500:
             node.breaker.succeeded()
-            self.registry.suspects.answered(*_identity(call))
-            for other in course.erred:
+            self.registry.quarantine.answered(*_identity(call))
+            for other in state.erred:
                 other.erred()
 
-    async def _attempt(self, call: Call, node: Node, course: _Course) -> bool:
+    async def _attempt(self, call: Call, node: Node, state: _DispatchState) -> bool:
         """Send the request to one node and relay the answer. Return False if another node should be tried."""
         body = self._body(call, node)
         if body is None:
             return False
         with call.span.child("relay", "CLIENT", {"server.address": node.url}) as span:
             request = UpstreamRequest(b"POST", call.path, body, _headers(call, span), call.content_type, call.sent)
-            patience = node.patience(self.timeouts.of_streams) if call.stream else Patience()
-            async with self.upstream.open(node.target, request, patience) as response:
-                if self._goes_elsewhere(call, node, response.status, course):
+            silence_timeouts = node.silence_timeouts(self.timeouts.of_streams) if call.stream else SilenceTimeouts()
+            async with self.upstream.open(node.target, request, silence_timeouts) as response:
+                if self._goes_elsewhere(call, node, response.status, state):
                     return False
-                if course.attempts:
+                if state.attempts:
                     if call.stream and response.status == 200:
                         await response.wait_for_body()
-                    course.won_by(node, call)
+                    state.won_by(node, call)
                 call.row.status = response.status
-                await self._relay(call, node, response, course)
+                await self._relay(call, node, response, state)
         return True
 
-    def _goes_elsewhere(self, call: Call, node: Node, status: int, course: _Course) -> bool:
+    def _goes_elsewhere(self, call: Call, node: Node, status: int, state: _DispatchState) -> bool:
         """Whether to try another node: once after an engine failure, always if this one is full or lacks the route."""
         is_full = status == OverloadedError.status
         if call.answered:  # the client has the status of the first answer
-            course.engine_failures += status != 200 and not is_full
+            state.engine_failures += status != 200 and not is_full
             return status != 200
-        if not self.registry.has_another(call.model, call.tried) and not course.others(node):
+        if not self.registry.has_another(call.model, call.tried) and not state.others(node):
             return False
-        if status in _HAS_NO_ROUTE and call.passage is not None:
+        if status in _HAS_NO_ROUTE and call.passthrough is not None:
             return True
-        if status != 200 and status not in _TRY_ELSEWHERE and course.others(node):
+        if status != 200 and status not in _TRY_ELSEWHERE and state.others(node):
             call.tried.remove(node)  # may be tried again if the hedged attempt fails
             return True
-        if status not in _TRY_ELSEWHERE or (course.engine_failures and not is_full):
+        if status not in _TRY_ELSEWHERE or (state.engine_failures and not is_full):
             return False
-        course.engine_failures += not is_full
-        if not course.others(node) and not self.registry.retries.take():
+        state.engine_failures += not is_full
+        if not state.others(node) and not self.registry.retries.take():
             return False
-        course.erred.append(node)
+        state.erred.append(node)
         return True
 
-    async def _relay(self, call: Call, node: Node, response: Response, course: _Course) -> None:
+    async def _relay(self, call: Call, node: Node, response: Response, state: _DispatchState) -> None:
         without_key = self.upstream.key_remover(node.target)
-        if call.passage is not None:
-            await relay_passage(call, call.passage, response, without_key)
+        if call.passthrough is not None:
+            await relay_passthrough(call, call.passthrough, response, without_key)
         elif call.stream and response.status == 200:
             meter = StreamMeter(
                 call.row, call.usage_options, running=node.tells_usage, begun=call.begun.num_tokens_before
             )
-            may_break = not course.engine_failures and self.registry.has_another(call.model, call.tried)
+            may_break = not state.engine_failures and self.registry.has_another(call.model, call.tried)
             await relay_stream(call, response, meter, without_key, may_break=may_break)
         else:
             await relay_whole(call, response, without_key)
@@ -210,14 +210,14 @@ class Dispatch:
             counts = call.row.prompt_tokens, call.row.completion_tokens
             body = call.begun.continued(counts, takes_tokens=node.tells_tokens, takes_text=node.tells_usage)
         else:
-            call.begun = BegunAnswer(call.path, call.body)
-        if body is None or not call.stream or call.passage is not None:
+            call.begun = PartialAnswer(call.path, call.body)
+        if body is None or not call.stream or call.passthrough is not None:
             return body
         return asking_for_usage(body, running=node.tells_usage, tokens=node.tells_tokens)
 
 
 @dataclass(slots=True)
-class _Course:
+class _DispatchState:
     """The state of a call across its attempts."""
 
     is_over: bool = False

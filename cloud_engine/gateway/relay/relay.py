@@ -21,11 +21,11 @@ from ....protocol.errors import (
     UpstreamError,
 )
 from ....protocol.http import sse
+from ....protocol.http.app import read_body, request_id, while_connected
 from ....protocol.http.body_memory import BODY_OWNER
-from ....protocol.http.shell import read_body, request_id, while_connected
 from ....protocol.telemetry.tracing import Span, Tracer, usage
 from ..access.keys import KeyStore
-from ..balancing.waiting import QueuePlace
+from ..balancing.request_queue import QueuePlace
 from ..ledger.metering import UsageRow
 from ..limits.accounting import Accounting
 from ..limits.limiter import limit_hit
@@ -36,8 +36,8 @@ from .dispatch import Dispatch
 from .response_cache import ResponseCache
 from .usage import read_usage
 
-_ASK_S = 2.0
-_ASK_AWAITED_S = 0.2  # if the client still waits for its error response
+_USAGE_QUERY_S = 2.0
+_AWAITED_USAGE_QUERY_S = 0.2  # if the client still waits for its error response
 _log = logging.getLogger("updraft.gateway")
 
 
@@ -76,7 +76,7 @@ class Relay:
         """Run the steps of a request in order. Raises an UpdraftError to refuse it."""
         principal = self.keys.principal(_authorization(request))
         place = QueuePlace(principal.priority, principal.tenant)
-        self.dispatch.registry.check_line(place)  # sheds load early: before the body is read, without a row
+        self.dispatch.registry.check_queue(place)  # sheds load early: before the body is read, without a row
         row.key_name, row.key_id, row.tenant = principal.name, principal.key_id, principal.tenant
         row.tier = principal.priority
         principal.require("inference")
@@ -103,7 +103,7 @@ class Relay:
                 await self._answer_in_time(call, deadline)
         except (RequestCancelledError, RequestTimeoutError) as error:
             is_awaited = isinstance(error, RequestTimeoutError)
-            await self._ask_what_it_cost(call, _ASK_AWAITED_S if is_awaited else _ASK_S)
+            await self._query_usage(call, _AWAITED_USAGE_QUERY_S if is_awaited else _USAGE_QUERY_S)
             raise
 
     async def _answer_in_time(self, call: Call, deadline: float) -> None:
@@ -118,11 +118,11 @@ class Relay:
             if not call.answered:
                 raise failure from error
             event = error.event if isinstance(error, AnswerFailure) and error.event else sse.event(failure.to_body())
-            if call.passage is not None:
-                event = call.passage.error_event(failure)
+            if call.passthrough is not None:
+                event = call.passthrough.error_event(failure)
             await call.emit(event, more=False)
 
-    async def _ask_what_it_cost(self, call: Call, most_s: float) -> None:
+    async def _query_usage(self, call: Call, most_s: float) -> None:
         """Ask the node for the tokens of an interrupted whole answer, if the node supports that."""
         if call.stream or not call.tried or not call.tried[-1].tells_usage:
             return

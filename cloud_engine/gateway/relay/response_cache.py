@@ -24,7 +24,7 @@ _OVERHEAD = 512  # bytes per entry besides the body
 
 
 @dataclass(frozen=True, slots=True)
-class KeptAnswer:
+class CachedAnswer:
     """A cached answer, whole or with all events of a stream, as sent to the client."""
 
     headers: list[Header]
@@ -38,8 +38,8 @@ class ResponseCache:
         self._most = most_bytes
         self._registry = registry
         self._size = 0
-        self._kept: OrderedDict[bytes, KeptAnswer] = OrderedDict()
-        self._asked: dict[bytes, asyncio.Future[KeptAnswer | None]] = {}
+        self._kept: OrderedDict[bytes, CachedAnswer] = OrderedDict()
+        self._asked: dict[bytes, asyncio.Future[CachedAnswer | None]] = {}
 
     @property
     def num_bytes(self) -> int:
@@ -65,13 +65,13 @@ class ResponseCache:
         try:
             await ask(call)
             if call.row.status == 200 and call.copied is not None:
-                kept = KeptAnswer(call.answer_headers, bytes(call.copied))
-                self._keep(key, kept)
+                kept = CachedAnswer(call.answer_headers, bytes(call.copied))
+                self._store(key, kept)
         finally:
             del self._asked[key]
             asked.set_result(kept)
 
-    def _keep(self, key: bytes, kept: KeptAnswer) -> None:
+    def _store(self, key: bytes, kept: CachedAnswer) -> None:
         if len(kept.body) > self._most // _LARGEST_SHARE:
             return
         self._kept[key] = kept

@@ -11,7 +11,7 @@ import msgspec
 from ....protocol.decoding import UNREADABLE, prepare_types
 from ....protocol.errors import UpstreamError
 from ....protocol.http import sse
-from ....protocol.http.foreign import apart, error_in
+from ....protocol.http.lenient_json import apart, error_in
 from ..upstream.client import Response
 from ..upstream.failures import AnswerTooLargeError
 

@@ -16,13 +16,13 @@ from functools import cached_property
 from ....protocol.errors import ConfigurationError, InvalidRequestError
 from ....protocol.http.access import key_proof
 from ....protocol.safety.redaction import SHORTEST_KEY, is_sendable
-from .connection import ClosedUnansweredError, NodeConnection, Patience
+from .connection import ClosedUnansweredError, NodeConnection, SilenceTimeouts
 from .failures import AnswerTooLargeError, UnreachableError
 from .pool import Pool, PoolLimits, tls_context
 
 JSON = b"application/json"
 MAX_ANSWER_BYTES = 64 * 2**20
-_ENDLESS = Patience()
+_ENDLESS = SilenceTimeouts()
 _UNSENDABLE = re.compile(rb"[\0-\x08\x0a-\x20\x7f]")
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -131,7 +131,7 @@ class Upstream:
 
     @asynccontextmanager
     async def open(
-        self, target: UpstreamAddress, request: UpstreamRequest, patience: Patience = _ENDLESS
+        self, target: UpstreamAddress, request: UpstreamRequest, timeouts: SilenceTimeouts = _ENDLESS
     ) -> AsyncGenerator[Response]:
         """Send a request and yield the response once its headers arrive. Raises UpstreamFailure or OverloadedError."""
         pool = self._pool(target)
@@ -141,7 +141,7 @@ class Upstream:
         try:
             while True:
                 try:
-                    status, headers = await connection.request(payload, patience)
+                    status, headers = await connection.request(payload, timeouts)
                     break
                 except ClosedUnansweredError as closed:
                     if not connection.was_used:

@@ -16,7 +16,7 @@ _MAX_UNREAD = 2**18  # bytes; above this, reading pauses until the client catche
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class SilenceTimeouts:
     """The limits on a node's silence."""
 
     # Longest wait for the first bytes of the body, in seconds.
@@ -49,7 +49,7 @@ class NodeConnection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._limit_s = self._deadline = math.inf
-        self._patience = Patience()
+        self._timeouts = SilenceTimeouts()
         self._failure: UpstreamFailure | None = None
         self._is_busy = False
         self.idle_since = 0.0
@@ -71,27 +71,27 @@ class NodeConnection(asyncio.Protocol):
             self._timer.cancel()
         self._transport.abort()
 
-    async def request(self, payload: bytes, patience: Patience) -> tuple[int, Headers]:
+    async def request(self, payload: bytes, timeouts: SilenceTimeouts) -> tuple[int, Headers]:
         """Send a request, and return the status and headers of the response. Raises UpstreamFailure."""
-        self._parser, self._patience, self._is_busy = ResponseParser(), patience, True
+        self._parser, self._timeouts, self._is_busy = ResponseParser(), timeouts, True
         if self._failure is not None:
             raise self._failure
         self._transport.write(payload)
         while not self._parser.status:
-            await self._wait(patience.first_s)
+            await self._wait(timeouts.first_s)
         return self._parser.status, self._parser.headers
 
     async def wait_for_body(self) -> None:
         """Wait for the first bytes of the body, or its end. Raises UpstreamFailure."""
         while not (self._chunks or self._parser.complete):
-            await self._wait(self._patience.first_s)
+            await self._wait(self._timeouts.first_s)
 
     async def read(self) -> bytes:
         """Return the next bytes of the body; empty at the end. Raises UpstreamFailure."""
         while not self._chunks:
             if self._parser.complete:
                 return b""
-            await self._wait(self._patience.idle_s if self._has_body else self._patience.first_s)
+            await self._wait(self._timeouts.idle_s if self._has_body else self._timeouts.first_s)
         body = self._chunks.popleft() if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks.clear()
         self._unread = 0

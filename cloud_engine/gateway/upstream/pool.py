@@ -91,7 +91,7 @@ class Pool:
         try:
             async with asyncio.timeout(self._limits.connect_s):
                 transport, connection = await loop.create_connection(
-                    lambda: NodeConnection(self._forget, self._hear),
+                    lambda: NodeConnection(self._forget, self._note_data),
                     self._host,
                     self._port,
                     ssl=self._context,
@@ -112,7 +112,7 @@ class Pool:
     def _forget(self, connection: NodeConnection) -> None:
         self._idle.pop(connection, None)
 
-    def _hear(self) -> None:
+    def _note_data(self) -> None:
         self.heard_at = time.monotonic()
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields
 
 from ....protocol.errors import ConfigurationError
-from .connection import Patience
+from .connection import SilenceTimeouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,5 +31,5 @@ class Timeouts:
                 raise ConfigurationError(f"{each.name} must be a number above 0, got {value}.", param=each.name)
 
     @property
-    def of_streams(self) -> Patience:
-        return Patience(self.first_token_s, self.idle_s)
+    def of_streams(self) -> SilenceTimeouts:
+        return SilenceTimeouts(self.first_token_s, self.idle_s)

@@ -14,14 +14,14 @@ from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
-from ....model_files.download.choice import HubFile
+from ....model_files.download.download_spec import DownloadSpec
 from ....model_files.download.fetch import fetch
+from ....model_files.download.file_selection import HubFile
 from ....model_files.download.hub import Repository, ask_hub
-from ....model_files.download.naming import OnHub, is_node_path
-from ....model_files.download.offer import Offer
-from ....model_files.download.part import PartialFile, check_room, lock
-from ....model_files.download.web import RetryPolicy
-from ....model_files.download.work import ProgressReport
+from ....model_files.download.naming import HubRef, is_node_path
+from ....model_files.download.partial_file import PartialFile, check_room, lock
+from ....model_files.download.progress import ProgressReport
+from ....model_files.download.web import RetryLimits
 from ....protocol.errors import ChecksumError, ConfigurationError, DownloadError, MissingDependencyError, ModelLoadError
 from .progress import loading_bar
 
@@ -68,7 +68,7 @@ def _snapshot(repo: str, wanted: Callable[[str], bool]) -> Path:
     cache = _cache_of(repo)
     here = _left(cache, wanted)
     try:
-        repository = ask_hub(OnHub(repo), RetryPolicy(tries=5 if here is None else 1), ProgressReport())
+        repository = ask_hub(HubRef(repo), RetryLimits(tries=5 if here is None else 1), ProgressReport())
         files = [file for file in repository.files if wanted(file.path)]
         if not files:
             raise ModelLoadError(f"{repo} does not contain this file, or contains no safetensors model.")
@@ -106,7 +106,7 @@ def _completed(cache: Path, repository: Repository, files: Sequence[HubFile]) ->
     for file in files:
         blob = cache / "blobs" / _blob_name(repository, file)
         if not blob.exists():
-            _fetch(cache, blob, repository.offer(file, blob.name))
+            _fetch(cache, blob, repository.spec(file, blob.name))
         link = folder / file.path
         if not link.exists():
             link.parent.mkdir(parents=True, exist_ok=True)
@@ -120,17 +120,17 @@ def _completed(cache: Path, repository: Repository, files: Sequence[HubFile]) ->
     return folder
 
 
-def _fetch(cache: Path, blob: Path, offer: Offer) -> None:
+def _fetch(cache: Path, blob: Path, spec: DownloadSpec) -> None:
     def waiting() -> None:
-        _log.warning("Waiting for another process to download %s", offer.source)
+        _log.warning("Waiting for another process to download %s", spec.source)
 
     with lock(cache, blob.name, waiting), loading_bar("downloading") as progress:
         if blob.exists():
             return
-        check_room(cache, offer.source, offer.size or 0)
-        with PartialFile(cache / ".partial", blob.name, offer.note) as part:
+        check_room(cache, spec.source, spec.size or 0)
+        with PartialFile(cache / ".partial", blob.name, spec.record) as part:
             report = ProgressReport(lambda done, total: progress(done, total or done), _log.warning)
-            fetch(offer, part, RetryPolicy(), report)
+            fetch(spec, part, RetryLimits(), report)
             part.sync()
             blob.parent.mkdir(exist_ok=True)
             part.path.replace(blob)

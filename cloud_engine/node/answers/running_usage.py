@@ -52,7 +52,7 @@ class RunningUsage(WrappedFormat):
         return shown
 
 
-class Spent:
+class UnstreamedUsage:
     """Token counts so far of unstreamed answers, by the attempt id that a gateway assigns.
 
     Keeps the last few thousand attempts, finished or not.

@@ -17,7 +17,7 @@ from ....protocol.embeddings import EmbeddingRequest, embedding_list, parse_embe
 from ....protocol.errors import InvalidRequestError, UpdraftError
 from ....protocol.http import prometheus, sse
 from ....protocol.http.access import Access
-from ....protocol.http.shell import (
+from ....protocol.http.app import (
     ATTEMPT_HEADER,
     TENANT_HEADER,
     create_app,
@@ -33,13 +33,7 @@ from ....protocol.sampling import SamplingDefaults
 from ....protocol.telemetry.tracing import Span, Tracer, usage
 from ....text.grammars.check import GrammarCheck
 from ....text.grammars.compiler import Vocabulary
-from ....text.tokenization import (
-    DetokenizeResponse,
-    TokenizeResponse,
-    parse_detokenize,
-    parse_tokenize,
-    tokenized,
-)
+from ....text.tokenization import DetokenizeResponse, TokenizeResponse, parse_detokenize, parse_tokenize, tokenized
 from ....text.tokenizer import Tokenizer
 from ....text.tool_formats import ToolFormat
 from ...engine.types.request import GenerationRequest
@@ -47,17 +41,17 @@ from ..answers.answer_stream import Piece, TokenSource, pieces, total_usage
 from ..answers.fan_out import fan_out
 from ..answers.formats import joined
 from ..answers.latency import Latencies
-from ..answers.running_usage import Spent, TokenCounter
+from ..answers.running_usage import TokenCounter, UnstreamedUsage
 from ..registration import Registration
 from .embeddings import embed
 from .messages import message_of, read_count, read_message
 from .metrics import node_metrics
-from .preprocessing import JobMaker, PreparedRequest
+from .preprocessing import PreparedRequest, RequestPreprocessor
 from .responses import read_prompt, read_stateless, translated
 
 
 @dataclass(frozen=True, slots=True)
-class ServedEngine:
+class NodeEngine:
     """An engine with the settings that a node needs to serve it."""
 
     engine: TokenSource
@@ -72,7 +66,7 @@ class ServedEngine:
 
 
 def create_node_app(
-    served: ServedEngine, access: Access | None = None, registration: Registration | None = None
+    served: NodeEngine, access: Access | None = None, registration: Registration | None = None
 ) -> FastAPI:
     """Create the node's app, which starts and closes the engine. `registration` ends when a shutdown begins."""
 
@@ -111,17 +105,18 @@ def create_node_app(
 
 
 class _Node:
-    def __init__(self, served: ServedEngine) -> None:
+    def __init__(self, served: NodeEngine) -> None:
         self._engine = served.engine
         self._tokenizer = served.tokenizer
         self._context_length = served.context_length
         self._card = ModelCard(id=served.model_id, created=int(time.time()), max_model_len=served.context_length)
         self._latencies = Latencies()
         self._tracer = Tracer("updraft-node")
-        self._spent = Spent()
+        self._spent = UnstreamedUsage()
         self._grammars = GrammarCheck(lambda: Vocabulary.of(served.tokenizer, served.tokenizer.eos_ids))
         tool_format = ToolFormat.of(served.tool_parser, served.tokenizer)
-        self._jobs = JobMaker(served.tokenizer, served.model_id, served.context_length, tool_format, served.sampling)
+        about = served.model_id, served.context_length
+        self._preprocessor = RequestPreprocessor(served.tokenizer, *about, tool_format, served.sampling)
 
     async def close(self) -> None:
         await self._grammars.close()
@@ -161,11 +156,11 @@ class _Node:
         return len(job.generations[0].prompt_ids)
 
     async def _chat_job(self, body: bytes, tenant: str) -> PreparedRequest:
-        return await asyncio.to_thread(self._jobs.chat, body, tenant)
+        return await asyncio.to_thread(self._preprocessor.chat, body, tenant)
 
     async def complete(self, request: Request) -> Response:
         async def make_job(body: bytes, tenant: str) -> PreparedRequest:
-            return await off_event_loop(body, lambda: self._jobs.completion(body, tenant))
+            return await off_event_loop(body, lambda: self._preprocessor.completion(body, tenant))
 
         return send(await self._answer(request, await read_body(request), make_job), request)
 
@@ -179,7 +174,7 @@ class _Node:
 
     def _embedding(self, body: bytes) -> tuple[EmbeddingRequest, list[list[int]]]:
         request = parse_embedding(body)
-        return request, self._jobs.inputs(request)
+        return request, self._preprocessor.inputs(request)
 
     async def tokenize(self, request: Request) -> Response:
         body = await read_body(request)
@@ -191,13 +186,13 @@ class _Node:
 
     def _tokenized(self, body: bytes) -> TokenizeResponse:
         request = parse_tokenize(body)
-        self._jobs.check_model(request.model)
-        self._jobs.check_size(request.param, *request.texts)
+        self._preprocessor.check_model(request.model)
+        self._preprocessor.check_size(request.param, *request.texts)
         return tokenized(self._tokenizer, request, self._context_length)
 
     def _detokenized(self, body: bytes) -> DetokenizeResponse:
         request = parse_detokenize(body, self._tokenizer.vocab_size, self._context_length)
-        self._jobs.check_model(request.model)
+        self._preprocessor.check_model(request.model)
         return DetokenizeResponse(self._tokenizer.decode(request.tokens, skip_special=False))
 
     async def spent(self, request: Request) -> Response:
@@ -207,7 +202,7 @@ class _Node:
         return send_json(ModelList([self._card]))
 
     async def model(self, request: Request) -> Response:
-        self._jobs.check_model(request.path_params["model"])
+        self._preprocessor.check_model(request.path_params["model"])
         return send_json(self._card)
 
     async def health(self, _request: Request) -> Response:

@@ -44,7 +44,7 @@ class PreparedRequest:
     tokens: TokenExchange | None = None
 
 
-class JobMaker:
+class RequestPreprocessor:
     """Validates and prepares requests for one model. `tool_format` is None if the model cannot call tools."""
 
     def __init__(

@@ -29,7 +29,7 @@ class InteractiveRequests:
         if isinstance(response.body, bytes):
             self._end()
             return response
-        return replace(response, body=_CountedBody(response.body, self._end))
+        return replace(response, body=_TrackedBody(response.body, self._end))
 
     async def none(self, patience_s: float) -> bool:
         """Wait until no request is in progress. Return False if a request still is after `patience_s` seconds."""
@@ -46,30 +46,30 @@ class InteractiveRequests:
             self._none.set()
 
 
-class _CountedBody:
+class _TrackedBody:
     """Streamed body that calls `end` once, when the stream ends or is closed."""
 
     def __init__(self, body: AsyncIterator[bytes], end: Callable[[], None]) -> None:
         self._body = body
         self._end: Callable[[], None] | None = end
 
-    def __aiter__(self) -> _CountedBody:
+    def __aiter__(self) -> _TrackedBody:
         return self
 
     async def __anext__(self) -> bytes:
         try:
             return await anext(self._body)
         except BaseException:
-            self._tell()
+            self._end_once()
             raise
 
     async def aclose(self) -> None:
-        self._tell()
+        self._end_once()
         close: Any = getattr(self._body, "aclose", None)
         if close is not None:
             await close()
 
-    def _tell(self) -> None:
+    def _end_once(self) -> None:
         end, self._end = self._end, None
         if end is not None:
             end()

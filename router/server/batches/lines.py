@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from ....protocol.decoding import UNREADABLE, prepare_types
-from ....protocol.http.foreign import json_bytes, json_of
 from ....protocol.http.ids import new_id
+from ....protocol.http.lenient_json import json_bytes, json_of
 from ....protocol.http.wire import WireResponse
 from ...storage.batch_store import BatchError
 from ...storage.file_store import MB

@@ -15,7 +15,7 @@ from ....protocol.http.ids import new_id
 from ....protocol.http.wire import WireRequest, WireResponse
 from ...request.caller import DIGEST_HEADER
 from ...storage.batch_store import Batch, BatchError, BatchErrors, BatchJob, BatchStore, Status
-from ...storage.file_store import FilesDatabase, FileStore, FileWriter, Label
+from ...storage.file_store import FileMetadata, FilesDatabase, FileStore, FileWriter
 from .interactive import InteractiveRequests
 from .lines import BatchLine, answer_line, answered, expired_line, read_line, read_lines
 
@@ -25,7 +25,7 @@ CONCURRENCY = 2
 POLL_S = 1.0
 #: Seconds before each retry of a temporary failure.
 RETRY_S = (1.0, 5.0, 25.0)
-_LATER = frozenset({429, 502, 503, 504})
+_RETRYABLE = frozenset({429, 502, 503, 504})
 _OUTPUT_PURPOSE = "batch_output"
 
 
@@ -96,7 +96,7 @@ class BatchRun:
     async def _work(self) -> None:
         while await self._may_send() and (line := await self._next_line()) is not None:
             response = await self._answer(line)
-            await asyncio.to_thread(self._keep, line.custom_id, response)
+            await asyncio.to_thread(self._append_output, line.custom_id, response)
 
     async def _may_send(self) -> bool:
         """Wait while interactive requests run. Return False if no more requests should be sent."""
@@ -116,12 +116,12 @@ class BatchRun:
         request = WireRequest("POST", line.url, headers, bytes(line.body))
         for pause in RETRY_S:
             response = await self._background.ask(request)
-            if response.status not in _LATER:
+            if response.status not in _RETRYABLE:
                 return response
             await asyncio.sleep(pause)
         return await self._background.ask(request)
 
-    def _keep(self, custom_id: str, response: WireResponse) -> None:
+    def _append_output(self, custom_id: str, response: WireResponse) -> None:
         line = answer_line(custom_id, response, response.headers.get("x-updraft-request-id") or new_id("req"))
         try:
             self._write(custom_id, line, succeeded=response.status == 200)
@@ -151,7 +151,7 @@ class BatchRun:
     def _finish(self, status: Status) -> Batch:
         name = self._job.batch.id
         outputs = {
-            writer.id: Label(writer.size, f"{name}_{kind}.jsonl", _OUTPUT_PURPOSE, self._job.outputs_expire_s)
+            writer.id: FileMetadata(writer.size, f"{name}_{kind}.jsonl", _OUTPUT_PURPOSE, self._job.outputs_expire_s)
             if writer.size
             else None
             for writer, kind in ((self._output, "output"), (self._errors, "error"))

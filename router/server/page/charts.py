@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from io import BytesIO
 from typing import Any
 
-from ....classifier.optional import load_module
+from ....classifier.optional_imports import load_module
 from ....protocol.errors import NotFoundError
 from ....protocol.http.wire import WireResponse
 from ...router import Router

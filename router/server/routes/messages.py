@@ -10,7 +10,7 @@ from ....protocol.decoding import read_object
 from ....protocol.dialects.bodies import TranslatedBody
 from ....protocol.dialects.messages_events import streamed_message, whole_message
 from ....protocol.dialects.messages_request import MessagesRequest, chat_body, read_count_request, read_messages_request
-from ....protocol.http.foreign import json_of
+from ....protocol.http.lenient_json import json_of
 from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from .openai.tokens import input_tokens
 from .route import RequestContext, Route

@@ -23,11 +23,11 @@ from ....protocol.dialects.ollama_request import (
     model_name,
     read_ollama_request,
 )
-from ....protocol.http.foreign import json_of
+from ....protocol.http.lenient_json import json_of
 from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ....protocol.responses import ModelCard
 from ...responses.embeddings import embed as vectors
-from ...tiers.idle import IdleLocalTier
+from ...tiers.idle import UnloadingLocalTier
 from .route import RequestContext, Route
 
 
@@ -99,7 +99,7 @@ async def show(context: RequestContext) -> WireResponse:
 async def running(context: RequestContext) -> WireResponse:
     await context.router.start()
     local = context.router.tiers.local
-    in_memory = local is not None and (not isinstance(local, IdleLocalTier) or local.loaded)
+    in_memory = local is not None and (not isinstance(local, UnloadingLocalTier) or local.loaded)
     cards = [context.router.model(local.model_id)] if local is not None and in_memory else []
     return WireResponse.json({"models": [{**_entry(card), "size_vram": 0} for card in cards]})
 

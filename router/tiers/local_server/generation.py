@@ -11,7 +11,7 @@ import httpx
 
 from ....protocol.errors import UnsupportedFeatureError, UpdraftError, UpstreamError
 from ....protocol.http import sse
-from ....protocol.http.foreign import error_in, json_bytes, json_of
+from ....protocol.http.lenient_json import error_in, json_bytes, json_of
 from ....protocol.structured import CalledFunction, NamedTool, ToolUse
 from ...request.json_narrowing import table, tables
 from ..continuation_check import Continuation

@@ -16,7 +16,7 @@ import msgspec
 
 from ....model_files.identity import SERVED, ModelIdentity
 from ....protocol.errors import ModelLoadError, UnsupportedFeatureError, UpstreamError
-from ....protocol.http.foreign import error_in, json_of
+from ....protocol.http.lenient_json import error_in, json_of
 from ....protocol.requests import Message
 from ....protocol.sampling import SamplingParams
 from ....protocol.structured import AnswerOptions, Constraint, ToolUse

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ....protocol.http.foreign import json_bytes
+from ....protocol.http.lenient_json import json_bytes
 from ..interfaces import counted
 
 

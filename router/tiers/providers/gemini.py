@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from ....protocol.http.foreign import json_of
+from ....protocol.http.lenient_json import json_of
 from ...request.json_narrowing import table, tables
 from ..failures import CloudFailure
 from .chat_fields import Called, ChatFields, Image

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 
 from ....protocol.errors import UnsupportedFeatureError
-from ....protocol.http.foreign import json_keeping, json_of
+from ....protocol.http.lenient_json import json_keeping, json_of
 from ...request.json_narrowing import table
 from ..failures import CloudFailure, refused, reported
 

@@ -12,8 +12,8 @@ import pytest
 from real_model import SMOLLM2, needs_smollm2
 from typer.testing import CliRunner
 from updraft.bench.live.measure import QUALITIES
+from updraft.bench.live.questions import written_questions
 from updraft.bench.live.stub_cloud import stub_cloud
-from updraft.bench.live.written import written_questions
 from updraft.classifier.calibration.bounds import max_losses, mean_lower_bound
 from updraft.classifier.calibration.operating_point import DELTA
 from updraft.cli.main import app

@@ -17,7 +17,7 @@ from updraft.bench.router.guarantee import (
     simulate,
 )
 from updraft.classifier.calibration.threshold_path import ALWAYS, NEVER, Thresholds
-from updraft.classifier.training.gates import FittedGates, Material, calibrated
+from updraft.classifier.training.gates import FittedGates, TrainingData, calibrated
 from updraft.classifier.training.router_model import fit_router
 
 pytestmark = pytest.mark.slow
@@ -40,7 +40,7 @@ def measured(population: SimulatedPopulation, procedure: Procedure | None, runs:
     return figures([run["gate 1", ALPHA] for run in found], ALPHA)
 
 
-def former(material: Material, seed: int, members: Sequence[str]) -> FittedGates:
+def former(material: TrainingData, seed: int, members: Sequence[str]) -> FittedGates:
     """Thresholds from P(gain) by members that did not see the row, for gates that did."""
     labels, rows, n = material.labels, material.features["prompt"], len(material.labels.weak)
     router = fit_router(rows, labels, None, seed, members)

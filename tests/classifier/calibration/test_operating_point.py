@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.classifier.calibration.operating_point import floor_of_risk, operating_point
+from updraft.classifier.calibration.operating_point import least_cloud_share, operating_point
 from updraft.classifier.calibration.rows import CalibrationRows
 from updraft.classifier.target import Target
 from updraft.protocol.errors import ConfigurationError
@@ -151,7 +151,7 @@ def test_no_oracle_is_below_the_floor(mu: float, alpha: float) -> None:
     n = 1_000
     gains = round(mu * n)
     risk = max(0, gains - int(alpha * n + 1e-9))  # an oracle sends up gains until few enough are left
-    assert risk / n >= floor_of_risk(gains / n, alpha) - 1e-9
+    assert risk / n >= least_cloud_share(gains / n, alpha) - 1e-9
 
 
 @pytest.mark.parametrize(("name", "value"), [("quality", 0.0), ("quality", 1.1), ("cloud_share", -0.1), ("cost", -1.0)])

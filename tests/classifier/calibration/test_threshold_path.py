@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from updraft.classifier.arrays import Bools, Floats
 from updraft.classifier.calibration.rows import CalibrationRows
-from updraft.classifier.calibration.threshold_path import ALWAYS, NEVER, Path, Thresholds, escalated
+from updraft.classifier.calibration.threshold_path import ALWAYS, NEVER, ThresholdPath, Thresholds, escalated
 
 
 def rows(n: int, gates: int, seed: int, *, coarse: bool = False) -> CalibrationRows:
@@ -18,7 +18,7 @@ def rows(n: int, gates: int, seed: int, *, coarse: bool = False) -> CalibrationR
     return CalibrationRows(before, after if gates > 1 else None, ones, ones, ones, ones, during if gates == 3 else None)
 
 
-def step(path: Path, k: int) -> Thresholds:
+def step(path: ThresholdPath, k: int) -> Thresholds:
     return Thresholds(path.before[k], path.during[k], path.after[k])
 
 
@@ -30,7 +30,7 @@ def least_wasteful(early: Floats, kept: Bools, allowed: int) -> float:
 @given(st.integers(1, 250), st.integers(1, 3), st.integers(0, 1000), st.booleans())
 def test_each_step_sends_up_what_its_thresholds_say(n: int, gates: int, seed: int, coarse: bool) -> None:
     judged = rows(n, gates, seed, coarse=coarse)
-    path = Path.of(judged)
+    path = ThresholdPath.of(judged)
     up = np.array([escalated(judged, step(path, k)) for k in range(len(path.after))])
     assert up[0].all() and not up[-1].any()
     assert (up == (path.stays > np.arange(len(up))[:, None])).all()
@@ -43,7 +43,7 @@ def test_each_step_sends_up_what_its_thresholds_say(n: int, gates: int, seed: in
 @pytest.mark.parametrize("coarse", [False, True])
 def test_early_gates_send_up_as_much_as_they_may(coarse: bool) -> None:
     judged = rows(450, 3, 0, coarse=coarse)
-    path = Path.of(judged)
+    path = ThresholdPath.of(judged)
     assert judged.after is not None and judged.during is not None
     for k, level in enumerate(path.after[:-1]):
         kept = judged.after <= level
@@ -57,7 +57,7 @@ def test_early_gates_send_up_as_much_as_they_may(coarse: bool) -> None:
     [([1, 1, 0, 1], 1, 3), ([0, 1, 1, 1], 0, 1), ([1, 1, 1, 0], 2, 3), ([1, 1, 1, 1], 3, 0), ([0, 0, 0, 0], 0, 3)],
 )
 def test_the_walk_stops_before_the_first_that_does_not_hold(holds: list[int], there: int, back: int) -> None:
-    path = Path.of(rows(2, 1, 0))
+    path = ThresholdPath.of(rows(2, 1, 0))
     shown = np.array(holds, np.bool_)
     assert path.walk(shown) == step(path, there)
     assert path.walk(shown, back=True) == step(path, back)

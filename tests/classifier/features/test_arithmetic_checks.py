@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.classifier.features.answers.arithmetic import STEP_NAMES, Given, final_number, find_steps, step_checks
+from updraft.classifier.features.answers.arithmetic import (
+    STEP_NAMES,
+    QuestionFacts,
+    final_number,
+    find_steps,
+    step_checks,
+)
 
 
 def found(question: str, answer: str) -> dict[str, float]:
-    return dict(zip(STEP_NAMES, step_checks(Given.of(question), answer).tolist(), strict=True))
+    return dict(zip(STEP_NAMES, step_checks(QuestionFacts.of(question), answer).tolist(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +69,7 @@ def test_the_final_number() -> None:
 
 @given(st.text(alphabet="0123456789+-*/()=%$., x\n<>#a", max_size=300))
 def test_any_text_gives_finite_numbers(text: str) -> None:
-    checks = step_checks(Given.of(text), text)
+    checks = step_checks(QuestionFacts.of(text), text)
     assert checks.shape == (len(STEP_NAMES),)
     assert np.isfinite(checks).all()
 
@@ -73,5 +79,5 @@ def test_any_text_gives_finite_numbers(text: str) -> None:
 )
 def test_hostile_text_is_quick(text: str) -> None:
     started = time.process_time()
-    step_checks(Given.of("2 and 3"), text)
+    step_checks(QuestionFacts.of("2 and 3"), text)
     assert time.process_time() - started < 2.0

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from updraft.classifier.arrays import Array
-from updraft.classifier.features.answers.checks import ANSWER_NAMES, Mentioned, answer_checks
+from updraft.classifier.features.answers.checks import ANSWER_NAMES, QuestionParts, answer_checks
 from updraft.classifier.features.blocks import (
     BLOCKS,
     FEATURE_VERSION,
@@ -21,7 +21,7 @@ from updraft.classifier.features.blocks import (
     OPENING_TOKENS,
     BlockName,
     Mode,
-    ReadRun,
+    ParsedRun,
 )
 from updraft.classifier.features.feature_rows import featurise, has_opening
 from updraft.classifier.features.gate_inputs import PromptView, RunView
@@ -51,7 +51,7 @@ def run_view(answer: str = "12 + 7 = 19. Answer: 19", prompt: str = "What is 12 
 
 
 def checked(answer: str, prompt: str = "What is 12 + 7?") -> Array:
-    return answer_checks(answer, Mentioned.of(prompt))
+    return answer_checks(answer, QuestionParts.of(prompt))
 
 
 def question(text: str) -> Array:
@@ -60,7 +60,7 @@ def question(text: str) -> Array:
 
 
 def gate(mode: Mode, view: RunView) -> Array:
-    run = ReadRun.of(view)
+    run = ParsedRun.of(view)
     return np.concatenate([BLOCKS[name].compute(run) for name in GATE_BLOCKS[mode]])
 
 
@@ -80,7 +80,7 @@ def digest(vector: np.ndarray) -> int:
 
 def test_features_are_those_of_their_version() -> None:
     """Whoever changes a feature must raise FEATURE_VERSION, and then these checksums."""
-    run = ReadRun.of(run_view(prompt="Naïve “test”: sort 3, 14, 159; then?\n"))
+    run = ParsedRun.of(run_view(prompt="Naïve “test”: sort 3, 14, 159; then?\n"))
     found = {name: digest(block.compute(run) + 0.0) for name, block in BLOCKS.items()}
     assert (FEATURE_VERSION, found, digest(run.question.counts)) == (4, GOLDEN, 1242523135)
 
@@ -102,7 +102,7 @@ GOLDEN = {
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_block_is_as_wide_as_it_says(name: BlockName) -> None:
-    found = BLOCKS[name].compute(ReadRun.of(run_view()))
+    found = BLOCKS[name].compute(ParsedRun.of(run_view()))
     assert found.shape == (BLOCKS[name].width or HIDDEN,)
     assert found.dtype == np.float32
 
@@ -313,7 +313,7 @@ def test_answer_checks_see_form() -> None:
 
 def test_an_answer_that_was_cut_off_says_so() -> None:
     for reason, ended in (("length", 1), ("stop", 0)):
-        run = ReadRun.of(replace(run_view(), finish_reason=reason))
+        run = ParsedRun.of(replace(run_view(), finish_reason=reason))
         assert BLOCKS["ending"].compute(run).tolist() == [ended]
 
 

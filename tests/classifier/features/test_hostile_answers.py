@@ -6,7 +6,7 @@ import string
 import time
 
 import pytest
-from updraft.classifier.features.blocks import BLOCKS, GATE_BLOCKS, Answered, ReadRun, view_of
+from updraft.classifier.features.blocks import BLOCKS, GATE_BLOCKS, AnswerFindings, ParsedRun, view_of
 from updraft.classifier.features.gate_inputs import PromptView
 from updraft.classifier.features.parsed_question import ParsedQuestion
 from updraft.classifier.graded_row import GradedRow
@@ -23,7 +23,7 @@ def _seconds(run: str, length: int) -> float:
     answer = f"7{run * (length // len(run))}."
     asked = ParsedQuestion.of(PromptView(_QUESTION))
     started = time.thread_time()
-    read = ReadRun(view_of(GradedRow(_QUESTION, 0.0, 0.0, "", answer)), asked, Answered.of(answer))
+    read = ParsedRun(view_of(GradedRow(_QUESTION, 0.0, 0.0, "", answer)), asked, AnswerFindings.of(answer))
     for name in GATE_BLOCKS["cascade"]:
         BLOCKS[name].compute(read)
     return time.thread_time() - started

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.classifier.features.blocks import BLOCKS, ReadRun, view_of
+from updraft.classifier.features.blocks import BLOCKS, ParsedRun, view_of
 from updraft.classifier.features.question import normalized_prompt
 from updraft.classifier.graded_row import GradedRow
 
@@ -55,7 +55,7 @@ def test_no_gate_notices_how_a_prompt_is_typed(typed: str) -> None:
     other = TYPED[typed](PROMPT)
     assert other != PROMPT
     answer = "12 + 4 = 16. Ann's has 4."
-    one, two = (ReadRun.of(view_of(GradedRow(text, 0.0, 0.0, answer=answer))) for text in (PROMPT, other))
+    one, two = (ParsedRun.of(view_of(GradedRow(text, 0.0, 0.0, answer=answer))) for text in (PROMPT, other))
     assert np.array_equal(one.question.counts, two.question.counts)
     for name, block in BLOCKS.items():
         assert np.array_equal(block.compute(one), block.compute(two)), name

@@ -23,11 +23,11 @@ from updraft.classifier.features.feature_rows import remembered
 from updraft.classifier.features.gate_inputs import PromptView
 from updraft.classifier.features.wording import COUNTS
 from updraft.classifier.graded_row import AnswerSignals, GradedRow
-from updraft.classifier.online.experience import Experience, Observation, kept_messages, pack, unpack
+from updraft.classifier.online.experience import ExperienceStore, Observation, kept_messages, pack, unpack
 from updraft.classifier.online.refit import learn, representative_sample
 from updraft.classifier.policy.policy import Policy
 from updraft.classifier.target import Target
-from updraft.classifier.training.gates import Material
+from updraft.classifier.training.gates import TrainingData
 from updraft.classifier.training.train import FitRecipe
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.protocol.requests import Message
@@ -135,10 +135,10 @@ def test_a_block_that_one_row_lacks_is_read_by_no_gate(tmp_path: Path) -> None:
 
 def test_answers_that_end_early_are_none_of_gate_twos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, _ = observed(300, 1, 1.0)
-    assert material_of(rows, monkeypatch).opened.all()
-    experience = Experience(tmp_path / "e.sqlite3")
+    assert training_data_of(rows, monkeypatch).opened.all()
+    experience = ExperienceStore(tmp_path / "e.sqlite3")
     short = asking([f"Is {i} prime?" for i in range(100, 300)], experience)
-    assert not material_of(short, monkeypatch).opened.any()
+    assert not training_data_of(short, monkeypatch).opened.any()
     experience.close()
 
 
@@ -150,7 +150,7 @@ def test_one_sided_labels_are_refused(tmp_path: Path) -> None:
 
 def test_thumbs_overrule_the_tier_they_are_about(tmp_path: Path) -> None:
     rows, _ = observed(3, 3, 1.0)
-    experience = Experience(tmp_path / "e.sqlite3")
+    experience = ExperienceStore(tmp_path / "e.sqlite3")
     for row in rows:
         experience.add(row)
     assert experience.feedback("r1", up=False)
@@ -164,7 +164,7 @@ def test_thumbs_overrule_the_tier_they_are_about(tmp_path: Path) -> None:
 
 def test_the_store_is_bounded_and_keeps_the_newest(tmp_path: Path) -> None:
     (row, *_), _ = observed(1, 4, 1.0)
-    experience = Experience(tmp_path / "e.sqlite3", most=50)
+    experience = ExperienceStore(tmp_path / "e.sqlite3", most=50)
     for i in range(601):
         experience.add(
             Observation(**{f: getattr(row, f) for f in Observation.__slots__} | {"id": str(i), "at": float(i)})
@@ -179,16 +179,16 @@ def test_the_store_is_bounded_and_keeps_the_newest(tmp_path: Path) -> None:
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "e.sqlite3").write_bytes(b"no database at all, but long enough to be looked at" * 30)
     with pytest.raises(ConfigurationError, match=r"Cannot use .* for experience"):
-        Experience(tmp_path / "e.sqlite3")
+        ExperienceStore(tmp_path / "e.sqlite3")
 
 
 def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "e.sqlite3"
-    Experience(path).close()
+    ExperienceStore(path).close()
     with closing(sqlite3.connect(path)) as older:
         older.execute("PRAGMA user_version = 4")
     with pytest.raises(ConfigurationError, match="has format 4"):
-        Experience(path)
+        ExperienceStore(path)
 
 
 def test_a_new_file_may_be_opened_by_many_at_once(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_new_file_may_be_opened_by_many_at_once(tmp_path: Path) -> None:
     def open_one(path: Path, start: threading.Barrier) -> None:
         start.wait()
         try:
-            Experience(path).close()
+            ExperienceStore(path).close()
         except ConfigurationError as error:
             refused.append(error)
 
@@ -218,7 +218,7 @@ def test_the_database_of_others_stays_as_it_is(tmp_path: Path, version: int) -> 
         theirs.executescript(f"CREATE TABLE notes (text); PRAGMA user_version={version};")
     before = path.read_bytes()
     with pytest.raises(ConfigurationError, match="holds no experience"):
-        Experience(path)
+        ExperienceStore(path)
     assert path.read_bytes() == before
 
 
@@ -235,21 +235,21 @@ def test_a_thumb_teaches_and_leaves_the_promise_as_it_is(tmp_path: Path) -> None
     assert judged.before(hard) <= plain.before(hard)
 
 
-def material_of(rows: list[Observation], monkeypatch: pytest.MonkeyPatch) -> Material:
+def training_data_of(rows: list[Observation], monkeypatch: pytest.MonkeyPatch) -> TrainingData:
     """The policy that `learn` would fit."""
-    found: list[Material] = []
+    found: list[TrainingData] = []
 
-    def fit(material: Material, *_: object) -> Policy:
+    def fit(material: TrainingData, *_: object) -> Policy:
         found.append(material)
         raise InterruptedError
 
-    monkeypatch.setattr("updraft.classifier.online.refit.fit_material", fit)
+    monkeypatch.setattr("updraft.classifier.online.refit.fit_training_data", fit)
     with pytest.raises(InterruptedError):
         learn(rows, RECIPE, Path("nowhere"))
     return found[0]
 
 
-def asking(prompts: list[str], experience: Experience) -> list[Observation]:
+def asking(prompts: list[str], experience: ExperienceStore) -> list[Observation]:
     """Sampled and graded answers to them."""
     template, _ = observed(1, 10, 1.0)
     rows: list[Observation] = []
@@ -263,18 +263,18 @@ def asking(prompts: list[str], experience: Experience) -> list[Observation]:
 
 
 def test_questions_that_differ_in_numbers_only_are_no_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    experience = Experience(tmp_path / "e.sqlite3")
+    experience = ExperienceStore(tmp_path / "e.sqlite3")
     different = asking([f"Is {i} prime?" for i in range(100, 300)], experience)
-    assert material_of(different, monkeypatch).labels.evidence == 200
+    assert training_data_of(different, monkeypatch).labels.evidence == 200
     repeated = asking(["Is 91 prime?", "is  91 PRIME?"] * 60, experience)
-    assert material_of(repeated, monkeypatch).labels.evidence == 1
+    assert training_data_of(repeated, monkeypatch).labels.evidence == 1
     experience.close()
 
 
 def test_digests_are_of_one_file_and_outlive_its_closing(tmp_path: Path) -> None:
     digests: list[bytes] = []
     for name in ("a.sqlite3", "a.sqlite3", "b.sqlite3"):
-        experience = Experience(tmp_path / name)
+        experience = ExperienceStore(tmp_path / name)
         digests.append(experience.digest(PromptView("Is 91 prime?")))
         experience.close()
     assert digests[0] == digests[1] != digests[2]
@@ -284,7 +284,7 @@ def test_word_counts_are_keyed_by_their_file(tmp_path: Path) -> None:
     (row,), _ = observed(1, 0, 1.0)
     stored: list[NDArray[np.uint16]] = []
     for name in ("a.sqlite3", "b.sqlite3"):
-        experience = Experience(tmp_path / name)
+        experience = ExperienceStore(tmp_path / name)
         experience.add(row)
         assert experience.rows(row.pair) == [row]
         experience.close()
@@ -308,19 +308,19 @@ def test_the_latest_messages_are_kept() -> None:
 
 def test_a_file_whose_key_is_damaged_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "e.sqlite3"
-    Experience(path).close()
+    ExperienceStore(path).close()
     with closing(sqlite3.connect(path)) as damaged:
         damaged.execute("UPDATE digest_key SET key = 'short'")
         damaged.commit()
     with pytest.raises(ConfigurationError, match="digest key"):
-        Experience(path)
+        ExperienceStore(path)
 
 
 def test_a_thumb_on_what_stayed_weighs_as_much_as_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, _ = observed(2_000, 7, 0.1)
     stayed = next(i for i, row in enumerate(rows) if row.grades is None)
     rows[stayed] = replace(rows[stayed], thumb=-1)
-    weight = material_of(rows, monkeypatch).labels.weight
+    weight = training_data_of(rows, monkeypatch).labels.weight
     graded = [row.id for row in rows if row.grades is not None]
     assert weight is not None
     assert weight[graded.index(f"r{stayed}")] == 1
@@ -375,7 +375,7 @@ def test_many_rows_are_no_dense_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, _ = observed(5, 9, 1.0)
     many = [replace(rows[i % 5], id=str(i)) for i in range(5_000)]
     tracemalloc.start()
-    material = material_of(many, monkeypatch)
+    material = training_data_of(many, monkeypatch)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert material.features["prompt"].counts.shape == (5_000, COUNTS)

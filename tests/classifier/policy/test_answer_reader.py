@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from updraft.classifier.features import blocks
 from updraft.classifier.features.answers.parts import parts_of
-from updraft.classifier.features.blocks import Answered
+from updraft.classifier.features.blocks import AnswerFindings
 from updraft.classifier.policy.answer_reader import AnswerReader
 
 #: Whatever may go on over a line's end: sums, comparisons, lists, marks, brackets, units, thousands, words and numbers.
@@ -34,8 +34,8 @@ def test_lines_together_say_what_the_whole_says(text: str, token: int) -> None:
     for end in range(token, len(text), token):
         reader.read_ahead(text[:end])
         if end % 5 == 0:
-            assert reader.read(text[:end]) == Answered.of(text[:end])
-    assert reader.read(text) == Answered.of(text)
+            assert reader.read(text[:end]) == AnswerFindings.of(text[:end])
+    assert reader.read(text) == AnswerFindings.of(text)
 
 
 @pytest.fixture
@@ -74,4 +74,4 @@ def test_an_open_bracket_or_mark_goes_on_over_the_line(searched: list[str]) -> N
         text = f"We have seen forty-one apples and some pears {opened}"
         reader.read_ahead(text + "\nand")
         assert searched == []
-        assert reader.read(text + closed) == Answered.of(text + closed)
+        assert reader.read(text + closed) == AnswerFindings.of(text + closed)

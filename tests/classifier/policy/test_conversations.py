@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from updraft.classifier.evaluation.metrics import auroc
-from updraft.classifier.features.blocks import BLOCKS, ReadRun, prompt_of, view_of
+from updraft.classifier.features.blocks import BLOCKS, ParsedRun, prompt_of, view_of
 from updraft.classifier.features.gate_inputs import EARLIER_TURNS, PromptView
 from updraft.classifier.graded_row import GradedRow, gains
 from updraft.classifier.grading.graded_data import read_graded, write_graded
@@ -74,8 +74,8 @@ def test_the_card_says_how_long_the_conversations_were(policy: Policy) -> None:
 
 def test_a_question_that_follows_nothing_is_what_it_was() -> None:
     asked = "What is 12 + 7?"
-    alone = ReadRun.of(view_of(GradedRow(asked, 0.0, 0.0)))
-    first = ReadRun.of(view_of(GradedRow(asked, 0.0, 0.0, messages=(Message(role="user", content=asked),))))
+    alone = ParsedRun.of(view_of(GradedRow(asked, 0.0, 0.0)))
+    first = ParsedRun.of(view_of(GradedRow(asked, 0.0, 0.0, messages=(Message(role="user", content=asked),))))
     for name, block in BLOCKS.items():
         assert np.array_equal(block.compute(alone), block.compute(first)), name
     assert not alone.question.conversation.any()

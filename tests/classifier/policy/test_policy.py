@@ -26,7 +26,7 @@ from updraft.classifier.policy.summary import figures, sentences
 from updraft.classifier.target import PROMISES, Target
 from updraft.classifier.training.gates import split_rows
 from updraft.classifier.training.router_model import Labels
-from updraft.classifier.training.train import FitRecipe, fit_policy, material_of
+from updraft.classifier.training.train import FitRecipe, fit_policy, training_data_of
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
 from updraft.protocol.requests import Message
 
@@ -133,7 +133,7 @@ def test_what_was_read_ahead_changes_no_decision(folder: Path, monkeypatch: pyte
     def unexpected(_: object) -> None:
         pytest.fail("the question is read again")
 
-    for reader in ("answers.checks.Mentioned", "answers.arithmetic.Given"):
+    for reader in ("answers.checks.QuestionParts", "answers.arithmetic.QuestionFacts"):
         monkeypatch.setattr(f"updraft.classifier.features.{reader}.of", unexpected)
     assert [ahead.after(view(row)) for row in rows] == expected
 
@@ -192,7 +192,7 @@ def test_without_answers_the_question_decides(tmp_path: Path) -> None:
 def test_requests_like_the_calibrations_raise_no_alarm_and_others_do(tmp_path: Path, seed: int) -> None:
     """The gate that ships judges them, and others than it judged the rows: few rows, where these differ most."""
     policy = fit_policy(population(120, seed, answers=False), RECIPE, tmp_path)
-    monitor = DriftMonitor(policy.usual)
+    monitor = DriftMonitor(policy.typical_p_gain)
     for row in population(1_000, 50 + seed, answers=False):
         monitor.observe(policy.before(PromptView(row.prompt)))
         assert monitor.alarm is None
@@ -234,11 +234,11 @@ def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
         ({"files": {}}, r"lacks topics\.onnx"),
         ({"models": {}}, "does not name a pair"),
         ({"blocks": {}}, "other gates than its calibration rows were judged by"),
-        ({"delta": 0}, "delta"),
+        ({"promise_level": 0}, "promise_level"),
         ({"models": {"local": "m" * 3_000_000, "cloud": "c"}}, "<= 1000"),
         ({"rows": -1}, "rows"),
         ({"rows": 10**200}, "rows"),
-        ({"delta": 5.0}, "delta"),
+        ({"promise_level": 5.0}, "promise_level"),
         ({"files": {"gate1.onnx": "0" * 64}}, r"lacks topics\.onnx"),
     ],
 )
@@ -248,6 +248,14 @@ def test_another_version_is_refused(folder: Path, tmp_path: Path, change: dict[s
     (copy / "policy.json").write_text(json.dumps(card | change))
     with pytest.raises(ConfigurationError, match=message):
         Policy.load(copy)
+
+
+def test_a_card_from_before_the_promise_level_is_read(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    card = json.loads((copy / "policy.json").read_text())
+    del card["promise_level"]
+    (copy / "policy.json").write_text(json.dumps({**card, "delta": 0.05}))
+    assert (Policy.load(copy).card.promise_level, Policy.load(copy).card.delta) == (0.95, 0.05)
 
 
 def test_a_card_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
@@ -352,12 +360,13 @@ def test_a_cost_is_expected_and_no_promise(tmp_path: Path) -> None:
     """A rare answer of enormous length is in few samples: a limit would be exceeded far more often than stated."""
     policy = fit_policy(population(150, 0), RECIPE, tmp_path)
     for target in (Target("quality", 0.9), Target("cloud_share", 0.3)):
-        assert any(line.startswith("With 90% confidence") for line in sentences(policy, target))
+        assert any(line.startswith("At a promise level of 90%") for line in sentences(policy, target))
+        assert figures(policy, target)["promise_level"] == pytest.approx(0.9)
         assert figures(policy, target)["delta"] == pytest.approx(0.1)
     told = "\n".join(sentences(policy, Target("cost", 0.2, (0.5, 1.5))))
     assert "Expected, on requests like these: at most 0.2 US dollars" in told
-    assert "not a promise" in told and "confidence" not in told
-    assert "delta" not in figures(policy, Target("cost", 0.2, (0.5, 1.5)))
+    assert "not a promise" in told and "promise level" not in told
+    assert "promise_level" not in figures(policy, Target("cost", 0.2, (0.5, 1.5)))
 
 
 def test_rows_that_ask_the_same_count_once(tmp_path: Path) -> None:
@@ -372,7 +381,7 @@ def test_rows_that_ask_the_same_count_once(tmp_path: Path) -> None:
 
 def test_a_long_prompt_costs_the_others_no_memory() -> None:
     rows = [*population(20, 0), GradedRow("word " * 100_000, 0.0, 1.0), GradedRow("word " * 100_000, 1.0, 1.0)]
-    labels = material_of([replace(row, answer=None) for row in rows]).labels
+    labels = training_data_of([replace(row, answer=None) for row in rows]).labels
     assert labels.same is not None and labels.same.nbytes < 1000
     assert labels.different == 21
 

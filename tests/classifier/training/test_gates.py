@@ -10,7 +10,7 @@ from updraft.bench.router.guarantee import SimulatedPopulation, populations
 from updraft.classifier.arrays import Floats
 from updraft.classifier.features.blocks import Mode
 from updraft.classifier.features.feature_rows import FeatureRows
-from updraft.classifier.training.gates import Material, fit_gates, split_rows
+from updraft.classifier.training.gates import TrainingData, fit_gates, split_rows
 from updraft.classifier.training.router_model import Labels
 from updraft.protocol.errors import InvalidRequestError
 
@@ -23,11 +23,11 @@ def population() -> SimulatedPopulation:
 
 
 @pytest.fixture(scope="module")
-def material(population: SimulatedPopulation) -> Material:
+def material(population: SimulatedPopulation) -> TrainingData:
     return population.draw(np.random.default_rng(3), N)
 
 
-def test_what_held_out_rows_hold_moves_no_gate(population: SimulatedPopulation, material: Material) -> None:
+def test_what_held_out_rows_hold_moves_no_gate(population: SimulatedPopulation, material: TrainingData) -> None:
     fitting, held_out = split_rows(material.labels, 0)
     assert sorted([*fitting, *held_out]) == [*range(N)]
     others, labels = population.draw(np.random.default_rng(4), N), material.labels
@@ -57,7 +57,7 @@ def stacked(one: FeatureRows, two: FeatureRows) -> object:
     return sparse.vstack((one.counts, two.counts)).tocsr()
 
 
-def test_thresholds_come_from_the_shipped_gates_judgement(material: Material) -> None:
+def test_thresholds_come_from_the_shipped_gates_judgement(material: TrainingData) -> None:
     found = fit_gates(material, 0, ("ridge",))
     _, held_out = split_rows(material.labels, 0)
     judged: dict[Mode, Floats | None] = {"prompt": found.calibration.before, "cascade": found.calibration.after}
@@ -95,7 +95,7 @@ def test_fewer_than_a_hundred_rows_are_refused(population: SimulatedPopulation) 
         fit_gates(population.draw(np.random.default_rng(0), 99), 0, ("ridge",))
 
 
-def test_rows_that_ask_too_few_different_things_are_refused(material: Material) -> None:
+def test_rows_that_ask_too_few_different_things_are_refused(material: TrainingData) -> None:
     """With one question for all nothing would be left to fit on or to promise on."""
     for different in (1, 9):
         labels = replace(material.labels, same=np.arange(N) % different)

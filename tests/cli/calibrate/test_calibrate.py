@@ -47,7 +47,7 @@ def test_both_tiers_live_and_then_in_use(updraft, oracle: str, tmp_path: Path) -
     assert not kept.exists()
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert "The curve is in curve.png." in done.stdout
-    assert "With 90% confidence, on requests like these: at most 50.0% go to the cloud." in done.stdout
+    assert "At a promise level of 90%, on requests like these: at most 50.0% go to the cloud." in done.stdout
     assert "124 prompts, graded by agreement" in done.stdout
     assert "1 of 125 prompts failed" in done.stderr
     assert "To set this target: --cloud-share 0.5, cloud_share=0.5 in code, or cloud_share = 0.5 in " in done.stdout
@@ -96,7 +96,7 @@ def test_a_graded_file(updraft, tmp_path: Path) -> None:
     card = json.loads((tmp_path / "policy" / "policy.json").read_text())
     assert card["models"] == {"local": "pocket-small", "cloud": "gpt-4"}
     assert card["data"][0]["name"] == "graded.jsonl"
-    assert "With 90% confidence" in done.stdout
+    assert "At a promise level of 90%" in done.stdout
     again = updraft(*call, "--quality", "0.9", "--promise", "mean", "--out", "other", "--json", "mean.json")
     assert "Target quality 0.9 on average" in again.stdout, again.stderr
     assert "On average over repeated calibrations" in again.stdout

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from updraft.classifier.policy.policy import Policy
-from updraft.cli.calibrate.kept_answers import AnsweredPair
+from updraft.cli.calibrate.saved_answers import AnsweredPair
 from updraft.protocol.safety.system import KILL
 from waiting import wait_for
 

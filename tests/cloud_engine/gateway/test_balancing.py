@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from updraft.bench.gateway.affinity import read_trace, replay
 from updraft.cloud_engine.gateway.balancing.affinity import Placement, PrefixIndex
-from updraft.cloud_engine.gateway.balancing.choice import Chooser
 from updraft.cloud_engine.gateway.balancing.node import Model, Node, NodeAddress
-from updraft.cloud_engine.gateway.balancing.suspects import Death, RetryBudget, Suspects
-from updraft.cloud_engine.gateway.balancing.waiting import PRIORITIES, Priority, QueuePlace, WaitingLine
+from updraft.cloud_engine.gateway.balancing.quarantine import NodeFailure, Quarantine, RetryBudget
+from updraft.cloud_engine.gateway.balancing.request_queue import PRIORITIES, Priority, QueuePlace, RequestQueue
+from updraft.cloud_engine.gateway.balancing.selection import NodeSelector
 from updraft.protocol.errors import ConfigurationError, OverloadedError, QuarantinedRequestError
 
 TRACE = Path(__file__).parents[4] / "shared/data/traces/mooncake/conversation_trace.jsonl"
@@ -32,23 +32,23 @@ def chat(text: str, key: str = "key", session: str = "") -> Placement:
 
 
 def test_a_conversation_goes_back_to_its_node_unless_that_is_much_busier() -> None:
-    some, chooser = nodes(4), Chooser(random=Random(0))
-    home = chooser.choose(some, chat("x" * 8000))
+    some, selector = nodes(4), NodeSelector(random=Random(0))
+    home = selector.choose(some, chat("x" * 8000))
     for _ in range(20):
-        assert chooser.choose(some, chat("x" * 8000 + " and then?")) is home
+        assert selector.choose(some, chat("x" * 8000 + " and then?")) is home
     home.tokens_in_flight = 100_000
-    assert chooser.choose(some, chat("x" * 8000 + " and then?")) is not home
+    assert selector.choose(some, chat("x" * 8000 + " and then?")) is not home
 
 
 def test_a_node_that_was_started_again_has_seen_nothing() -> None:
-    some, chooser = nodes(2), Chooser(random=Random(0))
+    some, selector = nodes(2), NodeSelector(random=Random(0))
     for node in some:
         node.serves([Model("m", "updraft", created=1)])
-    home = chooser.choose(some, chat("x" * 8000))
+    home = selector.choose(some, chat("x" * 8000))
     home.tokens_in_flight = 1000
-    assert chooser.choose(some, chat("x" * 8000)) is home
+    assert selector.choose(some, chat("x" * 8000)) is home
     home.serves([Model("m", "updraft", created=2)])
-    assert chooser.choose(some, chat("x" * 8000)) is not home
+    assert selector.choose(some, chat("x" * 8000)) is not home
 
 
 def test_sessions_and_prefixes_belong_to_one_key_and_node() -> None:
@@ -76,9 +76,9 @@ def test_an_index_without_room_knows_less_and_nothing_that_never_came(
 
 
 def test_two_nodes_at_random_and_the_less_busy_of_them() -> None:
-    some, chooser = nodes(4), Chooser(random=Random(0))
+    some, selector = nodes(4), NodeSelector(random=Random(0))
     some[2].tokens_in_flight = 10_000
-    chosen = Counter(chooser.choose(some, chat("short")).url for _ in range(300))
+    chosen = Counter(selector.choose(some, chat("short")).url for _ in range(300))
     assert some[2].url not in chosen
     assert min(chosen.values()) > 50
 
@@ -117,25 +117,25 @@ def test_errors_that_other_nodes_did_not_make_take_a_node_out_and_probes_bring_i
 
 def test_a_request_that_failed_two_nodes_is_kept_out_for_a_while() -> None:
     now = [1000.0]
-    suspects, body = Suspects(lambda: now[0]), (b"key", b"body")
+    quarantine, body = Quarantine(lambda: now[0]), (b"key", b"body")
     for _ in range(10):
-        suspects.failed(Death("a", since=999), *body)  # ten requests alike at a node that died once
-    suspects.check(*body)
-    suspects.failed(Death("b", since=999), *body)
+        quarantine.failed(NodeFailure("a", since=999), *body)  # ten requests alike at a node that died once
+    quarantine.check(*body)
+    quarantine.failed(NodeFailure("b", since=999), *body)
     with pytest.raises(QuarantinedRequestError, match=r"2 nodes failed .* for the next 300 s"):
-        suspects.check(*body)
-    suspects.check(b"another key", b"body")
-    suspects.answered(*body)
-    suspects.check(*body)
-    suspects.failed(Death("a", since=1000.5), *body)
-    suspects.failed(Death("a", since=1001), *body)  # it was up again
+        quarantine.check(*body)
+    quarantine.check(b"another key", b"body")
+    quarantine.answered(*body)
+    quarantine.check(*body)
+    quarantine.failed(NodeFailure("a", since=1000.5), *body)
+    quarantine.failed(NodeFailure("a", since=1001), *body)  # it was up again
     now[0] += 299
     with pytest.raises(QuarantinedRequestError, match="for the next 1 s"):
-        suspects.check(*body)
+        quarantine.check(*body)
     now[0] += 2
-    suspects.check(*body)
-    suspects.failed(Death("b", now[0]), *body)  # that was long ago
-    suspects.check(*body)
+    quarantine.check(*body)
+    quarantine.failed(NodeFailure("b", now[0]), *body)  # that was long ago
+    quarantine.check(*body)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=4, max_size=4))
@@ -143,13 +143,13 @@ def test_nobody_ends_more_than_four_nodes_nor_is_refused_for_one_or_for_getting_
     deaths: list[tuple[str, bool]],
 ) -> None:
     now, most = 1000.0, next((n for n, (_, further) in enumerate(deaths[1:], 2) if not further), 4)
-    suspects = Suspects(lambda: now)
+    quarantine = Quarantine(lambda: now)
     for node, got_further in deaths[:most]:
-        suspects.check(b"body")
+        quarantine.check(b"body")
         since, now = now + 1, now + 2
-        suspects.failed(Death(node, since, got_further), b"body")
+        quarantine.failed(NodeFailure(node, since, got_further), b"body")
     with pytest.raises(QuarantinedRequestError, match=f"^{most} nodes"):
-        suspects.check(b"body")
+        quarantine.check(b"body")
 
 
 def test_retries_are_a_share_of_the_requests() -> None:
@@ -168,7 +168,7 @@ class Crowd:
 
     def __init__(self, room: int, most: int) -> None:
         self.room = room
-        self.line = WaitingLine(most)
+        self.queue = RequestQueue(most)
 
     def take(self) -> Node | None:
         if self.room == 0:
@@ -178,10 +178,10 @@ class Crowd:
 
     def give_back(self, _node: Node) -> None:
         self.room += 1
-        self.line.move()
+        self.queue.serve()
 
     async def ask(self, priority: Priority, done: list[Priority]) -> None:
-        await self.line.wait(QueuePlace(priority), "m", self.take, self.give_back)
+        await self.queue.wait(QueuePlace(priority), "m", self.take, self.give_back)
         done.append(priority)
 
 
@@ -199,7 +199,7 @@ def test_the_line_keeps_its_bound_and_its_order_and_loses_no_room(
         for priority in asked:
             tasks.append(asyncio.create_task(crowd.ask(priority, done)))
             await asyncio.sleep(0)
-            assert len(crowd.line) <= most
+            assert len(crowd.queue) <= most
         for task in tasks:
             if random.random() < 0.2:
                 task.cancel()
@@ -208,11 +208,11 @@ def test_the_line_keeps_its_bound_and_its_order_and_loses_no_room(
         shed = [task for task in tasks if task.done() and not task.cancelled() and task.exception() is not None]
         assert all(isinstance(task.exception(), OverloadedError) for task in shed)
         for _ in asked:
-            if len(crowd.line) or crowd.room < room:
+            if len(crowd.queue) or crowd.room < room:
                 crowd.give_back(NODE)
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
-        assert len(crowd.line) == 0
+        assert len(crowd.queue) == 0
         later = done[started:]
         assert later == sorted(later, key=PRIORITIES.index)
 
@@ -243,14 +243,14 @@ def test_tenants_take_turns_and_the_largest_makes_room(asked: str, most: int) ->
     """Who has fewer places than the largest tenant always gets one, and waits for one turn of each other tenant."""
 
     async def run() -> None:
-        line, rooms, served = WaitingLine(most), [0], list[str]()
+        queue, rooms, served = RequestQueue(most), [0], list[str]()
 
         def take() -> Node | None:
             rooms[0] -= 1
             return NODE if rooms[0] >= 0 else None
 
         async def ask(tenant: str) -> None:
-            await line.wait(QueuePlace(tenant=tenant), "m", take, lambda _: None)
+            await queue.wait(QueuePlace(tenant=tenant), "m", take, lambda _: None)
             served.append(tenant)
 
         waiting, tasks = Counter[str](), list[tuple[str, asyncio.Task[None]]]()
@@ -266,7 +266,7 @@ def test_tenants_take_turns_and_the_largest_makes_room(asked: str, most: int) ->
         waiting = Counter(name for name, task in tasks if not task.done())
         for _ in range(waiting.total()):
             rooms[0] = 1
-            line.move()
+            queue.serve()
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         assert Counter(served) == waiting

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from updraft.cloud_engine.gateway.balancing.node import Model, Node, NodeAddress
 from updraft.cloud_engine.gateway.balancing.registry import NodeRegistry
-from updraft.cloud_engine.gateway.relay.continuation import BegunAnswer
+from updraft.cloud_engine.gateway.relay.continuation import PartialAnswer
 from updraft.cloud_engine.gateway.upstream.client import Upstream
 from updraft.cloud_engine.gateway.upstream.failures import UpstreamFailure
 from updraft.protocol.errors import ConfigurationError, ModelNotFoundError, OverloadedError
@@ -86,17 +86,17 @@ def test_a_list_of_models_that_is_no_json_fails_the_node_alone(listed: bytes) ->
 def test_events_that_are_no_json_stop_no_stream(fault: bytes) -> None:
     """They go to the client as they are. A node that goes on with a stream may not send any."""
     event = b'data: {"choices":[{"delta":{"content":"' + fault + b'"}}]}'
-    begun = BegunAnswer(b"/v1/chat/completions", b'{"model":"m","messages":[]}')
+    begun = PartialAnswer(b"/v1/chat/completions", b'{"model":"m","messages":[]}')
     assert begun.read(event) == event
     assert begun.ending(Usage.of(1, 1)).endswith(b"data: [DONE]\n\n")
-    again = BegunAnswer(b"/v1/chat/completions", b'{"model":"m","messages":[]}')
+    again = PartialAnswer(b"/v1/chat/completions", b'{"model":"m","messages":[]}')
     assert again.continued((1, 1), takes_tokens=False, takes_text=True) is not None
     with pytest.raises(UpstreamFailure, match="not valid JSON"):
         again.read(event)
 
 
 def test_a_node_that_goes_on_may_cut_an_emoji_in_two() -> None:
-    begun = BegunAnswer(b"/v1/chat/completions", b'{"model":"m","messages":[]}')
+    begun = PartialAnswer(b"/v1/chat/completions", b'{"model":"m","messages":[]}')
     assert begun.continued((1, 1), takes_tokens=False, takes_text=True) is not None
     said = ""
     for half in (r"\ud83d", r"\ude00"):

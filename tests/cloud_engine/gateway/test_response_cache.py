@@ -20,7 +20,7 @@ from gateway_keys import make_key
 from hypothesis import given
 from hypothesis import strategies as st
 from updraft.cloud_engine.gateway.balancing.registry import NodeRegistry
-from updraft.cloud_engine.gateway.balancing.waiting import QueuePlace
+from updraft.cloud_engine.gateway.balancing.request_queue import QueuePlace
 from updraft.cloud_engine.gateway.ledger.metering import UsageRow
 from updraft.cloud_engine.gateway.relay.call import Call
 from updraft.cloud_engine.gateway.relay.response_cache import ResponseCache

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from updraft.cloud_engine.gateway.upstream import client
 from updraft.cloud_engine.gateway.upstream.client import Upstream, UpstreamAddress, UpstreamRequest
-from updraft.cloud_engine.gateway.upstream.connection import Patience
+from updraft.cloud_engine.gateway.upstream.connection import SilenceTimeouts
 from updraft.cloud_engine.gateway.upstream.failures import UpstreamFailure, UpstreamTimeout
 from updraft.cloud_engine.gateway.upstream.pool import PoolLimits
 from updraft.protocol.errors import InvalidRequestError
@@ -186,10 +186,10 @@ def test_silence_ends_at_its_timeout(begun: bytes) -> None:
         await reader.read()
 
     async def run() -> None:
-        patience = Patience(first_s=0.2, idle_s=0.2)
+        timeouts = SilenceTimeouts(first_s=0.2, idle_s=0.2)
         async with serving(silent) as server:
             with pytest.raises(UpstreamTimeout):
-                async with Upstream(None).open(server.target, UpstreamRequest(b"GET", b"/"), patience) as answer:
+                async with Upstream(None).open(server.target, UpstreamRequest(b"GET", b"/"), timeouts) as answer:
                     await answer.read_whole()
 
     asyncio.run(asyncio.wait_for(run(), 60))
@@ -205,8 +205,8 @@ def test_signs_of_life_keep_a_stream_beyond_its_idle_timeout() -> None:
         writer.write(b"0\r\n\r\n")
 
     async def run() -> None:
-        request, patience = UpstreamRequest(b"GET", b"/"), Patience(first_s=1.5, idle_s=1.5)
-        async with serving(lively) as server, Upstream(None).open(server.target, request, patience) as answer:
+        request, timeouts = UpstreamRequest(b"GET", b"/"), SilenceTimeouts(first_s=1.5, idle_s=1.5)
+        async with serving(lively) as server, Upstream(None).open(server.target, request, timeouts) as answer:
             assert await answer.read_whole() == b"x" * 10
 
     asyncio.run(run())

@@ -18,7 +18,7 @@ from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
 from updraft.kernels.runtime.native_library import load
 from updraft.kernels.sampling import ops as sampling
 from updraft.kernels.sampling.cpu import native_sample
-from updraft.kernels.sampling.noise import gumbel_noise, noise_keys
+from updraft.kernels.sampling.gumbel_noise import gumbel_noise, noise_keys
 from updraft.protocol.sampling import ResolvedParams
 
 needs_c = pytest.mark.skipif(load() is None, reason="no C compiler")

@@ -7,8 +7,8 @@ import pytest
 import torch
 from plain_sampling import plain_sample
 from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
+from updraft.kernels.sampling.gumbel_noise import gumbel_noise, noise_keys, uniforms
 from updraft.kernels.sampling.launch import TILE, split_row
-from updraft.kernels.sampling.noise import gumbel_noise, noise_keys, uniforms
 from updraft.kernels.sampling.ops import sample
 from updraft.kernels.sampling.reference import ranks, sample_reference
 from updraft.kernels.sampling.types import Sampling, Truncation

@@ -16,7 +16,7 @@ from updraft.bench.local.shapes import Shape, q4_k_m, q8_0
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine.engine import LocalEngine, LocalOptions
 from updraft.local_engine.llama import build, kernels, self_check
-from updraft.local_engine.llama.kernels import SWITCH, Served, check_switch, served_by, worth_repacking
+from updraft.local_engine.llama.kernels import SWITCH, KernelsInUse, check_switch, kernels_in_use, worth_repacking
 from updraft.local_engine.llama.library import LlamaModel, llama
 from updraft.local_engine.llama.product_check import KINDS, Factors
 from updraft.local_engine.llama.self_check import wrong_kernels
@@ -139,7 +139,7 @@ def test_half_precision_and_flash_attention_know_no_company(model: str, mixed: P
 
 @needs_kernels
 def test_all_kernels_serve_and_pass_their_own_check(ggml) -> None:
-    assert llama().kernels == Served(NAMES, True)
+    assert llama().kernels == KernelsInUse(NAMES, True)
     assert wrong_kernels(ggml, llama().kernels) == ()
 
 
@@ -156,9 +156,10 @@ def test_kernels_that_ggml_never_calls_are_named() -> None:
     """As where a later llama.cpp computes by other functions: here the switch keeps its calls from ours."""
     code = (
         "import ctypes; from updraft.local_engine.llama import self_check as check\n"
-        "from updraft.local_engine.llama.kernels import Served; from updraft.local_engine.llama.library import llama\n"
+        "from updraft.local_engine.llama.kernels import KernelsInUse\n"
+        "from updraft.local_engine.llama.library import llama\n"
         "check.agrees = lambda *_: True; check.attention_check.agrees = lambda *_: True\n"
-        "print(check.wrong_kernels(ctypes.CDLL(llama().api._lib._name), Served(('Q8_0', 'Q4_K'), True)))"
+        "print(check.wrong_kernels(ctypes.CDLL(llama().api._lib._name), KernelsInUse(('Q8_0', 'Q4_K'), True)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, SWITCH: "off"}
@@ -190,8 +191,8 @@ def test_a_product_of_another_type_is_declined(ggml) -> None:
 def test_what_is_ours_is_not_repacked(kinds: tuple[int, ...], shape: tuple[int, ...], expected: bool) -> None:
     tensors = [GgufTensor(f"blk.{place}.weight", shape, kind, 0, 0) for place, kind in enumerate(kinds)]
     header = replace(read_header(pocket_small_gguf()), tensors=tuple(tensors))
-    assert worth_repacking(header, Served(NAMES, True)) is expected
-    assert worth_repacking(header, Served())
+    assert worth_repacking(header, KernelsInUse(NAMES, True)) is expected
+    assert worth_repacking(header, KernelsInUse())
 
 
 def test_the_switch_has_two_positions() -> None:
@@ -208,7 +209,7 @@ def test_switched_off_they_compute_nothing() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, SWITCH: "off"}
     )
-    assert done.stdout.strip() == str(Served(reason=f"{SWITCH} is off"))
+    assert done.stdout.strip() == str(KernelsInUse(reason=f"{SWITCH} is off"))
 
 
 def test_a_llama_cpp_that_was_built_otherwise_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,14 +217,14 @@ def test_a_llama_cpp_that_was_built_otherwise_runs_as_it_is(monkeypatch: pytest.
     capable = replace(this_machine(), instruction_sets=("avx2", "avx512_vnni"))
     monkeypatch.setattr(kernels, "this_machine", lambda: capable)
     monkeypatch.setattr(kernels.platform, "system", lambda: "Linux")
-    served = served_by(plain)
+    served = kernels_in_use(plain)
     assert served.names == ()
     assert "built without Updraft's kernels" in served.reason
     assert build.REBUILD_COMMAND in served.fix
     monkeypatch.setattr(kernels, "this_machine", lambda: replace(capable, instruction_sets=("avx2",)))
-    assert served_by(plain) == Served(reason="this processor has no AVX-512 VNNI")
+    assert kernels_in_use(plain) == KernelsInUse(reason="this processor has no AVX-512 VNNI")
     monkeypatch.setattr(kernels.platform, "system", lambda: "Darwin")
-    assert served_by(plain) == Served(reason="Updraft's kernels are for Linux")
+    assert kernels_in_use(plain) == KernelsInUse(reason="Updraft's kernels are for Linux")
 
 
 def test_the_build_that_make_installs_has_them() -> None:

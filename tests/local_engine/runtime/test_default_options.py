@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from updraft.embedded.pocket import pocket_small_gguf
-from updraft.local_engine.llama.kernels import Served
+from updraft.local_engine.llama.kernels import KernelsInUse
 from updraft.local_engine.llama.library import llama
 from updraft.local_engine.options import LocalOptions
 from updraft.local_engine.runtime.context_layout import settled
@@ -27,7 +27,7 @@ LARGE = (GgufTensor("token_embd.weight", (4096, 32000), 8, 0, 0),)
     ids=["ours", "asked for", "llama.cpp's", "small"],
 )
 def test_steps_are_short_where_attention_is_ours(monkeypatch, attention, tensors, ubatch, expected) -> None:
-    monkeypatch.setattr(llama(), "kernels", Served(("Q8_0",), attention))
+    monkeypatch.setattr(llama(), "kernels", KernelsInUse(("Q8_0",), attention))
     header = replace(read_header(pocket_small_gguf()), tensors=tensors)
     assert settled(header, LocalOptions(ubatch=ubatch)).ubatch == expected
 
@@ -38,7 +38,7 @@ def test_steps_are_short_where_attention_is_ours(monkeypatch, attention, tensors
     ids=["q8_0", "f32", "no flash attention"],
 )
 def test_steps_are_llama_cpps_where_its_attention_computes(monkeypatch, options: LocalOptions) -> None:
-    monkeypatch.setattr(llama(), "kernels", Served(("Q8_0",), True))
+    monkeypatch.setattr(llama(), "kernels", KernelsInUse(("Q8_0",), True))
     header = replace(read_header(pocket_small_gguf()), tensors=LARGE)
     assert settled(header, options).ubatch is None
 
@@ -54,16 +54,16 @@ def test_steps_are_llama_cpps_where_its_attention_computes(monkeypatch, options:
     ids=["odd heads", "long heads", "keys unlike values", "soft caps"],
 )
 def test_steps_are_llama_cpps_where_heads_are_not_for_ours(monkeypatch, hyperparameters: dict[str, object]) -> None:
-    monkeypatch.setattr(llama(), "kernels", Served(("Q8_0",), True))
+    monkeypatch.setattr(llama(), "kernels", KernelsInUse(("Q8_0",), True))
     header = replace(read_header(pocket_small_gguf()), tensors=LARGE)
     metadata = {f"{header.architecture}.{name}": value for name, value in hyperparameters.items()}
     assert settled(replace(header, metadata={**header.metadata, **metadata}), LocalOptions()).ubatch is None
 
 
 def test_what_was_asked_for_stays(monkeypatch) -> None:
-    monkeypatch.setattr(llama(), "kernels", Served(("Q8_0",), True))
+    monkeypatch.setattr(llama(), "kernels", KernelsInUse(("Q8_0",), True))
     header = replace(read_header(pocket_small_gguf()), tensors=LARGE)
     assert settled(header, LocalOptions()).repack is False
     assert settled(header, LocalOptions(repack=True)).repack is True
-    monkeypatch.setattr(llama(), "kernels", Served())
+    monkeypatch.setattr(llama(), "kernels", KernelsInUse())
     assert settled(header, LocalOptions()).repack is True

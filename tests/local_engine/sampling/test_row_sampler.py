@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from plain_sampling import plain_edits
 from updraft.cloud_engine.engine.execution.sampler import sample
 from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
-from updraft.local_engine.sampling import noise
+from updraft.local_engine.sampling import gumbel_noise
 from updraft.local_engine.sampling.row_sampler import RowSampler
 from updraft.local_engine.sampling.truncation import largest
 from updraft.protocol.sampling import PLAIN_SAMPLING, ResolvedParams, SamplingDefaults, SamplingParams
@@ -102,11 +102,11 @@ def test_the_race_is_won_by_who_has_the_best_score(
     row = np.array(logits, np.float32)
     ids = np.arange(len(row)) * 7 if thinned else None
     named = np.arange(len(row)) if ids is None else ids
-    scores = row.astype(np.float64) / temperature - np.log(-np.log(noise.uniforms(key, named)))
+    scores = row.astype(np.float64) / temperature - np.log(-np.log(gumbel_noise.uniforms(key, named)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(noise, "_FEW", 0)
-        patch.setattr(noise, "_BLOCK", 64)
-        assert noise.draw(key, ids, row, temperature) == scores.argmax()
+        patch.setattr(gumbel_noise, "_FEW", 0)
+        patch.setattr(gumbel_noise, "_BLOCK", 64)
+        assert gumbel_noise.draw(key, ids, row, temperature) == scores.argmax()
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=700), st.integers(1, 800))

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from model_hub import Hub, running, tiny_gguf
 from updraft.local_engine.store.library import Library
-from updraft.model_files.download.web import RetryPolicy
+from updraft.model_files.download.web import RetryLimits
 
-HURRY = RetryPolicy(connect_s=2, read_s=2, tries=4, backoff_s=0.01, window_s=10, worthwhile=10_000)
+HURRY = RetryLimits(connect_s=2, read_s=2, tries=4, backoff_s=0.01, window_s=10, worthwhile=10_000)
 MODEL = tiny_gguf()
 
 
@@ -29,7 +29,7 @@ def library(tmp_path: Path) -> Library:
 
 
 @pytest.fixture
-def retry_policy() -> RetryPolicy:
+def retries() -> RetryLimits:
     return replace(HURRY)
 
 

@@ -18,9 +18,9 @@ from model_hub import Hub, tiny_gguf
 from updraft.local_engine.store.find import find, is_offline
 from updraft.local_engine.store.library import Library, model_path
 from updraft.local_engine.store.pull import pull
-from updraft.model_files.download.part import Note, PartialFile
-from updraft.model_files.download.web import RetryPolicy
-from updraft.model_files.download.work import ProgressReport
+from updraft.model_files.download.partial_file import PartialFile, ResumeRecord
+from updraft.model_files.download.progress import ProgressReport
+from updraft.model_files.download.web import RetryLimits
 from updraft.protocol.errors import (
     ConfigurationError,
     DiskSpaceError,
@@ -197,20 +197,20 @@ class TestOffline:
 
 class TestSpace:
     def test_too_little_is_said_before_the_download(
-        self, hub: Hub, library: Library, retry_policy: RetryPolicy, monkeypatch: pytest.MonkeyPatch
+        self, hub: Hub, library: Library, retries: RetryLimits, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         usage = namedtuple("usage", "total used free")
         monkeypatch.setattr("shutil.disk_usage", lambda _: usage(0, 0, 1_000_000))
-        offer = find("hf:owner/repo", retry_policy=retry_policy)
+        spec = find("hf:owner/repo", retries=retries)
         with pytest.raises(DiskSpaceError, match=f"needs {len(MODEL):,} more bytes.*1,000,000 free") as caught:
-            pull(library, offer, retry_policy=retry_policy)
+            pull(library, spec, retries=retries)
         assert (caught.value.needed, caught.value.free) == (len(MODEL), 1_000_000)
         assert hub.bodies == []
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")
     def test_a_full_disk_in_the_middle(self, tmp_path: Path) -> None:
         """A device that is always full: the write fails as on a disk."""
-        part = PartialFile(tmp_path, "x", Note("same", "there", 10_000_000))
+        part = PartialFile(tmp_path, "x", ResumeRecord("same", "there", 10_000_000))
         part.append(b"x" * 1000)
         part._file.close()
         part._file = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115 - the part closes it
@@ -224,7 +224,7 @@ class TestSpace:
         """Of whatever size the file turns out to be; what cannot be continued does not stay."""
         usage, block = namedtuple("usage", "total used free"), b"x" * 2**20
         start = 80 * 2**20
-        with PartialFile(tmp_path, "x", Note(identity, "there", None)) as part:
+        with PartialFile(tmp_path, "x", ResumeRecord(identity, "there", None)) as part:
             monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, start - part.path.stat().st_size))
             with pytest.raises(DiskSpaceError) as caught:
                 for _ in range(80):
@@ -234,9 +234,7 @@ class TestSpace:
             kept = part.path.stat().st_size
         assert 16 * 2**20 <= kept <= 24 * 2**20 if identity else kept == 0
 
-    def test_what_fitted_is_continued(
-        self, hub: Hub, library: Library, retry_policy: RetryPolicy, tmp_path: Path
-    ) -> None:
+    def test_what_fitted_is_continued(self, hub: Hub, library: Library, retries: RetryLimits, tmp_path: Path) -> None:
         """A limit of the system on the size of files, lifted afterwards."""
         program = (
             "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -245,7 +243,7 @@ class TestSpace:
         done = run(program, hub, library)
         assert done.returncode == 3, done.stderr
         assert "is full: 100,000 bytes are kept" in done.stdout
-        manifest = pull(library, find(hub.url + ADDRESS, retry_policy=retry_policy), retry_policy=retry_policy)
+        manifest = pull(library, find(hub.url + ADDRESS, retries=retries), retries=retries)
         assert hub.bodies[-1].start == 100_000
         assert library.verify(manifest.name, ProgressReport()) == "ready"
 
@@ -256,7 +254,7 @@ from pathlib import Path
 from updraft.local_engine.store.find import find
 from updraft.local_engine.store.library import Library
 from updraft.local_engine.store.pull import pull
-from updraft.model_files.download.work import ProgressReport
+from updraft.model_files.download.progress import ProgressReport
 from updraft.protocol.errors import DiskSpaceError
 try:
     pull(Library(Path(sys.argv[1])), find(sys.argv[2]), report=ProgressReport(say=lambda line: print(line, flush=True)))
@@ -286,7 +284,7 @@ def part_size(library: Library) -> int:
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_pull_goes_on_where_it_was(
-    stop: signal.Signals, hub: Hub, library: Library, retry_policy: RetryPolicy
+    stop: signal.Signals, hub: Hub, library: Library, retries: RetryLimits
 ) -> None:
     hub.pause_s = 0.1
     process = start(PULL, hub, library)
@@ -300,9 +298,7 @@ def test_a_stopped_pull_goes_on_where_it_was(
     assert library.find("tiny") is None
     lines: list[str] = []
     report = ProgressReport(say=lines.append)
-    manifest = pull(
-        library, find(hub.url + ADDRESS, retry_policy=retry_policy), retry_policy=retry_policy, report=report
-    )
+    manifest = pull(library, find(hub.url + ADDRESS, retries=retries), retries=retries, report=report)
     assert hub.bodies[-1].start == kept >= 40_000
     assert lines == [f"Resuming after {kept:,} bytes."]
     assert library.verify(manifest.name, ProgressReport()) == "ready"
@@ -318,10 +314,10 @@ def test_two_pulls_at_once_are_one_download(hub: Hub, library: Library) -> None:
     assert library.verify("tiny", ProgressReport()) == "ready"
 
 
-def test_nobody_removes_what_is_being_pulled(hub: Hub, library: Library, retry_policy: RetryPolicy) -> None:
+def test_nobody_removes_what_is_being_pulled(hub: Hub, library: Library, retries: RetryLimits) -> None:
     hub.pause_s = 0.05
-    offer = find(hub.url + ADDRESS, retry_policy=retry_policy)
-    thread = threading.Thread(target=pull, args=(library, offer), kwargs={"retry_policy": retry_policy})
+    spec = find(hub.url + ADDRESS, retries=retries)
+    thread = threading.Thread(target=pull, args=(library, spec), kwargs={"retries": retries})
     thread.start()
     try:
         while not part_size(library):
@@ -333,15 +329,15 @@ def test_nobody_removes_what_is_being_pulled(hub: Hub, library: Library, retry_p
     library.remove("tiny")
 
 
-def test_a_crash_between_the_last_two_steps(hub: Hub, library: Library, retry_policy: RetryPolicy) -> None:
+def test_a_crash_between_the_last_two_steps(hub: Hub, library: Library, retries: RetryLimits) -> None:
     """The manifest is there, the model still has its working name: no model, and the next pull finishes it."""
-    offer = find(hub.url + ADDRESS, retry_policy=retry_policy)
-    pull(library, offer, retry_policy=retry_policy)
+    spec = find(hub.url + ADDRESS, retries=retries)
+    pull(library, spec, retries=retries)
     library.path("tiny").rename(library.partial / "tiny.part")
-    note = {"identity": offer.identity, "source": offer.source, "size": offer.size}
-    (library.partial / "tiny.json").write_text(json.dumps(note))
+    record = {"identity": spec.identity, "source": spec.source, "size": spec.size}
+    (library.partial / "tiny.json").write_text(json.dumps(record))
     assert library.find("tiny") is None
-    pull(library, offer, retry_policy=retry_policy)
+    pull(library, spec, retries=retries)
     assert len(hub.bodies) == 1
     assert library.verify("tiny", ProgressReport()) == "ready"
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from updraft.local_engine.store.library import Library
-from updraft.model_files.download.choice import HubFile, choose, tag_of
-from updraft.model_files.download.naming import OnDisk, OnHub, OnWeb, is_name, name_for, parse, printable
+from updraft.model_files.download.file_selection import HubFile, choose, tag_of
+from updraft.model_files.download.naming import FileRef, HubRef, UrlRef, is_name, name_for, parse, printable
 from updraft.protocol.errors import InvalidRequestError, ModelNotFoundError, UpdraftError
 
 HUB = "https://huggingface.co"
@@ -18,15 +18,15 @@ HUB = "https://huggingface.co"
 @pytest.mark.parametrize(
     ("wanted", "place"),
     [
-        ("hf:owner/repo", OnHub("owner/repo")),
-        ("hf:owner/repo:Q4_K_M", OnHub("owner/repo", "Q4_K_M")),
-        ("hf:owner/repo:sub/x.gguf", OnHub("owner/repo", "sub/x.gguf")),
-        ("hf:owner/repo/x.gguf", OnHub("owner/repo", "x.gguf")),
-        ("https://example.org/x.gguf", OnWeb("https://example.org/x.gguf")),
-        (f"{HUB}/owner/repo/resolve/main/x.gguf?download=true", OnHub("owner/repo", "x.gguf", "main")),
-        (f"{HUB}/owner/repo/blob/v1/sub/x%20y.gguf", OnHub("owner/repo", "sub/x y.gguf", "v1")),
-        ("http://127.0.0.1:8/x.gguf", OnWeb("http://127.0.0.1:8/x.gguf")),
-        ("http://[::1]:8/x.gguf", OnWeb("http://[::1]:8/x.gguf")),
+        ("hf:owner/repo", HubRef("owner/repo")),
+        ("hf:owner/repo:Q4_K_M", HubRef("owner/repo", "Q4_K_M")),
+        ("hf:owner/repo:sub/x.gguf", HubRef("owner/repo", "sub/x.gguf")),
+        ("hf:owner/repo/x.gguf", HubRef("owner/repo", "x.gguf")),
+        ("https://example.org/x.gguf", UrlRef("https://example.org/x.gguf")),
+        (f"{HUB}/owner/repo/resolve/main/x.gguf?download=true", HubRef("owner/repo", "x.gguf", "main")),
+        (f"{HUB}/owner/repo/blob/v1/sub/x%20y.gguf", HubRef("owner/repo", "sub/x y.gguf", "v1")),
+        ("http://127.0.0.1:8/x.gguf", UrlRef("http://127.0.0.1:8/x.gguf")),
+        ("http://[::1]:8/x.gguf", UrlRef("http://[::1]:8/x.gguf")),
     ],
 )
 def test_places(wanted: str, place: object) -> None:
@@ -36,7 +36,7 @@ def test_places(wanted: str, place: object) -> None:
 def test_a_path(tmp_path: Path) -> None:
     file = tmp_path / "a model.gguf"
     file.touch()
-    assert parse(str(file), HUB) == OnDisk(file)
+    assert parse(str(file), HUB) == FileRef(file)
     assert name_for(file.name) == "a-model"
     for absent in (str(tmp_path), "nowhere.gguf", "owner/repo", ""):
         with pytest.raises(ModelNotFoundError, match="There is no file"):

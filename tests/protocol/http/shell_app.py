@@ -11,8 +11,8 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from updraft.protocol.errors import ContextLengthError
+from updraft.protocol.http.app import create_app, read_wire_request, send
 from updraft.protocol.http.server import bind_socket, exit_with_parent, serve
-from updraft.protocol.http.shell import create_app, read_wire_request, send
 from updraft.protocol.http.wire import WireResponse
 
 app = create_app("test", max_body_bytes=1000)

@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.testclient import TestClient
 from updraft.protocol.errors import AuthenticationError, ConfigurationError, PermissionDeniedError
 from updraft.protocol.http.access import Access, check_keyless
-from updraft.protocol.http.shell import create_app
+from updraft.protocol.http.app import create_app
 
 
 def lets_in(access: Access, *headers: tuple[str, str], address: str = "127.0.0.1", path: str = "/v1/models") -> bool:

@@ -7,7 +7,7 @@ import logging
 from hypothesis import given
 from hypothesis import strategies as st
 from updraft.protocol.http.connection_limits import ConnectionLimits
-from updraft.protocol.telemetry.logs import MAX_LINES_A_MINUTE, FewOfEach
+from updraft.protocol.telemetry.logs import MAX_LINES_A_MINUTE, LogRateLimit
 
 
 class Fake:
@@ -66,7 +66,7 @@ def test_never_more_than_allowed(steps: list[tuple[str, int]]) -> None:
 
 
 def test_a_place_that_logs_without_end_is_cut_short() -> None:
-    few, here, there = FewOfEach(), [], []
+    few, here, there = LogRateLimit(), [], []
     for _ in range(MAX_LINES_A_MINUTE * 3):
         record = logging.LogRecord("updraft", logging.WARNING, "a.py", 1, "said", (), None)
         record.created = 120.0

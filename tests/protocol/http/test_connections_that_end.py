@@ -20,8 +20,8 @@ from certificates import Authority
 from serving import serving
 from starlette.types import Receive, Scope, Send
 from updraft.protocol.http import connection, tls
+from updraft.protocol.http.app import CLIENT_GONE
 from updraft.protocol.http.connection_limits import ConnectionLimits
-from updraft.protocol.http.shell import GONE
 from updraft.protocol.http.tls import TlsFiles
 from waiting import wait_for
 
@@ -51,7 +51,7 @@ class App:
         if path == "/wait":
             self.begun.set()
             while not self.gate.is_set():
-                if scope[GONE].done():
+                if scope[CLIENT_GONE].done():
                     self.gone.set()
                     return
                 await asyncio.sleep(0.01)
@@ -122,7 +122,7 @@ def test_an_answer_that_nobody_reads_does_not_keep_its_connection(
     app: App, ends: str, secured: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is too short for the transport to say that it is full."""
-    monkeypatch.setattr(connection, "STALL_S", 0.2)
+    monkeypatch.setattr(connection, "WRITE_TIMEOUT_S", 0.2)
     sent = {"close": get("/long", "connection: close"), "cut": get("/cut"), "refused": get("/long") + b"BROKEN\r\n\r\n"}
     with connected(app, *secured) as client:
         client.sendall(sent.get(ends, get("/long")))

@@ -114,7 +114,7 @@ def test_what_waits_is_bounded_in_bytes(waiting: Server) -> None:
 
 def test_a_client_whose_requests_wait_is_not_waited_for(waiting: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The head of the last that is parsed is there, and its body is with what is not parsed."""
-    monkeypatch.setattr(connection, "REST_S", 0.1)
+    monkeypatch.setattr(connection, "READ_TIMEOUT_S", 0.1)
     with waiting.connected() as client:
         client.sendall(get("/wait") + b"POST /p HTTP/1.1\r\nhost: l\r\ncontent-length: 1\r\n\r\na" * 20 + LEAVES)
         client.settimeout(0.3)
@@ -169,7 +169,7 @@ def test_nothing_is_lost_or_reordered_however_it_comes(
 
 def test_who_is_not_read_for_so_long_is_not_cut_off(waiting: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of an upload fills what may wait behind an answer that takes its time."""
-    monkeypatch.setattr(connection, "REST_S", 0.2)
+    monkeypatch.setattr(connection, "READ_TIMEOUT_S", 0.2)
     with waiting.connected() as client:
         client.sendall(get("/wait"))
         wait_for(lambda: Watched.parsed == 1)

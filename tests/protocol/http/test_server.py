@@ -26,8 +26,8 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 from updraft.protocol.errors import PortInUseError, RequestCancelledError
 from updraft.protocol.http import connection
+from updraft.protocol.http.app import create_app, read_body, while_connected
 from updraft.protocol.http.server import bind_socket
-from updraft.protocol.http.shell import create_app, read_body, while_connected
 from waiting import wait_for
 from websockets.sync.client import connect
 
@@ -152,7 +152,7 @@ def test_an_offer_of_another_protocol_leaves_the_body_a_body(url: str, offer: st
 
 
 def test_a_websocket_lasts_and_has_a_connection_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "REST_S", 0.2)
+    monkeypatch.setattr(connection, "READ_TIMEOUT_S", 0.2)
     app = create_app("test")
     app.add_api_route("/slow", _slow, methods=["POST"])
 
@@ -290,7 +290,7 @@ def test_a_request_that_does_not_end_does_not_keep_its_connection(
 
     app = create_app("test")
     app.add_route("/echo", echo, methods=["GET", "POST"])
-    monkeypatch.setattr(connection, "REST_S", 0.3)
+    monkeypatch.setattr(connection, "READ_TIMEOUT_S", 0.3)
     with serving(app, protocol=connection.Connection) as url:
         answer = sent(url, *pieces)
     assert answer.count(b"HTTP/1.1 ") == sum(piece.startswith(b"GET") for piece in pieces[:1])
@@ -310,7 +310,7 @@ def test_a_client_that_reads_nothing_is_cut_off_and_one_that_reads_slowly_is_not
         except RequestCancelledError:
             ended.release()
 
-    monkeypatch.setattr(connection, "STALL_S", 1.0)
+    monkeypatch.setattr(connection, "WRITE_TIMEOUT_S", 1.0)
     with (
         serving(stream, protocol=connection.Connection) as url,
         socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client,

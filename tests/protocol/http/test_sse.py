@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 from updraft.protocol.http import sse
-from updraft.protocol.http.shell import send
+from updraft.protocol.http.app import send
 from updraft.protocol.http.wire import WireResponse
 
 PAYLOADS = st.lists(

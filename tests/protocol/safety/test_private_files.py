@@ -8,14 +8,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from updraft.classifier.online.experience import Experience
+from updraft.classifier.online.experience import ExperienceStore
 from updraft.classifier.policy.files import put_policy
-from updraft.cli.calibrate.kept_answers import KeptAnswers
+from updraft.cli.calibrate.saved_answers import SavedAnswers
 from updraft.cloud_engine.gateway.access.database import KeyDatabase
 from updraft.cloud_engine.gateway.ledger.opening import open_store
-from updraft.local_engine.machine.notes import Notes
+from updraft.local_engine.machine.json_store import JsonStore
 from updraft.local_engine.store.library import Library
-from updraft.model_files.download import part as part_file
+from updraft.model_files.download import partial_file
 from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.safety.private_files import private_file, write_private
 from updraft.router.accounting.ledger import Ledger
@@ -25,7 +25,7 @@ from updraft.router.storage.answer_store import AnswerStore
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
 
 
-class Note(msgspec.Struct):
+class ResumeRecord(msgspec.Struct):
     text: str
 
 
@@ -47,11 +47,11 @@ def keep_everything(home: Path) -> None:
     (home / "config.toml").write_text('cloud_api_key = "secret"\n')
     config = load_config()
     assert config.ledger is not None
-    with closing(Ledger(config.ledger)) as ledger, closing(Experience(home / "experience.sqlite3")):
+    with closing(Ledger(config.ledger)) as ledger, closing(ExperienceStore(home / "experience.sqlite3")):
         assert ledger.rows() == []
         assert (home / "ledger.sqlite3-shm").exists()
         meter = open_store(home / "gateway.sqlite3")
-        Notes("tried-models").write("key", Note("well"))
+        JsonStore("tried-models").write("key", ResumeRecord("well"))
         put_policy(home / "policies" / "a--b", {"gate1-0123456789abcdef.onnx": b"graph"}, b"{}")
         with Library().lock("a"):
             assert open_paths(home) == []
@@ -98,7 +98,7 @@ def test_a_folder_that_is_not_ours_keeps_its_rights(home: Path, tmp_path: Path) 
 def test_what_is_downloaded_is_closed_to_others(home: Path) -> None:
     library = Library()
     with library.lock("a"):
-        part = part_file.PartialFile(library.partial, "a", part_file.Note(None, "https://host/a", 3))
+        part = partial_file.PartialFile(library.partial, "a", partial_file.ResumeRecord(None, "https://host/a", 3))
         assert open_paths(home) == []
         part.discard()
 
@@ -138,7 +138,7 @@ def test_a_file_that_is_refused_keeps_its_rights(home: Path, tmp_path: Path, con
         lambda: AnswerStore(path, days=1, most=1),
         lambda: Ledger(path),
     ]
-    refused = [*stores, lambda: KeptAnswers(path), lambda: KeyDatabase(path)] if content is not None else stores
+    refused = [*stores, lambda: SavedAnswers(path), lambda: KeyDatabase(path)] if content is not None else stores
     for use in refused:
         with pytest.raises(ConfigurationError):
             use()

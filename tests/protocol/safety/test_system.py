@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from updraft.accounting.ledger.workers import WorkerSlot, left_behind
+from updraft.accounting.ledger.workers import WorkerSlot, orphaned_intents
 from updraft.protocol.safety import system
 
 ROOT = Path(__file__).parents[3]
@@ -171,7 +171,7 @@ def test_two_programs_share_no_intents_on_windows(tmp_path: Path) -> None:
     with closing(WorkerSlot(tmp_path)) as first, closing(WorkerSlot(tmp_path)) as second:
         assert (first.number, second.number) == (0, 1)
         second.intents.touch()
-        assert list(left_behind(tmp_path, 4, first.number)) == []
+        assert list(orphaned_intents(tmp_path, 4, first.number)) == []
         assert sorted(first.live_ids()) == sorted([first.id, second.id])
         second.close()
-        assert list(left_behind(tmp_path, 4, first.number)) == [second.intents]
+        assert list(orphaned_intents(tmp_path, 4, first.number)) == [second.intents]

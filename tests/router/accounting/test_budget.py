@@ -18,7 +18,7 @@ from cascade_bench import run
 from hypothesis import given
 from hypothesis import strategies as st
 from router_fakes import FakeCloud, ScriptedGates, unused_url
-from updraft.accounting.budget import Wanted
+from updraft.accounting.budget import TokenDemand
 from updraft.accounting.prices import Price
 from updraft.accounting.token_estimate import answer_size, prompt_tokens
 from updraft.protocol.errors import BudgetExceededError, ConfigurationError
@@ -27,13 +27,13 @@ from updraft.router.accounting.budget import Budget, BudgetLimits, Charge, Deman
 from updraft.router.accounting.ledger import Ledger
 from updraft.router.accounting.prices import Prices
 from updraft.router.accounting.request_record import RequestRecord
-from updraft.router.config import Middle, RouterConfig
+from updraft.router.config import CloudTierConfig, RouterConfig
 from updraft.router.request.caller import Caller
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 
 ONE = Charge(requests=1, cloud_requests=1, cloud_tokens=100, usd=0.01)
-DEMAND = Demand(ONE, 0.0, Wanted(0, 0))
+DEMAND = Demand(ONE, 0.0, TokenDemand(0, 0))
 ESCALATE = ScriptedGates(before=True)
 
 
@@ -316,10 +316,10 @@ def test_dollars_need_prices(tmp_path: Path) -> None:
     """With a budget in dollars, no cloud of the configuration may be without a price."""
     url, ledger = unused_url(), tmp_path / "ledger.sqlite3"
     priced = Prices(models={"big": Price(1.0, 2.0)})
-    middle = (Middle(url, "small"),)
+    middle_tiers = (CloudTierConfig(url, "small"),)
     for settings, missing in (
         ({"cloud_model": "new", "prices": priced}, "new"),
-        ({"cloud_model": "big", "prices": priced, "middle": middle}, "small"),
+        ({"cloud_model": "big", "prices": priced, "middle_tiers": middle_tiers}, "small"),
     ):
         for limits in ("budget", "budget_per_key", "budget_per_user"):
             with pytest.raises(ConfigurationError, match=rf"'{missing}' has no price.*\[prices.models.\"{missing}\"\]"):

@@ -22,12 +22,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from long_cloud import PROMPT_TOKENS, LongCloud, long_cloud
 from router_fakes import unused_url
-from updraft.accounting.budget import TOP_UP, Wanted
+from updraft.accounting.budget import TOP_UP, TokenDemand
 from updraft.accounting.prices import Price
 from updraft.accounting.token_estimate import LIMITS, answer_size, capped
 from updraft.protocol.errors import BudgetExceededError
 from updraft.protocol.http.wire import WireRequest
-from updraft.router.accounting.budget import NOTHING, Budget, BudgetLimits, Charge, Demand, Reservation
+from updraft.router.accounting.budget import NO_CHARGE, Budget, BudgetLimits, Charge, Demand, Reservation
 from updraft.router.accounting.ledger import Ledger
 from updraft.router.accounting.prices import Prices
 from updraft.router.request.caller import Caller
@@ -169,7 +169,7 @@ def test_a_settlement_between_a_refusal_and_the_wait_ends_the_wait(tmp_path: Pat
     async def test() -> None:
         ledger = Ledger(tmp_path / "ledger.sqlite3")
         budget, seen, until = Budget({"all": DIME}, ledger), 0, time.monotonic() + 60
-        await budget.reserve(Caller(), Demand(NOTHING, 5e-6, Wanted(1024, 1024)))
+        await budget.reserve(Caller(), Demand(NO_CHARGE, 5e-6, TokenDemand(1024, 1024)))
         budget.in_flight.settled()
         assert await budget.in_flight.settlement(until, seen), "the budget is asked again"
         assert not await budget.in_flight.settlement(until, budget.in_flight.settlements), "nothing is in flight"
@@ -478,10 +478,10 @@ def test_no_sequence_of_reservations_passes_a_limit(
         for kind, which, share in operations:
             with contextlib.suppress(BudgetExceededError):
                 if kind in ("limited", "unlimited"):
-                    wanted = Wanted(1024, 2**17) if kind == "unlimited" else Wanted(1024, 8000, is_known=True)
+                    wanted = TokenDemand(1024, 2**17) if kind == "unlimited" else TokenDemand(1024, 8000, is_known=True)
                     held.append(await budget.reserve(Caller(), Demand(Charge(1, 1, 10, 10e-6), 5e-6, wanted)))
                 elif held and kind == "top up":
-                    step, at = Demand(NOTHING, 5e-6, TOP_UP), which % len(held)
+                    step, at = Demand(NO_CHARGE, 5e-6, TOP_UP), which % len(held)
                     held[at] = await budget.reserve(Caller(), step, held[at])
                 elif held:
                     reserved = held.pop(which % len(held))

@@ -13,7 +13,7 @@ from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, runni
 from updraft.accounting.prices import Price
 from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.accounting.prices import Prices
-from updraft.router.config import Middle
+from updraft.router.config import CloudTierConfig
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def medium(medium_server: FakeCloud) -> FakeCloud:
 
 
 def settings(medium: FakeCloud, **more: Any) -> dict[str, Any]:
-    return {"middle": (Middle(medium.url, "medium", "sk-medium", Price(0.1, 0.1), **more),)}
+    return {"middle_tiers": (CloudTierConfig(medium.url, "medium", "sk-medium", Price(0.1, 0.1), **more),)}
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -20,14 +20,14 @@ from exposition import parse
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers
 from updraft.classifier.calibration.drift import DriftMonitor
 from updraft.classifier.grading.agreement import ComparableAnswer
-from updraft.classifier.online.experience import Experience, Observation
+from updraft.classifier.online.experience import ExperienceStore, Observation
 from updraft.classifier.policy.folders import policy_folder_of
 from updraft.embedded.pocket import policy_folder as pocket_policy_folder
 from updraft.protocol.http.wire import WireRequest
 from updraft.protocol.requests import Message
 from updraft.router.accounting.prices import Prices
 from updraft.router.accounting.request_record import RequestRecord
-from updraft.router.config import CacheSettings, Middle, RouterConfig
+from updraft.router.config import CacheSettings, CloudTierConfig, RouterConfig
 from updraft.router.factory import load_learning_gates
 from updraft.router.feedback.collector import MAX_WAITING, ExperienceCollector, JudgedRequest, LearningCounts
 from updraft.router.gates.exploration import ExplorationGates
@@ -82,7 +82,7 @@ def routed(
 
 
 def kept(tmp_path: Path) -> list[Observation]:
-    experience = Experience(tmp_path / "experience.sqlite3")
+    experience = ExperienceStore(tmp_path / "experience.sqlite3")
     try:
         return experience.rows(PAIR)
     finally:
@@ -154,7 +154,7 @@ def test_a_whole_answer_of_another_form_has_no_grade_whatever_became_of_the_draf
     assert (row.pair_grades, row.accepted) == (None, 0.0)
 
 
-class SlowDisk(Experience):
+class SlowDisk(ExperienceStore):
     """Experience that is kept when `spins` is set, and not before."""
 
     def __init__(self, path: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_stop_waits_once_for_who_holds_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_s: float, counts: LearningCounts
 ) -> None:
     monkeypatch.setattr("updraft.router.feedback.collector.BUSY_S", 1.0 if counts.failed else 60.0)
-    learner = ExperienceCollector(Experience(tmp_path / "experience.sqlite3"), PAIR)
+    learner = ExperienceCollector(ExperienceStore(tmp_path / "experience.sqlite3"), PAIR)
 
     async def stop(other: sqlite3.Connection) -> tuple[float, int]:
         for _ in range(12):
@@ -227,10 +227,10 @@ def test_an_answer_that_cannot_be_kept_costs_no_other(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fails_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cloud: FakeCloud) -> None:
-    def full(_: Experience, *__: Observation, busy_s: float) -> None:
+    def full(_: ExperienceStore, *__: Observation, busy_s: float) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr(Experience, "add", full)
+    monkeypatch.setattr(ExperienceStore, "add", full)
     snapshots: list[LearningCounts] = []
     close = ExperienceCollector.close
 
@@ -274,7 +274,7 @@ def test_the_counts_are_metrics(cloud: FakeCloud, tmp_path: Path) -> None:
 
 def test_a_middle_cloud_teaches_nothing_about_the_pair(cloud: FakeCloud, tmp_path: Path) -> None:
     gates = ExplorationGates(ScriptedGates(after=True))
-    (info,) = routed(cloud, tmp_path, gates, middle=(Middle(cloud.url, "medium"),))
+    (info,) = routed(cloud, tmp_path, gates, middle_tiers=(CloudTierConfig(cloud.url, "medium"),))
     assert info["tier"] == "cloud"
     assert kept(tmp_path) == []
 
@@ -355,14 +355,15 @@ def test_the_draw_knows_nothing_of_the_request(cloud: FakeCloud, tmp_path: Path)
 @pytest.mark.parametrize(
     "unlearned",
     [
-        {"middle": True},  # what goes to a smaller cloud is no label
+        {"middle_tiers": True},  # what goes to a smaller cloud is no label
         {"hold_tokens": 1, "cloud_continues": True, "asks": {"stream": True}},  # what is streamed before does not go up
     ],
 )
 def test_what_only_the_coin_grades_has_the_coins_chance(
     cloud: FakeCloud, tmp_path: Path, unlearned: dict[str, Any]
 ) -> None:
-    settings = {**unlearned, **({"middle": (Middle(cloud.url, "medium"),)} if "middle" in unlearned else {})}
+    medium = (CloudTierConfig(cloud.url, "medium"),)
+    settings = {**unlearned, **({"middle_tiers": medium} if "middle_tiers" in unlearned else {})}
     gates = ExplorationGates(ScriptedGates(after=True), exploration=0.25, rng=random.Random(3))
     routed(cloud, tmp_path, gates, 40, exploration=0.25, **settings)
     rng = random.Random(3)
@@ -374,7 +375,7 @@ def test_what_only_the_coin_grades_has_the_coins_chance(
 @pytest.mark.parametrize(
     "learned",
     [
-        {"middle": True},  # gate 3 is surer than what the smaller cloud is asked for
+        {"middle_tiers": True},  # gate 3 is surer than what the smaller cloud is asked for
         {"hold_tokens": 7, "cloud_continues": True, "asks": {"stream": True}},  # the answer was at its end before
         {
             "hold_tokens": 1,
@@ -384,8 +385,8 @@ def test_what_only_the_coin_grades_has_the_coins_chance(
     ],
 )
 def test_what_gate_3_has_graded_anyway_is_certain(cloud: FakeCloud, tmp_path: Path, learned: dict[str, Any]) -> None:
-    medium = (Middle(cloud.url, "medium", skip_above=0.5),)
-    settings = {**learned, **({"middle": medium} if "middle" in learned else {})}
+    medium = (CloudTierConfig(cloud.url, "medium", skip_above=0.5),)
+    settings = {**learned, **({"middle_tiers": medium} if "middle_tiers" in learned else {})}
     gates = ExplorationGates(ScriptedGates(after=True), exploration=0.25, rng=random.Random(3))
     routed(cloud, tmp_path, gates, 40, exploration=0.25, **settings)
     assert {(row.sampled, row.propensity) for row in kept(tmp_path)} == {(0, 1), (1, 1)}
@@ -413,7 +414,14 @@ def test_what_is_drawn_is_neither_raced_nor_left_to_a_middle_cloud(cloud: FakeCl
     gates = ExplorationGates(ScriptedGates(), exploration=1.0)
     slow = ScriptedLocal(delay_s=0.02)
     found = routed(
-        cloud, tmp_path, gates, 3, local=slow, exploration=1.0, race_above=0.0, middle=(Middle(cloud.url, "medium"),)
+        cloud,
+        tmp_path,
+        gates,
+        3,
+        local=slow,
+        exploration=1.0,
+        race_above=0.0,
+        middle_tiers=(CloudTierConfig(cloud.url, "medium"),),
     )
     assert [row.sampled for row in kept(tmp_path)] == [1, 1, 1]
     assert {info["route"] for info in found} == {"escalated"}
@@ -496,7 +504,7 @@ def test_other_gates_go_on_with_the_drift_and_explore_for_a_learner_alone(tmp_pa
     assert same.monitor is before.monitor is not other.monitor
     assert same.begin() is not same
     assert other.begin() is other
-    learner = ExperienceCollector(Experience(tmp_path / "experience.sqlite3"), PAIR)
+    learner = ExperienceCollector(ExperienceStore(tmp_path / "experience.sqlite3"), PAIR)
     for gates in (same, other, other):
         request = replace(judged(), cloud=ComparableAnswer("5"), monitor=gates.monitor)
         request.record.route = "escalated"

@@ -39,7 +39,7 @@ class ScriptedPolicy:
     models = PAIR
     calibrated_on = CalibratedOn()
     local_model = None
-    usual = None
+    typical_p_gain = None
 
     def __init__(self, before: float = 0.2, during: float = 0.3, after: float = 0.4) -> None:
         self._answers = before, during, after

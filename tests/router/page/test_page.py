@@ -94,7 +94,7 @@ def test_chat_says_who_answered_how_sure_what_it_cost_and_why(page: Watched) -> 
     tab = open_view(page, "Chat")
     easy = say(tab, EASY)
     assert "On device" in easy.inner_text()
-    assert "confidence" in easy.inner_text()
+    assert "P(gain)" in easy.inner_text()
     easy.locator("summary").focus()
     tab.keyboard.press("Enter")
     easy.locator(".trace li").nth(0).wait_for()

@@ -14,7 +14,7 @@ from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates
 from updraft.protocol.errors import ConfigurationError
 from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.config import CacheSettings
-from updraft.router.responses.cache import AnswerCache, Cached
+from updraft.router.responses.cache import AnswerCache, CachedCompletion
 
 ON = CacheSettings(max_mb=1.0)
 SAME: dict[str, Any] = {"temperature": 0}
@@ -180,7 +180,7 @@ def test_it_never_holds_more_than_it_may_and_drops_the_oldest(puts: list[tuple[i
     cache, newest = AnswerCache(max_bytes=8192, ttl_s=60.0), b""
     for key, size in puts:
         newest = bytes([key])
-        cache.put(newest, Cached(b"x" * size, "local", float("inf")))
+        cache.put(newest, CachedCompletion(b"x" * size, "local", float("inf")))
         assert sum(len(e.completion) + 512 for e in cache._entries.values()) == cache._bytes <= 8192
         assert cache.get(newest) is not None
 

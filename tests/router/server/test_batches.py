@@ -33,7 +33,7 @@ from updraft.router.server.batches.interactive import InteractiveRequests
 from updraft.router.server.batches.lines import answer_line, answered
 from updraft.router.server.batches.run import Background, BatchRun, Stores
 from updraft.router.storage.batch_store import Batch, BatchJob, BatchStore
-from updraft.router.storage.file_store import DATABASE, MB, FilesDatabase, FileStore, Label
+from updraft.router.storage.file_store import DATABASE, MB, FileMetadata, FilesDatabase, FileStore
 from waiting import wait_for
 
 CHAT = "/v1/chat/completions"
@@ -251,7 +251,7 @@ class Night:
         writer = files.begin("ann")
         writer.write(self.input)
         writer.close()
-        files.complete(writer.id, Label(writer.size, "a", "batch"))
+        files.complete(writer.id, FileMetadata(writer.size, "a", "batch"))
         now = int(time.time())
         batch = Batch(
             id="batch-1",

@@ -18,7 +18,7 @@ from updraft.router.config import RouterConfig
 from updraft.router.router import Router
 from updraft.router.server.app import daemon_app
 from updraft.router.storage.answer_store import Page
-from updraft.router.storage.file_store import FilesDatabase, FileStore, Label
+from updraft.router.storage.file_store import FileMetadata, FilesDatabase, FileStore
 from waiting import wait_for
 
 
@@ -113,7 +113,7 @@ def test_what_has_expired_is_gone_from_the_disk(tmp_path: Path) -> None:
     for writer, expires_s in ((kept, 3600), (gone, 0)):
         writer.write(b"x" * 50)
         writer.close()
-        store.complete(writer.id, Label(writer.size, "a", "batch", expires_s))
+        store.complete(writer.id, FileMetadata(writer.size, "a", "batch", expires_s))
     with pytest.raises(NotFoundError):
         store.get("ann", gone.id)
     assert [each.id for each in store.page("ann", Page(), None)[0]] == [kept.id]

@@ -1,4 +1,4 @@
-// Chat: each answer with its tier, confidence, cost and reason.
+// Chat: each answer with its tier, P(gain), cost and reason.
 
 import { get, markdown, post, stream } from "./api.js";
 import { badge, decisionList, dollars, el, failure, percent, say, seconds } from "./dom.js";
@@ -126,7 +126,8 @@ function setBusy(busy) {
 }
 
 function facts(info, messages, turn) {
-  const confidence = info.confidence === null ? null : el("span", {}, `confidence ${percent(info.confidence)}`);
+  const sure = info.confidence === null ? ["P(gain)", info.p_gain] : ["confidence", info.confidence];
+  const judged = sure[1] === null ? null : el("span", {}, `${sure[0]} ${percent(sure[1])}`);
   const retry = el("button", {
     type: "button",
     onclick: async () => {
@@ -137,7 +138,7 @@ function facts(info, messages, turn) {
       await answer("cloud");
     },
   }, "Retry in the cloud");
-  return [badge(info.tier), confidence, el("span", {}, dollars(info.cost_usd)),
+  return [badge(info.tier), judged, el("span", {}, dollars(info.cost_usd)),
     el("span", {}, `saved ${dollars(info.saved_usd)}`), el("span", {}, seconds(info.latency_ms)),
     whyOf(info), info.tier === "local" ? retry : null, ...thumbs(info.request_id)].filter(Boolean);
 }

@@ -45,7 +45,7 @@ export async function show(place) {
     const prompt = remembered(row.id);
     detail.replaceChildren(el("h2", {}, row.id), el("p", {}, badge(row.tier), ` ${row.reason}`),
       row.failure ? el("p", { className: "bad" }, row.failure) : null, decisionList(row.decisions),
-      el("p", {}, `Confidence ${row.p_gain === null ? "unknown" : percent(1 - row.p_gain)}, `
+      el("p", {}, `P(gain) ${row.p_gain === null ? "unknown" : percent(row.p_gain)}, `
         + `cost ${dollars(row.cost_usd)}, saved ${dollars(row.saved_usd)}.`),
       el("div", { className: "row" }, ...thumbs(row.id)),
       prompt ? el("button", { type: "button", onclick: () => replay(prompt, replayed) }, "Ask again")

@@ -14,8 +14,8 @@ from .....protocol.dialects.bodies import TranslatedBody
 from .....protocol.dialects.chat_chunks import ChatChunks
 from .....protocol.dialects.responses_request import check_metadata
 from .....protocol.http import sse
-from .....protocol.http.foreign import json_bytes, json_of
 from .....protocol.http.ids import new_id
+from .....protocol.http.lenient_json import json_bytes, json_of
 from .....protocol.http.wire import WireResponse
 from .....protocol.requests import ChatRequest
 from .....protocol.responses import ChatCompletion
@@ -38,7 +38,7 @@ prepare_types(MetadataUpdate)
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _StoredCompletion:
     """A completion to store."""
 
     context: RequestContext
@@ -79,7 +79,7 @@ async def create(context: RequestContext) -> WireResponse:
     return WireResponse.json(completion if kept else not_stored(completion), headers=made.headers)
 
 
-def _wanted(context: RequestContext) -> _Wanted | None:
+def _wanted(context: RequestContext) -> _StoredCompletion | None:
     """Return the completion to store, if any. Without an answer store, the cloud gets the field `store`."""
     if not context.answers.enabled or b'"store"' not in context.request.body:
         return None
@@ -88,10 +88,10 @@ def _wanted(context: RequestContext) -> _Wanted | None:
         return None
     metadata = convert({"metadata": body.pop("metadata", None)}, MetadataUpdate).metadata
     check_metadata(metadata)
-    return _Wanted(context, body, metadata)
+    return _StoredCompletion(context, body, metadata)
 
 
-async def _events(wanted: _Wanted, payloads: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+async def _events(wanted: _StoredCompletion, payloads: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
     """Pass events through. The event with the `updraft` object waits until the completion is stored."""
     chunks, failed, finish, last = ChatChunks(), False, None, list[bytes]()
     async for payload in payloads:

@@ -10,10 +10,10 @@ from io import BufferedReader
 
 import msgspec
 
-from .....protocol.dialects.forms import FormPart, read_form
+from .....protocol.dialects.multipart import FormPart, read_form
 from .....protocol.errors import InvalidRequestError, RequestTooLargeError
 from .....protocol.http.wire import WireRequest, WireResponse
-from ....storage.file_store import MB, FileObject, FileWriter, Label
+from ....storage.file_store import MB, FileMetadata, FileObject, FileWriter
 from ..route import RequestContext, Route
 from .pagination import PAGE_PARAMETERS, list_of, page_of, query_of
 
@@ -36,7 +36,7 @@ class _Form:
     filename: str | None = None
     fields: dict[str, str] = field(default_factory=dict[str, str])
 
-    def label(self, size: int) -> Label:
+    def label(self, size: int) -> FileMetadata:
         """Return the file's metadata. Raises InvalidRequestError if a field is missing or invalid."""
         if not self.filename:
             raise InvalidRequestError("The form needs a file with a filename.", param="file")
@@ -48,7 +48,7 @@ class _Form:
         if purpose not in _PURPOSES:
             raise InvalidRequestError(f"purpose must be one of {', '.join(_PURPOSES)}.", param="purpose")
         filename = self.filename.replace("\\", "/").rpartition("/")[2][:_MAX_FILENAME]
-        return Label(size, filename, purpose, self._expires_s(purpose))
+        return FileMetadata(size, filename, purpose, self._expires_s(purpose))
 
     def _expires_s(self, purpose: str) -> int | None:
         anchor, seconds = (self.fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
@@ -84,7 +84,7 @@ async def create(context: RequestContext) -> WireResponse:
     return WireResponse.json(made)
 
 
-async def _receive(request: WireRequest, writer: FileWriter) -> Label:
+async def _receive(request: WireRequest, writer: FileWriter) -> FileMetadata:
     """Write the file as it arrives. Raises InvalidRequestError, RequestTooLargeError and DiskSpaceError."""
     form, name = _Form(), ""
     pieces = _pieces(request.body) if request.upload is None else request.upload

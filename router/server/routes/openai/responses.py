@@ -18,7 +18,7 @@ from .....protocol.dialects.responses_items import Item, items_of, with_own_ids
 from .....protocol.dialects.responses_request import ResponsesRequest, chat_body, prompt_body, read_responses_request
 from .....protocol.errors import InvalidRequestError, NotFoundError
 from .....protocol.http import sse
-from .....protocol.http.foreign import json_of
+from .....protocol.http.lenient_json import json_of
 from .....protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ....responses import completion as answer
 from ....storage.answer_store import StoredAnswer

@@ -8,7 +8,7 @@ import pytest
 import torch
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.kv.cache_spec import block_bytes
-from updraft.cloud_engine.engine.kv.sizing import Sizes
+from updraft.cloud_engine.engine.kv.sizing import KVCacheSize
 from updraft.cloud_engine.models.config import ModelConfig
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.rope import RotaryConfig
@@ -40,33 +40,33 @@ def shape_of(**changes) -> Decoder:
 @pytest.mark.parametrize("config", [{}, {"block_size": 64}, {"max_batch_size": 1}], ids=str)
 def test_the_pool_stays_within_its_memory_and_the_context_within_the_pool(config) -> None:
     config, model = EngineConfig(**config), shape_of()
-    sizes = Sizes.of([model], config)
+    sizes = KVCacheSize.of([model], config)
     assert sizes.num_blocks * block_bytes(model, config.block_size) == GIB
     assert sizes.context_length == GIB // 65536 == sizes.num_blocks * config.block_size
 
 
 def test_a_draft_model_has_its_share_of_the_memory() -> None:
     models = [shape_of(), shape_of(num_layers=8)]
-    sizes = Sizes.of(models, EngineConfig())
+    sizes = KVCacheSize.of(models, EngineConfig())
     assert sizes.num_blocks * sum(block_bytes(model, 16) for model in models) <= GIB
     assert sizes.context_length == sizes.num_blocks * 16 > 10000
 
 
 def test_a_shorter_context_is_held_by_more_requests() -> None:
-    sizes = Sizes.of([shape_of()], EngineConfig(context_length=1000, max_batch_size=4))
+    sizes = KVCacheSize.of([shape_of()], EngineConfig(context_length=1000, max_batch_size=4))
     assert (sizes.context_length, sizes.num_blocks) == (1000, 4 * 63)
 
 
 def test_a_context_of_the_models_whole_length_is_had_by_blocks_for_it() -> None:
-    sizes = Sizes.of([shape_of()], EngineConfig(num_blocks=CONTEXT // 16))
+    sizes = KVCacheSize.of([shape_of()], EngineConfig(num_blocks=CONTEXT // 16))
     assert sizes.context_length == CONTEXT
 
 
 def test_a_window_needs_no_more_than_it_sees() -> None:
     windowed = shape_of(windows=(4096,) * 16)
-    sizes = Sizes.of([windowed], EngineConfig(max_batch_size=2))
+    sizes = KVCacheSize.of([windowed], EngineConfig(max_batch_size=2))
     assert (sizes.context_length, sizes.num_blocks) == (CONTEXT, 2 * ((4095 + 512 + 15) // 16 + 1))
-    assert Sizes.of([windowed], EngineConfig(num_blocks=100)).context_length == 1600
+    assert KVCacheSize.of([windowed], EngineConfig(num_blocks=100)).context_length == 1600
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,11 @@ def test_a_window_needs_no_more_than_it_sees() -> None:
 )
 def test_what_cannot_be_had_is_refused_with_what_can(config, reason) -> None:
     with pytest.raises(ConfigurationError, match=reason):
-        Sizes.of([shape_of()], EngineConfig(**config))
+        KVCacheSize.of([shape_of()], EngineConfig(**config))
 
 
 def test_what_there_is_room_for_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "updraft"):
-        Sizes.of([shape_of()], EngineConfig())
+        KVCacheSize.of([shape_of()], EngineConfig())
     assert "16384 of the model's 131072 tokens" in caplog.text
     assert "needs 8192 (8.0 GiB)" in caplog.text

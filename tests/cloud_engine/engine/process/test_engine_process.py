@@ -134,7 +134,7 @@ def test_answers_errors_and_the_hang_of_a_core(folder: Path, monkeypatch: pytest
 def test_a_core_is_restarted_until_it_dies_too_often(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_process, "RESTART_PAUSES_S", (0.0, 0.1))
+    monkeypatch.setattr(engine_process, "RESTART_BACKOFF_S", (0.0, 0.1))
     copy = tmp_path / "tiny"
     shutil.copytree(folder, copy)
 

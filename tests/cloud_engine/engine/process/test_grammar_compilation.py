@@ -15,7 +15,7 @@ from threaded_engine import ThreadedEngine
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.execution.served_model import ServedModel
-from updraft.cloud_engine.engine.process.grammar_compilation import Preparations
+from updraft.cloud_engine.engine.process.grammar_compilation import GrammarJobs
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.protocol.errors import EngineError, InvalidRequestError, OverloadedError
 from updraft.protocol.sampling import SamplingParams
@@ -138,12 +138,12 @@ def test_waiting_counts_from_the_arrival(make_engine, compiler):
 
 
 def test_a_thread_that_died_is_replaced_and_places_are_given_back(make_engine, monkeypatch):
-    def dying(self: Preparations) -> None:
+    def dying(self: GrammarJobs) -> None:
         self._queue.get()
 
     with monkeypatch.context() as broken:
-        broken.setattr(Preparations, "_work", dying)
-        preparations = Preparations(lambda _: None, lambda _: None)
+        broken.setattr(GrammarJobs, "_work", dying)
+        preparations = GrammarJobs(lambda _: None, lambda _: None)
         preparations.begin(plain("lost"))
         assert preparations._thread is not None
         preparations._thread.join(60)
@@ -159,10 +159,10 @@ def test_a_thread_that_died_is_replaced_and_places_are_given_back(make_engine, m
                 await answer(engine, constrained(name))
         assert len(await answer(engine, plain("plain"))) == 4
 
-    def no_thread(_preparations: Preparations, _request: GenerationRequest) -> None:
+    def no_thread(_preparations: GrammarJobs, _request: GenerationRequest) -> None:
         raise RuntimeError("no threads left")
 
-    monkeypatch.setattr(Preparations, "begin", no_thread)
+    monkeypatch.setattr(GrammarJobs, "begin", no_thread)
     serve(make_engine(max_waiting=2), scenario)
 
 
@@ -207,7 +207,7 @@ def test_good_or_bad_a_constraint_is_compiled_once(make_llama, monkeypatch):
 
 def test_an_id_given_away_again_is_another_preparation() -> None:
     compiler, done = Compiler(), SimpleQueue[str]()
-    preparations = Preparations(compiler, done.put)
+    preparations = GrammarJobs(compiler, done.put)
     preparations.begin(constrained("same", "first"))
     assert compiler.begun.wait(60)
     preparations.cancel("same")
@@ -225,10 +225,10 @@ def test_an_id_given_away_again_is_another_preparation() -> None:
 def test_a_process_ends_while_a_constraint_is_compiled() -> None:
     code = """
 import threading
-from updraft.cloud_engine.engine.process.grammar_compilation import Preparations
+from updraft.cloud_engine.engine.process.grammar_compilation import GrammarJobs
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 begun = threading.Event()
-preparations = Preparations(lambda request: (begun.set(), threading.Event().wait(300)), print)
+preparations = GrammarJobs(lambda request: (begun.set(), threading.Event().wait(300)), print)
 preparations.begin(GenerationRequest("r", [1]))
 begun.wait()
 preparations.close()

@@ -1,4 +1,4 @@
-"""The draft-length policy on made-up machines: never much slower than without drafts, and near the best length."""
+"""The choice of draft lengths on made-up machines: never much slower than without drafts, and near the best length."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.cloud_engine.engine.speculation.draft_length import AdaptiveDraftLength, DraftCandidate, DraftLengthPolicy
+from updraft.cloud_engine.engine.speculation.draft_length import AdaptiveDraftLength, DraftCandidate, FixedDraftLength
 from updraft.cloud_engine.engine.speculation.step_costs import StepCosts, StepReport
 from updraft.cloud_engine.engine.types.acceptance import Acceptance
-from updraft.cloud_engine.engine.types.recent import Recent
+from updraft.cloud_engine.engine.types.recent_median import RecentMedian
 
 MOST = 8
 CATCH_UP_S = 1e-5  # per token
@@ -66,11 +66,11 @@ class Asker:
 class Run:
     """As many requests as `loads` says for each step, of about 40 tokens each.
 
-    The policy sees noise of 5 % and some steps that are held up; what is compared are the true seconds. `shares`: after
+    The choice sees noise of 5 % and some steps that are held up; what is compared are the true seconds. `shares`: after
     each step, what all steps so far would have taken without drafts over what they took.
     """
 
-    def __init__(self, machine: Machine, loads: Iterable[int], acceptance: float, policy: DraftLengthPolicy):
+    def __init__(self, machine: Machine, loads: Iterable[int], acceptance: float, chooser: FixedDraftLength):
         self._random = random.Random(1)
         self._acceptance = acceptance
         self._all = Acceptance.of_drafter()
@@ -81,13 +81,13 @@ class Run:
         for sequences in loads:
             askers = askers[:sequences] + [self._asker() for _ in range(sequences - len(askers))]
             candidates = [self._candidate(asker) for asker in askers]
-            lengths = [0] * sequences if policy.rests(sequences) else policy.plan(candidates, sequences)
+            lengths = [0] * sequences if chooser.rests(sequences) else chooser.plan(candidates, sequences)
             before = self.tokens
             report = self._step(machine, askers, lengths)
-            if not any(lengths) and policy.learns_nothing(sequences):
-                policy.pass_by(sequences, report.step_s)
+            if not any(lengths) and chooser.learns_nothing(sequences):
+                chooser.pass_by(sequences, report.step_s)
             else:
-                policy.observe(report)
+                chooser.observe(report)
             plain_s += machine.step(sequences, [0], 0)[0] * (self.tokens - before) / sequences
             self.shares.append(plain_s / self.seconds)
             askers = [asker if asker.left > 0 else self._asker() for asker in askers]
@@ -135,7 +135,7 @@ def test_never_slower_than_without_and_near_the_best_length(machine: str, sequen
     costs = MACHINES[machine]
     loads = [sequences] * max(1200, 16_000 // (sequences + 7))
     adaptive = Run(costs, loads, acceptance, AdaptiveDraftLength(MOST))
-    fixed = [Run(costs, loads[:120], acceptance, DraftLengthPolicy(most)).rate for most in (0, 1, 2, 4, 6, MOST)]
+    fixed = [Run(costs, loads[:120], acceptance, FixedDraftLength(most)).rate for most in (0, 1, 2, 4, 6, MOST)]
     assert min(adaptive.shares[1000:]) >= 0.98
     assert adaptive.rate >= 0.85 * max(fixed)
 
@@ -159,36 +159,36 @@ def test_never_slower_where_the_load_changes(machine: str, acceptance: float) ->
 
 
 def test_it_recovers_when_drafts_become_good() -> None:
-    policy = AdaptiveDraftLength(MOST)
-    poor = Run(MACHINES["memory"], [4] * 1000, 0.0, policy)
-    good = Run(MACHINES["memory"], [4] * 1000, 0.98, policy)
+    chooser = AdaptiveDraftLength(MOST)
+    poor = Run(MACHINES["memory"], [4] * 1000, 0.0, chooser)
+    good = Run(MACHINES["memory"], [4] * 1000, 0.98, chooser)
     assert poor.drafted < 100
     assert good.drafted > 600
 
 
 def test_requests_get_lengths_of_their_own() -> None:
-    policy = AdaptiveDraftLength(MOST)
+    chooser = AdaptiveDraftLength(MOST)
     mixed = [DraftCandidate(0.95, MOST), DraftCandidate(0.3, MOST), DraftCandidate(0.95, 2), DraftCandidate(0.0, MOST)]
     for lengths in ([0] * 4, [0] * 4, [1] * 4, [1] * 4, [1] * 4, [8] * 4, [8] * 4):
-        policy.observe(StepReport(4, 0.01 + 0.0005 * sum(lengths), 0, sum(lengths)))
-    policy.plan(mixed, 4)  # a trial may be due
-    steady, poor, short, none = policy.plan(mixed, 4)
+        chooser.observe(StepReport(4, 0.01 + 0.0005 * sum(lengths), 0, sum(lengths)))
+    chooser.plan(mixed, 4)  # a trial may be due
+    steady, poor, short, none = chooser.plan(mixed, 4)
     assert steady > poor
     assert (short, none) == (2, 0)
 
 
 def test_who_has_little_left_need_not_catch_up() -> None:
     """A draft model as slow at reading as the target is at writing: not worth a long prompt for a few tokens."""
-    policy = AdaptiveDraftLength(MOST)
+    chooser = AdaptiveDraftLength(MOST)
     for _ in range(3):
-        policy.observe(StepReport(1, 0.01))
-        policy.observe(StepReport(1, 0.0125, 0, 2, 1, 2, 1, 0.002, 0.001))
-        policy.observe(StepReport(1, 0.3, 0, 2, 1, 2, 400, 0.29, 0.289))
+        chooser.observe(StepReport(1, 0.01))
+        chooser.observe(StepReport(1, 0.0125, 0, 2, 1, 2, 1, 0.002, 0.001))
+        chooser.observe(StepReport(1, 0.3, 0, 2, 1, 2, 400, 0.29, 0.289))
     for _ in range(20):  # well behind the trials that are due
-        policy.plan([DraftCandidate(0.9, 8, True, 1, 8)], 1)
-        policy.observe(StepReport(1, 0.01))
-    assert policy.plan([DraftCandidate(0.9, 8, True, 400, 8)], 1) == [0]
-    assert policy.plan([DraftCandidate(0.9, 8, True, 1, 8)], 1) > [0]
+        chooser.plan([DraftCandidate(0.9, 8, True, 1, 8)], 1)
+        chooser.observe(StepReport(1, 0.01))
+    assert chooser.plan([DraftCandidate(0.9, 8, True, 400, 8)], 1) == [0]
+    assert chooser.plan([DraftCandidate(0.9, 8, True, 1, 8)], 1) > [0]
 
 
 def test_the_first_step_of_its_kind_does_not_count() -> None:
@@ -227,13 +227,13 @@ def test_cold_steps_are_better_than_nothing() -> None:
 
 def test_drafts_without_passes_that_come_and_go_are_not_tried_for_ever() -> None:
     """A useless n-gram every other step, where a draft token takes as long as a step."""
-    policy = AdaptiveDraftLength(MOST)
+    chooser = AdaptiveDraftLength(MOST)
     seconds = tokens = 0.0
     for step in range(4000):
         candidates = [DraftCandidate(0.2, MOST)] if step % 2 else []
-        lengths = [0] * len(candidates) if policy.rests(1) else policy.plan(candidates, 1)
+        lengths = [0] * len(candidates) if chooser.rests(1) else chooser.plan(candidates, 1)
         step_s = 0.01 * (1 + sum(lengths))
-        policy.observe(StepReport(1, step_s, 0, sum(lengths)))
+        chooser.observe(StepReport(1, step_s, 0, sum(lengths)))
         seconds += step_s
         tokens += 1
     assert tokens / seconds > 0.98 * 100
@@ -243,38 +243,38 @@ def test_drafts_without_passes_that_come_and_go_are_not_tried_for_ever() -> None
 @pytest.mark.parametrize(("share", "acceptance"), [(0.5, 0.3), (0.1, 0.6), (0.1, 0.9), (0.02, 0.3)])
 def test_what_changing_from_drafts_to_none_costs_is_theirs(cold_s: float, share: float, acceptance: float) -> None:
     """N-grams that come and go: the step behind them finds other things in the caches than it needs."""
-    policy, rng = AdaptiveDraftLength(MOST), random.Random(2)
+    chooser, rng = AdaptiveDraftLength(MOST), random.Random(2)
     seconds = tokens = 0.0
     drafted = False
     for _ in range(3000):
         found = [DraftCandidate(acceptance, rng.randint(1, MOST))] if rng.random() < share else []
-        length = sum(policy.plan(found, 1)) if found and not policy.rests(1) else 0
+        length = sum(chooser.plan(found, 1)) if found and not chooser.rests(1) else 0
         accepted = next((n for n in range(length) if rng.random() >= acceptance), length)
         step_s = 0.01 + 0.0005 * length + cold_s * (drafted != (length > 0))
         drafted = length > 0
-        policy.observe(StepReport(1, step_s * rng.lognormvariate(0, 0.05), 0, length, accepted_tokens=accepted))
+        chooser.observe(StepReport(1, step_s * rng.lognormvariate(0, 0.05), 0, length, accepted_tokens=accepted))
         seconds, tokens = seconds + step_s, tokens + 1 + accepted
     assert 0.01 * tokens / seconds >= 0.98
 
 
 def test_drafts_that_take_no_pass_are_not_free() -> None:
     """They are looked up, which may take long; what it takes is no part of what is estimated."""
-    policy = AdaptiveDraftLength(MOST)
+    chooser = AdaptiveDraftLength(MOST)
     seconds = tokens = 0.0
     for _ in range(4000):
-        (length,) = [0] if policy.rests(1) else policy.plan([DraftCandidate(0.9, 2)], 1)
+        (length,) = [0] if chooser.rests(1) else chooser.plan([DraftCandidate(0.9, 2)], 1)
         draft_s = 0.03 if length else 0.0
-        policy.observe(StepReport(1, 0.01 + draft_s, 0, length, draft_s=draft_s, accepted_tokens=length))
+        chooser.observe(StepReport(1, 0.01 + draft_s, 0, length, draft_s=draft_s, accepted_tokens=length))
         seconds += 0.01 + draft_s
         tokens += 1 + length
     assert tokens / seconds > 0.98 * 100
 
 
 def test_nobody_to_draft_for_decides_nothing() -> None:
-    policy = AdaptiveDraftLength(MOST)
-    policy.observe(StepReport(1, 0.01))
-    assert policy.plan([], 1) == []
-    assert not policy.rests(1)
+    chooser = AdaptiveDraftLength(MOST)
+    chooser.observe(StepReport(1, 0.01))
+    assert chooser.plan([], 1) == []
+    assert not chooser.rests(1)
 
 
 def test_what_verification_costs_is_learned_for_each_class_of_batch_sizes() -> None:
@@ -289,12 +289,12 @@ def test_what_verification_costs_is_learned_for_each_class_of_batch_sizes() -> N
 
 
 def test_a_trial_ends_where_the_batch_changes_and_nobody_catches_up_for_it() -> None:
-    policy = AdaptiveDraftLength(MOST)
+    chooser = AdaptiveDraftLength(MOST)
     for sequences in (1, 1, 1, 32, 32, 32):
-        policy.observe(StepReport(sequences, 0.01))
-    assert policy.plan([DraftCandidate(0.9, MOST, True, 1)], 1) == [4]
-    assert policy.plan([DraftCandidate(0.9, MOST, True, 4000, 5)], 1) == [0]
-    assert policy.plan([DraftCandidate(0.9, MOST, True, 1)] * 32, 32) == [2] * 32  # a trial of its own
+        chooser.observe(StepReport(sequences, 0.01))
+    assert chooser.plan([DraftCandidate(0.9, MOST, True, 1)], 1) == [4]
+    assert chooser.plan([DraftCandidate(0.9, MOST, True, 4000, 5)], 1) == [0]
+    assert chooser.plan([DraftCandidate(0.9, MOST, True, 1)] * 32, 32) == [2] * 32  # a trial of its own
 
 
 def test_what_further_passes_cost_is_known_by_their_number() -> None:
@@ -310,28 +310,30 @@ def test_what_further_passes_cost_is_known_by_their_number() -> None:
 
 
 def test_a_trial_is_several_steps_long_and_of_long_drafts() -> None:
-    policy = AdaptiveDraftLength(MOST)
+    chooser = AdaptiveDraftLength(MOST)
     hopeless = [DraftCandidate(0.01, MOST, True, 1, 64)]
     for _ in range(3):
-        policy.observe(StepReport(1, 0.01))
+        chooser.observe(StepReport(1, 0.01))
     lengths: list[int] = []
     for _ in range(6):
-        (length,) = [0] if policy.rests(1) else policy.plan(hopeless, 1)
+        (length,) = [0] if chooser.rests(1) else chooser.plan(hopeless, 1)
         lengths.append(length)
-        policy.observe(StepReport(1, 0.01 + 0.01 * length, 0, length, min(length, 1), length, 1, 0.005 * length, 0.005))
+        chooser.observe(
+            StepReport(1, 0.01 + 0.01 * length, 0, length, min(length, 1), length, 1, 0.005 * length, 0.005)
+        )
     assert lengths == [2, 2, 2, 0, 0, 0]
 
 
 def test_drafts_of_a_new_length_are_made_until_it_is_known_what_they_cost() -> None:
     """Their first step is cold and dear, and no reason to go back to none."""
-    policy = AdaptiveDraftLength(MOST)
+    chooser = AdaptiveDraftLength(MOST)
     good = [DraftCandidate(0.95, MOST, True, 1, 64)] * 64
     for length in (0, 0, 0, 1, 1, 1):
-        policy.observe(step_of_64(length, 0.0005 * length))
+        chooser.observe(step_of_64(length, 0.0005 * length))
     lengths: list[int] = []
     for draft_s in (0.2, 0.002, 0.002, 0.002):
-        lengths.append(0 if policy.rests(64) else max(policy.plan(good, 64)))
-        policy.observe(step_of_64(lengths[-1], draft_s))
+        lengths.append(0 if chooser.rests(64) else max(chooser.plan(good, 64)))
+        chooser.observe(step_of_64(lengths[-1], draft_s))
     assert lengths == [4, 4, 4, 8]
 
 
@@ -341,17 +343,17 @@ def step_of_64(length: int, draft_s: float) -> StepReport:
 
 
 def test_a_decision_against_drafts_stands_while_the_batch_is_of_its_size() -> None:
-    policy = AdaptiveDraftLength(MOST)
+    chooser = AdaptiveDraftLength(MOST)
     useless = [DraftCandidate(0.0, MOST)] * 64
     for length in (0, 0, 0, 8, 8, 8):
-        policy.observe(step_of_64(length, 0.0))
-    assert not any(policy.plan(useless, 64))
+        chooser.observe(step_of_64(length, 0.0))
+    assert not any(chooser.plan(useless, 64))
     for _ in range(63):
-        policy.observe(step_of_64(0, 0.0))
-        assert policy.rests(64)
-        assert not policy.rests(1)
-    policy.observe(step_of_64(0, 0.0))
-    assert not policy.rests(64)
+        chooser.observe(step_of_64(0, 0.0))
+        assert chooser.rests(64)
+        assert not chooser.rests(1)
+    chooser.observe(step_of_64(0, 0.0))
+    assert not chooser.rests(64)
 
 
 def test_where_drafts_are_useless_trials_take_a_small_share_of_the_time() -> None:
@@ -378,7 +380,7 @@ def test_acceptance_finds_the_share(share: float) -> None:
 
 
 def test_one_step_that_was_held_up_does_not_count() -> None:
-    recent = Recent()
+    recent = RecentMedian()
     for seconds in (0.9, 0.1, 0.1, 0.8, 0.1):
         recent.add(seconds)
         assert recent.median == 0.1 or not recent.is_reliable
@@ -386,33 +388,33 @@ def test_one_step_that_was_held_up_does_not_count() -> None:
 
 
 def test_a_rest_is_known_to_end_before_the_step_behind_the_next() -> None:
-    policy = AdaptiveDraftLength(4)
-    policy._rest_for(2, 8)
-    assert policy.rests(8) and policy.rests(8, ahead=1) and policy.rests(15)
-    assert not policy.rests(16)
-    policy.pass_by(8, 0.01)
-    assert policy.rests(8) and not policy.rests(8, ahead=1)
-    policy.pass_by(8, 0.01)
-    assert not policy.rests(8)
+    chooser = AdaptiveDraftLength(4)
+    chooser._rest_for(2, 8)
+    assert chooser.rests(8) and chooser.rests(8, ahead=1) and chooser.rests(15)
+    assert not chooser.rests(16)
+    chooser.pass_by(8, 0.01)
+    assert chooser.rests(8) and not chooser.rests(8, ahead=1)
+    chooser.pass_by(8, 0.01)
+    assert not chooser.rests(8)
 
 
 def test_that_long_drafts_looked_slow_says_nothing_against_short_ones() -> None:
     """They were tried in a bad moment; a first token each was verified as fast as none."""
-    policy = AdaptiveDraftLength(MOST)
+    chooser = AdaptiveDraftLength(MOST)
     good = [DraftCandidate(0.9, MOST, True, 1)] * 64
     for _ in range(3):
-        policy.observe(StepReport(64, 0.01))
+        chooser.observe(StepReport(64, 0.01))
     for length, step_s in ((1, 0.012), (1, 0.012), (1, 0.012), (4, 0.07), (4, 0.07)):
-        policy.observe(
+        chooser.observe(
             StepReport(64, step_s, 0, 64 * length, 64, length, 64, 0.001 * length, 0.001, accepted_tokens=58 * length)
         )
     chosen: list[int] = []
     for _ in range(40):
-        length = 0 if policy.rests(64) else max(policy.plan(good, 64))
+        length = 0 if chooser.rests(64) else max(chooser.plan(good, 64))
         chosen.append(length)
         drafting = 64 * (length > 0)
         step_s, draft_s = 0.01 + 0.002 * length, 0.001 * length
-        policy.observe(StepReport(64, step_s, 0, 64 * length, drafting, length, 64, draft_s, 0.001, 58 * length))
+        chooser.observe(StepReport(64, step_s, 0, 64 * length, drafting, length, 64, draft_s, 0.001, 58 * length))
     assert chosen.count(0) <= 3
 
 
@@ -435,13 +437,13 @@ def test_one_step_that_was_held_up_is_not_what_a_step_costs() -> None:
 
 def test_nobody_looks_for_drafts_for_a_while_where_looking_has_cost_too_much() -> None:
     """Lookups that find nothing are not free: they pay as drafts do."""
-    policy = AdaptiveDraftLength(MOST)
+    chooser = AdaptiveDraftLength(MOST)
     for _ in range(40):
-        policy.plan([], 4)
-        policy.observe(StepReport(4, 0.013, deciding_s=0.003))
-    policy.plan([], 4)
-    assert policy.rests(4) and policy.learns_nothing(4)
-    assert not policy.rests(64)
+        chooser.plan([], 4)
+        chooser.observe(StepReport(4, 0.013, deciding_s=0.003))
+    chooser.plan([], 4)
+    assert chooser.rests(4) and chooser.learns_nothing(4)
+    assert not chooser.rests(64)
 
 
 def test_what_deciding_takes_does_not_make_a_plain_step_longer() -> None:

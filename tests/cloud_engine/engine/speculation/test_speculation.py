@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 from updraft.cloud_engine.engine.config import EngineConfig
-from updraft.cloud_engine.engine.kv.sizing import Sizes
+from updraft.cloud_engine.engine.kv.sizing import KVCacheSize
 from updraft.cloud_engine.engine.speculation import draft_model
-from updraft.cloud_engine.engine.speculation.draft_length import DraftLengthPolicy
+from updraft.cloud_engine.engine.speculation.draft_length import FixedDraftLength
 from updraft.cloud_engine.engine.speculation.draft_model import DraftModel
 from updraft.cloud_engine.engine.speculation.drafter import Drafter
 from updraft.cloud_engine.engine.speculation.speculator import Speculator
@@ -243,12 +243,12 @@ def test_a_draft_that_pauses_catches_up(plain, target, make_engine, ask, run):
     prompts, expected = plain
     engine = make_engine(draft=target, num_draft_tokens=5, draft_length="fixed", token_budget=40)
     speculator = engine._speculator
-    policy, speculator._policy = speculator._policy, Paused()
+    chooser, speculator._draft_length = speculator._draft_length, Paused()
     for request in ask(prompts[8:9], max_tokens=LENGTH):  # 70 tokens of prompt: more than a step's budget
         engine.add_request(request)
     tokens = [token for _ in range(6) for output in engine.step() for token in output.token_ids]
     assert engine.stats().draft_proposed == 0
-    speculator._policy = policy
+    speculator._draft_length = chooser
     while engine.has_work:
         tokens += [token for output in engine.step() for token in output.token_ids]
     assert tokens == expected[8].token_ids
@@ -336,7 +336,7 @@ def test_that_an_answer_ends_is_a_guess_like_any_other(draft, accepted, says_end
     assert (state.drafts.proposed, state.drafts.accepted) == (len(draft), accepted)
 
 
-class Paused(DraftLengthPolicy):
+class Paused(FixedDraftLength):
     drafts = False
 
     def __init__(self) -> None:
@@ -349,9 +349,9 @@ class Paused(DraftLengthPolicy):
 def test_a_cached_prefix_without_its_draft_half_is_still_a_hit(plain, target, make_engine, ask, run):
     prompts, expected = plain
     engine = make_engine(draft=target, num_draft_tokens=5, draft_length="fixed")
-    policy, engine._speculator._policy = engine._speculator._policy, Paused()
+    chooser, engine._speculator._draft_length = engine._speculator._draft_length, Paused()
     run(engine, ask(prompts[8:9], max_tokens=LENGTH))
-    engine._speculator._policy = policy
+    engine._speculator._draft_length = chooser
     (result,) = run(engine, ask(prompts[8:9], max_tokens=LENGTH))
     assert (result.token_ids, result.stats.cached_tokens) == (expected[8].token_ids, 64)
     assert result.stats.draft_accepted == result.stats.draft_proposed > 0
@@ -389,7 +389,7 @@ def test_a_draft_padded_differently_drafts(rows, plain, target, fresh_draft, mak
     prompts, expected = plain
     padded = resized(fresh_draft, rows)
     config = EngineConfig(num_blocks=192)
-    drafter = DraftModel(padded, target.config, Sizes.of([target], config), config)
+    drafter = DraftModel(padded, target.config, KVCacheSize.of([target], config), config)
     engine = make_engine(num_blocks=192, num_draft_tokens=2, draft_length="fixed", drafters=[drafter])
     sampled = {"temperature": 0.8, "seed": 3, "top_p": 0.9, "logit_bias": ((96, 2.0),), "max_tokens": LENGTH}
     assert [r.token_ids for r in run(engine, ask(prompts, max_tokens=LENGTH))] == [e.token_ids for e in expected]
@@ -405,7 +405,7 @@ def test_rows_behind_the_target_s_vocabulary_are_never_drafted(plain, target, fr
     padded = resized(fresh_draft, 120)
     padded.lm_head.weight[97:] = 9 * padded.lm_head.weight[:23].abs()
     config = EngineConfig(num_blocks=192)
-    drafter = DraftModel(padded, target.config, Sizes.of([target], config), config)
+    drafter = DraftModel(padded, target.config, KVCacheSize.of([target], config), config)
     engine = make_engine(num_blocks=192, num_draft_tokens=4, draft_length="fixed", drafters=[drafter])
     results = run(engine, ask(prompts[:8], max_tokens=LENGTH))
     assert [r.token_ids for r in results] == [e.token_ids for e in expected[:8]]

@@ -150,7 +150,7 @@ def test_files_of_dead_workers_go_and_those_of_living_ones_stay(tmp_path: Path) 
     third, fourth = open_store(path), open_store(path)
     assert {each.name for each in folder.glob("intents-*")} == {"intents-0", "intents-1", "intents-2"}
     fourth.close()
-    assert list(second.left_behind()) == [[]]
+    assert list(second.orphaned_rows()) == [[]]
     assert {each.name for each in folder.glob("intents-*")} == {"intents-0", "intents-1"}
     assert {oct(each.stat().st_mode & 0o777) for each in folder.iterdir()} == {"0o600"}
     for store in (second, third):

@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.accounting.accounts import PERIOD_S, Claim, Standing, expires, settled, used
+from updraft.accounting.accounts import PERIOD_S, AccountUsage, Claim, expires, settled, used
 
 LIMIT = 1000.0
 # Seconds since the one before, the estimate, what part of it is used, and how long that takes.
@@ -34,8 +34,8 @@ class Bucket:
             self.history.append((ends, actual))
         self.running = [each for each in self.running if each[0] > until]
 
-    def standing(self, now: float) -> Standing:
-        return Standing(used(claim(0), self.value, now), sum(asked.amount for _, asked, _ in self.running))
+    def usage(self, now: float) -> AccountUsage:
+        return AccountUsage(used(claim(0), self.value, now), sum(asked.amount for _, asked, _ in self.running))
 
 
 def after(requests: list[tuple[float, int, float, float]]) -> tuple[Bucket, float]:
@@ -44,7 +44,7 @@ def after(requests: list[tuple[float, int, float, float]]) -> tuple[Bucket, floa
         now += pause
         bucket.settle(now)
         asked = claim(amount)
-        if bucket.standing(now).fits(asked):
+        if bucket.usage(now).fits(asked):
             bucket.running.append((now + takes, asked, math.floor(amount * part)))
     return bucket, now
 
@@ -64,13 +64,13 @@ def test_no_window_uses_more_than_its_limit(requests: list[tuple[float, int, flo
 def test_a_refused_request_fits_after_its_wait(requests: list[tuple[float, int, float, float]], amount: int) -> None:
     """Whatever those in flight use of their reservations."""
     bucket, now = after(requests)
-    asked, standing = claim(amount), bucket.standing(now)
-    wait_s = standing.wait_s(asked, now)
-    assert (wait_s == 0) == (standing.used + standing.reserved + amount <= LIMIT)
+    asked, usage = claim(amount), bucket.usage(now)
+    wait_s = usage.wait_s(asked, now)
+    assert (wait_s == 0) == (usage.used + usage.reserved + amount <= LIMIT)
     for _, running, _ in bucket.running:
         bucket.value = settled(running, bucket.value, running.amount, now)
     bucket.running = []
-    assert bucket.standing(now + wait_s + 1e-3).fits(asked)
+    assert bucket.usage(now + wait_s + 1e-3).fits(asked)
 
 
 @given(REQUESTS)
@@ -90,5 +90,5 @@ def test_a_budget_is_the_sum_of_what_was_spent(spent: list[float], limit: float)
     assert used(asked, value, 150_000.0) == value
     assert math.isclose(value, math.fsum(spent), abs_tol=1e-9)
     in_a_second = value + 1 <= limit  # of what requests in flight have reserved, some may come back
-    assert Standing(value, 9).wait_s(asked, 172_000.0) == (1 if in_a_second else 800)
-    assert Standing(value, 0).fits(asked) == (value + 1 <= limit * (1 + 1e-9))
+    assert AccountUsage(value, 9).wait_s(asked, 172_000.0) == (1 if in_a_second else 800)
+    assert AccountUsage(value, 0).fits(asked) == (value + 1 <= limit * (1 + 1e-9))

@@ -18,7 +18,7 @@ import limit_worker
 import pytest
 from redis_server import expire_leases
 from updraft.accounting.accounts import Claim
-from updraft.accounting.budget import Wanted
+from updraft.accounting.budget import TokenDemand
 from updraft.cloud_engine.gateway.limits import redis_store, shared_memory
 from updraft.cloud_engine.gateway.limits.store import LimitStore
 from updraft.protocol.errors import OverloadedError
@@ -96,7 +96,7 @@ def test_a_thousand_requests_in_four_processes_never_pass_a_limit(where: str, wi
         used = sum(answer["used"] for answer in answers)
         found = await store.admit(limit_worker.claims(LIMIT, 0))
         drained = LIMIT * (time.time() - began) / 60
-        tokens, in_flight, usd = found.standings
+        tokens, in_flight, usd = found.usages
         assert used <= LIMIT + drained
         assert sum(answer["admitted"] for answer in answers) < 1000  # the limit was reached: they asked for 75,000
         assert used - drained - 2 <= tokens.used <= used
@@ -114,7 +114,7 @@ def test_a_killed_worker_leaves_no_reservation(where: str, with_store: WithStore
             assert told(victim)["admitted"] > 50
             full = await store.admit(limit_worker.claims(LIMIT, 2000))
             assert full.refused is not None
-            assert full.standings[-1].reserved > 8000
+            assert full.usages[-1].reserved > 8000
             victim.kill()
         if "://" in where:
             expire_leases(where)
@@ -130,8 +130,8 @@ def test_all_or_nothing(with_store: WithStore) -> None:
         for _ in range(3):
             refused = await store.admit([first, second])
             assert refused.refused == second
-            assert 0 < refused.standings[-1].wait_s(second, refused.now) <= 60
-        (left,) = (await store.admit([first])).standings
+            assert 0 < refused.usages[-1].wait_s(second, refused.now) <= 60
+        (left,) = (await store.admit([first])).usages
         assert left.used == pytest.approx(1, abs=0.5)
 
     with_store(work)
@@ -148,7 +148,7 @@ def test_a_budget_begins_with_what_the_ledger_says(with_store: WithStore) -> Non
         assert admission.refused is None
         assert (await store.admit([budget])).refused == budget
         await store.settle([(budget, 0.5, admission.receipt)])
-        assert (await store.admit([budget])).standings[0].used == 5.5
+        assert (await store.admit([budget])).usages[0].used == 5.5
 
     with_store(work)
 
@@ -160,12 +160,12 @@ def test_an_answer_is_granted_its_maximum_or_a_share_of_what_is_left(with_store:
         budget = Claim("key", "a", "usd_per_day", 100.0, 1.0, 1.0, 4e9, per_token=1.0)
         rate = Claim("key", "a", "tokens", 1e6, 1.0)
         await store.seed(budget, 0.0)
-        admissions = [await store.admit([rate, budget], Wanted(1, most)) for most in (90, 90, 2)]
+        admissions = [await store.admit([rate, budget], TokenDemand(1, most)) for most in (90, 90, 2)]
         assert [each.tokens for each in admissions] == [90, 2, 2], "alone, a quarter of 10, and no quarter of 8"
-        assert (await store.admit([rate, budget], Wanted(1, 1))).standings[1].reserved == 94
+        assert (await store.admit([rate, budget], TokenDemand(1, 1))).usages[1].reserved == 94
         await store.settle([(claim, 3.0, each.receipt) for each in admissions for claim in each.claims])
-        (_, standing) = (await store.admit([rate, budget])).standings
-        assert (standing.used, standing.reserved) == (9.0, 1)
+        (_, usage) = (await store.admit([rate, budget])).usages
+        assert (usage.used, usage.reserved) == (9.0, 1)
 
     with_store(work)
 
@@ -197,8 +197,8 @@ def test_a_step_of_the_wall_clock_neither_frees_nor_freezes_a_rate(
         monkeypatch.setattr(time, "time", lambda: wall() + step_s)
         refused = await store.admit([rate])
         assert refused.refused == rate
-        assert 0 < refused.standings[-1].wait_s(rate, refused.now) <= 60
-        assert (await store.admit([budget])).standings[0].used == 5.0
+        assert 0 < refused.usages[-1].wait_s(rate, refused.now) <= 60
+        assert (await store.admit([budget])).usages[0].used == 5.0
         ahead = boot_time() + 61
         monkeypatch.setattr(shared_memory, "boot_time", lambda: ahead)
         assert [(await store.admit([rate])).refused for _ in range(3)] == [None, None, rate]
@@ -269,8 +269,8 @@ def test_a_lost_answer_of_redis_counts_once(
         async with asyncio.timeout(30):
             while store._unsettled:  # noqa: ASYNC110  # pyright: ignore[reportPrivateUsage]
                 await asyncio.sleep(0.01)
-        (standing,) = (await store.admit([claim])).standings
-        assert (standing.used, standing.reserved) == (0.5, 0)
+        (usage,) = (await store.admit([claim])).usages
+        assert (usage.used, usage.reserved) == (0.5, 0)
         await store.close()
 
     asyncio.run(work())

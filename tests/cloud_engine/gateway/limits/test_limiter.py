@@ -18,7 +18,7 @@ from updraft.cloud_engine.gateway.ledger.ledger import UsageLedger
 from updraft.cloud_engine.gateway.ledger.metering import UsageRow
 from updraft.cloud_engine.gateway.ledger.opening import open_reader, open_store
 from updraft.cloud_engine.gateway.limits.limiter import Limiter, LimitError, duration
-from updraft.cloud_engine.gateway.limits.policy import LimitPolicy, load_policy
+from updraft.cloud_engine.gateway.limits.limits_file import LimitsFile, read_limits_file
 from updraft.cloud_engine.gateway.limits.request_size import RequestSize, size_of
 from updraft.cloud_engine.gateway.limits.shared_memory import SharedMemoryStore
 from updraft.cloud_engine.gateway.relay.call import _peek
@@ -40,12 +40,12 @@ def principal(**limits: Any) -> Principal:
 
 @pytest.fixture
 def with_limiter(tmp_path: Path) -> Callable[..., None]:
-    def run(work: Work, policy: LimitPolicy = LimitPolicy()) -> None:  # noqa: B008
+    def run(work: Work, limits: LimitsFile = LimitsFile()) -> None:  # noqa: B008
         async def inside() -> None:
             file = tmp_path / "usage.sqlite3"
             UsageLedger(open_store(file)).close()
             store = SharedMemoryStore(tmp_path / "limits")
-            await work(Limiter(store, policy, PRICES, open_reader(file)))
+            await work(Limiter(store, limits, PRICES, open_reader(file)))
             await store.close()
 
         asyncio.run(inside())
@@ -123,7 +123,7 @@ def test_tenants_and_models_have_limits_too(with_limiter: Callable[..., None]) -
         with pytest.raises(LimitError, match="This tenant is limited to 1 requests per minute"):
             await limiter.admit(principal(), "other", 1, AnswerSize(1))
 
-    with_limiter(work, LimitPolicy(tenants={"acme": Limits(requests_per_minute=1)}, models={"m": Limits(concurrent=1)}))
+    with_limiter(work, LimitsFile(tenants={"acme": Limits(requests_per_minute=1)}, models={"m": Limits(concurrent=1)}))
 
 
 def test_budgets_outlive_the_process(with_limiter: Callable[..., None], tmp_path: Path) -> None:
@@ -185,13 +185,13 @@ def test_a_request_takes_the_store_three_times(
 def test_the_policy_file(tmp_path: Path) -> None:
     file = tmp_path / "limits.toml"
     file.write_text('[tenants.acme]\nrequests_per_minute = 5\n\n[models."a/b"]\nusd_per_day = 2.5\n')
-    policy = load_policy(file)
-    assert policy.tenants == {"acme": Limits(requests_per_minute=5)}
-    assert policy.models == {"a/b": Limits(usd_per_day=2.5)}
+    limits = read_limits_file(file)
+    assert limits.tenants == {"acme": Limits(requests_per_minute=5)}
+    assert limits.models == {"a/b": Limits(usd_per_day=2.5)}
     for wrong in ("[tenants.acme]\nrequests = 5\n", "[tenant.acme]\n", "[tenants.acme]\nconcurrent = 0\n", "["):
         file.write_text(wrong)
         with pytest.raises(ConfigurationError, match=r"limits\.toml"):
-            load_policy(file)
+            read_limits_file(file)
 
 
 @pytest.mark.parametrize(

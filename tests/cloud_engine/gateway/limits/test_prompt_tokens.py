@@ -18,9 +18,9 @@ from updraft.cloud_engine.gateway.ledger.metering import UsageRow
 from updraft.cloud_engine.gateway.limits.accounting import AccountingOptions, open_accounting
 from updraft.cloud_engine.gateway.limits.prompt_tokens import PromptTokens
 from updraft.cloud_engine.gateway.limits.request_size import RequestSize
-from updraft.cloud_engine.gateway.relay.answer import relay_passage, relay_stream
+from updraft.cloud_engine.gateway.relay.answer import relay_passthrough, relay_stream
 from updraft.cloud_engine.gateway.relay.call import Call
-from updraft.cloud_engine.gateway.relay.dialects import Passage
+from updraft.cloud_engine.gateway.relay.passthrough import PassthroughUsage
 from updraft.cloud_engine.gateway.relay.usage import StreamMeter, UsageOptions
 from updraft.protocol.errors import RequestCancelledError, RequestTimeoutError
 
@@ -116,8 +116,8 @@ def test_so_is_an_answer_of_another_api_and_a_whole_one(tmp_path: Path) -> None:
     events = [b'data: {"type":"response.output_text.delta"}\n\n', b"data: %b\n\n" % json.dumps(done).encode()]
 
     async def stream(call: Call) -> None:
-        passage = Passage("/v1/responses", call.row)
-        await relay_passage(call, passage, cast("Any", _Batches(events)), bytes)
+        passthrough = PassthroughUsage("/v1/responses", call.row)
+        await relay_passthrough(call, passthrough, cast("Any", _Batches(events)), bytes)
 
     async def whole(call: Call) -> None:
         await call.emit(b"begin", more=True)

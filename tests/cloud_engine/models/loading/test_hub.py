@@ -14,7 +14,7 @@ huggingface_hub = pytest.importorskip("huggingface_hub")
 from model_hub import COMMIT, Hub, running
 from updraft.cloud_engine.models.loading import hub as loading
 from updraft.cloud_engine.models.loading.hub import find_model, name_of
-from updraft.model_files.download.web import RetryPolicy
+from updraft.model_files.download.web import RetryLimits
 from updraft.protocol.errors import ConfigurationError, DiskSpaceError, ModelLoadError, ModelNotFoundError, UpdraftError
 
 WEIGHTS = os.urandom(300_000)
@@ -33,7 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(loading, "RetryPolicy", lambda tries=5: RetryPolicy(tries=min(tries, 3), backoff_s=0.01))
+    monkeypatch.setattr(loading, "RetryLimits", lambda tries=5: RetryLimits(tries=min(tries, 3), backoff_s=0.01))
     return tmp_path / "hub"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from updraft.cloud_engine.node.api.preprocessing import JobMaker
+from updraft.cloud_engine.node.api.preprocessing import RequestPreprocessor
 from updraft.embedded.pocket import pocket_large_folder
 from updraft.protocol.sampling import SamplingDefaults
 from updraft.text.tokenizer import Tokenizer
@@ -17,9 +17,9 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 
 @pytest.fixture(scope="module")
-def jobs() -> JobMaker:
+def jobs() -> RequestPreprocessor:
     tokenizer = Tokenizer.from_folder(pocket_large_folder())
-    return JobMaker(tokenizer, "m", 384, ToolFormat.of("hermes", tokenizer), SamplingDefaults())
+    return RequestPreprocessor(tokenizer, "m", 384, ToolFormat.of("hermes", tokenizer), SamplingDefaults())
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def jobs() -> JobMaker:
     ],
     ids=str,
 )
-def test_whose_tokens_are_wanted_at_once(jobs: JobMaker, options: dict[str, Any], streamed: bool) -> None:
+def test_whose_tokens_are_wanted_at_once(jobs: RequestPreprocessor, options: dict[str, Any], streamed: bool) -> None:
     """Of what a client reads along with, and where the text itself may end an answer, which the engine cannot know."""
     body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], **options}
     (generation,) = jobs.chat(msgspec.json.encode(body), "me").generations
@@ -50,8 +50,8 @@ def test_variables_reach_the_chat_template(tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("{{ messages[0].content }}{% if enable_thinking is false %} Answer{% else %} Think{% endif %}")
     tokenizer = Tokenizer.from_folder(pocket_large_folder(), chat_template=str(template))
-    maker = JobMaker(tokenizer, "m", 384, None, SamplingDefaults())
+    jobs = RequestPreprocessor(tokenizer, "m", 384, None, SamplingDefaults())
     for options, end in (({}, " Think"), ({"enable_thinking": False}, " Answer")):
         body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "chat_template_kwargs": options}
-        (generation,) = maker.chat(msgspec.json.encode(body), "me").generations
+        (generation,) = jobs.chat(msgspec.json.encode(body), "me").generations
         assert tokenizer.decode(generation.prompt_ids).endswith(f"Hello{end}")

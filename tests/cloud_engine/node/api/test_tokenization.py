@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from updraft.cloud_engine.node.api.app import ServedEngine, create_node_app
+from updraft.cloud_engine.node.api.app import NodeEngine, create_node_app
 from updraft.protocol.errors import InvalidRequestError
 from updraft.text.chat import ChatTemplate
 from updraft.text.tokenization import parse_tokenize, tokenized
@@ -51,7 +51,7 @@ def test_others_are_answered_meanwhile(path: str, body: bytes, answer: dict[str,
     tokenizer = Patient.from_folder(POCKET)
     assert isinstance(tokenizer, Patient)
     engine: Any = Engine()
-    app = create_node_app(ServedEngine(engine, tokenizer, "patient", 4096))
+    app = create_node_app(NodeEngine(engine, tokenizer, "patient", 4096))
 
     async def ask() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://node") as client:

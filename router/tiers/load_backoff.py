@@ -10,7 +10,7 @@ from ...protocol.errors import UpdraftError
 _FIRST_S, _LONGEST_S = 15.0, 900.0
 
 
-class LoadPause:
+class LoadBackoff:
     """Pause after a load failure, doubled each time. `version` returns a value that changes with the model's file."""
 
     def __init__(self, version: Callable[[], object] = lambda: None) -> None:

@@ -9,14 +9,14 @@ import msgspec
 
 from ...protocol.decoding import UNREADABLE
 from .escapes import ReadingBudget, base85_texts, decoded, encoded_texts
-from .seams import value_seams
+from .split_values import split_across_values
 from .text_views import strings
 
 _JSON = re.compile(r'\s*+["[{]')
 _EACH = 4  # cost of each text in characters, in addition to its length
 
 
-def meanings(text: str, budget: ReadingBudget) -> Iterator[str]:
+def decoded_forms(text: str, budget: ReadingBudget) -> Iterator[str]:
     """Yield `text`, its decoded forms and, if it is JSON, the strings in it, which may be JSON again."""
     waiting = [text]
     while waiting:
@@ -35,4 +35,4 @@ def meanings(text: str, budget: ReadingBudget) -> Iterator[str]:
             except UNREADABLE:  # not JSON, only text
                 continue
             waiting.extend(filter(None, strings(text_found)))
-            yield from value_seams(text_found, budget)
+            yield from split_across_values(text_found, budget)

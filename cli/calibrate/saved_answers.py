@@ -51,7 +51,7 @@ def prompt_key(messages: list[dict[str, Any]]) -> str:
     return _digest(json.dumps(messages, sort_keys=True))
 
 
-def answers_file(models: dict[str, str], local: ModelIdentity) -> Path:
+def saved_answers_file(models: dict[str, str], local: ModelIdentity) -> Path:
     """Return the path of a pair's file; other weights or another chat template get another file."""
     name = _digest(json.dumps([_VERSION, models, local.weights, local.template], sort_keys=True))
     return state_folder() / "calibrations" / f"{name}.jsonl"
@@ -61,7 +61,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-class KeptAnswers:
+class SavedAnswers:
     """The file of kept answers, locked. Raises ConfigurationError if it is unusable or another process holds it."""
 
     def __init__(self, path: Path) -> None:

@@ -13,7 +13,7 @@ _BRACKETED = re.compile(r"<[^\s<>]+>|\[[^\s\[\]]+\]")
 _TAG_OF_HTML = re.compile(r"</?[a-z]{1,10}[1-6]?/?>")
 
 
-def typed_marks(tokens: Iterable[str], *templates: str) -> list[str]:
+def unflagged_control_tokens(tokens: Iterable[str], *templates: str) -> list[str]:
     """Select the tokens that must stay plain text in user input: bracketed words that a template writes, or that are
     not HTML tags."""
     return [

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.protocol.dialects.forms import FormParser, FormPart, read_upload
+from updraft.protocol.dialects.multipart import FormParser, FormPart, read_upload
 from updraft.protocol.errors import InvalidRequestError
 
 CONTENTS = st.lists(st.sampled_from([b"\r\n", b"--", b"x", b"\r", b"\n--x", b"\r\n--x", bytes(40)])).map(b"".join)

@@ -44,13 +44,13 @@ def answered(config: RouterConfig, engine: LocalEngine, questions: Sequence[Ques
     from ...classifier.grading.grader import PairGrader
     from ...classifier.grading.questions import Prompt
     from ...router.tiers.local import EngineLocalTier
-    from .kept_answers import KeptAnswers
+    from .saved_answers import SavedAnswers
     from .spending import Spending
 
     prompts = [Prompt(each.id, each.kind, each.prompt, each.grade) for each in questions]
     spending = Spending(config.prices, None, [config.cloud_model])
-    with closing(KeptAnswers(answers)) as kept:
-        asking = sources.Asking(config, sources.Judging(), PairGrader(), spending)
+    with closing(SavedAnswers(answers)) as kept:
+        asking = sources.LiveSetup(config, sources.JudgeOptions(), PairGrader(), spending)
         live = asyncio.run(sources.ask_both(asking, EngineLocalTier(engine), kept, prompts, lambda: None))
     if len(live.rows) < len(prompts):
         raise UpstreamError(f"{len(prompts) - len(live.rows)} questions got no answer: {live.failures[:1]}")

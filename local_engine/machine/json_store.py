@@ -16,16 +16,16 @@ from ...protocol.errors import ModelLoadError
 from ...protocol.safety.private_files import private_file
 
 _log = logging.getLogger("updraft.local")
-Note = TypeVar("Note", bound=msgspec.Struct)
+Stored = TypeVar("Stored", bound=msgspec.Struct)
 
 
-class Notes:
+class JsonStore:
     """One small JSON file per key, under `state folder/topic/`. Safe with many processes: writes are atomic."""
 
     def __init__(self, topic: str) -> None:
         self.folder = settings.state_folder() / topic
 
-    def read(self, key: str, kind: type[Note]) -> Note | None:
+    def read(self, key: str, kind: type[Stored]) -> Stored | None:
         """Return the note; None if it is missing or unreadable."""
         return read_kept(self._file(key), kind)
 

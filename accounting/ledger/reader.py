@@ -20,16 +20,16 @@ class LedgerReader:
     # Opens a connection or a cursor.
     connect: Callable[[], AbstractContextManager[Any]]
     # Placeholder for a value in a query.
-    mark: str = "?"
+    placeholder: str = "?"
     # SQL expression for the day (UTC) of a row, as text.
-    day: str = "date(started_at, 'unixepoch')"
+    day_sql: str = "date(started_at, 'unixepoch')"
     # Column that orders rows with equal times.
-    tie: str = "rowid"
+    rowid: str = "rowid"
 
     def totals(self, by: Sequence[str] = (), since: float = 0.0) -> list[dict[str, Any]]:
         """Return sums over the rows since `since`, grouped by `by`: names of the table's groups, or `day`."""
         table = self.table
-        groups = {name: self.day if name == "day" else table.groups[name] for name in by}
+        groups = {name: self.day_sql if name == "day" else table.groups[name] for name in by}
         named = {text if text.isidentifier() else name: text for name, text in groups.items()}
         columns = ", ".join(f"{text} AS {name}" for name, text in {**named, **_COUNTS, **table.sums}.items())
         pending = "" if table.state is None else f" AND {table.state} <> 'intent'"
@@ -47,7 +47,7 @@ class LedgerReader:
         `newest`: return only the latest rows, at most this many, newest first.
         """
         where = "".join(f" AND {name} = ?" for name, _ in equal)
-        order = f"started_at, {self.tie}" if newest is None else f"started_at DESC, {self.tie} DESC LIMIT {newest}"
+        order = f"started_at, {self.rowid}" if newest is None else f"started_at DESC, {self.rowid} DESC LIMIT {newest}"
         columns = ", ".join(self.table.columns)
         query = f"SELECT {columns} FROM {self.table.name} WHERE started_at >= ?{where} ORDER BY {order}"
         return self._select(query, [since, *(value for _, value in equal)])
@@ -61,6 +61,6 @@ class LedgerReader:
     @contextmanager
     def _select(self, query: str, values: Sequence[object]) -> Generator[Iterator[dict[str, Any]]]:
         with self.connect() as connection:
-            cursor = connection.execute(query.replace("?", self.mark), values)
+            cursor = connection.execute(query.replace("?", self.placeholder), values)
             names = [about[0] for about in cursor.description]
             yield (dict(zip(names, row, strict=True)) for row in cursor)

@@ -13,7 +13,7 @@ from ....protocol.unicode_forms import read_text
 from ..access.principal import Limits
 
 
-class LimitPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LimitsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The limits of tenants and models. Unlisted names have no limits."""
 
     # Limits by tenant, across all keys of the tenant.
@@ -22,13 +22,13 @@ class LimitPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     models: dict[str, Limits] = {}
 
 
-prepare_types(LimitPolicy)
+prepare_types(LimitsFile)
 
 
-def load_policy(path: Path) -> LimitPolicy:
+def read_limits_file(path: Path) -> LimitsFile:
     """Read a limits file. Raises ConfigurationError if the file cannot be read or is invalid."""
     try:
-        return msgspec.convert(tomllib.loads(read_text(path, ConfigurationError)), LimitPolicy)
+        return msgspec.convert(tomllib.loads(read_text(path, ConfigurationError)), LimitsFile)
     except OSError as error:
         raise ConfigurationError(f"Cannot read the limits file {path}: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from io import BytesIO
 
 from ...classifier.evaluation.cost_quality import CostQualityCurve
-from ...classifier.optional import load_module
+from ...classifier.optional_imports import load_module
 
 
 def check_plotting() -> None:

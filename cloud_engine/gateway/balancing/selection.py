@@ -13,7 +13,7 @@ _MIN_SHARE = 0.3  # minimum cached share of a prompt; shorter matches may be ins
 _SLACK_TOKENS = 16_384  # added to that highest load, so that it excludes no node while all loads are small
 
 
-class Chooser:
+class NodeSelector:
     """Prefix and session affinity with a load limit; otherwise the less loaded of two random nodes."""
 
     def __init__(self, index: PrefixIndex | None = None, random: Random | None = None) -> None:

@@ -19,7 +19,7 @@ from ...protocol.errors import BudgetExceededError, UpdraftError, UpstreamError
 from ...protocol.http.wire import WireRequest
 from ...protocol.sampling import SamplingParams
 from ...router.tiers.interfaces import CloudUsage
-from .kept_answers import AnsweredPair, KeptAnswers, prompt_key
+from .saved_answers import AnsweredPair, SavedAnswers, prompt_key
 
 if TYPE_CHECKING:
     from ...classifier.grading.grader import PairGrader
@@ -106,10 +106,10 @@ class LiveRows:
     budget: str = ""
 
 
-class BothTiers:
+class TierPair:
     """Local model, cloud model and grader. A prompt that either model fails on is reported as a failure."""
 
-    def __init__(self, local: LocalTier, cloud: CloudModel, grader: PairGrader, kept: KeptAnswers) -> None:
+    def __init__(self, local: LocalTier, cloud: CloudModel, grader: PairGrader, kept: SavedAnswers) -> None:
         self._local = local
         self._cloud = cloud
         self._grader = grader

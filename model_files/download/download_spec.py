@@ -7,19 +7,19 @@ from pathlib import Path
 
 import httpx
 
-from .naming import OnIndex
-from .part import Note
+from .naming import IndexRef
+from .partial_file import ResumeRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class DownloadSpec:
     """Model to fetch, and to store under `name`."""
 
     name: str
     # Source to show and store, without the URL's query, which may hold a secret.
     source: str
     # URL, package or local file.
-    place: httpx.URL | OnIndex | Path
+    place: httpx.URL | IndexRef | Path
     size: int | None = None
     # Expected checksum, if known.
     sha256: str | None = None
@@ -42,9 +42,9 @@ class Offer:
 
         Packages are excluded, because pip always downloads the whole wheel again.
         """
-        return self.identity is not None and self.size is not None and not isinstance(self.place, OnIndex)
+        return self.identity is not None and self.size is not None and not isinstance(self.place, IndexRef)
 
     @property
-    def note(self) -> Note:
-        """Note to store with a partial file."""
-        return Note(self.identity if self.can_continue else None, self.source, self.size)
+    def record(self) -> ResumeRecord:
+        """Record to store with a partial file."""
+        return ResumeRecord(self.identity if self.can_continue else None, self.source, self.size)

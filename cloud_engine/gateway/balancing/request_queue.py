@@ -25,7 +25,7 @@ class QueuePlace:
 class _Waiter:
     place: QueuePlace
     # Equal for requests that the same set of nodes can serve.
-    alike: Hashable
+    nodes_key: Hashable
     # Returns a node with a free place, or None. Raises UpdraftError if no node is left.
     take: Callable[[], Node | None]
     # Resolves to the node reserved for the request.
@@ -43,42 +43,42 @@ class _Waiter:
         return node is not None
 
 
-_Line = OrderedDict[str, deque[_Waiter]]
+_TenantQueues = OrderedDict[str, deque[_Waiter]]
 """The waiting requests of one priority, by tenant, in the order of their turns."""
 
 
-class WaitingLine:
+class RequestQueue:
     """A queue of at most `most` requests. When full, it sheds from the lowest priority and its largest tenant."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._lines: dict[Priority, _Line] = {priority: OrderedDict() for priority in PRIORITIES}
+        self._queues: dict[Priority, _TenantQueues] = {priority: OrderedDict() for priority in PRIORITIES}
         self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
     def by_priority(self) -> dict[Priority, int]:
-        return {priority: sum(map(len, line.values())) for priority, line in self._lines.items()}
+        return {priority: sum(map(len, queues.values())) for priority, queues in self._queues.items()}
 
     def check(self, place: QueuePlace) -> None:
-        """Raises OverloadedError if the queue is full and no queued request would be shed for the new request."""
-        if self._size >= self._most and self._shed_for(place) is None:
+        """Raises OverloadedError if the queue is full and the new request displaces no queued request."""
+        if self._size >= self._most and self._victim(place) is None:
             raise _full()
 
     async def wait(
-        self, place: QueuePlace, alike: Hashable, take: Callable[[], Node | None], give_back: Callable[[Node], None]
+        self, place: QueuePlace, nodes_key: Hashable, take: Callable[[], Node | None], give_back: Callable[[Node], None]
     ) -> Node:
         """Wait until `take` returns a node for this request. Raises OverloadedError if the queue is full."""
         self.check(place)
-        if self._size >= self._most and (shed := self._shed_for(place)) is not None:
-            self._remove(shed)
-            if not shed.placed.done():  # its client may have disconnected
-                shed.placed.set_exception(_full())
-        waiter = _Waiter(place, alike, take)
-        self._lines[place.priority].setdefault(place.tenant, deque()).append(waiter)
+        if self._size >= self._most and (victim := self._victim(place)) is not None:
+            self._remove(victim)
+            if not victim.placed.done():  # its client may have disconnected
+                victim.placed.set_exception(_full())
+        waiter = _Waiter(place, nodes_key, take)
+        self._queues[place.priority].setdefault(place.tenant, deque()).append(waiter)
         self._size += 1
-        self.move()
+        self.serve()
         try:
             return await waiter.placed
         except asyncio.CancelledError:
@@ -88,43 +88,43 @@ class WaitingLine:
         finally:
             self._remove(waiter)
 
-    def move(self) -> None:
+    def serve(self) -> None:
         """Serve every request that some node can take. Call after any change that may free capacity."""
         full: set[Hashable] = set()
-        for line in self._lines.values() if self._size else ():
-            while sum(self._serve(waiters, full) for waiters in tuple(line.values())):
+        for queues in self._queues.values() if self._size else ():
+            while sum(self._serve_tenant(waiters, full) for waiters in tuple(queues.values())):
                 pass  # one request of each tenant per round, until no node has capacity
 
-    def _serve(self, waiters: Iterable[_Waiter], full: set[Hashable]) -> bool:
-        """Place one request of a tenant and move the tenant to the end of its line. Return False if no request fits."""
+    def _serve_tenant(self, waiters: Iterable[_Waiter], full: set[Hashable]) -> bool:
+        """Place one request of a tenant, and move the tenant to the end. Return False if no request fits."""
         for waiter in tuple(waiters):
-            if waiter.alike in full or waiter.placed.done():
+            if waiter.nodes_key in full or waiter.placed.done():
                 continue
             if waiter.is_placed():
-                self._lines[waiter.place.priority].move_to_end(waiter.place.tenant)
+                self._queues[waiter.place.priority].move_to_end(waiter.place.tenant)
                 self._remove(waiter)
                 return True
-            full.add(waiter.alike)
+            full.add(waiter.nodes_key)
         return False
 
     def _remove(self, waiter: _Waiter) -> None:
-        line = self._lines[waiter.place.priority]
-        waiters = line.get(waiter.place.tenant)
+        queues = self._queues[waiter.place.priority]
+        waiters = queues.get(waiter.place.tenant)
         if waiters is not None and waiter in waiters:
             waiters.remove(waiter)
             self._size -= 1
             if not waiters:
-                del line[waiter.place.tenant]
+                del queues[waiter.place.tenant]
 
-    def _shed_for(self, place: QueuePlace) -> _Waiter | None:
+    def _victim(self, place: QueuePlace) -> _Waiter | None:
         """Return the queued request to shed, the newest of the largest tenant in the lowest priority, or None.
 
         At the new request's own priority, only a tenant with more queued requests gives up a place.
         """
         for priority in reversed(PRIORITIES):
-            if line := self._lines[priority]:
-                largest = max(line.values(), key=len)
-                if priority == place.priority and len(largest) <= len(line.get(place.tenant, ())) + 1:
+            if queues := self._queues[priority]:
+                largest = max(queues.values(), key=len)
+                if priority == place.priority and len(largest) <= len(queues.get(place.tenant, ())) + 1:
                     return None
                 return largest[-1]
             if priority == place.priority:

@@ -13,8 +13,8 @@ from router_fakes import FakeCloud
 from updraft.accounting.token_estimate import answer_size, prompt_tokens
 from updraft.classifier.grading.grader import PairGrader
 from updraft.classifier.grading.questions import Prompt
-from updraft.cli.calibrate.asking import BothTiers, LiveRows, RefusedError, cloud_model
-from updraft.cli.calibrate.kept_answers import KeptAnswers
+from updraft.cli.calibrate.live_rows import LiveRows, RefusedError, TierPair, cloud_model
+from updraft.cli.calibrate.saved_answers import SavedAnswers
 from updraft.cli.calibrate.spending import Spending
 from updraft.protocol.errors import ConfigurationError
 from updraft.router.accounting.budget import BudgetLimits
@@ -35,13 +35,13 @@ def configured(cloud: FakeCloud, tmp_path: Path, **settings: object) -> RouterCo
     return RouterConfig(local="pocket", cloud_url=cloud.url, cloud_model="pocket-large", ledger=ledger, **settings)  # type: ignore[arg-type]
 
 
-def ask(config: RouterConfig, kept: KeptAnswers, texts: Sequence[Prompt], budget: float | None = None) -> LiveRows:
+def ask(config: RouterConfig, kept: SavedAnswers, texts: Sequence[Prompt], budget: float | None = None) -> LiveRows:
     async def run() -> LiveRows:
         spending = Spending(config.prices, budget, ["pocket-large"], spent=kept.spent, on_spent=kept.spend)
         local = await open_local_tier(config)
         try:
             async with cloud_model(config, spending) as model:
-                return await BothTiers(local, model, PairGrader(), kept).rows(texts, concurrency=1)
+                return await TierPair(local, model, PairGrader(), kept).rows(texts, concurrency=1)
         finally:
             await local.aclose()
 
@@ -58,7 +58,7 @@ def test_the_cloud_is_asked_within_the_limits_and_on_the_books(cloud: FakeCloud,
     most = prompt_tokens(json.dumps(body).encode(), bytes_per_token=1) + answer_size(body, "chat/completions").least
     limits = BudgetLimits(cloud_tokens=most + 20)
     config = configured(cloud, tmp_path, budget=limits, privacy=Privacy(builtin=("email",)))
-    live = ask(config, KeptAnswers(tmp_path / "kept.jsonl"), prompts(*SAID))
+    live = ask(config, SavedAnswers(tmp_path / "kept.jsonl"), prompts(*SAID))
     assert [row.prompt for row in live.rows] == [SAID[0], SAID[2]]
     assert [body["messages"][0]["content"] for body in cloud.requests] == [SAID[0], SAID[2]]
     assert [failure.partition(": ")[0] for failure in live.failures] == ["p1", "p3"]
@@ -74,7 +74,7 @@ def test_counts_that_cannot_be_are_not_in_the_rows(cloud: FakeCloud, tmp_path: P
     message = '{"index": 0, "message": {"role": "assistant", "content": "4"}, "finish_reason": "stop"}'
     usage = '{"prompt_tokens": 1e308, "completion_tokens": 1e308}'
     cloud.says = (200, f'{{"choices": [{message}], "usage": {usage}}}'.encode())
-    live = ask(configured(cloud, tmp_path), KeptAnswers(tmp_path / "kept.jsonl"), prompts(SAID[0]))
+    live = ask(configured(cloud, tmp_path), SavedAnswers(tmp_path / "kept.jsonl"), prompts(SAID[0]))
     assert [(row.cloud_read, row.cloud_written) for row in live.rows] == [(None, None)]
 
 
@@ -83,7 +83,7 @@ def test_the_budget_of_a_calibration_is_never_passed_and_counts_earlier_runs(clo
     likely = Spending(config.prices, None, ["pocket-large"]).likely(
         "pocket-large", {"model": "cloud", "messages": prompts(SAID[0])[0].body}
     )
-    kept = KeptAnswers(tmp_path / "kept.jsonl")
+    kept = SavedAnswers(tmp_path / "kept.jsonl")
     first = ask(config, kept, prompts(*SAID), budget=likely * 1.005)
     assert [row.prompt for row in first.rows] == [SAID[0]], "what is left is less than the next may cost"
     assert (first.unasked, len(cloud.requests)) == (3, 1)
@@ -91,7 +91,7 @@ def test_the_budget_of_a_calibration_is_never_passed_and_counts_earlier_runs(clo
     spent = kept.spent
     assert 0 < spent < likely
     kept.close()
-    kept = KeptAnswers(tmp_path / "kept.jsonl")
+    kept = SavedAnswers(tmp_path / "kept.jsonl")
     assert kept.spent == pytest.approx(spent)
     second = ask(config, kept, prompts(*SAID), budget=likely * 1.005)
     assert (len(second.rows), second.unasked, len(cloud.requests)) == (1, 3, 1), "the first is known, and was paid"
@@ -101,12 +101,12 @@ def test_the_budget_of_a_calibration_is_never_passed_and_counts_earlier_runs(clo
 
 def test_a_budget_needs_prices(cloud: FakeCloud, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="needs the price of pocket-large"):
-        ask(configured(cloud, tmp_path), KeptAnswers(tmp_path / "kept.jsonl"), prompts(SAID[0]), budget=1.0)
+        ask(configured(cloud, tmp_path), SavedAnswers(tmp_path / "kept.jsonl"), prompts(SAID[0]), budget=1.0)
 
 
 def test_a_wrong_key_ends_it_at_once(cloud: FakeCloud, tmp_path: Path) -> None:
     cloud.says = (401, b'{"error": {"message": "no such key", "type": "x", "code": "invalid_api_key"}}')
-    kept = KeptAnswers(tmp_path / "kept.jsonl")
+    kept = SavedAnswers(tmp_path / "kept.jsonl")
     with pytest.raises(RefusedError, match="no such key"):
         ask(configured(cloud, tmp_path), kept, prompts(*SAID * 10))
     assert len(cloud.requests) == 1
@@ -120,14 +120,14 @@ def test_a_conversation_is_asked_whole(cloud: FakeCloud, tmp_path: Path) -> None
         {"role": "user", "content": "And 3 more?"},
     )
     talk = Prompt("t", "file", "And 3 more?", None, texts)
-    live = ask(configured(cloud, tmp_path), KeptAnswers(tmp_path / "kept.jsonl"), [talk])
+    live = ask(configured(cloud, tmp_path), SavedAnswers(tmp_path / "kept.jsonl"), [talk])
     assert [body["messages"] for body in cloud.requests] == [list(texts)]
     assert [(row.prompt, row.messages) for row in live.rows] == [("And 3 more?", tuple(talk.messages))]
 
 
 def test_one_calibration_of_a_pair_at_a_time(tmp_path: Path) -> None:
-    kept = KeptAnswers(tmp_path / "kept.jsonl")
+    kept = SavedAnswers(tmp_path / "kept.jsonl")
     with pytest.raises(ConfigurationError, match="Another calibration of this pair is running"):
-        KeptAnswers(tmp_path / "kept.jsonl")
+        SavedAnswers(tmp_path / "kept.jsonl")
     kept.close()
     assert not (tmp_path / "kept.jsonl").exists(), "there was nothing in it"

@@ -14,10 +14,10 @@ from ....protocol.errors import QuarantinedRequestError
 _RETRY_SHARE = 0.2
 _MAX_RETRIES = 100.0  # largest saved budget, available at the start
 _FAULTS = 2  # consecutive failures that put a request in quarantine
-_MAX_DEATHS = 4  # failures kept for each request
+_MAX_FAILURES = 4  # failures kept for each request
 _QUARANTINE_S = 300.0
 _TIME = Struct("=d")  # header before the records: time of the last failure of any node
-_RECORD = Struct(f"=q{'qd' * _MAX_DEATHS}16s")  # faults; hash and time of each failed node; request digest
+_RECORD = Struct(f"=q{'qd' * _MAX_FAILURES}16s")  # faults; hash and time of each failed node; request digest
 _RECORDS = 2**14
 
 
@@ -39,7 +39,7 @@ class RetryBudget:
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
+class NodeFailure:
     """The failure of a node while a request was in flight on it."""
 
     node: str
@@ -49,7 +49,7 @@ class Death:
     got_further: bool = False
 
 
-class Suspects:
+class Quarantine:
     """Requests in flight during node failures, by digest, shared with all processes forked from this one.
 
     Writes are not locked; of two concurrent writes to the same slot, one may be lost.
@@ -61,45 +61,45 @@ class Suspects:
 
     def check(self, *parts: bytes) -> None:
         """Raises QuarantinedRequestError for a request during which several nodes failed."""
-        if self._is_calm:
+        if self._is_empty:
             return
-        faults, deaths = self._known(_digest(parts))
+        faults, failures = self._known(_digest(parts))
         if faults >= _FAULTS:
             raise QuarantinedRequestError(
-                f"{len(deaths)} nodes failed while serving this request. It is refused for the next "
-                f"{deaths[-1][1] + _QUARANTINE_S - self._clock():.0f} s. Change it, or report it."
+                f"{len(failures)} nodes failed while serving this request. It is refused for the next "
+                f"{failures[-1][1] + _QUARANTINE_S - self._clock():.0f} s. Change it, or report it."
             )
 
-    def failed(self, death: Death, *parts: bytes) -> None:
+    def failed(self, failure: NodeFailure, *parts: bytes) -> None:
         """Record a node failure during this request. Identical requests on the same node at that time count once."""
-        digest, node, now = _digest(parts), hash(death.node), self._clock()
-        faults, deaths = self._known(digest)
-        if any(node == other and at >= death.since for other, at in deaths):
+        digest, node, now = _digest(parts), hash(failure.node), self._clock()
+        faults, failures = self._known(digest)
+        if any(node == other and at >= failure.since for other, at in failures):
             return
-        deaths = [*deaths, (node, now)][-_MAX_DEATHS:]
-        faults = 1 if death.got_further and len(deaths) < _MAX_DEATHS else faults + 1
-        numbers = [number for each in deaths for number in each] + [0] * (2 * (_MAX_DEATHS - len(deaths)))
+        failures = [*failures, (node, now)][-_MAX_FAILURES:]
+        faults = 1 if failure.got_further and len(failures) < _MAX_FAILURES else faults + 1
+        numbers = [number for each in failures for number in each] + [0] * (2 * (_MAX_FAILURES - len(failures)))
         self._clear(digest)  # the digest is written last: a process killed in between leaves no record
         _RECORD.pack_into(self._memory, _place(digest), faults, *numbers, digest)
         _TIME.pack_into(self._memory, 0, now)
 
     def answered(self, *parts: bytes) -> None:
         """Forget the recorded failures of a request, because it has succeeded."""
-        if not self._is_calm and self._known(digest := _digest(parts))[0]:
+        if not self._is_empty and self._known(digest := _digest(parts))[0]:
             self._clear(digest)
 
     @property
-    def _is_calm(self) -> bool:
+    def _is_empty(self) -> bool:
         """Return whether no node has failed lately; then no digests are computed."""
         return _TIME.unpack_from(self._memory)[0] < self._clock() - _QUARANTINE_S
 
     def _known(self, digest: bytes) -> tuple[int, list[tuple[int, float]]]:
         """Return the number of consecutive failures of a request, and the node and time of the latest failures."""
         faults, *numbers, known = _RECORD.unpack_from(self._memory, _place(digest))
-        deaths = [(node, at) for node, at in zip(numbers[::2], numbers[1::2], strict=True) if at]
-        if not deaths or known != digest or deaths[-1][1] < self._clock() - _QUARANTINE_S:
+        failures = [(node, at) for node, at in zip(numbers[::2], numbers[1::2], strict=True) if at]
+        if not failures or known != digest or failures[-1][1] < self._clock() - _QUARANTINE_S:
             return 0, []
-        return faults, deaths
+        return faults, failures
 
     def _clear(self, digest: bytes) -> None:
         at = _place(digest)

@@ -1,4 +1,4 @@
-"""Partial files of downloads, with a note that identifies the content, and a lock per model."""
+"""Partial files of downloads, with a record that identifies the content, and a lock per model."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from ...protocol.safety.system import DISK_FULL, locked
 SPARE = 64 * 1024 * 1024
 _BLOCK = 1024 * 1024
 _OTHER_FOLDER = "UPDRAFT_MODELS, or HF_HOME for a node"
-_BETWEEN_LOOKS = 4 * _BLOCK
+_DISK_CHECK_BYTES = 4 * _BLOCK
 
 
-class Note(msgspec.Struct, frozen=True):
-    """Note about a partial file. `identity` as in Offer; a partial file whose note does not match is discarded."""
+class ResumeRecord(msgspec.Struct, frozen=True):
+    """Content of a partial file. `identity` as in DownloadSpec; a partial file with another record is discarded."""
 
     identity: str | None
     source: str
     size: int | None
 
 
-prepare_types(Note)
+prepare_types(ResumeRecord)
 
 
 class PartialFile:
     """Open partial file with a running SHA-256. `append` writes all bytes to the operating system."""
 
-    def __init__(self, folder: Path, name: str, note: Note) -> None:
-        """Resume the partial file in `folder` if its note matches, else start a new one. Raises OSError."""
-        self.path, self._note = folder / f"{name}.part", note
-        self._note_path = note_path(folder, name)
-        continued = note.identity is not None and read_note(folder, name) == note
+    def __init__(self, folder: Path, name: str, record: ResumeRecord) -> None:
+        """Resume the partial file in `folder` if its record matches, else start a new one. Raises OSError."""
+        self.path, self._record = folder / f"{name}.part", record
+        self._record_path = resume_record_path(folder, name)
+        continued = record.identity is not None and read_resume_record(folder, name) == record
         # Unbuffered: on a full disk, a buffer would be flushed again on closing, and fail again.
         mode = "r+b" if continued and self.path.exists() else "w+b"
         self._file = prepared(self.path).open(mode, buffering=0)
         self._hash = hashlib.sha256()
-        self.size = self._looked_at = 0
+        self.size = self._checked_size = 0
         try:
-            prepared(self._note_path).write_bytes(msgspec.json.encode(note))
+            prepared(self._record_path).write_bytes(msgspec.json.encode(record))
             while block := self._file.read(_BLOCK):
                 self._hash.update(block)
                 self.size += len(block)
-            if note.size is not None and self.size > note.size:
+            if record.size is not None and self.size > record.size:
                 self.restart()
         except BaseException:
             self._file.close()
@@ -65,8 +65,8 @@ class PartialFile:
 
     def append(self, data: bytes) -> None:
         """Write data. Raises DiskSpaceError if the disk is almost full, keeping the bytes if resume is possible."""
-        if self.size >= self._looked_at + _BETWEEN_LOOKS:  # the size may be unknown, and other programs write, too
-            self._looked_at = self.size
+        if self.size >= self._checked_size + _DISK_CHECK_BYTES:  # the size may be unknown, and other programs write, too
+            self._checked_size = self.size
             if shutil.disk_usage(self.path.parent).free < SPARE:
                 raise self._disk_full()
         view = memoryview(data)
@@ -86,17 +86,17 @@ class PartialFile:
         self._file.seek(0)
         self._file.truncate()
         self._hash = hashlib.sha256()
-        self.size = self._looked_at = 0
+        self.size = self._checked_size = 0
 
     def sync(self) -> None:
         """Flush the file to disk, so that after the rename a crash cannot leave a file with missing content."""
         os.fsync(self._file.fileno())
 
     def discard(self) -> None:
-        """Delete the partial file and its note."""
+        """Delete the partial file and its record."""
         self._file.close()
         self.path.unlink(missing_ok=True)
-        self._note_path.unlink(missing_ok=True)
+        self._record_path.unlink(missing_ok=True)
 
     def __enter__(self) -> PartialFile:
         return self
@@ -109,10 +109,10 @@ class PartialFile:
         self._file.close()
 
     def _disk_full(self) -> DiskSpaceError:
-        needed = None if self._note.size is None else self._note.size - self.size
+        needed = None if self._record.size is None else self._record.size - self.size
         wanted = "" if needed is None else f", {needed:,} are missing"
         there, advice = f"{self.size:,} bytes are kept", "pull again to resume, or discard them with `updraft rm`"
-        if self._note.identity is None:
+        if self._record.identity is None:
             self.restart()
             there, advice = "the partial download was deleted", "pull again, from the beginning"
         free = shutil.disk_usage(self.path.parent).free
@@ -124,13 +124,13 @@ class PartialFile:
         )
 
 
-def note_path(folder: Path, name: str) -> Path:
+def resume_record_path(folder: Path, name: str) -> Path:
     return folder / f"{name}.json"
 
 
-def read_note(folder: Path, name: str) -> Note | None:
-    """Read the note about a partial file; None if missing or unreadable."""
-    return read_kept(note_path(folder, name), Note)
+def read_resume_record(folder: Path, name: str) -> ResumeRecord | None:
+    """Read the record about a partial file; None if missing or unreadable."""
+    return read_kept(resume_record_path(folder, name), ResumeRecord)
 
 
 def check_room(folder: Path, name: str, needed: int) -> int:

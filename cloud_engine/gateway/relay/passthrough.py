@@ -40,7 +40,7 @@ class _Usage(msgspec.Struct):
     cache_creation_input_tokens: Count | None = None
 
 
-class _Holder(msgspec.Struct):
+class _UsageHolder(msgspec.Struct):
     usage: _Usage | None = None
 
 
@@ -48,14 +48,14 @@ class _Peek(msgspec.Struct):
     """An event, or a whole answer."""
 
     usage: _Usage | None = None
-    response: _Holder | None = None
-    message: _Holder | None = None
+    response: _UsageHolder | None = None
+    message: _UsageHolder | None = None
 
 
 prepare_types(_Peek)
 
 
-class Passage:
+class PassthroughUsage:
     """Reads the usage and the end of one answer, which is relayed unchanged."""
 
     def __init__(self, path: str, row: UsageRow) -> None:

@@ -16,7 +16,7 @@ from ...classifier.features.blocks import Mode, view_of
 from ...classifier.features.feature_rows import featurise
 from ...classifier.features.gate_inputs import PromptView
 from ...classifier.graded_row import GradedRow
-from ...classifier.optional import load_onnxruntime
+from ...classifier.optional_imports import load_onnxruntime
 from ...classifier.policy.exported_gates import ExportedGates, Graphs
 from ...classifier.training.export import gate_to_onnx, topics_to_onnx
 from ...classifier.training.router_model import RouterModel
@@ -33,7 +33,7 @@ _SHARES = (0.2, 0.5, 0.8)
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def in_use(router: RouterModel, rows: Sequence[GradedRow], mode: Mode) -> dict[str, Any]:
+def robustness(router: RouterModel, rows: Sequence[GradedRow], mode: Mode) -> dict[str, Any]:
     """Return decision time, the exported router's error, and the share of decisions that noise leaves unchanged."""
     some = rows[:: max(1, len(rows) // _NOISY_ROWS)][:_NOISY_ROWS]
     gates = _exported(router, rows, mode)

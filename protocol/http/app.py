@@ -1,4 +1,4 @@
-"""ASGI shell shared by daemon, gateway and node: OpenAI-shaped errors, body limits, prompt handling of disconnects.
+"""ASGI app shared by daemon, gateway and node: OpenAI-shaped errors, body limits, prompt handling of disconnects.
 
 The shell is plain ASGI: middleware that wraps request and response objects would hide client disconnects.
 """
@@ -44,7 +44,7 @@ from .wire import WireRequest, WireResponse, error_body
 TENANT_HEADER = b"x-updraft-tenant"
 
 #: Scope key of a future, set by `Connection`, that completes if the client disconnects before the response is done.
-GONE = "updraft.gone"
+CLIENT_GONE = "updraft.gone"
 
 #: Header from the gateway to a node: id of the attempt, whose cost so far can be read at `/spent/{attempt}`.
 ATTEMPT_HEADER = b"x-updraft-attempt"
@@ -55,7 +55,7 @@ _HEAD_ONLY = "updraft.head_only"  # scope key of a HEAD request, which is routed
 _MAX_HEADERS = 256
 _SINGLE = (b"host", b"transfer-encoding")
 _VERSIONS = ("1.1", "1.0", "2", "3")
-_KEPT = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/chat/completions")  # only the router has all routes here
+_ROUTER_ROUTES = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/chat/completions")  # only the router has all routes
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:")
 _log = logging.getLogger("updraft.http")
 
@@ -67,7 +67,7 @@ def create_app(
     max_body_bytes: int = 8 * 2**20,
     max_upload_bytes: Mapping[str, int] | None = None,
     lifespan: Callable[[Any], Any] | None = None,
-) -> ShellApp:
+) -> HttpApp:
     """Create an app that reports every failure as an OpenAI error and sets `x-request-id` on every response.
 
     Routes may raise any UpdraftError. The shell handles unknown routes, wrong methods, bodies above `max_body_bytes`
@@ -75,12 +75,12 @@ def create_app(
     `max_upload_bytes`: limits by path for paths that accept larger bodies. `lifespan` is Starlette's.
     """
     access = access or Access()
-    app = ShellApp(title=title, lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    app = HttpApp(title=title, lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.state.traffic = Traffic()
     limits = BodyLimits(max_body_bytes, max_upload_bytes or {}, BodyMemory())
-    app.layers.append(Middleware(_Shell, access=access, limits=limits, traffic=app.state.traffic))
+    app.layers.append(Middleware(_OuterMiddleware, access=access, limits=limits, traffic=app.state.traffic))
     if access.allowed_origins:
         origins, every = [origin.lower() for origin in access.allowed_origins], ["*"]
         app.layers.append(
@@ -92,7 +92,7 @@ def create_app(
     return app
 
 
-class ShellApp(FastAPI):
+class HttpApp(FastAPI):
     """FastAPI app with a fast path: endpoints of `add_post` skip FastAPI's routing but keep the same `layers`."""
 
     def __init__(self, **fastapis: Any) -> None:
@@ -217,7 +217,7 @@ def while_connected(request: Request) -> Generator[None]:
     """
     task = asyncio.current_task()
     assert task is not None, "a request is answered in a task"
-    own: asyncio.Future[None] | None = request.scope.get(GONE)
+    own: asyncio.Future[None] | None = request.scope.get(CLIENT_GONE)
     left = own or asyncio.create_task(_left(request.receive))
     gone = over = False
 
@@ -242,7 +242,7 @@ def while_connected(request: Request) -> Generator[None]:
 
 
 async def _left(receive: Receive) -> None:
-    """Wait for the client to disconnect, on ASGI servers that do not set `GONE`."""
+    """Wait for the client to disconnect, on ASGI servers that do not set `CLIENT_GONE`."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -299,7 +299,7 @@ class _StreamedResponse(Response):
         self.raw_headers = [(name.lower().encode("latin-1"), str(v).encode("latin-1")) for name, v in headers.items()]
 
 
-class _Shell:
+class _OuterMiddleware:
     """Outermost ASGI layer: checks framing, access and draining, and converts exceptions to error responses."""
 
     def __init__(self, app: ASGIApp, access: Access, limits: BodyLimits, traffic: Traffic) -> None:
@@ -475,7 +475,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 def _as_updraft_error(request: Request, error: HTTPException) -> UpdraftError:
     path: str = request.scope["path"]
-    route, kept = f"{request.method} {path}", path.startswith(_KEPT)
+    route, kept = f"{request.method} {path}", path.startswith(_ROUTER_ROUTES)
     elsewhere = " Only `updraft serve` provides files, batches and stored responses." if kept else ""
     if error.status_code == 404:
         return NotFoundError(f"{route} is not a route of this server.{elsewhere}")

@@ -1,4 +1,4 @@
-"""Gumbel noise for one row of a large vocabulary: the noise of `protocol.noise`, computed only where it can matter.
+"""Gumbel noise for one row of a large vocabulary, as in `protocol.sampling_noise`, but only where noise can matter.
 
 Two double-precision logarithms for each of 150,000 tokens would cost more than the rest of sampling. So the draw is
 a race: argmax(logit / T - log(-log u)) is argmin(-log(u) / weight), with weight = exp((logit - highest) / T). As
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from ...protocol.noise import FIRST, GOLDEN, SECOND, WORD
+from ...protocol.sampling_noise import FIRST, GOLDEN, SECOND, WORD
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -88,7 +88,7 @@ def _earliest_arrivals(key: int, ids: Indices | None, logits: Floats, temperatur
 
 
 def _almost_mixed(words: Words) -> Words:
-    """Apply `protocol.noise.mix` in place, without its last step, which does not change the upper 31 bits."""
+    """Apply `protocol.sampling_noise.mix` in place, without its last step, which does not change the upper 31 bits."""
     words ^= words >> np.uint64(30)
     words *= np.uint64(FIRST)
     words ^= words >> np.uint64(27)

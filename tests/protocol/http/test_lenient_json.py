@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from updraft.protocol.http.foreign import apart, error_in, json_bytes, json_of
+from updraft.protocol.http.lenient_json import apart, error_in, json_bytes, json_of
 
 
 @pytest.mark.parametrize(

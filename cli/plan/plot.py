@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from io import BytesIO
 
-from ...classifier.optional import load_module
+from ...classifier.optional_imports import load_module
 from ...cloud_engine.planning.plan import FleetFigures
 
 

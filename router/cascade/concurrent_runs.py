@@ -11,7 +11,7 @@ T = TypeVar("T")
 _AT_ONCE = 8
 
 
-async def all_of(count: int, one: Callable[[int], Awaitable[T]]) -> list[T]:
+async def run_concurrently(count: int, one: Callable[[int], Awaitable[T]]) -> list[T]:
     """Return the results of `one(0)`, `one(1)` and so on, run a few at once. If one fails, the others are cancelled."""
     places = asyncio.Semaphore(_AT_ONCE)
 

@@ -9,7 +9,7 @@ import pytest
 
 THREADS = """
 import os
-from updraft.classifier.optional import load_onnxruntime
+from updraft.classifier.optional_imports import load_onnxruntime
 import numpy
 before = len(os.listdir("/proc/self/task"))
 load_onnxruntime()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ...protocol.errors import DownloadError
-from .web import PassingError, RetryPolicy
+from .web import RetryLimits, TemporaryError
 
 Result = TypeVar("Result")
 
@@ -25,23 +25,23 @@ class ProgressReport:
     say: Callable[[str], None] = _nothing
 
 
-def retrying(attempt: Callable[[], Result], retry_policy: RetryPolicy, report: ProgressReport) -> Result:
-    """Call `attempt` until it succeeds. Raises DownloadError after `retry_policy.tries` temporary failures."""
+def retrying(attempt: Callable[[], Result], retries: RetryLimits, report: ProgressReport) -> Result:
+    """Call `attempt` until it succeeds. Raises DownloadError after `retries.tries` temporary failures."""
     failures = 0
     while True:
         try:
             return attempt()
-        except PassingError as error:
+        except TemporaryError as error:
             failures += 1
-            give_up_or_wait(error, failures, retry_policy, report)
+            give_up_or_wait(error, failures, retries, report)
 
 
 def give_up_or_wait(
-    error: PassingError, failures: int, retry_policy: RetryPolicy, report: ProgressReport, after: str = ""
+    error: TemporaryError, failures: int, retries: RetryLimits, report: ProgressReport, after: str = ""
 ) -> None:
     """Sleep before the next try, or raise DownloadError, with `after` in the message, after too many failures."""
-    if failures >= retry_policy.tries:
+    if failures >= retries.tries:
         raise DownloadError(f"{error}; gave up after {failures} tries{after}. Try again later.") from error
-    wait_s = retry_policy.wait_s(failures, error.wait_s)
+    wait_s = retries.wait_s(failures, error.wait_s)
     report.say(f"{error}; trying again in {wait_s:.0f} s")
     time.sleep(wait_s)

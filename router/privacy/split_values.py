@@ -19,7 +19,7 @@ _LAST_WORD, _FIRST_WORD = re.compile(r"\S+\Z"), re.compile(rf"\S{{1,{_MAX_WORD}}
 _HEAD = re.compile(r"[\W_]*+((?:\d++[\W_]{0,8}+)*+)[\W_]*+")
 
 
-def message_seams(body: Mapping[str, Any], budget: ReadingBudget) -> Iterator[str]:
+def split_across_messages(body: Mapping[str, Any], budget: ReadingBudget) -> Iterator[str]:
     """Yield words and card digits that span two consecutive messages of one role."""
     texts_by_role: dict[Any, list[str]] = {}
     for message in tables(body.get("messages")) or ():
@@ -30,10 +30,10 @@ def message_seams(body: Mapping[str, Any], budget: ReadingBudget) -> Iterator[st
         for before, after in pairwise(filter(None, texts)):
             if (end := _LAST_WORD.search(before[-_MAX_WORD:])) and (start := _FIRST_WORD.match(after)):
                 yield end[0] + start[0]
-        yield from _digit_seams(texts, budget)
+        yield from _split_digits(texts, budget)
 
 
-def value_seams(value: Any, budget: ReadingBudget) -> Iterator[str]:
+def split_across_values(value: Any, budget: ReadingBudget) -> Iterator[str]:
     """Yield card digits that span neighbouring values of an object or a list, at any depth."""
     waiting = [value]
     while waiting:
@@ -41,11 +41,11 @@ def value_seams(value: Any, budget: ReadingBudget) -> Iterator[str]:
         entries = table(value)
         values = list(entries.values()) if entries is not None else rows(value) or []
         if len(values) > 1:
-            yield from _digit_seams([each if isinstance(each, str) else _number(each) for each in values], budget)
+            yield from _split_digits([each if isinstance(each, str) else _number(each) for each in values], budget)
         waiting.extend(values)
 
 
-def _digit_seams(texts: Iterable[str], budget: ReadingBudget) -> Iterator[str]:
+def _split_digits(texts: Iterable[str], budget: ReadingBudget) -> Iterator[str]:
     """Yield the digit groups at the end of a text and the start of the next, if they are enough for a card."""
     last: list[str] = []  # groups at the end of the previous texts, the latest first
     for text in filter(None, map(str.strip, texts)):

@@ -7,7 +7,7 @@ from collections import deque
 _REMEMBERED = 5  # measurements kept
 
 
-class Recent:
+class RecentMedian:
     """The lower median of the last few measurements, which ignores single outliers.
 
     It is reliable from the second measurement on. Measurements of cold steps (`StepCosts.observe`) are dropped as soon
