@@ -97,12 +97,12 @@ def granted(wanted: Wanted, claims: Sequence[Claim], standings: Sequence[Standin
 
     `alone`: `standings` show the reservations of all other requests.
     """
-    room = math.inf
+    available = math.inf
     for claim, standing in zip(claims, standings, strict=True):
         if claim.per_token > 0:
             left = claim.limit - standing.used - standing.reserved - claim.amount
-            room, alone = min(room, left / claim.per_token), alone and not standing.reserved
-    return wanted.granted(room + wanted.least, alone=alone) or wanted.least
+            available, alone = min(available, left / claim.per_token), alone and not standing.reserved
+    return wanted.granted(available + wanted.least, alone=alone) or wanted.least
 
 
 def renewal(ends: float, now: float) -> tuple[str, float]:

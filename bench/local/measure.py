@@ -192,9 +192,9 @@ class _Bench:
     def _gaps(self) -> dict[str, float]:
         """Measure three streams and a prompt of a quarter of the context, in a context four times as long as usual."""
         trained = int(read_header(self._setup.path).hyperparameter("context_length") or _CONTEXT)
-        room = replace(self._setup, context_length=min(4 * _CONTEXT, trained))
-        with self._engine(room) as engine:
-            return gaps_during_prefill(engine, self._digits(room.context_length // 4), self._setting.prefill_seconds)
+        setup = replace(self._setup, context_length=min(4 * _CONTEXT, trained))
+        with self._engine(setup) as engine:
+            return gaps_during_prefill(engine, self._digits(setup.context_length // 4), self._setting.prefill_seconds)
 
     def _start(self) -> dict[str, float]:
         """Measure fresh processes, with the file in the page cache."""

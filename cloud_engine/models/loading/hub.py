@@ -19,7 +19,7 @@ from ....model_files.download.fetch import fetch
 from ....model_files.download.hub import Repository, ask_hub
 from ....model_files.download.naming import OnHub, is_node_path
 from ....model_files.download.offer import Offer
-from ....model_files.download.part import PartialFile, check_room, lock
+from ....model_files.download.part import PartialFile, check_disk_space, lock
 from ....model_files.download.web import RetryPolicy
 from ....model_files.download.work import ProgressReport
 from ....protocol.errors import ChecksumError, ConfigurationError, DownloadError, MissingDependencyError, ModelLoadError
@@ -127,7 +127,7 @@ def _fetch(cache: Path, blob: Path, offer: Offer) -> None:
     with lock(cache, blob.name, waiting), loading_bar("downloading") as progress:
         if blob.exists():
             return
-        check_room(cache, offer.source, offer.size or 0)
+        check_disk_space(cache, offer.source, offer.size or 0)
         with PartialFile(cache / ".partial", blob.name, offer.note) as part:
             report = ProgressReport(lambda done, total: progress(done, total or done), _log.warning)
             fetch(offer, part, RetryPolicy(), report)

@@ -194,7 +194,7 @@ class Machine(RuleBasedStateMachine):
             self.cells_are_accounted_for()
         assert not self.alive, "a request is stuck"
         assert not self.scheduler.has_work
-        assert self.cache.make_room(CELLS)
+        assert self.cache.ensure_free(CELLS)
         assert self.cells.cells == []
         assert self.cache.free_cells == CELLS
 
@@ -416,7 +416,7 @@ def test_a_slow_moment_when_the_prompts_come_is_not_what_readers_had():
 
 
 def test_what_other_threads_needed_is_no_measure():
-    """Two threads, and one while a neighbour wants a processor: chunks that were right are not tried out anew."""
+    """Two threads, and one while another process wants a processor: chunks that were right are not tried out anew."""
     budget, over = ChunkBudget(512), 0
     for count in range(4000):
         threads = 1 + count // 200 % 2
@@ -429,7 +429,7 @@ def test_what_other_threads_needed_is_no_measure():
 
 
 def test_what_a_chunk_costs_is_counted_in_plain_steps():
-    """A neighbour who slows all down, and leaves again, makes no chunk too large or too small."""
+    """A process that slows every step for a while makes no chunk too large or too small."""
     budget, over, chunks = ChunkBudget(512), 0, []
     for count in range(4000):
         plain = 0.02 * (1 + count // 200 % 2)
@@ -478,7 +478,7 @@ def test_a_chunk_is_tried_twice_before_it_counts_as_too_large():
     chunk = budget.grant(4)
     assert chunk > 1
     budget.measured(4, chunk, slow)
-    assert budget.grant(4) == chunk  # it may have been a neighbour
+    assert budget.grant(4) == chunk  # another process may have caused it
     budget.measured(4, chunk, quick)
     assert budget.grant(4) >= chunk
     larger = budget.grant(4)
@@ -577,7 +577,7 @@ def test_a_plan_that_finds_no_room_costs_nobody_a_turn(waited, monkeypatch):
     curious.computed = curious.branch.length = 3
     curious.pending_hidden, scheduler._chunks_waited = [2], waited
     wanted = []
-    monkeypatch.setattr(scheduler._cache, "make_room", lambda cells: bool(wanted.append(cells) or wanted[1:]))
+    monkeypatch.setattr(scheduler._cache, "ensure_free", lambda cells: bool(wanted.append(cells) or wanted[1:]))
     monkeypatch.setattr(scheduler, "_probe", lambda sequence: sequence)
     monkeypatch.setattr(scheduler, "_drop_scratch", lambda step: None)
     step = scheduler.plan()

@@ -1,4 +1,4 @@
-"""Connections of a server are bounded: the one that rests for longest makes room, and those at work stay."""
+"""The number of connections is limited: the longest idle one is closed, and active ones stay."""
 
 from __future__ import annotations
 

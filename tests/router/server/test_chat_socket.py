@@ -1,4 +1,4 @@
-"""Chats over a WebSocket of a real daemon: many at once, cancelled by either side, and the doors of HTTP before it."""
+"""Chats over a WebSocket of a real daemon: concurrent, cancelled by either side, and HTTP checks before the upgrade."""
 
 from __future__ import annotations
 

@@ -186,9 +186,9 @@ class Simulation(RuleBasedStateMachine):
         state.end_ids = frozenset([END] if ends else [])
         assert self.scheduler.fits(len(prompt) + output)
         try:
-            self.scheduler.check_room()
+            self.scheduler.check_capacity()
         except OverloadedError:
-            assert len(self.scheduler.waiting) >= WAITING, "refused while there is room in the queue"
+            assert len(self.scheduler.waiting) >= WAITING, "refused although the queue is not full"
         else:
             assert len(self.scheduler.waiting) < WAITING or self.num_kept_waiting() < WAITING
             self.longest[state.request_id] = output, quota or output
