@@ -57,7 +57,7 @@ class Claim(msgspec.Struct, frozen=True):
 
     @property
     def is_reserved(self) -> bool:
-        """Whether the amount is settled later. Counts of requests are final at admission, whatever the outcome."""
+        """Return whether the amount is settled later. Counts of requests are final at admission."""
         return self.kind != "requests"
 
     def extended(self, tokens: int) -> Claim:

@@ -86,5 +86,5 @@ class GrowingAnswer:
 
     @property
     def is_short(self) -> bool:
-        """Whether the answer clearly exceeds its reservation. The margin is wide because `written` is an estimate."""
+        """Return whether the answer exceeds its reservation by a wide margin, because `written` is an estimate."""
         return self.written > 2 * self.reserved + _MARGIN_TOKENS

@@ -149,8 +149,8 @@ class LocalEngine:
 
         `tools` are shown to the model; `tool_format.constraint` enforces them. Without a constraint, an answer that may
         make one call ends after that call. The constraint is compiled in the caller's thread without a time limit:
-        check untrusted constraints with `text.grammar_check`. The answer ends at the end of the context, whatever
-        `max_tokens` is. Raises ContextLengthError if the prompt fills the context, InvalidRequestError if the
+        check untrusted constraints with `text.grammar_check`. The answer ends at the end of the context, even with a
+        larger `max_tokens`. Raises ContextLengthError if the prompt fills the context, InvalidRequestError if the
         template rejects the messages or the constraint is unusable, OverloadedError if the queue is full.
         """
         tools, constraint = options.get("tools"), options.get("constraint")

@@ -20,7 +20,7 @@ _OTHER_HEADERS = ("x-api-key", "api-key")
 class CallerKeys:
     """Keys that requests may name. By default, keys only tell callers apart and are not sent to a cloud."""
 
-    # Keys that stand for the key in the settings. None: all keys do.
+    # Keys that are replaced by the key in the settings. None: all keys.
     own: frozenset[str] | None = field(default=None, repr=False)
     # Whether requests must be for `BASE_URL`.
     checks_url: bool = False

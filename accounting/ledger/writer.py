@@ -98,7 +98,7 @@ class LedgerWriter:
 
     @property
     def failing(self) -> bool:
-        """Whether the last commit failed."""
+        """Return whether the last commit failed."""
         return self.problem is not None
 
     def flush(self, timeout_s: float = FLUSH_S, *, collect: bool = False) -> bool:

@@ -160,7 +160,7 @@ class _Bench:
         return _arrivals(lambda: raw.steps([engine.encode(prompt) for prompt in prompts], count))
 
     def _servers(self, stack: ExitStack, *, logprobs: bool) -> dict[str, Peer]:
-        """Return the available servers. One `Llama` behind a lock stands in for a missing llama-cpp-python server."""
+        """Return the available servers. One `Llama` behind a lock replaces a missing llama-cpp-python server."""
         servers: dict[str, Peer] = {}
         if has_llama_cpp_server():
             servers["llama_cpp_server"] = stack.enter_context(llama_cpp_server(self._setup, logprobs=logprobs))

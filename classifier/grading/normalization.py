@@ -98,7 +98,7 @@ class _Result:
     denied: bool
 
     def same(self, other: _Result) -> bool:
-        """Compare results. Of a list and a single result only the last entries count: earlier ones may be working."""
+        """Compare results. A list is compared with a single result by its last entry: earlier ones may be working."""
         if self.denied != other.denied:
             return False
         if 1 in (len(self.parts), len(other.parts)):

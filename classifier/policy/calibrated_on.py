@@ -23,12 +23,12 @@ class CalibratedOn:
 
     # Scripts of the prompts, by Unicode name.
     scripts: tuple[str, ...] = ("Latin",)
-    # Highest number of user and assistant turns that enough prompts have.
+    # Highest number of user and assistant turns that at least `ENOUGH_PROMPTS` prompts reach.
     turns: int = 1
 
     @classmethod
     def of(cls, rows: Sequence[GradedRow]) -> CalibratedOn:
-        """Return the scripts and turns of `rows`, without those that fewer than `ENOUGH_PROMPTS` have."""
+        """Return the scripts and turns that at least `ENOUGH_PROMPTS` of the rows have in common."""
         prompts = Counter(script for row in rows for script in scripts_of(_text(row)))
         scripts = tuple(sorted(script for script, n in prompts.items() if n >= ENOUGH_PROMPTS))
         turns = sorted((_turns_of(row.messages) if row.messages else 1 for row in rows), reverse=True)

@@ -198,7 +198,7 @@ def fit_router(
     if n < MIN_FITTED or better.all() or not better.any():
         raise InvalidRequestError(
             f"A router needs at least {MIN_FITTED} graded prompts to fit on, some answered better by the strong "
-            f"tier and some not: there are {n}, of which {int(better.sum())} are."
+            f"tier and some not. It is better on {int(better.sum())} of {n}."
         )
     topics = topics or Topics.fit(rows.counts, seed)
     x = topics.prepare(rows)

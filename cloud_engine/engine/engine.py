@@ -122,12 +122,12 @@ class Engine:
 
     @property
     def is_streaming(self) -> bool:
-        """Whether a client streams any of the answers."""
+        """Return whether a client streams any of the answers."""
         return self._outputs.are_streamed
 
     @property
     def reads_prompts(self) -> bool:
-        """Whether the next step may contain prompt tokens, and so take much longer than a decode step."""
+        """Return whether the next step may contain prompt tokens, and so take much longer than a decode step."""
         return self._scheduler.reads_prompts
 
     def expect(self, request: GenerationRequest) -> None:

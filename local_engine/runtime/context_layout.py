@@ -92,8 +92,8 @@ def settled(header: GgufHeader, options: LocalOptions) -> LocalOptions:
 
 
 def _attention_is_ours(header: GgufHeader, options: LocalOptions) -> bool:
-    """Of a model that is not small: whether its heads and its cache are such that ours computes."""
+    """Return whether Updraft's kernel computes attention for a model that is not small, by its heads and cache."""
     key, value = head_lengths(header)
-    of_ours = 0 < key == value <= MAX_HEAD_DIM and key % 16 == 0
+    supported = 0 < key == value <= MAX_HEAD_DIM and key % 16 == 0
     capped = header.hyperparameter("attn_logit_softcapping") is not None
-    return of_ours and not capped and options.kv_cache_type in (None, "f16") and options.flash_attention is not False
+    return supported and not capped and options.kv_cache_type in (None, "f16") and options.flash_attention is not False

@@ -46,7 +46,7 @@ class SequenceShare:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether the share includes the last known token, so that a new token can be chosen."""
+        """Return whether the share includes the last known token, so that a new token can be chosen."""
         return self.start + self.count == len(self.sequence.tokens)
 
     @property
@@ -75,7 +75,7 @@ class ScheduledStep:
 
     @property
     def all_outputs(self) -> bool:
-        """Whether every row is an output; only such a step returns hidden states."""
+        """Return whether every row is an output; only such a step returns hidden states."""
         return all(share.outputs == share.count for share in self.chunks)
 
     @property

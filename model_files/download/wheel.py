@@ -60,7 +60,7 @@ def open_in_wheel(place: OnIndex, folder: Path, report: ProgressReport) -> Itera
 
 
 def has_pip() -> bool:
-    """Whether this Python has pip."""
+    """Return whether this Python has pip."""
     return _pip() is not None
 
 

@@ -35,7 +35,7 @@ class PeerUser:
 
     @cached_property
     def is_other_user(self) -> bool:
-        """Whether another local user, except root, opened the connection; False if the system cannot tell."""
+        """Return whether another local user, except root, opened the connection; False if the system cannot tell."""
         own = own_user()
         if own is None or self.client is None or self.server is None or self.server[1] is None:
             return False
@@ -101,7 +101,7 @@ class Access:
                 raise AuthenticationError("The API key is missing or wrong: send it as Authorization: Bearer KEY.")
 
     def _is_ours(self, host: str, address: str) -> bool:
-        """Whether `host` is a valid name of this server. `address` is the socket's, which DNS rebinding cannot fake."""
+        """Return whether `host` is a valid name of this server. DNS rebinding cannot fake the socket's `address`."""
         if not host:
             return False
         if is_loopback(host) or host == address or host in (each.lower() for each in self.allowed_hosts):
@@ -122,7 +122,7 @@ def key_proof(key: str, url: str) -> str:
 
 @lru_cache(256)
 def is_loopback(host: str) -> bool:
-    """Whether `host` is an address that only this machine can reach."""
+    """Return whether `host` is an address that only this machine can reach."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -130,7 +130,7 @@ def is_loopback(host: str) -> bool:
 
 
 def host_is_loopback(authority: str) -> bool:
-    """Whether a Host header, with or without a port, names loopback."""
+    """Return whether a Host header, with or without a port, names loopback."""
     return is_loopback(_host_of(authority.lower()))
 
 

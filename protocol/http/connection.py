@@ -274,7 +274,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _is_full(self) -> bool:
-        """Whether to pause reading until the app consumes queued requests or body data."""
+        """Return whether to pause reading until the app consumes queued requests or body data."""
         cycle: Any = self.cycle  # None before the first request
         has_body = cycle is not None and not cycle.response_complete and len(cycle.body) > HIGH_WATER_LIMIT
         return self._capacity <= 0 or (has_body and self._awaits == "body")

@@ -20,7 +20,7 @@ _ESCAPE = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 _OCTAL, _NAMED, _LETTER, _OCTETS, _DECIMAL, _ENTITY = 6, 7, 8, 9, 12, 13
-# Inline marks of HTML and Markdown do not separate words; other tags do.
+# Inline marks of HTML and Markdown, which unlike other tags do not separate words.
 _INLINE = re.compile(
     r"</?(?:a|b|i|u|em|strong|span|font|mark|code|small|su[bp]|wbr)\b[^<>]{0,200}>|<!--[^<>]{0,200}-->"
     r"|(?<![0-9*`~_])(?:[*`~]{1,3}|__)(?![0-9*`~_])",
@@ -206,5 +206,5 @@ def _readable(octets: bytes) -> str:
 
 
 def _is_mixed(data: str) -> bool:
-    """Return whether `data` has capitals, small letters and digits, as most data and few words have."""
+    """Return whether `data` has capitals, small letters and digits, like most data and unlike most words."""
     return all(re.search(kind, data) for kind in ("[A-Z]", "[a-z]", "[0-9]"))

@@ -86,7 +86,7 @@ class BatchJob:
 
 
 class BatchStore:
-    """Store of batches, each with one owner, as files have. All methods wait for the disk."""
+    """Store of batches; like a file, each has one owner. All methods wait for the disk."""
 
     def __init__(self, database: FilesDatabase) -> None:
         self._database = database

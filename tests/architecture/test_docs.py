@@ -7,14 +7,13 @@ Words and sentences are counted on hand-written pages only. The pages of docs/re
 from __future__ import annotations
 
 import re
-from functools import cache
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 from import_graph import LAYERS
+from prose import CODE, LINK, ROOT, pages, prose_pages, sentences
 
-ROOT = Path(__file__).resolve().parents[2]
 MAX_WORDS = 25_000
 MAX_WORDS_IN_A_SENTENCE = 20.0  # on average
 MAX_WORDS_IN_A_DECISION = 300
@@ -22,22 +21,8 @@ MAX_WORDS_IN_A_SUPERSEDED_ONE = 75  # one paragraph: the old decision, and the r
 MAX_LINES_IN_THE_CHANGELOG = 150
 DECISIONS = ROOT / "docs" / "decisions"
 
-_CODE = re.compile(r"^(```|~~~).*?^\1[^\S\n]*$", re.MULTILINE | re.DOTALL)
-_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
-_LINK = re.compile(r"!?\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} +(.*?)\s*$", re.MULTILINE)
 _STATUS = re.compile(r"^\*\*Status:\*\* (accepted|superseded by \[(?P<number>\d{3})\]\(\S+\))$", re.MULTILINE)
-# A sentence ends with a mark and white space, except after these abbreviations. "0.98" and "llama.cpp" end none.
-_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"'*`)])|(?<=[.!?]\*\*))(?<!e\.g\.)(?<!i\.e\.)(?<!al\.)\s+")
-
-
-@cache
-def pages() -> tuple[Path, ...]:
-    return (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
-
-
-def prose_pages() -> list[Path]:
-    return [path for path in pages() if path.parent != ROOT / "docs" / "reference"]
 
 
 def words(text: str) -> int:
@@ -45,32 +30,16 @@ def words(text: str) -> int:
     return sum(any(map(str.isalnum, word)) for word in text.split())
 
 
-def sentences(markdown: str) -> list[str]:
-    """Split paragraphs and list items into sentences, without code, tables, headings and link targets."""
-    text = _COMMENT.sub("", _CODE.sub("", markdown))
-    text = _LINK.sub(lambda link: link["text"], text)
-    blocks: list[list[str]] = [[]]
-    for line in text.splitlines():
-        stripped = line.strip().removeprefix(">").strip()
-        if not stripped or stripped.startswith(("#", "|")) or line.startswith("    "):
-            blocks.append([])
-        elif re.match(r"(?:[-*]|\d+\.) ", stripped):
-            blocks.append([re.sub(r"^(?:[-*]|\d+\.) ", "", stripped)])
-        else:
-            blocks[-1].append(stripped)
-    return [sentence for block in blocks if block for sentence in _END.split(" ".join(block))]
-
-
 def anchors(path: Path) -> set[str]:
     """Return the anchors that GitHub generates for a page's headings."""
-    headings = _HEADING.findall(_CODE.sub("", path.read_text(encoding="utf-8")))
-    plain = (_LINK.sub(lambda link: link["text"], heading) for heading in headings)
+    headings = _HEADING.findall(CODE.sub("", path.read_text(encoding="utf-8")))
+    plain = (LINK.sub(lambda link: link["text"], heading) for heading in headings)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}
 
 
 def broken_links(path: Path) -> list[str]:
     wrong: list[str] = []
-    for link in _LINK.finditer(_CODE.sub("", path.read_text(encoding="utf-8"))):
+    for link in LINK.finditer(CODE.sub("", path.read_text(encoding="utf-8"))):
         target = link["target"]
         if re.match(r"[a-z]+:", target):
             continue

@@ -34,9 +34,9 @@ def use_device(name: str) -> None:
 
 
 def yields_to_other_processes(config: EngineConfig) -> Callable[[], None]:
-    """To be called before each step: sets torch's threads, at most as many as there are now.
+    """Return a function to call before each step; it sets torch's threads, up to their present number.
 
-    Does nothing on other devices, and in batch-invariant mode, in which nothing may change how sums are cut.
+    It does nothing on GPUs, nor in batch-invariant mode, in which nothing may change how sums are split.
     """
     if config.device != "cpu" or config.batch_invariant:
         return lambda: None

@@ -42,7 +42,7 @@ class LaunchedStep:
 
     @property
     def is_reliable(self) -> bool:
-        """Whether all rows are plain decodes whose next step depends on this token only through the logits."""
+        """Return whether all rows are plain decodes whose next step depends on this token only through the logits."""
         return all(item.state.decode is item and not item.state.edits_follow for item in self.batch)
 
     def of(self, batch: Sequence[ScheduledRequest]) -> LaunchedStep | None:

@@ -80,7 +80,7 @@ class KVCacheManager:
         return True
 
     def can_admit(self, states: Sequence[RequestState], without: Iterable[RequestState] = ()) -> bool:
-        """Whether `admit` would succeed for all `states` if the requests in `without` had released their blocks.
+        """Return whether `admit` would succeed for all `states` if the requests in `without` had released their blocks.
 
         Several states are assumed to share no blocks.
         """

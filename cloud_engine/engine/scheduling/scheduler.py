@@ -69,7 +69,7 @@ class Scheduler:
         self.counters = counters or EngineStats()
 
     def fits(self, num_tokens: int, num_beams: int = 1) -> bool:
-        """Whether the pool is large enough for a request of `num_tokens`, prompt and output together.
+        """Return whether the pool is large enough for a request of `num_tokens`, prompt and output together.
 
         Each beam counts in full, because beams run together and may share no blocks after a preemption.
         """
@@ -131,7 +131,7 @@ class Scheduler:
 
     @property
     def reads_prompts(self) -> bool:
-        """Whether the next step may contain prompt tokens, and so take much longer than a decode step."""
+        """Return whether the next step may contain prompt tokens, and so take much longer than a decode step."""
         others = self.decodes.others(self.running)
         has_place = self._places < self._config.max_batch_size
         return bool(self.waiting and has_place) or any(state.num_uncomputed_tokens > 1 for state in others)
@@ -208,7 +208,7 @@ class Scheduler:
             self._preempt_last()
 
     def _fits_without(self, others: list[RequestState]) -> bool:
-        """Whether the first waiting request would have places and blocks if the `others` were not running."""
+        """Return whether the first waiting request would have places and blocks if the `others` were not running."""
         states = self._first_waiting()
         return self._has_place(states, others) and self._cache.can_admit(states, others)
 
@@ -297,7 +297,7 @@ class Scheduler:
         return len(self.waiting) + len(expected)
 
     def _has_place(self, states: list[RequestState], without: Sequence[RequestState] = ()) -> bool:
-        """Whether the batch has rows for `states` and their forks, if the requests in `without` left it."""
+        """Return whether the batch has rows for `states` and their forks, if the requests in `without` left it."""
         return self._places - _places(without) + _places(states) <= self._config.max_batch_size
 
 
@@ -312,7 +312,7 @@ def _places(states: Iterable[RequestState]) -> int:
 
 
 def _yields(running: RequestState, head: RequestState) -> bool:
-    """Whether a running request may be preempted for the `head` of the queue."""
+    """Return whether a running request may be preempted for the `head` of the queue."""
     return head.request.priority < running.request.priority and head.order < running.order
 
 
