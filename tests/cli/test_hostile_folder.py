@@ -120,7 +120,7 @@ def test_the_children_of_a_node_in_the_folder_of_its_model(folder: Path, environ
     assert planted(folder) == []
 
 
-def test_python_is_started_in_one_way() -> None:
+def test_python_is_started_by_one_function() -> None:
     """The scripts run before the package is installed: they say `-P` or `-I` themselves."""
     scripts = {"cli/bootstrap.py", "local_engine/llama/build.py"}
     packages = [path.parent.relative_to(ROOT).parts[0] for path in ROOT.glob("*/__init__.py")]

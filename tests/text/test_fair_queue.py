@@ -47,7 +47,7 @@ async def nothing(_tasks: list[asyncio.Task[None]], _turns: FairQueue) -> None:
         ("abcde", "abcd"),
     ],
 )
-def test_tenants_take_turns_and_share_the_room(arrivals: str, expected: str) -> None:
+def test_tenants_take_turns_and_share_the_queue(arrivals: str, expected: str) -> None:
     assert served(arrivals, nothing) == expected
 
 

@@ -75,7 +75,7 @@ def ending(engine: Engine, request: GenerationRequest) -> tuple[int, str | None,
         "edits that follow",
     ],
 )
-def test_repetition_ends_an_answer_at_one_length_whatever_the_way(model, config, options) -> None:
+def test_repetition_ends_an_answer_at_one_length_in_every_mode(model, config, options) -> None:
     assert ending(engine_of(model, **config), asked(**options)) == (SPAN, "length", "repetition_detected")
 
 

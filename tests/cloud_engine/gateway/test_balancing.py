@@ -61,9 +61,7 @@ def test_sessions_and_prefixes_belong_to_one_key_and_node() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(2, 40)), max_size=60), st.integers(1, 50))
-def test_an_index_without_room_knows_less_and_nothing_that_never_came(
-    prompts: list[tuple[int, int]], pairs: int
-) -> None:
+def test_a_full_index_forgets_prefixes_and_invents_none(prompts: list[tuple[int, int]], pairs: int) -> None:
     small, large = PrefixIndex(pairs), PrefixIndex()
     for kind, length in prompts:
         placement = chat(f"{kind}" * 1024 * length)
@@ -277,7 +275,7 @@ def test_tenants_take_turns_and_the_largest_is_evicted(asked: str, most: int) ->
     asyncio.run(run())
 
 
-def test_one_who_leaves_as_another_is_shed_makes_room() -> None:
+def test_a_waiter_that_leaves_as_another_is_shed_frees_a_place() -> None:
     async def run() -> None:
         crowd, done = Crowd(0, 1), list[Priority]()
         leaving = asyncio.create_task(crowd.ask("batch", done))

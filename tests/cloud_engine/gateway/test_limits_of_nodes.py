@@ -150,7 +150,7 @@ def test_the_parts_of_workers_make_up_the_limit_of_a_node(workers: int) -> None:
     assert min(parts) >= 1
 
 
-def test_a_node_with_less_room_than_workers_is_refused() -> None:
+def test_a_node_with_less_capacity_than_workers_is_refused() -> None:
     options = GatewayOptions(("http://h",), AccountingOptions("db"), node_concurrency=3, workers=4)
     with pytest.raises(ConfigurationError, match="fewer workers"):
         _nodes(options, 0)

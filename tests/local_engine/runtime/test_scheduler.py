@@ -120,7 +120,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.alive)
     @rule()
-    def no_room(self):
+    def cache_full(self):
         step = self.scheduler.plan()
         alone = len(self.scheduler.running) == 1
         assert self.scheduler.retry(step) is not alone
@@ -487,7 +487,7 @@ def test_a_chunk_is_tried_twice_before_it_counts_as_too_large():
     assert budget.grant(4) < larger
 
 
-def test_chunks_grow_again_when_a_neighbour_has_left():
+def test_chunks_grow_again_when_another_process_has_ended():
     budget = ChunkBudget(512)
     machine = Steps(0.02, 0.0, 0.1, 0.0, seed=0)
     crowded = Steps(0.02, 1.0, 0.5, 0.0, seed=0)
@@ -533,7 +533,7 @@ def test_probes_let_every_second_step_take_prompts():
     assert not any(one == other != "chunk" for one, other in pairwise(kinds[2:])), kinds
 
 
-def test_the_last_that_came_is_the_first_to_give_way():
+def test_the_newest_sequence_is_preempted_first():
     scheduler, memory, _ = make(rows=64, running=3, cells=60)
     sequences = [Sequence([i] * 10, limit=55) for i in range(3)]
     for sequence in sequences:
@@ -544,8 +544,8 @@ def test_the_last_that_came_is_the_first_to_give_way():
     assert list(scheduler.waiting) == sequences[1:], "in the order they came"
 
 
-def test_without_room_each_gives_way_once_until_one_is_alone():
-    """As long as llama.cpp says that there is none: nobody is let in again before a step succeeds."""
+def test_with_a_full_cache_each_is_preempted_once_until_one_is_alone():
+    """While llama.cpp reports a full cache, no sequence is admitted before a step succeeds."""
     scheduler, memory, _ = make(running=3)
     for i in range(3):
         scheduler.add(Sequence([i] * 10, limit=55))
@@ -568,7 +568,7 @@ def test_who_is_alone_is_let_in_whatever_was():
 
 
 @pytest.mark.parametrize("waited", [False, True])
-def test_a_plan_that_finds_no_room_costs_nobody_a_turn(waited, monkeypatch):
+def test_a_plan_that_does_not_fit_the_cache_costs_no_turn(waited, monkeypatch):
     scheduler, _, _ = make(running=3)
     curious, long, last = Sequence([1, 2, 3], limit=90), Sequence([5] * 200, limit=300), Sequence([6] * 9, limit=90)
     for sequence in (curious, long, last):

@@ -250,7 +250,7 @@ def test_redirects_that_are_refused(
         get(f"{hub.url}/files/tiny.gguf", library, retry_policy)
 
 
-def test_redirects_in_a_circle(hub: Hub, library: Library, retry_policy: RetryPolicy) -> None:
+def test_a_redirect_loop(hub: Hub, library: Library, retry_policy: RetryPolicy) -> None:
     hub.target = "/again"
     with pytest.raises(DownloadError, match="redirects more than 10 times"):
         get(f"{hub.url}/files/tiny.gguf", library, retry_policy)

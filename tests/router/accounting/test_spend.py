@@ -142,7 +142,7 @@ def test_a_stream_that_its_reader_leaves_costs_what_was_written(spending: Callab
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_that_others_get_ahead_of_waits_for_room(
+def test_a_request_overtaken_by_others_waits_for_budget(
     spending: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     """All pass the rules before the first has reserved."""

@@ -25,7 +25,7 @@ def free(monkeypatch):
     torch.set_num_threads(before)
 
 
-def test_a_step_uses_what_there_is_room_for(free) -> None:
+def test_a_step_uses_the_free_processors(free) -> None:
     yield_to_other_processes = devices.yields_to_other_processes(EngineConfig())
     for count in (3, 1, 2, 3):
         free[0] = count
