@@ -82,10 +82,10 @@ class Library:
         """Return all models by name, unfinished downloads included. Files without a valid model name are skipped."""
         models = {path.stem: path for path in self._glob(self.folder, "*.gguf")}
         manifests = {path.stem for path in self._glob(self.folder, "*.json")}
-        unfinished = {path.stem: path for path in self._glob(self.partial, "*.part")}
+        under_way = {path.stem: path for path in self._glob(self.partial, "*.part")}
         entries = [self._entry(name, path) for name, path in models.items()]
-        entries += [LibraryEntry(name, "missing", 0, "") for name in manifests - models.keys() - unfinished.keys()]
-        for name, path in unfinished.items():
+        entries += [LibraryEntry(name, "missing", 0, "") for name in manifests - models.keys() - under_way.keys()]
+        for name, path in under_way.items():
             note = read_note(self.partial, name)
             entries.append(LibraryEntry(name, "partial", path.stat().st_size, "" if note is None else note.source))
         return sorted(entries, key=lambda entry: (entry.name, entry.state))
