@@ -50,13 +50,13 @@ test-openai:  ## the SDK's tests with version 2 of the openai client, put beside
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target out/openai2 "openai==2.*" distro
 	@PYTHONPATH="$(CURDIR)/out/openai2$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -m pytest $(XDIST) tests/sdk
 
-FLOORS := $(CURDIR)/out/floors
+LOWEST := $(CURDIR)/out/lowest
 test-floors:  ## the main tests with the lowest allowed version of each dependency but torch (VERSIONS=--newest: the newest)
-	@$(PYTHON) -m venv --clear $(FLOORS)
-	@$(FLOORS)/bin/python local_engine/llama/build.py --install -c constraints.txt
-	@$(FLOORS)/bin/python tests/support/lowest_versions.py $(VERSIONS) > $(FLOORS)/requirements.txt
-	@$(FLOORS)/bin/python -m pip install --quiet --disable-pip-version-check -r $(FLOORS)/requirements.txt
-	@PYTHONPATH=.typing $(FLOORS)/bin/python -m pytest -m "not slow and not soak" -W ignore::DeprecationWarning \
+	@$(PYTHON) -m venv --clear $(LOWEST)
+	@$(LOWEST)/bin/python local_engine/llama/build.py --install -c constraints.txt
+	@$(LOWEST)/bin/python tests/support/lowest_versions.py $(VERSIONS) > $(LOWEST)/requirements.txt
+	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -r $(LOWEST)/requirements.txt
+	@PYTHONPATH=.typing $(LOWEST)/bin/python -m pytest -m "not slow and not soak" -W ignore::DeprecationWarning \
 	  tests/protocol tests/text tests/sdk tests/router/providers tests/router/test_config.py tests/router/test_start.py \
 	  tests/router/server/test_app.py tests/router/server/test_endpoints.py tests/cloud_engine/gateway/test_gateway.py \
 	  tests/cloud_engine/gateway/test_usage.py tests/cloud_engine/gateway/test_keys.py tests/cli/test_help.py \
@@ -96,7 +96,7 @@ interop:  ## other libraries' clients and suites against ours, with openai 2 and
 	done
 
 test-fast: check  ## lint, types and the quick tests, in about two minutes
-	@$(BIN)/python -m pytest $(XDIST) -m "not slow and not soak" tests/protocol tests/text tests/house $(ARGS)
+	@$(BIN)/python -m pytest $(XDIST) -m "not slow and not soak" tests/protocol tests/text tests/architecture $(ARGS)
 
 security: install  ## every known hole of servers like ours, tried on ours; a part of `make test`
 	@$(BIN)/python -m pytest tests/security $(ELSEWHERE) $(ARGS)

@@ -57,7 +57,7 @@ class Claim(msgspec.Struct, frozen=True):
 
     @property
     def is_reserved(self) -> bool:
-        """Whether the amount is settled later. Counts of requests are final at admission, whatever the outcome."""
+        """Return whether the amount is settled later. Counts of requests are final at admission."""
         return self.kind != "requests"
 
     def extended(self, tokens: int) -> Claim:
@@ -97,12 +97,12 @@ def granted(wanted: TokenDemand, claims: Sequence[Claim], usages: Sequence[Accou
 
     `alone`: no request holds a reservation that `usages` do not show.
     """
-    room = math.inf
+    available = math.inf
     for claim, usage in zip(claims, usages, strict=True):
         if claim.per_token > 0:
             left = claim.limit - usage.used - usage.reserved - claim.amount
-            room, alone = min(room, left / claim.per_token), alone and not usage.reserved
-    return wanted.granted(room + wanted.least, alone=alone) or wanted.least
+            available, alone = min(available, left / claim.per_token), alone and not usage.reserved
+    return wanted.granted(available + wanted.least, alone=alone) or wanted.least
 
 
 def renewal(ends: float, now: float) -> tuple[str, float]:

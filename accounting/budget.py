@@ -48,15 +48,15 @@ class TokenDemand:
     # Whether the caller or the price names the maximum; a known maximum is granted if it fits.
     is_known: bool = False
 
-    def granted(self, room: float, *, alone: bool) -> int | None:
-        """Return the tokens to reserve out of `room`, or None if the request does not fit.
+    def granted(self, available: float, *, alone: bool) -> int | None:
+        """Return the tokens to reserve out of `available`, or None if the request does not fit.
 
         `alone`: no other request holds a reservation, so nothing must be left for others.
         """
-        if room < self.least:
+        if available < self.least:
             return None
-        share = room / SHARE
-        if self.most <= (room if alone or self.is_known else share):
+        share = available / SHARE
+        if self.most <= (available if alone or self.is_known else share):
             return self.most
         return min(self.most, max(self.least, int(share)))
 
@@ -86,5 +86,5 @@ class StreamTokenEstimate:
 
     @property
     def is_short(self) -> bool:
-        """Whether the answer clearly exceeds its reservation. The margin is wide because `written` is an estimate."""
+        """Return whether the answer exceeds its reservation by a wide margin, because `written` is an estimate."""
         return self.written > 2 * self.reserved + _MARGIN_TOKENS

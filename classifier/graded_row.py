@@ -65,7 +65,7 @@ class GradedRow:
 
     @property
     def gain(self) -> bool:
-        """Whether the strong tier scored higher."""
+        """Return whether the strong tier scored higher."""
         return self.strong > self.weak
 
 

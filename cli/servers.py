@@ -132,7 +132,7 @@ class EngineFlags(options.BatchLimits):
         typer.Option(help="Scheduling order: by arrival, by the requests' priority field, or short prompts first."),
     ] = "fcfs"
     max_waiting: Annotated[
-        int, typer.Option(min=1, help="Most requests that wait for room in the batch; others are refused.")
+        int, typer.Option(min=1, help="Most requests that wait for a slot in the batch; others are refused.")
     ] = 256
     prefix_caching: Annotated[bool, typer.Option(help="Reuse the KV cache across requests that share a prefix.")] = True
     num_draft_tokens: Annotated[

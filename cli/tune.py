@@ -45,14 +45,14 @@ def tune(
         raise InvalidRequestError("No model to tune: name a GGUF file.")
     path = pocket_small_gguf() if name == "pocket" else Path(name)
     ensure_usable_build(pocket_small_gguf())
-    room = free_memory(this_machine())
+    available = free_memory(this_machine())
     if as_json:
-        json_output.show(_facts(path.name, measure(path, room)))
+        json_output.show(_facts(path.name, measure(path, available)))
     else:
         output.echo(
             f"{'':26}{'threads':>8}{'repack':>8}{'ubatch':>8}{'prompt tok/s':>14}{'answer tok/s':>14}{'noise':>8}"
         )
-        _conclude(measure(path, room, report=_line))
+        _conclude(measure(path, available, report=_line))
 
 
 def _line(run: TrialResult) -> None:

@@ -81,7 +81,7 @@ def make_tasks(split: Split, n: int, seed: int = 0) -> list[Task]:
 
 
 def check(task: Task, text: str) -> bool:
-    """Whether the final result in `text` is the target. Working shown before the result is not graded."""
+    """Return whether the final result in `text` is the target. Working shown before the result is not graded."""
     grade = KINDS[task.kind].grade
     if grade == "json":
         return _json_equal(text, task.target)

@@ -115,15 +115,15 @@ class Batches(torch.utils.data.Dataset[tuple[np.ndarray, np.ndarray]]):
                 segments[row, start : filled[row]] = number
         return rows, segments
 
-    def _draw(self, index: int, longest: int, room: int) -> list[np.ndarray]:
-        """Return tasks of batch `index` that fill `room` tokens, each at most `longest` tokens long."""
+    def _draw(self, index: int, longest: int, num_tokens: int) -> list[np.ndarray]:
+        """Return tasks of batch `index` that fill `num_tokens` tokens, each at most `longest` tokens long."""
         tasks = stream("train", self._recipe.seed * 1_000_003 + index)
         chosen: list[np.ndarray] = []
-        while room > 0:
+        while num_tokens > 0:
             fitting = [tokens for tokens in self._encode(list(islice(tasks, 32))) if len(tokens) <= longest]
             for tokens in fitting:
-                room -= len(tokens)
-                if room >= 0:
+                num_tokens -= len(tokens)
+                if num_tokens >= 0:
                     chosen.append(tokens)
         return chosen
 

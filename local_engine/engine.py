@@ -149,8 +149,8 @@ class LocalEngine:
 
         `tools` are shown to the model; `tool_format.constraint` enforces them. Without a constraint, an answer that may
         make one call ends after that call. The constraint is compiled in the caller's thread without a time limit:
-        check untrusted constraints with `text.grammar_check`. The answer ends at the end of the context, whatever
-        `max_tokens` is. Raises ContextLengthError if the prompt leaves no room for a token, InvalidRequestError if the
+        check untrusted constraints with `text.grammar_check`. The answer ends at the end of the context, even with a
+        larger `max_tokens`. Raises ContextLengthError if the prompt fills the context, InvalidRequestError if the
         template rejects the messages or the constraint is unusable, OverloadedError if the queue is full.
         """
         tools, constraint = options.get("tools"), options.get("constraint")
@@ -260,8 +260,8 @@ class LocalEngine:
         if not prompt:
             raise InvalidRequestError("The prompt is empty: send at least one token.", param="prompt")
         params.check_vocabulary(self._model.vocab_size)
-        room = self.context_length - len(prompt)
-        if room < 1:
+        left = self.context_length - len(prompt)
+        if left < 1:
             raise ContextLengthError(
                 f"The prompt of {len(prompt)} tokens does not fit the context of {self.context_length} tokens: shorten "
                 "the messages.",
@@ -273,7 +273,7 @@ class LocalEngine:
         request = LocalGenerationRequest(
             prompt,
             params,
-            limit=min(room, params.max_tokens or self._default_max_tokens),
+            limit=min(left, params.max_tokens or self._default_max_tokens),
             end_ids=ends,
             sampler=RowSampler(params, prompt, ends, grammar),
             detects_repetition=params.detects_repetition and grammar is None and tools is None,

@@ -43,8 +43,8 @@ class EngineCandidate:
     def need(self) -> int:
         return estimate(self.header, self.plan).total
 
-    def check(self, room: int) -> None:
-        ensure_fits(self.path.name, self.header, self.plan, room)
+    def check(self, available: int) -> None:
+        ensure_fits(self.path.name, self.header, self.plan, available)
 
     def load(self) -> LocalEngine:
         """Test build and file, then load. Raises ModelLoadError, MissingDependencyError, ConfigurationError."""

@@ -193,7 +193,7 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def running_usage(self) -> bool:
-        """Whether every chunk of the stream reports the usage so far."""
+        """Return whether every chunk of the stream reports the usage so far."""
         options = self.stream_options or StreamOptions()
         return options.include_usage and options.continuous_usage_stats
 
@@ -244,7 +244,7 @@ class ChatRequest(_Shared, kw_only=True):
 
     @property
     def begins_without_thoughts(self) -> bool:
-        """Whether the answer starts outside of reasoning, even if the model's template normally opens reasoning."""
+        """Return whether the answer starts outside of reasoning, even if the model's template opens reasoning."""
         options = self.chat_template_kwargs or {}
         return self.continue_final_message or False in (options.get("enable_thinking"), options.get("thinking"))
 

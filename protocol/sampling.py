@@ -91,7 +91,7 @@ class SamplingParams:
 
     @property
     def detects_repetition(self) -> bool:
-        """Whether to end a looping answer after `min_tokens`. Off with `ignore_eos`, which asks for the full length."""
+        """Return whether to end a looping answer after `min_tokens`. Off with `ignore_eos`."""
         return self.repetition_detection and not self.ignore_eos
 
     def end_ids(self, eos_ids: Iterable[int]) -> frozenset[int]:
@@ -124,18 +124,18 @@ class ResolvedParams(SamplingParams):
 
     @property
     def edits(self) -> bool:
-        """Whether any logits need editing before sampling (see `text.logit_edits`)."""
+        """Return whether any logits need editing before sampling (see `text.logit_edits`)."""
         return bool(self.logit_bias) or self.edits_follow
 
     @property
     def edits_follow(self) -> bool:
-        """Whether the edits depend on the answer so far."""
+        """Return whether the edits depend on the answer so far."""
         penalised = self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
         return penalised or self.min_tokens > 0
 
     @property
     def truncates(self) -> bool:
-        """Whether any truncation (top-k, top-p, min-p, typical-p) is on."""
+        """Return whether any truncation (top-k, top-p, min-p, typical-p) is on."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0 or self.typical_p < 1
 
     @property

@@ -92,7 +92,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _is_hidden(path: Path) -> bool:
-    """Whether the file is inaccessible and may be ignored. A file named by `UPDRAFT_CONFIG` must be readable."""
+    """Return whether the file is inaccessible and may be ignored. A file named by `UPDRAFT_CONFIG` must be readable."""
     try:
         path.stat()
     except PermissionError:

@@ -66,5 +66,5 @@ def normalized(form: Literal["NFC", "NFD", "NFKC"], text: str) -> str:
 
 
 def _is_mark(character: str) -> bool:
-    """Whether a character is a combining mark, itself or after decomposition."""
+    """Return whether a character is a combining mark, itself or after decomposition."""
     return not character.isascii() and unicodedata.combining(unicodedata.normalize("NFKD", character)[0]) != 0

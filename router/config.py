@@ -161,8 +161,8 @@ class RouterConfig:
     cloud_api_key_file: Path | None = None
     # Model to ask the cloud for. Required with `cloud_url`.
     cloud_model: str = ""
-    # Whether the cloud can continue an assistant's last message (`continue_final_message`), as Updraft nodes, vLLM and
-    # SGLang can. Only then can a stream be shown before it is judged.
+    # Whether the cloud can continue an assistant's last message (`continue_final_message`). Updraft nodes, vLLM and
+    # SGLang support this. Only then can a stream be shown before it is judged.
     cloud_continues: bool = False
     # Send the local answer as `prediction` also to clouds that are not Updraft nodes. Some clouds bill the prediction
     # tokens that they reject. Updraft nodes are recognised by `owned_by` in their list of models.
@@ -321,7 +321,7 @@ class RouterConfig:
 
     @property
     def counts_usd(self) -> bool:
-        """Whether a budget is in US dollars, so that each model needs a price."""
+        """Return whether a budget is in US dollars, so that each model needs a price."""
         return any(each.usd is not None for each in self._limits)
 
     @property

@@ -77,14 +77,14 @@ class ModelNames:
     def cards(self, created: int) -> list[ModelCard]:
         """Return the model cards of `/v1/models`."""
         local = self.tiers.local
-        room = UNSET if local is None else local.context_length  # a cloud reports its own context length
+        longest = UNSET if local is None else local.context_length  # a cloud reports its own context length
         # The owner differs from a node's, so that other routers send no drafts.
         return [
             ModelCard(
                 id=name,
                 owned_by="updraft-router",
                 created=created,
-                max_model_len=room if tier == "local" else UNSET,
+                max_model_len=longest if tier == "local" else UNSET,
                 root=self.config.aliases.get(name, UNSET),
                 capabilities=UNSET if local is None or tier != "local" else _capabilities(local),
             )

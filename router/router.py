@@ -266,7 +266,7 @@ class Router:
                 closing.push_async_callback(tiers.local.aclose)
 
     def health(self) -> UpdraftError | None:
-        """Return why no tier can answer, or None if one can. Call after `start()`."""
+        """Return why no tier can answer, or None if a tier can answer. Call after `start()`."""
         has = self._state().availability()
         return has.local_missing if has.cloud_missing is not None or has.offline else None
 

@@ -87,7 +87,7 @@ class Runtime:
 
     @property
     def is_of_the_parent(self) -> bool:
-        """Whether this process is a fork of the one that started the router."""
+        """Return whether this process is a fork of the one that started the router."""
         return self._pid not in (None, os.getpid())
 
     def _check_process(self) -> None:

@@ -189,8 +189,9 @@ class _Bridge:
 
     @property
     def _openai_passes_on(self) -> bool:
-        """Whether openai passes on its own errors from a transport without retries, which would repeat local work. True
-        on httpx2; on httpx, openai gets httpx's exceptions and may retry.
+        """Return whether openai passes on its own errors from a transport without retries, which repeat local work.
+
+        True on httpx2; on httpx, openai gets httpx's exceptions and may retry.
         """
         return self._httpx.__name__ == "httpx2"
 

@@ -205,7 +205,7 @@ def encoding_runs(segments: Sequence[Segment], special: re.Pattern[str] | None) 
     """Return the pieces to tokenize separately; special tokens are recognized only in control pieces.
 
     If no user typed a special token, the result is a single piece, so that merges across template and user text are
-    the same as in transformers. Otherwise the text is cut at the template's special tokens, as tokenizers do.
+    the same as in transformers. Otherwise the text is split at the template's special tokens, as in tokenizers.
     """
     merged = _merge(segments)
     text = "".join(segment.text for segment in merged)

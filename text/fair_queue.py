@@ -36,7 +36,7 @@ class FairQueue:
 
     async def _wait(self, tenant: str) -> None:
         if sum(map(len, self._waiting.values())) >= self._max_waiting:
-            self._make_room(tenant)
+            self._evict(tenant)
         place: _Place = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append(place)
         try:
@@ -51,7 +51,7 @@ class FairQueue:
                 raise self._overloaded(f"timed out after {self._timeout_s:g} s") from error
             raise
 
-    def _make_room(self, tenant: str) -> None:
+    def _evict(self, tenant: str) -> None:
         """Reject the newest waiter of the tenant with the most waiters, or the new waiter if it is that tenant's."""
         most = max(self._waiting, key=lambda one: len(self._waiting[one]))
         if len(self._waiting[most]) <= len(self._waiting.get(tenant, ())) + 1:

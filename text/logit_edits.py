@@ -102,8 +102,8 @@ class LogitEditor:
         if place == len(self._counts):
             self._counts.append(0)
             if place == len(self._ids):
-                room = 2 * place + 64
-                self._ids = np.resize(self._ids, room)
-                self._divisors, self._offsets = np.resize(self._divisors, room), np.resize(self._offsets, room)
+                capacity = 2 * place + 64
+                self._ids = np.resize(self._ids, capacity)
+                self._divisors, self._offsets = np.resize(self._divisors, capacity), np.resize(self._offsets, capacity)
             self._ids[place] = token
         return place

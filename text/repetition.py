@@ -27,7 +27,7 @@ def next_check(num_generated: int) -> int:
 
 
 def repeats(token_ids: Sequence[int], num_generated: int) -> bool:
-    """Whether to end the answer here. The answer is the last `num_generated` tokens of `token_ids`."""
+    """Return whether to end the answer here. The answer is the last `num_generated` tokens of `token_ids`."""
     if num_generated < SPAN or num_generated % INTERVAL:
         return False
     tail = token_ids[-min(num_generated, WINDOW) :]

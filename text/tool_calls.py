@@ -198,7 +198,7 @@ class ToolCallParser:
             call.arguments = ""
 
     def _looks_like_call(self, call: _CallReader) -> bool:
-        """Whether the JSON is a call. Without opener and arguments, it may be an answer with a `name` member."""
+        """Return whether the JSON is a call. Without opener and arguments, it may be an answer with a `name` member."""
         marked = not self._syntax.bare or self._marked
         return bool(call.name) and (marked or call.has_arguments)
 

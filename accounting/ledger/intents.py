@@ -127,7 +127,7 @@ class IntentFile:
     def __init__(self, path: Path, places: int = 4096, place_bytes: int = 1024) -> None:
         """Open or create the file. Raises OSError, DiskSpaceError."""
         self._places, self._place_bytes = places, place_bytes
-        self._room = place_bytes - _LENGTH.size
+        self._capacity = place_bytes - _LENGTH.size
         file = os.open(private_file(path), os.O_RDWR | getattr(os, "O_BINARY", 0))
         try:
             reserve_blocks(file, path, places * place_bytes)
@@ -140,7 +140,7 @@ class IntentFile:
 
     def add(self, record: bytes) -> int | None:
         """Store `record` and return its place; None if the disk is full."""
-        if len(record) > self._room or not self._free:
+        if len(record) > self._capacity or not self._free:
             at = self.overflow.add(record)
             return None if at is None else self._places + at
         place = self._free.pop()
@@ -173,7 +173,7 @@ class IntentFile:
             begin = place * self._place_bytes
             (length,) = _LENGTH.unpack_from(self._memory, begin)
             if length:
-                records[place] = self._memory[begin + _LENGTH.size : begin + _LENGTH.size + min(length, self._room)]
+                records[place] = self._memory[begin + _LENGTH.size : begin + _LENGTH.size + min(length, self._capacity)]
         return records
 
     def close(self) -> None:

@@ -32,8 +32,8 @@ _SETTLED_S = 0.005  # seconds that rows without a waiter may wait, to share a co
 _RETRY_S = 0.5
 _LAST_COMMIT_S = 1.0  # seconds of grace for the last commit
 _POLL_S = 0.002
-_HOUSEKEEPING_S = 60.0
-_HOUSEKEEPING_AGAIN_S = 5.0  # seconds before maintenance is retried after a failure
+_MAINTENANCE_S = 60.0
+_MAINTENANCE_RETRY_S = 5.0  # seconds before maintenance is retried after a failure
 _PRUNED_AT_ONCE = 500
 _log = logging.getLogger("updraft.ledger")
 
@@ -86,7 +86,7 @@ class LedgerWriter:
         self._late: asyncio.TimerHandle | None = None
         self._closes_at: float | None = None
         self._committing_since: float | None = None
-        self._housekeeping_at = 0.0
+        self._maintenance_at = 0.0
         self._healed_failures = 0  # value of `failures` at the last successful commit
         self._thread = threading.Thread(target=self._run, name="updraft-ledger", daemon=True)
         self._thread.start()
@@ -98,7 +98,7 @@ class LedgerWriter:
 
     @property
     def failing(self) -> bool:
-        """Whether the last commit failed."""
+        """Return whether the last commit failed."""
         return self.problem is not None
 
     def flush(self, timeout_s: float = FLUSH_S, *, collect: bool = False) -> bool:
@@ -107,7 +107,7 @@ class LedgerWriter:
         `collect`: also commit the rows left by dead processes.
         """
         if collect:
-            self._housekeeping_at = 0.0
+            self._maintenance_at = 0.0
         done = threading.Event()
         self._calls.put(done)
         return done.wait(timeout_s)
@@ -180,13 +180,13 @@ class LedgerWriter:
             self._calls.put("write")
 
     def _run(self) -> None:
-        self._run_housekeeping()
+        self._maintain()
         goes_on = True
         while goes_on or (self.waiting and self._has_time()):
             goes_on, flushed = self._take(goes_on)
             self._write()
             if not self.failing:
-                self._run_housekeeping()
+                self._maintain()
             for done in flushed:
                 if self.failing:
                     self._calls.put(done)
@@ -209,7 +209,7 @@ class LedgerWriter:
     def _take(self, goes_on: bool) -> tuple[bool, list[threading.Event]]:
         """Move new rows to `_unwritten`. Return whether the thread goes on, and the events to set after the commit."""
         flushed: list[threading.Event] = []
-        pause_s = _RETRY_S if self.failing else _HOUSEKEEPING_AGAIN_S
+        pause_s = _RETRY_S if self.failing else _MAINTENANCE_RETRY_S
         with contextlib.suppress(queue.Empty):
             call = self._calls.get(timeout=0 if self._unwritten or not goes_on else pause_s)
             while True:
@@ -280,11 +280,11 @@ class LedgerWriter:
         self._forget(batch)
         _log_rows(batch, is_written=True)
 
-    def _run_housekeeping(self) -> None:
+    def _maintain(self) -> None:
         """Periodically commit the rows of dead workers, mark their intents as abandoned, and delete old rows."""
-        if self.failing or time.monotonic() < self._housekeeping_at:
+        if self.failing or time.monotonic() < self._maintenance_at:
             return
-        deleted, pause_s = 0, _HOUSEKEEPING_S
+        deleted, pause_s = 0, _MAINTENANCE_S
         try:
             count = 0
             for rows in self._store.orphaned_rows():
@@ -298,11 +298,11 @@ class LedgerWriter:
             if self._keep_from is not None:
                 deleted = self._store.prune(self._keep_from(), _PRUNED_AT_ONCE)
         except Exception as error:  # noqa: BLE001 - the thread must survive any error
-            pause_s = _HOUSEKEEPING_AGAIN_S
+            pause_s = _MAINTENANCE_RETRY_S
             _log.warning(
                 "Ledger maintenance failed, will retry: %s.", error, exc_info=not isinstance(error, LedgerWriteError)
             )
-        self._housekeeping_at = time.monotonic() + (0.0 if deleted == _PRUNED_AT_ONCE else pause_s)
+        self._maintenance_at = time.monotonic() + (0.0 if deleted == _PRUNED_AT_ONCE else pause_s)
 
 
 def _log_rows(batch: Sequence[Entry], *, is_written: bool) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from ...cloud_engine.engine.config import EngineConfig, usual_block_size
 from ...cloud_engine.engine.engine import Engine
-from ...cloud_engine.engine.execution.devices import yields_to_neighbours
+from ...cloud_engine.engine.execution.devices import yields_to_other_processes
 from ...cloud_engine.engine.execution.served_model import ServedModel
 from ...cloud_engine.engine.types.request import GenerationRequest
 from ...cloud_engine.models.decoder import Decoder
@@ -45,12 +45,12 @@ def make_engine(model: Decoder, config: EngineConfig, **others: Any) -> Engine:
 def serve(engine: Engine, requests: Sequence[WorkloadRequest], params: SamplingParams = GREEDY) -> float:
     """Return the seconds from the first request to the end of the last."""
     threads = torch.get_num_threads()
-    yield_to_neighbours = yields_to_neighbours(engine.config)  # as in the engine's own process
+    yield_to_other_processes = yields_to_other_processes(engine.config)  # as in the engine's own process
     started = time.perf_counter()
     add(engine, requests, params)
     try:
         while engine.has_work:
-            yield_to_neighbours()
+            yield_to_other_processes()
             engine.step()
     finally:
         torch.set_num_threads(threads)  # restore all threads for the next measurement

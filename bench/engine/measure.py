@@ -83,7 +83,7 @@ class Setting:
 
     @property
     def needs_folder(self) -> bool:
-        """Whether the weights must be in a folder, for other processes and peers."""
+        """Return whether the weights must be in a folder, for other processes and peers."""
         return not {"start", "invariance", "peers"}.isdisjoint(self.groups)
 
 

@@ -160,7 +160,7 @@ class _Bench:
         return _arrivals(lambda: raw.steps([engine.encode(prompt) for prompt in prompts], count))
 
     def _servers(self, stack: ExitStack, *, logprobs: bool) -> dict[str, Peer]:
-        """Return the available servers. One `Llama` behind a lock stands in for a missing llama-cpp-python server."""
+        """Return the available servers. One `Llama` behind a lock replaces a missing llama-cpp-python server."""
         servers: dict[str, Peer] = {}
         if has_llama_cpp_server():
             servers["llama_cpp_server"] = stack.enter_context(llama_cpp_server(self._setup, logprobs=logprobs))
@@ -192,9 +192,9 @@ class _Bench:
     def _gaps(self) -> dict[str, float]:
         """Measure three streams and a prompt of a quarter of the context, in a context four times as long as usual."""
         trained = int(read_header(self._setup.path).hyperparameter("context_length") or _CONTEXT)
-        room = replace(self._setup, context_length=min(4 * _CONTEXT, trained))
-        with self._engine(room) as engine:
-            return gaps_during_prefill(engine, self._digits(room.context_length // 4), self._setting.prefill_seconds)
+        setup = replace(self._setup, context_length=min(4 * _CONTEXT, trained))
+        with self._engine(setup) as engine:
+            return gaps_during_prefill(engine, self._digits(setup.context_length // 4), self._setting.prefill_seconds)
 
     def _start(self) -> dict[str, float]:
         """Measure fresh processes, with the file in the page cache."""

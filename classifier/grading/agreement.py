@@ -5,11 +5,11 @@ the same: the same JSON, the same final number, the same few words, or in longer
 calls, the same functions with the same arguments. Signs and operators count. A negation must occur in both, in the
 matching clause (in answers of a sentence or two: anywhere).
 
-Answers that are right in other words, or wrong in both, are graded incorrectly, because there is no reference. Not
-compared are: units (5 km, 5 miles; a letter after a number counts as one), words around a number (5 May, 5 June), all
+Answers that are right in other words, or wrong in both, are graded incorrectly, because there is no reference. The
+grading ignores units (5 km, 5 miles; a letter after a number counts as one), words around a number (5 May, 5 June), all
 but the last of several numbers in prose (2 hours and 30 minutes), factorials, the kind of brackets of an interval,
-numbers in words, undecided answers ("A or B"), and in long answers who does what to whom and negations. Negations
-inside words ("impossible") or in unlisted languages are not recognised.
+numbers in words, undecided answers ("A or B"), and in long answers negations, subjects and objects. Negations inside
+words ("impossible") or in unlisted languages are not recognised.
 """
 
 from __future__ import annotations

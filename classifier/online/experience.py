@@ -218,10 +218,10 @@ def _keyed_places(key: bytes) -> NDArray[np.intp]:
 def kept_messages(messages: Sequence[Message]) -> str:
     """Return the newest messages as JSON: the last in full, earlier ones up to 40 messages and 100,000 characters."""
     kept: list[Message] = []
-    room = _MAX_CHARS
+    left = _MAX_CHARS
     for message in reversed(messages[-_MAX_MESSAGES:]):
-        room -= len(message.text)
-        if kept and room < 0:
+        left -= len(message.text)
+        if kept and left < 0:
             break
         kept.insert(0, Message(role=message.role, content=message.text))
     return msgspec.json.encode(kept).decode()

@@ -39,7 +39,7 @@ class TrainingData:
     labels: Labels
     # Tokens that the cloud reads and writes, (n,) each, and whether any count is an estimate.
     tokens: tuple[Floats, Floats, bool]
-    # (n,) which answers are longer than the opening that gate 2 reads. No gate 2 is fitted if None, or if few are.
+    # (n,) which answers are longer than the opening that gate 2 reads. If None, or with few long answers, no gate 2 is fitted.
     opened: Bools | None = None
 
 
@@ -86,7 +86,7 @@ def fit_gates(material: TrainingData, seed: int = 0, members: Sequence[str] = ME
 def prompts_to_promise(quality: float, delta: float = DELTA) -> int:
     """Return the least graded prompts, rounded up to tens, that can promise a quality below 1 if the cloud scores 0.9.
 
-    With fewer prompts every request escalates, however good the local model is.
+    With fewer prompts every request escalates, even with a perfect local model.
     """
     rows = rows_to_promise(quality, _CLOUD_SCORE, delta)
     return max(MIN_LABELS, ceil(rows / HELD_OUT / 10) * 10)

@@ -27,7 +27,7 @@ from ..shared.options import SERVE_PORT
 from .device_checks import (
     check_kernels,
     check_memory,
-    check_neighbours,
+    check_other_load,
     check_processor,
     check_tuning,
     unused_instruction_sets,
@@ -119,7 +119,7 @@ def check_device() -> Iterator[Check]:
     """Check processor, load, memory and tuning of this machine."""
     machine = this_machine()
     yield check_processor(machine)
-    yield check_neighbours(machine)
+    yield check_other_load(machine)
     yield check_memory(machine)
     yield check_tuning()
 

@@ -54,7 +54,7 @@ def check_kernels(served: KernelsInUse) -> Check:
     return Check("kernels", "warn" if served.fix else "ok", facts, served.fix)
 
 
-def check_neighbours(machine: Machine) -> Check:
+def check_other_load(machine: Machine) -> Check:
     """Measure for half a second how many processors other processes use."""
     from ...kernels.runtime.contention import usage
 
@@ -72,11 +72,11 @@ def check_memory(machine: Machine) -> Check:
     """Check that the configured local model fits in memory, and list pulled models that do not fit."""
     from ...local_engine.machine.memory_fit import free_memory
 
-    room = free_memory(machine)
+    available = free_memory(machine)
     free = f"{machine.available / 1e9:.1f} of {machine.memory / 1e9:.1f} GB free"
     try:
-        name, need = _configured_need(room)
-        large = _too_large(room)
+        name, need = _configured_need(available)
+        large = _too_large(available)
     except UpdraftError as error:
         return Check(
             "memory", "fail", f"{free}. {error.message}", "choose another model: --local, or local in the settings"
@@ -111,7 +111,7 @@ def _configured() -> Path | None:
     return model_file(config) if has_model_file(config) else None
 
 
-def _configured_need(room: int) -> tuple[str, int | None]:
+def _configured_need(available: int) -> tuple[str, int | None]:
     from ...embedded.pocket import pocket_small_gguf
     from ...local_engine.opening import EngineCandidate
 
@@ -119,12 +119,12 @@ def _configured_need(room: int) -> tuple[str, int | None]:
     if path is None:
         return "", None
     candidate = EngineCandidate.of(path, None, sound=pocket_small_gguf())
-    candidate.check(room)
+    candidate.check(available)
     return path.name, candidate.need
 
 
-def _too_large(room: int) -> list[str]:
-    """Return the names of pulled models that need more than `room` bytes."""
+def _too_large(available: int) -> list[str]:
+    """Return the names of pulled models that need more than `available` bytes."""
     from ...embedded.pocket import pocket_small_gguf
     from ...local_engine.opening import EngineCandidate
     from ...local_engine.store.library import Library
@@ -137,6 +137,6 @@ def _too_large(room: int) -> list[str]:
             need = EngineCandidate.of(library.path(entry.name), None, sound=pocket_small_gguf()).need
         except ModelLoadError:
             continue  # `updraft verify` reports damaged files
-        if need > room:
+        if need > available:
             too_large.append(entry.name)
     return too_large

@@ -1,4 +1,4 @@
-"""`make reference`: regenerates docs/reference, which `tests/house/test_reference.py` compares with the code."""
+"""`make reference`: regenerates docs/reference, which `tests/architecture/test_reference.py` compares with the code."""
 
 from __future__ import annotations
 

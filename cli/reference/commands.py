@@ -20,7 +20,7 @@ _INTRODUCTION = (
     "[settings](settings.md) file."
 )
 _EXIT_CODES = (
-    ("0", "Success. A server that was told to stop has ended its requests."),
+    ("0", "Success. A server that was stopped by a signal has ended its requests."),
     ("1", "Failure of a model, a cloud, a download or a check, or a question without an answer; see the message."),
     ("2", "Wrong usage or settings: an unknown option, an invalid value, no model named, a busy port."),
     ("130", "Interrupted by Ctrl-C."),

@@ -122,12 +122,12 @@ class Engine:
 
     @property
     def is_streaming(self) -> bool:
-        """Whether a client streams any of the answers."""
+        """Return whether a client streams any of the answers."""
         return self._outputs.are_streamed
 
     @property
     def reads_prompts(self) -> bool:
-        """Whether the next step may contain prompt tokens, and so take much longer than a decode step."""
+        """Return whether the next step may contain prompt tokens, and so take much longer than a decode step."""
         return self._scheduler.reads_prompts
 
     def expect(self, request: GenerationRequest) -> None:
@@ -270,14 +270,14 @@ class Engine:
         if request.request_id in self._outputs or request.request_id in self._expected:
             raise InvalidRequestError(f"Request id {request.request_id!r} is in use.", param="request_id")
         self._limits.check(request, self._scheduler)
-        self._scheduler.check_room([expected for expected, _ in self._expected.values()])
+        self._scheduler.check_capacity([expected for expected, _ in self._expected.values()])
 
     def _max_tokens(self, request: GenerationRequest) -> int:
         """Return the maximum tokens of an answer: the request's limit, else the server's default within the context."""
         if request.embed:
             return 0
-        room = self._limits.longest(request, self._scheduler) - len(request.prompt_ids)
-        return request.params.max_tokens or min(room, self.config.default_max_tokens)
+        left = self._limits.longest(request, self._scheduler) - len(request.prompt_ids)
+        return request.params.max_tokens or min(left, self.config.default_max_tokens)
 
     def _grammar(self, request: GenerationRequest, constraint: Constraint) -> GrammarState:
         if self._grammars is None:

@@ -36,7 +36,7 @@ class CompiledDecoder:
 
     @property
     def can_continue(self) -> bool:
-        """Whether `continued` is supported."""
+        """Return whether `continued` is supported."""
         return self._continuation is not None
 
     def continued(

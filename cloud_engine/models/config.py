@@ -50,11 +50,11 @@ class ModelConfig:
 
     @property
     def windowed(self) -> bool:
-        """Whether any layer's window is shorter than the context."""
+        """Return whether any layer's window is shorter than the context."""
         return any(self.window(layer) is not None for layer in range(self.num_layers))
 
     def is_sliding(self, layer: int) -> bool:
-        """Whether a layer has a sliding window and so uses `sliding_rotary`, even if the context is shorter."""
+        """Return whether a layer has a sliding window and so uses `sliding_rotary`, even if the context is shorter."""
         return bool(self.windows) and self.windows[layer] is not None
 
     @property

@@ -21,7 +21,7 @@ class LayerWeights:
     output: NativeLinear
     gate_up: NativeLinear
     down: NativeLinear
-    # Weights of the norms; None for norms that the model family does not have.
+    # Weights of the norms; None if the model family lacks the norm.
     input_norm: Tensor
     mlp_norm: Tensor
     query_norm: Tensor | None = None
@@ -62,7 +62,7 @@ class DecoderWeights:
 
     @property
     def is_supported(self) -> bool:
-        """Whether C supports the weights: one dtype, matching shapes, rows that fill whole vectors."""
+        """Return whether C supports the weights: one dtype, matching shapes, rows that fill whole vectors."""
         size, dtype = len(self.final_norm), self.final_norm.dtype
         norms = [norm for layer in self.layers for norm in layer.norms if norm is not None]
         return (

@@ -116,14 +116,14 @@ class NativeEmbedding(nn.Module):
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether `NativeLinear` supports a layer with `weight` (out_features, in_features)."""
+    """Return whether `NativeLinear` supports a layer with `weight` (out_features, in_features)."""
     if weight.device.type != "cpu" or weight.shape[1] == 0 or load() is None:
         return False
     return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0)
 
 
 def is_vectorised_for(dtype: torch.dtype) -> bool:
-    """Whether this processor has the vector instructions of the kernel. The weights must pass `can_pack`."""
+    """Return whether this processor has the vector instructions of the kernel. The weights must pass `can_pack`."""
     return bool(loaded().linear_is_vectorised(ctypes.c_int64(dtype == torch.bfloat16)))
 
 

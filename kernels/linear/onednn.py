@@ -18,7 +18,7 @@ MIN_ROWS = 4
 class OneDnnLinear(nn.Module):
     """Computes `linear`, for inference only. `shape` is (out_features, in_features).
 
-    `batch_invariant`: a row's result is identical to the last bit, however many rows there are. To that end, long sums
+    `batch_invariant`: a row's result is identical to the last bit for any number of rows. To that end, long sums
     are split into pieces of a fixed length, which are added in float32.
     """
 
@@ -50,7 +50,7 @@ class OneDnnLinear(nn.Module):
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether oneDNN can pack `weight`."""
+    """Return whether oneDNN can pack `weight`."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     return weight.dtype == torch.float32 or (

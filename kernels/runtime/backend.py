@@ -23,7 +23,7 @@ AttentionChoice = Literal["auto", "torch", "native", "triton"]
 
 @functools.cache
 def has_triton() -> bool:
-    """Whether triton is installed; does not import it."""
+    """Return whether triton is installed; does not import it."""
     return importlib.util.find_spec("triton") is not None
 
 
@@ -35,12 +35,12 @@ def kernel_cache() -> Path:
 
 
 def uses_triton(tensor: Tensor) -> bool:
-    """Whether a kernel over `tensor` runs in Triton."""
+    """Return whether a kernel over `tensor` runs in Triton."""
     return tensor.is_cuda and has_triton()
 
 
 def uses_native(rows: Tensor, *, multiple: int = 1) -> bool:
-    """Whether a kernel over `rows` (rows, size) runs in C. `multiple`: the size must be a multiple of it."""
+    """Return whether a kernel over `rows` (rows, size) runs in C. `multiple`: the size must be a multiple of it."""
     import torch
 
     return (

@@ -174,7 +174,7 @@ def _checksum(library: Path) -> str:
 
 
 def _is_intact(library: Path) -> bool:
-    """Whether the file is as it was built. A truncated library would load, and crash the process later."""
+    """Return whether the file is as it was built. A truncated library would load, and crash the process later."""
     try:
         return _checksum_file(library).read_text() == _checksum(library)
     except OSError:

@@ -81,7 +81,7 @@ class FlatEdits:
     rows: Tensor
     # (edits,) int32.
     token_ids: Tensor
-    # (edits,) float32: divisor of positive logits, factor of others.
+    # (edits,) float32: divisor of positive logits, factor of negative ones.
     divisors: Tensor
     # (edits,) float32, added afterwards.
     offsets: Tensor

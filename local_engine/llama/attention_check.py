@@ -51,8 +51,8 @@ class AttentionCase:
         for name in ("ggml_init", "ggml_new_tensor_4d", "ggml_flash_attn_ext", "ggml_get_data"):
             getattr(ggml, name).restype = ctypes.c_void_p
         arrays = self.query, self.key, self.value, None if self.mask is None else self.mask[:, None]
-        room = self.query.nbytes + sum(0 if array is None else array.nbytes for array in arrays) + _OVERHEAD
-        context = ctypes.c_void_p(ggml.ggml_init(InitParams(room, None, False)))
+        memory_bytes = self.query.nbytes + sum(0 if array is None else array.nbytes for array in arrays) + _OVERHEAD
+        context = ctypes.c_void_p(ggml.ggml_init(InitParams(memory_bytes, None, False)))
         made = (_tensor(ggml, context, array) for array in arrays)
         numbers = ctypes.c_float(self.scale), ctypes.c_float(0), ctypes.c_float(0)
         result = ctypes.c_void_p(ggml.ggml_flash_attn_ext(context, *made, *numbers))

@@ -16,7 +16,7 @@ from ...protocol.errors import EngineError, ModelLoadError
 from ..machine.memory_fit import KvCacheType
 from .library import Floats, LlamaModel, llama
 
-_NO_ROOM = 1
+_NO_KV_SLOT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class TokenRows:
     outputs: int
 
 
-class NoRoomError(Exception):
+class NoKvSlotError(Exception):
     """llama.cpp found no free cells for a batch; the cache is unchanged."""
 
 
@@ -115,7 +115,7 @@ class LlamaContext:
         """Evaluate at most `n_batch` tokens of any sequences.
 
         Returns logits (n, vocab) of the outputs in order and, if every token is an output, their hidden states (n,
-        hidden), else None. Both are float32 views that the next call overwrites. Raises NoRoomError, EngineError.
+        hidden), else None. Both are float32 views that the next call overwrites. Raises NoKvSlotError, EngineError.
         """
         tokens, outputs = self._batch.fill(rows)
         self._want_hidden(tokens == outputs)
@@ -123,8 +123,8 @@ class LlamaContext:
             self.threads = threads
             self._api.llama_set_n_threads(self._context, threads, threads)
         code = self._api.llama_decode(self._context, self._batch.struct)
-        if code == _NO_ROOM:
-            raise NoRoomError
+        if code == _NO_KV_SLOT:
+            raise NoKvSlotError
         if code != 0:
             raise EngineError(f"llama.cpp failed to decode (code {code}): {llama().last_errors()}.")
         if outputs == 0 or self._is_asynchronous:

@@ -160,16 +160,16 @@ class LlamaModel:
         return self._tokenize(raw, allow_special)
 
     def _tokenize(self, raw: bytes, allow_special: bool) -> list[int]:
-        room = len(raw) + 2
+        capacity = len(raw) + 2
         while True:
-            buffer = (ctypes.c_int32 * room)()
+            buffer = (ctypes.c_int32 * capacity)()
             with self._open() as api:
-                count = api.llama_tokenize(self._vocab, raw, len(raw), buffer, room, False, allow_special)
+                count = api.llama_tokenize(self._vocab, raw, len(raw), buffer, capacity, False, allow_special)
             if count >= 0:
                 break
-            if not room < -count < 2**31 - 1:
+            if not capacity < -count < 2**31 - 1:
                 raise EngineError(f"llama.cpp could not tokenize {len(raw)} bytes (code {count}).")
-            room = -count  # more tokens than bytes: a space may take three tokens
+            capacity = -count  # more tokens than bytes: a space may take three tokens
         tokens = buffer[:count]
         if tokens and min(tokens) < 0:
             raise InvalidRequestError("The vocabulary has no token for this text, and no unknown token.")

@@ -11,7 +11,7 @@ from . import attention_check
 from .kernels import KernelsInUse
 from .product_check import KINDS, InitParams, WeightKind, agrees
 
-_ROOM = 1 << 24  # bytes for tensors, a graph and ggml's work memory
+_MEMORY_BYTES = 1 << 24  # bytes for tensors, a graph and ggml's work memory
 _ROWS, _COLUMNS = 16, 9  # from eight columns on, ggml uses another code path for K-quants
 _F32, _F16 = 0, 1  # values of enum ggml_type
 
@@ -33,7 +33,7 @@ class _Graph:
         self._ggml = ggml
         for name in ("init", "new_tensor_2d", "new_tensor_4d", "set_zero", "mul_mat", "flash_attn_ext", "new_graph"):
             getattr(ggml, f"ggml_{name}").restype = ctypes.c_void_p
-        self._context = ctypes.c_void_p(ggml.ggml_init(InitParams(_ROOM, None, False)))
+        self._context = ctypes.c_void_p(ggml.ggml_init(InitParams(_MEMORY_BYTES, None, False)))
 
     def calls_product(self, kind: WeightKind) -> bool:
         width = 8 * kind.values  # long enough for Updraft's kernels

@@ -79,34 +79,34 @@ def free_memory(machine: Machine) -> int:
     return machine.available - max(_MIN_RESERVE, int(machine.memory * _RESERVE_SHARE))
 
 
-def ensure_fits(name: str, header: GgufHeader, plan: MemoryPlan, room: int) -> MemoryNeed:
-    """Return the memory need if it is within `room` bytes. Raises ModelTooLargeError with sizes and remedies."""
+def ensure_fits(name: str, header: GgufHeader, plan: MemoryPlan, available: int) -> MemoryNeed:
+    """Return the memory need if it is within `available` bytes. Raises ModelTooLargeError with sizes and remedies."""
     need = estimate(header, plan)
-    if need.total <= room:
+    if need.total <= available:
         return need
     buffers = need.compute + need.outputs + need.rest
     parts = (
         f"weights {_shown(need.weights)}, KV cache {_shown(need.kv_cache)} for "
         f"{plan.context_length:,} tokens in {plan.kv_cache_type}, buffers {_shown(buffers)}"
     )
-    ways = list(_ways_out(header, plan, room))
-    ways = [*ways, "let `updraft tune` choose"] if ways else ["use a smaller or more strongly quantized model"]
+    advice = list(_smaller_contexts(header, plan, available))
+    advice = [*advice, "let `updraft tune` choose"] if advice else ["use a smaller or more strongly quantized model"]
     raise ModelTooLargeError(
-        f"{name} needs {_shown(need.total)} of memory ({parts}), but only {_shown(max(0, room))} are free: "
-        f"{', or '.join([*ways, 'unload another model or close other programs'])}.",
+        f"{name} needs {_shown(need.total)} of memory ({parts}), but only {_shown(max(0, available))} are free: "
+        f"{', or '.join([*advice, 'unload another model or close other programs'])}.",
         needed=need.total,
-        available=max(0, room),
+        available=max(0, available),
     )
 
 
-def largest_context(header: GgufHeader, plan: MemoryPlan, room: int) -> int:
-    """Return the longest context, up to that of `plan`, that fits into `room` bytes; 0 if not even 256 tokens fit."""
-    if estimate(header, plan).total <= room:
+def largest_context(header: GgufHeader, plan: MemoryPlan, available: int) -> int:
+    """Return the longest context, up to that of `plan`, that fits `available` bytes; 0 if not even 256 tokens fit."""
+    if estimate(header, plan).total <= available:
         return plan.context_length
     low, high = 0, plan.context_length // _CELLS  # invariant: low fits or is 0, high + 1 does not fit
     while low < high:
         middle = (low + high + 1) // 2
-        fits = estimate(header, replace(plan, context_length=middle * _CELLS)).total <= room
+        fits = estimate(header, replace(plan, context_length=middle * _CELLS)).total <= available
         low, high = (middle, high) if fits else (low, middle - 1)
     return low * _CELLS
 
@@ -124,14 +124,14 @@ def head_lengths(header: GgufHeader) -> tuple[int, int]:
     return key, value
 
 
-def _ways_out(header: GgufHeader, plan: MemoryPlan, room: int) -> Iterator[str]:
+def _smaller_contexts(header: GgufHeader, plan: MemoryPlan, available: int) -> Iterator[str]:
     """Yield smaller contexts that fit: in the requested cache type, and in eight bits if that allows more tokens."""
-    tokens = _askable(header, largest_context(header, plan, room))
+    tokens = _askable(header, largest_context(header, plan, available))
     if tokens:
         yield _smaller(tokens)
     if plan.kv_cache_type in ("f32", "f16") and quantizable(header):
         eight_bits = replace(plan, kv_cache_type="q8_0", flash_attention=True)
-        more = _askable(header, largest_context(header, eight_bits, room))
+        more = _askable(header, largest_context(header, eight_bits, available))
         if more > tokens:
             yield f"{_smaller(more)} with kv_cache_type='q8_0'"
 

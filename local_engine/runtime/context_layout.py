@@ -94,6 +94,6 @@ def settled(header: GgufHeader, options: LocalOptions) -> LocalOptions:
 def _attention_is_ours(header: GgufHeader, options: LocalOptions) -> bool:
     """Return whether Updraft's attention kernel supports the heads and the cache of a model that is not small."""
     key, value = head_lengths(header)
-    of_ours = 0 < key == value <= MAX_HEAD_DIM and key % 16 == 0
+    supported = 0 < key == value <= MAX_HEAD_DIM and key % 16 == 0
     capped = header.hyperparameter("attn_logit_softcapping") is not None
-    return of_ours and not capped and options.kv_cache_type in (None, "f16") and options.flash_attention is not False
+    return supported and not capped and options.kv_cache_type in (None, "f16") and options.flash_attention is not False

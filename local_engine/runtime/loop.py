@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...protocol.errors import EngineError, InvalidRequestError, OverloadedError, UpdraftError
-from ..llama.context import LlamaContext, NoRoomError, TokenRows
+from ..llama.context import LlamaContext, NoKvSlotError, TokenRows
 from ..llama.library import LlamaModel
 from ..sampling.signal_meter import SignalMeter
 from ..sampling.signals import Floats
@@ -192,7 +192,7 @@ class LocalEngineLoop:
         step = self._scheduler.plan()
         try:
             logits, hidden = self._context.decode(_rows(step))
-        except NoRoomError as error:
+        except NoKvSlotError as error:
             if not self._scheduler.retry(step):
                 self._fail(self._scheduler.fail(step), "The KV cache is too small for this request.", error)
             return

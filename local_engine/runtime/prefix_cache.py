@@ -121,7 +121,7 @@ class LocalPrefixCache:
         return self._branch_off(segment, length - above, length, branch.id)
 
     def extend(self, branch: Branch, tokens: Sequence[int]) -> None:
-        """Append computed `tokens` to `branch`, in cells of its own. The caller has made room."""
+        """Append computed `tokens` to `branch`, in cells of its own. The caller has freed the cells."""
         tail = branch.tail
         if tail.parent is None or tail.children or len(tail.holders) > 1:
             tail = _Segment(tail, [], {branch.id})
@@ -150,7 +150,7 @@ class LocalPrefixCache:
         del self._branches[branch.id]
         self._ids.append(branch.id)
 
-    def make_room(self, cells: int) -> bool:
+    def ensure_free(self, cells: int) -> bool:
         """Drop parked sequences, least recently used first, until `cells` are free; False if too few can be freed."""
         while self.free_cells < cells and self._parked:
             self.drop(next(iter(self._parked.values())))

@@ -46,7 +46,7 @@ class SequenceShare:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether the share includes the last known token, so that a new token can be chosen."""
+        """Return whether the share includes the last known token, so that a new token can be chosen."""
         return self.start + self.count == len(self.sequence.tokens)
 
     @property
@@ -75,7 +75,7 @@ class ScheduledStep:
 
     @property
     def all_outputs(self) -> bool:
-        """Whether every row is an output; only such a step returns hidden states."""
+        """Return whether every row is an output; only such a step returns hidden states."""
         return all(share.outputs == share.count for share in self.chunks)
 
     @property
@@ -121,7 +121,7 @@ class LocalScheduler:
         self.preemptions = 0
         self._chunks_waited = False
         self._head_waits = False  # the first waiting sequence does not fit, and nothing has changed since
-        self._lacks_room = False  # a step found less room than planned, and no step has succeeded since
+        self._lacks_cells = False  # a step did not fit into the cache, and no step has succeeded since
 
     @property
     def has_work(self) -> bool:
@@ -131,10 +131,10 @@ class LocalScheduler:
         self.waiting.append(sequence)
 
     def plan(self) -> ScheduledStep:
-        """Return the next step, after making room in the cache; the caller computes it and reports the outcome."""
+        """Return the next step, after freeing cells in the cache; the caller computes it and reports the outcome."""
         self._admit()
         step, chunks_wait = self._plan()
-        while not self._cache.make_room(step.cells):
+        while not self._cache.ensure_free(step.cells):
             self._drop_scratch(step)
             self._preempt(self.running[-1])
             step, chunks_wait = self._plan()
@@ -144,7 +144,7 @@ class LocalScheduler:
     def complete(self, step: ScheduledStep) -> None:
         """Record the tokens that a computed step has added to the cache."""
         self._drop_scratch(step)
-        self._lacks_room = False
+        self._lacks_cells = False
         if step.chunks:  # the first waiting sequence may be able to share the new tokens
             self._head_waits = False
         for share in (*step.decodes, *step.chunks):
@@ -167,7 +167,7 @@ class LocalScheduler:
         is admitted before a step succeeds, so that retries end."""
         if len(self.running) < 2:
             return False
-        self._lacks_room = True
+        self._lacks_cells = True
         self._drop_scratch(step)
         self._preempt(self.running[-1])
         return True
@@ -182,19 +182,19 @@ class LocalScheduler:
             self.waiting.remove(sequence)
 
     def _admit(self) -> None:
-        if self.running and (self._head_waits or self._lacks_room):
+        if self.running and (self._head_waits or self._lacks_cells):
             return
         while self.waiting and len(self.running) < self._limits.running:
             sequence = self.waiting[0]
             branch = self._cache.open([] if sequence.scored else sequence.tokens[:-1])
-            if self.running and not self._has_room(sequence, branch):
+            if self.running and not self._fits(sequence, branch):
                 self._cache.drop(branch)
                 self._head_waits = True
                 return
             sequence.branch, sequence.computed = branch, branch.length
             self.running.append(self.waiting.popleft())
 
-    def _has_room(self, sequence: Sequence, branch: Branch) -> bool:
+    def _fits(self, sequence: Sequence, branch: Branch) -> bool:
         """Return whether the prompt and some answer fit beside the tokens that others still have to compute."""
         reserved_cells = sum(other.behind for other in self.running)
         wanted = min(len(sequence.tokens) + _HEADROOM, sequence.limit) - branch.length

@@ -47,7 +47,7 @@ class RowSampler:
 
     @property
     def complete(self) -> bool:
-        """Whether the grammar is complete, so that no token may follow."""
+        """Return whether the grammar is complete, so that no token may follow."""
         return self._grammar is not None and self._grammar.complete
 
     def choose(self, logits: Floats, generated: Sequence[int], best: int | None = None) -> int:

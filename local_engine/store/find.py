@@ -54,7 +54,7 @@ def find(
 
 
 def is_offline() -> bool:
-    """Whether HF_HUB_OFFLINE or the setting `offline` (variable or file) is on. Raises ConfigurationError."""
+    """Return whether HF_HUB_OFFLINE or the setting `offline` (variable or file) is on. Raises ConfigurationError."""
     theirs = os.environ.get("HF_HUB_OFFLINE", "").strip()
     if theirs.lower() not in _HUB_SWITCH:
         raise ConfigurationError(f"HF_HUB_OFFLINE must be 1 or 0, got {theirs!r}.")

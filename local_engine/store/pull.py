@@ -9,7 +9,7 @@ from ...model_files.download.fetch import fetch
 from ...model_files.download.file_selection import HubFile, choose
 from ...model_files.download.hub import endpoint
 from ...model_files.download.naming import HubRef, IndexRef, licence_in, parse
-from ...model_files.download.partial_file import PartialFile, check_room, read_resume_record
+from ...model_files.download.partial_file import PartialFile, check_disk_space, read_resume_record
 from ...model_files.download.progress import ProgressReport
 from ...model_files.download.web import RetryLimits
 from ...model_files.gguf_reader import read_header
@@ -67,7 +67,7 @@ def missing_bytes(library: Library, spec: DownloadSpec) -> int | None:
 
 def check_space(library: Library, spec: DownloadSpec) -> int:
     """Return the free bytes of the library's disk. Raises DiskSpaceError if the rest of the spec does not fit."""
-    return check_room(library.folder, spec.name, missing_bytes(library, spec) or 0)
+    return check_disk_space(library.folder, spec.name, missing_bytes(library, spec) or 0)
 
 
 def pull(

@@ -86,14 +86,14 @@ class Tuning:
     seconds: float
 
 
-def tune(path: Path, room: int, *, report: Callable[[TrialResult], None] = lambda _: None) -> Tuning:
-    """Measure, decide and save the settings, in at most half a minute after a trial load. `room`: bytes of memory that
-    the model may take.
+def tune(path: Path, available: int, *, report: Callable[[TrialResult], None] = lambda _: None) -> Tuning:
+    """Measure, decide and save the settings, in at most half a minute after a trial load.
 
-    Raises ModelLoadError for an unusable file, ModelTooLargeError if the model does not fit.
+    `available`: bytes of memory that the model may take. Raises ModelLoadError for an unusable file, ModelTooLargeError
+    if the model does not fit.
     """
     started, machine, header = time.monotonic(), this_machine(), read_model_header(path)
-    fitting = _fitting(path.name, header, room)
+    fitting = _fitting(path.name, header, available)
     layout = layout_of(header, fitting)
     ensure_loadable(path)
     usual = settled(header, fitting)
@@ -113,13 +113,13 @@ def tune(path: Path, room: int, *, report: Callable[[TrialResult], None] = lambd
     return Tuning(settings, default, tuple(search.runs), gain, tuple(search.skipped), time.monotonic() - started)
 
 
-def _fitting(name: str, header: GgufHeader, room: int) -> LocalOptions:
+def _fitting(name: str, header: GgufHeader, available: int) -> LocalOptions:
     """Return the default options, or the nearest options that fit. Raises ModelTooLargeError."""
     options = LocalOptions()
     for options in _smaller_and_smaller(header):
-        if estimate(header, plan_of(header, options)).total <= room:
+        if estimate(header, plan_of(header, options)).total <= available:
             return options
-    ensure_fits(name, header, plan_of(header, options), room)
+    ensure_fits(name, header, plan_of(header, options), available)
     return options
 
 

@@ -38,7 +38,7 @@ class DownloadSpec:
 
     @property
     def can_continue(self) -> bool:
-        """Whether a partial file can be resumed, which needs a known identity and size.
+        """Return whether a partial file can be resumed, which needs a known identity and size.
 
         Packages are excluded, because pip always downloads the whole wheel again.
         """

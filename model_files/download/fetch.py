@@ -12,7 +12,7 @@ import httpx
 from ...protocol.errors import ChecksumError, DownloadError
 from .download_spec import DownloadSpec
 from .naming import IndexRef
-from .partial_file import PartialFile, check_room
+from .partial_file import PartialFile, check_disk_space
 from .progress import ProgressReport, give_up_or_wait
 from .web import RetryLimits, TemporaryError, body_of, new_client, open_stream, validator_of
 from .wheel import open_in_wheel
@@ -129,7 +129,7 @@ def _check(response: httpx.Response, spec: DownloadSpec, part: PartialFile) -> N
     if whole is not None and spec.size is not None and whole != spec.size:
         raise _discarded(part, f"{spec.source} has {whole:,} bytes, {spec.size:,} were announced")
     if whole is not None and spec.size is None:
-        check_room(part.path.parent, spec.name, whole - part.size)
+        check_disk_space(part.path.parent, spec.name, whole - part.size)
     # Skipped for hubs: the address is pinned to a revision, and the storage server has other validators.
     if spec.revision is None and spec.validator is not None and validator_of(response) not in (spec.validator, None):
         raise _discarded(part, f"{spec.source} changed during the download")

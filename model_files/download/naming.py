@@ -103,7 +103,7 @@ def parse(wanted: str, endpoint: str) -> HubRef | IndexRef | UrlRef | FileRef:
 
 
 def is_path(name: str) -> bool:
-    """Whether the argument is a path and not a name, judged by form only: a local file must not shadow a model.
+    """Return whether the argument is a path and not a name, judged by form only: a local file must not shadow a model.
 
     A path contains a separator, begins with `~`, is `.` or `..`, or ends in `.gguf`. `scheme:...` is never a path.
     """
@@ -128,7 +128,7 @@ def is_node_path(name: str) -> bool:
 
 
 def is_name(name: str) -> bool:
-    """Whether the name is allowed for a model in the store, and is safe as a file name."""
+    """Return whether the name is allowed for a model in the store, and is safe as a file name."""
     return _NAME.fullmatch(name) is not None and name not in _RESERVED
 
 

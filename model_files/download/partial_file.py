@@ -133,7 +133,7 @@ def read_resume_record(folder: Path, name: str) -> ResumeRecord | None:
     return read_kept(resume_record_path(folder, name), ResumeRecord)
 
 
-def check_room(folder: Path, name: str, needed: int) -> int:
+def check_disk_space(folder: Path, name: str, needed: int) -> int:
     """Return the free bytes of the folder's disk. Raises DiskSpaceError if fewer than `needed` plus SPARE."""
     free = shutil.disk_usage(next(place for place in (folder, *folder.parents) if os.access(place, os.F_OK))).free
     if needed and needed + SPARE > free:

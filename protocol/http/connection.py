@@ -77,7 +77,7 @@ class Connection(HttpToolsProtocol):
     _current: Any = None  # request being answered; uvicorn's `cycle` is the last request received
     _last_read = b""
     _parsed = 0  # parsed bytes of the last read
-    _waits_for_room = False  # whether parsing of the last read waits for a response to finish
+    _waits_for_capacity = False  # whether parsing of the last read waits for a response to finish
     _waiting: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
     _close_check: asyncio.TimerHandle | None = None
@@ -111,8 +111,8 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         data, begin = self._last_read, self._parsed
-        if (room := self._room) > 0:
-            self._parsed = _end_of_heads(data, begin, room)
+        if (capacity := self._capacity) > 0:
+            self._parsed = _end_of_heads(data, begin, capacity)
             self._read(data[begin : self._parsed])
         if self._parsed >= len(data):
             self._last_read, self._flow.held = b"", False
@@ -122,8 +122,8 @@ class Connection(HttpToolsProtocol):
         else:
             self._flow.held = True
             self.flow.pause_reading()
-            self._waits_for_room = self._room <= 0
-            if not self._waits_for_room:
+            self._waits_for_capacity = self._capacity <= 0
+            if not self._waits_for_capacity:
                 self.loop.call_soon(self._go_on)
                 return
             self._stop_waiting()  # no timeout: the client has already sent more
@@ -239,8 +239,8 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if self._refusal and not self._is_answering:
             self._end(self._refusal)
-        elif self._waits_for_room:
-            self._waits_for_room = False
+        elif self._waits_for_capacity:
+            self._waits_for_capacity = False
             self.loop.call_soon(self._go_on)
 
     def pause_writing(self) -> None:
@@ -266,7 +266,7 @@ class Connection(HttpToolsProtocol):
         self._refuse(InvalidRequestError(message, code="invalid_http"), 400)
 
     @property
-    def _room(self) -> int:
+    def _capacity(self) -> int:
         """Number of further requests that may be queued."""
         if self._refusal or (self.pipeline and sum(len(cycle.body) for cycle, _ in self.pipeline) > HIGH_WATER_LIMIT):
             return 0
@@ -274,10 +274,10 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _is_full(self) -> bool:
-        """Whether to pause reading until the app consumes queued requests or body data."""
+        """Return whether to pause reading until the app consumes queued requests or body data."""
         cycle: Any = self.cycle  # None before the first request
         has_body = cycle is not None and not cycle.response_complete and len(cycle.body) > HIGH_WATER_LIMIT
-        return self._room <= 0 or (has_body and self._awaits == "body")
+        return self._capacity <= 0 or (has_body and self._awaits == "body")
 
     @property
     def _is_answering(self) -> bool:

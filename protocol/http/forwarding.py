@@ -79,7 +79,7 @@ def _is_of_this_hop(name: str) -> bool:
 
 
 def may_open(name: str) -> bool:
-    """Whether a header or query parameter of this name looks like a credential."""
+    """Return whether a header or query parameter of this name looks like a credential."""
     return name not in _KEYS and _CREDENTIAL.search(name) is not None
 
 

@@ -72,7 +72,7 @@ class EventParser:
 
     @property
     def _is_between(self) -> bool:
-        """Whether the next byte starts a new event."""
+        """Return whether the next byte starts a new event."""
         return not (self._buffer or self._at_start or self._after_cr)
 
     def _with_line_feeds(self, chunk: bytes) -> bytes:

@@ -14,7 +14,7 @@ _SQLITE_COMPANIONS = ("-wal", "-shm", "-journal")
 
 
 def is_own(path: Path) -> bool:
-    """Whether the path is one of Updraft's own folders or lies inside one."""
+    """Return whether the path is one of Updraft's own folders or lies inside one."""
     return any(path.absolute().is_relative_to(folder.absolute()) for folder in own_folders())
 
 
@@ -64,7 +64,7 @@ def prepared(path: Path) -> Path:
 
 
 def has_file(path: Path) -> bool:
-    """Whether the file exists; False if its folder is not accessible."""
+    """Return whether the file exists; False if its folder is not accessible."""
     try:
         return path.is_file()
     except OSError:  # raised by Python 3.13 and earlier for a folder of another user

@@ -47,7 +47,7 @@ def paired(text: str) -> str:
 
 
 def is_sendable(key: str) -> bool:
-    """Whether a header can hold the key as one word. HTTP libraries quote an invalid value in their error."""
+    """Return whether a header can hold the key as one word. HTTP libraries quote an invalid value in their error."""
     return all("!" <= character <= "~" for character in key)
 
 

@@ -195,14 +195,14 @@ def belongs_to_us(path: Path) -> bool:
 
 
 def changeable_by_others(path: Path) -> bool:
-    """Whether a file belongs to another user, is world-writable, and is not on a read-only mount."""
+    """Return whether a file belongs to another user, is world-writable, and is not on a read-only mount."""
     open_to_all = bool(path.stat().st_mode & stat.S_IWOTH) and not belongs_to_us(path)
     look = getattr(os, "statvfs", None)
     return open_to_all and not (look is not None and bool(look(path).f_flag & os.ST_RDONLY))
 
 
 def forbids_execution(folder: Path) -> bool:
-    """Whether the folder is on a noexec mount; always False outside Linux."""
+    """Return whether the folder is on a noexec mount; always False outside Linux."""
     look = getattr(os, "statvfs", None)
     return sys.platform == "linux" and look is not None and bool(look(folder).f_flag & os.ST_NOEXEC)
 

@@ -174,7 +174,7 @@ class Budget:
         return min(first_day(limits.period, _today()) for limits in self._limits.values()) * DAY_S
 
     async def exceeded(self, caller: Caller, demand: Demand) -> BudgetExceededError | None:
-        """Return the error if a budget has no room for the least charge of `demand`, else None. Reserves nothing."""
+        """Return the error if a budget cannot cover the least charge of `demand`, else None. Reserves nothing."""
         try:
             await self._alone(lambda connection: self._checked(connection, _today(), caller, demand))
         except BudgetExceededError as error:

@@ -315,9 +315,9 @@ class Cascade:
             constraint=constraint,
             template_options=chat.chat_template_kwargs,
         )
-        room = self.local.context_length - run.answer.prompt_tokens
-        if params.max_tokens is not None and params.max_tokens > room:
-            self.record.notes += (f"max_tokens: the local model's context has room for {room} tokens",)
+        left = self.local.context_length - run.answer.prompt_tokens
+        if params.max_tokens is not None and params.max_tokens > left:
+            self.record.notes += (f"max_tokens: the local model's context has {left} tokens left",)
         return run
 
     def reader(self) -> AnswerParser | None:

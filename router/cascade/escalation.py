@@ -156,13 +156,13 @@ class Escalation:
 
     @property
     def races_excluded_cloud(self) -> bool:
-        """Whether the last gate has ruled out the raced cloud; false until that cloud has been asked."""
+        """Return whether the last gate has ruled out the raced cloud; false until that cloud has been asked."""
         has_called = self.racing and bool(self.record.cloud_calls)
         return has_called and self.record.cloud_model not in [candidate.model for candidate in self.candidates()]
 
     @property
     def has_won(self) -> bool:
-        """Whether the raced cloud has answered, or its stream has begun."""
+        """Return whether the raced cloud has answered, or its stream has begun."""
         race = self._race
         return race is not None and race.done() and not race.cancelled() and race.exception() is None
 
@@ -228,7 +228,7 @@ class Escalation:
 
     @property
     def can_continue_stream(self) -> bool:
-        """Whether the best cloud can continue a begun stream. Smaller clouds may be ruled out."""
+        """Return whether the best cloud can continue a begun stream. Smaller clouds may be ruled out."""
         cloud = self.state.tiers.cloud
         return cloud is not None and cloud.continues
 

@@ -39,7 +39,7 @@ _TAIL = re.compile(rf"({_MARKS})([0-9]{{1,3}})(?![0-9])")  # the last group of c
 # Prefixes of issued cards.
 _ISSUED = re.compile("[3-6]|2[2-7]")
 _MARKDOWN = str.maketrans("", "", "*_`~ \t")
-# A whole sequence of digit groups, across lines too, so that tables can be told from cards.
+# A whole sequence of digit groups, across lines too, so that tables are not mistaken for cards.
 _ROW = re.compile(r"(?<!\d)\d++(?:(?:\s{1,3}+|-)\d++)++", re.ASCII)
 # Whole sequences of digit groups, separated by any marks.
 _RUN = re.compile(rf"(?<![0-9])[0-9]++(?:{_MARKS}+[0-9]++)++")

@@ -20,7 +20,7 @@ _ESCAPE = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 _OCTAL, _NAMED, _LETTER, _OCTETS, _DECIMAL, _ENTITY = 6, 7, 8, 9, 12, 13
-# Inline marks of HTML and Markdown do not separate words; other tags do.
+# Inline marks of HTML and Markdown, which unlike other tags do not separate words.
 _INLINE = re.compile(
     r"</?(?:a|b|i|u|em|strong|span|font|mark|code|small|su[bp]|wbr)\b[^<>]{0,200}>|<!--[^<>]{0,200}-->"
     r"|(?<![0-9*`~_])(?:[*`~]{1,3}|__)(?![0-9*`~_])",

@@ -82,12 +82,12 @@ class RoutingRequest:
 
     @property
     def structured(self) -> bool:
-        """Whether the local answer has a constraint, or may call tools."""
+        """Return whether the local answer has a constraint, or may call tools."""
         return self.chat is not None and (self.chat.tool_use is not None or self.chat.constraint() is not None)
 
     @property
     def has_tools(self) -> bool:
-        """Whether the model must support tools, to call them or to read earlier calls."""
+        """Return whether the model must support tools, to call them or to read earlier calls."""
         if self.chat is None:
             return False
         called = any(message.role == "tool" or message.tool_calls is not None for message in self.chat.messages)

@@ -80,7 +80,7 @@ class CloudFailure(Exception):
 
     @property
     def is_unreached(self) -> bool:
-        """Whether the failure suggests that the endpoint is down; a rate limit does not."""
+        """Return whether the failure suggests that the endpoint is down; a rate limit does not."""
         return self.kind == "unreachable" and self.status != 429
 
     @property

@@ -97,7 +97,7 @@ TREE = dict(all_commands(typer.main.get_command(app)))
 BRACKETED = re.compile(r"\[[^\[\]]*\]")
 
 
-def test_every_command_is_read_in_one_way() -> None:
+def test_every_command_is_parsed_alike() -> None:
     """`-h`, brackets in help texts, printable errors, and `--json` without a path."""
     assert {type(command) for command in TREE.values()} == {Command, Group}
 

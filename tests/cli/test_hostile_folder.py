@@ -120,10 +120,10 @@ def test_the_children_of_a_node_in_the_folder_of_its_model(folder: Path, environ
     assert planted(folder) == []
 
 
-def test_python_is_started_in_one_way() -> None:
+def test_python_is_started_by_one_function() -> None:
     """The scripts run before the package is installed: they say `-P` or `-I` themselves."""
     scripts = {"cli/bootstrap.py", "local_engine/llama/build.py"}
-    rooms = [path.parent.relative_to(ROOT).parts[0] for path in ROOT.glob("*/__init__.py")]
-    sources = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
+    packages = [path.parent.relative_to(ROOT).parts[0] for path in ROOT.glob("*/__init__.py")]
+    sources = [path for package in packages for path in (ROOT / package).rglob("*.py")]
     starts = {str(path.relative_to(ROOT)) for path in sources if re.search(r"\[\s*sys\.executable", path.read_text())}
     assert starts - scripts == {"protocol/safety/python_process.py"}

@@ -169,7 +169,7 @@ def test_prefix_reuse_changes_nothing_but_last_bits(tiny):
     with LocalEngine.load(tiny.gguf, LocalOptions(prompt_logprobs=False)) as engine:
         fresh, cache = [], engine._resources.loop._scheduler._cache
         for prompt in prompts:
-            assert cache.make_room(cache._cells)
+            assert cache.ensure_free(cache._cells)
             fresh.append(observe(engine, prompt))
         reused = [observe(engine, prompt) for prompt in prompts]
     for (ids, *states), (other_ids, *other_states) in zip(fresh, reused, strict=True):

@@ -50,14 +50,14 @@ def test_repetition_ends_an_answer(engine: LocalEngine) -> None:
 
 
 def test_what_is_wanted_is_not_ended(engine: LocalEngine) -> None:
-    room = engine.context_length - answered(engine).prompt_tokens
+    left = engine.context_length - answered(engine).prompt_tokens
     assert ending(answered(engine, **FOREVER, max_tokens=120)) == (120, "length", None)
     assert ending(answered(engine, **FOREVER, max_tokens=SPAN)) == (SPAN, "length", None)
     assert ending(answered(engine, **FOREVER, repetition_detection=False, max_tokens=300)) == (300, "length", None)
     held = answered(engine, **FOREVER, min_tokens=SPAN + 1)
     assert ending(held) == (SPAN + INTERVAL, "length", "repetition_detected")
     assert ending(answered(engine, **FOREVER, ignore_eos=True, max_tokens=300)) == (300, "length", None)
-    assert ending(answered(engine, **FOREVER, repetition_detection=False)) == (room, "length", "default_max_tokens")
+    assert ending(answered(engine, **FOREVER, repetition_detection=False)) == (left, "length", "default_max_tokens")
     held = answered(engine, Constraint("regex", "a{300}", "structured_outputs"), temperature=0.0)
     assert (held.text, held.stop_reason) == ("a" * 300, None)
 

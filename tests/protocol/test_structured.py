@@ -1,4 +1,4 @@
-"""Tools, formats and tool turns that are refused at the door, with the param of each."""
+"""Tools, formats and tool turns that are refused at parsing, with the param of each."""
 
 from __future__ import annotations
 

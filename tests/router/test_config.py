@@ -30,7 +30,7 @@ def test_the_last_source_wins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PROCESS_VARIABLES)
-def test_a_variable_of_another_room_is_no_setting(name: str, tmp_path: Path) -> None:
+def test_a_variable_of_another_package_is_not_a_setting(name: str, tmp_path: Path) -> None:
     assert load(tmp_path, "", {name: "x"}) == load(tmp_path, "", {})
 
 

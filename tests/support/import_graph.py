@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FLOORS = {
+LAYERS = {
     "protocol": 1,
     "text": 2,
     "model_files": 2,
@@ -36,13 +36,13 @@ class Import:
     is_absolute: bool = False
 
     @property
-    def rooms(self) -> tuple[str, str]:
+    def packages(self) -> tuple[str, str]:
         return self.source.partition(".")[0], self.target.partition(".")[0]
 
 
 def sources() -> list[Path]:
-    rooms = [path for room in FLOORS for path in (ROOT / room).rglob("*.py")]
-    return sorted([*rooms, *ROOT.glob("*.py")])
+    packages = [path for package in LAYERS for path in (ROOT / package).rglob("*.py")]
+    return sorted([*packages, *ROOT.glob("*.py")])
 
 
 @cache

@@ -103,7 +103,7 @@ def gguf_name(name: str) -> str:
 
 
 def interleave_rope(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Hugging Face rotates halves of a head, llama.cpp's Llama pairs neighbours: reorder the rows."""
+    """Hugging Face rotates halves of a head, llama.cpp's Llama pairs adjacent values: reorder the rows."""
     rows, columns = weight.shape
     return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
 

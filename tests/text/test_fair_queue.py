@@ -43,11 +43,11 @@ async def nothing(_tasks: list[asyncio.Task[None]], _turns: FairQueue) -> None:
         ("aaab", "abaa"),  # tenants in rotation
         ("aabc", "abca"),
         ("aaaaa", "aaaa"),  # the fifth is refused
-        ("aaaab", "abaa"),  # room is made for another tenant, but only by who has more
+        ("aaaab", "abaa"),  # only the tenant with the most waiters is evicted for another tenant
         ("abcde", "abcd"),
     ],
 )
-def test_tenants_take_turns_and_share_the_room(arrivals: str, expected: str) -> None:
+def test_tenants_take_turns_and_share_the_queue(arrivals: str, expected: str) -> None:
     assert served(arrivals, nothing) == expected
 
 

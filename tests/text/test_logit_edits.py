@@ -82,7 +82,7 @@ def test_kept_up_to_date_they_are_those_counted_anew(options, prompt, growth, se
 
 
 def test_many_new_tokens() -> None:
-    """More than there was room for at the beginning."""
+    """More tokens than the initial capacity."""
     editor = LogitEditor(ResolvedParams(repetition_penalty=2.0), [5], ())
     editor.extend(range(1000))
     edits = editor.edits([2000])

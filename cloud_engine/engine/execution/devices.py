@@ -33,7 +33,7 @@ def use_device(name: str) -> None:
     torch.cuda.set_device(int(index))
 
 
-def yields_to_neighbours(config: EngineConfig) -> Callable[[], None]:
+def yields_to_other_processes(config: EngineConfig) -> Callable[[], None]:
     """Return a function to call before each step: it lowers torch's threads while other processes keep CPUs busy.
 
     It does nothing on other devices or in batch-invariant mode, because the thread count changes how sums are split.
@@ -42,9 +42,9 @@ def yields_to_neighbours(config: EngineConfig) -> Callable[[], None]:
         return lambda: None
     governor = ThreadGovernor(torch.get_num_threads())
 
-    def yield_to_neighbours() -> None:
+    def yield_to_other_processes() -> None:
         threads = governor.threads()
         if threads != torch.get_num_threads():
             torch.set_num_threads(threads)
 
-    return yield_to_neighbours
+    return yield_to_other_processes

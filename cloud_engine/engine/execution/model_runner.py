@@ -114,8 +114,7 @@ class Runner:
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether the device computes asynchronously, so that launching a step before reading the previous one saves
-        time."""
+        """Return whether the device is asynchronous: launching a step before reading the previous one saves time."""
         return self._device.type == "cuda"
 
     @torch.inference_mode()
@@ -143,7 +142,7 @@ class Runner:
 
     @property
     def can_extend(self) -> bool:
-        """Whether `extend` is faster than separate passes with a wait after each."""
+        """Return whether `extend` is faster than separate passes with a wait after each."""
         return self.runs_ahead or (self._compiled is not None and self._compiled.can_continue)
 
     @torch.inference_mode()

@@ -42,7 +42,7 @@ class LaunchedStep:
 
     @property
     def is_reliable(self) -> bool:
-        """Whether all rows are plain decodes with logit edits that do not depend on the unread token."""
+        """Return whether all rows are plain decodes with logit edits that do not depend on the unread token."""
         return all(item.state.decode is item and not item.state.edits_follow for item in self.batch)
 
     def of(self, batch: Sequence[ScheduledRequest]) -> LaunchedStep | None:

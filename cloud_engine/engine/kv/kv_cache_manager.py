@@ -61,12 +61,12 @@ class KVCacheManager:
     def admit(self, state: RequestState) -> bool:
         """Assign blocks for a request's known tokens, cached blocks first. If too few are free, return False.
 
-        With a window, only the first chunk gets blocks, but the pool must have room for the most that the request will
-        hold. On success `num_computed_tokens` covers the cached prefix, which never includes the last known token: its
+        With a window, only the first chunk gets blocks, but the pool must have all blocks that the request will hold at
+        most. On success `num_computed_tokens` covers the cached prefix, which never includes the last known token: its
         logits are needed.
         """
         cached = self._cached_prefix(state)
-        if not self._has_room(state, cached):
+        if not self._has_blocks(state, cached):
             return False
         missing = self._blocks_to_start(state, cached) - len(cached)
         for block in _held(cached):
@@ -80,7 +80,7 @@ class KVCacheManager:
         return True
 
     def can_admit(self, states: Sequence[RequestState], without: Iterable[RequestState] = ()) -> bool:
-        """Whether `admit` would succeed for all `states` if the requests in `without` had released their blocks.
+        """Return whether `admit` would succeed for all `states` if the requests in `without` had released their blocks.
 
         Several states are assumed to share no blocks.
         """
@@ -94,7 +94,7 @@ class KVCacheManager:
         revived = sum(self.pool.references(block) == released[block] for block in _held(cached))
         return self._missing(state, cached) + revived <= self.pool.num_free + freed
 
-    def _has_room(self, state: RequestState, cached: list[int]) -> bool:
+    def _has_blocks(self, state: RequestState, cached: list[int]) -> bool:
         revived = sum(self.pool.references(block) == 0 for block in _held(cached))
         return self._missing(state, cached) + revived <= self.pool.num_free
 

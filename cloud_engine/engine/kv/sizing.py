@@ -75,15 +75,15 @@ def _bytes_of_block(models: Sequence[Decoder], config: EngineConfig) -> int:
 def _affordable(models: Sequence[Decoder], config: EngineConfig) -> int:
     """Return the number of blocks that fit into 1 GiB of host memory, or into 80 % of free GPU memory."""
     device = models[0].embed_tokens.weight.device
-    room = _HOST_CACHE_BYTES
+    available = _HOST_CACHE_BYTES
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        room = int(free * _DEVICE_CACHE_SHARE)
-    blocks = room // _bytes_of_block(models, config)
+        available = int(free * _DEVICE_CACHE_SHARE)
+    blocks = available // _bytes_of_block(models, config)
     if blocks < 1:
         raise ConfigurationError(
             f"There is too little memory for a KV cache: a block of {config.block_size} tokens needs "
-            f"{_bytes_of_block(models, config)} bytes, and {room} are free. Lower block_size, or free memory.",
+            f"{_bytes_of_block(models, config)} bytes, and {available} are free. Lower block_size, or free memory.",
             param="block_size",
         )
     return blocks

@@ -64,7 +64,7 @@ class OutputProcessor:
 
     @property
     def are_streamed(self) -> bool:
-        """Whether a client streams any of the answers."""
+        """Return whether a client streams any of the answers."""
         return bool(self._streamed)
 
     def request_ids(self) -> list[str]:

@@ -95,7 +95,7 @@ class EngineClient(ABC):
 
     @property
     def _has_work(self) -> bool:
-        """Whether the engine has work, including requests it has not reported yet. Unread outputs do not count."""
+        """Return whether the engine has work, including unreported requests. Unread outputs do not count."""
         return bool(self._unanswered) or self._stats.running + self._stats.waiting > 0
 
     @abstractmethod

@@ -89,13 +89,13 @@ def main(folder: Path) -> None:
             load = transport.next_command(True)
             assert isinstance(load, Load), "the first command must be Load"
             engine = _engine(load, lambda done, total: transport.report(Loading(done, total)))
-            from ..execution.devices import yields_to_neighbours
+            from ..execution.devices import yields_to_other_processes
             from .loop import EngineLoop
 
             gc.collect()
             gc.freeze()  # exclude loaded objects from garbage collection, which would delay steps
             transport.report(Ready(engine.model_id, engine.context_length, engine.sampling))
-            EngineLoop(engine, transport, before_step=yields_to_neighbours(load.config)).run()
+            EngineLoop(engine, transport, before_step=yields_to_other_processes(load.config)).run()
         except BaseException as error:  # noqa: BLE001 - the server reports any failure to all waiting requests
             if not isinstance(error, UpdraftError):
                 _log.exception("The engine core failed.")

@@ -67,11 +67,11 @@ class PlainDecodes:
         return self._others
 
     def take_full(self) -> list[RequestState]:
-        """Return and clear the requests that need a block for the next token. Call `has_room` or `leave` for each."""
+        """Return and clear the requests that need a block for the next token. Call `has_block` or `leave` for each."""
         full, self._full = self._full, []
         return [item.state for item in full if item.state.decode is item]
 
-    def has_room(self, item: ScheduledRequest) -> None:
+    def has_block(self, item: ScheduledRequest) -> None:
         """Note that a request has a block for its next token."""
         self._expect(item)
 

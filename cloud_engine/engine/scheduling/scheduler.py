@@ -69,7 +69,7 @@ class Scheduler:
         self.counters = counters or EngineStats()
 
     def fits(self, num_tokens: int, num_beams: int = 1) -> bool:
-        """Whether the pool is large enough for a request of `num_tokens`, prompt and output together.
+        """Return whether the pool is large enough for a request of `num_tokens`, prompt and output together.
 
         Each beam counts in full, because beams run together and may share no blocks after a preemption.
         """
@@ -81,17 +81,17 @@ class Scheduler:
             return most
         return self._cache.pool.num_blocks // num_beams * self._cache.block_size
 
-    def check_room(self, expected: Sequence[GenerationRequest] = ()) -> None:
+    def check_capacity(self, expected: Sequence[GenerationRequest] = ()) -> None:
         """Raises OverloadedError if the queue, including `expected` requests, is full.
 
         Queued requests that fit into the batch and the pool do not count: they only wait for the next step.
         """
         most, queued = self._config.max_waiting, len(self.waiting) + len(expected)
-        if queued >= most and queued - self._num_with_room(expected) >= most:
+        if queued >= most and queued - self._num_fitting(expected) >= most:
             raise OverloadedError(f"The queue is full ({most} requests waiting). Retry later.")
 
     def add(self, state: RequestState) -> None:
-        """Queue a request; call `check_room` first."""
+        """Queue a request; call `check_capacity` first."""
         state.order = order_of(state, self._config.policy)
         insort(self.waiting, state, key=_order)
 
@@ -123,15 +123,15 @@ class Scheduler:
         Called before the batch is read. Empty if the next step may include more: drafts, or a waiting request that
         takes the place of one that ends."""
         going_on = [item for item in batch if item.start + 1 < item.state.last_position]
-        makes_room = bool(self.waiting) and len(going_on) < len(batch)
-        if makes_room or self._speculator.may_draft(len(going_on)):
+        frees_place = bool(self.waiting) and len(going_on) < len(batch)
+        if frees_place or self._speculator.may_draft(len(going_on)):
             return []
-        room = (self._cache.grow(item.state, item.start + 2) for item in going_on)
-        return going_on if all(room) else []
+        grown = (self._cache.grow(item.state, item.start + 2) for item in going_on)
+        return going_on if all(grown) else []
 
     @property
     def reads_prompts(self) -> bool:
-        """Whether the next step may contain prompt tokens, and so take much longer than a decode step."""
+        """Return whether the next step may contain prompt tokens, and so take much longer than a decode step."""
         others = self.decodes.others(self.running)
         has_place = self._places < self._config.max_batch_size
         return bool(self.waiting and has_place) or any(state.num_uncomputed_tokens > 1 for state in others)
@@ -171,10 +171,10 @@ class Scheduler:
         batch: list[ScheduledRequest] = []
         for state in sorted([*others, *self.decodes.take_full()], key=_order):
             num_tokens = min(len(state.token_ids) - state.num_computed_tokens, 1 + budget)
-            if not state.block_table or not self._make_room(state, num_tokens):
+            if not state.block_table or not self._allocate(state, num_tokens):
                 continue  # preempted, by an earlier request or as the last one
             if state.decode is not None:
-                self.decodes.has_room(state.decode)
+                self.decodes.has_block(state.decode)
             else:
                 batch.append(ScheduledRequest(state, num_tokens))
                 budget -= num_tokens - 1
@@ -183,7 +183,7 @@ class Scheduler:
             batch = [item for item in batch if item.state.block_table]  # preempted with a later beam
         return plain, batch, budget
 
-    def _make_room(self, state: RequestState, num_tokens: int) -> bool:
+    def _allocate(self, state: RequestState, num_tokens: int) -> bool:
         """Allocate blocks for `num_tokens`, preempting later requests. Return False if `state` itself was preempted."""
         while not self._cache.grow(state, state.num_computed_tokens + num_tokens):
             if state in self._preempt_last():
@@ -191,24 +191,24 @@ class Scheduler:
         return True
 
     def _yield_to_priority(self) -> None:
-        """Preempt running requests for a waiting one of higher priority that has no room otherwise.
+        """Preempt running requests for a waiting one of higher priority that does not fit otherwise.
 
-        Do this only if that frees enough room and this step has budget left for the waiting request.
+        Do this only if that frees enough capacity and this step has budget left for the waiting request.
         """
         if not self.waiting:
             return
         head = self.waiting[0]
         lesser = list(takewhile(lambda state: _yields(state, head), reversed(self.running)))
-        if not lesser or self._has_room_without([]) or not self._has_room_without(lesser):
+        if not lesser or self._fits_without([]) or not self._fits_without(lesser):
             return
         missing = sum(_missing(state) for state in self.running if state.order < head.order)
         if missing >= self._step_budget.max_prompt_tokens(self._config.token_budget - len(self.running)):
             return
-        while self.running and _yields(self.running[-1], head) and not self._has_room_without([]):
+        while self.running and _yields(self.running[-1], head) and not self._fits_without([]):
             self._preempt_last()
 
-    def _has_room_without(self, others: list[RequestState]) -> bool:
-        """Whether the first waiting request would have places and blocks if the `others` were not running."""
+    def _fits_without(self, others: list[RequestState]) -> bool:
+        """Return whether the first waiting request would have places and blocks if the `others` were not running."""
         states = self._first_waiting()
         return self._has_place(states, others) and self._cache.can_admit(states, others)
 
@@ -282,7 +282,7 @@ class Scheduler:
                 budget -= num_tokens
         return budget
 
-    def _num_with_room(self, expected: Sequence[GenerationRequest]) -> int:
+    def _num_fitting(self, expected: Sequence[GenerationRequest]) -> int:
         """Return how many queued requests, in order, have places and blocks, assuming that nothing is cached."""
         places, blocks = self._config.max_batch_size - self._places, self._cache.pool.num_free
         queue = chain(
@@ -297,7 +297,7 @@ class Scheduler:
         return len(self.waiting) + len(expected)
 
     def _has_place(self, states: list[RequestState], without: Sequence[RequestState] = ()) -> bool:
-        """Whether the batch has rows for `states` and their forks, if the requests in `without` left it."""
+        """Return whether the batch has rows for `states` and their forks, if the requests in `without` left it."""
         return self._places - _places(without) + _places(states) <= self._config.max_batch_size
 
 
@@ -312,7 +312,7 @@ def _places(states: Iterable[RequestState]) -> int:
 
 
 def _yields(running: RequestState, head: RequestState) -> bool:
-    """Whether a running request may be preempted for the `head` of the queue."""
+    """Return whether a running request may be preempted for the `head` of the queue."""
     return head.request.priority < running.request.priority and head.order < running.order
 
 

@@ -24,7 +24,7 @@ class DraftCredit:
         return self._credit.get(sequences.bit_length(), _FIRST)
 
     def is_overdrawn(self, sequences: int) -> bool:
-        """Whether drafts are suspended because they have lost too much time."""
+        """Return whether drafts are suspended because they have lost too much time."""
         return sequences.bit_length() in self._overdrawn
 
     def settle(self, sequences: int, loss: float = 0.0) -> None:

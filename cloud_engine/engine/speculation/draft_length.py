@@ -73,7 +73,7 @@ class FixedDraftLength:
         self._most = most
 
     def rests(self, sequences: int, ahead: int = 0) -> bool:
-        """Whether a decision not to draft still holds for a step with this many `sequences`, so `plan` is not needed.
+        """Return whether a decision not to draft still holds for a step of `sequences`, so that `plan` is not needed.
 
         `ahead` is the number of earlier steps that have not been observed yet.
         """
@@ -86,7 +86,7 @@ class FixedDraftLength:
         return [min(self._most, candidate.limit) for candidate in candidates]
 
     def learns_nothing(self, sequences: int) -> bool:
-        """Whether the faster `pass_by` suffices instead of `observe` for a step of this size without drafts."""
+        """Return whether the faster `pass_by` suffices instead of `observe` for a step of this size without drafts."""
         del sequences
         return True
 
@@ -184,7 +184,7 @@ class AdaptiveDraftLength(FixedDraftLength):
         return best.lengths
 
     def _may_try(self, other: _Plan, best: _Plan, sequences: int) -> bool:
-        """Whether enough time has passed since the last trial to afford a trial of `other`.
+        """Return whether enough time has passed since the last trial to afford a trial of `other`.
 
         Drafts longer than any tried before need not wait: the credit bounds their cost.
         """

@@ -140,7 +140,7 @@ class DraftModel(Drafter):
         return drafting, chunks
 
     def _can_follow(self, state: RequestState) -> bool:
-        """Whether the blocks that the request's next query sees still exist; a sliding window releases old ones."""
+        """Return whether the blocks of the request's next query still exist; a sliding window releases old blocks."""
         if self._reach is None:
             return True
         oldest = max(0, state.num_draft_computed_tokens - self._reach + 1) // self._block_size
@@ -192,7 +192,7 @@ def _take(item: ScheduledRequest, tokens: list[int]) -> None:
 
 
 def _can_continue(item: ScheduledRequest) -> bool:
-    """Whether more tokens can be drafted. If the last one is an end token, remove it and return False."""
+    """Return whether more tokens can be drafted. If the last one is an end token, remove it and return False."""
     if item.draft_ids[-1] in item.state.end_ids:
         item.draft_ids.pop()
         item.draft_ends = True
@@ -201,5 +201,5 @@ def _can_continue(item: ScheduledRequest) -> bool:
 
 
 def _is_prompt_of_more(item: ScheduledRequest) -> bool:
-    """Whether the item is an unfinished part of a prompt whose answer may get drafts."""
+    """Return whether the item is an unfinished part of a prompt whose answer may get drafts."""
     return not item.is_caught_up and item.state.num_remaining_tokens > 1 and not item.state.request.beam

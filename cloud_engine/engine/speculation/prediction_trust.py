@@ -32,7 +32,7 @@ class PredictionTrust:
         self._costs.observe(step)
 
     def takes_whole(self, num_behind: int, sequences: int) -> bool:
-        """Whether to verify a prediction's first few tokens and the `num_behind` tokens after them in one step.
+        """Return whether to verify a prediction's first few tokens and the `num_behind` tokens after them in one step.
 
         Those tokens delay the whole batch; an extra step costs only this request's share, 1 / `sequences`.
         """

@@ -91,7 +91,7 @@ class Speculator:
         return granted_to
 
     def may_draft(self, sequences: int) -> bool:
-        """Whether plain decodes may get drafts in the next step, if that has this many `sequences`."""
+        """Return whether plain decodes may get drafts in the next step, if that has this many `sequences`."""
         return bool(self._drafters) and not self._draft_length.rests(sequences, ahead=1)
 
     def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> None:

@@ -90,7 +90,7 @@ class StepOutputs(msgspec.Struct, frozen=True):
 
     @property
     def is_urgent(self) -> bool:
-        """Whether an answer starts or finishes in this step."""
+        """Return whether an answer starts or finishes in this step."""
         return any(output.cached_tokens is not None or output.finish_reason is not None for output in self.others)
 
     def __iter__(self) -> Iterator[TokenOutput]:

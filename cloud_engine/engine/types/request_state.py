@@ -97,7 +97,7 @@ class RequestState:
     edits: bool = field(init=False)
     # The logit edits depend on the answer so far.
     edits_follow: bool = field(init=False)
-    # Position of the last token that the answer may have.
+    # Largest possible position of the answer's last token.
     last_position: int = field(init=False)
     # The answer ends when it repeats itself.
     detects_repetition: bool = field(init=False)
@@ -188,7 +188,7 @@ class ScheduledRequest(msgspec.Struct, eq=False):
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether this step computes the last known token, and therefore yields a new token."""
+        """Return whether this step computes the last known token, and therefore yields a new token."""
         return self.start + self.num_tokens == len(self.state.token_ids)
 
     @property

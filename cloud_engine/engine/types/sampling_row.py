@@ -26,7 +26,7 @@ class SamplingRow(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the row has no logit edits, no grammar mask and no typical_p."""
+        """Return whether the row has no logit edits, no grammar mask and no typical_p."""
         return self.edits is None and self.mask is None and self.params.typical_p >= 1
 
 

@@ -100,7 +100,7 @@ class Node:
         return self.breaker.reason
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """Return whether the node can take another request."""
         return self.concurrency is None or self.in_flight < self.concurrency
 

@@ -188,7 +188,7 @@ class NodeRegistry:
 
     def take_spare(self, placement: Placement, tried: Collection[Node]) -> Node | None:
         """Reserve a node for a hedge. None if the hedge would have to queue, or if the retry budget is used up."""
-        if self._queue or not any(node.has_room for node in self._usable(placement.model, tried)):
+        if self._queue or not any(node.has_capacity for node in self._usable(placement.model, tried)):
             return None
         return self._take(placement, tried) if self.retries.take() else None
 
@@ -222,11 +222,11 @@ class NodeRegistry:
         usable = self._usable(placement.model, tried)
         if not usable:
             raise self.refusal(placement.model)
-        with_room = [node for node in usable if node.has_room]
-        if not with_room:
+        with_capacity = [node for node in usable if node.has_capacity]
+        if not with_capacity:
             return None
-        sure = [node for node in with_room if not node.is_on_trial]
-        node = self._selector.choose(sure or with_room, placement)
+        sure = [node for node in with_capacity if not node.is_on_trial]
+        node = self._selector.choose(sure or with_capacity, placement)
         node.in_flight += 1
         node.tokens_in_flight += placement.tokens
         return node
@@ -237,6 +237,6 @@ class NodeRegistry:
 
 def _card(name: str, listed: list[Model]) -> ModelCard:
     since = min((each.created for each in listed if isinstance(each.created, int)), default=0)
-    room = min((each.max_model_len for each in listed if isinstance(each.max_model_len, int)), default=UNSET)
+    longest = min((each.max_model_len for each in listed if isinstance(each.max_model_len, int)), default=UNSET)
     foreign = [str(each.owned_by) for each in listed if each.owned_by != "updraft"]  # other servers' own names
-    return ModelCard(id=name, created=since, max_model_len=room, owned_by=foreign[0] if foreign else "updraft")
+    return ModelCard(id=name, created=since, max_model_len=longest, owned_by=foreign[0] if foreign else "updraft")

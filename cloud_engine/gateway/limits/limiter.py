@@ -79,7 +79,7 @@ class LimitReservation:
     usages: Sequence[AccountUsage] = ()
     # Completion tokens reserved from budgets; 0 if no budget depends on the answer's length.
     tokens: int = 0
-    # Whether fewer tokens are reserved than the answer may have.
+    # Whether the reservation covers fewer tokens than the longest possible answer.
     is_capped: bool = False
     # Unsettled claims, with the store's receipts.
     taken: list[tuple[Claim, str]] = field(default_factory=list[tuple[Claim, str]])

@@ -92,7 +92,7 @@ local function settles(receipt)
   return granted[receipt]
 end
 
-local room, alone = math.huge, true
+local available, alone = math.huge, true
 local result = {{string.format('%.17g', now), 'taken', 0}}
 for i, key in ipairs(KEYS) do
   local at = 7 + (i - 1) * 7
@@ -118,15 +118,15 @@ for i, key in ipairs(KEYS) do
       return result
     end
     if per_token > 0 then
-      room, alone = math.min(room, (limit - before - held - amount) / per_token), alone and held == 0
+      available, alone = math.min(available, (limit - before - held - amount) / per_token), alone and held == 0
     end
   end
 end
 if action == 'admit' then
   local more = 0
   if most > least then  -- as `TokenDemand.granted`
-    local share = (room + least) / {SHARE}
-    if most <= ((alone or ARGV[6] == '1') and room + least or share) then share = most end
+    local share = (available + least) / {SHARE}
+    if most <= ((alone or ARGV[6] == '1') and available + least or share) then share = most end
     more = math.min(most, math.max(least, math.floor(share))) - least
   end
   result[3] = least + more

@@ -86,7 +86,7 @@ class PassthroughUsage:
 
     @property
     def is_text(self) -> bool:
-        """Whether the API streams its text as events."""
+        """Return whether the API streams its text as events."""
         return self._path in (RESPONSES, MESSAGES)
 
     def whole(self, body: bytes) -> None:

@@ -80,9 +80,9 @@ class WorkerRow:
         other = (name[0], _OTHER, *name[2:])
         encoded = _SEPARATOR.join(name).encode()
         of_kind = sum(slot[0] == name[0] for slot in self._slots) - (other in self._slots)
-        has_room = of_kind < _MAX_OF_A_KIND.get(name[0], 32) or name == other
+        has_capacity = of_kind < _MAX_OF_A_KIND.get(name[0], 32) or name == other
         is_sound = len(encoded) <= _NAME_BYTES and not any(_SEPARATOR in part or "\0" in part for part in name)
-        if not (has_room and is_sound):
+        if not (has_capacity and is_sound):
             return self.of(*other)
         start = next(at for at in range(0, len(self._memory), _SLOT_BYTES) if self._memory[at] in (0, _FREE))
         self._memory[start + _NAME_BYTES : start + _SLOT_BYTES] = bytes(WIDTH * 8)

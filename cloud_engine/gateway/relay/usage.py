@@ -96,7 +96,7 @@ class StreamMeter:
 
     @property
     def is_reported(self) -> bool:
-        """Whether the usage of the whole answer has arrived."""
+        """Return whether the usage of the whole answer has arrived."""
         return self._is_reported
 
     def settle(self) -> None:

@@ -56,7 +56,7 @@ class NodeConnection(asyncio.Protocol):
 
     @property
     def was_used(self) -> bool:
-        """Whether the connection has served an earlier request."""
+        """Return whether the connection has served an earlier request."""
         return self.idle_since > 0
 
     @property

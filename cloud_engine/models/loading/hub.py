@@ -19,7 +19,7 @@ from ....model_files.download.fetch import fetch
 from ....model_files.download.file_selection import HubFile
 from ....model_files.download.hub import Repository, ask_hub
 from ....model_files.download.naming import HubRef, is_node_path
-from ....model_files.download.partial_file import PartialFile, check_room, lock
+from ....model_files.download.partial_file import PartialFile, check_disk_space, lock
 from ....model_files.download.progress import ProgressReport
 from ....model_files.download.web import RetryLimits
 from ....protocol.errors import ChecksumError, ConfigurationError, DownloadError, MissingDependencyError, ModelLoadError
@@ -127,7 +127,7 @@ def _fetch(cache: Path, blob: Path, spec: DownloadSpec) -> None:
     with lock(cache, blob.name, waiting), loading_bar("downloading") as progress:
         if blob.exists():
             return
-        check_room(cache, spec.source, spec.size or 0)
+        check_disk_space(cache, spec.source, spec.size or 0)
         with PartialFile(cache / ".partial", blob.name, spec.record) as part:
             report = ProgressReport(lambda done, total: progress(done, total or done), _log.warning)
             fetch(spec, part, RetryLimits(), report)

@@ -59,15 +59,15 @@ class _Streams(Generic[T]):
         self._results = results
         self._taken_up = False
         self._num_open = 0
-        self._knocking = asyncio.Lock()
+        self._retrying = asyncio.Lock()
 
     async def run(self, number: int, start: Callable[[], AsyncGenerator[T]]) -> None:
         """Run one stream to its end, retrying while the queue is full. Raises the stream's other errors."""
-        while not await self._run_if_room(number, start):
-            async with self._knocking:  # retry one at a time, so that a long list does not flood the engine
+        while not await self._run_if_accepted(number, start):
+            async with self._retrying:  # retry one at a time, so that a long list does not flood the engine
                 await asyncio.sleep(PAUSE_S)
 
-    async def _run_if_room(self, number: int, start: Callable[[], AsyncGenerator[T]]) -> bool:
+    async def _run_if_accepted(self, number: int, start: Callable[[], AsyncGenerator[T]]) -> bool:
         began = False
         self._num_open += 1
         try:

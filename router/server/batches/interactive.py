@@ -1,4 +1,4 @@
-"""Tracking of interactive requests, which batches give way to."""
+"""Tracking of interactive requests, which batches yield to."""
 
 from __future__ import annotations
 

@@ -91,8 +91,8 @@ async def show(context: RequestContext) -> WireResponse:
     asked = decode(context.request.body, OllamaShow)
     await context.router.start()
     card = context.router.model(model_name(asked.model))
-    room = {"updraft.context_length": card.max_model_len} if isinstance(card.max_model_len, int) else {}
-    info = {"general.architecture": "updraft", "general.basename": card.id, **room}
+    length = {"updraft.context_length": card.max_model_len} if isinstance(card.max_model_len, int) else {}
+    info = {"general.architecture": "updraft", "general.basename": card.id, **length}
     return WireResponse.json({**_about(card), "capabilities": ["completion", "tools"], "model_info": info})
 
 

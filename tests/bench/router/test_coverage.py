@@ -49,7 +49,7 @@ def test_on_average_the_true_risk_is_at_most_alpha(shape: Population) -> None:
 
 
 def test_one_loss_more_is_too_many_on_average() -> None:
-    """The check can fail: where nearly each threshold is a loss, the average leaves no room for another."""
+    """The check can fail: where nearly each threshold is a loss, the average allows no further loss."""
     shape = next(shape for shape in populations() if shape.name == "useless")
     risks = true_risks(shape, promised(0.02 + 2 / 501, "mean"), draws=4000)
     assert risks.mean() > 0.02 + 3 * risks.std() / np.sqrt(len(risks))

@@ -94,7 +94,7 @@ def test_the_bound_has_power() -> None:
     assert not positive(-slack, 0.99, 2000)
 
 
-def test_a_shorter_horizon_needs_more_room() -> None:
+def test_a_shorter_horizon_needs_a_wider_margin() -> None:
     """The luck of few requests is larger: what is safe for many need not be safe for them."""
     rng = np.random.default_rng(5)
     slack = np.where(rng.uniform(size=4000) < 0.03, -1.0, 0.05)

@@ -53,7 +53,7 @@ def prompts(*texts: str) -> list[Prompt]:
 
 
 def test_the_cloud_is_asked_within_the_limits_and_on_the_books(cloud: FakeCloud, tmp_path: Path) -> None:
-    """An answer takes 15 tokens: there is room for what the second may take, and not for what the third may."""
+    """An answer takes 15 tokens: the budget covers the second answer, and not the third."""
     body = {"model": "pocket-large", "messages": [{"role": "user", "content": SAID[0]}]}
     most = prompt_tokens(json.dumps(body).encode(), bytes_per_token=1) + answer_size(body, "chat/completions").least
     limits = BudgetLimits(cloud_tokens=most + 20)

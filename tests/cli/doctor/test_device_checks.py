@@ -13,7 +13,7 @@ import pytest
 from updraft.cli.doctor.device_checks import (
     check_kernels,
     check_memory,
-    check_neighbours,
+    check_other_load,
     check_processor,
     check_tuning,
     unused_instruction_sets,
@@ -96,15 +96,15 @@ def test_a_pulled_adapter_is_no_model_that_could_be_too_large(tmp_path) -> None:
     assert check_memory(MACHINE) == found
 
 
-def test_busy_neighbours() -> None:
+def test_busy_processors() -> None:
     machine = this_machine()
-    neighbours = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(machine.processors)]
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(machine.processors)]
     try:
-        found = check_neighbours(machine)
+        found = check_other_load(machine)
     finally:
-        for neighbour in neighbours:
-            neighbour.kill()
-            neighbour.wait()
+        for process in others:
+            process.kill()
+            process.wait()
     assert found.status == "warn"
 
 

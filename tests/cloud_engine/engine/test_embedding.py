@@ -122,7 +122,7 @@ def test_an_aborted_embedding_leaves_nothing_behind(llama: tuple[Any, Decoder]) 
     assert engine.stats().kv_blocks_used == 0
 
 
-def test_an_embedding_takes_no_room_in_the_prefix_cache(llama: tuple[Any, Decoder]) -> None:
+def test_an_embedding_takes_no_blocks_of_the_prefix_cache(llama: tuple[Any, Decoder]) -> None:
     _, model = llama
     engine = engine_of(model, num_blocks=16)
     prompt = PROMPTS[-1][:70]

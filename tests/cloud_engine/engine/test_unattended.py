@@ -75,7 +75,7 @@ def ending(engine: Engine, request: GenerationRequest) -> tuple[int, str | None,
         "edits that follow",
     ],
 )
-def test_repetition_ends_an_answer_at_one_length_whatever_the_way(model, config, options) -> None:
+def test_repetition_ends_an_answer_at_one_length_in_every_mode(model, config, options) -> None:
     assert ending(engine_of(model, **config), asked(**options)) == (SPAN, "length", "repetition_detected")
 
 
@@ -86,12 +86,12 @@ def test_neither_the_prompt_nor_what_must_come_counts(model) -> None:
 
 
 def test_what_is_wanted_is_not_ended(model) -> None:
-    room = 700 - len(PROMPT)
+    left = 700 - len(PROMPT)
     assert ending(engine_of(model), asked(max_tokens=200)) == (200, "length", None)
     assert ending(engine_of(model), asked(max_tokens=SPAN)) == (SPAN, "length", None)
     assert ending(engine_of(model), asked(repetition_detection=False, max_tokens=600)) == (600, "length", None)
     assert ending(engine_of(model), asked(ignore_eos=True, max_tokens=600)) == (600, "length", None)
-    assert ending(engine_of(model), asked(repetition_detection=False)) == (room, "length", "default_max_tokens")
+    assert ending(engine_of(model), asked(repetition_detection=False)) == (left, "length", "default_max_tokens")
 
 
 def test_many_answers_end_each_in_its_own_time(model) -> None:

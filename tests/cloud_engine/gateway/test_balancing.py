@@ -61,9 +61,7 @@ def test_sessions_and_prefixes_belong_to_one_key_and_node() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(2, 40)), max_size=60), st.integers(1, 50))
-def test_an_index_without_room_knows_less_and_nothing_that_never_came(
-    prompts: list[tuple[int, int]], pairs: int
-) -> None:
+def test_a_full_index_forgets_prefixes_and_invents_none(prompts: list[tuple[int, int]], pairs: int) -> None:
     small, large = PrefixIndex(pairs), PrefixIndex()
     for kind, length in prompts:
         placement = chat(f"{kind}" * 1024 * length)
@@ -164,20 +162,20 @@ def test_retries_are_a_share_of_the_requests() -> None:
 
 
 class Crowd:
-    """Requests at nodes with room for some, as the registry places them."""
+    """Requests at nodes with limited capacity, placed as the registry does."""
 
-    def __init__(self, room: int, most: int) -> None:
-        self.room = room
+    def __init__(self, capacity: int, most: int) -> None:
+        self.capacity = capacity
         self.queue = RequestQueue(most)
 
     def take(self) -> Node | None:
-        if self.room == 0:
+        if self.capacity == 0:
             return None
-        self.room -= 1
+        self.capacity -= 1
         return NODE
 
     def give_back(self, _node: Node) -> None:
-        self.room += 1
+        self.capacity += 1
         self.queue.serve()
 
     async def ask(self, priority: Priority, done: list[Priority]) -> None:
@@ -190,11 +188,11 @@ NODE = nodes(1)[0]
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(PRIORITIES), max_size=30), st.integers(0, 3), st.integers(0, 8), st.randoms())
-def test_the_line_keeps_its_bound_and_its_order_and_loses_no_room(
-    asked: list[Priority], room: int, most: int, random: Random
+def test_the_line_keeps_its_bound_and_its_order_and_loses_no_capacity(
+    asked: list[Priority], capacity: int, most: int, random: Random
 ) -> None:
     async def run() -> None:
-        crowd, done = Crowd(room, most), list[Priority]()
+        crowd, done = Crowd(capacity, most), list[Priority]()
         tasks = list[asyncio.Task[None]]()
         for priority in asked:
             tasks.append(asyncio.create_task(crowd.ask(priority, done)))
@@ -208,7 +206,7 @@ def test_the_line_keeps_its_bound_and_its_order_and_loses_no_room(
         shed = [task for task in tasks if task.done() and not task.cancelled() and task.exception() is not None]
         assert all(isinstance(task.exception(), OverloadedError) for task in shed)
         for _ in asked:
-            if len(crowd.queue) or crowd.room < room:
+            if len(crowd.queue) or crowd.capacity < capacity:
                 crowd.give_back(NODE)
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
@@ -239,15 +237,15 @@ def test_the_lowest_class_is_shed_first_and_the_latest_of_it() -> None:
 
 
 @given(st.lists(st.sampled_from("aaaabbc"), min_size=1, max_size=40), st.integers(1, 9))
-def test_tenants_take_turns_and_the_largest_makes_room(asked: str, most: int) -> None:
+def test_tenants_take_turns_and_the_largest_is_evicted(asked: str, most: int) -> None:
     """Who has fewer places than the largest tenant always gets one, and waits for one turn of each other tenant."""
 
     async def run() -> None:
-        queue, rooms, served = RequestQueue(most), [0], list[str]()
+        queue, free, served = RequestQueue(most), [0], list[str]()
 
         def take() -> Node | None:
-            rooms[0] -= 1
-            return NODE if rooms[0] >= 0 else None
+            free[0] -= 1
+            return NODE if free[0] >= 0 else None
 
         async def ask(tenant: str) -> None:
             await queue.wait(QueuePlace(tenant=tenant), "m", take, lambda _: None)
@@ -257,7 +255,7 @@ def test_tenants_take_turns_and_the_largest_makes_room(asked: str, most: int) ->
         for tenant in asked:
             tasks.append((tenant, asyncio.create_task(ask(tenant))))
             await asyncio.sleep(0)
-            await asyncio.sleep(0)  # one that makes room is told
+            await asyncio.sleep(0)  # an evicted request gets its error
             largest = max(waiting.values(), default=0)
             waiting = Counter(name for name, task in tasks if not task.done())
             assert waiting.total() <= most
@@ -265,7 +263,7 @@ def test_tenants_take_turns_and_the_largest_makes_room(asked: str, most: int) ->
         await asyncio.sleep(0)
         waiting = Counter(name for name, task in tasks if not task.done())
         for _ in range(waiting.total()):
-            rooms[0] = 1
+            free[0] = 1
             queue.serve()
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -277,7 +275,7 @@ def test_tenants_take_turns_and_the_largest_makes_room(asked: str, most: int) ->
     asyncio.run(run())
 
 
-def test_one_who_leaves_as_another_is_shed_makes_room() -> None:
+def test_a_waiter_that_leaves_as_another_is_shed_frees_a_place() -> None:
     async def run() -> None:
         crowd, done = Crowd(0, 1), list[Priority]()
         leaving = asyncio.create_task(crowd.ask("batch", done))

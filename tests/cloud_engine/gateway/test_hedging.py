@@ -373,7 +373,7 @@ def test_a_hedge_that_breaks_off_goes_on_at_the_first_node(gateway: Gateway, nod
     assert (row["retries"], row["prompt_tokens"], row["completion_tokens"]) == (1, 7, len(WORDS))
 
 
-def test_a_hedge_takes_a_node_with_room_and_a_retry_of_the_budget() -> None:
+def test_a_hedge_takes_a_node_with_capacity_and_a_retry_of_the_budget() -> None:
     registry = NodeRegistry([NodeAddress(f"http://node{n}", concurrency=1) for n in range(2)], Upstream(None))
     first, second = registry.nodes
     for node in registry.nodes:

@@ -22,8 +22,8 @@ from updraft.cloud_engine.gateway.limits.accounting import AccountingOptions
 from updraft.cloud_engine.gateway.process import GatewayOptions, _nodes
 from updraft.protocol.errors import ConfigurationError
 
-ROOM, WAITING = 4, 16
-ASKED = 5 * (ROOM + WAITING)
+CAPACITY, WAITING = 4, 16
+ASKED = 5 * (CAPACITY + WAITING)
 BODY = {"model": "big", "messages": [{"role": "user", "content": "Hi"}]}
 
 
@@ -73,17 +73,20 @@ def test_at_five_times_what_fits_all_that_fits_is_answered(spawn: Any, tmp_path:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
             tasks = [asyncio.create_task(ask(client, refused)) for _ in range(ASKED)]
-            for _ in range(ASKED - ROOM - WAITING):
+            for _ in range(ASKED - CAPACITY - WAITING):
                 await refused.acquire()  # while nothing is answered yet
             assert not stub.may_answer.is_set()
             stub.may_answer.set()
             return await asyncio.gather(*tasks)
 
     with serving(stub.app()) as url:
-        limits = ("--node-concurrency", str(ROOM), "--max-waiting", str(WAITING))
+        limits = ("--node-concurrency", str(CAPACITY), "--max-waiting", str(WAITING))
         responses = asyncio.run(run(start(spawn, tmp_path, "--node", url, *limits).url))
-    assert Counter(response.status_code for response in responses) == {200: ROOM + WAITING, 503: ASKED - ROOM - WAITING}
-    assert stub.most == ROOM
+    assert Counter(response.status_code for response in responses) == {
+        200: CAPACITY + WAITING,
+        503: ASKED - CAPACITY - WAITING,
+    }
+    assert stub.most == CAPACITY
     assert {response.headers["retry-after"] for response in responses if response.status_code == 503} == {"1"}
 
 
@@ -147,7 +150,7 @@ def test_the_parts_of_workers_make_up_the_limit_of_a_node(workers: int) -> None:
     assert min(parts) >= 1
 
 
-def test_a_node_with_less_room_than_workers_is_refused() -> None:
+def test_a_node_with_less_capacity_than_workers_is_refused() -> None:
     options = GatewayOptions(("http://h",), AccountingOptions("db"), node_concurrency=3, workers=4)
     with pytest.raises(ConfigurationError, match="fewer workers"):
         _nodes(options, 0)

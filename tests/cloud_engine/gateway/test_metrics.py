@@ -81,7 +81,7 @@ def test_nodes_that_leave_give_their_places_to_others(steps: list[set[str]]) -> 
     assert rows.sums("status").get(("200",), [0])[0] == len(steps)
 
 
-def test_nodes_beyond_all_places_are_shown_together_until_there_is_room() -> None:
+def test_nodes_beyond_all_places_are_shown_together_until_a_place_is_free() -> None:
     rows = SharedRows()
     for first, shown in ((0, 257), (44, 257), (45, 256), (100, 201)):
         names = [("node", str(number)) for number in range(first, 301)]

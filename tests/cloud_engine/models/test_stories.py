@@ -38,7 +38,7 @@ def pieces() -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def reference() -> Any:
-    """The llama2.c file as a transformers model: rotary pairs moved from neighbours to halves."""
+    """The llama2.c file as a transformers model: rotary pairs moved from adjacent rows to halves."""
     raw = (STORIES / "stories260K.bin").read_bytes()
     dim, feed_forward, layers, heads, kv_heads, vocabulary, context = struct.unpack_from("<7i", raw)
     numbers, offset = np.frombuffer(raw, dtype="<f4", offset=28), 0

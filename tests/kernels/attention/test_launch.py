@@ -166,7 +166,7 @@ def test_shapes_that_the_kernel_does_not_take(shape: tuple[int, int, int, int]) 
 
 
 @pytest.mark.parametrize("lengths", [[1, 1, 1, 1], [3, 3, 1, 1], [5, 3], [7], [8], [1, 0, 1, 5], []], ids=str)
-def test_a_graph_has_room_for_any_lengths(lengths: list[int]) -> None:
+def test_a_graph_serves_any_lengths(lengths: list[int]) -> None:
     """On a GPU so small that no more splits are planned for than there are tiles."""
     shape = AttentionShape(heads=128, kv_heads=8, head_dim=64, block_size=16)
     graph = AttentionPlanner(shape, torch.device("cpu"), 1).graph_metadata(9, most_sequences=4, most_blocks=4)

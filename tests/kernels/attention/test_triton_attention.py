@@ -47,7 +47,7 @@ def test_steps_of_a_pass_as_on_the_cpu() -> None:
     assert torch.equal(cache, plain_cache.transpose(2, 3))
 
 
-def test_norm_and_rotation_on_the_way() -> None:
+def test_norm_and_rotation_before_attention() -> None:
     torch.manual_seed(0)
     spans = STEPS[0]
     projected = torch.randn(23, 8, 16, device=DEVICE)

@@ -48,7 +48,7 @@ def test_products_agree_with_float64(name: str, shape: tuple[int, int, int], dty
     hidden = drawn(tokens, inputs, seed=1).to(dtype)
     found = quantized_linear(hidden, weight)
     assert (found.dtype, tuple(found.shape)) == (dtype, (tokens, features))
-    # FP8 results come as bfloat16, and a few activations round to the other neighbour: divisions differ in a last bit.
+    # FP8 results come as bfloat16, and a few activations round to an adjacent value: divisions differ in the last bit.
     limit = 5e-3 if name.startswith("fp8") else ROUNDING[dtype]
     assert relative(found, exact(hidden, weight)) < limit
 

@@ -56,7 +56,7 @@ def governed(
         (2, 2, [0.6, 1.0, 1.0, 0.0], [1, 1, 1, 2]),
         (2, 2, [2.0], [1]),
         (8, 8, [0.7, 3.0, 9.0], [7, 5, 1]),
-        (8, 16, [4.0, 8.0, 10.0], [8, 8, 6]),  # hyper-threads: there is room for the first eight
+        (8, 16, [4.0, 8.0, 10.0], [8, 8, 6]),  # hyper-threads: the first eight have free cores
         (1, 8, [8.0], [1]),
     ],
 )
@@ -88,7 +88,7 @@ def test_it_looks_five_times_a_second_and_forgets_after_a_pause(clock) -> None:
 
 
 def test_long_steps_are_no_pauses(clock) -> None:
-    """A neighbour comes and goes while every step takes three seconds."""
+    """Another process starts and ends while every step takes three seconds."""
     assert governed(clock, 2, 2, [1.0, 1.0, 0.0, 0.0], own=1.0, step_s=3.0) == [1, 1, 2, 2]
 
 
@@ -96,10 +96,10 @@ def test_a_real_pause_is_one(clock) -> None:
     assert governed(clock, 2, 2, [1.5, 1.5], own=0.0, step_s=3.0) == [2, 2]
 
 
-def test_real_neighbours_are_seen() -> None:
-    """As many busy processes as processors: at least half of those is left to them."""
+def test_real_processes_are_seen() -> None:
+    """With as many busy processes as processors, at least half of the processors is left to them."""
     count = len(os.sched_getaffinity(0))
-    neighbours = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         time.sleep(0.3)
         governor = ThreadGovernor(max(2, count))
@@ -107,12 +107,12 @@ def test_real_neighbours_are_seen() -> None:
         time.sleep(0.5)
         assert governor.threads() <= max(1, count // 2)
     finally:
-        for neighbour in neighbours:
-            neighbour.kill()
-            neighbour.wait()
+        for other in others:
+            other.kill()
+            other.wait()
 
 
-def test_our_own_work_is_no_neighbour() -> None:
+def test_own_work_is_not_counted_as_other_load() -> None:
     before = usage()
     end = time.process_time() + 0.3  # processor time: others may take as much of the machine as they like
     while time.process_time() < end:
@@ -133,15 +133,15 @@ def test_at_least_seventy_per_cent_of_the_fair_share(tmp_path) -> None:
     path = write(tmp_path / "half.gguf", shape)
     with LocalEngine.load(path, LocalOptions(context_length=512, threads=count)) as engine:
         idle = speed(engine)
-        neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
         try:
             speed(engine, tokens=20)
             shared = speed(engine)
         finally:
-            neighbour.kill()
-            neighbour.wait()
+            other.kill()
+            other.wait()
     fair = idle * (count - 0.5) / count
-    print(f"idle {idle:.1f}, with a busy neighbour {shared:.1f} tokens/s: {shared / fair:.0%} of the fair share")
+    print(f"idle {idle:.1f}, beside a busy process {shared:.1f} tokens/s: {shared / fair:.0%} of the fair share")
     assert shared >= 0.7 * fair
 
 

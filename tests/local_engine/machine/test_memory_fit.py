@@ -125,10 +125,10 @@ def test_what_does_not_fit_is_refused_with_the_numbers(shape_file) -> None:
     plan = plan_of(header, options)
     need = estimate(header, plan)
     assert ensure_fits("long", header, plan, need.total) == need
-    room = need.total - need.kv_cache // 2
+    available = need.total - need.kv_cache // 2
     with pytest.raises(ModelTooLargeError, match=r"long needs .* MB .* 32,784 tokens in f32.* are free: ") as caught:
-        ensure_fits("long", header, plan, room)
-    assert (caught.value.needed, caught.value.available) == (need.total, room)
+        ensure_fits("long", header, plan, available)
+    assert (caught.value.needed, caught.value.available) == (need.total, available)
     smaller, quantized = map(int, re.findall(r"context_length=(\d+)", caught.value.message))
     assert "kv_cache_type='q8_0'" in caught.value.message
 
@@ -138,8 +138,8 @@ def test_what_does_not_fit_is_refused_with_the_numbers(shape_file) -> None:
         return estimate(header, plan_of(header, changed)).total
 
     for tokens, kind in ((smaller, None), (quantized, "q8_0")):
-        assert needed(tokens, kind) <= room
-        assert tokens == 32_768 or needed(tokens + 256, kind) > room
+        assert needed(tokens, kind) <= available
+        assert tokens == 32_768 or needed(tokens + 256, kind) > available
     assert smaller < quantized
 
 
@@ -148,9 +148,9 @@ def test_the_advice_is_good(share) -> None:
     """The proposal of a refusal is not refused, nor more than the model was trained on."""
     header = read_header(pocket_small_gguf())
     plan = plan_of(header, LocalOptions())
-    room = int(estimate(header, plan).total * share)
+    available = int(estimate(header, plan).total * share)
     with pytest.raises(ModelTooLargeError) as caught:
-        ensure_fits("pocket", header, plan, room)
+        ensure_fits("pocket", header, plan, available)
     proposed = re.findall(r"context_length=(\d+)( and parallel=1)?( with kv_cache_type='q8_0')?", caught.value.message)
     assert proposed
     for tokens, alone, quantized in proposed:
@@ -158,7 +158,7 @@ def test_the_advice_is_good(share) -> None:
             context_length=int(tokens), parallel=1 if alone else None, kv_cache_type="q8_0" if quantized else None
         )
         assert int(tokens) <= 512
-        assert estimate(header, plan_of(header, options)).total <= room
+        assert estimate(header, plan_of(header, options)).total <= available
 
 
 def test_weights_that_do_not_fit_leave_only_another_model(shape_file) -> None:

@@ -50,7 +50,7 @@ def drain(engine: LocalEngine) -> None:
 
 def forget(engine: LocalEngine) -> None:
     cache = engine._resources.loop._scheduler._cache
-    assert cache.make_room(cache._cells)
+    assert cache.ensure_free(cache._cells)
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +263,7 @@ def test_a_failing_decode_ends_only_whom_it_met(tiny, monkeypatch, code):
         assert outcomes[2] == expected, "the engine goes on"
         assert len(calls) > 3
         if code == 1:
-            assert outcomes[:2] == [expected, expected], "no room is no failure while somebody can wait"
+            assert outcomes[:2] == [expected, expected], "a full cache fails no answer while others can wait"
         drain(engine)
 
 

@@ -67,9 +67,9 @@ def test_the_least_recently_used_gives_way_first():
     a, b, c = hold(cache, [1] * 10), hold(cache, [2] * 10), hold(cache, [3] * 10)
     cache.drop(cache.open([1] * 10))  # used again
     log.removed.clear()
-    assert cache.make_room(5)
+    assert cache.ensure_free(5)
     assert log.removed == [b]
-    assert cache.make_room(20)
+    assert cache.ensure_free(20)
     assert log.removed == [b, c]
     assert known(cache, [1] * 10) == 10
     assert a not in log.removed
@@ -80,7 +80,7 @@ def test_what_runs_is_never_dropped():
     running = cache.open([1] * 15)
     cache.extend(running, [1] * 15)
     hold(cache, [2] * 5)
-    assert not cache.make_room(6)
+    assert not cache.ensure_free(6)
     assert known(cache, [1] * 15) == 15
     assert known(cache, [2] * 5) == 0
     assert cache.available_cells() == 5

@@ -120,7 +120,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.alive)
     @rule()
-    def no_room(self):
+    def cache_full(self):
         step = self.scheduler.plan()
         alone = len(self.scheduler.running) == 1
         assert self.scheduler.retry(step) is not alone
@@ -194,7 +194,7 @@ class Machine(RuleBasedStateMachine):
             self.cells_are_accounted_for()
         assert not self.alive, "a request is stuck"
         assert not self.scheduler.has_work
-        assert self.cache.make_room(CELLS)
+        assert self.cache.ensure_free(CELLS)
         assert self.cells.cells == []
         assert self.cache.free_cells == CELLS
 
@@ -416,7 +416,7 @@ def test_a_slow_moment_when_the_prompts_come_is_not_what_readers_had():
 
 
 def test_what_other_threads_needed_is_no_measure():
-    """Two threads, and one while a neighbour wants a processor: chunks that were right are not tried out anew."""
+    """Two threads, and one while another process wants a processor: chunks that were right are not tried out anew."""
     budget, over = ChunkBudget(512), 0
     for count in range(4000):
         threads = 1 + count // 200 % 2
@@ -429,7 +429,7 @@ def test_what_other_threads_needed_is_no_measure():
 
 
 def test_what_a_chunk_costs_is_counted_in_plain_steps():
-    """A neighbour who slows all down, and leaves again, makes no chunk too large or too small."""
+    """A process that slows every step for a while makes no chunk too large or too small."""
     budget, over, chunks = ChunkBudget(512), 0, []
     for count in range(4000):
         plain = 0.02 * (1 + count // 200 % 2)
@@ -478,7 +478,7 @@ def test_a_chunk_is_tried_twice_before_it_counts_as_too_large():
     chunk = budget.grant(4)
     assert chunk > 1
     budget.measured(4, chunk, slow)
-    assert budget.grant(4) == chunk  # it may have been a neighbour
+    assert budget.grant(4) == chunk  # another process may have caused it
     budget.measured(4, chunk, quick)
     assert budget.grant(4) >= chunk
     larger = budget.grant(4)
@@ -487,7 +487,7 @@ def test_a_chunk_is_tried_twice_before_it_counts_as_too_large():
     assert budget.grant(4) < larger
 
 
-def test_chunks_grow_again_when_a_neighbour_has_left():
+def test_chunks_grow_again_when_another_process_has_ended():
     budget = ChunkBudget(512)
     machine = Steps(0.02, 0.0, 0.1, 0.0, seed=0)
     crowded = Steps(0.02, 1.0, 0.5, 0.0, seed=0)
@@ -533,7 +533,7 @@ def test_probes_let_every_second_step_take_prompts():
     assert not any(one == other != "chunk" for one, other in pairwise(kinds[2:])), kinds
 
 
-def test_the_last_that_came_is_the_first_to_give_way():
+def test_the_newest_sequence_is_preempted_first():
     scheduler, memory, _ = make(rows=64, running=3, cells=60)
     sequences = [Sequence([i] * 10, limit=55) for i in range(3)]
     for sequence in sequences:
@@ -544,8 +544,8 @@ def test_the_last_that_came_is_the_first_to_give_way():
     assert list(scheduler.waiting) == sequences[1:], "in the order they came"
 
 
-def test_without_room_each_gives_way_once_until_one_is_alone():
-    """As long as llama.cpp says that there is none: nobody is let in again before a step succeeds."""
+def test_with_a_full_cache_each_is_preempted_once_until_one_is_alone():
+    """While llama.cpp reports a full cache, no sequence is admitted before a step succeeds."""
     scheduler, memory, _ = make(running=3)
     for i in range(3):
         scheduler.add(Sequence([i] * 10, limit=55))
@@ -568,7 +568,7 @@ def test_who_is_alone_is_let_in_whatever_was():
 
 
 @pytest.mark.parametrize("waited", [False, True])
-def test_a_plan_that_finds_no_room_costs_nobody_a_turn(waited, monkeypatch):
+def test_a_plan_that_does_not_fit_the_cache_costs_no_turn(waited, monkeypatch):
     scheduler, _, _ = make(running=3)
     curious, long, last = Sequence([1, 2, 3], limit=90), Sequence([5] * 200, limit=300), Sequence([6] * 9, limit=90)
     for sequence in (curious, long, last):
@@ -577,7 +577,7 @@ def test_a_plan_that_finds_no_room_costs_nobody_a_turn(waited, monkeypatch):
     curious.computed = curious.branch.length = 3
     curious.pending_hidden, scheduler._chunks_waited = [2], waited
     wanted = []
-    monkeypatch.setattr(scheduler._cache, "make_room", lambda cells: bool(wanted.append(cells) or wanted[1:]))
+    monkeypatch.setattr(scheduler._cache, "ensure_free", lambda cells: bool(wanted.append(cells) or wanted[1:]))
     monkeypatch.setattr(scheduler, "_probe", lambda sequence: sequence)
     monkeypatch.setattr(scheduler, "_drop_scratch", lambda step: None)
     step = scheduler.plan()

@@ -246,7 +246,7 @@ def test_redirects_that_are_refused(hub: Hub, library: Library, retries: RetryLi
         get(f"{hub.url}/files/tiny.gguf", library, retries)
 
 
-def test_redirects_in_a_circle(hub: Hub, library: Library, retries: RetryLimits) -> None:
+def test_a_redirect_loop(hub: Hub, library: Library, retries: RetryLimits) -> None:
     hub.target = "/again"
     with pytest.raises(DownloadError, match="redirects more than 10 times"):
         get(f"{hub.url}/files/tiny.gguf", library, retries)

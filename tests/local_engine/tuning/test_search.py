@@ -19,7 +19,7 @@ from updraft.local_engine.tuning.search import tune
 from updraft.model_files.gguf_reader import read_header
 from updraft.protocol.errors import ModelLoadError, ModelTooLargeError
 
-ROOM = 2**40
+MEMORY = 2**40
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def measured(tmp_path, monkeypatch):
     """Runs that give what a function of (job, number of runs so far) says, on a machine of eight cores."""
     monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(tuning, "ensure_loadable", lambda path: None)
-    monkeypatch.setattr(tuning, "this_machine", lambda: Machine("p", 8, 16, None, ROOM, ROOM, ()))
+    monkeypatch.setattr(tuning, "this_machine", lambda: Machine("p", 8, 16, None, MEMORY, MEMORY, ()))
     monkeypatch.setattr(tuning, "default_threads", lambda parameters: 8)
 
     def make(speed, noise: float = 0.0):
@@ -50,7 +50,7 @@ def measured(tmp_path, monkeypatch):
 
 def test_a_clear_winner_is_remembered(tiny, measured) -> None:
     runs = measured(lambda job, _: {8: 10.0, 16: 8.0, 4: 15.0, 1: 3.0}[job["threads"]])
-    found = tune(tiny.gguf, ROOM)
+    found = tune(tiny.gguf, MEMORY)
     assert found.settings == TunedSettings(threads=4) == recall(tiny.gguf)
     assert found.gain == pytest.approx(1 / 3)
     assert [run.note for run in found.runs[-2:]] == ["default again", "winner again"]
@@ -59,38 +59,38 @@ def test_a_clear_winner_is_remembered(tiny, measured) -> None:
 
 def test_what_is_within_the_noise_changes_nothing(tiny, measured) -> None:
     measured(lambda job, _: 10.4 if job["threads"] == 4 else 10.0)
-    assert tune(tiny.gguf, ROOM).settings == TunedSettings()
+    assert tune(tiny.gguf, MEMORY).settings == TunedSettings()
     measured(lambda job, _: 11.5 if job["threads"] == 4 else 10.0, noise=0.2)
-    assert tune(tiny.gguf, ROOM).settings == TunedSettings()
+    assert tune(tiny.gguf, MEMORY).settings == TunedSettings()
 
 
 def test_who_wins_once_only_does_not_win(tiny, measured) -> None:
     """The default was slow because somebody else was busy."""
     measured(lambda job, number: 5.0 if number == 2 else 10.0)
-    found = tune(tiny.gguf, ROOM)
+    found = tune(tiny.gguf, MEMORY)
     assert found.settings == TunedSettings()
     assert found.runs[-1].note == "winner again"
 
 
 def test_two_settings_together(tiny, measured) -> None:
     measured(lambda job, _: (10.0 if job["threads"] == 8 else 14.0) * (1 if job["ubatch"] == 512 else 1.3))
-    assert tune(tiny.gguf, ROOM).settings == TunedSettings(threads=16, ubatch=128)
+    assert tune(tiny.gguf, MEMORY).settings == TunedSettings(threads=16, ubatch=128)
 
 
 def test_a_candidate_that_crashes_only_loses(tiny, measured) -> None:
     measured(lambda job, _: 10.0 if job["threads"] == 8 else ChildOutcome("crashed", "SIGSEGV"))
-    found = tune(tiny.gguf, ROOM)
+    found = tune(tiny.gguf, MEMORY)
     assert found.settings == TunedSettings()
     assert any("SIGSEGV" in run.note for run in found.runs)
     measured(lambda job, _: ChildOutcome("crashed", "SIGILL"))
     with pytest.raises(ModelLoadError, match="SIGILL"):
-        tune(tiny.gguf, ROOM)
+        tune(tiny.gguf, MEMORY)
 
 
 def test_no_time_is_said(tiny, measured, monkeypatch) -> None:
     monkeypatch.setattr(tuning, "BUDGET_S", 0.0)
     measured(lambda job, _: 10.0)
-    found = tune(tiny.gguf, ROOM)
+    found = tune(tiny.gguf, MEMORY)
     assert found.settings == TunedSettings()
     assert len(found.runs) == 1
     assert "threads" in found.skipped
@@ -111,13 +111,13 @@ def pass_by(clock: SimpleNamespace, seconds: float) -> float:
 def test_a_first_load_on_trial_takes_nothing_of_the_time(tiny, measured, monkeypatch, clock) -> None:
     runs = measured(lambda job, _: pass_by(clock, 1.0))
     monkeypatch.setattr(tuning, "ensure_loadable", lambda path: pass_by(clock, 200))
-    assert tune(tiny.gguf, ROOM).skipped == ()
+    assert tune(tiny.gguf, MEMORY).skipped == ()
     assert runs[0]["timeout_s"] == tuning.BUDGET_S
 
 
 def test_a_model_that_is_slow_to_load_gets_its_default_measured(tiny, measured, clock) -> None:
     runs = measured(lambda job, number: pass_by(clock, 25.0 if number == 1 else 2.0))
-    assert tune(tiny.gguf, ROOM).settings == TunedSettings()
+    assert tune(tiny.gguf, MEMORY).settings == TunedSettings()
     assert [run["timeout_s"] for run in runs] == [tuning.BUDGET_S, 10.0]
 
 
@@ -128,10 +128,10 @@ def test_little_memory_takes_a_smaller_cache_before_fewer_answers_and_a_smaller_
     def need(**options) -> int:
         return estimate(read_header(path), plan_of(read_header(path), LocalOptions(**options))).total
 
-    def tuned(room: int) -> TunedSettings:
-        """The chosen settings run in that room."""
-        settings = tune(path, room).settings
-        EngineCandidate.of(path, None, sound=path).check(room)
+    def tuned(available: int) -> TunedSettings:
+        """The chosen settings fit in `available` bytes."""
+        settings = tune(path, available).settings
+        EngineCandidate.of(path, None, sound=path).check(available)
         return settings
 
     assert tuned(need()) == TunedSettings()
@@ -148,7 +148,7 @@ def test_little_memory_takes_a_smaller_cache_before_fewer_answers_and_a_smaller_
 
 def test_the_default_that_is_measured_is_the_engines(tiny, measured) -> None:
     runs = measured(lambda job, _: 10.0)
-    tune(tiny.gguf, ROOM)
+    tune(tiny.gguf, MEMORY)
     default = plan_of(read_header(tiny.gguf), LocalOptions())
     assert (runs[0]["ubatch"], runs[0]["kv_cache_type"]) == (default.ubatch, default.kv_cache_type)
 

@@ -1,4 +1,4 @@
-"""Connections of a server are bounded: the one that rests for longest makes room, and those at work stay."""
+"""The number of connections is limited: the longest idle one is closed, and active ones stay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Fake:
         self.closed = True
 
 
-def test_the_one_that_rests_for_longest_makes_room() -> None:
+def test_the_longest_idle_connection_is_closed() -> None:
     limits, (first, second, third, fourth) = ConnectionLimits(2, 2), (Fake() for _ in range(4))
     assert limits.admit(first, "10.0.0.1")
     assert limits.admit(second, "10.0.0.2")

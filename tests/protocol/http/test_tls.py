@@ -109,7 +109,7 @@ def test_a_handshake_counts_and_ends(
         wait_for(lambda: len(limits._addresses) == 2)
         answer = together(address, authority.client(), b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert b"x-scheme: https" in answer
-        assert first.recv(1) == b"", "it rested for longest and made room"
+        assert first.recv(1) == b"", "the longest idle connection is closed"
         second.sendall(BEGUN)
         monkeypatch.setattr(tls, "HANDSHAKE_S", 0.1)
         with socket.create_connection(address, timeout=20) as third:

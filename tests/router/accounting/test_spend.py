@@ -142,12 +142,12 @@ def test_a_stream_that_its_reader_leaves_costs_what_was_written(spending: Callab
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_that_others_get_ahead_of_waits_for_room(
+def test_a_request_overtaken_by_others_waits_for_budget(
     spending: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     """All pass the rules before the first has reserved."""
 
-    async def has_room(*_: Any) -> None:
+    async def within_budget(*_: Any) -> None:
         return None
 
     async def test(cloud: LongCloud) -> None:
@@ -157,7 +157,7 @@ def test_a_request_that_others_get_ahead_of_waits_for_room(
                 assert [chunk async for chunk in response.body]
             return response.status
 
-        monkeypatch.setattr(Budget, "exceeded", has_room)
+        monkeypatch.setattr(Budget, "exceeded", within_budget)
         async with spending(cloud, BudgetLimits(usd=0.012)) as b:
             assert await asyncio.gather(*(ask() for _ in range(12))) == [200] * 12
 
@@ -182,7 +182,7 @@ def test_a_settlement_between_a_refusal_and_the_wait_ends_the_wait(tmp_path: Pat
 def test_an_answer_that_the_budget_covers_is_sent_and_answered_as_it_is(
     spending: Callable[..., Any], stream: bool
 ) -> None:
-    """16,000 tokens are 8 cents. In dollars there is room for the longest answer of any model."""
+    """16,000 tokens are 8 cents. A budget in dollars covers the longest answer of any model."""
 
     async def test(cloud: LongCloud) -> None:
         async with spending(cloud, BudgetLimits(usd=2.0)) as b:

@@ -335,7 +335,7 @@ def test_what_is_not_answered_in_time_is_said_to_have_expired(tmp_path: Path) ->
     assert {(each["response"], each["error"]["code"]) for each in errors} == {(None, "batch_expired")}
 
 
-def test_a_batch_without_room_for_its_answers_ends_with_those_that_had_room(tmp_path: Path) -> None:
+def test_a_batch_on_a_full_disk_ends_with_the_stored_answers(tmp_path: Path) -> None:
     night = Night(tmp_path / "files", size=400_000)
     over = night.run()
     night.database.close()

@@ -1,4 +1,4 @@
-"""Chats over a WebSocket of a real daemon: many at once, cancelled by either side, and the doors of HTTP before it."""
+"""Chats over a WebSocket of a real daemon: concurrent, cancelled by either side, and HTTP checks before the upgrade."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_bounds(daemon: tuple[str, subprocess.Popen[str]], cloud: FakeCloud) -> 
         ({**KEY, "x-updraft-timeout": "soon"}, "127.0.0.1", None, 400),
     ],
 )
-def test_the_doors_are_those_of_http(
+def test_the_http_checks_apply(
     daemon: tuple[str, subprocess.Popen[str]], headers: dict[str, str], host: str, origin: Any, status: int
 ) -> None:
     address = urlsplit(daemon[0])

@@ -135,7 +135,7 @@ def test_one_tenants_flood_does_not_stand_before_another(monkeypatch: pytest.Mon
         done = [one.exception() for one in flood if one.done()]
         assert sum(isinstance(error, InvalidRequestError) for error in done) <= 2
         overloaded = [error for error in done if isinstance(error, OverloadedError)]
-        assert len(overloaded) == 70 - 1 - 64 + 1  # one is served, 64 wait, and one of these made room
+        assert len(overloaded) == 70 - 1 - 64 + 1  # one is served, 64 wait, and one of these was evicted
         assert overloaded[0].headers()["retry-after"]
         for one in flood:
             one.cancel()

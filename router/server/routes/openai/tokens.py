@@ -32,12 +32,12 @@ class InputTokens(msgspec.Struct):
 async def tokenize(context: RequestContext) -> WireResponse:
     body = context.request.body
     request = await off_event_loop(body, lambda: parse_tokenize(body))
-    return await _encoded(context, request.model, lambda encoder, room: tokenized(encoder, request, room))
+    return await _encoded(context, request.model, lambda encoder, length: tokenized(encoder, request, length))
 
 
 async def detokenize(context: RequestContext) -> WireResponse:
-    def answer(encoder: TextEncoder, room: int) -> DetokenizeResponse:
-        request = parse_detokenize(context.request.body, encoder.vocab_size, room)
+    def answer(encoder: TextEncoder, context_length: int) -> DetokenizeResponse:
+        request = parse_detokenize(context.request.body, encoder.vocab_size, context_length)
         return DetokenizeResponse(encoder.decode(request.tokens, skip_special=False))
 
     return await _encoded(context, None, answer)

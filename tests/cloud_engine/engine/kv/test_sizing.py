@@ -85,7 +85,7 @@ def test_what_cannot_be_had_is_refused_with_what_can(config, reason) -> None:
         KVCacheSize.of([shape_of()], EngineConfig(**config))
 
 
-def test_what_there_is_room_for_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_size_of_the_cache_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "updraft"):
         KVCacheSize.of([shape_of()], EngineConfig())
     assert "16384 of the model's 131072 tokens" in caplog.text

@@ -186,9 +186,9 @@ class Simulation(RuleBasedStateMachine):
         state.end_ids = frozenset([END] if ends else [])
         assert self.scheduler.fits(len(prompt) + output)
         try:
-            self.scheduler.check_room()
+            self.scheduler.check_capacity()
         except OverloadedError:
-            assert len(self.scheduler.waiting) >= WAITING, "refused while there is room in the queue"
+            assert len(self.scheduler.waiting) >= WAITING, "refused although the queue is not full"
         else:
             assert len(self.scheduler.waiting) < WAITING or self.num_kept_waiting() < WAITING
             self.longest[state.request_id] = output, quota or output
@@ -614,7 +614,7 @@ def test_nobody_gives_way_in_vain(blocks: int) -> None:
     assert scheduler.counters.preemptions == 0
 
 
-def test_nobody_gives_way_to_beams_that_have_no_room_all_together() -> None:
+def test_nothing_is_preempted_for_beams_that_do_not_fit_together() -> None:
     scheduler = small("priority", batch=9, blocks=9)
     scheduler.add(make_state("first", [1] * 9, 9, priority=-1))
     scheduler.add(make_state("later", [2] * 21, 3, priority=1))

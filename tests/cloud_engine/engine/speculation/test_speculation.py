@@ -114,7 +114,7 @@ def test_predictions_are_probed_while_the_last_ones_mostly_failed(plain, make_en
 
 
 def test_a_prompt_that_fills_the_step_does_not_hide_a_useless_prediction(plain, make_engine, ask, run):
-    """Its first token comes from a step without room for drafts; and it happens to be right."""
+    """The first token comes from a step that has no budget for drafts, and equals the draft."""
     (prompt, expected), useless = next(
         (pair, [pair[1].token_ids[0], *[(token + 1) % 97 for token in pair[1].token_ids[1:]]])
         for pair in zip(*plain, strict=True)

@@ -365,7 +365,7 @@ asyncio.run(work())
 
 @pytest.mark.parametrize("policy", ["stop", "continue"])
 def test_a_full_disk(tmp_path: Path, policy: str) -> None:
-    """The kernel refuses to let the files grow; what was promised is there when there is room again."""
+    """The kernel refuses to let the files grow; promised rows are written once the disk has space again."""
     file = tmp_path / "usage.sqlite3"
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
     path = os.pathsep.join([str(Path(ledger_worker.__file__).parent), *sys.path])

@@ -285,7 +285,7 @@ def test_files_are_the_users_alone(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_gets_full_ends_no_process(tmp_path: Path) -> None:
-    """All pages had room before they were mapped: limits hold on. See also tests/security/test_mapped_files.py."""
+    """Disk space is reserved before pages are mapped: limits keep working. See tests/security/test_mapped_files.py."""
     code = (
         "import asyncio, resource, sys\n"
         "from limit_worker import claims, open_store\n"

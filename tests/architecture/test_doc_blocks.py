@@ -1,4 +1,4 @@
-"""What the docs tell people to type exists: make targets, commands and their options, settings, names in Python.
+"""Code blocks of the docs use existing make targets, commands, options, settings and Python names.
 
 `tests/sdk/test_readme.py` and `tests/cli/test_quickstart.py` also run what README and quick start show.
 """
@@ -32,35 +32,35 @@ COMMANDS: Any = typer.main.get_command(app)
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
-    """(where, text) of every block in this language."""
-    found: list[tuple[str, str]] = []
+    """Return (page and number, text) of every code block in `language`; for sh, the example scripts too."""
+    listed: list[tuple[str, str]] = []
     for path in PAGES:
         texts = re.findall(rf"^```{language}\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-        found += [(f"{path.name}-{number}", text) for number, text in enumerate(texts)]
+        listed += [(f"{path.name}-{number}", text) for number, text in enumerate(texts)]
     if language == "sh":
-        found += [(path.name, path.read_text(encoding="utf-8")) for path in sorted((ROOT / "examples").glob("*.sh"))]
-    return found
+        listed += [(path.name, path.read_text(encoding="utf-8")) for path in sorted((ROOT / "examples").glob("*.sh"))]
+    return listed
 
 
 def commands(script: str) -> list[list[str]]:
-    """The simple commands of a shell script, word by word."""
+    """Split a shell script into simple commands, and each command into words."""
     joined = script.replace("\\\n", " ")
-    found: list[list[str]] = []
+    split: list[list[str]] = []
     for line in joined.splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars="&;|")
         lexer.whitespace_split = True
         command: list[str] = []
         for word in [*lexer, ";"]:
             if set(word) <= set("&;|"):
-                found += [command] if command else []
+                split += [command] if command else []
                 command = []
             else:
                 command.append(word)
-    return found
+    return split
 
 
-def wrong_in(command: list[str]) -> str:
-    """The fault of one command; nothing where it is right, or no command of ours."""
+def error_in(command: list[str]) -> str:
+    """Return the error in a make, updraft or pip command; "" for a correct command and for other programs."""
     while command and re.fullmatch(r"[A-Z_]+=.*", command[0]):
         command = command[1:]
     match command:
@@ -68,14 +68,14 @@ def wrong_in(command: list[str]) -> str:
             unknown = [word for word in targets if "=" not in word and word not in TARGETS]
             return f"no such target: {unknown}" if unknown else ""
         case ["updraft", *words]:
-            return wrong_call(words)
+            return call_error(words)
         case ["pip", "install", *wanted]:
             own = [word for word in wanted if not word.startswith("-")]
             return "" if all(re.fullmatch(r"\.(\[[a-z,]+\])?", word) for word in own) else f"not from a clone: {own}"
     return ""
 
 
-def wrong_call(words: list[str]) -> str:
+def call_error(words: list[str]) -> str:
     command = COMMANDS
     while words and hasattr(command, "commands"):
         if words[0] not in command.commands:
@@ -87,20 +87,19 @@ def wrong_call(words: list[str]) -> str:
 
 
 @pytest.mark.parametrize(("where", "script"), blocks("sh"))
-def test_a_shell_block_names_what_there_is(where: str, script: str) -> None:
-    assert [wrong for command in commands(script) if (wrong := wrong_in(command))] == []
+def test_shell_blocks_use_existing_names(where: str, script: str) -> None:
+    assert [error for command in commands(script) if (error := error_in(command))] == []
 
 
-def test_tables_name_what_there_is() -> None:
-    """Commands in backticks, in running text and tables."""
+def test_inline_commands_use_existing_names() -> None:
     for path in PAGES:
         inline = re.findall(r"`((?:make|updraft|pip install) [^`]+)`", path.read_text(encoding="utf-8"))
         for text in inline:
-            assert [wrong for command in commands(text) if (wrong := wrong_in(command))] == [], (path.name, text)
+            assert [error for command in commands(text) if (error := error_in(command))] == [], (path.name, text)
 
 
 @pytest.mark.parametrize(
-    ("script", "wrong"),
+    ("script", "expected"),
     [
         ("make nothing-here", "no such target"),
         ("updraft nothing", "no such command"),
@@ -109,14 +108,14 @@ def test_tables_name_what_there_is() -> None:
         ("pip install updraft", "not from a clone"),
     ],
 )
-def test_what_is_not_there_is_found(script: str, wrong: str) -> None:
-    (mistake,) = [mistake for command in commands(script) if (mistake := wrong_in(command))]
-    assert wrong in mistake
+def test_unknown_names_are_found(script: str, expected: str) -> None:
+    (error,) = [error for command in commands(script) if (error := error_in(command))]
+    assert expected in error
 
 
 @pytest.mark.parametrize(("where", "text"), blocks("toml"))
-def test_settings_are_taken(where: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block that names another file in its first line is read by the gateway."""
+def test_settings_are_accepted(where: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block whose first line names one of the gateway's files is read as that file."""
     file = tmp_path / "config.toml"
     file.write_text(text)
     if text.startswith("# prices.toml"):
@@ -131,7 +130,7 @@ def test_settings_are_taken(where: str, text: str, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(("where", "code"), blocks("python"))
-def test_python_imports_what_there_is(where: str, code: str) -> None:
+def test_python_blocks_import_existing_names(where: str, code: str) -> None:
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("updraft"):
             module = importlib.import_module(node.module or "")

@@ -1,77 +1,45 @@
-"""The docs stay short and right: their size, their sentences, their links, the form of decisions and changelog.
+"""The docs: total size, sentence length, links, and the form of decisions and changelog.
 
-Words and sentences are counted on hand-written pages only. The pages of docs/reference are made from the code
-(`test_reference.py`), and a model card is made by training. Both count for links.
+Words and sentences are counted on hand-written pages only. The pages of docs/reference are generated from the code
+(`test_reference.py`); only their links are checked here.
 """
 
 from __future__ import annotations
 
 import re
-from functools import cache
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from import_graph import FLOORS
+from import_graph import LAYERS
+from prose import CODE, LINK, ROOT, pages, prose_pages, sentences
 
-ROOT = Path(__file__).resolve().parents[2]
 MAX_WORDS = 25_000
 MAX_WORDS_IN_A_SENTENCE = 20.0  # on average
 MAX_WORDS_IN_A_DECISION = 300
-MAX_WORDS_IN_A_SUPERSEDED_ONE = 75  # a paragraph: what was done, and why no longer
+MAX_WORDS_IN_A_SUPERSEDED_ONE = 75  # one paragraph: the old decision, and the reason for its end
 MAX_LINES_IN_THE_CHANGELOG = 150
 DECISIONS = ROOT / "docs" / "decisions"
 
-_CODE = re.compile(r"^(```|~~~).*?^\1[^\S\n]*$", re.MULTILINE | re.DOTALL)
-_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
-_LINK = re.compile(r"!?\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} +(.*?)\s*$", re.MULTILINE)
 _STATUS = re.compile(r"^\*\*Status:\*\* (accepted|superseded by \[(?P<number>\d{3})\]\(\S+\))$", re.MULTILINE)
-# A sentence ends with a mark and white space: so "0.98" and "llama.cpp" are inside one, and so are a few abbreviations.
-_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"'*`)])|(?<=[.!?]\*\*))(?<!e\.g\.)(?<!i\.e\.)(?<!al\.)\s+")
-
-
-@cache
-def pages() -> tuple[Path, ...]:
-    """All pages."""
-    return (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
-
-
-def prose_pages() -> list[Path]:
-    return [path for path in pages() if path.parent != ROOT / "docs" / "reference"]
 
 
 def words(text: str) -> int:
-    """Everything between white space that has a letter or a digit: the bars of a table are no words."""
+    """Count the words that have a letter or a digit; the bars of a table do not count."""
     return sum(any(map(str.isalnum, word)) for word in text.split())
 
 
-def sentences(markdown: str) -> list[str]:
-    """The sentences of running text: paragraphs and list items, without code, tables, headings and link targets."""
-    text = _COMMENT.sub("", _CODE.sub("", markdown))
-    text = _LINK.sub(lambda link: link["text"], text)
-    blocks: list[list[str]] = [[]]
-    for line in text.splitlines():
-        stripped = line.strip().removeprefix(">").strip()
-        if not stripped or stripped.startswith(("#", "|")) or line.startswith("    "):
-            blocks.append([])
-        elif re.match(r"(?:[-*]|\d+\.) ", stripped):
-            blocks.append([re.sub(r"^(?:[-*]|\d+\.) ", "", stripped)])
-        else:
-            blocks[-1].append(stripped)
-    return [sentence for block in blocks if block for sentence in _END.split(" ".join(block))]
-
-
 def anchors(path: Path) -> set[str]:
-    """The anchors of a page's headings, as code hosts make them."""
-    headings = _HEADING.findall(_CODE.sub("", path.read_text(encoding="utf-8")))
-    plain = (_LINK.sub(lambda link: link["text"], heading) for heading in headings)
+    """Return the anchors that GitHub generates for a page's headings."""
+    headings = _HEADING.findall(CODE.sub("", path.read_text(encoding="utf-8")))
+    plain = (LINK.sub(lambda link: link["text"], heading) for heading in headings)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}
 
 
 def broken_links(path: Path) -> list[str]:
     wrong: list[str] = []
-    for link in _LINK.finditer(_CODE.sub("", path.read_text(encoding="utf-8"))):
+    for link in LINK.finditer(CODE.sub("", path.read_text(encoding="utf-8"))):
         target = link["target"]
         if re.match(r"[a-z]+:", target):
             continue
@@ -89,19 +57,19 @@ def test_the_docs_are_short() -> None:
 
 
 def test_sentences_are_short() -> None:
-    found = [
+    counted = [
         (words(sentence), path.relative_to(ROOT).as_posix(), sentence)
         for path in prose_pages()
         for sentence in sentences(path.read_text(encoding="utf-8"))
     ]
-    worst = sorted(found, reverse=True)[:10]
+    worst = sorted(counted, reverse=True)[:10]
     listed = "\n".join(f"{count:4} {page}: {sentence}" for count, page, sentence in worst)
     print(f"the ten longest sentences:\n{listed}")
-    assert sum(count for count, _, _ in found) / len(found) <= MAX_WORDS_IN_A_SENTENCE, listed
+    assert sum(count for count, _, _ in counted) / len(counted) <= MAX_WORDS_IN_A_SENTENCE, listed
 
 
 @pytest.mark.parametrize("path", pages(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(path: Path) -> None:
+def test_links_have_a_target(path: Path) -> None:
     assert broken_links(path) == []
 
 
@@ -115,7 +83,7 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     assert broken_links(page) == ["gone.md", "there.md#gone"]
 
 
-def test_what_a_sentence_is() -> None:
+def test_text_is_split_into_sentences() -> None:
     text = (
         "# A heading\n\nOne idea. llama.cpp 0.98 is one (Wu et al., 2016): another\none [a link](far/away.md).\n\n"
         "- an **item.** Two\n\n| a | b |\n\n```\ncode. Code.\n```\n"
@@ -132,7 +100,7 @@ DECISION_PAGES = sorted(DECISIONS.glob("[0-9]*.md"))
 
 
 @pytest.mark.parametrize("path", DECISION_PAGES, ids=lambda path: path.stem)
-def test_a_decision_has_the_form(path: Path) -> None:
+def test_a_decision_has_status_and_sections(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     number = path.name[:3]
     assert text.startswith(f"# {number}: ")
@@ -158,13 +126,13 @@ def test_the_index_has_every_decision() -> None:
 
 
 def test_the_site_has_every_page() -> None:
-    """Decisions are reached from their index."""
+    """The navigation lists every page but the decisions, which their index links."""
     listed = re.findall(
         r"^ +- (?:[\w ]+: )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE
     )
-    found = {path.relative_to(ROOT / "docs").as_posix() for path in pages() if path.is_relative_to(ROOT / "docs")}
+    existing = {path.relative_to(ROOT / "docs").as_posix() for path in pages() if path.is_relative_to(ROOT / "docs")}
     assert len(listed) == len(set(listed))
-    assert set(listed) == {name for name in found if not re.match(r"decisions/\d", name)}
+    assert set(listed) == {name for name in existing if not re.match(r"decisions/\d", name)}
 
 
 def test_the_changelog_is_one_line_per_change() -> None:
@@ -175,8 +143,8 @@ def test_the_changelog_is_one_line_per_change() -> None:
     assert [line for line in body if line and not line.startswith(("- ", "### "))] == []
 
 
-def test_nobody_is_told_to_install_from_an_index() -> None:
-    """The package is on no index yet, so every text names a clone."""
+def test_no_text_installs_the_package_from_an_index() -> None:
+    """The package is not published yet: every text installs it from a clone."""
     suffixes = {".py", ".md", ".toml", ".yml", ".yaml"}
     files = [path for path in ROOT.rglob("*") if path.suffix in suffixes and path.is_file()]
     own = [
@@ -189,8 +157,8 @@ def test_nobody_is_told_to_install_from_an_index() -> None:
 
 
 def test_the_architecture_names_files_that_exist() -> None:
-    """Paths in backticks that begin with a room or with `tests`."""
+    """Paths in backticks that begin with a package or with `tests` exist."""
     text = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
-    named = re.findall(rf"`((?:tests|{'|'.join(FLOORS)})/[\w/.-]*)`", text)
+    named = re.findall(rf"`((?:tests|{'|'.join(LAYERS)})/[\w/.-]*)`", text)
     assert len(named) > 30
     assert [path for path in named if not (ROOT / path).exists()] == []

@@ -1,4 +1,4 @@
-"""docs/reference is what `make reference` makes of the code: no option, setting, route, metric or column is missing."""
+"""docs/reference equals the output of `make reference`: each option, setting, route, metric and column is described."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from updraft.router.config import RouterConfig
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "reference"
 PAGES = pages()
-# The rooms that answer on the wire.
+# The packages that send error codes on the wire.
 SOURCES = ["cloud_engine/node", "cloud_engine/engine", "text", "protocol"]
 
 
-def test_these_are_the_pages() -> None:
+def test_the_folder_has_the_generated_pages_only() -> None:
     assert {path.name for path in FOLDER.glob("*.md")} == set(PAGES)
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_what_the_code_says(name: str) -> None:
+def test_a_page_is_up_to_date(name: str) -> None:
     written = (FOLDER / name).read_text(encoding="utf-8")
-    assert written == PAGES[name], f"docs/reference/{name} is not what the code says: run `make reference`"
+    assert written == PAGES[name], f"docs/reference/{name} is out of date: run `make reference`"
 
 
-def test_every_code_that_is_given_is_described() -> None:
+def test_every_error_code_is_described() -> None:
     files = [file for folder in SOURCES for file in (ROOT / folder).rglob("*.py")]
     assert {code for file in files for code in _codes_in(file)} <= set(GIVEN_CODES)
 
 
-def test_what_the_page_says_of_retry_after() -> None:
+def test_errors_with_a_retry_after_header() -> None:
     codes = {code: error for code, (error, _) in GIVEN_CODES.items()}
     codes |= {"overloaded": errors.OverloadedError, "engine_down": errors.EngineDownError}
     after = {code for code, error in codes.items() if "retry-after" in error("x").headers()}
     assert after == {"overloaded", "draining", "engine_down", "engine_restarting"}
 
 
-def test_every_variable_that_is_read_is_described() -> None:
-    """A variable that nobody knows is refused as a setting, so each that is read has to be in the list."""
-    own = {"UPDRAFT_CHILD"}  # from one process of ours to another
+def test_every_environment_variable_is_described() -> None:
+    """PROCESS_VARIABLES lists every variable that is no setting; unlisted variables are refused as unknown settings."""
+    own = {"UPDRAFT_CHILD"}  # set by Updraft for its child processes
     settings = {f"UPDRAFT_{field.name.upper()}" for field in dataclass_fields(RouterConfig)}
     others = {"tests", "out", ".venv", ".typing"}
     files = [path for path in ROOT.rglob("*.py") if not others & set(path.relative_to(ROOT).parts)]
@@ -69,7 +69,7 @@ def test_a_field_without_a_comment_is_an_error() -> None:
         entries(Settings)
 
 
-def test_a_comment_of_two_lines_is_one_text() -> None:
+def test_a_two_line_comment_is_one_text() -> None:
     @dataclass
     class Settings:
         # How many,
@@ -82,7 +82,7 @@ def test_a_comment_of_two_lines_is_one_text() -> None:
 
 
 def _codes_in(file: Path) -> set[str]:
-    """The literal codes that `file` gives to errors."""
+    """Return the literal error codes in `file`."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     given = [each.value for call in calls for each in call.keywords if each.arg == "code"]

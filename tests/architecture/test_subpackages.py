@@ -1,4 +1,4 @@
-"""Inside a room folders import downwards only. Nothing imports in a circle. No folder has more than twenty files."""
+"""Inside a package, modules import from lower layers only; no import cycles; at most twenty files in a folder."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import pytest
-from import_graph import FLOORS, ROOT, imports_of, sources
+from import_graph import LAYERS, ROOT, imports_of, sources
 
-#: The folders and modules of each room, from its top floor down. Those of one line may import each other.
-ROOMS = {
+#: The layers of each package, top layer first. Subpackages and modules of one layer may import each other.
+SUBPACKAGES = {
     "protocol": [
         "dialects",
         "http",
@@ -125,10 +125,10 @@ ROOMS = {
         "bootstrap",
     ],
 }
-#: Rooms whose parts are many of one kind.
+#: Folders with one file per task kind or model family: any number of files.
 UNLIMITED = {"embedded/kinds", "cloud_engine/models/families"}
 MAX_FILES = 20
-#: The package is to come down to 45,000 lines.
+#: Lines of all packages together; the goal is 45,000.
 MAX_LINES = 81_040
 
 
@@ -138,76 +138,76 @@ def modules() -> set[str]:
 
 @pytest.fixture(scope="module")
 def graph() -> dict[str, set[str]]:
-    """Every module with those that it imports, also inside functions and for types only."""
+    """The modules that each module imports, including imports inside functions and for types only."""
     known = modules()
-    found: dict[str, set[str]] = {name: set() for name in known}
+    imports: dict[str, set[str]] = {name: set() for name in known}
     for path in sources():
         for import_ in imports_of(path):
             target = import_.target
             while target and target not in known:
                 target = target.rpartition(".")[0]
             if target and target != import_.source:
-                found.setdefault(import_.source, set()).add(target)
-    return found
+                imports.setdefault(import_.source, set()).add(target)
+    return imports
 
 
-def upwards(room: str, floors: Iterable[str], imports: Mapping[str, set[str]]) -> list[str]:
-    """Imports of a room that do not go down, and parts of it without a floor."""
-    height = {part: floor for floor, parts in enumerate(reversed(list(floors))) for part in parts.split()}
+def upward_imports(package: str, layers: Iterable[str], imports: Mapping[str, set[str]]) -> list[str]:
+    """Imports inside a package that go to a higher layer, and modules that have no layer."""
+    layer_of = {name: layer for layer, names in enumerate(reversed(list(layers))) for name in names.split()}
     wrong: list[str] = []
     for source, targets in sorted(imports.items()):
-        if not source.startswith(f"{room}."):
+        if not source.startswith(f"{package}."):
             continue
-        here = source.removeprefix(f"{room}.").partition(".")[0]
-        if here not in height:
-            wrong.append(f"{source} has no floor in ROOMS")
+        here = source.removeprefix(f"{package}.").partition(".")[0]
+        if here not in layer_of:
+            wrong.append(f"{source} has no layer in SUBPACKAGES")
             continue
         for target in sorted(targets):
-            there = target.removeprefix(f"{room}.").partition(".")[0]
-            if target.startswith(f"{room}.") and here != there and height.get(there, 99) > height[here]:
+            there = target.removeprefix(f"{package}.").partition(".")[0]
+            if target.startswith(f"{package}.") and here != there and layer_of.get(there, 99) > layer_of[here]:
                 wrong.append(f"{source} imports {target}")
     return wrong
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_the_folders_of_a_room_import_downwards(room: str, graph: dict[str, set[str]]) -> None:
-    assert upwards(room, ROOMS[room], graph) == []
+@pytest.mark.parametrize("package", SUBPACKAGES)
+def test_subpackages_import_from_lower_layers_only(package: str, graph: dict[str, set[str]]) -> None:
+    assert upward_imports(package, SUBPACKAGES[package], graph) == []
 
 
-def test_inside_an_operation_ops_is_the_top_and_types_the_bottom(graph: dict[str, set[str]]) -> None:
-    """A dispatcher is asked from above only; types know nobody beside them."""
+def test_in_a_kernel_package_ops_is_the_top_layer_and_types_the_lowest(graph: dict[str, set[str]]) -> None:
+    """Kernels import no dispatcher (`ops`), and `types` imports nothing from its own package."""
     wrong: list[str] = []
     for source, targets in sorted(graph.items()):
         if not source.startswith("kernels.") or source.count(".") < 2:
             continue
         operation, module = source.split(".")[1:3]
         for target in targets:
-            into_ops = target.startswith("kernels.") and target.endswith(".ops") and module != "ops"
-            beside = target.startswith(f"kernels.{operation}.") and module == "types"
-            if into_ops or beside:
+            imports_ops = target.startswith("kernels.") and target.endswith(".ops") and module != "ops"
+            types_import = target.startswith(f"kernels.{operation}.") and module == "types"
+            if imports_ops or types_import:
                 wrong.append(f"{source} imports {target}")
     assert wrong == []
 
 
-def test_an_import_that_goes_up_is_found() -> None:
-    imports = {"room.low.a": {"room.high.b", "room.low.c"}, "room.high.b": {"room.low.a"}, "room.new": set[str]()}
-    assert upwards("room", ["high", "low"], imports) == [
-        "room.low.a imports room.high.b",
-        "room.new has no floor in ROOMS",
+def test_upward_imports_and_missing_layers_are_found() -> None:
+    imports = {"some.low.a": {"some.high.b", "some.low.c"}, "some.high.b": {"some.low.a"}, "some.new": set[str]()}
+    assert upward_imports("some", ["high", "low"], imports) == [
+        "some.low.a imports some.high.b",
+        "some.new has no layer in SUBPACKAGES",
     ]
 
 
-def test_every_room_with_folders_has_floors() -> None:
-    folders = {room for room in FLOORS for path in (ROOT / room).iterdir() if list(path.glob("*.py"))}
-    assert folders - set(ROOMS) == set()
+def test_every_package_with_subpackages_is_listed() -> None:
+    nested = {package for package in LAYERS for path in (ROOT / package).iterdir() if list(path.glob("*.py"))}
+    assert nested - set(SUBPACKAGES) == set()
 
 
-def circles(imports: Mapping[str, set[str]]) -> list[list[str]]:
-    """Modules that reach themselves, each circle once (Tarjan 1972)."""
+def import_cycles(imports: Mapping[str, set[str]]) -> list[list[str]]:
+    """Strongly connected components of more than one module (Tarjan 1972)."""
     order: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
-    found: list[list[str]] = []
+    cycles: list[list[str]] = []
 
     def visit(module: str) -> None:
         order[module] = low[module] = len(order)
@@ -221,21 +221,21 @@ def circles(imports: Mapping[str, set[str]]) -> list[list[str]]:
         if low[module] == order[module]:
             at = stack.index(module)
             if len(stack) - at > 1:
-                found.append(sorted(stack[at:]))
+                cycles.append(sorted(stack[at:]))
             del stack[at:]
 
     for module in sorted(imports):
         if module not in order:
             visit(module)
-    return found
+    return cycles
 
 
-def test_nothing_imports_in_a_circle(graph: dict[str, set[str]]) -> None:
-    assert circles(graph) == []
+def test_there_are_no_import_cycles(graph: dict[str, set[str]]) -> None:
+    assert import_cycles(graph) == []
 
 
-def test_a_circle_is_found() -> None:
-    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+def test_an_import_cycle_is_found() -> None:
+    assert import_cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 
 
 def test_no_folder_has_more_than_twenty_files() -> None:
@@ -248,13 +248,13 @@ def test_the_package_does_not_grow() -> None:
     assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in sources()) <= MAX_LINES
 
 
-def test_a_public_class_has_a_name_of_its_own() -> None:
-    """Two classes of one name in different rooms are one too many for whoever searches."""
-    rooms: dict[str, set[str]] = {}
+def test_public_class_names_are_unique() -> None:
+    """A search for a class name leads to one package only."""
+    packages: dict[str, set[str]] = {}
     for path in sources():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 parts = path.relative_to(ROOT).parts
-                room = "/".join(parts[: 2 if parts[0] == "cloud_engine" else 1])
-                rooms.setdefault(node.name, set()).add(room)
-    assert {name: found for name, found in rooms.items() if len(found) > 1} == {}
+                package = "/".join(parts[: 2 if parts[0] == "cloud_engine" else 1])
+                packages.setdefault(node.name, set()).add(package)
+    assert {name: holders for name, holders in packages.items() if len(holders) > 1} == {}

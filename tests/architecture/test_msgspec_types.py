@@ -1,4 +1,4 @@
-"""Types of msgspec are built when their module is imported: two threads that build one type crash the process."""
+"""msgspec builds each decoded type at import: two threads that build one type at its first use crash the process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from updraft.protocol.requests import parse_chat, parse_completion
 
 real = utils._get_class_mro_and_typevar_mappings
 def slow(kind):
-    time.sleep(0.02)  # long enough for others to use what is half built
+    time.sleep(0.02)  # long enough for other threads to use the half-built type
     return real(kind)
 utils._get_class_mro_and_typevar_mappings = slow
 
@@ -54,19 +54,19 @@ print(parsed == [("m", "n")] * 16)
 """
 
 
-def test_no_decoded_type_is_built_at_its_first_use() -> None:
+def test_no_type_is_built_at_first_use() -> None:
     sites = sorted({site for path in sources() for site in _decoded(path)})
     assert len(sites) > 40
     assert ("updraft.protocol.requests", "ChatRequest") in sites
     assert json.loads(_run(_BUILT_LATE, json.dumps(sites))) == ["__main__.Late"]
 
 
-def test_the_first_requests_come_from_many_threads_at_once() -> None:
+def test_threads_can_parse_the_first_requests_concurrently() -> None:
     assert _run(_FIRST_REQUESTS, "") == "True"
 
 
 def _decoded(path: Path) -> Iterator[tuple[str, str]]:
-    """Each type that a file decodes: a module in which its expression has a meaning, and the expression."""
+    """Yield (module, expression) for each type that a file decodes; the expression is evaluated in the module."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     module = ".".join(["updraft", *(part for part in parts if part != "__init__")])
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -75,7 +75,7 @@ def _decoded(path: Path) -> Iterator[tuple[str, str]]:
         if not isinstance(call, ast.Call) or (kind := _kind_of(call)) is None:
             continue
         expression = ast.unparse(kind)
-        if expression != "kind":  # of a helper: its callers are found
+        if expression != "kind":  # a parameter of a helper: the calls of the helper name the type
             yield (f"updraft.{local[expression]}" if expression in local else module), expression
 
 

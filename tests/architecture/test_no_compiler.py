@@ -1,4 +1,4 @@
-"""No compiler runs in a process that imports the SDK, the router or the local engine: nodes alone may compile."""
+"""Only nodes run a compiler: an app's process, with SDK, router or local engine, never starts one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("sdk", "router", "local_engine")
+APP_PACKAGES = ("sdk", "router", "local_engine")
 BUILDER = "kernels.runtime.native_library"
 COMPILERS = ("cc", "gcc", "c++", "g++", "clang", "clang++")
-#: Builds llama.cpp when somebody installs it: a program of its own, which only lends its names here.
+#: A separate program that builds llama.cpp at installation; the package only imports its constants.
 INSTALLER = "local_engine/llama/build.py"
 APP = """
 import sys
@@ -30,13 +30,13 @@ with LocalEngine.load(pocket_small_gguf()) as engine:
 """
 
 
-def test_an_app_that_generates_starts_no_compiler(tmp_path: Path) -> None:
+def test_generation_in_an_app_starts_no_compiler(tmp_path: Path) -> None:
     calls = fake_compilers(tmp_path / "bin")
     environ = {
         **os.environ,
         "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / ".typing"), os.environ.get("PYTHONPATH")])),
-        "UPDRAFT_HOME": str(tmp_path / "home"),  # nothing was compiled before
+        "UPDRAFT_HOME": str(tmp_path / "home"),  # a fresh folder: no compiled kernels
         "CC": str(tmp_path / "bin" / "cc"),
         "CXX": str(tmp_path / "bin" / "c++"),
     }
@@ -46,31 +46,31 @@ def test_an_app_that_generates_starts_no_compiler(tmp_path: Path) -> None:
     assert calls.read_text() == ""
 
 
-def test_the_fake_compilers_are_seen(tmp_path: Path) -> None:
+def test_fake_compilers_log_their_calls(tmp_path: Path) -> None:
     calls = fake_compilers(tmp_path)
     subprocess.run(["cc", "-c", "some.c"], env={**os.environ, "PATH": str(tmp_path)}, check=False)
     assert calls.read_text() == "cc -c some.c\n"
 
 
-def test_no_module_of_an_app_reaches_what_compiles() -> None:
-    """Neither itself nor by what it imports, inside functions too."""
-    wanted = [name for name in MODULES if name.split(".")[0] in ROOMS]
+def test_app_packages_do_not_import_the_native_builder() -> None:
+    """Direct, indirect and function-level imports are followed."""
+    wanted = [name for name in MODULES if name.split(".")[0] in APP_PACKAGES]
     reached: dict[str, str] = dict.fromkeys(wanted, "")
     while wanted:
         name = wanted.pop()
-        for found in imported(name):
-            if found not in reached:
-                reached[found] = name
-                wanted.append(found)
+        for target in imported(name):
+            if target not in reached:
+                reached[target] = name
+                wanted.append(target)
     assert BUILDER in MODULES
     assert BUILDER not in reached, f"imported by {reached.get(BUILDER)}"
 
 
-def test_no_module_of_an_app_names_a_compiler() -> None:
+def test_app_packages_name_no_compiler() -> None:
     naming = [
         f"{shown(path)}:{node.lineno}"
         for name, path in MODULES.items()
-        if name.split(".")[0] in ROOMS and shown(path) != INSTALLER
+        if name.split(".")[0] in APP_PACKAGES and shown(path) != INSTALLER
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and node.value in (*COMPILERS, "CC", "CXX")
     ]
@@ -78,7 +78,7 @@ def test_no_module_of_an_app_names_a_compiler() -> None:
 
 
 def fake_compilers(folder: Path) -> Path:
-    """Puts programs there that note how they are called, and fail; the file with the notes."""
+    """Create compilers in `folder` that log their arguments and fail. Return the log file."""
     calls = folder / "calls"
     folder.mkdir(exist_ok=True)
     calls.touch()
@@ -94,17 +94,17 @@ def shown(path: Path) -> str:
 
 
 def modules() -> dict[str, Path]:
-    """Our modules, without the leading `updraft`."""
-    found: dict[str, Path] = {}
+    """Map each module's name, without the leading `updraft`, to its file."""
+    files: dict[str, Path] = {}
     for path in ROOT.rglob("*.py"):
         parts = path.relative_to(ROOT).with_suffix("").parts
         if not parts[0].startswith(".") and parts[0] not in ("tests", "build", "dist", "out"):
-            found[".".join(part for part in parts if part != "__init__")] = path
-    return found
+            files[".".join(part for part in parts if part != "__init__")] = path
+    return files
 
 
 def imported(name: str) -> Iterator[str]:
-    """Our modules that a module imports."""
+    """Yield the modules of the package that a module imports."""
     path = MODULES[name]
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
