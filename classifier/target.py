@@ -26,7 +26,7 @@ class Target:
     # The cloud's prices in US dollars per million tokens, read and written; None: unknown. `cost` needs them.
     prices: tuple[float, float] | None = None
     # `level`: the target holds with the probability `promise_level` of the calibration. `mean`: the target holds on
-    # average over calibrations, about half of which miss it slightly. A cost is only an expectation under either promise.
+    # average over calibrations, about half of which miss it slightly. A cost is always only an expectation.
     promise: Promise = "level"
 
     def __post_init__(self) -> None:

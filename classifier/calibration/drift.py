@@ -35,7 +35,10 @@ def ks_distance(one: Floats, other: Floats) -> float:
 
 
 class DriftMonitor:
-    """Compares requests with the calibration. `typical_p_gain`: gate 1's P(gain) on the calibration rows, (n,). Thread-safe."""
+    """Compares requests with the calibration. Thread-safe.
+
+    `typical_p_gain`: gate 1's P(gain) on the calibration rows, (n,).
+    """
 
     def __init__(self, typical_p_gain: Floats) -> None:
         self._typical = typical_p_gain

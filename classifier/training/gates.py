@@ -39,7 +39,7 @@ class TrainingData:
     labels: Labels
     # Tokens that the cloud reads and writes, (n,) each, and whether any count is an estimate.
     tokens: tuple[Floats, Floats, bool]
-    # (n,) which answers are longer than the opening that gate 2 reads. If None, or with few long answers, no gate 2 is fitted.
+    # (n,) which answers are longer than the opening that gate 2 reads. None, or few long answers: no gate 2 is fitted.
     opened: Bools | None = None
 
 

@@ -65,7 +65,7 @@ class PartialFile:
 
     def append(self, data: bytes) -> None:
         """Write data. Raises DiskSpaceError if the disk is almost full, keeping the bytes if resume is possible."""
-        if self.size >= self._checked_size + _DISK_CHECK_BYTES:  # the size may be unknown, and other programs write, too
+        if self.size >= self._checked_size + _DISK_CHECK_BYTES:  # the size may be unknown, and other programs write too
             self._checked_size = self.size
             if shutil.disk_usage(self.path.parent).free < SPARE:
                 raise self._disk_full()

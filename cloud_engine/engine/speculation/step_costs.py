@@ -48,7 +48,7 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._plain: dict[int, RecentMedian] = {}  # sequences -> seconds without drafts
-        self._verify: dict[int, dict[int, RecentMedian]] = {}  # batch size class -> draft tokens each -> share (`verify_s`)
+        self._verify: dict[int, dict[int, RecentMedian]] = {}  # batch size class -> draft tokens -> share (`verify_s`)
         self._first: dict[int, RecentMedian] = {}  # drafting sequences -> seconds of a step's first draft pass
         self._further: dict[int, dict[int, RecentMedian]] = {}  # drafting sequences -> further passes -> total seconds
         self._prefill, self._catch_up = RecentMedian(), RecentMedian()  # seconds per token

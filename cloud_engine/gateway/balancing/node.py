@@ -18,7 +18,7 @@ from ....protocol.safety.redaction import SHORTEST_KEY, is_sendable, shown_url
 from ..upstream.client import UpstreamAddress
 from ..upstream.connection import SilenceTimeouts
 
-_REPORTING_USAGE = frozenset({"updraft", "vllm", "sglang"})  # `owned_by` of servers that support `continuous_usage_stats`
+_REPORTING_USAGE = frozenset({"updraft", "vllm", "sglang"})  # `owned_by`, if `continuous_usage_stats` is supported
 #: Consecutive good probes make an open breaker half-open. An error counts only if another node answered the request.
 _BREAKER = BreakerRules(failures_to_open=5, recovery=2, max_recovery=64, by_probes=True)
 _log = logging.getLogger("updraft.gateway")
