@@ -18,7 +18,7 @@ from .shared.option_groups import Without
 
 
 def learn(
-    pair: Annotated[options.Pair, Without("cloud_provider", "cloud_key_env", *options.CALIBRATED)],
+    pair: Annotated[options.Pair, Without("cloud_provider", "api_key_env", "api_key_file", *options.CALIBRATED)],
     confidence: options.Confidence = 0.9,
     out: options.PolicyFolder = None,
     json_path: json_output.File = None,

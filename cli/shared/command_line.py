@@ -12,6 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from ...protocol.safety.terminal_text import printable
 from .option_groups import expanded
+from .renamed_options import check_renamed
 
 STDOUT = "-"  # a path that means standard output
 
@@ -22,7 +23,8 @@ class Command(TyperCommand):
         _escape_help(self)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Treat a bare `--json` as standard output, for commands whose `--json` takes a path."""
+        """Refuse former names of options. A bare `--json` means standard output if `--json` takes a path."""
+        check_renamed(args, {name for param in self.params for name in (*param.opts, *param.secondary_opts)})
         if any(param.name == "json_path" for param in self.params):
             args = _with_path(args)
         return super().parse_args(ctx, args)

@@ -31,7 +31,7 @@ def ask(
       updraft ask --local pocket "What is 17 + 25?"
       updraft ask --local model.gguf --tier local --json "What is the capital of Japan?"
       cat question.txt | updraft ask - --local hf:Qwen/Qwen3-0.6B-GGUF/Qwen3-0.6B-Q8_0.gguf \\
-          --cloud https://host/v1 --cloud-model big --cloud-key-env HOST_KEY
+          --cloud-url https://host/v1 --cloud-model big --api-key-env HOST_KEY
     """
     prompt = sys.stdin.read().strip() if question == "-" else question.strip()
     if not prompt:

@@ -39,11 +39,11 @@ def chat(pair: Annotated[options.Pair, Without("tool_parser")]) -> None:
     Examples
       updraft chat
       updraft chat --local pocket
-      updraft chat --local model.gguf --cloud https://host/v1 --cloud-model big --cloud-key-env HOST_KEY
+      updraft chat --local model.gguf --cloud-url https://host/v1 --cloud-model big --api-key-env HOST_KEY
     """
     from ..models.names import default_local
 
-    if pair.local is None and pair.cloud is None:
+    if pair.local is None and pair.cloud_url is None:
         pair = replace(pair, local=default_local())
     config = pair.config()
     from ... import OpenAI
