@@ -10,6 +10,7 @@ import typer
 
 from ..protocol.errors import ConfigurationError, UpdraftError
 from .shared import json_output, options
+from .shared.help_panels import shows
 from .shared.option_groups import Without
 from .shared.options import Tier
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 NAMES = {Tier.LOCAL: "local", Tier.CLOUD: "cloud", Tier.AUTO: "routed"}
 
 
+@shows(*options.USUAL, "--tasks", "--file", "--tier", "--concurrency", "--seed", "--json")
 def evaluate(
     *,
     tasks: Annotated[

@@ -12,6 +12,8 @@ import typer
 from ..protocol.errors import ConfigurationError
 from ..protocol.telemetry.logs import FORMAT_VARIABLE
 from .shared import options, output
+from .shared.help_panels import shows
+from .shared.settings_tables import CloudConfigFile, RouterConfigFile
 
 if TYPE_CHECKING:
     from ..cloud_engine.engine.config import EngineConfig
@@ -191,6 +193,7 @@ class EngineFlags(options.BatchLimits):
         return EngineConfig(**limits, **given, num_threads=threads)
 
 
+@shows("--local", "--cloud-url", "--cloud-model", "--api-key-env", "--quality", "--host", "--port", "--config")
 def serve(
     *,
     host: Host = "127.0.0.1",
@@ -204,6 +207,7 @@ def serve(
         Path | None, typer.Option(metavar="PATH", help="Log file; rotated when it grows large.")
     ] = None,
     ready_file: ReadyFile = None,
+    _config: RouterConfigFile = None,
     pair: options.Pair,
 ) -> None:
     """Run the router as a local OpenAI server that any app can use without code changes.
@@ -245,6 +249,10 @@ def serve(
         run_daemon(replace(daemon, config=running, reload=reload))
 
 
+@shows(
+    *("--model", "--draft", "--device", "--dtype", "--host", "--port", "--api-key-file", "--register", "--config"),
+    *("--mode", "--max-model-len", "--max-num-seqs", "--max-num-batched-tokens"),
+)
 def node(
     *,
     model: Annotated[
@@ -285,6 +293,7 @@ def node(
     registration: RegistrationFlags,
     ready_file: ReadyFile = None,
     exit_with_parent: ExitWithParent = False,
+    _config: CloudConfigFile = None,
 ) -> None:
     """Serve one large model through an OpenAI API, with /health and /metrics.
 
@@ -326,6 +335,10 @@ def node(
     )
 
 
+@shows(
+    *("--node", "--nodes-file", "--keys", "--host", "--port", "--api-key-file", "--db", "--limits", "--prices"),
+    "--config",
+)
 def gateway(
     *,
     nodes: Annotated[
@@ -372,8 +385,10 @@ def gateway(
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Accept requests without a key; loopback only.")] = False,
     host: Host = "127.0.0.1",
     port: Port = options.GATEWAY_PORT,
-    api_key_env: Annotated[str | None, options.key_env("the key of the nodes", note=" [UPDRAFT_NODE_API_KEY]")] = None,
-    api_key_file: Annotated[Path | None, options.key_file("the key of the nodes")] = None,
+    api_key_env: Annotated[
+        str | None, options.key_env("the key of the nodes", note=" [UPDRAFT_NODE_API_KEY]", panel="Cloud")
+    ] = None,
+    api_key_file: Annotated[Path | None, options.key_file("the key of the nodes", panel="Cloud")] = None,
     workers: Annotated[int, typer.Option(min=1, max=32, help="Number of gateway processes.")] = 1,
     drain_seconds: DrainSeconds = 10.0,
     timeout_s: Annotated[float, typer.Option(help="Timeout of a request, body included, in seconds.")] = 600.0,
@@ -395,6 +410,7 @@ def gateway(
     access: AccessFlags,
     ready_file: ReadyFile = None,
     exit_with_parent: ExitWithParent = False,
+    _config: CloudConfigFile = None,
 ) -> None:
     """Run the cloud endpoint that apps escalate to, with keys, limits, metering, and failover between nodes.
 

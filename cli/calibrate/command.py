@@ -9,6 +9,7 @@ import typer
 
 from ...protocol.errors import ConfigurationError, UpdraftError
 from ..shared import json_output, options, output
+from ..shared.help_panels import shows
 from ..shared.option_groups import Without
 
 if TYPE_CHECKING:
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from .sources import CalibrationRun
 
 
+@shows(
+    *options.USUAL,
+    *("--data", "--live", "--prompts", "--from-log", "--judge", "--judge-url", "--judge-api-key-env", "--budget"),
+    *("--weak", "--strong", "--out", "--save", "--plot", "--json"),
+)
 def calibrate(
     *,
     data: Annotated[

@@ -11,6 +11,7 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from ...protocol.safety.terminal_text import printable
+from .help_panels import ADVANCED, arrange, shown_options
 from .option_groups import expanded
 from .renamed_options import check_renamed
 
@@ -21,6 +22,14 @@ class Command(TyperCommand):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         _escape_help(self)
+        if (shown := shown_options(self.callback)) is not None:
+            arrange(self.params, shown)
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)
+        if option is not None and shown_options(self.callback) is not None:
+            option.rich_help_panel = ADVANCED
+        return option
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse former names of options. A bare `--json` means standard output if `--json` takes a path."""

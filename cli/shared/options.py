@@ -35,12 +35,12 @@ class Tier(StrEnum):
     CLOUD = "cloud"
 
 
-def key_env(key: str, name: str = "--api-key-env", note: str = "") -> Any:
-    return typer.Option(name, metavar="NAME", help=f"Environment variable with {key}.{note}")
+def key_env(key: str, name: str = "--api-key-env", *, note: str = "", panel: str | None = None) -> Any:
+    return typer.Option(name, metavar="NAME", help=f"Environment variable with {key}.{note}", rich_help_panel=panel)
 
 
-def key_file(key: str, name: str = "--api-key-file") -> Any:
-    return typer.Option(name, metavar="FILE", help=f"File with {key}.")
+def key_file(key: str, name: str = "--api-key-file", *, panel: str | None = None) -> Any:
+    return typer.Option(name, metavar="FILE", help=f"File with {key}.", rich_help_panel=panel)
 
 
 Local = Annotated[
@@ -76,6 +76,8 @@ PolicyFolder = Annotated[
 ]
 
 
+#: Options of `Pair` that `--help` shows. The settings file takes the others.
+USUAL = ("--local", "--cloud-url", "--cloud-model", "--api-key-env", "--quality", "--confidence")
 #: Fields of `Pair` that calibrating commands leave out: the plain threshold and the local model's formats.
 CALIBRATED = ("confidence", "confidence_signal", "tool_parser", "chat_template")
 
@@ -101,8 +103,8 @@ class Pair:
             help="API of --cloud-url: openai, azure, anthropic, gemini, or an installed provider. [by its host]",
         ),
     ] = None
-    api_key_env: Annotated[str | None, key_env("the API key of --cloud-url")] = None
-    api_key_file: Annotated[Path | None, key_file("the API key of --cloud-url")] = None
+    api_key_env: Annotated[str | None, key_env("the API key of --cloud-url", panel="Cloud")] = None
+    api_key_file: Annotated[Path | None, key_file("the API key of --cloud-url", panel="Cloud")] = None
     quality: Quality = None
     cloud_share: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Instead of a quality: largest share to escalate, 0 to 1.")

@@ -9,9 +9,11 @@ import typer
 
 from ...protocol.errors import InvalidRequestError
 from ..shared import json_output, options, output
+from ..shared.help_panels import shows
 from ..shared.option_groups import Without
 
 
+@shows(*options.USUAL, "--tier", "--temperature", "--seed", "--json", "--quiet")
 def ask(
     *,
     question: Annotated[str, typer.Argument(help="Question, or - to read standard input.", show_default=False)],

@@ -10,6 +10,7 @@ import typer
 
 from ...protocol.errors import UpdraftError
 from ..shared import options, output
+from ..shared.help_panels import shows
 from ..shared.option_groups import Without
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ Ctrl-C stops an answer."""
 EXIT_COMMANDS = ("exit", "quit", "/exit", "/quit")
 
 
+@shows(*options.USUAL)
 def chat(pair: Annotated[options.Pair, Without("tool_parser")]) -> None:
     """Chat with both models; a dim line below each answer shows which tier answered, why, and P(gain).
 
