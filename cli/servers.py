@@ -309,6 +309,7 @@ def node(
       updraft node --model ./models/big --draft ./models/small.gguf --port 0 --ready-file /tmp/node.url
       updraft node --model Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B
       updraft node --model ./models/big --register https://gateway:8000 --register-api-key-file node.key
+      updraft node --config cloud.toml
     """
     from ..cloud_engine.node.process import NodeOptions, run_node
     from ..embedded import pocket
@@ -414,12 +415,13 @@ def gateway(
 ) -> None:
     """Run the cloud endpoint that apps escalate to, with keys, limits, metering, and failover between nodes.
 
-    UPDRAFT_NODE_API_KEY, or the key that --api-key-env or --api-key-file names, is sent to the nodes.
+    The gateway sends its nodes the key of UPDRAFT_NODE_API_KEY, --api-key-env or --api-key-file.
 
     \b
     Examples
       updraft keys create team-a
       updraft gateway --node http://10.0.0.1:4116 --node http://10.0.0.2:4116
+      updraft gateway --config cloud.toml
     """
     from ..cloud_engine.gateway.limits.accounting import AccountingOptions
     from ..cloud_engine.gateway.process import GatewayOptions, run_gateway

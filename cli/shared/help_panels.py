@@ -18,7 +18,8 @@ _PANELS = {
     "Model": "--local --model --draft --device --dtype --chat-template --tool-parser --tool-call-parser",
     "Cloud": "--cloud-url --cloud-model --cloud-provider --node --nodes-file --register --register-api-key-file "
     "--register-as --prices",
-    "Target": "--quality --cloud-share --cost --promise --confidence --confidence-signal --slo-ttft-s --slo-tpot-s",
+    "Target": "--quality --cloud-share --cost --promise --promise-level --confidence --confidence-signal "
+    "--slo-ttft-s --slo-tpot-s",
     "Network": "--host --port --api-key-env --api-key-file --app-api-key-env --app-api-key-file --keys --no-auth "
     "--allowed-host --allowed-origin --tls-cert --tls-key --insecure --public-metrics",
     "Limits": "--mode --step-costs --max-model-len --max-num-seqs --max-num-batched-tokens --max-step-ms "
