@@ -10,6 +10,7 @@ import typer
 
 from ..protocol.errors import ConfigurationError, UpdraftError
 from .shared import json_output, options
+from .shared.help_panels import shows
 from .shared.option_groups import Without
 from .shared.options import Tier
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 NAMES = {Tier.LOCAL: "local", Tier.CLOUD: "cloud", Tier.AUTO: "routed"}
 
 
+@shows(*options.USUAL, "--tasks", "--file", "--tier", "--concurrency", "--seed", "--json")
 def evaluate(
     *,
     tasks: Annotated[
@@ -46,7 +48,7 @@ def evaluate(
     \b
     Examples
       updraft eval --local pocket --tasks 2000 --json out.json
-      updraft eval --file mine.jsonl --local model.gguf --cloud https://host/v1 --cloud-model big
+      updraft eval --file mine.jsonl --local model.gguf --cloud-url https://host/v1 --cloud-model big
       echo '{"prompt": "What is 2 + 2?", "answer": 4, "match": "number"}' > mine.jsonl
     """
     if tasks is not None and file is not None:
@@ -114,7 +116,8 @@ def _legs(config: RouterConfig, questions: list[Question], tiers: list[Tier] | N
 
     missing = {Tier.LOCAL: config.local is None, Tier.CLOUD: config.cloud_url is None, Tier.AUTO: False}
     if absent := [tier for tier in tiers or [] if missing[tier]]:
-        raise ConfigurationError(f"No {absent[0]} tier is configured: name its model with --{absent[0]}.")
+        option = "--local" if absent[0] is Tier.LOCAL else "--cloud-url"
+        raise ConfigurationError(f"No {absent[0]} tier is configured: name its model with {option}.")
     chosen = tiers or [tier for tier in NAMES if not missing[tier]]
     return [
         Leg(NAMES[tier], tier.value, questions, 1 if tier is Tier.LOCAL else concurrency)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..protocol.errors import ConfigurationError, UpdraftError, UpstreamError
-from .shared import json_output, output
-from .shared.options import key_from
+from .shared import json_output, options, output
 
 if TYPE_CHECKING:
     from ..router.config import RouterConfig
@@ -51,12 +50,8 @@ def init(
     cloud_provider: Annotated[
         str | None, typer.Option(metavar="NAME", help="API of the cloud: openai, azure, anthropic or gemini.")
     ] = None,
-    key_file: Annotated[
-        Path | None, typer.Option(metavar="PATH", dir_okay=False, help="File with the cloud's API key; not copied.")
-    ] = None,
-    key_env: Annotated[
-        str | None, typer.Option(metavar="VAR", help="Environment variable with the cloud's API key; copied to a file.")
-    ] = None,
+    api_key_file: Annotated[Path | None, options.key_file("the cloud's API key; not copied")] = None,
+    api_key_env: Annotated[str | None, options.key_env("the cloud's API key; copied to a file")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; use only the given options.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace existing settings; keep a copy of the file.")] = False,
     as_json: json_output.Flag = False,
@@ -70,7 +65,7 @@ def init(
     Examples
       updraft init
       updraft init --yes --local smollm2
-      updraft init --yes --local none --cloud-url https://host/v1 --cloud-model big --key-env HOST_KEY
+      updraft init --yes --local none --cloud-url https://host/v1 --cloud-model big --api-key-env HOST_KEY
     """
     from ..protocol import settings
 
@@ -84,10 +79,10 @@ def init(
         if not asks:
             raise ConfigurationError("--cloud-url needs --cloud-model, the name of the cloud's model.")
         model = typer.prompt("Model of the cloud", err=True).strip()
-    if cloud is None and (key_file or key_env or model or cloud_provider):
-        raise ConfigurationError("--cloud-model, --cloud-provider, --key-file and --key-env need --cloud-url.")
-    key = None if cloud is None else _key(key_file, key_env, asks)
-    answers = Answers(_installed(local, yes=yes), cloud, model, cloud_provider, key, key_file)
+    if cloud is None and (api_key_file or api_key_env or model or cloud_provider):
+        raise ConfigurationError("--cloud-model, --cloud-provider, --api-key-file and --api-key-env need --cloud-url.")
+    key = None if cloud is None else _key(api_key_file, api_key_env, asks)
+    answers = Answers(_installed(local, yes=yes), cloud, model, cloud_provider, key, api_key_file)
     _try_models(answers)
     _write(answers, path)
     _print(f"The settings are in {path}. Try the models with updraft chat, or serve them to apps with updraft serve.")
@@ -139,7 +134,7 @@ def _key(key_file: Path | None, key_env: str | None, asks: bool) -> str | None:
     if key_file is not None:
         return read_key(key_file)
     if key_env is not None:
-        return key_from(key_env, "--key-env")
+        return options.key_from(key_env, "--api-key-env")
     if not asks:
         return None
     question = "Key (not shown; empty for none)"

@@ -14,11 +14,13 @@ import typer
 from ..protocol.errors import ConfigurationError, NotFoundError
 from ..protocol.safety.private_files import has_file
 from .shared import json_output, options, output
+from .shared.help_panels import shows
 from .shared.option_groups import Without
 
 
+@shows(*options.USUAL, "--out", "--json")
 def learn(
-    pair: Annotated[options.Pair, Without("cloud_provider", "cloud_key_env", *options.CALIBRATED)],
+    pair: Annotated[options.Pair, Without("cloud_provider", "api_key_env", "api_key_file", *options.CALIBRATED)],
     promise_level: options.PromiseLevel = 0.9,
     out: options.PolicyFolder = None,
     json_path: json_output.File = None,

@@ -12,6 +12,8 @@ import typer
 from ..protocol.errors import ConfigurationError
 from ..protocol.telemetry.logs import FORMAT_VARIABLE
 from .shared import options, output
+from .shared.help_panels import shows
+from .shared.settings_tables import CloudConfigFile, RouterConfigFile
 
 if TYPE_CHECKING:
     from ..cloud_engine.engine.config import EngineConfig
@@ -85,9 +87,9 @@ class RegistrationFlags:
         str | None,
         typer.Option(metavar="URL", help="Gateway to register with, at every address of its host name."),
     ] = None
-    register_key_file: Annotated[
+    register_api_key_file: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="File with the key for --register: updraft keys create NAME --scope node."),
+        options.key_file("the key for --register: updraft keys create NAME --scope node", "--register-api-key-file"),
     ] = None
     register_as: Annotated[
         str | None, typer.Option(metavar="URL", help="URL at which the gateway reaches this node. [its own address]")
@@ -98,12 +100,12 @@ class RegistrationFlags:
         from ..cloud_engine.node.registration import RegistrationOptions
 
         if self.register is None:
-            if self.register_key_file is not None or self.register_as is not None:
-                raise ConfigurationError("--register-key-file and --register-as need --register.", param="register")
+            if self.register_api_key_file is not None or self.register_as is not None:
+                raise ConfigurationError("--register-api-key-file and --register-as need --register.", param="register")
             return None
-        if self.register_key_file is None:
-            raise ConfigurationError("--register needs --register-key-file.", param="register_key_file")
-        return RegistrationOptions(self.register, options.key_in(self.register_key_file), self.register_as)
+        if self.register_api_key_file is None:
+            raise ConfigurationError("--register needs --register-api-key-file.", param="register_api_key_file")
+        return RegistrationOptions(self.register, options.key_in(self.register_api_key_file), self.register_as)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,25 +121,47 @@ class EngineFlags(options.BatchLimits):
     ] = None
     context_length: Annotated[
         int | None,
-        typer.Option(min=1, help="Most tokens of prompt and answer together. [limit of the model or KV cache]"),
+        typer.Option(
+            "--max-model-len",
+            min=1,
+            help="Most tokens of prompt and answer together. [limit of the model or KV cache]",
+        ),
     ] = None
     num_blocks: Annotated[
-        int | None, typer.Option(min=1, help="Number of KV cache blocks. [enough for the batch, if memory allows]")
+        int | None,
+        typer.Option(
+            "--num-gpu-blocks-override",
+            min=1,
+            help="Number of KV cache blocks, on any device. [enough for the batch, if memory allows]",
+        ),
     ] = None
     default_max_tokens: Annotated[
         int, typer.Option(min=1, help="Most tokens per answer if the request sets no max_tokens.")
     ] = 4096
     policy: Annotated[
         Literal["fcfs", "priority", "shortest-prefill"],
-        typer.Option(help="Scheduling order: by arrival, by the requests' priority field, or short prompts first."),
+        typer.Option(
+            "--scheduling-policy",
+            help="Scheduling order: by arrival, by the requests' priority field, or short prompts first.",
+        ),
     ] = "fcfs"
     max_waiting: Annotated[
         int, typer.Option(min=1, help="Most requests that wait for a slot in the batch; others are refused.")
     ] = 256
-    prefix_caching: Annotated[bool, typer.Option(help="Reuse the KV cache across requests that share a prefix.")] = True
+    prefix_caching: Annotated[
+        bool,
+        typer.Option(
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            help="Reuse the KV cache across requests that share a prefix.",
+        ),
+    ] = True
     num_draft_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Most tokens drafted per step and request; adapted to speed. [as --mode]"),
+        typer.Option(
+            "--num-speculative-tokens",
+            min=1,
+            help="Most tokens drafted per step and request; adapted to speed. [as --mode]",
+        ),
     ] = None
     ngram: Annotated[bool, typer.Option("--ngram", help="Also draft from repetitions in prompt and answer.")] = False
     device: Annotated[str, typer.Option(envvar="UPDRAFT_DEVICE", help="Device: cpu, cuda or cuda:NUMBER.")] = "cpu"
@@ -153,10 +177,9 @@ class EngineFlags(options.BatchLimits):
         Literal["auto", "torch", "native", "triton"],
         typer.Option(help="Attention kernels: plain torch, C (native, on a CPU), or Triton (on a GPU)."),
     ] = "auto"
-    cuda_graphs: Annotated[
-        bool,
-        typer.Option(help="On a GPU, decode with CUDA graphs: less overhead per step, some seconds more to start."),
-    ] = True
+    enforce_eager: Annotated[
+        bool, typer.Option(help="On a GPU, decode without CUDA graphs: starts some seconds sooner, slower steps.")
+    ] = False
 
     def config(self, threads: int | None) -> EngineConfig:
         from ..cloud_engine.engine.config import EngineConfig, settings_of, usual_block_size
@@ -165,34 +188,38 @@ class EngineFlags(options.BatchLimits):
         given = asdict(self)
         of_mode = limits_from(given.pop("step_costs"), given.pop("mode"), self.max_step_ms)
         limits = settings_of(of_mode, **{name: given.pop(name) for name in asdict(of_mode)})
+        given["cuda_graphs"] = not given.pop("enforce_eager")
         given["block_size"] = given["block_size"] or usual_block_size(self.device)
         return EngineConfig(**limits, **given, num_threads=threads)
 
 
+@shows("--local", "--cloud-url", "--cloud-model", "--api-key-env", "--quality", "--host", "--port", "--config")
 def serve(
     *,
     host: Host = "127.0.0.1",
     port: Port = options.SERVE_PORT,
-    key_env: Annotated[
-        str | None, typer.Option("--key-env", metavar="VAR", help="Environment variable with the key apps must send.")
+    app_api_key_env: Annotated[str | None, options.key_env("the key that apps must send", "--app-api-key-env")] = None,
+    app_api_key_file: Annotated[
+        Path | None, options.key_file("the key that apps must send", "--app-api-key-file")
     ] = None,
     access: AccessFlags,
     log_file: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Log file; rotated when it grows large.")
     ] = None,
     ready_file: ReadyFile = None,
+    _config: RouterConfigFile = None,
     pair: options.Pair,
 ) -> None:
     """Run the router as a local OpenAI server that any app can use without code changes.
 
     Point an OpenAI client at the printed address + /v1, with any key, and model="auto", "local" or "cloud".
-    Other machines (--host) need your key (--key-env); web pages of other sites need --allowed-origin.
+    Other machines (--host) need your key (--app-api-key-env); web pages of other sites need --allowed-origin.
 
     \b
     Examples
       updraft serve --local pocket
-      updraft serve --local model.gguf --cloud https://host/v1 \\
-          --cloud-model big --cloud-key-env HOST_KEY
+      updraft serve --local model.gguf --cloud-url https://host/v1 \\
+          --cloud-model big --api-key-env HOST_KEY
       curl http://127.0.0.1:4114/v1/chat/completions -H 'content-type: application/json' \\
           -d '{"model": "auto", "messages": [{"role": "user", "content": "Hi"}]}'
     """
@@ -205,7 +232,7 @@ def serve(
     os.environ[FORMAT_VARIABLE] = access.log_format
     if log_file is not None:
         log_to_file(log_file)
-    key = None if key_env is None else options.key_from(key_env, "--key-env")
+    key = options.given_key(app_api_key_env, app_api_key_file, "--app-api-key")
     own = {"allowed_hosts": access.allowed_hosts, "allowed_origins": access.allowed_origins}
 
     def load() -> RouterConfig:
@@ -222,6 +249,10 @@ def serve(
         run_daemon(replace(daemon, config=running, reload=reload))
 
 
+@shows(
+    *("--model", "--draft", "--device", "--dtype", "--host", "--port", "--api-key-file", "--register", "--config"),
+    *("--mode", "--max-model-len", "--max-num-seqs", "--max-num-batched-tokens"),
+)
 def node(
     *,
     model: Annotated[
@@ -246,13 +277,15 @@ def node(
     drain_seconds: DrainSeconds = 10.0,
     tool_parser: Annotated[
         Literal["auto", "hermes", "llama3", "mistral", "mistral-args"],
-        typer.Option(help="Format of the model's tool calls; auto detects it from the chat template."),
+        typer.Option(
+            "--tool-call-parser", help="Format of the model's tool calls; auto detects it from the chat template."
+        ),
     ] = "auto",
     chat_template: options.ChatTemplate = None,
-    api_key_file: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="File with the key that clients must send. [UPDRAFT_NODE_API_KEY]"),
+    api_key_env: Annotated[
+        str | None, options.key_env("the key that clients must send", note=" [UPDRAFT_NODE_API_KEY]")
     ] = None,
+    api_key_file: Annotated[Path | None, options.key_file("the key that clients must send")] = None,
     access: AccessFlags,
     public_metrics: Annotated[
         bool, typer.Option("--public-metrics", help="Serve /metrics without a key, for endpoint pickers.")
@@ -260,6 +293,7 @@ def node(
     registration: RegistrationFlags,
     ready_file: ReadyFile = None,
     exit_with_parent: ExitWithParent = False,
+    _config: CloudConfigFile = None,
 ) -> None:
     """Serve one large model through an OpenAI API, with /health and /metrics.
 
@@ -274,7 +308,8 @@ def node(
       updraft node --model ./models/big
       updraft node --model ./models/big --draft ./models/small.gguf --port 0 --ready-file /tmp/node.url
       updraft node --model Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B
-      updraft node --model ./models/big --register https://gateway:8000 --register-key-file node.key
+      updraft node --model ./models/big --register https://gateway:8000 --register-api-key-file node.key
+      updraft node --config cloud.toml
     """
     from ..cloud_engine.node.process import NodeOptions, run_node
     from ..embedded import pocket
@@ -291,7 +326,7 @@ def node(
             drain_seconds=drain_seconds,
             tool_parser=tool_parser,
             chat_template=chat_template,
-            api_key=options.node_key(api_key_file),
+            api_key=options.node_key(api_key_env, api_key_file),
             public_metrics=public_metrics,
             **access.of_node(),
             ready_file=ready_file,
@@ -301,6 +336,10 @@ def node(
     )
 
 
+@shows(
+    *("--node", "--nodes-file", "--keys", "--host", "--port", "--api-key-file", "--db", "--limits", "--prices"),
+    "--config",
+)
 def gateway(
     *,
     nodes: Annotated[
@@ -347,9 +386,10 @@ def gateway(
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Accept requests without a key; loopback only.")] = False,
     host: Host = "127.0.0.1",
     port: Port = options.GATEWAY_PORT,
-    node_api_key_file: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="File with the nodes' key. [UPDRAFT_NODE_API_KEY]")
+    api_key_env: Annotated[
+        str | None, options.key_env("the key of the nodes", note=" [UPDRAFT_NODE_API_KEY]", panel="Cloud")
     ] = None,
+    api_key_file: Annotated[Path | None, options.key_file("the key of the nodes", panel="Cloud")] = None,
     workers: Annotated[int, typer.Option(min=1, max=32, help="Number of gateway processes.")] = 1,
     drain_seconds: DrainSeconds = 10.0,
     timeout_s: Annotated[float, typer.Option(help="Timeout of a request, body included, in seconds.")] = 600.0,
@@ -371,15 +411,17 @@ def gateway(
     access: AccessFlags,
     ready_file: ReadyFile = None,
     exit_with_parent: ExitWithParent = False,
+    _config: CloudConfigFile = None,
 ) -> None:
     """Run the cloud endpoint that apps escalate to, with keys, limits, metering, and failover between nodes.
 
-    UPDRAFT_NODE_API_KEY or --node-api-key-file is the key that the gateway sends to its nodes.
+    The gateway sends its nodes the key of UPDRAFT_NODE_API_KEY, --api-key-env or --api-key-file.
 
     \b
     Examples
       updraft keys create team-a
       updraft gateway --node http://10.0.0.1:4116 --node http://10.0.0.2:4116
+      updraft gateway --config cloud.toml
     """
     from ..cloud_engine.gateway.limits.accounting import AccountingOptions
     from ..cloud_engine.gateway.process import GatewayOptions, run_gateway
@@ -400,7 +442,7 @@ def gateway(
             no_auth=no_auth,
             host=host,
             port=port,
-            node_api_key=options.node_key(node_api_key_file),
+            node_api_key=options.node_key(api_key_env, api_key_file),
             workers=workers,
             drain_seconds=drain_seconds,
             response_cache_mb=response_cache,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -70,9 +71,8 @@ def facts(now: Scrape, before: Scrape | None, nodes: list[dict[str, Any]]) -> di
 
 def top(
     url: Annotated[str, typer.Argument(help="Address of the gateway.")] = "http://127.0.0.1:4115",
-    key_env: Annotated[
-        str | None, typer.Option("--key-env", metavar="VAR", help="Variable with a key of scopes usage and admin.")
-    ] = None,
+    api_key_env: Annotated[str | None, options.key_env("a key of scopes usage and admin")] = None,
+    api_key_file: Annotated[Path | None, options.key_file("a key of scopes usage and admin")] = None,
     every_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print one table instead of a live display.")] = False,
     as_json: json_output.Flag = False,
@@ -84,12 +84,13 @@ def top(
 
     \b
     Examples
-      updraft top http://127.0.0.1:4115 --key-env ADMIN_KEY
+      updraft top http://127.0.0.1:4115 --api-key-env ADMIN_KEY
       updraft top --once --json
     """
     import httpx
 
-    headers = {} if key_env is None else {"authorization": f"Bearer {options.key_from(key_env, '--key-env')}"}
+    key = options.given_key(api_key_env, api_key_file)
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
     with httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=_TIMEOUT_S) as client:
         now, nodes = _fetch_state(client)
         figures = facts(now, None, nodes)
@@ -122,7 +123,7 @@ def _fetch_state(client: Any) -> tuple[Scrape, list[dict[str, Any]]]:
         raise CloudUnreachableError(f"No gateway answers at {client.base_url}: {error}. Check the address.") from error
     for response in (metrics, nodes):
         if response.status_code in (401, 403):
-            raise ConfigurationError("The gateway needs a key with scopes usage and admin: name it with --key-env.")
+            raise ConfigurationError("The gateway needs a key with scopes usage and admin: name it with --api-key-env.")
         if response.status_code != 200:
             raise CloudUnreachableError(f"{response.url.path} answered {response.status_code}: is it a gateway?")
     return Scrape.of(metrics.text, time.monotonic()), nodes.json()["nodes"]

@@ -5,4 +5,4 @@
 set -eu
 DATA="$1" LOCAL="$2" CLOUD="$3" CLOUD_MODEL="$4"
 updraft calibrate --data "$DATA" --local "$LOCAL" --cloud-model "$CLOUD_MODEL" --quality 0.97
-updraft serve --local "$LOCAL" --cloud "$CLOUD" --cloud-model "$CLOUD_MODEL" --cloud-key-env CLOUD_KEY --quality 0.97
+updraft serve --local "$LOCAL" --cloud-url "$CLOUD" --cloud-model "$CLOUD_MODEL" --api-key-env CLOUD_KEY --quality 0.97

@@ -49,19 +49,14 @@ def load_config(
     """Return the user's settings: TOML file, then `UPDRAFT_*`, then `overrides` (as `RouterConfig` fields; tables
     such as `prices` may be mappings). A cloud key counts only if it is set by the source that sets the cloud's URL, or
     by a later source. By default the ledger and the folder of files are on, in the state folder, as is the experience
-    while exploring. A settings file in one of Updraft's own folders is made private. Raises ConfigurationError.
+    while exploring. Raises ConfigurationError.
     """
     path = settings.config_file() if file is None else file
-    if has_file(path):
-        if changeable_by_others(path):
-            raise ConfigurationError(
-                f"{path} belongs to another user, and anyone can change where prompts and keys are sent. Revoke "
-                f"that right (chmod o-w {path}), or name another file with UPDRAFT_CONFIG."
-            )
-        close_to_others(path)
+    given = read_settings(path)
+    given.pop("serve", None)  # options of `updraft serve`, which reads them itself
     state = settings.state_folder()
     values: dict[str, Any] = {"ledger": state / "ledger.sqlite3", "files": state / "files"}
-    _merge(values, settings.read_toml(path), str(path))
+    _merge(values, given, str(path))
     _merge(values, _listed(_nested(settings.environment(environ))), "the environment (UPDRAFT_*)")
     _merge(values, dict(overrides or {}), "the options")
     experience = values.get("experience")
@@ -77,6 +72,18 @@ def load_config(
         raise ConfigurationError(f"Invalid setting: {error}") from error
     learns = config.exploration or config.shadow or config.experience_text
     return replace(config, experience=experience_file()) if learns and "experience" not in values else config
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Read a settings file. In one of Updraft's own folders, the file is made private. Raises ConfigurationError."""
+    if has_file(path):
+        if changeable_by_others(path):
+            raise ConfigurationError(
+                f"{path} belongs to another user, and anyone can change where prompts and keys are sent. Revoke "
+                f"that right (chmod o-w {path}), or name another file with UPDRAFT_CONFIG."
+            )
+        close_to_others(path)
+    return settings.read_toml(path)
 
 
 def _merge(into: dict[str, Any], update: dict[str, Any], source: str) -> None:

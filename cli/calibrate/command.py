@@ -9,6 +9,7 @@ import typer
 
 from ...protocol.errors import ConfigurationError, UpdraftError
 from ..shared import json_output, options, output
+from ..shared.help_panels import shows
 from ..shared.option_groups import Without
 
 if TYPE_CHECKING:
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from .sources import CalibrationRun
 
 
+@shows(
+    *options.USUAL,
+    *("--data", "--live", "--prompts", "--from-log", "--judge", "--judge-url", "--judge-api-key-env", "--budget"),
+    *("--weak", "--strong", "--out", "--save", "--plot", "--json"),
+)
 def calibrate(
     *,
     data: Annotated[
@@ -57,8 +63,8 @@ def calibrate(
     judge_url: Annotated[
         str | None, typer.Option(metavar="URL", help="OpenAI-compatible endpoint of --judge. [the cloud's]")
     ] = None,
-    judge_key_env: Annotated[
-        str | None, typer.Option(metavar="VAR", help="Environment variable that holds the API key of --judge-url.")
+    judge_api_key_env: Annotated[
+        str | None, options.key_env("the API key of --judge-url", "--judge-api-key-env")
     ] = None,
     budget: Annotated[
         float | None,
@@ -91,7 +97,7 @@ def calibrate(
     \b
     Examples
       updraft calibrate --data graded.csv --local model.gguf --cloud-model big --quality 0.97
-      updraft calibrate --live 500 --prompts mine.txt --local model.gguf --cloud https://host/v1 --cloud-model big
+      updraft calibrate --live 500 --prompts mine.txt --local model.gguf --cloud-url https://host/v1 --cloud-model big
       updraft calibrate --live 400 --prompts mine.jsonl --judge bigger --budget 2 --plot curve.png
     """
     from ...classifier.optional_imports import check_fitting
@@ -99,8 +105,8 @@ def calibrate(
     from .plot import check_plotting
 
     _check_flags(data, live, prompts, from_log, save)
-    if judge is None and (judge_url or judge_key_env):
-        raise ConfigurationError("--judge-url and --judge-key-env need --judge MODEL.")
+    if judge is None and (judge_url or judge_api_key_env):
+        raise ConfigurationError("--judge-url and --judge-api-key-env need --judge MODEL.")
     if judge is not None and data is not None:
         raise ConfigurationError("--judge cannot be used with --data: those rows are graded already.")
     if plot is not None and plot.suffix != ".png":
@@ -111,7 +117,7 @@ def calibrate(
     config = pair.config()
     if config.local is None:
         raise ConfigurationError("No local model is configured: name one with --local.", param="local")
-    judging = sources.JudgeOptions(judge, judge_url, judge_key_env, budget)
+    judging = sources.JudgeOptions(judge, judge_url, judge_api_key_env, budget)
     if data is not None:
         run = sources.from_file(data, weak, strong, config)
     elif live is not None and prompts is not None:

@@ -43,7 +43,7 @@ class JudgeOptions:
         """Return settings with the judge as the cloud. The cloud's key is sent to the cloud's URL only."""
         assert self.model is not None
         own = self.url is None
-        key = options.key_from(self.key_env, "--judge-key-env") if self.key_env else None
+        key = options.key_from(self.key_env, "--judge-api-key-env") if self.key_env else None
         return replace(
             config,
             middle_tiers=(),
@@ -194,7 +194,7 @@ def from_life(config: RouterConfig, file: Path, n: int, judging: JudgeOptions) -
         )
     with options.with_cloud(config, watch.say) as running:
         if running.cloud_url is None:
-            raise ConfigurationError("No cloud is configured: name one with --cloud.", param="cloud_url")
+            raise ConfigurationError("No cloud is configured: name one with --cloud-url.", param="cloud_url")
         models = {"local": _model_id(running), "cloud": running.cloud_model}
         kept = SavedAnswers(saved_answers_file(models, local_identity(running)))
         try:

@@ -53,7 +53,7 @@ class _Models(msgspec.Struct):
 prepare_types(_Models)
 
 
-def run_checks(cloud: str | None, cloud_key_env: str | None, begin: Callable[[str], None]) -> Iterator[Check]:
+def run_checks(cloud: str | None, key: str | None, begin: Callable[[str], None]) -> Iterator[Check]:
     """Run all checks and yield each result at once. `begin` receives a description of each slow check."""
     yield Check("python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
     for group in PACKAGES:
@@ -76,7 +76,7 @@ def run_checks(cloud: str | None, cloud_key_env: str | None, begin: Callable[[st
     yield check_port(SERVE_PORT)
     begin("trying the local model")
     yield from check_local()
-    url, key = cloud_to_ask(cloud, cloud_key_env)
+    url, key = cloud_to_ask(cloud, key)
     if url:
         begin(f"asking {shown_url(url)} for its models")
         yield check_cloud(url, key)
@@ -248,12 +248,12 @@ def check_port(port: int) -> Check:
     return Check("port", "ok", f"{port} is free for `updraft serve`")
 
 
-def cloud_to_ask(cloud: str | None, cloud_key_env: str | None) -> tuple[str | None, str | None]:
+def cloud_to_ask(cloud: str | None, key: str | None) -> tuple[str | None, str | None]:
     """Return URL and key of the given cloud, else of the settings' cloud; (None, None) if the settings are invalid."""
     from ...router.settings_sources import load_config
 
     if cloud:
-        return cloud, os.environ.get(cloud_key_env or "")
+        return cloud, key
     try:
         config = load_config()
     except UpdraftError:
@@ -322,7 +322,7 @@ def check_cloud(url: str, key: str | None) -> Check:
             "cloud",
             "fail",
             f"{shown} refuses the API key",
-            "name the key's variable with --cloud-key-env VAR, or run updraft init",
+            "name the key's variable with --api-key-env NAME, or run updraft init",
         )
     if reply.status_code != 200:
         return Check(

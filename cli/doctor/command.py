@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..shared import json_output
+from ..shared import json_output, options
 
 if TYPE_CHECKING:
     from .findings import Check
@@ -16,12 +17,11 @@ MARKS = {"ok": "[green]  ok[/green]", "warn": "[yellow]warn[/yellow]", "fail": "
 
 
 def doctor(
-    cloud: Annotated[
-        str | None, typer.Option(help="OpenAI endpoint to check, e.g. https://host/v1. [the configured one]")
+    cloud_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Endpoint to check, e.g. https://host/v1. [the configured one]")
     ] = None,
-    cloud_key_env: Annotated[
-        str | None, typer.Option(help="Environment variable that holds the API key of --cloud.")
-    ] = None,
+    api_key_env: Annotated[str | None, options.key_env("the API key of --cloud-url")] = None,
+    api_key_file: Annotated[Path | None, options.key_file("the API key of --cloud-url")] = None,
     as_json: json_output.Flag = False,
 ) -> None:
     """Check this installation: interpreter, packages, llama.cpp, models, settings, ports, cloud.
@@ -32,7 +32,7 @@ def doctor(
     \b
     Examples
       updraft doctor
-      updraft doctor --cloud https://api.example.com/v1 --cloud-key-env EXAMPLE_KEY
+      updraft doctor --cloud-url https://api.example.com/v1 --api-key-env EXAMPLE_KEY
     """
     from ..shared.console import Console
     from ..shared.watch import Watch
@@ -40,7 +40,7 @@ def doctor(
 
     watch = Watch(Console(stderr=True, highlight=False))
     checks: list[Check] = []
-    for check in run_checks(cloud, cloud_key_env, watch.begin):
+    for check in run_checks(cloud_url, options.given_key(api_key_env, api_key_file), watch.begin):
         watch.end()
         checks.append(check)
         if not as_json:

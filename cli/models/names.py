@@ -50,7 +50,7 @@ def default_local() -> str | None:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise ConfigurationError(
                 f"No model is set. Fetch a small default model with `updraft pull {DEFAULT}`, name models with --local "
-                "and --cloud, or save them as settings with `updraft init`."
+                "and --cloud-url, or save them as settings with `updraft init`."
             )
         output.secho(f"No model is set. {DEFAULT} is a small model that runs on any machine.", err=True)
         there = obtain(library, DEFAULT).name

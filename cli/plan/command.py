@@ -23,7 +23,13 @@ def plan(
         Path, typer.Option(metavar="JSON", help="Step times from updraft bench engine --only steps --json PATH.")
     ],
     num_blocks: Annotated[
-        int, typer.Option(min=1, max=10_000_000, help="KV cache blocks per node (metric updraft_engine_kv_blocks).")
+        int,
+        typer.Option(
+            "--num-gpu-blocks-override",
+            min=1,
+            max=10_000_000,
+            help="KV cache blocks per node (metric updraft_engine_kv_blocks).",
+        ),
     ],
     requests: Annotated[
         int, typer.Option(min=1, max=1_000_000, help="Number of requests to use from the trace.")
@@ -37,7 +43,10 @@ def plan(
     limits: options.BatchLimits,
     block_size: Annotated[int, typer.Option(min=1, max=1_024, help="Option --block-size of the nodes.")] = 16,
     context_length: Annotated[
-        int | None, typer.Option(min=1, max=10_000_000, help="Option --context-length of the nodes. [as the KV cache]")
+        int | None,
+        typer.Option(
+            "--max-model-len", min=1, max=10_000_000, help="Option --max-model-len of the nodes. [as the KV cache]"
+        ),
     ] = None,
     usd_per_hour: Annotated[float | None, typer.Option(min=0, max=1_000_000, help="Price of a node.")] = None,
     cloud_share: Annotated[
@@ -54,8 +63,9 @@ def plan(
     \b
     Examples
       updraft bench engine --only steps --json costs.json
-      updraft plan --trace AzureLLMInferenceTrace_conv.csv --costs costs.json --num-blocks 4096
-      updraft plan --trace gateway.sqlite3 --costs costs.json --num-blocks 4096 --usd-per-hour 2 --cloud-share 0.4
+      updraft plan --trace AzureLLMInferenceTrace_conv.csv --costs costs.json --num-gpu-blocks-override 4096
+      updraft plan --trace gateway.sqlite3 --costs costs.json --num-gpu-blocks-override 4096 \\
+          --usd-per-hour 2 --cloud-share 0.4
     """
     from ...cloud_engine.engine.config import EngineConfig, settings_of
     from ...cloud_engine.planning.mode_limits import limits_from
@@ -118,7 +128,7 @@ def _print(tried: list[FleetFigures], enough: FleetFigures, result: dict[str, An
     output.echo(f"{enough.nodes} nodes meet the objective for {enough.share:.1%} of the requests.")
     limits = result["limits"]
     output.echo(
-        f"Each node runs with --max-batch-size {limits['max_batch_size']} --token-budget {limits['token_budget']} "
+        f"Each node runs with --max-num-seqs {limits['max_batch_size']} --max-num-batched-tokens {limits['token_budget']} "
         f"--max-step-ms {limits['max_step_ms']}, as --mode and --step-costs set them. Speculation, prefix cache "
         "affinity and the network are not simulated."
     )

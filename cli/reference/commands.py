@@ -17,7 +17,11 @@ Row = tuple[str, str, str, str]
 _HEADER = ("option", "value", "default", "meaning")
 _INTRODUCTION = (
     "Every command has `--help`. Options of the router override `UPDRAFT_*` variables, which override the "
-    "[settings](settings.md) file."
+    "[settings](settings.md) file.\n\n"
+    "If `--help` shows only the usual options, `--help-all` shows all of them. The file of `--config` also takes "
+    "them, in the table `[serve]`, `[node]` or `[gateway]`: `max_num_seqs = 16`, for example, and a list for an option "
+    "that is repeatable. For other commands, the settings file takes the hidden options under the same names, and "
+    "`--api-key-file` as `cloud_api_key_file`."
 )
 _EXIT_CODES = (
     ("0", "Success. A server that was stopped by a signal has ended its requests."),

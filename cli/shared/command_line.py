@@ -12,7 +12,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from ...protocol.errors import ConfigurationError
 from ...protocol.safety.terminal_text import printable
+from .help_panels import ADVANCED, arrange, shown_options
 from .option_groups import expanded
+from .renamed_options import check_renamed
 
 STDOUT = "-"  # a path that means standard output
 _OLD_NAMES = {"promise_level": "--confidence"}  # former options of parameters
@@ -22,9 +24,18 @@ class Command(TyperCommand):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         _escape_help(self)
+        if (shown := shown_options(self.callback)) is not None:
+            arrange(self.params, shown)
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)
+        if option is not None and shown_options(self.callback) is not None:
+            option.rich_help_panel = ADVANCED
+        return option
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Treat a bare `--json` as standard output, for commands whose `--json` takes a path."""
+        """Refuse former names of options. A bare `--json` means standard output if `--json` takes a path."""
+        check_renamed(args, {name for param in self.params for name in (*param.opts, *param.secondary_opts)})
         if any(param.name == "json_path" for param in self.params):
             args = _with_path(args)
         given = {word.partition("=")[0] for word in args}

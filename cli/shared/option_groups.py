@@ -8,6 +8,8 @@ from dataclasses import fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+from .help_panels import HelpAll, shown_options
+
 
 class Without:
     """Parameter metadata that names the fields of an option group to leave out of the command."""
@@ -17,7 +19,7 @@ class Without:
 
 
 def expanded(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `command` with each option group in its signature replaced by one parameter per field."""
+    """Return `command` with one parameter per field of its option groups, and `--help-all` if it hides options."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, tuple[Any, list[str]]] = {}
     parameters: list[inspect.Parameter] = []
@@ -33,11 +35,16 @@ def expanded(command: Callable[..., Any]) -> Callable[..., Any]:
             inspect.Parameter(each.name, parameter.kind, default=each.default, annotation=own[each.name])
             for each in taken
         ]
-    if not groups:
+    if shown_options(command) is not None:
+        parameters.append(
+            inspect.Parameter("help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=HelpAll)
+        )
+    elif not groups:
         return command
 
     @wraps(command)
     def called(**values: Any) -> Any:
+        values.pop("help_all", None)
         for name, (kind, names) in groups.items():
             values[name] = kind(**{each: values.pop(each) for each in names if each in values})
         return command(**values)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -33,6 +33,14 @@ class Tier(StrEnum):
     AUTO = "auto"
     LOCAL = "local"
     CLOUD = "cloud"
+
+
+def key_env(key: str, name: str = "--api-key-env", *, note: str = "", panel: str | None = None) -> Any:
+    return typer.Option(name, metavar="NAME", help=f"Environment variable with {key}.{note}", rich_help_panel=panel)
+
+
+def key_file(key: str, name: str = "--api-key-file", *, panel: str | None = None) -> Any:
+    return typer.Option(name, metavar="FILE", help=f"File with {key}.", rich_help_panel=panel)
 
 
 Local = Annotated[
@@ -69,6 +77,8 @@ PolicyFolder = Annotated[
 ]
 
 
+#: Options of `Pair` that `--help` shows. The settings file takes the others.
+USUAL = ("--local", "--cloud-url", "--cloud-model", "--api-key-env", "--quality", "--confidence", "--promise-level")
 #: Fields of `Pair` that calibrating commands leave out: the plain threshold and the local model's formats.
 CALIBRATED = ("confidence", "confidence_signal", "tool_parser", "chat_template")
 
@@ -78,25 +88,24 @@ class Pair:
     """Options that choose the local model, the cloud and the target; None keeps the configured value."""
 
     local: Local = None
-    cloud: Annotated[
+    cloud_url: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
             help="Endpoint to escalate to, e.g. https://host/v1. "
-            "With --local pocket and no --cloud, the packaged cloud model starts on this machine.",
+            "With --local pocket and no --cloud-url, the packaged cloud model starts on this machine.",
         ),
     ] = None
-    cloud_model: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the model at --cloud.")] = None
+    cloud_model: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the model at --cloud-url.")] = None
     cloud_provider: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="API of --cloud: openai, azure, anthropic, gemini, or an installed provider. [inferred from its host]",
+            help="API of --cloud-url: openai, azure, anthropic, gemini, or an installed provider. [by its host]",
         ),
     ] = None
-    cloud_key_env: Annotated[
-        str | None, typer.Option(metavar="VAR", help="Environment variable that holds the API key of --cloud.")
-    ] = None
+    api_key_env: Annotated[str | None, key_env("the API key of --cloud-url", panel="Cloud")] = None
+    api_key_file: Annotated[Path | None, key_file("the API key of --cloud-url", panel="Cloud")] = None
     quality: Quality = None
     cloud_share: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Instead of a quality: largest share to escalate, 0 to 1.")
@@ -141,10 +150,8 @@ class Pair:
         from ..models.names import resolve
 
         flags = {name: value for name, value in asdict(self).items() if value is not None}
-        if (url := flags.pop("cloud", None)) is not None:
-            flags["cloud_url"] = url
-        if (variable := flags.pop("cloud_key_env", None)) is not None:
-            flags["cloud_api_key"] = key_from(variable, "--cloud-key-env")
+        if (key := given_key(flags.pop("api_key_env", None), flags.pop("api_key_file", None))) is not None:
+            flags["cloud_api_key"] = key
         config = load_config(flags)
         if self.local is None:
             return config
@@ -164,14 +171,28 @@ class BatchLimits:
         Literal["latency", "balanced", "throughput"],
         typer.Option(help="Preset for the limits below: low latency per stream, high total throughput, or a balance."),
     ] = "balanced"
-    max_batch_size: Annotated[int | None, typer.Option(min=1, help="Most requests in one step. [as --mode]")] = None
+    max_batch_size: Annotated[
+        int | None, typer.Option("--max-num-seqs", min=1, help="Most requests in one step. [as --mode]")
+    ] = None
     token_budget: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens computed in one step, over all requests. [as --mode]")
+        int | None,
+        typer.Option(
+            "--max-num-batched-tokens", min=1, help="Most tokens computed in one step, over all requests. [as --mode]"
+        ),
     ] = None
     max_step_ms: Annotated[
         int | None,
         typer.Option(min=1, help="Target time per step; long prefills and drafts are chunked to fit. [as --mode]"),
     ] = None
+
+
+def given_key(variable: str | None, file: Path | None, option: str = "--api-key") -> str | None:
+    """Return the key of `{option}-env` or `{option}-file`, if one is given. Raises ConfigurationError."""
+    if variable is not None and file is not None:
+        raise ConfigurationError(f"Give {option}-env or {option}-file, not both.")
+    if variable is not None:
+        return key_from(variable, f"{option}-env")
+    return None if file is None else key_in(file)
 
 
 def key_from(variable: str, option: str) -> str:
@@ -231,9 +252,9 @@ def key_database(given: Path | None) -> Path:
     return given or state_folder() / "keys.sqlite3"
 
 
-def node_key(file: Path | None) -> str | None:
-    """Return the key of a gateway's nodes, from `file` or UPDRAFT_NODE_API_KEY. Raises ConfigurationError."""
-    return (os.environ.get("UPDRAFT_NODE_API_KEY") or None) if file is None else key_in(file)
+def node_key(variable: str | None, file: Path | None) -> str | None:
+    """Return the key of a gateway's nodes: the given key, or else UPDRAFT_NODE_API_KEY. Raises ConfigurationError."""
+    return given_key(variable, file) or os.environ.get("UPDRAFT_NODE_API_KEY") or None
 
 
 def key_in(file: Path) -> str:

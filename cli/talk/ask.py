@@ -9,9 +9,11 @@ import typer
 
 from ...protocol.errors import InvalidRequestError
 from ..shared import json_output, options, output
+from ..shared.help_panels import shows
 from ..shared.option_groups import Without
 
 
+@shows(*options.USUAL, "--tier", "--temperature", "--seed", "--json", "--quiet")
 def ask(
     *,
     question: Annotated[str, typer.Argument(help="Question, or - to read standard input.", show_default=False)],
@@ -31,7 +33,7 @@ def ask(
       updraft ask --local pocket "What is 17 + 25?"
       updraft ask --local model.gguf --tier local --json "What is the capital of Japan?"
       cat question.txt | updraft ask - --local hf:Qwen/Qwen3-0.6B-GGUF/Qwen3-0.6B-Q8_0.gguf \\
-          --cloud https://host/v1 --cloud-model big --cloud-key-env HOST_KEY
+          --cloud-url https://host/v1 --cloud-model big --api-key-env HOST_KEY
     """
     prompt = sys.stdin.read().strip() if question == "-" else question.strip()
     if not prompt:

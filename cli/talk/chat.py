@@ -10,6 +10,7 @@ import typer
 
 from ...protocol.errors import UpdraftError
 from ..shared import options, output
+from ..shared.help_panels import shows
 from ..shared.option_groups import Without
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ Ctrl-C stops an answer."""
 EXIT_COMMANDS = ("exit", "quit", "/exit", "/quit")
 
 
+@shows(*options.USUAL)
 def chat(pair: Annotated[options.Pair, Without("tool_parser")]) -> None:
     """Chat with both models; a dim line below each answer shows which tier answered, why, and P(gain).
 
@@ -39,11 +41,11 @@ def chat(pair: Annotated[options.Pair, Without("tool_parser")]) -> None:
     Examples
       updraft chat
       updraft chat --local pocket
-      updraft chat --local model.gguf --cloud https://host/v1 --cloud-model big --cloud-key-env HOST_KEY
+      updraft chat --local model.gguf --cloud-url https://host/v1 --cloud-model big --api-key-env HOST_KEY
     """
     from ..models.names import default_local
 
-    if pair.local is None and pair.cloud is None:
+    if pair.local is None and pair.cloud_url is None:
         pair = replace(pair, local=default_local())
     config = pair.config()
     from ... import OpenAI

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from ...router.config import RouterConfig
     from ...sdk import OpenAI
 
-SWITCH = "Real models: --local hf:owner/repo:file.gguf | file.gguf, --cloud URL --cloud-model NAME --cloud-key-env VAR"
+SWITCH = (
+    "Real models: --local hf:owner/repo:file.gguf | file.gguf, --cloud-url URL --cloud-model NAME --api-key-env NAME"
+)
 
 
 @dataclass(frozen=True, slots=True)

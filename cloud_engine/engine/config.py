@@ -81,8 +81,8 @@ class EngineConfig:
             )
         if self.token_budget < self.max_batch_size:
             raise ConfigurationError(
-                f"token_budget ({self.token_budget}) must be at least max_batch_size ({self.max_batch_size}), "
-                "so that each request of a full batch gets a token per step.",
+                f"token_budget (--max-num-batched-tokens {self.token_budget}) must be at least max_batch_size "
+                f"(--max-num-seqs {self.max_batch_size}), so that each request of a full batch gets a token per step.",
                 param="token_budget",
             )
         for name in ("context_length", "num_blocks", "num_threads", "max_step_ms"):

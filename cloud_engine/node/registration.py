@@ -47,7 +47,9 @@ class RegistrationOptions:
                 param="register",
             )
         if not is_sendable(self.key):
-            raise ConfigurationError("The key in --register-key-file has characters that an HTTP header cannot hold.")
+            raise ConfigurationError(
+                "The key in --register-api-key-file has characters that an HTTP header cannot hold."
+            )
         if self.url is None and host in ("", "0.0.0.0", "::"):
             raise ConfigurationError(
                 f"The gateway cannot connect to --host {host}: set --register-as to a URL that reaches this node.",

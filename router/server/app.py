@@ -34,7 +34,7 @@ from .routes.openai.files import MAX_UPLOAD, UPLOADS
 TIMEOUT_HEADER = "x-updraft-timeout"
 _CLIENTS_TIMEOUTS = ("x-stainless-read-timeout", "x-stainless-timeout")  # OpenAI's Python and JavaScript clients
 
-_SET_KEY = "set a key with --key-env"
+_SET_KEY = "set a key with --app-api-key-env"
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 log = logging.getLogger("updraft.router")
 POLL_S = 1.0

@@ -82,7 +82,18 @@ def test_the_advised_commands_run_one_after_the_other(
     others = [f"Who wrote the book number {number} on the shelf of poems?" for number in range(150)]
     answers = {**{each: str(eval(each)) for each in sums}, **{each: f"Author {each[-20:]}" for each in others}}
     with fake_cloud(answers=answers) as url:
-        call = ["init", "--yes", "--local", "pocket", "--cloud-url", url, "--cloud-model", "big", "--key-env", "KEY"]
+        call = [
+            "init",
+            "--yes",
+            "--local",
+            "pocket",
+            "--cloud-url",
+            url,
+            "--cloud-model",
+            "big",
+            "--api-key-env",
+            "KEY",
+        ]
         done = updraft(*call, env={"KEY": "secret-key"})
         assert done.returncode == 0, done.stderr
         advised = re.search(r"^  updraft (calibrate --live (\d+) --prompts) FILE$", done.stderr, re.MULTILINE)

@@ -107,6 +107,12 @@ def letters(text: str) -> str:
     return re.sub(r"[\s│╭╮╰╯─]", "", text)
 
 
+def every_option(path: tuple[str, ...]) -> list[str]:
+    """The option that shows all of a command's options."""
+    hides = any(getattr(param, "hidden", False) for param in TREE[path].params)
+    return ["--help-all"] if hides else ["--help"]
+
+
 def sources(path: tuple[str, ...]) -> list[str]:
     """The help texts as they stand in the code: of a command its docstring, and of its options the annotations."""
     command = TREE[path]
@@ -119,7 +125,7 @@ def sources(path: tuple[str, ...]) -> list[str]:
 
 @pytest.mark.parametrize("path", TREE, ids=" ".join)
 def test_no_bracket_of_a_help_text_is_lost(path: tuple[str, ...]) -> None:
-    shown = letters(CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "200"}).output)
+    shown = letters(CliRunner().invoke(app, [*path, *every_option(path)], env={"COLUMNS": "200"}).output)
     for text in sources(path):
         for found in BRACKETED.findall(text):
             assert letters(found) in shown, f"{found} of {' '.join(path)}"
@@ -187,14 +193,14 @@ def test_a_wrong_call_is_no_traceback(updraft) -> None:
         (["ask", "   "], "The question is empty"),
         (["ask", "hi", "--local", "missing.gguf"], "There is no local model 'missing.gguf'"),
         (["ask", "hi", "--local", "hf:no-file"], "hf:owner/repo:file.gguf"),
-        (["ask", "hi", "--cloud", "ftp://x"], "must start with http:// or https://"),
+        (["ask", "hi", "--cloud-url", "ftp://x"], "must start with http:// or https://"),
         (["ask", "hi", "--quality", "1.5"], "quality must be above 0 and at most 1"),
         (["ask", "hi", "--cloud-share", "1.5"], "cloud_share must be from 0 to 1"),
         (["eval", "--cost", "1", "--quality", "0.9"], "quality and cost exclude each other"),
-        (["ask", "hi", "--cloud-key-env", "NOT_SET"], "NOT_SET"),
+        (["ask", "hi", "--api-key-env", "NOT_SET"], "NOT_SET"),
         (["ask", "hi"], "No model is configured. Set local"),
         (["serve", "--port", "0"], "No model is configured. Set local"),
-        (["serve", "--cloud", "http://h"], "cloud_model must be set with cloud_url"),
+        (["serve", "--cloud-url", "http://h"], "cloud_model must be set with cloud_url"),
         (["ask", "hi", "--local", "pocket", "--confidence", "0.8", "--cost", "1"], "cost and confidence exclude"),
         (["calibrate", "--confidence", "0.9"], "`--confidence` is now `--promise-level`"),
         (["eval", "--tasks", "5", "--file", "x.jsonl"], "mutually exclusive"),

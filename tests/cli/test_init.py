@@ -33,7 +33,7 @@ def private(path: Path) -> bool:
 
 
 def test_a_cloud_by_options(updraft, cloud: str, home: Path) -> None:
-    flags = ["--yes", "--cloud-url", cloud, "--cloud-model", "big", "--key-env", "CLOUD_KEY"]
+    flags = ["--yes", "--cloud-url", cloud, "--cloud-model", "big", "--api-key-env", "CLOUD_KEY"]
     done = updraft("init", *flags, env={"CLOUD_KEY": KEY})
     assert done.returncode == 0, done.stderr
     assert "The cloud model big answers" in done.stderr
@@ -62,7 +62,7 @@ def test_a_pulled_model_goes_by_its_name(updraft, home: Path, cloud: str, tmp_pa
     assert updraft("pull", str(packaged), "--name", "mine").returncode == 0
     key_file = tmp_path / "my.key"
     key_file.write_text(KEY)
-    flags = ["--cloud-url", cloud, "--cloud-model", "big", "--key-file", str(key_file)]
+    flags = ["--cloud-url", cloud, "--cloud-model", "big", "--api-key-file", str(key_file)]
     done = updraft("init", "--yes", "--local", "mine", *flags)
     assert done.returncode == 0, done.stderr
     found = settings_in(home)
@@ -87,7 +87,7 @@ def test_a_person_is_asked(environment, cloud: str, home: Path, tmp_path: Path) 
 
 def test_settings_are_not_replaced_silently(in_process, cloud: str, home: Path) -> None:
     (home / "config.toml").write_text("offline = true\n")
-    flags = ["--yes", "--cloud-url", cloud, "--cloud-model", "big", "--key-env", "CLOUD_KEY"]
+    flags = ["--yes", "--cloud-url", cloud, "--cloud-model", "big", "--api-key-env", "CLOUD_KEY"]
     refused = in_process("init", *flags, env={"CLOUD_KEY": KEY})
     assert (refused.returncode, "--force" in refused.stderr) == (2, True)
     assert settings_in(home) == {"offline": True}
@@ -102,12 +102,12 @@ def test_settings_are_not_replaced_silently(in_process, cloud: str, home: Path) 
         ([], 2, "Name a model"),
         (["--cloud-url", "URL"], 2, "needs --cloud-model"),
         (["--cloud-url", "URL", "--cloud-model", " "], 2, "needs --cloud-model"),
-        (["--key-env", "CLOUD_KEY"], 2, "need --cloud-url"),
+        (["--api-key-env", "CLOUD_KEY"], 2, "need --cloud-url"),
         (["--local", "pocket", "--cloud-model", "big"], 2, "need --cloud-url"),
-        (["--cloud-url", "URL", "--cloud-model", "big", "--key-env", "NOT_SET"], 2, "not set"),
-        (["--cloud-url", "URL", "--cloud-model", "big", "--key-file", "absent"], 2, "cannot be read"),
-        (["--cloud-url", "URL", "--cloud-model", "big", "--key-file", "empty"], 2, "is empty"),
-        (["--cloud-url", "URL", "--cloud-model", "big", "--key-file", "wrong"], 1, "That key is unknown here."),
+        (["--cloud-url", "URL", "--cloud-model", "big", "--api-key-env", "NOT_SET"], 2, "not set"),
+        (["--cloud-url", "URL", "--cloud-model", "big", "--api-key-file", "absent"], 2, "cannot be read"),
+        (["--cloud-url", "URL", "--cloud-model", "big", "--api-key-file", "empty"], 2, "is empty"),
+        (["--cloud-url", "URL", "--cloud-model", "big", "--api-key-file", "wrong"], 1, "That key is unknown here."),
         (["--cloud-url", "ftp://x", "--cloud-model", "big"], 2, "must start with http"),
         (["--local", "absent.gguf"], 1, "no local model"),
     ],
@@ -127,10 +127,10 @@ def test_nothing_is_written_unless_all_of_it_works(
 
 def test_old_settings_keep_their_keys(in_process, cloud: str, home: Path) -> None:
     flags = ["--yes", "--force", "--cloud-url", cloud, "--cloud-model", "big"]
-    assert in_process("init", *flags, "--key-env", "CLOUD_KEY", env={"CLOUD_KEY": KEY}).returncode == 0
+    assert in_process("init", *flags, "--api-key-env", "CLOUD_KEY", env={"CLOUD_KEY": KEY}).returncode == 0
     (home / "cloud_api_key").write_text("an older key\n")
     for _ in range(2):
-        assert in_process("init", *flags, "--key-env", "CLOUD_KEY", env={"CLOUD_KEY": KEY}).returncode == 0
+        assert in_process("init", *flags, "--api-key-env", "CLOUD_KEY", env={"CLOUD_KEY": KEY}).returncode == 0
     found = [tomllib.loads((home / f"config.toml{end}").read_text()) for end in (".old", ".old-2", "")]
     keys = [Path(each["cloud_api_key_file"]) for each in found]
     assert [each.name for each in keys] == ["cloud_api_key", "cloud_api_key-2", "cloud_api_key-2"]

@@ -27,7 +27,17 @@ def files(tmp_path: Path) -> list[str]:
     rows = [{"timestamp": 40 * number, "input_length": 60, "output_length": 20 + number % 40} for number in range(60)]
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
     costs.write_text(json.dumps({"metrics": {f"step_time_{name}": value for name, value in COSTS.items()}}))
-    return ["plan", "--trace", str(trace), "--costs", str(costs), "--num-blocks", "64", "--context-length", "256"]
+    return [
+        "plan",
+        "--trace",
+        str(trace),
+        "--costs",
+        str(costs),
+        "--num-gpu-blocks-override",
+        "64",
+        "--max-model-len",
+        "256",
+    ]
 
 
 def test_a_plan_is_printed_drawn_and_written_as_json(files: list[str], tmp_path: Path) -> None:
@@ -38,7 +48,7 @@ def test_a_plan_is_printed_drawn_and_written_as_json(files: list[str], tmp_path:
     assert f"{found['nodes']} nodes meet the objective" in shown.stdout
     assert "times the tokens of static batching" in shown.stdout
     assert "--mode latency:" in shown.stdout
-    assert f"--max-batch-size {found['limits']['max_batch_size']} " in shown.stdout
+    assert f"--max-num-seqs {found['limits']['max_batch_size']} " in shown.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
     tried = {each["nodes"]: each for each in found["tried"]}
     assert tried[found["nodes"]]["share"] >= 0.9

@@ -73,7 +73,7 @@ def test_what_keeps_a_server_from_starting_is_one_line(updraft, tmp_path: Path) 
     (tmp_path / "home").mkdir(exist_ok=True)
     with closing(sqlite3.connect(tmp_path / "home" / "ledger.sqlite3")) as ledger:
         ledger.execute("PRAGMA user_version=99")  # a newer version's
-    done = updraft("serve", "--port", "0", "--cloud", "http://127.0.0.1:9/v1", "--cloud-model", "big")
+    done = updraft("serve", "--port", "0", "--cloud-url", "http://127.0.0.1:9/v1", "--cloud-model", "big")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert done.stderr.strip().splitlines()[-1].startswith("error: ")
@@ -118,7 +118,7 @@ ENGINE = {
     "token_budget": 77, "max_batch_size": 5, "context_length": 9, "num_blocks": 6, "policy": "priority",
     "max_waiting": 7, "max_step_ms": 8, "prefix_caching": False, "num_draft_tokens": 4, "ngram": True,
     "device": "cuda", "dtype": "bfloat16", "block_size": 64, "batch_invariant": True, "attention_backend": "torch",
-    "cuda_graphs": False, "default_max_tokens": 99,
+    "default_max_tokens": 99,
 }  # fmt: skip
 NODE = {
     "model": "m", "draft": "d", "host": "127.0.0.2", "port": 1, "restart": True, "drain_seconds": 2.5,
@@ -142,8 +142,8 @@ def test_every_option_of_a_node_reaches_it(started: list[process.NodeOptions], m
     for options, given in ((plain, NODE), (plain.engine, ENGINE)):
         assert all(getattr(options, name) != value for name, value in given.items()), "else nothing would be given"
     monkeypatch.setenv("UPDRAFT_NODE_API_KEY", "secret")
-    start_node(**NODE, **ENGINE, threads=3)  # type: ignore[arg-type]
-    engine = EngineConfig(**ENGINE, num_threads=3)  # type: ignore[arg-type]
+    start_node(**NODE, **ENGINE, threads=3, enforce_eager=True)  # type: ignore[arg-type]
+    engine = EngineConfig(**ENGINE, num_threads=3, cuda_graphs=False)  # type: ignore[arg-type]
     assert started == [process.NodeOptions(engine=engine, api_key="secret", **NODE)]  # type: ignore[arg-type]
 
 

@@ -14,7 +14,7 @@ Cloud = Callable[..., AbstractContextManager[str]]
 
 
 def flags(url: str) -> list[str]:
-    return ["--local", "none", "--cloud", url, "--cloud-model", "big", "--cloud-key-env", "CLOUD_KEY"]
+    return ["--local", "none", "--cloud-url", url, "--cloud-model", "big", "--api-key-env", "CLOUD_KEY"]
 
 
 def is_plain(*texts: str) -> bool:

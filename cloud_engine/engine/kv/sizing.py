@@ -42,7 +42,7 @@ class KVCacheSize:
         wanted = config.context_length or trained
         if wanted > trained:
             raise ConfigurationError(
-                f"context_length is {wanted} tokens, but the model supports {trained}: lower context_length.",
+                f"context_length (--max-model-len) is {wanted} tokens, but the model supports {trained}: lower it.",
                 param="context_length",
             )
         window = _window(models, config)
@@ -54,7 +54,8 @@ class KVCacheSize:
         if config.context_length is not None:
             raise ConfigurationError(
                 f"A context of {wanted} tokens needs {needed} blocks of KV cache ({gib:.1f} GiB), but it has "
-                f"{num_blocks}: lower context_length to {held}, or set num_blocks to {needed}.",
+                f"{num_blocks}: lower context_length (--max-model-len) to {held}, or set num_blocks to {needed} "
+                "(--num-gpu-blocks-override).",
                 param="context_length",
             )
         why = f"the KV cache has {num_blocks} blocks, the whole context needs {needed} ({gib:.1f} GiB)"

@@ -32,7 +32,8 @@ class RequestLimits:
         self._check_branches(request)
         if request.priority and self.config.policy != "priority":
             raise InvalidRequestError(
-                f"The server uses --policy {self.config.policy}. Omit priority, or start it with --policy priority.",
+                f"The server uses --scheduling-policy {self.config.policy}. Omit priority, or start it with "
+                "--scheduling-policy priority.",
                 param="priority",
             )
         self._check_length(request, scheduler)
@@ -51,7 +52,7 @@ class RequestLimits:
         most = self.config.max_batch_size
         if not 1 <= request.n <= request.num_branches <= most:
             raise InvalidRequestError(
-                f"n, best_of and the number of beams must be between 1 and {most} (--max-batch-size), and n must not "
+                f"n, best_of and the number of beams must be between 1 and {most} (--max-num-seqs), and n must not "
                 f"exceed the number of beams; got {max(request.n, request.num_branches)}.",
                 param="n",
                 code="invalid_value",

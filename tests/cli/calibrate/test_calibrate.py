@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow  # such files come first
 
 __all__ = ["oracle"]
 
-NOWHERE = ["--cloud", "http://127.0.0.1:9/v1", "--cloud-model", "big"]
+NOWHERE = ["--cloud-url", "http://127.0.0.1:9/v1", "--cloud-model", "big"]
 GSM8K = Path(__file__).resolve().parents[4] / "shared" / "data" / "routing" / "routellm_gsm8k.csv.gz"
 
 
@@ -29,7 +29,7 @@ def test_both_tiers_live_and_then_in_use(updraft, oracle: str, tmp_path: Path) -
     pytest.importorskip("llama_cpp")
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": question.prompt}) for question in QUESTIONS))
-    pair = ["--local", "pocket", "--cloud", oracle, "--cloud-model", "oracle"]
+    pair = ["--local", "pocket", "--cloud-url", oracle, "--cloud-model", "oracle"]
     call = ["calibrate", "--live", str(len(QUESTIONS)), "--prompts", str(prompts), *pair]
     done = updraft(*call, "--out", "prompts.jsonl/policy")
     assert done.returncode == 2
@@ -187,7 +187,7 @@ def test_a_model_server_as_the_local_tier(updraft, oracle: str, tmp_path: Path) 
     app = daemon_app(Router(RouterConfig(local="pocket")))
     with serving(app, lifespan=True) as url:
         served = {"UPDRAFT_LOCAL_MODEL": "pocket-small"}
-        pair = ["--local", url, "--cloud", oracle, "--cloud-model", "oracle"]
+        pair = ["--local", url, "--cloud-url", oracle, "--cloud-model", "oracle"]
         call = ["calibrate", "--live", "101", "--prompts", str(prompts), *pair, "--cloud-share", "0.5"]
         done = updraft(*call, env=served)
         assert done.returncode == 0, done.stderr
@@ -206,7 +206,7 @@ def test_a_server_without_logprobs_cannot_be_calibrated(in_process, tmp_path: Pa
         server.says({"data": [{"id": "small"}]})
         server.says({"choices": [{"message": {"content": "a"}, "finish_reason": "length"}]})
         call = ["calibrate", "--live", "100", "--prompts", "many.txt", "--local", server.url]
-        done = in_process(*call, "--cloud", server.url, "--cloud-model", "big")
+        done = in_process(*call, "--cloud-url", server.url, "--cloud-model", "big")
         assert done.returncode == 2
         assert "gives no log-probabilities for small" in done.stderr
         assert len(server.asked) == 2, "the cloud is not asked"

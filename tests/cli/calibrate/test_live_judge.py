@@ -113,8 +113,8 @@ def call(url: str, tmp_path: Path, *more: str) -> list[str]:
     prompts = tmp_path / "prompts.jsonl"
     lines = [{"prompt": f"Tale {i}: tell me of the {THINGS[i % 10]}."} for i in range(1, N + 1)]
     prompts.write_text("\n".join(map(json.dumps, lines)))
-    pair = ["--local", "pocket", "--cloud", url, "--cloud-model", "big"]
-    judge = ["--judge", "judge", "--judge-url", url, "--judge-key-env", "JUDGE_KEY"]
+    pair = ["--local", "pocket", "--cloud-url", url, "--cloud-model", "big"]
+    judge = ["--judge", "judge", "--judge-url", url, "--judge-api-key-env", "JUDGE_KEY"]
     return ["calibrate", "--live", str(N), "--prompts", str(prompts), *pair, *judge, *more]
 
 

@@ -119,7 +119,7 @@ def test_the_cloud_is_asked_for_its_models() -> None:
     assert good.status == "ok"
     assert "big" in good.found
     assert bad.status == "fail"
-    assert "--cloud-key-env" in bad.fix
+    assert "--api-key-env" in bad.fix
     assert page.status == "fail"
     assert "not OpenAI-compatible" in page.found
 

@@ -21,7 +21,7 @@ TASKS = [
 def cloud(fake_cloud) -> Iterator[list[str]]:
     """The flags that name the stand-in cloud, and no local model."""
     with fake_cloud() as url:
-        yield ["--cloud", url, "--cloud-model", "big", "--cloud-key-env", "CLOUD_KEY"]
+        yield ["--cloud-url", url, "--cloud-model", "big", "--api-key-env", "CLOUD_KEY"]
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_eval_fails_when_an_answer_is_missing(in_process, fake_cloud, task_file)
             str(task_file),
             "--local",
             "none",
-            "--cloud",
+            "--cloud-url",
             url,
             "--cloud-model",
             "big",
@@ -126,7 +126,7 @@ def test_eval_fails_when_an_answer_is_missing(in_process, fake_cloud, task_file)
 
 def test_eval_counts_errors_by_kind_and_prints_nothing_but_json(in_process, fake_cloud, task_file) -> None:
     with fake_cloud(broken=True) as url:
-        flags = ["--cloud", url, "--cloud-model", "big", "--cloud-key-env", "CLOUD_KEY"]
+        flags = ["--cloud-url", url, "--cloud-model", "big", "--api-key-env", "CLOUD_KEY"]
         done = in_process("eval", "--file", str(task_file), "--json", *flags, env={"CLOUD_KEY": KEY})
     assert done.returncode == 1
     found = json.loads(done.stdout)["errors"]
@@ -190,7 +190,7 @@ def test_chat_breaks_lines_between_words(environment, cloud, tmp_path: Path) -> 
 
 def test_chat_survives_a_failing_answer(in_process, fake_cloud) -> None:
     with fake_cloud(broken=True) as url:
-        flags = ["--cloud", url, "--cloud-model", "big", "--cloud-key-env", "CLOUD_KEY"]
+        flags = ["--cloud-url", url, "--cloud-model", "big", "--api-key-env", "CLOUD_KEY"]
         done = in_process("chat", *flags, env={"CLOUD_KEY": KEY}, input="hi\nhello\n")
     assert done.returncode == 0
     assert done.stderr.count("The cloud is out of order.") == 2

@@ -471,5 +471,5 @@ def test_a_request_takes_as_many_places_as_answers(make_engine, ask) -> None:
 
 @pytest.mark.parametrize("n", [0, 9])
 def test_more_answers_than_places_are_refused(make_engine, ask, n) -> None:
-    with pytest.raises(InvalidRequestError, match=rf"between 1 and 8 \(--max-batch-size\).*got {n}\."):
+    with pytest.raises(InvalidRequestError, match=rf"between 1 and 8 \(--max-num-seqs\).*got {n}\."):
         make_engine(max_batch_size=8).add_request(ask([[1]], n=n)[0])

@@ -77,7 +77,7 @@ def started(folder: Path, spawned: Any) -> Start:
 @pytest.fixture(scope="module")
 def node(started: Start) -> Iterator[Node]:
     """Serves one request at a time, by 16 tokens a step."""
-    with started("--max-batch-size", "1", "--token-budget", "16") as node:
+    with started("--max-num-seqs", "1", "--max-num-batched-tokens", "16") as node:
         yield node
 
 
@@ -95,7 +95,7 @@ def libraries(process: psutil.Process) -> set[str]:
 
 
 def test_a_queue_of_one_and_no_prefix_cache(started: Start) -> None:
-    flags = ("--max-batch-size", "1", "--max-waiting", "1", "--no-prefix-caching", "--no-cuda-graphs")
+    flags = ("--max-num-seqs", "1", "--max-waiting", "1", "--no-enable-prefix-caching", "--enforce-eager")
     with started(*flags) as node:
         for _ in range(2):
             usage = node.post(prompt="Once upon a time" * 9, max_tokens=1).json()["usage"]
@@ -178,7 +178,7 @@ def leaving_client(node: Node, body: dict[str, Any]) -> Iterator[None]:
 
 def test_a_killed_core_is_told_to_everyone(started: Start) -> None:
     with (
-        started("--max-batch-size", "2") as node,
+        started("--max-num-seqs", "2") as node,
         concurrent.futures.ThreadPoolExecutor() as pool,
         node.stream(**ENDLESS) as first,
         node.stream(**ENDLESS) as second,

@@ -81,7 +81,7 @@ def test_cached_prefixes_are_shared_only_under_one_salt_and_tenant(nodes: list[s
 
 
 def test_a_priority_needs_a_server_that_heeds_it(nodes: list[str]) -> None:
-    with pytest.raises(openai.BadRequestError, match="--policy priority") as caught:
+    with pytest.raises(openai.BadRequestError, match="--scheduling-policy priority") as caught:
         ask(nodes[0], "Hello", extra_body={"priority": 1})
     assert caught.value.param == "priority"
 

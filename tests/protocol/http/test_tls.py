@@ -186,11 +186,14 @@ def test_only_loopback_is_served_in_the_clear(authority: Authority, tmp_path: Pa
     ("arguments", "said"),
     [
         (["node", "--model", "pocket", "--host", "0.0.0.0"], "unencrypted"),
-        (["serve", "--local", "pocket", "--host", "0.0.0.0", "--key-env", "UPDRAFT_NODE_API_KEY"], "unencrypted"),
+        (
+            ["serve", "--local", "pocket", "--host", "0.0.0.0", "--app-api-key-env", "UPDRAFT_NODE_API_KEY"],
+            "unencrypted",
+        ),
         ([*GATEWAY[2:], "--tls-cert", "c.pem"], "go together"),
         ([*GATEWAY[2:], "--tls-cert", "c.pem", "--tls-key", "k.pem"], "c.pem"),
         (["node", "--model", "pocket", "--api-key-file", "missing"], "missing"),
-        ([*GATEWAY[2:], "--node-api-key-file", os.devnull], "is empty"),
+        ([*GATEWAY[2:], "--api-key-file", os.devnull], "is empty"),
     ],
 )
 def test_a_server_that_would_not_be_safe_does_not_start(arguments: list[str], said: str, tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_a_key_is_not_asked_for_by_health_and_a_foreign_page_gets_nothing(cloud:
 
 
 def test_other_machines_need_a_key() -> None:
-    with pytest.raises(ConfigurationError, match="--key-env"):
+    with pytest.raises(ConfigurationError, match="--app-api-key-env"):
         DaemonOptions(host="0.0.0.0")
     assert "secret" not in repr(DaemonOptions(api_key="secret"))
 

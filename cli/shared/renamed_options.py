@@ -1,0 +1,48 @@
+"""Former names of options. A command that gets one stops with an error that names the current option."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from itertools import takewhile
+from types import MappingProxyType
+
+from ...protocol.errors import ConfigurationError
+
+#: Current names by former name. A command has at most one of them, or the first one replaces the former name.
+RENAMED = MappingProxyType(
+    {
+        "--cloud": ("--cloud-url",),
+        "--cloud-key-env": ("--api-key-env",),
+        "--key-env": ("--app-api-key-env", "--api-key-env"),
+        "--key-file": ("--api-key-file",),
+        "--node-api-key-file": ("--api-key-file",),
+        "--judge-key-env": ("--judge-api-key-env",),
+        "--register-key-file": ("--register-api-key-file",),
+        "--max-batch-size": ("--max-num-seqs",),
+        "--token-budget": ("--max-num-batched-tokens",),
+        "--context-length": ("--max-model-len",),
+        "--num-blocks": ("--num-gpu-blocks-override",),
+        "--num-draft-tokens": ("--num-speculative-tokens",),
+        "--prefix-caching": ("--enable-prefix-caching",),
+        "--no-prefix-caching": ("--no-enable-prefix-caching",),
+        "--policy": ("--scheduling-policy",),
+        "--tool-parser": ("--tool-call-parser",),
+        "--cuda-graphs": ("--no-enforce-eager",),
+        "--no-cuda-graphs": ("--enforce-eager",),
+    }
+)
+
+
+def current_name(former: str, options: Collection[str]) -> str | None:
+    """Return the option that replaces `former` in a command with these `options`; None if nothing replaces it."""
+    if former in options:
+        return None
+    return next((name for name in RENAMED.get(former, ()) if name in options), None)
+
+
+def check_renamed(arguments: Iterable[str], options: Collection[str]) -> None:
+    """Raise ConfigurationError if a former name is among the arguments of a command with these `options`."""
+    for argument in takewhile(lambda word: word != "--", arguments):
+        former = argument.partition("=")[0]
+        if (name := current_name(former, options)) is not None:
+            raise ConfigurationError(f"`{former}` is now `{name}`.", param=former)

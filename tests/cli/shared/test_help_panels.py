@@ -1,0 +1,50 @@
+"""The help of servers is short, `--help-all` shows everything, and a settings file takes what is hidden."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+from updraft.cli.main import app
+from updraft.router.config import RouterConfig
+
+COMMANDS: dict[str, Any] = vars(typer.main.get_command(app))["commands"]
+HIDING = [name for name, command in COMMANDS.items() if any(getattr(each, "hidden", False) for each in command.params)]
+OPTION = re.compile(r"^│[ *]+(--[a-z-]+)", re.MULTILINE)
+PANEL = re.compile(r"^╭─ (\w+)", re.MULTILINE)
+PANELS = ["Options", "Model", "Cloud", "Target", "Network", "Limits", "Advanced"]
+
+
+def help_of(command: str, option: str) -> str:
+    result = CliRunner().invoke(app, [command, option], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    return result.output
+
+
+@pytest.mark.parametrize(("command", "most"), [("serve", 10), ("node", 15), ("gateway", 12)])
+def test_the_help_of_a_server_is_short(command: str, most: int) -> None:
+    shown = OPTION.findall(help_of(command, "--help"))
+    assert 5 < len(shown) <= most
+    assert {"--help", "--help-all", "--config"} <= set(shown)
+
+
+@pytest.mark.parametrize("command", HIDING)
+def test_every_option_is_shown_with_help_all(command: str) -> None:
+    names = {param.opts[0] for param in COMMANDS[command].params if param.opts[0].startswith("--")}
+    whole = help_of(command, "--help-all")
+    assert set(OPTION.findall(whole)) == {*names, "--help"}
+    assert names > set(OPTION.findall(help_of(command, "--help"))) - {"--help"}, "hidden again"
+    panels = PANEL.findall(whole)
+    assert panels == [name for name in [*PANELS, "Arguments"] if name in panels] or panels[0] == "Arguments"
+
+
+@pytest.mark.parametrize("command", sorted(set(HIDING) - {"serve", "node", "gateway"}))
+def test_hidden_options_are_settings(command: str) -> None:
+    """Servers have `--config`, which takes every option."""
+    settings = {field.name for field in fields(RouterConfig)}
+    hidden = {param.name for param in COMMANDS[command].params if getattr(param, "hidden", False)}
+    assert {{"api_key_file": "cloud_api_key_file"}.get(name, name) for name in hidden} <= settings
