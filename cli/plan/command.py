@@ -128,8 +128,8 @@ def _print(tried: list[FleetFigures], enough: FleetFigures, result: dict[str, An
     output.echo(f"{enough.nodes} nodes meet the objective for {enough.share:.1%} of the requests.")
     limits = result["limits"]
     output.echo(
-        f"Each node runs with --max-num-seqs {limits['max_batch_size']} --max-num-batched-tokens {limits['token_budget']} "
-        f"--max-step-ms {limits['max_step_ms']}, as --mode and --step-costs set them. Speculation, prefix cache "
+        f"Each node runs with --max-num-seqs {limits['max_batch_size']} "
+        f"--max-num-batched-tokens {limits['token_budget']} --max-step-ms {limits['max_step_ms']}, as --mode and --step-costs set them. Speculation, prefix cache "
         "affinity and the network are not simulated."
     )
     if enough.refused:

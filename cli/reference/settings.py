@@ -18,8 +18,8 @@ _INTRODUCTION = """Settings are read from one TOML file: `config.toml` in `UPDRA
 folder, or the file that `UPDRAFT_CONFIG` names. `UPDRAFT_NAME=value` overrides one setting, and a flag or keyword
 overrides both. Unknown settings are errors. The variable of a setting in a table starts with the table's name
 (`UPDRAFT_BUDGET_USD=5`), and lists are separated by commas. `[[middle_tiers]]`, `[prices.models]` and
-`[privacy.patterns]` can be set in the file only. `none` or an empty text turns an optional setting off. A table `[serve]` takes the
-options of [`updraft serve`](cli.md#updraft-serve).
+`[privacy.patterns]` can be set in the file only. `none` or an empty text turns an optional setting off. A table
+`[serve]` takes the options of [`updraft serve`](cli.md#updraft-serve).
 
 The ledger and the folder of files are on by default, in the state folder. Nothing is recorded for learning unless you
 turn it on."""
