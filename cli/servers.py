@@ -95,7 +95,7 @@ class RegistrationFlags:
         str | None, typer.Option(metavar="URL", help="URL at which the gateway reaches this node. [its own address]")
     ] = None
 
-    def options(self) -> RegistrationOptions | None:
+    def registration(self) -> RegistrationOptions | None:
         """Return the registration; None without --register. Raises ConfigurationError for incomplete options."""
         from ..cloud_engine.node.registration import RegistrationOptions
 
@@ -331,7 +331,7 @@ def node(
             **access.of_node(),
             ready_file=ready_file,
             exit_with_parent=exit_with_parent,
-            registration=registration.options(),
+            registration=registration.registration(),
         )
     )
 

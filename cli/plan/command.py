@@ -129,8 +129,8 @@ def _print(tried: list[FleetFigures], enough: FleetFigures, result: dict[str, An
     limits = result["limits"]
     output.echo(
         f"Each node runs with --max-num-seqs {limits['max_batch_size']} "
-        f"--max-num-batched-tokens {limits['token_budget']} --max-step-ms {limits['max_step_ms']}, as --mode and --step-costs set them. Speculation, prefix cache "
-        "affinity and the network are not simulated."
+        f"--max-num-batched-tokens {limits['token_budget']} --max-step-ms {limits['max_step_ms']}, "
+        "as --mode and --step-costs set them. Speculation, prefix cache affinity and the network are not simulated."
     )
     if enough.refused:
         output.echo(f"{enough.refused} requests were refused: longer than a node's context, or the queue was full.")

@@ -95,4 +95,4 @@ def _checked(param: Any, value: Any, source: str) -> Any:
         raise ConfigurationError(f"{source} must be true or false.")
     if not param.multiple and (isinstance(value, dict | list) or (isinstance(value, bool) and not param.is_flag)):
         raise ConfigurationError(f"{source} must be a text or a number.")
-    return [str(each) for each in value] if param.multiple else value if param.is_flag else str(value)
+    return [str(each) for each in value] if isinstance(value, list) else value if param.is_flag else str(value)
