@@ -105,7 +105,7 @@ def test_an_average_sends_up_less() -> None:
         mean = replace(sure, promise="mean")
         assert operating_point(rows, mean).cloud_share < operating_point(rows, sure).cloud_share
         assert operating_point(rows, mean).alpha == pytest.approx((1 - sure.value) * rows.cloud.mean())
-    with pytest.raises(ConfigurationError, match="promise must be confidence or mean"):
+    with pytest.raises(ConfigurationError, match="promise must be level or mean"):
         Target("quality", 0.9, promise="surely")  # type: ignore[arg-type]
 
 

@@ -22,12 +22,12 @@ def test_the_longest_idle_connection_is_closed() -> None:
     limits, (first, second, third, fourth) = ConnectionLimits(2, 2), (Fake() for _ in range(4))
     assert limits.admit(first, "10.0.0.1")
     assert limits.admit(second, "10.0.0.2")
-    limits.works(first)
+    limits.mark_busy(first)
     assert limits.admit(third, "10.0.0.3")
     assert (first.closed, second.closed) == (False, True)
-    limits.works(third)
+    limits.mark_busy(third)
     assert not limits.admit(fourth, "10.0.0.4"), "all are at work"
-    limits.rests(first)
+    limits.mark_idle(first)
     assert limits.admit(fourth, "10.0.0.4")
     assert first.closed
 
@@ -37,13 +37,16 @@ def test_one_address_takes_its_share_and_this_machine_all() -> None:
     mine = [Fake() for _ in range(3)]
     for each in mine[:2]:
         assert limits.admit(each, "10.0.0.1")
-        limits.works(each)
+        limits.mark_busy(each)
     assert not limits.admit(mine[2], "10.0.0.1")
     assert limits.admit(Fake(), "10.0.0.2")
     assert all(limits.admit(Fake(), "127.0.0.1") for _ in range(7)), "a reverse proxy brings everybody's"
 
 
-@given(st.lists(st.tuples(st.sampled_from(["admit", "works", "rests", "forget"]), st.integers(0, 9)), max_size=80))
+STEPS = ["admit", "mark_busy", "mark_idle", "forget"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 9)), max_size=80))
 def test_never_more_than_allowed(steps: list[tuple[str, int]]) -> None:
     limits, there, addresses = ConnectionLimits(5, 3), list[Fake](), dict[Fake, str]()
     for step, number in steps:
