@@ -1,7 +1,8 @@
 """Checks of an answer's text against itself and the question: stated arithmetic, lists, copied words.
 
-The checks do not depend on the kind of question. They ask what a careful reader would: is the stated sum true, is the list
-in order and without repeats, does each number stand beside the same word as in the question, is a word spelled right?
+The checks do not depend on the kind of question. They ask what a careful reader would: is the stated sum true, is the
+list in order and without repeats, does each number stand beside the same word as in the question, is a word spelled
+right?
 """
 
 from __future__ import annotations
