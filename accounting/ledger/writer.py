@@ -207,7 +207,7 @@ class LedgerWriter:
             _log.error("%d rows were lost, since the ledger cannot be written.", self.waiting - kept)
 
     def _take(self, goes_on: bool) -> tuple[bool, list[threading.Event]]:
-        """Move new rows to `_unwritten`. Return whether the thread goes on, and the events to set after the commit."""
+        """Move new rows to `_unwritten`. Return whether the thread continues, and the events to set after it."""
         flushed: list[threading.Event] = []
         pause_s = _RETRY_S if self.failing else _MAINTENANCE_RETRY_S
         with contextlib.suppress(queue.Empty):

@@ -56,8 +56,8 @@ class Setting:
 
 
 def measure(setting: Setting, say: Say) -> dict[str, float]:
-    """Return figures by model and name, preceded by the worst of each name over the 0.5B files (or over pocket-small if
-    there are none). Raises ModelLoadError, EngineError, MissingDependencyError."""
+    """Return figures by model and name, preceded by the worst of each name over the 0.5B files (over pocket-small if no
+    0.5B file is given). Raises ModelLoadError, EngineError, MissingDependencyError."""
     by_model: dict[str, dict[str, float]] = {}
     with _folder(setting.model_dir) as folder:
         for name in setting.models:

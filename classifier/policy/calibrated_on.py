@@ -28,7 +28,7 @@ class CalibratedOn:
 
     @classmethod
     def of(cls, rows: Sequence[GradedRow]) -> CalibratedOn:
-        """Return the scripts and the number of turns that at least `ENOUGH_PROMPTS` of the rows have."""
+        """Return the scripts and numbers of turns found in at least `ENOUGH_PROMPTS` of the rows."""
         prompts = Counter(script for row in rows for script in scripts_of(_text(row)))
         scripts = tuple(sorted(script for script, n in prompts.items() if n >= ENOUGH_PROMPTS))
         turns = sorted((_turns_of(row.messages) if row.messages else 1 for row in rows), reverse=True)

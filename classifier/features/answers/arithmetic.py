@@ -317,7 +317,7 @@ def _same(a: float, b: float, tolerance: float) -> bool:
 
 
 def _among(value: float, ordered: Sequence[float], tolerance: float) -> bool:
-    """Return whether the sorted `ordered` holds `value` within the tolerance. Only its two neighbours are compared."""
+    """Return whether the sorted `ordered` holds `value` within the tolerance, by its two nearest values."""
     at = bisect_left(ordered, value)
     return (at < len(ordered) and _same(value, ordered[at], tolerance)) or (
         at > 0 and _same(value, ordered[at - 1], tolerance)

@@ -18,7 +18,7 @@ from .transport import CoreTransport
 FAILURES_TO_GIVE_UP = 3
 REPORT_EVERY_S = 0.002
 REPORT_WHOLE_EVERY_S = 0.02
-"""Seconds between reports: if an answer is streamed, and if none is. Shorter steps are reported together, because every
+"""Seconds between reports, with and without streamed answers. Shorter steps are reported together, because every
 message wakes the server on a CPU core that could compute; first and last tokens are reported at once."""
 
 _log = logging.getLogger("updraft.engine")

@@ -215,7 +215,7 @@ class NodeRegistry:
         return OverloadedError("No node can take this request at the moment: try again shortly.")
 
     def _take(self, placement: Placement, tried: Collection[Node]) -> Node | None:
-        """Reserve the best node that has room; None if all nodes are full.
+        """Reserve the best node with capacity; None if all nodes are full.
 
         Raises the error of `refusal` if no usable node is left.
         """

@@ -170,7 +170,7 @@ class Dispatch:
         return True
 
     def _goes_elsewhere(self, call: Call, node: Node, status: int, state: _DispatchState) -> bool:
-        """Whether to try another node: once after an engine failure, always if this one is full or lacks the route."""
+        """Return whether to try another node: once after an engine failure, always if this node is full or lacks it."""
         is_full = status == OverloadedError.status
         if call.answered:  # the client has the status of the first answer
             state.engine_failures += status != 200 and not is_full
