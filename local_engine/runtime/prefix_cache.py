@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal, Protocol
 
-#: Parts that sequences share: any prefix; only a whole sequence (a recurrent state cannot be cut); nothing (own streams).
+#: Shared parts: any prefix; only a whole sequence (a recurrent state cannot be cut); nothing (own streams).
 Sharing = Literal["parts", "whole", "nothing"]
 
 
