@@ -121,29 +121,18 @@ class EngineFlags(options.BatchLimits):
     ] = None
     context_length: Annotated[
         int | None,
-        typer.Option(
-            "--max-model-len",
-            min=1,
-            help="Most tokens of prompt and answer together. [limit of the model or KV cache]",
-        ),
+        typer.Option("--max-model-len", min=1, help="Most tokens of prompt and answer. [as model and KV cache allow]"),
     ] = None
     num_blocks: Annotated[
         int | None,
-        typer.Option(
-            "--num-gpu-blocks-override",
-            min=1,
-            help="Number of KV cache blocks, on any device. [enough for the batch, if memory allows]",
-        ),
+        typer.Option("--num-gpu-blocks-override", min=1, help="KV cache blocks. [for a full batch, if memory allows]"),
     ] = None
     default_max_tokens: Annotated[
         int, typer.Option(min=1, help="Most tokens per answer if the request sets no max_tokens.")
     ] = 4096
     policy: Annotated[
         Literal["fcfs", "priority", "shortest-prefill"],
-        typer.Option(
-            "--scheduling-policy",
-            help="Scheduling order: by arrival, by the requests' priority field, or short prompts first.",
-        ),
+        typer.Option("--scheduling-policy", help="Order: by arrival, by the priority field, or short prompts first."),
     ] = "fcfs"
     max_waiting: Annotated[
         int, typer.Option(min=1, help="Most requests that wait for a slot in the batch; others are refused.")
@@ -151,17 +140,12 @@ class EngineFlags(options.BatchLimits):
     prefix_caching: Annotated[
         bool,
         typer.Option(
-            "--enable-prefix-caching/--no-enable-prefix-caching",
-            help="Reuse the KV cache across requests that share a prefix.",
+            "--enable-prefix-caching/--no-enable-prefix-caching", help="Reuse the KV cache of equal prefixes."
         ),
     ] = True
     num_draft_tokens: Annotated[
         int | None,
-        typer.Option(
-            "--num-speculative-tokens",
-            min=1,
-            help="Most tokens drafted per step and request; adapted to speed. [as --mode]",
-        ),
+        typer.Option("--num-speculative-tokens", min=1, help="Most tokens drafted per step and request. [as --mode]"),
     ] = None
     ngram: Annotated[bool, typer.Option("--ngram", help="Also draft from repetitions in prompt and answer.")] = False
     device: Annotated[str, typer.Option(envvar="UPDRAFT_DEVICE", help="Device: cpu, cuda or cuda:NUMBER.")] = "cpu"
@@ -277,9 +261,7 @@ def node(
     drain_seconds: DrainSeconds = 10.0,
     tool_parser: Annotated[
         Literal["auto", "hermes", "llama3", "mistral", "mistral-args"],
-        typer.Option(
-            "--tool-call-parser", help="Format of the model's tool calls; auto detects it from the chat template."
-        ),
+        typer.Option("--tool-call-parser", help="Format of the model's tool calls. [auto: as its chat template]"),
     ] = "auto",
     chat_template: options.ChatTemplate = None,
     api_key_env: Annotated[

@@ -23,13 +23,7 @@ def plan(
         Path, typer.Option(metavar="JSON", help="Step times from updraft bench engine --only steps --json PATH.")
     ],
     num_blocks: Annotated[
-        int,
-        typer.Option(
-            "--num-gpu-blocks-override",
-            min=1,
-            max=10_000_000,
-            help="KV cache blocks per node (metric updraft_engine_kv_blocks).",
-        ),
+        int, typer.Option("--num-gpu-blocks-override", min=1, max=10_000_000, help="KV cache blocks per node.")
     ],
     requests: Annotated[
         int, typer.Option(min=1, max=1_000_000, help="Number of requests to use from the trace.")
@@ -43,10 +37,7 @@ def plan(
     limits: options.BatchLimits,
     block_size: Annotated[int, typer.Option(min=1, max=1_024, help="Option --block-size of the nodes.")] = 16,
     context_length: Annotated[
-        int | None,
-        typer.Option(
-            "--max-model-len", min=1, max=10_000_000, help="Option --max-model-len of the nodes. [as the KV cache]"
-        ),
+        int | None, typer.Option("--max-model-len", min=1, max=10_000_000, help="As in the nodes. [as the KV cache]")
     ] = None,
     usd_per_hour: Annotated[float | None, typer.Option(min=0, max=1_000_000, help="Price of a node.")] = None,
     cloud_share: Annotated[

@@ -10,14 +10,12 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
-from ...protocol.errors import ConfigurationError
 from ...protocol.safety.terminal_text import printable
 from .help_panels import ADVANCED, arrange, shown_options
 from .option_groups import expanded
 from .renamed_options import check_renamed
 
 STDOUT = "-"  # a path that means standard output
-_OLD_NAMES = {"promise_level": "--confidence"}  # former options of parameters
 
 
 class Command(TyperCommand):
@@ -38,10 +36,6 @@ class Command(TyperCommand):
         check_renamed(args, {name for param in self.params for name in (*param.opts, *param.secondary_opts)})
         if any(param.name == "json_path" for param in self.params):
             args = _with_path(args)
-        given = {word.partition("=")[0] for word in args}
-        for param in self.params:
-            if (old := _OLD_NAMES.get(param.name or "")) in given:
-                raise ConfigurationError(f"`{old}` is now `{param.opts[0]}`.", param=param.name)
         return super().parse_args(ctx, args)
 
 

@@ -175,10 +175,7 @@ class BatchLimits:
         int | None, typer.Option("--max-num-seqs", min=1, help="Most requests in one step. [as --mode]")
     ] = None
     token_budget: Annotated[
-        int | None,
-        typer.Option(
-            "--max-num-batched-tokens", min=1, help="Most tokens computed in one step, over all requests. [as --mode]"
-        ),
+        int | None, typer.Option("--max-num-batched-tokens", min=1, help="Most tokens in one step. [as --mode]")
     ] = None
     max_step_ms: Annotated[
         int | None,

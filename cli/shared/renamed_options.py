@@ -8,36 +8,24 @@ from types import MappingProxyType
 
 from ...protocol.errors import ConfigurationError
 
-#: Current names by former name. A command has at most one of them, or the first one replaces the former name.
-RENAMED = MappingProxyType(
-    {
-        "--cloud": ("--cloud-url",),
-        "--cloud-key-env": ("--api-key-env",),
-        "--key-env": ("--app-api-key-env", "--api-key-env"),
-        "--key-file": ("--api-key-file",),
-        "--node-api-key-file": ("--api-key-file",),
-        "--judge-key-env": ("--judge-api-key-env",),
-        "--register-key-file": ("--register-api-key-file",),
-        "--max-batch-size": ("--max-num-seqs",),
-        "--token-budget": ("--max-num-batched-tokens",),
-        "--context-length": ("--max-model-len",),
-        "--num-blocks": ("--num-gpu-blocks-override",),
-        "--num-draft-tokens": ("--num-speculative-tokens",),
-        "--prefix-caching": ("--enable-prefix-caching",),
-        "--no-prefix-caching": ("--no-enable-prefix-caching",),
-        "--policy": ("--scheduling-policy",),
-        "--tool-parser": ("--tool-call-parser",),
-        "--cuda-graphs": ("--no-enforce-eager",),
-        "--no-cuda-graphs": ("--enforce-eager",),
-    }
-)
+#: Current name by former name, for commands that have the current and not the former one.
+RENAMED = MappingProxyType({
+    "--cloud": "--cloud-url", "--cloud-key-env": "--api-key-env", "--confidence": "--promise-level",
+    "--key-env": "--app-api-key-env --api-key-env", "--key-file": "--api-key-file",
+    "--node-api-key-file": "--api-key-file", "--judge-key-env": "--judge-api-key-env",
+    "--register-key-file": "--register-api-key-file", "--max-batch-size": "--max-num-seqs",
+    "--token-budget": "--max-num-batched-tokens", "--context-length": "--max-model-len",
+    "--num-blocks": "--num-gpu-blocks-override", "--num-draft-tokens": "--num-speculative-tokens",
+    "--prefix-caching": "--enable-prefix-caching", "--no-prefix-caching": "--no-enable-prefix-caching",
+    "--policy": "--scheduling-policy", "--tool-parser": "--tool-call-parser",
+    "--cuda-graphs": "--no-enforce-eager", "--no-cuda-graphs": "--enforce-eager",
+})  # fmt: skip
 
 
 def current_name(former: str, options: Collection[str]) -> str | None:
     """Return the option that replaces `former` in a command with these `options`; None if nothing replaces it."""
-    if former in options:
-        return None
-    return next((name for name in RENAMED.get(former, ()) if name in options), None)
+    names = "" if former in options else RENAMED.get(former, "")
+    return next((name for name in names.split() if name in options), None)
 
 
 def check_renamed(arguments: Iterable[str], options: Collection[str]) -> None:

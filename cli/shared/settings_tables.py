@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,29 +35,16 @@ def _router_table(context: typer.Context, file: Path | None) -> None:
     _use(context, read_settings(config_file()), config_file())
 
 
+def _option(callback: Callable[..., None], text: str) -> Any:
+    text += " Command-line options win."
+    return typer.Option("--config", metavar="TOML", is_eager=True, exists=True, callback=callback, help=text)
+
+
 CloudConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        metavar="TOML",
-        is_eager=True,
-        exists=True,
-        dir_okay=False,
-        callback=_cloud_table,
-        help="File with options in a table [node] or [gateway]: e.g. max_waiting = 512. Command-line options win.",
-    ),
+    Path | None, _option(_cloud_table, "File with options in a table [node] or [gateway]: e.g. max_waiting = 512.")
 ]
 RouterConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        metavar="TOML",
-        is_eager=True,
-        exists=True,
-        dir_okay=False,
-        callback=_router_table,
-        help="Settings file; a table [serve] takes options of this command. Command-line options win. [config.toml]",
-    ),
+    Path | None, _option(_router_table, "Settings file [config.toml]; a table [serve] takes options of this command.")
 ]
 
 
@@ -66,33 +54,17 @@ def _use(context: typer.Context, tables: dict[str, Any], file: Path) -> None:
     table = tables.get(name, {})
     if not isinstance(table, dict):
         raise ConfigurationError(f"{name} in {file} must be a table: [{name}].", param=name)
-    params = {_key(param.opts[0]): param for param in context.command.params if not param.is_eager}
+    options = {param.opts[0]: param for param in context.command.params if not param.is_eager}
     values: dict[str, Any] = {}
     for key, value in table.items():
-        source = f"[{name}] of {file}"
-        if (param := params.get(key)) is None:
-            raise ConfigurationError(f"Unknown option {key} in {source}. {_suggestion(key, params)}", param=key)
-        values[param.name or key] = _checked(param, value, f"{key} in {source}")
+        option = f"--{key.replace('_', '-')}"
+        if (param := options.get(option)) is None:
+            near = current_name(option, options) or next(iter(get_close_matches(option, options, 1)), None)
+            hint = f"Did you mean {near[2:].replace('-', '_')}?" if near else "--help-all lists the options."
+            raise ConfigurationError(f"Unknown option {key} in [{name}] of {file}. {hint}", param=key)
+        kind = list if param.multiple else bool if param.is_flag else (str, int, float)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            needed = "a list" if param.multiple else "true or false" if param.is_flag else "a text or a number"
+            raise ConfigurationError(f"{key} in [{name}] of {file} must be {needed}.", param=key)
+        values[param.name or key] = value if param.is_flag else list(map(str, value)) if param.multiple else str(value)
     context.default_map = values
-
-
-def _key(option: str) -> str:
-    return option.removeprefix("--").replace("-", "_")
-
-
-def _suggestion(key: str, params: dict[str, Any]) -> str:
-    options = {f"--{name.replace('_', '-')}": name for name in params}
-    current = current_name(f"--{key.replace('_', '-')}", options)
-    near = [options[current]] if current else get_close_matches(key, params, 1)
-    return f"Did you mean {near[0]}?" if near else "--help-all lists the options."
-
-
-def _checked(param: Any, value: Any, source: str) -> Any:
-    """Return a value as typer expects it. Raises ConfigurationError if its TOML type does not fit the option."""
-    if param.multiple and not isinstance(value, list):
-        raise ConfigurationError(f'{source} must be a list: ["...", "..."].')
-    if param.is_flag and not isinstance(value, bool):
-        raise ConfigurationError(f"{source} must be true or false.")
-    if not param.multiple and (isinstance(value, dict | list) or (isinstance(value, bool) and not param.is_flag)):
-        raise ConfigurationError(f"{source} must be a text or a number.")
-    return [str(each) for each in value] if isinstance(value, list) else value if param.is_flag else str(value)

@@ -19,7 +19,7 @@ def options_of(command: Any) -> list[set[str]]:
 @pytest.mark.parametrize("former", RENAMED)
 def test_the_current_name_is_an_option(former: str) -> None:
     of_commands = options_of(typer.main.get_command(app))
-    for name in RENAMED[former]:
+    for name in RENAMED[former].split():
         assert any(name in own and former not in own for own in of_commands)
 
 
