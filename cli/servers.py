@@ -121,7 +121,7 @@ class EngineFlags(options.BatchLimits):
     ] = None
     context_length: Annotated[
         int | None,
-        typer.Option("--max-model-len", min=1, help="Most tokens of prompt and answer. [as model and KV cache allow]"),
+        typer.Option("--max-model-len", min=1, help="Maximum tokens of prompt plus answer. [as model and cache allow]"),
     ] = None
     num_blocks: Annotated[
         int | None,

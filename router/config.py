@@ -384,7 +384,7 @@ def check_headers(headers: Mapping[str, str], param: str) -> None:
     """Raise ConfigurationError for an invalid header, or one that HTTP reserves. Messages omit the values."""
     for name, value in headers.items():
         if not _HEADER.fullmatch(name) or not (value.isascii() and value.isprintable()):
-            raise ConfigurationError(f"{param}: the header {name[:100]!r} cannot be sent. Fix it.", param=param)
+            raise ConfigurationError(f"{param}: write the header {name[:100]!r} in printable ASCII.", param=param)
         if name.lower() in _FRAMING:
             raise ConfigurationError(f"{param}: the header {name} is set by the connection.", param=param)
 

@@ -35,7 +35,7 @@ class Setting:
 
     # Numbers of requests in flight to measure, one after the other.
     concurrencies: tuple[int, ...]
-    # Number of streams in flight.
+    # Number of streamed requests in flight, measured apart from whole ones.
     streams: int
     # Duration of each measurement, in seconds.
     seconds: float

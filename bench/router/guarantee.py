@@ -124,7 +124,7 @@ class Procedure:
 def simulate(
     population: SimulatedPopulation, rows: int, runs: int, procedure: Procedure | None = None
 ) -> Iterator[dict[Setup, SimulatedRun]]:
-    """Yield each run's results by the names of the gates and alpha. The same arguments give the same results."""
+    """Yield each run's results, keyed by (names of the gates, alpha). The same arguments give the same results."""
     procedure = procedure or Procedure()
     rng = np.random.default_rng(rows)
     arrangements = {name: modes for name, modes in GATES.items() if population.features.keys() >= set(modes)}

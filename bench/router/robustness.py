@@ -141,8 +141,8 @@ def _decide(gates: ExportedGates, row: GradedRow, mode: Mode) -> float:
 def _decision_ms(gates: ExportedGates, rows: Sequence[GradedRow], mode: Mode) -> dict[str, float | None]:
     """Time features and model together, for prompts of 2,000 characters joined from the file's prompts.
 
-    In a cascade gate 3 is timed from the end of the answer; the question, and the answer's lines except the last, are
-    parsed before. `cpu_`: processor time, which excludes the time of other processes.
+    In a cascade, gate 3 is timed from the end of the answer. By then, the question and all lines of the answer but the
+    last are parsed. `cpu_`: processor time, which excludes the time of other processes.
     """
     prompts = long_prompts([row.prompt for row in rows[:200]])
 

@@ -131,7 +131,7 @@ def _holds(path: ThresholdPath, rows: CalibrationRows, target: Target, alpha: fl
     """Return the steps of the path, (m,) bool, at which the target can be shown to hold."""
     n, evidence, mean = len(rows.gain), rows.evidence, target.promise == "mean"
     if alpha is not None:
-        # A row's loss minus its allowed loss is at most 1, and only grows along the path.
+        # Along the path, a row's loss minus its allowed loss never falls, and is at most 1: conformal risk control.
         most = alpha * evidence - 1.0 + 1e-9 if mean else max_losses(evidence, alpha, (1.0 - _DELTA_OF_SCORE) * delta)
         return path.sums(rows.gain) * evidence <= most * n
     if target.name == "cloud_share":

@@ -76,7 +76,7 @@ prepare_types(_Row)
 def read_questions(path: Path) -> list[Question]:
     """Read a JSON Lines file: `{"prompt", "answer", "match": "agree" | "exact" | "contains" | "number"}` on each line.
 
-    Raises InvalidRequestError, naming the wrong line.
+    Raises InvalidRequestError with the number of an invalid line.
     """
     rows = [(number, _row(path, number, line)) for number, line in _lines(path)]
     for number, row in rows:
@@ -91,7 +91,7 @@ def read_questions(path: Path) -> list[Question]:
 def read_prompts(path: Path) -> list[Prompt]:
     """Read prompts from a JSON Lines file in the format of `read_questions`, or from a .txt file with one per line.
 
-    Answers are optional, and `messages` may replace `prompt`. Raises InvalidRequestError, naming the wrong line.
+    Answers are optional, and `messages` may replace `prompt`. Raises InvalidRequestError with the line number.
     """
     if path.suffix == ".txt":
         return [Prompt(f"{path.name}:{number}", "file", line.strip()) for number, line in _lines(path)]

@@ -1,4 +1,4 @@
-"""Gateways and nodes as child processes, with their options from a cloud's file."""
+"""Gateways and nodes as child processes, with options from the YAML file of `updraft cloud up`."""
 
 from __future__ import annotations
 

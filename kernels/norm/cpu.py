@@ -20,7 +20,7 @@ class _NormCall(ctypes.Structure):
 
 
 def native_rms_norm(hidden: Tensor, norm: Norm, residual: Tensor | None = None) -> Tensor:
-    """Compute `rms_norm`, or `add_rms_norm` with `residual`. Rows must pass `uses_native` with a multiple of LANES."""
+    """Compute `rms_norm`, or `add_rms_norm` with `residual`. `uses_native` must be true for the rows."""
     out = torch.empty_like(hidden, memory_format=torch.contiguous_format)
     call = _NormCall(
         hidden=hidden.data_ptr(),

@@ -11,7 +11,7 @@ _SAMPLES = 3  # measurements kept per chunk size
 _QUIET_STEPS = 64
 _STEPS_OF_NOISE = 128  # a step is slower than all 128 steps before it in less than 1 % of cases
 _MIN_NOISE, _USUAL_NOISE, _MAX_NOISE = 1.05, 1.15, 1.4
-_PROMISED, _TARGET = 2.0, 1.8  # the target is lower, because some gaps are slow for unforeseeable reasons
+_PROMISED, _TARGET = 2.0, 1.8  # the target is below the limit: some gaps between tokens cannot be foreseen
 
 
 def target_slowdown(decoding: int, catching_up: int) -> float:

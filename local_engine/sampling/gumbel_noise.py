@@ -21,7 +21,7 @@ Indices = npt.NDArray[np.intp]
 Words = npt.NDArray[np.uint64]
 
 _BLOCK = 2**14
-_FEW = 512  # up to this many tokens, exact noise is as cheap as finding the contenders
+_FEW = 512  # up to this many tokens, noise for all is as cheap as a search for the likely winners
 _FAR = np.float32(60)  # a token this far behind cannot win, and 2**31 times exp of this is finite in float32
 # Relative slack: a hundred times the float32 rounding of exp up to `_FAR`. It covers float64 rounding if
 # |logit / temperature| is below 2**42.

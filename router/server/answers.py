@@ -90,7 +90,7 @@ class AnswerService:
             )
 
     async def start(self) -> None:
-        """Open the answer store now, if one is configured. Idempotent. An unusable store only causes a warning.
+        """Open the answer store now, if one is configured. Idempotent. Warns if the store cannot be opened.
 
         Raises ConfigurationError if the file is not an answer store.
         """

@@ -42,7 +42,7 @@ class LaunchedStep:
 
     @property
     def is_reliable(self) -> bool:
-        """Return whether all rows are plain decodes with logit edits that do not depend on the unread token."""
+        """Return whether every row decodes one token, and its logit edits do not depend on a token not yet read."""
         return all(item.state.decode is item and not item.state.edits_follow for item in self.batch)
 
     def of(self, batch: Sequence[ScheduledRequest]) -> LaunchedStep | None:

@@ -46,7 +46,7 @@ class Speculator:
         lengths = AdaptiveDraftLength if config.draft_length == "adaptive" else FixedDraftLength
         self._draft_length = lengths(self._most)
         self._work, self._draft_s = DraftWork(), 0.0
-        self._granting_s = self._learning_s = 0.0  # seconds of granting now, and of learning after the previous step
+        self._granting_s = self._learning_s = 0.0  # seconds spent on this step's lengths and the last acceptance
         self._records = {drafter.name: DrafterRecord() for drafter in drafters}
         self._trust = PredictionTrust()
         self._speculative_steps = 0

@@ -123,7 +123,7 @@ class Call:
             self.limit_headers.append((b"x-updraft-notes", note.encode()))
 
     def sent(self) -> None:
-        """Note that a node has received the request, and may have processed the prompt."""
+        """Record that a node has received the request, and may have processed the prompt."""
         if self.account is not None:
             self.account.is_sent = True
 

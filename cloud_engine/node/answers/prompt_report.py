@@ -31,7 +31,7 @@ class ReportedPrompt:
 
 @dataclass(slots=True)
 class PromptReport(WrappedFormat):
-    """Adds reports on the prompts to answers."""
+    """Adds a report on its prompt to each answer."""
 
     tokenizer: Tokenizer
     prompts: list[ReportedPrompt]
