@@ -54,7 +54,7 @@ def _use(context: typer.Context, tables: dict[str, Any], file: Path) -> None:
     table = tables.get(name, {})
     if not isinstance(table, dict):
         raise ConfigurationError(f"{name} in {file} must be a table: [{name}].", param=name)
-    options = {param.opts[0]: param for param in context.command.params if not param.is_eager}
+    options: dict[str, Any] = {param.opts[0]: param for param in context.command.params if not param.is_eager}
     values: dict[str, Any] = {}
     for key, value in table.items():
         option = f"--{key.replace('_', '-')}"
@@ -66,5 +66,6 @@ def _use(context: typer.Context, tables: dict[str, Any], file: Path) -> None:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             needed = "a list" if param.multiple else "true or false" if param.is_flag else "a text or a number"
             raise ConfigurationError(f"{key} in [{name}] of {file} must be {needed}.", param=key)
-        values[param.name or key] = value if param.is_flag else list(map(str, value)) if param.multiple else str(value)
+        texts = [str(each) for each in value] if isinstance(value, list) else str(value)
+        values[param.name] = value if param.is_flag else texts
     context.default_map = values
