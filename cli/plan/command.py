@@ -116,7 +116,8 @@ def _print(tried: list[FleetFigures], enough: FleetFigures, result: dict[str, An
             dollars(each.usd_per_million, ".2f"),
         )
     Console(highlight=False).print(table)
-    output.echo(f"{enough.nodes} nodes meet the objective for {enough.share:.1%} of the requests.")
+    nodes = "1 node meets" if enough.nodes == 1 else f"{enough.nodes} nodes meet"
+    output.echo(f"{nodes} the objective for {enough.share:.1%} of the requests.")
     limits = result["limits"]
     output.echo(
         f"Each node runs with --max-num-seqs {limits['max_batch_size']} "

@@ -84,7 +84,7 @@ def status(as_json: json_output.Flag = False) -> None:
         "healthy": url is not None and _healthy(url),
     }
     health = "answers" if facts["healthy"] else "does not answer"
-    json_output.tell(facts, f"{facts['state']}; {url or 'no address'} {health}", as_json=as_json)
+    json_output.tell(facts, f"{facts['state']}; {url} {health}" if url else facts["state"], as_json=as_json)
     if not facts["healthy"]:
         raise typer.Exit(1)
 

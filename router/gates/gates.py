@@ -167,7 +167,8 @@ class PolicyGates:
     def _against(self, gate: int, moment: str, p_gain: float, threshold: float) -> GateDecision:
         escalate = not p_gain <= threshold  # NaN escalates
         sign = "above" if escalate else "at most"
-        reason = f"{self._caveat}P(gain) {p_gain:.3f} {sign} {threshold:.3f} {moment}"
+        compared = f"{sign} {threshold:.3f}" if threshold >= 0 else "escalates under this target"
+        reason = f"{self._caveat}P(gain) {p_gain:.3f} {compared} {moment}"
         return GateDecision(gate, escalate, reason, p_gain, threshold)
 
 
