@@ -171,7 +171,7 @@ def test_a_continuation_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     cases: list[tuple[list[int], list[QuerySpan], list[SamplingRow], str]] = [
         ([vocabulary], [span], [row], "token ids below"),
         ([-1], [span], [row], "token ids below"),
-        ([1, 2], [span], [row], "1 tokens"),
+        ([1, 2], [span], [row], "needs 1 token ids"),
         ([1], [span], [row, row], "temperatures"),
         ([1], [span], [typical], "typical-p"),
         ([1, 2], [span, QuerySpan(0, 3, [1])], [row, row], "longer than the previous"),
