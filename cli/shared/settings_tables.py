@@ -59,8 +59,9 @@ def _use(context: typer.Context, tables: dict[str, Any], file: Path) -> None:
     for key, value in table.items():
         option = f"--{key.replace('_', '-')}"
         if (param := options.get(option)) is None:
-            near = current_name(option, options) or next(iter(get_close_matches(option, options, 1)), None)
-            hint = f"Did you mean {near[2:].replace('-', '_')}?" if near else "--help-all lists the options."
+            names = [name[2:].replace("-", "_") for name in (current_name(option, options), *options) if name]
+            near = names[:1] if len(names) > len(options) else get_close_matches(key, names, 1)
+            hint = f"Did you mean {near[0]}?" if near else "--help-all lists the options."
             raise ConfigurationError(f"Unknown option {key} in [{name}] of {file}. {hint}", param=key)
         kind = list if param.multiple else bool if param.is_flag else (str, int, float)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):

@@ -42,7 +42,7 @@ class KVCacheSize:
         wanted = config.context_length or trained
         if wanted > trained:
             raise ConfigurationError(
-                f"context_length (--max-model-len) is {wanted} tokens, but the model supports {trained}: lower it.",
+                f"context_length is {wanted} tokens, but the model supports {trained}: lower it (--max-model-len).",
                 param="context_length",
             )
         window = _window(models, config)
