@@ -42,10 +42,10 @@ Object = dict[str, Any]
 
 
 def commands_of_the_guide() -> str:
-    """The commands to type in a profile's folder, up to the look at the result."""
+    """The commands that make the keys and render the manifests of a profile."""
     blocks = re.findall(r"^```sh\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    (block,) = [block for block in blocks if "kubectl kustomize" in block]
-    return block
+    keys, rendered = [block for block in blocks if "updraft keys" in block or "kubectl kustomize" in block]
+    return keys + rendered
 
 
 @pytest.fixture(scope="module")
