@@ -220,7 +220,7 @@ class TestPlantedNames:
     def test_pulls_go_by_the_name(self, here: Path) -> None:
         for name, known in KNOWN_MODELS.items():
             assert find(name).sha256 == known.sha256
-        with pytest.raises(UpdraftError, match=r"is ./name"):
+        with pytest.raises(UpdraftError, match=r"write ./name"):
             find("removed")
 
     def test_the_demo_model_is_the_packaged_one(self, here: Path) -> None:
