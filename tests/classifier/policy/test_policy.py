@@ -233,7 +233,7 @@ def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
         ({"models": 3}, "not a valid policy"),
         ({"files": {}}, r"lacks topics\.onnx"),
         ({"models": {}}, "does not name a pair"),
-        ({"blocks": {}}, "other gates than its calibration rows were judged by"),
+        ({"blocks": {}}, "other gates than those that judged its calibration rows"),
         ({"promise_level": 0}, "promise_level"),
         ({"models": {"local": "m" * 3_000_000, "cloud": "c"}}, "<= 1000"),
         ({"rows": -1}, "rows"),
