@@ -128,7 +128,7 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--delay", type=float, default=0.0)
     parser.add_argument("--hold", type=Path)
-    parser.add_argument("--tool-parser", default="auto")
+    parser.add_argument("--tool-call-parser", default="auto")
     parser.add_argument("--ready-file", type=Path)
     parser.add_argument("--register")
     parser.add_argument("--register-key", default="")
@@ -136,7 +136,7 @@ if __name__ == "__main__":
     exit_with_parent()
     tokenizer = byte_tokenizer()
     engine = NodeEngine(
-        FakeEngine(tokenizer, options.delay, options.hold), tokenizer, "echo", CONTEXT, options.tool_parser
+        FakeEngine(tokenizer, options.delay, options.hold), tokenizer, "echo", CONTEXT, options.tool_call_parser
     )
     with bind_socket("127.0.0.1", options.port) as sock:
         registration = None

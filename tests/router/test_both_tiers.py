@@ -57,7 +57,7 @@ CASES: dict[str, dict[str, Any]] = {
 def node() -> Iterator[str]:
     command = [sys.executable, "-m", "updraft", "node", "--port", "0", "--model", str(WEIGHTS / "pocket-small")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / ".typing"), "OMP_NUM_THREADS": "1"}
-    options = ["--tool-parser", "hermes", "--threads", "1", "--exit-with-parent"]
+    options = ["--tool-call-parser", "hermes", "--threads", "1", "--exit-with-parent"]
     with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stdout is not None

@@ -254,7 +254,10 @@ def test_aliases_are_models_too(config: RouterConfig, cloud: FakeCloud) -> None:
         assert client.embeddings.create(model="big", input=["a"]).data[0].embedding == [1.0]
         assert [request["model"] for request in cloud.requests] == ["pocket-large"] * 2
     clashing = replace(config, aliases={"fake-small": "cloud"})
-    with updraft.OpenAI(config=clashing, max_retries=0) as client, pytest.raises(openai.APIStatusError, match="Choose"):
+    with (
+        updraft.OpenAI(config=clashing, max_retries=0) as client,
+        pytest.raises(openai.APIStatusError, match="Rename the alias"),
+    ):
         client.models.list()
 
 

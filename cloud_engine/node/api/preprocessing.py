@@ -120,7 +120,7 @@ class RequestPreprocessor:
         if self._tool_format is None:
             raise UnsupportedFeatureError(
                 "tools: this model's chat template has no known format for tool calls. Omit tools, or start the node "
-                "with --tool-parser.",
+                "with --tool-call-parser.",
                 param="tools",
             )
         return OfferedTools(self._tool_format, request.tool_use, self._reasoning)

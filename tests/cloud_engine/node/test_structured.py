@@ -148,7 +148,7 @@ def test_a_model_that_writes_a_call_of_its_own_accord(spawn_fake_node: Any) -> N
         'Let me see.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bern"}}\n</tool_call>\n'
         '<tool_call>\n{"name": "now", "arguments": {oops}}\n</tool_call>'
     )
-    node = spawn_fake_node("--tool-parser", "hermes")
+    node = spawn_fake_node("--tool-call-parser", "hermes")
     with openai.OpenAI(base_url=f"{node.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         question: Any = {"model": "echo", "messages": [{"role": "user", "content": text}], "tools": TOOLS}
         choice = client.chat.completions.create(**question).choices[0]
@@ -172,7 +172,7 @@ def test_a_model_that_writes_a_call_of_its_own_accord(spawn_fake_node: Any) -> N
 
 def test_a_node_without_a_format_says_so(fake_node: Any) -> None:
     with openai.OpenAI(base_url=f"{fake_node.url}/v1", api_key="none", max_retries=0) as client:
-        with pytest.raises(openai.BadRequestError, match="--tool-parser") as caught:
+        with pytest.raises(openai.BadRequestError, match="--tool-call-parser") as caught:
             ask(client, model="echo", tools=TOOLS)
         assert caught.value.code == "unsupported_parameter"
 
