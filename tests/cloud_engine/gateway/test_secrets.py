@@ -118,6 +118,9 @@ def test_a_log_of_objects_holds_no_secret_and_no_prompt(tmp_path: Path) -> None:
         port, _ = node.enter_context(_echo())
         shown = f"http://operator:{PASSWORD}@127.0.0.1:{port}"
         with _gateway(tmp_path, shown, log_format="json") as (url, headers, _process):
+            deadline = time.monotonic() + 60
+            while not httpx.get(f"{url}/v1/models", headers=headers).json()["data"] and time.monotonic() < deadline:
+                time.sleep(0.05)  # only a node that was in can be out
             httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60)
             node.close()
             deadline = time.monotonic() + 60
