@@ -102,7 +102,10 @@ class Pool:
             if error.errno in _NO_DESCRIPTORS:  # the gateway's limit: not the node's fault
                 raise OverloadedError("The gateway is out of file descriptors: try again shortly.") from error
             raise UnreachableError(f"{type(error).__name__}: {error}") from error
-        peer = transport.get_extra_info("peername")[0]
+        if (peername := transport.get_extra_info("peername")) is None:  # reset before the transport was made
+            transport.abort()
+            raise UnreachableError("the connection was reset")
+        peer = peername[0]
         if self._is_registered and not may_register(peer, is_local=is_no_dns_name(self._host)):
             transport.abort()  # the name now resolves to a forbidden address
             raise UnreachableError(f"nodes may not register the address {peer}")

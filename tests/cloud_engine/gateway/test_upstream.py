@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 import socket
 import ssl
@@ -15,7 +16,7 @@ import pytest
 from updraft.cloud_engine.gateway.upstream import client
 from updraft.cloud_engine.gateway.upstream.client import Upstream, UpstreamAddress, UpstreamRequest
 from updraft.cloud_engine.gateway.upstream.connection import SilenceTimeouts
-from updraft.cloud_engine.gateway.upstream.failures import UpstreamFailure, UpstreamTimeout
+from updraft.cloud_engine.gateway.upstream.failures import UnreachableError, UpstreamFailure, UpstreamTimeout
 from updraft.cloud_engine.gateway.upstream.pool import PoolLimits
 from updraft.protocol.errors import InvalidRequestError
 
@@ -101,6 +102,23 @@ def test_a_thousand_requests_wait_together_and_the_pool_bounds_them() -> None:
             answers = await asyncio.gather(*(upstream.get(server.target, b"/") for _ in range(1000)))
             assert answers == [(200, b"ok")] * 1000
             assert server.connections == most == 100
+            await upstream.close()
+
+    asyncio.run(run())
+
+
+def test_a_connection_that_is_reset_at_once_is_a_failure_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """asyncio then knows no name of the peer. Another error would end the watch of the node for good."""
+
+    def reset(_socket: socket.socket) -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    async def run() -> None:
+        async with serving(always_ok) as server:
+            monkeypatch.setattr(socket.socket, "getpeername", reset)
+            upstream = Upstream(None)
+            with pytest.raises(UnreachableError, match="was reset"):
+                await upstream.get(server.target, b"/")
             await upstream.close()
 
     asyncio.run(run())
