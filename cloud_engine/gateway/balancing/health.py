@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ _TIMEOUTS_TO_LEAVE = 3  # a busy machine may miss a probe or two; a refused conn
 _MODELS_EVERY = 20  # probes
 _TOKEN_EVERY_S = 30.0  # seconds without a request on the node
 _TOKEN_TIMEOUT_S = 20.0
+log = logging.getLogger("updraft.gateway")
 
 
 class _Models(msgspec.Struct):
@@ -91,6 +93,9 @@ class HealthWatch:
             self._was_late(began)
         except (UpstreamFailure, *UNREADABLE) as error:
             node.failed(str(error))
+        except Exception:  # a fault of the gateway must not end the watch, which would leave the node in rotation
+            log.exception("The probe of node %s failed", node.url)
+            node.failed("the probe failed: the gateway's log has the traceback")
         else:
             self._timeouts = 0
             self._timeout.answered(time.monotonic() - began)

@@ -91,10 +91,7 @@ class Pool:
         try:
             async with asyncio.timeout(self._limits.connect_s):
                 transport, connection = await loop.create_connection(
-                    lambda: NodeConnection(self._forget, self._note_data),
-                    self._host,
-                    self._port,
-                    ssl=self._context,
+                    lambda: NodeConnection(self._forget, self._note_data), self._host, self._port, ssl=self._context
                 )
         except TimeoutError as error:
             raise UpstreamTimeout(f"no connection within {self._limits.connect_s:g} s") from error
@@ -102,14 +99,12 @@ class Pool:
             if error.errno in _NO_DESCRIPTORS:  # the gateway's limit: not the node's fault
                 raise OverloadedError("The gateway is out of file descriptors: try again shortly.") from error
             raise UnreachableError(f"{type(error).__name__}: {error}") from error
-        if (peername := transport.get_extra_info("peername")) is None:  # reset before the transport was made
+        if (peer := transport.get_extra_info("peername")) is None:  # reset before the transport was made
             transport.abort()
             raise UnreachableError("the connection was reset")
-        peer = peername[0]
-        if self._is_registered and not may_register(peer, is_local=is_no_dns_name(self._host)):
+        if self._is_registered and not may_register(peer[0], is_local=is_no_dns_name(self._host)):
             transport.abort()  # the name now resolves to a forbidden address
-            raise UnreachableError(f"nodes may not register the address {peer}")
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            raise UnreachableError(f"nodes may not register the address {peer[0]}")
         return connection
 
     def _forget(self, connection: NodeConnection) -> None:

@@ -98,3 +98,29 @@ def test_a_late_connection_is_no_refused_one() -> None:
             waiting.setblocking(False)
             waiting.connect_ex(listener.getsockname())
         asyncio.run(run(f"http://127.0.0.1:{listener.getsockname()[1]}"))
+
+
+def test_a_fault_of_the_gateway_takes_the_node_out_and_the_watch_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        upstream = Upstream(None)
+        node = Node(NodeAddress("http://127.0.0.1:1"))
+        watch = HealthWatch(node, upstream, lambda: None)
+
+        async def faulty(*_arguments: object) -> tuple[int, bytes]:
+            raise TypeError("no such thing")
+
+        monkeypatch.setattr(upstream, "get", faulty)
+        await watch.probe(with_models=True)
+        assert "the probe failed" in node.reason
+        assert "no such thing" in caplog.text
+        monkeypatch.setattr(upstream, "get", answered)
+        for _ in range(3):
+            await watch.probe(with_models=True)
+        assert node.healthy
+
+    async def answered(*_arguments: object) -> tuple[int, bytes]:
+        return 200, b'{"data": [{"id": "m"}]}'
+
+    asyncio.run(run())
