@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import sys
@@ -45,6 +46,13 @@ def browser() -> Iterator[Any]:
             yield launched
         finally:
             launched.close()
+
+
+def expect(place: Any, message: str | None = None) -> Any:
+    """Playwright's assertions: they wait for what `place` shows, however slow the machine is."""
+    assertions = importlib.import_module("playwright.sync_api").expect
+    assertions.set_options(timeout=30_000)
+    return assertions(place, message)
 
 
 @contextmanager

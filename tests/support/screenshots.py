@@ -46,7 +46,7 @@ def main(folder: Path) -> None:
             tab.set_viewport_size(size)
             tab.goto(f"{url}/#/{view}")
             tab.reload() if view != "chat" else None
-            tab.wait_for_load_state("networkidle")
+            tab.locator("#view[aria-busy=false]").wait_for()
             if view == "router":
                 tab.get_by_label("Prompt").fill(QUESTIONS[0])
                 tab.get_by_role("button", name="Trace").click()

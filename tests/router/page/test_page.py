@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from browser import KEY, browser, page_daemon, streamed
+from browser import KEY, browser, expect, page_daemon, streamed
 from cloud_fixture import cloud_server
 from homes import home_in
 from model_hub import Hub, running, tiny_gguf
@@ -75,7 +75,7 @@ def open_view(page: Watched, name: str) -> Any:
     link.focus()
     page.tab.keyboard.press("Enter")
     page.tab.get_by_role("heading", name=name, level=1).wait_for()
-    page.tab.wait_for_load_state("networkidle")
+    page.tab.locator("#view[aria-busy=false]").wait_for()
     return page.tab
 
 
@@ -93,17 +93,14 @@ def say(tab: Any, text: str) -> Any:
 def test_chat_says_who_answered_how_sure_what_it_cost_and_why(page: Watched) -> None:
     tab = open_view(page, "Chat")
     easy = say(tab, EASY)
-    assert "On device" in easy.inner_text()
-    assert "P(gain)" in easy.inner_text()
+    expect(easy).to_contain_text("On device")
+    expect(easy).to_contain_text("P(gain)")
     easy.locator("summary").focus()
     tab.keyboard.press("Enter")
-    easy.locator(".trace li").nth(0).wait_for()
-    assert "Gate 0, rules" in easy.locator(".trace").inner_text()
+    expect(easy.locator(".trace")).to_contain_text("Gate 0, rules")
     easy.get_by_role("button", name="Retry in the cloud").focus()
     tab.keyboard.press("Enter")
-    cloud = tab.locator(".turn:has(.badge.cloud)")
-    cloud.wait_for()
-    assert "The cloud says hello." in cloud.inner_text()
+    expect(tab.locator(".turn:has(.badge.cloud)")).to_contain_text("The cloud says hello.")
 
 
 def test_an_answer_is_markdown_and_cannot_command_the_page(page: Watched, cloud_server: FakeCloud) -> None:
@@ -114,8 +111,8 @@ def test_an_answer_is_markdown_and_cannot_command_the_page(page: Watched, cloud_
         tab.get_by_label("Answered by").select_option("cloud")
         turn = say(tab, HARD)
         turn.locator("strong", has_text="bold").wait_for()
-        assert turn.locator("pre code").inner_text() == "x = 1\n"
-        assert turn.locator("img, script").count() == 0
+        expect(turn.locator("pre code")).to_have_text("x = 1\n")
+        expect(turn.locator("img, script")).to_have_count(0)
         assert [link.get_attribute("href") for link in turn.locator("a").all()] == ["https://evil.example/x.png"]
     finally:
         cloud_server.says = None
@@ -134,7 +131,7 @@ def test_stop_ends_an_answer(page: Watched, cloud_server: FakeCloud) -> None:
         stop.focus()
         tab.keyboard.press("Enter")
         tab.get_by_text("Stopped.", exact=True).first.wait_for()
-        assert stop.is_disabled()
+        expect(stop).to_be_disabled()
     finally:
         cloud_server.mode = "healthy"
 
@@ -143,13 +140,12 @@ def test_requests_are_listed_explained_and_asked_again(page: Watched) -> None:
     tab = open_view(page, "Requests")
     tab.get_by_label("Tier").select_option("local")
     rows = tab.locator("tbody tr")
-    rows.first.wait_for()
-    tab.wait_for_load_state("networkidle")
+    expect(rows.locator(".badge", has_text="In cloud")).to_have_count(0)
     assert set(rows.locator(".badge").all_inner_texts()) == {"On device"}
     rows.last.get_by_role("button").focus()
     tab.keyboard.press("Enter")
     detail = tab.get_by_role("region", name="Request", exact=True)
-    assert "Gate 0, rules" in detail.inner_text()
+    expect(detail).to_contain_text("Gate 0, rules")
     detail.get_by_role("button", name="Good answer").focus()
     tab.keyboard.press("Enter")
     detail.get_by_text("Noted.").wait_for()
@@ -157,7 +153,7 @@ def test_requests_are_listed_explained_and_asked_again(page: Watched) -> None:
     tab.keyboard.press("Enter")
     detail.locator("div .badge").wait_for()
     tab.get_by_label("Search").fill("nothing has this in it")
-    assert tab.locator("tbody tr").count() == 0
+    expect(tab.locator("tbody tr")).to_have_count(0)
 
 
 def test_the_router_view_moves_the_target_and_traces_a_prompt(page: Watched) -> None:
@@ -165,13 +161,12 @@ def test_the_router_view_moves_the_target_and_traces_a_prompt(page: Watched) -> 
     slider = tab.get_by_label("Share of the cloud's quality to keep")
     slider.focus()
     tab.keyboard.press("End")
-    assert "Quality 100 %" in tab.locator("output").inner_text()
+    expect(tab.locator("output")).to_contain_text("Quality 100 %")
     tab.get_by_label("Prompt").focus()
     tab.keyboard.type(EASY)
     tab.keyboard.press("Tab")
     tab.keyboard.press("Enter")
-    tab.locator(".trace li").first.wait_for()
-    assert "Gate 1, before generation" in tab.locator(".trace").inner_text()
+    expect(tab.locator(".trace")).to_contain_text("Gate 1, before generation")
     tab.get_by_role("button", name="Use the router's own target").click()
     tab.get_by_role("button", name="Use this target for all requests").focus()
     tab.keyboard.press("Enter")
@@ -184,21 +179,20 @@ def test_the_router_view_moves_the_target_and_traces_a_prompt(page: Watched) -> 
 
 def test_savings_calibration_and_models_show_their_figures(page: Watched) -> None:
     tab = open_view(page, "Savings")
-    assert "saved against all-cloud" in tab.locator(".cards").inner_text()
-    assert "1 of" in tab.locator(".cards").inner_text(), "the abandoned stream"
+    expect(tab.locator(".cards")).to_contain_text("saved against all-cloud")
+    expect(tab.locator(".cards"), "the abandoned stream").to_contain_text("1 of")
     tab = open_view(page, "Calibration")
-    assert "of the cloud's score is kept" in tab.locator("main ul").inner_text()
-    assert tab.locator("tbody tr").count() == 10
+    expect(tab.locator("main ul")).to_contain_text("of the cloud's score is kept")
+    expect(tab.locator("tbody tr")).to_have_count(10)
     tab = open_view(page, "Models")
     tab.get_by_role("button", name="Pull smollm2").wait_for()
     tab.get_by_role("button", name="Sleep now").focus()
     tab.keyboard.press("Enter")
     tab.get_by_text("The model sleeps.").wait_for()
-    assert "asleep" in tab.locator("main").inner_text()
+    expect(tab.locator("main")).to_contain_text("asleep")
     tab.get_by_label("Name").fill("/etc/passwd")
     tab.keyboard.press("Enter")
-    tab.get_by_role("alert").wait_for()
-    assert "pypi:package" in tab.get_by_role("alert").inner_text()
+    expect(tab.get_by_role("alert")).to_contain_text("pypi:package")
     page.faults[:] = [fault for fault in page.faults if "400" not in fault]  # the refusal, as Chromium logs it
 
 
@@ -234,7 +228,8 @@ def test_a_model_is_pulled_and_removed(page: Watched, monkeypatch: pytest.Monkey
     tab.get_by_role("cell", name="tiny-Q8_0", exact=True).wait_for()
     tab.get_by_role("button", name="Remove tiny-Q8_0").focus()
     tab.keyboard.press("Enter")
-    assert tab.get_by_role("cell", name="tiny-Q8_0", exact=True).count() == 1, "it asks first"
+    tab.get_by_role("button", name="Really remove tiny-Q8_0?").wait_for()
+    expect(tab.get_by_role("cell", name="tiny-Q8_0", exact=True)).to_have_count(1)
     tab.keyboard.press("Enter")
     tab.get_by_text("tiny-Q8_0 is removed.").wait_for()
 
@@ -257,6 +252,7 @@ def test_the_first_view_weighs_little(chromium: Any, daemon: str) -> None:
     watched = Watched(tab, daemon)
     tab.on("response", lambda answer: weigh(watched, answer))
     tab.goto(daemon)
+    tab.get_by_role("dialog").wait_for()
     tab.wait_for_load_state("networkidle")
     paint = tab.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
     print(f"first paint after {paint:.0f} ms, {watched.weight:,} bytes")

@@ -23,6 +23,7 @@ async function open() {
   const view = document.getElementById("view");
   const place = el("div");
   view.replaceChildren(el("h1", {}, VIEWS[name]), place);
+  view.setAttribute("aria-busy", "true");
   if (turn > 1) view.focus();
   try {
     const module = await import(`./${name}.js`);
@@ -33,6 +34,7 @@ async function open() {
   } catch (error) {
     place.append(failure(error));
   }
+  if (turn === shown) view.setAttribute("aria-busy", "false");
 }
 
 addEventListener("hashchange", open);

@@ -14,8 +14,11 @@ export async function show(place) {
   let rows = [];
 
   async function load() {
+    const asked = tier.value;
     try {
-      rows = (await get(`/updraft/requests?limit=200${tier.value && `&tier=${tier.value}`}`)).requests;
+      const { requests } = await get(`/updraft/requests?limit=200${asked && `&tier=${asked}`}`);
+      if (asked !== tier.value) return; // a slow answer does not replace the rows of the tier chosen since
+      rows = requests;
       draw();
     } catch (error) {
       list.replaceChildren(failure(error));
