@@ -28,8 +28,8 @@ from .speed import (
     prefill_figures,
     prefix_figures,
     sampled_over_greedy,
+    serving_time,
     start_figures,
-    throughput,
 )
 from .step_gaps import step_gaps
 from .step_times import measured_step_time, simulation_errors
@@ -189,7 +189,7 @@ class _Measured:
         return {"vs_transformers_cb": min(ratios)}
 
     def _throughput(self) -> float:
-        return throughput(self.model, self._requests, self.setting.running)
+        return serving_time(self.model, self._requests, self.setting.running)
 
 
 class _PeerRatios:

@@ -25,17 +25,17 @@ _PREFIX_S = 20  # minimum seconds of measuring the cost of a cache without hits
 _SMALL = EngineConfig(max_batch_size=8, token_budget=BUDGET, prefix_caching=False)
 
 
-def throughput(
+def serving_time(
     model: Decoder, requests: Sequence[WorkloadRequest], running: int, params: SamplingParams = GREEDY
 ) -> float:
-    """Measure throughput: return the seconds until all requests are served, at most `running` at a time."""
+    """Return the seconds until all requests are served, at most `running` at a time."""
     return serve(make_engine(model, engine_config(len(requests), running)), requests, params)
 
 
 def sampled_over_greedy(model: Decoder, requests: Sequence[WorkloadRequest], running: int, rounds: int = 5) -> float:
     """Return tokens per second of `SAMPLED` answers over greedy ones: a median of pairs of runs."""
     return statistics.median(
-        throughput(model, requests, running, GREEDY) / throughput(model, requests, running, SAMPLED)
+        serving_time(model, requests, running, GREEDY) / serving_time(model, requests, running, SAMPLED)
         for _ in range(rounds)
     )
 

@@ -136,7 +136,7 @@ def _records(path: Path, file: Iterable[str]) -> Iterator[tuple[int, Mapping[str
             if line.strip():
                 yield number, _json_object(f"{path}, line {number}", line)
     else:
-        raise InvalidRequestError(f"{path}: the name must end in .csv or .jsonl, or either with .gz.")
+        raise InvalidRequestError(f"{path}: the name must end in .csv, .jsonl or .ndjson, or one of these with .gz.")
 
 
 def _json_object(where: str, line: str) -> Mapping[str, Any]:

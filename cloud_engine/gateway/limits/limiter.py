@@ -240,13 +240,14 @@ def _refusal(
     usage = usages[-1]
     wait_s = usage.wait_s(refused, now)
     used = usage.used + usage.reserved
+    dollar = "$" if refused.is_budget else ""
     message = (
         f"This {refused.owner} is limited to {refused.limit:g} {_UNITS[refused.kind]}: "
-        f"{used:.6g} are used or reserved, "
+        f"{dollar}{used:.6g} are used or reserved, "
     )
     if refused.is_budget and usage.used + refused.amount > refused.limit:
         renews, wait_s = renewal(refused.ends, now)
-        message += f"and this request may cost {refused.amount:.6g}; {renews}."
+        message += f"and this request may cost ${refused.amount:.6g}; {renews}."
         return BudgetExceededError(message, renews_s=wait_s)
     message += f"and this request needs {refused.amount:.6g}. Try again in {duration(wait_s)}."
     return LimitError(message, refused.kind, wait_s, _usage_headers(claims, usages, taken=False))
