@@ -14,6 +14,7 @@ BASE_URL = "http://updraft.local/v1"  # never resolved: the transport answers
 #: Key for openai's constructor, which requires one. The in-process router needs none.
 PLACEHOLDER_KEY = "updraft-in-process"
 _OTHER_HEADERS = ("x-api-key", "api-key")
+_OPENAI_HEADER = "x-stainless-lang"  # in every request of openai's methods
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class CallerKeys:
     def named_in(self, headers: Mapping[str, str]) -> str | None:
         """Return the key that the request names, or None for the key in the settings. `headers` have lower-case names.
 
-        Raises InvalidRequestError for two different keys, and for a header without a key.
+        Raises InvalidRequestError for two different keys, for a header without a key, and for a request from which the
+        caller removed openai's Authorization header. Other HTTP requests of the client need no key.
         """
         if self.own is None:
             return None
@@ -45,7 +47,7 @@ class CallerKeys:
         if "authorization" in headers:
             scheme, _, key = headers["authorization"].partition(" ")
             keys[key.strip() if scheme.lower() == "bearer" else ""] = "authorization"
-        if not keys:  # omitted on purpose, since openai's clients send a key by default
+        if not keys and _OPENAI_HEADER in headers:  # openai's methods send a key unless the caller removes it
             raise _refused("authorization", "is missing: this request has no API key")
         named = {key: name for key, name in keys.items() if key not in self.own}
         for key, name in named.items():

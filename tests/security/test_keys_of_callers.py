@@ -220,6 +220,14 @@ def test_what_is_no_key_is_refused_by_name(
     assert cloud.keys == []
 
 
+def test_a_bare_request_of_the_client_uses_the_key_in_the_settings(client: updraft.OpenAI, cloud: Cloud) -> None:
+    """openai's methods are not the only way to the endpoints: `client._client` sends no Authorization by itself."""
+    body = {"model": "cloud", "messages": USER}
+    client._client.post("/chat/completions", json=body).raise_for_status()
+    client._client.post("/chat/completions", json=body, headers={"authorization": f"Bearer {B}"}).raise_for_status()
+    assert cloud.keys == [f"Bearer {A}", f"Bearer {B}"]
+
+
 def test_another_address_is_refused_by_name(client: updraft.OpenAI, cloud: Cloud) -> None:
     with pytest.raises(ConfigurationError, match="base_url"):
         client.with_options(base_url="https://other.example/v1")
