@@ -31,7 +31,7 @@ def main(folders: Sequence[str]) -> int:
 
 
 def _start(file: str, log: Path) -> subprocess.Popen[bytes]:
-    """Start pytest on `file` in this process's group, so that both are stopped together."""
+    """Start pytest on `file`, in this process's group, so that a signal to the group stops pytest too."""
     words = python_command("-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", file)
     with log.open("wb") as output:
         return subprocess.Popen(words, env=child_environment(), stdout=output, stderr=subprocess.STDOUT)

@@ -95,7 +95,10 @@ class RawLlama:
         batch.n_seq_id[row], batch.seq_id[row][0] = 1, sequence
 
     def _decode(self, rows: int, outputs: int | None = None) -> list[int]:
-        """Return the most likely token of each output; by default every row is an output."""
+        """Decode the first `rows` rows of the batch, and return the most likely token after each row that has logits.
+
+        `outputs`: number of rows that have logits; None for all.
+        """
         self._batch.n_tokens = rows
         if self._api.llama_decode(self._context, self._batch) != 0:
             raise EngineError(f"llama.cpp failed to decode: {llama().last_errors()}.")
