@@ -48,7 +48,7 @@ class TorchAttention:
         write_kv_reference_(projected, cache.transpose(1, 2), self._slots, HeadTransform(norms), rotation)
         query = projected[:, : -cache.shape[1]]
         groups = self._groups(layer.window)
-        if len(groups) == 1 and groups[0].kept is None:  # one sequence, or decodes that share a call
+        if len(groups) == 1 and groups[0].kept is None:  # no query is padding
             attended = self._attend_group(groups[0], layer.scale, query[:num_rows].contiguous(), cache)
             return functional.pad(attended, (0, 0, 0, 0, 0, len(query) - num_rows))
         out = query.new_zeros(query.shape)
@@ -95,7 +95,7 @@ class TorchAttention:
         folded = query.view(split).permute(0, 2, 3, 1, 4).reshape(group.sequences, split[2], -1, head_dim)
         pages = cache.view(-1, *cache.shape[2:]).index_select(0, group.pages)
         pages = pages.view(2, group.sequences, split[2], -1, head_dim)
-        keys, values = pages.masked_fill_(group.padding[:, None, :, None], 0)  # 0 * NaN would be NaN
+        keys, values = pages.masked_fill_(group.padding[:, None, :, None], 0)  # may be NaN, and 0 * NaN is NaN
         if self._is_fused(group):
             attended = functional.scaled_dot_product_attention(folded, keys, values, attn_mask=group.mask, scale=scale)
         else:

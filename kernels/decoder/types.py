@@ -32,7 +32,7 @@ class LayerWeights:
     window: int | None = None
     # Index of the rotation that this layer uses, 0 or 1.
     rotation: int = 0
-    # Factor of the scores, as in `LayerAttention`.
+    # Factor by which query-key products are multiplied, as in `LayerAttention`.
     scale: float = 1.0
 
     @property
