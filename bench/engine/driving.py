@@ -25,7 +25,7 @@ _TOKENS = 640  # maximum tokens per sequence, which give the size of the KV cach
 
 
 def engine_config(requests: int, running: int) -> EngineConfig:
-    """Return the throughput configuration: `requests` queued, `running` at once, 16 tokens per step for each."""
+    """Return the configuration for throughput: `requests` queued, `running` at once, and 16 tokens of each per step."""
     return EngineConfig(max_batch_size=running, token_budget=16 * running, max_waiting=requests)
 
 

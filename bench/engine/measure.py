@@ -58,7 +58,7 @@ class Setting:
     peers: Literal["all", "static", "continuous", "none"] = "all"
     # Groups of figures to measure, from `GROUPS`; empty for every group the device supports.
     only: Sequence[str] = ()
-    # Shape of the oracle's draft model; None: pocket-sized.
+    # Name in `SHAPES` for the draft model of group `oracle`; None: `pocket`.
     draft_shape: str | None = None
 
     def __post_init__(self) -> None:

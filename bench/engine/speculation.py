@@ -1,4 +1,4 @@
-"""Gains and costs of speculative decoding: the pocket pair under load, and an oracle draft on a real model's shape."""
+"""Gains and costs of speculative decoding: the pocket pair under load, and simulated drafts for a large model."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def draft_of(target: Decoder, shape: str) -> Decoder:
 
 
 def oracle_figures(target: Decoder, draft: Decoder, acceptances: Sequence[float]) -> dict[str, float]:
-    """Return the speed with an oracle draft over the speed without it, one request at a time, by acceptance rate."""
+    """Return the speed with simulated drafts over the speed without, by acceptance rate, one request at a time."""
     figures: dict[str, float] = {}
     for acceptance in acceptances:
         name = f"spec_oracle{round(acceptance * 10):02d}_speedup"

@@ -24,7 +24,6 @@ class LoadResult:
     frames: int = 0
     # Number of other answers whose status was not 200, and of broken connections.
     failures: int = 0
-    # Duration of the run, in seconds.
     seconds: float = 0.0
 
     @property

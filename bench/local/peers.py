@@ -26,7 +26,7 @@ from ..gateway.servers import free_port
 BATCH = 512  # tokens of a prompt computed at once; the default of all peers
 _SERVER_NEEDS = ("pydantic_settings", "sse_starlette", "starlette_context")
 _START_S, _ANSWER_S = 120.0, 600.0
-_SHARED_CONTEXT = 4096  # tokens of all streams together, for peers with several streams
+_SHARED_CONTEXT = 4096  # context length for all streams together, for peers with several streams
 
 
 @dataclass(frozen=True, slots=True)

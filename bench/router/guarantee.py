@@ -145,7 +145,7 @@ def simulate(
 
 
 def measure(runs: int, say: Callable[[str], None], procedure: Procedure | None = None) -> dict[str, Any]:
-    """Return figures nested by population, number of rows, arrangement of gates and alpha."""
+    """Return figures nested by population, number of rows, combination of gates, and alpha."""
     results: dict[str, Any] = {"limit": limit_of_violations(runs)}
     for population in populations():
         of_rows: dict[str, Any] = {}
@@ -164,7 +164,7 @@ def measure(runs: int, say: Callable[[str], None], procedure: Procedure | None =
 
 
 def limit_of_violations(runs: int) -> float:
-    """Return the highest rate that a true rate of delta may show in `runs`: delta plus two standard errors."""
+    """Return the highest rate of violations to expect in `runs` at a true rate of delta: two standard errors more."""
     return DELTA + 2 * sqrt(DELTA * (1 - DELTA) / runs)
 
 

@@ -139,7 +139,7 @@ class AttentionPlanner:
         return sizes.views(_staged(plan, sizes).to(self.device, non_blocking=True), plan.partial_rows, launch)
 
     def graph_metadata(self, num_rows: int, most_sequences: int, most_blocks: int) -> GraphMetadata:
-        """Return buffers for a CUDA graph: `num_rows` rows, `most_sequences` sequences of up to `most_blocks` blocks."""
+        """Return buffers for a CUDA graph of `num_rows` rows in `most_sequences` sequences of `most_blocks` blocks."""
         return GraphMetadata(self, num_rows, most_sequences, most_blocks)
 
 

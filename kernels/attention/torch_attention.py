@@ -72,7 +72,7 @@ class TorchAttention:
         return self._batch_invariant or not group.is_short
 
     def _placed(self, group: AttentionGroup) -> AttentionGroup:
-        """Move the group to the device. Torch's fused kernel needs the mask in its dtype and shape."""
+        """Move the group to the device. Adapt the mask to torch's fused kernel, which needs the cache's dtype."""
         device, mask = self._cache.device, group.mask
         if self._is_fused(group):
             mask = mask.to(self._cache.dtype).repeat(1, 1, self._group_size, 1)

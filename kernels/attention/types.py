@@ -23,8 +23,6 @@ class QuerySpan:
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """Attention parameters of one layer."""
-
     # Index of the layer in the cache.
     index: int
     # Factor by which query-key products are multiplied.
@@ -65,7 +63,6 @@ class CacheSpec:
     head_dim: int
     dtype: torch.dtype
     device: torch.device
-    # Whether any layer has a sliding window.
     windowed: bool = False
 
     def empty(self, *block: int) -> Tensor:

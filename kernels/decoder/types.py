@@ -14,8 +14,6 @@ from ..runtime.native_library import LANES
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Weights of one layer."""
-
     # Packed linear layers.
     qkv: NativeLinear
     output: NativeLinear

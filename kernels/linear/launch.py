@@ -16,8 +16,6 @@ _BUCKETS = (16, 32, 64)
 
 @dataclass(frozen=True, slots=True)
 class MatmulShape:
-    """Size of one product."""
-
     # Rows of activations.
     tokens: int
     # Output features.

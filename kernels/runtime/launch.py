@@ -22,8 +22,6 @@ _MAX_ROWS = 32
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Launch parameters of one kernel."""
-
     num_warps: int = 4
     num_stages: int = 2
     # The kernel's constexpr arguments that affect only its speed, by name.
