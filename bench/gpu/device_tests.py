@@ -1,6 +1,6 @@
 """Runs the tests that need a CUDA device: one process per file, all at once.
 
-Kernel compilation takes most of the time and runs sequentially within a process; GPU machines have more processors.
+Kernel compilation takes most of the time and uses one processor per process, so several processes are faster.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def _unchanged(policy: Policy, prompts: Sequence[str]) -> dict[str, float]:
 
 def _gate1(policy: Policy, outcomes: Sequence[GradedRow]) -> Callable[[int], Callable[[], object]]:
     prompts = long_prompts([outcome.prompt for outcome in outcomes[:400]])
-    return lambda i: lambda: policy.before(PromptView(f"{i} {prompts[i % len(prompts)]}"))  # `i` avoids cache hits
+    return lambda i: lambda: policy.before(PromptView(f"{i} {prompts[i % len(prompts)]}"))  # a new `i` misses caches
 
 
 def _gate3(policy: Policy, outcomes: Sequence[GradedRow]) -> Callable[[int], Callable[[], object]]:
