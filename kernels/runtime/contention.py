@@ -41,7 +41,7 @@ def usage() -> ProcessorUsage:
     for index, processor in enumerate(psutil.cpu_times(percpu=True)):
         if allowed is None or index in allowed:
             times = processor._asdict()
-            # Linux counts the time of virtual machines in `user` and `nice`, too, so the separate entries are unused.
+            # Linux counts the time of virtual machines in `user` and `nice`, too, so it is not added a second time.
             unused = ("idle", "iowait", "guest", "guest_nice")
             busy += sum(seconds for name, seconds in times.items() if name not in unused)
     return ProcessorUsage(time.monotonic(), busy, time.process_time())
