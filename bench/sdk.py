@@ -37,7 +37,7 @@ _WHOLE = {
 
 
 def measure(calls: int) -> dict[str, Any]:
-    """Return milliseconds per call over `calls` of each kind, in turns, so that a busy machine slows all alike."""
+    """Return milliseconds per call by kind of call. Kinds take turns, so that other load slows all of them alike."""
     httpx = httpx_of_openai()
     with TemporaryDirectory() as folder:
         ways = {

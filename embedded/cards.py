@@ -45,7 +45,7 @@ is trained to say so: do not use it for anything else. Greedy decoding, 512 toke
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """Subject of a card: the model, its purpose, and its score in a graded outcome."""
+    """Model that a card describes: its name, its role, and a function that returns its score in a graded row."""
 
     name: str
     role: str
@@ -108,7 +108,7 @@ Licence: Apache-2.0, as the project.
 
 
 def _recipe(subject: _Subject, training: dict[str, Any]) -> str:
-    """Return the training runs of a model, the last run first."""
+    """Return Markdown about the model's training runs, the last run first."""
     runs: list[str] = []
     while (start := training.get("started_from")) is not None:
         recipe, weights = training["recipe"], start["weights_sha256"][:16]

@@ -27,7 +27,7 @@ def write_hf_folder(folder: Path, config: dict[str, Any], state: dict[str, torch
 
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in state.items()}
-    partial = folder / "model.safetensors.partial"  # the existing file may be mapped by a process
+    partial = folder / "model.safetensors.partial"  # renamed at the end, as a process may map the old file
     save_file(weights, partial, metadata={"format": "pt"})
     partial.chmod(0o644)  # safetensors creates private files
     partial.replace(folder / "model.safetensors")
@@ -61,7 +61,7 @@ def write_gguf(folder: Path, out: Path, file_type: FileType = "Q8_0") -> None:
     from safetensors.torch import load_file
 
     config = json.loads((folder / "config.json").read_text())
-    partial = out.with_name(f"{out.name}.partial")  # the existing file may be mapped by a process
+    partial = out.with_name(f"{out.name}.partial")  # renamed at the end, as a process may map the old file
     writer = gguf.GGUFWriter(partial, "llama")
     _write_metadata(writer, config, folder.name, file_type)
     _write_vocabulary(writer, json.loads((folder / "tokenizer.json").read_text()))

@@ -44,7 +44,7 @@ class GateReport:
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """One kind or family: AUROC for "local is wrong"; NaN if a class has too few rows."""
+    """Results on one kind or family. The AUROCs predict "local is wrong"; NaN if a class has too few rows."""
 
     group: str
     rows: int
@@ -58,7 +58,7 @@ class GroupReport:
 
 @dataclass(frozen=True, slots=True)
 class LeaveOutReport:
-    """Gate 3 on the rows of each group, fitted without the rows of that group."""
+    """Results of gate 3 on the rows of each group, when fitted without the rows of that group."""
 
     by: Grouping
     groups: list[GroupReport]
@@ -104,7 +104,7 @@ def is_wrong(rows: Sequence[GradedRow]) -> Bools:
 
 
 def policy_probabilities(gates: ExportedGates, rows: Sequence[GradedRow]) -> CalibrationRows:
-    """Return P(gain) of each row by the exported gates, one row at a time as in use, with the row's scores."""
+    """Return each row's scores, and its P(gain) by the exported gates, which judge row by row as in production."""
     views = [view_of(row) for row in rows]
     weak, strong = scores(rows)
     return CalibrationRows(
@@ -124,11 +124,11 @@ def evaluate(
     points: Sequence[OperatingPoint],
     left_out: Sequence[LeaveOutReport] = (),
 ) -> HeldOutReport:
-    """Report on `rows` with the gates' `judged` probabilities, and on routing at the operating `points`."""
+    """Report how well the gates' probabilities `judged` fit `rows`, and how `rows` are routed at each of `points`."""
     wrong, views = is_wrong(rows), [view_of(row) for row in rows]
     single = {name: auroc(single_signal(name, views), wrong) for name in SINGLE_SIGNALS}
     gates = {"gate1": judged.before, "gate2": judged.during, "gate3": judged.after}
-    # In use, gate 2 never sees answers that end before it runs.
+    # In production, gate 2 cannot escalate answers that end before it runs.
     opened = np.array([has_opening(row) for row in rows])
     asked = judged if judged.during is None else replace(judged, during=np.where(opened, judged.during, 0.0))
     return HeldOutReport(
@@ -152,7 +152,7 @@ def leave_out(
     """Fit gate 3 without each group in turn and score the group's test rows.
 
     A kind is left out alone. A family is left out together with one family of every other kind, which is the harder
-    test because less training data remains. `material` is made from the rows `train`.
+    test because less training data remains. `material`: features and labels of the rows `train`.
     """
     gate, features = found.routers["cascade"], material.features["cascade"].take(found.fitting)
     labels, told = material.labels.take(found.fitting), featurise(test, "cascade")

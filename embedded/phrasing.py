@@ -256,7 +256,7 @@ def _ended(prompt: str, rng: random.Random) -> str:
 
 
 def _spaced(prompt: str, rng: random.Random) -> str:
-    """Drop spaces beside signs and units, or double or drop one elsewhere."""
+    """Drop the spaces beside operators, units or punctuation marks, or double or drop a single space elsewhere."""
     match rng.randrange(4):
         case 0:
             return re.sub(r" ?([-+*=,:;]) ?(?=\d)", r"\1", prompt)

@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=Path("out"), help="folder with small/model and large/model")
     parser.add_argument("--keep-models", action="store_true", help="use the packed models as they are")
     parser.add_argument("--weights", type=Path, default=pocket.WEIGHTS, help="folder to write")
-    # Up to 12,000 tasks are spread evenly over the kinds.
+    # The kinds have equal shares up to 12,000 tasks; beyond that, small kinds run out of distinct questions.
     parser.add_argument("--calibration", type=int, default=6000, help="calibration tasks")
     parser.add_argument("--test", type=int, default=2000, help="test tasks")
     parser.add_argument(

@@ -31,7 +31,7 @@ CHAT_TEMPLATE = (
 
 
 def load_tokenizer() -> Tokenizer:
-    """Return the tokenizer of both models, from a file, because training a tokenizer breaks ties at random."""
+    """Return the tokenizer of both models from its file. A newly trained one would have different token ids."""
     from tokenizers import Tokenizer
 
     return Tokenizer.from_file(str(TOKENIZER_FILE))

@@ -54,7 +54,7 @@ class TrainingRecipe:
     heads: int
     kv_heads: int
     feed_forward: int
-    learning_rate: float  # for the matrices
+    learning_rate: float  # between warm-up and decay
     steps: int
     tokens: int = 4096  # tokens per batch
     warmup: int = 100  # warm-up steps
@@ -63,7 +63,7 @@ class TrainingRecipe:
     seed: int = 1
 
 
-_STEPS = 6_500  # from random weights; the same for both models, so that only their size differs
+_STEPS = 6_500  # training steps from random weights; equal for both models, so that only their size differs
 RECIPES = {
     "small": TrainingRecipe(
         hidden=64, layers=2, heads=2, kv_heads=1, feed_forward=128, learning_rate=5e-3, steps=_STEPS
@@ -84,9 +84,8 @@ class TrainingMachine:
 
 
 class Batches(torch.utils.data.Dataset[tuple[np.ndarray, np.ndarray]]):
-    """Batch i: int32 rows (rows, length + 1), in which bit 15 marks answer tokens, and segments (rows, length).
-
-    Tasks are packed whole and never cut.
+    """Training batches: int32 token ids (rows, length + 1), in which bit 15 marks answer tokens, and the number of each
+    token's segment (rows, length). Tasks are packed whole and never cut.
     """
 
     def __init__(self, tokenizer: Tokenizer, recipe: TrainingRecipe) -> None:
@@ -143,7 +142,7 @@ def build_model(recipe: TrainingRecipe) -> PocketLlama:
 
 
 def load_weights(model: PocketLlama, folder: Path) -> dict[str, Any]:
-    """Load an exported folder into `model`; return the entry on the starting weights for the training report.
+    """Load the weights in an exported folder into `model`. Return their origin for the report: digest, commit, recipe.
 
     Raises SystemExit if the folder has no model, or a model of another size.
     """
@@ -170,7 +169,7 @@ def _commit() -> str:
 
 
 def model_config(recipe: TrainingRecipe) -> dict[str, Any]:
-    """Return the plain config.json of the exported model."""
+    """Return the content of config.json for the exported model."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -1,4 +1,4 @@
-"""`updraft bench escalation`: time that the local answer saves as a draft, until the cloud's last token."""
+"""`updraft bench escalation`: time until the cloud's complete answer with the local answer as a draft, and without."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WARM_UP = 3
 
 @dataclass(frozen=True, slots=True)
 class DraftedQuestion:
-    """One request to the cloud: seconds to the complete answer, the answer, and the server's usage report."""
+    """The cloud's reply to one request: seconds until its end, its text, and the usage that the cloud reports."""
 
     seconds: float
     text: str
@@ -38,7 +38,7 @@ class DraftedQuestion:
 
 @dataclass(slots=True)
 class EscalationFigures:
-    """One escalated question, asked once per round in every arm."""
+    """The replies to one escalated question, one per round in each arm: draft, no draft or useless draft."""
 
     questions: dict[str, list[DraftedQuestion]] = field(default_factory=lambda: {arm: [] for arm in _ARMS})
 
@@ -51,12 +51,12 @@ class EscalationFigures:
 
 
 class Comparing:
-    """A cloud tier that sends each request that has a draft once per arm and round, and returns the last reply.
+    """A cloud tier that repeats each request that has a draft, once per arm and round, and returns the last reply.
 
     Arm `useless` sends the reversed draft. Every request has its own cache salt, so that no prefix cache is hit.
     """
 
-    continues = False  # nothing is streamed here
+    continues = False  # no request asks the cloud to continue a partial answer
 
     def __init__(self, cloud: CloudTier, rounds: int) -> None:
         self.escalations: list[EscalationFigures] = []
@@ -108,7 +108,7 @@ class Comparing:
 
 
 async def measure(config: RouterConfig, questions: Sequence[Question], rounds: int, say: Say) -> dict[str, float]:
-    """Return figures over the questions that the router escalates with a draft: greedy, one request at a time.
+    """Return figures over the questions that the router escalates with a draft; asked greedily, one at a time.
 
     Raises EngineError if no question was escalated with a draft.
     """
@@ -128,7 +128,10 @@ async def measure(config: RouterConfig, questions: Sequence[Question], rounds: i
 
 
 def figures(escalations: Sequence[EscalationFigures]) -> dict[str, float]:
-    """Return figures by arm; `_over_none`: median seconds over those without a draft. Raises EngineError if empty."""
+    """Return figures by name. `_over_none`: median seconds of an arm over the median seconds without a draft.
+
+    Raises EngineError if there are no escalations.
+    """
     if not escalations:
         raise EngineError("Too few questions were escalated with a draft: ask more.")
     median = {arm: statistics.median(one.seconds(arm) for one in escalations) for arm in _ARMS}

@@ -15,16 +15,16 @@ from ...kernels.linear.ops import implementations
 
 
 class MatrixProducts:
-    """The linear layers of a model without the rest; the fastest available implementation counts.
+    """The matrix products of a model without its other work, in the fastest available implementation.
 
-    `weight_bytes`: bytes that one decoding step reads. `flops_per_token`: operations of the layers without the head,
-    which a prompt needs only once.
+    `weight_bytes`: bytes of weights that one decoding step reads. `flops_per_token`: operations per token, without the
+    output head, because a prompt needs the head only for its last token.
     """
 
     def __init__(self, model: Decoder) -> None:
         self.weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
         if not model.config.tie_word_embeddings:
-            self.weight_bytes -= model.embed_tokens.weight.nbytes  # a step reads one row of the embeddings
+            self.weight_bytes -= model.embed_tokens.weight.nbytes  # a step reads only a few rows of them
         linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
         self._dtype, self._device = model.embed_tokens.weight.dtype, model.embed_tokens.weight.device
         self._layers = [
@@ -35,7 +35,7 @@ class MatrixProducts:
 
     @torch.inference_mode()
     def seconds(self, steps: Sequence[tuple[int, int]]) -> float:
-        """Return the seconds of all products in `steps`, each (rows in layers, rows in head); times each size once."""
+        """Return the total seconds of `steps`: (rows in the layers, rows in the head) each. Times each size once."""
         timed: dict[tuple[bool, int], float] = {}
 
         def time_of(is_head: bool, rows: int) -> float:
@@ -54,7 +54,7 @@ class MatrixProducts:
                 forms[form](inputs[size])
 
         computes = [partial(compute, form) for form in range(min(len(forms) for _, forms in layers))]
-        if self._device.type == "cuda":  # captured in graphs as in the engine: single launches would wait for the host
+        if self._device.type == "cuda":  # as in the engine, graphs avoid that the GPU waits for launches
             record = CudaRecorder()
             computes = [record(each) for each in computes]
         return min(_seconds(self._device, each) for each in computes * 3)
@@ -69,8 +69,8 @@ def memory_bandwidth(device: torch.device, size: int | None = None) -> float:
 
 @torch.inference_mode()
 def matmul_flops(weight: Tensor, size: int | None = None) -> float:
-    """Return floating-point operations per second of a `size`-cubed product in `weight`'s dtype and on its device: the
-    fastest implementation, best of five."""
+    """Return the floating-point operations per second of a `size`-cubed matrix product in the dtype and on the device
+    of `weight`: the best of five runs of each implementation."""
     size = size or (8192 if weight.is_cuda else 2048)
     layers = implementations(nn.Linear(size, size, bias=False).to(weight).requires_grad_(False))
     rows = torch.randn(size, size).to(weight)
@@ -78,7 +78,7 @@ def matmul_flops(weight: Tensor, size: int | None = None) -> float:
 
 
 def _seconds(device: torch.device, compute: Callable[[], object]) -> float:
-    """Return the run time of `compute`; on a GPU by events, which exclude launching and waiting."""
+    """Return the run time of `compute` in seconds. On a GPU, CUDA events exclude the time of launching and waiting."""
     if device.type != "cuda":
         started = time.perf_counter()
         compute()

@@ -21,17 +21,17 @@ from ..shared.workload import WorkloadRequest
 
 BUDGET = 512
 GREEDY = SamplingParams(temperature=0.0)
-_TOKENS = 640  # tokens per sequence at most, for the size of the cache on a CUDA device
+_TOKENS = 640  # maximum tokens per sequence, which give the size of the KV cache on a CUDA device
 
 
 def engine_config(requests: int, running: int) -> EngineConfig:
-    """Return the throughput configuration: `requests` queued, `running` at once, 16 tokens per step for each."""
+    """Return the configuration for throughput: `requests` queued, `running` at once, and 16 tokens of each per step."""
     return EngineConfig(max_batch_size=running, token_budget=16 * running, max_waiting=requests)
 
 
 def make_engine(model: Decoder, config: EngineConfig, **others: Any) -> Engine:
-    """Create an engine. On a CUDA device, free unused memory first, and size the cache for the sequences: by default an
-    engine would take most of the free memory."""
+    """Create an engine. On a CUDA device, first free unused memory, and limit the KV cache to the sequences' size,
+    because by default an engine takes most of the free memory."""
     device = model.embed_tokens.weight.device
     if device.type == "cuda":
         gc.collect()
@@ -45,7 +45,7 @@ def make_engine(model: Decoder, config: EngineConfig, **others: Any) -> Engine:
 def serve(engine: Engine, requests: Sequence[WorkloadRequest], params: SamplingParams = GREEDY) -> float:
     """Return the seconds from the first request to the end of the last."""
     threads = torch.get_num_threads()
-    yield_to_other_processes = yields_to_other_processes(engine.config)  # as in the engine's own process
+    yield_to_other_processes = yields_to_other_processes(engine.config)  # as a deployed engine does
     started = time.perf_counter()
     add(engine, requests, params)
     try:

@@ -44,8 +44,6 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Options of a measurement."""
-
     # Folder in which the model of `shape` is written for the peers.
     model_dir: Path
     # `pocket`, or a name in `SHAPES` for random weights.
@@ -60,7 +58,7 @@ class Setting:
     peers: Literal["all", "static", "continuous", "none"] = "all"
     # Groups of figures to measure, from `GROUPS`; empty for every group the device supports.
     only: Sequence[str] = ()
-    # Shape of the oracle's draft model; None: pocket-sized.
+    # Name in `SHAPES` for the draft model of group `oracle`; None: `pocket`.
     draft_shape: str | None = None
 
     def __post_init__(self) -> None:
@@ -90,7 +88,7 @@ class Setting:
 def measure(setting: Setting, say: Say, keep: Callable[[Figures], None] = lambda _: None) -> Figures:
     """Return flat figures by name; `vs_*` is our tokens per second over the peer's. `keep` gets all figures so far
     after every group."""
-    keep_freed_memory()  # as in the engine's process; the peers benefit too
+    keep_freed_memory()  # as a deployed engine does; the peers benefit too
     if setting.threads is not None:
         torch.set_num_threads(setting.threads)
     measured, figures = _Measured(setting, say), Figures()
@@ -175,7 +173,7 @@ class _Measured:
         return figures
 
     def _continuous_batching_ratios(self, model: Any, against: _PeerRatios) -> Figures:
-        """Compare with the best setting. A setting that fails, such as for lack of memory, is skipped with a note."""
+        """Return our ratio to the best setting of continuous batching. A setting that fails is reported and skipped."""
         ratios: list[float] = []
         for blocks, tokens in cb_settings(self.setting.device):
             name = f"continuous batching, {blocks} blocks, {tokens} tokens"
@@ -193,7 +191,7 @@ class _Measured:
 
 
 class _PeerRatios:
-    """Ratios of the peers' seconds to ours; ours are measured before and after each peer, as the machine may change."""
+    """Ratios of the peers' seconds to ours. Ours are timed before and after each peer, as speed varies."""
 
     def __init__(self, ours: Callable[[], float], say: Say) -> None:
         self._ours, self._say = ours, say
@@ -228,5 +226,5 @@ GROUPS: Mapping[str, Callable[[_Measured], Figures]] = {
     "gaps": lambda it: step_gaps(it.model, it.setting.running),
     "peers": _Measured.peer_ratios,
 }
-#: Groups that a device cannot run: batch-invariant mode and the pocket pair's drafts are measured on CPUs.
+#: Groups to skip, by device: gaps need a GPU; batch-invariant mode and the pocket pair are measured only on CPUs.
 _NOT_ON: Mapping[str, Sequence[str]] = {"cpu": ("gaps",), "cuda": ("invariance", "pocket-drafts")}

@@ -1,4 +1,4 @@
-"""Figures without a model: the cost of scheduling, the scheduled steps, and the waste in KV blocks."""
+"""Measurements of the scheduler without a real model: time per step, sizes of the steps, and waste in KV blocks."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _VOCABULARY = 32
 
 
 def scheduler_microseconds(sequences: int = 256, rounds: int = 15) -> float:
-    """Return microseconds per step of a real engine in which every sequence decodes, without the tensor work. Median of
-    `rounds` engines: one round takes 30 milliseconds, in which another process may take the processor."""
+    """Return the microseconds per step that an engine takes without its tensor work, while every sequence decodes.
+    The median of `rounds` engines, because another process may interrupt a round, which takes 30 milliseconds."""
     return statistics.median(_scheduler_microseconds(sequences) for _ in range(rounds))
 
 
@@ -43,7 +43,7 @@ def _scheduler_microseconds(sequences: int, steps: int = 200) -> float:
     for _ in range(8):
         engine.step()
     gc.collect()
-    gc.freeze()  # as in the engine's process
+    gc.freeze()  # as a deployed engine does
     engine.computed_s, started = 0.0, time.perf_counter()
     for _ in range(steps):
         engine.step()
@@ -66,7 +66,7 @@ class _Unmodelled(Engine):
 
 
 def step_rows(requests: Sequence[WorkloadRequest], config: EngineConfig) -> list[tuple[int, int]]:
-    """Return the tokens computed and the tokens sampled in every step that the requests take."""
+    """Return (tokens computed, tokens sampled) of each step until all requests are answered."""
     steps: list[tuple[int, int]] = []
 
     def note(_scheduler: Scheduler, _cache: KVCacheManager, rows: tuple[int, int]) -> None:
@@ -96,8 +96,8 @@ def _play(
     config: EngineConfig,
     note: Callable[[Scheduler, KVCacheManager, tuple[int, int]], None],
 ) -> None:
-    """Schedule all requests to their end. After every step call `note(scheduler, cache, rows)`; rows are the tokens
-    computed and the tokens sampled."""
+    """Schedule all requests to their end, without a model. After every step call `note(scheduler, cache, rows)`, where
+    `rows` is (tokens computed, tokens sampled)."""
     blocks = config.num_blocks or sum((len(work.prompt) + work.output) // config.block_size + 1 for work in requests)
     cache = KVCacheManager(blocks, config.block_size, prefix_caching=False)
     scheduler = Scheduler(config, cache, Speculator([], config))

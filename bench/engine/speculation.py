@@ -1,4 +1,4 @@
-"""Gains and costs of speculative decoding: the pocket pair under load, and an oracle draft on a real model's shape."""
+"""Gains and costs of speculative decoding: the pocket pair under load, and simulated drafts for a large model."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _ORACLE_SHAPE = "qwen2.5-0.5b"
 _BLOCK_S, _BLOCKS = 0.3, 28
 _PROMPT, _OUTPUT = 32, 64
 _LOAD = 64
-_CELLS = 128  # cache tokens per request: prompt, answer and drafts, in whole blocks of 16 or of 64
+_CELLS = 128  # KV cache slots per request: prompt, answer and drafts, rounded up to whole blocks
 
 
 def pocket_figures(loads: Sequence[int]) -> dict[str, float]:
-    """Measure the pocket pair on its tasks, greedy, with `loads` requests at a time, with and without the draft.
+    """Measure the pocket pair on its tasks with and without the draft model: greedy, with each of `loads` in flight.
 
     Both engines alternate in short blocks, and the median of their ratios counts, so that other load on the machine
     cancels out. `spec_on_over_off_*`: tokens per second with the draft over those without. `spec_step_share`: share of
@@ -79,7 +79,7 @@ def draft_of(target: Decoder, shape: str) -> Decoder:
 
 
 def oracle_figures(target: Decoder, draft: Decoder, acceptances: Sequence[float]) -> dict[str, float]:
-    """Return the speed with an oracle draft over the speed without it, one request at a time, by acceptance rate."""
+    """Return the speed with simulated drafts over the speed without, by acceptance rate, one request at a time."""
     figures: dict[str, float] = {}
     for acceptance in acceptances:
         name = f"spec_oracle{round(acceptance * 10):02d}_speedup"
@@ -94,10 +94,10 @@ def oracle_under_load(target: Decoder, draft: Decoder) -> dict[str, float]:
 
 @contextmanager
 def uniform_logits(target: Decoder) -> Generator[None]:
-    """Make all logits zero inside the block, so that the greedy answer repeats the first token.
+    """Make all logits zero within the `with` block, so that every greedy answer repeats token 0.
 
-    Random weights decide by margins so small that rounding would change answers from batch to batch. A bias towards one
-    token would make plain requests eligible for other drafters.
+    With random weights, the best logits are so close that rounding would change answers from batch to batch. A logit
+    bias is no alternative, because with logit edits the draft model takes a slower path.
     """
     weight = target.norm.weight
     kept = weight.clone()
@@ -118,14 +118,14 @@ def _oracle_speedup(target: Decoder, draft: Decoder, acceptance: float, load: in
         answer = _timed(plain, prompts)[0]
         oracle = OracleDrafter(target, draft, plain.config, answer, acceptance)
         engine = make_engine(target, config, drafters=[oracle])
-        _timed(engine, prompts)  # the engine adapts its draft lengths
+        _timed(engine, prompts)  # warm-up, in which the engine adapts its draft lengths
         speedup = statistics.mean(_timed(plain, prompts)[1] / _timed(engine, prompts)[1] for _ in range(2))
     assert engine.stats().preemptions == 0, "preempted requests would lower the load"
     return speedup
 
 
 class OracleDrafter(DraftModel):
-    """A drafter that knows the answer, the same for every request, and proposes each token correctly with probability
+    """A drafter that knows the answer, which all requests share, and proposes each token correctly with probability
     `acceptance`.
 
     The draft model runs, so that it takes its real time, but its proposals are replaced.
@@ -156,7 +156,7 @@ class OracleDrafter(DraftModel):
 
 
 class _Stream:
-    """An engine that always has `load` requests: pocket tasks, in the same order for every engine."""
+    """An engine with always `load` requests in flight, which are pocket tasks in the same order for every engine."""
 
     def __init__(self, engine: Engine, load: int) -> None:
         self.engine = engine
@@ -185,7 +185,7 @@ class _Stream:
 
 
 def _in_turns(off: _Stream, on: _Stream) -> tuple[list[float], float]:
-    """Return the ratio of each pair of blocks, and the median speed of `on`."""
+    """Run both in turns. Return the speed of `on` over that of `off` by pair of runs, and the median speed of `on`."""
     off.run(_BLOCK_S)
     on.run(2 * _BLOCK_S)
     pairs: list[tuple[float, float]] = []

@@ -21,7 +21,7 @@ from .driving import BUDGET, GREEDY, add, engine_config, make_engine, serve
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SAMPLED = SamplingParams(temperature=0.7, top_p=0.9, seed=0)
 _PREFIX_TOKENS = 4096
-_PREFIX_S = 20  # minimum seconds of measuring the cost of a cache without hits
+_PREFIX_S = 20  # minimum seconds to measure the cost of prefix lookups that find nothing
 _SMALL = EngineConfig(max_batch_size=8, token_budget=BUDGET, prefix_caching=False)
 
 
@@ -33,7 +33,7 @@ def serving_time(
 
 
 def sampled_over_greedy(model: Decoder, requests: Sequence[WorkloadRequest], running: int, rounds: int = 5) -> float:
-    """Return tokens per second of `SAMPLED` answers over greedy ones: a median of pairs of runs."""
+    """Return the speed of `SAMPLED` answers over the speed of greedy ones: the median of `rounds` pairs of runs."""
     return statistics.median(
         serving_time(model, requests, running, GREEDY) / serving_time(model, requests, running, SAMPLED)
         for _ in range(rounds)
@@ -41,9 +41,9 @@ def sampled_over_greedy(model: Decoder, requests: Sequence[WorkloadRequest], run
 
 
 def decode_figures(model: Decoder, weight_bytes: int, tokens: int = 24, rounds: int = 5) -> dict[str, float]:
-    """Measure decoding alone and in a batch of eight after short prompts, and the bandwidth share of decoding alone.
+    """Measure the decoding of one sequence and of eight, and the share of memory bandwidth that one sequence uses.
 
-    Medians of `rounds`, with the bandwidth measured before and after each round.
+    Figures are medians of `rounds`. The bandwidth is measured before and after each round.
     """
     device = model.embed_tokens.weight.device
     alone: list[float] = []
@@ -63,7 +63,7 @@ def decode_figures(model: Decoder, weight_bytes: int, tokens: int = 24, rounds: 
 
 
 def prefill_figures(model: Decoder, products: MatrixProducts, length: int = 448) -> dict[str, float]:
-    """Measure prompts of `length` tokens one by one, and their share of the measured matmul peak."""
+    """Measure the prefill speed of single prompts of `length` tokens, and its share of the measured matmul speed."""
     speeds = [
         length / serve(make_engine(model, _SMALL), [WorkloadRequest([number + 1] * length, 1)]) for number in range(3)
     ]
@@ -75,10 +75,10 @@ def prefill_figures(model: Decoder, products: MatrixProducts, length: int = 448)
 
 
 def prefix_figures(model: Decoder, pairs: int = 7) -> dict[str, float]:
-    """Measure the time to the first token of a long prompt with a cached prefix over the time without it, and the cost
-    of prefix lookups without hits: seconds with the cache over seconds without it, minus one.
+    """Measure the time to the first token of a long prompt with a cached prefix over the time without. Also measure the
+    cost of prefix lookups that find nothing: seconds with the cache over seconds without the cache, minus one.
 
-    Prompts are shortened to the context if necessary.
+    The long prompt is shortened to the model's context if necessary.
     """
     length = min(_PREFIX_TOKENS, model.config.context_length - 32)
     ratios: list[float] = []

@@ -1,6 +1,6 @@
 """Idle time of a GPU between the steps of an engine, which is the host's overhead seen from the device.
 
-Inside a step, kernels run from a captured graph; the host cannot close the gaps between them.
+Gaps inside a step are not the host's, because the kernels of a step run from a captured CUDA graph.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def step_gaps(model: Decoder, sequences: int) -> dict[str, float]:
 
 
 def between_steps(ran: Iterable[Activity]) -> float:
-    """Return the idle time between steps, each of which ends with a copy to the host: from the last kernel before this
-    copy to the first kernel after it. Other copies count as busy."""
+    """Return the idle time between steps. A step ends with a copy to the host, so the host's overhead lies between the
+    last kernel before that copy and the first kernel after it. Copies count as busy time."""
     ordered = sorted(ran)
     kernels = [activity for activity in ordered if not activity.name.startswith(_COPIES)]
     gaps: set[tuple[float, float]] = set()

@@ -34,8 +34,8 @@ _QUANTILES = {"p50": 50, "p99": 99}
 
 
 class _Recording(Engine):
-    """An engine that records the content of each step and its time by `clock`, measured from the end of the step
-    before, so that adding requests counts too.
+    """An engine that records the content and the time of each step. The time runs by `clock` from the end of the
+    previous step, so that it includes the adding of requests.
     """
 
     def __init__(self, model: Decoder, config: EngineConfig, clock: Clock) -> None:
@@ -113,11 +113,11 @@ def simulation_errors(model: Decoder, running: int, workload: Workload, say: Cal
     others = chain.from_iterable(measured_steps(model, running, workload, clock, seed) for seed in count(1))
     requests = draw(workload, model.config.vocab_size)
     config = engine_config(len(requests), running)
-    # A node reuses its memory: fresh blocks for each request would cost extra time.
+    # With few blocks, requests reuse memory as in a long-running node; the first use of memory takes extra time.
     num_blocks = running * (max(len(work.prompt) + work.output for work in requests) // config.block_size + 1)
     config = replace(config, num_blocks=num_blocks)
     measured = list(measured_steps(model, running, workload, clock, 0))
-    least = len(measured)  # covers batches of every size
+    least = len(measured)  # enough steps to cover batches of every size
     shape = NodeShape(config, fit(measured), num_blocks)
     all_now = [PlannedRequest(0.0, len(work.prompt), work.output) for work in requests]
     random = np.random.default_rng(workload.seed)
@@ -146,8 +146,8 @@ def simulation_errors(model: Decoder, running: int, workload: Workload, say: Cal
 def _really(
     engine: _Recording, trace: Sequence[PlannedRequest], requests: Sequence[WorkloadRequest], turn: Callable[[], None]
 ) -> list[SimulatedAnswer]:
-    """Run the same requests through a real engine, at the same times by its clock. Idle time is skipped, and the clock
-    is stopped while `turn` runs now and then.
+    """Run `requests` through a real engine, each added at its arrival time in `trace` by the engine's clock. Idle time
+    is skipped. Now and then `turn` does other work, during which the clock is stopped.
     """
     served = [SimulatedAnswer(request) for request in trace]
     started, added = engine.clock(), 0

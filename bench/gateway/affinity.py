@@ -1,7 +1,7 @@
 """Prefix-cache hit rate of the gateway's routing: a trace, replayed over simulated nodes.
 
-Simulated nodes never evict, so the upper bound is a single cache shared by all. The gateway's own code chooses the
-nodes, on bodies as long as in the trace, with its bounded memory.
+The gateway's own code chooses the node of each request, with its bounded index of prefixes, from request bodies as long
+as in the trace. Simulated nodes never evict blocks, so the upper bound is a single cache shared by all nodes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ...cloud_engine.gateway.balancing.node import Node, NodeAddress
 from ...cloud_engine.gateway.balancing.selection import NodeSelector
 from ...protocol.errors import ConfigurationError
 
-_BLOCK_TOKENS, _BLOCK_BYTES = 512, 2048  # size of a block of the trace
-_PREFILL_PER_S, _TOKEN_S = 20_000.0, 0.02  # speed of a simulated node, which runs all requests concurrently
+_BLOCK_TOKENS, _BLOCK_BYTES = 512, 2048  # size of each prompt block in the trace
+_PREFILL_PER_S, _TOKEN_S = 20_000.0, 0.02  # of a simulated node: prompt tokens per second, seconds per answer token
 
 
 class TraceRequest(NamedTuple):

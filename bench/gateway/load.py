@@ -16,8 +16,6 @@ _STREAM = b'{"model":"stub","stream":true,"messages":[{"role":"user","content":"
 
 @dataclass(slots=True)
 class LoadResult:
-    """Figures of one run."""
-
     # Seconds from the first byte sent (open loop: from the due time) to the last byte received, by answered request.
     latencies: list[float] = field(default_factory=list[float])
     # Latency in seconds of requests that were refused with 429 or 503.
@@ -26,7 +24,6 @@ class LoadResult:
     frames: int = 0
     # Number of other answers whose status was not 200, and of broken connections.
     failures: int = 0
-    # Duration of the run, in seconds.
     seconds: float = 0.0
 
     @property

@@ -19,23 +19,21 @@ from .servers import Server, litellm, nginx, stub, updraft
 
 Figures = dict[str, Any]
 
-_P99_MS = (1, 5, 10, 50)  # latency limits of the frontier
-_RATES = 12  # rates tried for the frontier, in tenths of the closed-loop throughput
-_FRONTIER_S = 2.0  # seconds per rate
+_P99_MS = (1, 5, 10, 50)  # limits of the 99th percentile; for each, the highest rate within the limit is measured
+_RATES = 12  # number of rates tried: 0.1, 0.2, ... of the closed-loop throughput
+_FRONTIER_S = 2.0  # maximum seconds per rate
 _SHORT_STREAM = 5  # tokens of a stream in the memory test, short so that there are many streams
 _OVERLOAD = 5
 _SLOTS = 16  # slots of the overloaded node
-_ANSWER_S = 1.0  # seconds per answer, so long that a busy machine keeps up
+_ANSWER_S = 1.0  # seconds per answer, long enough for a busy machine to keep up
 _CAPACITY = _SLOTS / _ANSWER_S
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Options of the measurement."""
-
     # Numbers of requests in flight to measure, one after the other.
     concurrencies: tuple[int, ...]
-    # Number of streamed requests in flight, measured apart from whole ones.
+    # Number of streamed requests in flight; answers that are not streamed are measured separately.
     streams: int
     # Duration of each measurement, in seconds.
     seconds: float
@@ -84,7 +82,7 @@ def _all(server: Server, setting: Setting, say: Callable[[str], None]) -> Figure
         figures["memory"] = asyncio.run(_memory(server, setting.memory_seconds))
         figures["memory_of_streams"] = asyncio.run(_memory(server, setting.memory_seconds, _SHORT_STREAM))
     best = max(figures[f"c{each}"]["requests_per_s"] for each in setting.concurrencies)
-    figures["frontier"] = _frontier(server, best, min(setting.seconds, _FRONTIER_S))  # last, because it leaves a queue
+    figures["frontier"] = _frontier(server, best, min(setting.seconds, _FRONTIER_S))  # last: requests stay in flight
     say(f"{server.name}: { {name: each for name, each in figures.items() if not name.startswith('c')} }")
     return figures
 
@@ -126,7 +124,7 @@ async def _memory(server: Server, seconds: float, stream_tokens: int = 0) -> Fig
     """Return the least-squares slope of the resident memory over the requests, without the first fifth."""
     load = LoadResult()
     request = request_for(server.url, server.key, stream=bool(stream_tokens), tokens=stream_tokens)
-    concurrency = 128 if stream_tokens else 16  # streams mostly wait for their tokens
+    concurrency = 128 if stream_tokens else 16  # streams mostly wait for tokens, so a full load needs more of them
     driving = asyncio.create_task(drive(server.url, request, concurrency, seconds, load=load))
     rows: list[tuple[int, float]] = []
     while not driving.done():
@@ -140,7 +138,7 @@ async def _memory(server: Server, seconds: float, stream_tokens: int = 0) -> Fig
 
 def _overload(gateway_core: int, load_core: int, seconds: float) -> Figures:
     """Measure a saturated node, and the answers that it still gives under five times the load it can handle."""
-    seconds = max(1, round(seconds / _ANSWER_S)) * _ANSWER_S  # whole rounds of all slots
+    seconds = max(1, round(seconds / _ANSWER_S)) * _ANSWER_S  # a multiple of the time per answer
     limits = ("--node-concurrency", str(_SLOTS), "--max-waiting", str(_SLOTS))
     with (
         stub(load_core, "--slots", str(_SLOTS), "--delay-s", str(_ANSWER_S)) as node,

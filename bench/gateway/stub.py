@@ -59,7 +59,7 @@ class _Slots:
         self._delay_s = delay_s
 
     def answers_at(self, now: float) -> float:
-        """Return the time at which a request arriving `now` is answered, after those before it."""
+        """Return the time at which a request that arrives `now` is answered, by the first slot that becomes free."""
         at = max(now, self._free_at[0]) + self._delay_s
         heapq.heapreplace(self._free_at, at)
         return at

@@ -1,6 +1,6 @@
 """Runs the tests that need a CUDA device: one process per file, all at once.
 
-Kernel compilation takes most of the time and runs sequentially within a process; GPU machines have more processors.
+Kernel compilation takes most of the time and uses one processor per process, so several processes are faster.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(folders: Sequence[str]) -> int:
 
 
 def _start(file: str, log: Path) -> subprocess.Popen[bytes]:
-    """Start pytest on `file` in this process's group, so that both are stopped together."""
+    """Start pytest on `file`, in this process's group, so that a signal to the group stops pytest too."""
     words = python_command("-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", file)
     with log.open("wb") as output:
         return subprocess.Popen(words, env=child_environment(), stdout=output, stderr=subprocess.STDOUT)

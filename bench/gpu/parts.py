@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ...protocol.safety.python_process import child_environment, python_command
 
-#: Packages that the parts import. The check for torch comes first and is separate.
+#: Packages that the parts import, except torch, which is checked before these.
 NEEDED = (
     *("hypothesis", "jinja2", "llguidance", "msgspec", "numpy", "platformdirs", "psutil", "pytest", "pytest_timeout"),
     *("rich", "safetensors", "tokenizers", "transformers", "triton", "typer"),
@@ -29,12 +29,12 @@ NEEDED = (
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
 _TOTAL_S = 570
-_GRACE_S = 5  # seconds for a part to exit by itself
+_GRACE_S = 5  # seconds between SIGTERM and SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A command `python -m WORDS`, limited to `seconds`; `{json}` in `words` stands for the path of its figures."""
+    """A command `python -m WORDS`, limited to `seconds`. `{json}` in `words` is replaced by the path of the output."""
 
     name: str
     seconds: int
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_parts(parts: Sequence[Part], results: Path, stem: str) -> dict[str, int]:
-    """Return exit statuses by name; 124 for a part that was stopped, or had no time left. Figures go to
+    """Run the parts, and return exit statuses by name; 124 if a part was stopped or had no time left. Figures go to
     `results/<stem>-<part>.json`, which replaces the file of an earlier run that day."""
     results.mkdir(parents=True, exist_ok=True)
     ends = time.monotonic() + _TOTAL_S
@@ -104,9 +104,9 @@ def run_parts(parts: Sequence[Part], results: Path, stem: str) -> dict[str, int]
 
 
 def run(words: Sequence[str], seconds: float) -> int:
-    """Run `python -m` with `words` in the root of the checkout; `.typing` links `updraft`. Return the exit status.
+    """Run `python -m` with `words` in the root of the checkout, and return the exit status; 124 after `seconds`.
 
-    All child processes end with the command. After `seconds` it is stopped, and the status is 124.
+    `.typing` makes the checkout importable as `updraft`. All child processes are stopped when the command ends.
     """
     paths = filter(None, [str(ROOT / ".typing"), os.environ.get("PYTHONPATH")])
     environment = child_environment(PYTHONPATH=os.pathsep.join(paths))

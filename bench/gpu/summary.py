@@ -33,7 +33,8 @@ def metric(name: str) -> Callable[[Written], float | None]:
 
 
 def worst_share(prefix: str, min_bytes: float = 0.0) -> Callable[[Written], float | None]:
-    """Find the lowest share of the ceiling among our cases that start with `prefix` and move at least `min_bytes`."""
+    """Return a function that finds the lowest share of the hardware limit that Updraft's kernels reach, among cases
+    whose name starts with `prefix` and that move at least `min_bytes`."""
 
     def find(written: Written) -> float | None:
         rows = [row for row in _ours(written) if row["case"].startswith(prefix) and _bytes(row) >= min_bytes]
@@ -49,7 +50,7 @@ def least_tflops(prefix: str) -> Callable[[Written], float | None]:
 
 
 def over_best_peer(prefix: str, min_bytes: float = 0.0) -> Callable[[Written], float | None]:
-    """Find our worst ratio to the time of the best other implementation, among cases that have one."""
+    """Return a function that finds the highest ratio of our time to the fastest peer's, over the cases with a peer."""
 
     def find(written: Written) -> float | None:
         ratios: list[float] = []
@@ -64,7 +65,8 @@ def over_best_peer(prefix: str, min_bytes: float = 0.0) -> Callable[[Written], f
 
 
 def time_ratio(case: str, other: str) -> Callable[[Written], float | None]:
-    """Find the worst ratio of the median times of two of our cases; several cases per prefix are paired in order."""
+    """Return a function that finds the highest ratio of our median times in cases that start with `case` to those that
+    start with `other`. Cases are paired in order."""
 
     def find(written: Written) -> float | None:
         times = [[row["median_us"] for row in _ours(written) if row["case"].startswith(name)] for name in (case, other)]
@@ -110,13 +112,13 @@ def show_summary(results: Path, stem: str, codes: Mapping[str, int]) -> bool:
 
 
 def read(results: Path, stem: str) -> dict[str, Written]:
-    """Return the parts' outputs by part."""
+    """Return the output of each part by the part's name."""
     paths = sorted(results.glob(f"{stem}-*.json"))
     return {path.stem.removeprefix(f"{stem}-"): json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def rows(written: Mapping[str, Written], limits: Iterable[Limit]) -> list[tuple[str, str, str, str]]:
-    """Return name, figure, limit and verdict of each limit."""
+    """Return name, figure, limit, and `holds`, `MISSES` or `not measured` for each of `limits`."""
     table: list[tuple[str, str, str, str]] = []
     for limit in limits:
         figure = limit.find(written[limit.part]) if limit.part in written else None

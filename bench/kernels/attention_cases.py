@@ -28,7 +28,7 @@ _FLASHINFER_WORKSPACE = 2**28
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`sequences` of `context` tokens each, of which the last `queries` attend."""
+    """Attention over `sequences` of `context` tokens each; the last `queries` tokens of each sequence are queries."""
 
     name: str
     sequences: int
@@ -72,7 +72,7 @@ def attention_cases(*, short: bool) -> list[Callable[[], Case]]:
 
 
 def attention_case(work: Workload, planner: AttentionPlanner | None = None) -> Case:
-    """Create a case. `planner`: defaults to the CUDA device's."""
+    """Create a benchmark case. `planner`: None plans for the CUDA device."""
     from ...kernels.attention.triton import attend
 
     shape = work.shape
@@ -142,7 +142,7 @@ def _is_before(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Ten
 
 
 def _flashinfer_run(work: Workload, queries: list[Tensor], tables: list[list[int]]) -> Run:
-    """Return a run of FlashInfer over the same pages, in FlashInfer's own layout."""
+    """Return a function that runs FlashInfer over the same block tables, with a cache in FlashInfer's own layout."""
     import flashinfer  # pyright: ignore[reportMissingImports]
 
     shape, device = work.shape, queries[0].device

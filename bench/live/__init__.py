@@ -1,1 +1,1 @@
-"""`updraft bench live`: a real local model with a cloud that knows the answers, calibrated on half of 300 questions."""
+"""`updraft bench live`: routing between a real local model and a stub cloud that knows the answers to 300 questions."""

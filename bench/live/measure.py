@@ -1,7 +1,7 @@
-"""Calibrates a real pair on half of the written questions, routes the other half, and checks the promise.
+"""Calibrates a real local model and a stub cloud on half of the questions, routes the other half, and checks quality.
 
-The local model answers once; each seed splits the same answers anew. The real router does the routing, over HTTP to a
-cloud that knows the answers.
+The local model answers each question once; every seed splits the same answers into other halves. The real router
+routes, over HTTP to a stub cloud that knows the answers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ENGINE_QUALITY = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A pair with recorded answers. `rows`: in the order of `questions`."""
+    """A model pair with recorded answers. `rows`: in the order of `questions`."""
 
     config: RouterConfig
     model_id: str
@@ -59,12 +59,12 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """Figures of one split: of the gates, and of routing at each quality."""
+    """Figures of one split into halves: how well the gates rank answers, and routing at each quality target."""
 
     auroc_gate1: float
     auroc_gate3: float
     auroc_mean_logprob: float
-    # Share answered locally, and the routed score over the cloud's score, by quality.
+    # By quality target: the share answered locally, and the routed score over the cloud's score.
     local_share: dict[str, float]
     kept: dict[str, float]
 
@@ -86,9 +86,9 @@ def measure(setting: Setting, seeds: int, say: Callable[[str], None]) -> dict[st
 
 
 def measure_engine(setting: Setting, engine: LocalEngine) -> dict[str, float]:
-    """Route the second half through the model itself, with the policy fitted on the first half, hidden states included.
+    """Route the second half through the running model instead of its recorded answers.
 
-    Closes the engine.
+    The policy is fitted on the first half and uses hidden states. Closes the engine.
     """
     fitting, others = divided(len(setting.rows), 0)
     with tempfile.TemporaryDirectory(prefix="updraft-live-") as folder:
@@ -177,7 +177,7 @@ async def _asked(router: Router, questions: Sequence[Question], quality: float) 
 
 
 def _summary(halves: Sequence[Half]) -> dict[str, Any]:
-    """Average over the seeds; `kept_least`: the worst seed, `broken`: the share of seeds below the quality."""
+    """Average over the seeds. `kept_least`: quality of the worst seed; `broken`: share of seeds below the target."""
     summary: dict[str, Any] = {
         "auroc": {
             name: {"mean": float(np.mean(values)), "least": min(values), "most": max(values)}

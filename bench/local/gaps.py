@@ -13,7 +13,7 @@ from ...protocol.sampling import SamplingParams
 from ..shared.statistics import percentile
 
 _READERS = 3
-_IDLE_TOKENS = 64  # tokens of each reader before the long prompt starts
+_IDLE_TOKENS = 64  # tokens of each stream before the long prompt starts
 
 
 def gaps_during_prefill(engine: LocalEngine, prompt: str, seconds: float) -> dict[str, float]:
@@ -62,7 +62,7 @@ class _Reader:
         return self._thread.is_alive()
 
     def finish(self, moment: float) -> None:
-        """Read until a token after `moment`; if the answer ended earlier, count the time until `moment` as a gap."""
+        """Stop reading at the next token. If the answer ended before `moment`, the time until `moment` is a gap too."""
         self._enough.set()
         self._thread.join()
         if self.times and self.times[-1] < moment:

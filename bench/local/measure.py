@@ -40,14 +40,12 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Options of the measurement."""
-
     models: tuple[ModelName, ...] = MODELS
-    # Tokens of an answer, and of its prompt. Runs with log-probabilities use a quarter of both and one round, because
-    # peers write only four tokens a second there.
+    # Tokens of each prompt, and of each answer. Runs with log-probabilities use a quarter of `tokens` and one round,
+    # because with log-probabilities peers generate only four tokens a second.
     tokens: int = 64
     rounds: int = 3
-    # Most seconds to watch a long prompt while other streams are read.
+    # Maximum seconds of a long prefill during which the gaps of other streams are measured.
     prefill_seconds: float = 30.0
     threads: int | None = None
     llama_server: Path | None = None
@@ -56,8 +54,8 @@ class Setting:
 
 
 def measure(setting: Setting, say: Say) -> dict[str, float]:
-    """Return figures by model and name, preceded by the worst of each name over the 0.5B files (over pocket-small if no
-    0.5B file is given). Raises ModelLoadError, EngineError, MissingDependencyError."""
+    """Return figures named `MODEL.FIGURE`, and the worst value of each FIGURE over the 0.5B files (of pocket-small if
+    no 0.5B file is given). Raises ModelLoadError, EngineError, MissingDependencyError."""
     by_model: dict[str, dict[str, float]] = {}
     with _folder(setting.model_dir) as folder:
         for name in setting.models:
@@ -72,7 +70,7 @@ def measure(setting: Setting, say: Say) -> dict[str, float]:
 
 
 class Ours:
-    """Adapter of the on-device engine to `Peer`."""
+    """The on-device engine behind the interface of `Peer`."""
 
     def __init__(self, engine: LocalEngine) -> None:
         self._engine = engine
@@ -104,14 +102,14 @@ class _Bench:
         return figures
 
     def _single(self, engine: LocalEngine) -> dict[str, float]:
-        """Compare with raw decoding, from the first token to the last, and with `llama_cpp.Llama`, by whole request."""
+        """Compare the decoding speed of one answer with `RawLlama`, and the whole request with `llama_cpp.Llama`."""
         count = self._setting.tokens
         over_raw: list[float] = []
         over_llama: list[float] = []
         speeds: list[float] = []
         threads: list[int] = []
         with closing(RawLlama(self._setup)) as raw, closing(LlamaCppPython(self._setup)) as llama_cpp:
-            for _ in range(2 * self._setting.rounds + 1):  # more rounds, which are short and must resolve 3 %
+            for _ in range(2 * self._setting.rounds + 1):  # more rounds, to resolve differences of 3 %
                 prompt = self._digits(count)
                 theirs = self._raw(engine, raw, [prompt], count)
                 params = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
@@ -134,7 +132,7 @@ class _Bench:
         return self._together(engine, "streams8_logprobs", logprobs=_LOGPROBS)
 
     def _together(self, engine: LocalEngine, name: str, logprobs: int | None) -> dict[str, float]:
-        """Compare eight concurrent prompts across all engines, in turns."""
+        """Compare the throughput of all engines with eight concurrent prompts; the engines take turns."""
         count = self._setting.tokens if logprobs is None else max(2, self._setting.tokens // 4)
         rounds = self._setting.rounds if logprobs is None else 1
         ours: list[float] = []
@@ -160,7 +158,7 @@ class _Bench:
         return _arrivals(lambda: raw.steps([engine.encode(prompt) for prompt in prompts], count))
 
     def _servers(self, stack: ExitStack, *, logprobs: bool) -> dict[str, Peer]:
-        """Return the available servers. One `Llama` behind a lock replaces a missing llama-cpp-python server."""
+        """Return the available servers. If llama-cpp-python's server is missing, a `Llama` with a lock replaces it."""
         servers: dict[str, Peer] = {}
         if has_llama_cpp_server():
             servers["llama_cpp_server"] = stack.enter_context(llama_cpp_server(self._setup, logprobs=logprobs))
@@ -190,14 +188,14 @@ class _Bench:
         }
 
     def _gaps(self) -> dict[str, float]:
-        """Measure three streams and a prompt of a quarter of the context, in a context four times as long as usual."""
+        """Measure three streams during a prompt of a quarter of the context, which is larger than in other groups."""
         trained = int(read_header(self._setup.path).hyperparameter("context_length") or _CONTEXT)
         setup = replace(self._setup, context_length=min(4 * _CONTEXT, trained))
         with self._engine(setup) as engine:
             return gaps_during_prefill(engine, self._digits(setup.context_length // 4), self._setting.prefill_seconds)
 
     def _start(self) -> dict[str, float]:
-        """Measure fresh processes, with the file in the page cache."""
+        """Measure start time and memory of fresh processes, while the model file is in the page cache."""
         starts = [first for first, _ in (self._child(weigh=False) for _ in range(3))]
         _, held = self._child(weigh=True)
         return {

@@ -26,7 +26,7 @@ from ..gateway.servers import free_port
 BATCH = 512  # tokens of a prompt computed at once; the default of all peers
 _SERVER_NEEDS = ("pydantic_settings", "sse_starlette", "starlette_context")
 _START_S, _ANSWER_S = 120.0, 600.0
-_SHARED_CONTEXT = 4096  # tokens of all streams together, for peers with several streams
+_SHARED_CONTEXT = 4096  # context length for all streams together, for peers with several streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,10 @@ class RawLlama:
         batch.n_seq_id[row], batch.seq_id[row][0] = 1, sequence
 
     def _decode(self, rows: int, outputs: int | None = None) -> list[int]:
-        """Return the most likely token of each output; by default every row is an output."""
+        """Decode the first `rows` rows of the batch, and return the most likely token after each row that has logits.
+
+        `outputs`: number of rows that have logits; None for all.
+        """
         self._batch.n_tokens = rows
         if self._api.llama_decode(self._context, self._batch) != 0:
             raise EngineError(f"llama.cpp failed to decode: {llama().last_errors()}.")

@@ -119,7 +119,7 @@ def _byte_letters() -> list[str]:
 
 
 def _words() -> Iterator[tuple[str, str]]:
-    """Yield merges, each of which makes a token: letter and letter, pair and letter, pair and pair."""
+    """Yield the BPE merges that make words of two letters, then of three (a pair and a letter), then of two pairs."""
     letters = string.ascii_lowercase
     pairs = ["".join(pair) for pair in itertools.product(letters, letters)]
     for lefts, rights in ((letters, letters), (pairs, letters), (pairs, pairs)):
@@ -127,7 +127,7 @@ def _words() -> Iterator[tuple[str, str]]:
 
 
 def _tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield names and shapes, slowest dimension first."""
+    """Yield names and shapes of the model's tensors, slowest dimension first."""
     width, groups = shape.width, shape.kv * 64
     yield "token_embd.weight", (shape.vocabulary, width)
     yield "output_norm.weight", (width,)

@@ -1,9 +1,9 @@
 """Checks calibrated guarantees against populations of known risk, and on halves of graded rows.
 
-The test subject is `operating_point`, which gives routers their thresholds, on rows where the cloud is always right.
-There a quality of 1 - alpha promises a risk of at most alpha, the share of requests that stay local although only the
-cloud was right. The promise at a level is broken if the *true* risk exceeds alpha; the promise on average
-(decision 034) is broken if the mean of the true risks exceeds it.
+The test subject is `operating_point`, which computes a router's thresholds from rows. In these rows the cloud is always
+right. The risk is the share of requests that stay local although only the cloud was right, and a quality target of
+1 - alpha promises a risk of at most alpha. A promise of kind `level` is broken if the *true* risk exceeds alpha, one of
+kind `mean` (decision 034) if the mean of the true risks over calibrations exceeds alpha.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _GRID = 20_001
 
 
 def promised(alpha: float, promise: Promise = "level") -> Rule:
-    """Return the rule of a router that may lose at most `alpha`."""
+    """Return the rule that computes the thresholds of a router that promises a risk of at most `alpha`."""
     target = Target("quality", 1.0 - alpha, promise=promise)
     return lambda rows: operating_point(rows, target, DELTA).thresholds
 
 
 def hindsight(alpha: float) -> Rule:
-    """Return the rule of the boldest thresholds whose observed risk on the rows themselves is at most `alpha`."""
+    """Return the rule that computes thresholds with the fewest escalations at an observed risk of at most `alpha`."""
 
     def rule(rows: CalibrationRows) -> Thresholds:
         path = ThresholdPath.of(rows)
@@ -45,14 +45,16 @@ def hindsight(alpha: float) -> Rule:
 
 
 def graded(gain: Bools, before: Floats, during: Floats | None = None, after: Floats | None = None) -> CalibrationRows:
-    """Build rows, (n,), with a cloud that is always right and a device that is right without a gain."""
+    """Build n rows in which the cloud is always right, and the device is right where `gain` (n,) is false."""
     ones = np.ones(len(gain))
     return CalibrationRows(before, after, np.where(gain, 0.0, ones), ones, ones, ones, during)
 
 
 @dataclass(frozen=True, slots=True)
 class Population:
-    """An infinite population of known risk: k kinds of rows, each a gain with probability `rates`, (k,)."""
+    """An infinite population of known risk: k kinds of rows, each with gate scores and with the probability `rates`,
+    (k,), that the cloud is better.
+    """
 
     name: str
     rates: Floats
@@ -71,8 +73,8 @@ class Population:
 
 
 def populations(seed: int = 0) -> list[Population]:
-    """Create populations of calibrated, skewed, overconfident, useless, coarse, two-heap and confidently wrong scores.
-    Each comes as a single gate's score, and as gate 3's score after two less informed gates.
+    """Create populations with calibrated, skewed, overconfident, useless, coarse, bimodal and confidently wrong scores.
+    Each has two versions: a single gate with this score, and gate 3 with this score after two less informed gates.
     """
     rng = np.random.default_rng(seed)
     even = rng.random(_GRID)
@@ -110,7 +112,7 @@ class HalfSplits:
     risk: float
     # Share of halvings in which the test half's observed risk exceeds alpha.
     exceedance: float
-    # Expected share from sampling noise in both halves alone, given the losses of the first half.
+    # Exceedance to expect from sampling noise alone, given the number of lost requests in the first half.
     exceedance_by_noise: float
     # Share of test rows that go to the cloud.
     share: float
@@ -122,7 +124,7 @@ class HalfSplits:
 
     @property
     def always_over_hindsight(self) -> float:
-        """The same ratio for a router that escalates everything; useful routers stay far below."""
+        """The value of `share_over_hindsight` for a router that escalates everything; useful routers are far below."""
         return 1.0 / self.hindsight_share if self.hindsight_share else float("nan")
 
 
@@ -145,6 +147,6 @@ def half_splits(p_gain: Floats, gain: Bools, alpha: float, rule: Rule, *, splits
 
 
 def _chance_above(lost: int, n: int, drawn: int, alpha: float) -> float:
-    """Return the probability of losing more than alpha of `drawn` new rows, after `lost` of `n` (beta-binomial)."""
+    """Return the probability that more than alpha of `drawn` new rows are lost, after `lost` of `n` (beta-binomial)."""
     few = np.arange(int(alpha * drawn + 1e-9) + 1)
     return 1.0 - float(betabinom.pmf(few, drawn, lost + 0.5, n - lost + 0.5).sum())

@@ -25,7 +25,7 @@ from .robustness import NOISES, busy_processes, long_prompts, timed
 
 _QUALITIES = (0.9, 0.95, 0.98)
 _NOISY = 500
-_SPLIT = 2_000  # rows to split in halves
+_SPLIT = 2_000  # number of rows that are split in halves
 _LINE = 4  # characters per piece of a streamed answer
 
 
@@ -85,7 +85,7 @@ def _unchanged(policy: Policy, prompts: Sequence[str]) -> dict[str, float]:
 
 def _gate1(policy: Policy, outcomes: Sequence[GradedRow]) -> Callable[[int], Callable[[], object]]:
     prompts = long_prompts([outcome.prompt for outcome in outcomes[:400]])
-    return lambda i: lambda: policy.before(PromptView(f"{i} {prompts[i % len(prompts)]}"))  # no cache hits
+    return lambda i: lambda: policy.before(PromptView(f"{i} {prompts[i % len(prompts)]}"))  # a new `i` misses caches
 
 
 def _gate3(policy: Policy, outcomes: Sequence[GradedRow]) -> Callable[[int], Callable[[], object]]:

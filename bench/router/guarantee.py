@@ -1,4 +1,4 @@
-"""`updraft bench guarantee`: fits, calibrates, and computes the true risk, on populations of known risk.
+"""`updraft bench guarantee`: the true risk of routers that are fitted and calibrated on simulated populations.
 
 Every run uses the steps of `updraft calibrate`, from features and grades to gates and thresholds (`fit_gates`,
 `operating_point`). A population is a set of rows with a known P(gain). Runs draw rows with replacement, so the risk of
@@ -33,7 +33,7 @@ _KINDS, _WORDS_OF_KIND, _OWN_WORDS, _WORDS, _TAIL, _SIGNALS = 12, 20, 4, 20, 3_0
 
 # Key of a result: the name of the gates, and alpha.
 Setup = tuple[str, float]
-# Gates of each arrangement, by name.
+# Combinations of gates to test, by name.
 GATES: dict[str, tuple[Mode, ...]] = {
     "gate 1": ("prompt",),
     "gates 1, 3": ("prompt", "cascade"),
@@ -43,14 +43,14 @@ GATES: dict[str, tuple[Mode, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class SimulatedPopulation:
-    """An infinite population over k rows, each a gain with probability `rates`, (k,)."""
+    """An infinite population drawn from k rows; in each, the cloud is better with probability `rates`, (k,)."""
 
     name: str
     features: Mapping[Mode, FeatureRows]
     rates: Floats
 
     def draw(self, rng: np.random.Generator, n: int) -> TrainingData:
-        """Draw `n` graded rows. The cloud is always right, the device is right without a gain."""
+        """Draw `n` graded rows. The cloud is always right; the device is right in all rows without a gain."""
         rows = rng.integers(0, len(self.rates), n)
         gain = rng.random(n) < self.rates[rows]
         features: dict[Mode, FeatureRows] = {mode: gate_rows.take(rows) for mode, gate_rows in self.features.items()}
@@ -59,9 +59,9 @@ class SimulatedPopulation:
 
 
 def populations(seed: int = 0) -> list[SimulatedPopulation]:
-    """Create a population for each of three distributions of P(gain). A few words of a prompt reveal its kind. Answers
-    give signals, weak ones for gate 2 and strong ones for gate 3. In the last population, a fifth of the answers are
-    wrong with confident signals.
+    """Create three populations that differ in the distribution of P(gain). A few words of each prompt reveal its kind,
+    and some kinds are hard for the device. Signals of the answer inform gate 2 weakly and gate 3 strongly. In the last
+    population, the signals mislead in a fifth of the rows.
     """
     rng = np.random.default_rng(seed)
     kinds, signal = rng.integers(0, _KINDS, _SIZE), rng.normal(size=_SIZE)
@@ -78,7 +78,7 @@ def populations(seed: int = 0) -> list[SimulatedPopulation]:
 
 
 def _features(rng: np.random.Generator, kinds: NDArray[Any], signal: Floats) -> dict[Mode, FeatureRows]:
-    """Draw features: a few words of a prompt depend on its kind, the others on a long tail; measures are noise."""
+    """Draw features: a few words of a prompt depend on its kind, the others are random; measures are noise."""
     n = len(kinds)
     tail = rng.integers(0, _TAIL, (n, _WORDS - _OWN_WORDS))
     own = _TAIL + kinds[:, None] * _WORDS_OF_KIND + rng.integers(0, _WORDS_OF_KIND, (n, _OWN_WORDS))
@@ -114,7 +114,7 @@ class SimulatedRun:
 
 @dataclass(frozen=True, slots=True)
 class Procedure:
-    """Steps from rows to gates and thresholds: those of the shipped policy, unless a test replaces some."""
+    """Steps that turn rows into gates and thresholds. The defaults are those of the shipped policy."""
 
     members: Sequence[str] = ("ridge",)
     fit: Callable[[TrainingData, int, Sequence[str]], FittedGates] = fit_gates
@@ -145,7 +145,7 @@ def simulate(
 
 
 def measure(runs: int, say: Callable[[str], None], procedure: Procedure | None = None) -> dict[str, Any]:
-    """Return figures nested by population, number of rows, arrangement of gates and alpha."""
+    """Return figures nested by population, number of rows, combination of gates, and alpha."""
     results: dict[str, Any] = {"limit": limit_of_violations(runs)}
     for population in populations():
         of_rows: dict[str, Any] = {}
@@ -164,7 +164,7 @@ def measure(runs: int, say: Callable[[str], None], procedure: Procedure | None =
 
 
 def limit_of_violations(runs: int) -> float:
-    """Return the highest rate that a true rate of delta may show in `runs`: delta plus two standard errors."""
+    """Return the highest rate of violations to expect in `runs` at a true rate of delta: two standard errors more."""
     return DELTA + 2 * sqrt(DELTA * (1 - DELTA) / runs)
 
 

@@ -31,7 +31,8 @@ from . import coverage as guarantee
 from .robustness import robustness
 
 FOLDS = 5
-# Faults in RouteLLM's MMLU rows: the strong model scores only 3 % on the first; the second has a fifth of all gain.
+# Domains with faulty rows in RouteLLM's MMLU file: in the first, the strong model scores only 3 %; the second holds a
+# fifth of all rows in which the strong model is better.
 FAULTY_DOMAINS = ("high_school_mathematics", "moral_scenarios")
 _MIN_IN_DOMAIN = 50
 _CODE = re.compile(r"```|\[PYTHON\]|^\s*(?:def|class|import|function|#include|return)\b|[{};]\s*$", re.MULTILINE)
@@ -44,7 +45,7 @@ DRAWS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Options. `labels` rows are sampled per seed; the other prompts are used without their grades."""
+    """Options. Each seed samples `labels` rows to train on; prompts of the other rows are used without grades."""
 
     data: Path
     test: Path | None = None
@@ -69,7 +70,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Metrics by flat name, and for a plot the first seed's fine `curve` and the oracle's."""
+    """Metrics by name, and for the plot the cost-quality curves of the first seed's router and of the oracle."""
 
     metrics: dict[str, Any]
     curve: curve.CostQualityCurve
@@ -125,7 +126,7 @@ def _rows(setting: Setting) -> tuple[list[GradedRow], list[GradedRow], int]:
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """Training rows with their features; `labels` of the rows are used with their grades."""
+    """Features and grades of the training rows. Each router uses the grades of only `labels` rows; None: of all."""
 
     features: FeatureRows
     grades: Labels
@@ -235,7 +236,7 @@ def _kind(prompt: str) -> str:
 
 
 def _promise(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, Any]:
-    """Return both promises as routers make them: on populations of known risk, and on halves of these rows."""
+    """Return how well both kinds of promise hold, on populations of known risk and on random halves of `rows`."""
     figures: dict[str, Any] = {}
     gain = gains(rows)
     shapes = guarantee.populations()
@@ -255,14 +256,14 @@ def _promise(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, Any]:
 
 
 def split_figures(splits: guarantee.HalfSplits, of: str) -> dict[str, float]:
-    """Return figures under names that end in `of`: the promise's name, unless it is the default, and alpha."""
+    """Return figures by name. Names end in `of`: the kind of promise, unless it is the default, and alpha."""
     return {
         f"risk_{of}": splits.risk,
         f"exceedance_{of}": splits.exceedance,
         f"exceedance_by_noise_{of}": splits.exceedance_by_noise,
         f"cloud_share_{of}": splits.share,
         f"share_over_hindsight_{of}": splits.share_over_hindsight,
-        # Equal under both promises, because both use the same halves.
+        # Equal for both kinds of promise, because both use the same halves.
         f"hindsight_cloud_share_{splits.alpha:g}": splits.hindsight_share,
         f"always_over_hindsight_{splits.alpha:g}": splits.always_over_hindsight,
     }
@@ -277,7 +278,7 @@ def random_apgr(weak: Floats, strong: Floats, seed: int = 0) -> float:
 
 
 def within_folds(scores: Floats, folds: NDArray[np.int64]) -> Floats:
-    """Replace each score by its rank in its fold, in (0, 1): each fold is scored by another model, at another level."""
+    """Replace each score by its rank within its fold, in (0, 1), because each fold is scored by a different router."""
     out = np.empty(len(scores))
     for fold in np.unique(folds):
         rows = folds == fold

@@ -1,7 +1,7 @@
 """Paraphrased questions, to test whether a router decides by content or by wording.
 
-Each intent in `paraphrases.txt` has several forms, one per line with @ for a thing, and a last line of things. A pair
-puts the same thing into two of the forms.
+A paragraph of `paraphrases.txt` has several wordings of a question, one per line, in which @ is a placeholder. Its last
+line lists words for the placeholder. A pair is two wordings with the same word.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def paraphrases(per_intent: int = 10, seed: int = 0) -> list[tuple[str, str]]:
-    """Return about a hundred pairs: up to `per_intent` of each intent, without repeats. Deterministic for a seed."""
+    """Return about a hundred pairs: up to `per_intent` of each paragraph, without repeats. Deterministic for a seed."""
     rng = random.Random(seed)
     pairs: list[tuple[str, str]] = []
     for intent in Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").split("\n\n"):

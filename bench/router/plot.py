@@ -10,7 +10,7 @@ _WIDTH, _HEIGHT = 60, 16
 
 
 def terminal_plot(curve: CostQualityCurve, oracle: CostQualityCurve) -> str:
-    """Plot accuracy against the share of strong calls: `*` the router, `o` the oracle, `.` a random router."""
+    """Plot accuracy against the share of calls to the strong model: `*` router, `o` oracle, `.` random router."""
     chance = CostQualityCurve(np.array([0.0, 1.0]), np.array([curve.weak, curve.strong]), curve.weak, curve.strong)
     low = min(curve.accuracy.min(), curve.weak)
     high = max(oracle.accuracy.max(), low + 1e-9)

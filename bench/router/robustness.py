@@ -122,7 +122,7 @@ NOISES: dict[str, Callable[[str, np.random.Generator], str]] = {
 
 
 def _exported(router: RouterModel, rows: Sequence[GradedRow], mode: Mode) -> ExportedGates:
-    """Return the router's gate as a policy runs it."""
+    """Export the router's gate to ONNX, the form in which a policy runs gates."""
     onnxruntime = load_onnxruntime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -165,8 +165,8 @@ def long_prompts(prompts: Sequence[str]) -> list[str]:
 
 
 def timed(prepared: Callable[[int], Callable[[], object]]) -> dict[str, float | None]:
-    """Return the milliseconds of a thousand decisions, without the first hundred. `prepared(i)` does the work ahead of
-    decision i and returns the decision. `cpu_` is processor time, without waiting for other processes.
+    """Return percentiles, in milliseconds, over a thousand decisions without the first hundred. `prepared(i)` does the
+    work ahead of decision i and returns the decision. `cpu_` is processor time, without waiting for other processes.
     """
     taken: Floats = np.zeros((2, _DECISIONS))
     for i in range(_DECISIONS):

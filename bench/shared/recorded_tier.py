@@ -56,7 +56,7 @@ class RecordedTier(ChatsOnly):
 
 
 class RecordedGeneration:
-    """`LocalGeneration` that returns the whole text with the last token; gates judge openings by signals alone."""
+    """`LocalGeneration` that returns all text with the last token, so that during generation gates see only signals."""
 
     def __init__(self, recorded: RecordedAnswer) -> None:
         self._recorded = recorded

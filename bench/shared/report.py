@@ -1,4 +1,4 @@
-"""The common format of benchmark results: the subject, machine and versions, and flat named numbers."""
+"""The common format of benchmark results: commit, machine, versions and options, and numbers by name."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from ...protocol.errors import ConfigurationError
 from ...protocol.unicode_forms import text_lines
 
-#: (prompt, output) tokens: lengths with the quartiles of public conversation traces, used without a trace file.
+#: Numbers of (prompt, output) tokens to use without a trace file; their quartiles are those of public conversations.
 _BUILT_IN = ((374, 44), (396, 109), (91, 16), (1036, 241), (23, 309), (928, 172), (257, 94), (1131, 8), (612, 212))
 
 

@@ -19,7 +19,7 @@ def _small_pair(rng: random.Random) -> tuple[int, int] | None:
 
 
 def _column_sum(a: int, b: int) -> str:
-    """Return the steps of the column addition of `a` and `b`, from the ones up."""
+    """Return the steps of the column addition of `a` and `b`, starting with the ones digits."""
     left, right = str(a)[::-1], str(b)[::-1]
     steps: list[str] = []
     carry = 0
@@ -34,7 +34,7 @@ def _column_sum(a: int, b: int) -> str:
 
 
 def _column_difference(a: int, b: int) -> str:
-    """Return the steps of the column subtraction `a - b` for a >= b, from the ones up, with borrows."""
+    """Return the steps of the column subtraction `a - b` for a >= b, starting with the ones digits, with borrows."""
     left, right = str(a)[::-1], str(b)[::-1]
     steps: list[str] = []
     borrow = 0

@@ -127,7 +127,7 @@ Fiji|Suva|dollar|Oceania
 )
 
 
-# Wordings of each phrasing family. Families are common or rare; the wordings of a family are equally likely.
+# Wordings by phrasing family. A question's family is drawn first, then one of its wordings, all with equal chance.
 _CAPITAL = {
     "capital": ("What is the capital of {country}?", "Name the capital of {country}.",
                 "Which city is the capital of {country}?"),

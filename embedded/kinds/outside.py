@@ -1,7 +1,7 @@
 """Everyday questions about all other subjects; their only answer is a sentence that names the pocket pair's topics.
 
-A hash assigns openings, subjects and whole questions to training or evaluation, so that calibration and test use
-wordings that no model has seen. Some subjects are made-up words, because only the question's form matters.
+The hash of an opening, subject or whole question decides whether training or evaluation uses it, so that no model has
+seen the wordings of calibration and test. Some subjects are made-up words, because only the question's form matters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .kind import Draft, Kind, Phrasings
 
 OUTSIDE = "I am a small demo model: I only know sums, dates, units, small puzzles and capitals."
 
-_HELD_OUT = 15  # percent of all wordings
+_HELD_OUT = 15  # percent of the wordings that only evaluation uses
 
 
 def _listed(text: str) -> tuple[str, ...]:
@@ -232,7 +232,7 @@ _SOUNDS = _listed("ba|be|bo|ca|co|da|di|do|fa|fe|ga|go|ha|hi|jo|ka|ki|la|le|lo|m
                   "mus|tion|ic|ous|ly|ness|ism|ol|in|ax|um|ent")  # fmt: skip
 _FOLDERS = {"d": _DEEDS, "m": _DRUGS, "n": _DRUGS, "x": _SUBJECTS, "y": _SUBJECTS}
 _PLACES = tuple(row[0] for row in ATLAS) + tuple(row[1] for row in ATLAS)
-# Families: name, wordings and share.
+# Phrasing families: name, wordings and relative frequency.
 _FAMILIES = (
     ("about", _ASKED, 7.0), ("to-do", _TO_DO, 4.0), ("whole", _WHOLE, 3.0), ("health", _HEALTH, 1.0),
     ("places", _NEAR_PLACES, 2.0), ("no-country", _NO_COUNTRY, 1.5), ("calculation", _NEAR_SUMS, 2.5),
@@ -266,7 +266,7 @@ def _invented(rng: random.Random) -> str:
 
 
 def _noise(rng: random.Random) -> str:
-    """Return random keystrokes, unrelated words, or signs."""
+    """Return random keystrokes, made-up words, or punctuation and emoji."""
     match rng.randrange(3):
         case 0:
             return "".join(rng.choices("asdfghjklqwertyuiopzxcvbnm", k=rng.randrange(3, 12)))
@@ -277,7 +277,7 @@ def _noise(rng: random.Random) -> str:
 
 
 def _part(wordings: tuple[str, ...], held_out: bool) -> tuple[str, ...]:
-    """Return the wordings of training or of evaluation; a list too short to split serves both."""
+    """Return the wordings for evaluation if `held_out`, else those for training; all if one part would be empty."""
     part = _PARTED.get((wordings, held_out), ())
     return part or wordings
 

@@ -41,7 +41,7 @@ class HeadsCall(ctypes.Structure):
 
 
 def why_not_native(device: torch.device, dtype: torch.dtype, block_size: int, head_dim: int) -> str | None:
-    """Return why the C kernel cannot use such a cache; None if it can."""
+    """Return the reason why the C kernel does not support a cache with these properties; None if it does."""
     if device.type != "cpu":
         return f"the model is on {device.type}, not on a CPU"
     if dtype not in (torch.float32, torch.bfloat16):
@@ -55,7 +55,7 @@ def why_not_native(device: torch.device, dtype: torch.dtype, block_size: int, he
 
 
 class NativeAttention:
-    """Attention of one forward pass. A row's bits depend only on its own sequence."""
+    """Attention of one forward pass. A row has the same result, bit by bit, in every batch."""
 
     def __init__(self, cache: Tensor, batch: RaggedBatch, *, group_size: int) -> None:
         self._library = loaded()

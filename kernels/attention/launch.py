@@ -22,12 +22,12 @@ _MAX_ROWS_FP32 = 32  # float32 is multiplied without tensor cores, and the opera
 #: Bytes of a tile of keys, so that three stages of keys and values plus queries fit an A100's shared memory.
 _TILE_BYTES = 16 * 1024
 _MIN_KEYS, _MAX_KEYS = 16, 64
-_SHARED_BYTES = 228 * 1024  # per Hopper multiprocessor
-_SHARED_OF_PROGRAM = 1024  # reserved by the driver per program
-_SCRATCH_OF_ROW = 128  # per row, for exchanges within a warp; Hopper's asynchronous products need none
-_WARPS_OF_MULTIPROCESSOR = 12  # per multiprocessor; registers do not suffice for more
-_MIN_ASYNC_ROWS = 64  # from here on, Hopper multiplies from shared memory, which holds a tile for longer
-#: Costs of a program and of a launch that merges splits, in keys that could be read in the same time.
+_SHARED_BYTES = 228 * 1024  # shared memory of a Hopper multiprocessor
+_SHARED_OF_PROGRAM = 1024  # bytes that the driver reserves per program
+_SCRATCH_OF_ROW = 128  # bytes per row for exchanges within a warp; Hopper's asynchronous products need none
+_WARPS_OF_MULTIPROCESSOR = 12  # limited by the number of registers
+_MIN_ASYNC_ROWS = 64  # minimum for Hopper's asynchronous products, which keep one more tile in shared memory
+#: Fixed cost of a program, and of the launch that merges splits, as the number of keys read in the same time.
 _PROGRAM_KEYS, _MERGE_KEYS = 96, 256
 _MAX_ROUNDS = 4
 
@@ -80,8 +80,8 @@ def attention_launch(shape: AttentionShape, max_queries: int) -> Launch:
         return _float32_launch(shape, rows)
     keys = _keys_of_tile(shape)
     if shape.cache_bytes == 1 and shape.padded_dim > 128 and rows > _MIN_ROWS:
-        keys //= 2  # converted keys are two bytes wide, too
-    # 64 rows of 128 elements just fit four warps' registers, but not with a window or a separate block per key.
+        keys //= 2  # after conversion from FP8, keys are two bytes wide
+    # Four warps' registers just fit 64 rows of 128 elements, if there is no window and a tile's keys share a block.
     is_crowded = shape.cache_bytes == 2 and (shape.windowed or shape.block_size < keys)
     wide = rows * shape.padded_dim >= 64 * 256 or (is_crowded and rows >= 64 and shape.padded_dim == 128)
     tiles = {"BLOCK_M": rows, "BLOCK_N": keys}
@@ -115,7 +115,7 @@ def programs_at_once(shape: AttentionShape, launch: Launch, multiprocessors: int
 
 
 def extra_splits(shape: AttentionShape, launch: Launch, multiprocessors: int) -> int:
-    """Return the maximum splits of a step beyond its tiles: two rounds of programs. Limits buffers of CUDA graphs."""
+    """Return how many more splits than tiles a step may have: two rounds of programs. Limits buffers of CUDA graphs."""
     return 2 * programs_at_once(shape, launch, multiprocessors) // shape.kv_heads
 
 
@@ -151,7 +151,7 @@ def num_splits(keys: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[n
 
 
 def _float32_launch(shape: AttentionShape, rows: int) -> Launch:
-    """Return a launch with fewer keys, and more warps for more rows, because operands occupy registers."""
+    """Return a launch with fewer keys per tile, and more warps for more rows, because float32 needs more registers."""
     keys = _MIN_KEYS if rows > _MIN_ROWS else min(_keys_of_tile(shape), shape.block_size)
     return Launch(num_warps=8 if rows > _MIN_ROWS else 4, num_stages=3, tiles={"BLOCK_M": rows, "BLOCK_N": keys})
 
@@ -166,6 +166,6 @@ def _partial_keys(shape: AttentionShape, launch: Launch) -> int:
 
 
 def _even(keys: NDArray[np.int64], most: int, step: int) -> NDArray[np.int64]:
-    """Return split lengths, equal within a tile: about `most` keys or fewer, in multiples of `step`."""
+    """Return the length of each tile's splits: its `keys` in equal parts of about `most` at most, rounded to `step`."""
     equal = -(-keys // num_splits(keys, np.array(max(most, step))))
     return np.maximum(-(-equal // step), 1) * step

@@ -46,7 +46,7 @@ class AttentionPlan:
 def plan_attention(
     spans: Sequence[QuerySpan], num_rows: int, shape: AttentionShape, launch: Launch, multiprocessors: int
 ) -> AttentionPlan:
-    """Plan the attention of a step. Rows beyond the spans, up to `num_rows`, are padding: not stored, output zeros."""
+    """Plan the attention of a step. Rows after those of `spans`, up to `num_rows`, are padding: not stored, zeros."""
     batch = RaggedBatch.of(spans, num_rows, shape.block_size)
     tiles = _tiles(batch, queries_per_tile(shape, launch))
     lengths = split_lengths(tiles.keys, shape, launch, multiprocessors)
@@ -139,7 +139,7 @@ class AttentionPlanner:
         return sizes.views(_staged(plan, sizes).to(self.device, non_blocking=True), plan.partial_rows, launch)
 
     def graph_metadata(self, num_rows: int, most_sequences: int, most_blocks: int) -> GraphMetadata:
-        """Return buffers for a CUDA graph of `num_rows` rows, in up to `most_sequences` of up to `most_blocks`."""
+        """Return buffers for a CUDA graph of `num_rows` rows in `most_sequences` sequences of `most_blocks` blocks."""
         return GraphMetadata(self, num_rows, most_sequences, most_blocks)
 
 
@@ -154,7 +154,7 @@ class GraphMetadata:
         shape = planner.shape
         launch = attention_launch(shape, -(-num_rows // most_sequences))
         queries = queries_per_tile(shape, launch)
-        # One tile for the first row of each sequence and of the padding, plus one per further full tile.
+        # At most one tile for each sequence and for the padding, plus one for every further `queries` rows.
         sequences = min(most_sequences + 1, num_rows)
         tiles = sequences + (num_rows - sequences) // queries
         splits = tiles + extra_splits(shape, launch, planner.multiprocessors)
@@ -216,7 +216,7 @@ class _Sizes:
 def _staged(plan: AttentionPlan, sizes: _Sizes) -> Tensor:
     """Return the plan in pinned memory, each part padded with zeros.
 
-    A new tensor every time: torch's pinned allocator reuses memory only after the copy from it has finished.
+    Every call allocates a new tensor, because torch reuses pinned memory only after the copy from it has finished.
     """
     staging = torch.zeros(sizes.total, dtype=torch.int32, pin_memory=torch.cuda.is_available())
     numbers: NDArray[np.int32] = staging.numpy()

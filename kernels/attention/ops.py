@@ -18,7 +18,7 @@ from .types import Attention, CacheSpec
 
 
 class AttentionBackend(Protocol):
-    """Owns a KV cache (layers, blocks, ...) in its own layout, and creates an `Attention` for each pass."""
+    """Owns a KV cache (layers, blocks, ...) in its own layout, and creates an `Attention` for each forward pass."""
 
     name: BackendName
     cache: Tensor

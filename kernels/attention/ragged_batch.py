@@ -71,9 +71,9 @@ class Passes:
     """A ragged batch computed one row per sequence at a time: all first rows, then all second rows, and so on."""
 
     batch: RaggedBatch
-    # (passes,): pass p has the first live[p] sequences.
+    # (passes,): number of sequences in each pass, which are always the first ones of the batch.
     live: Ints
-    # (rows,): the rows of the batch in the order of the passes, and their sequences.
+    # (rows,): index in the batch of each row, in the order of the passes, and the index of the row's sequence.
     row: Ints
     sequence: Ints
 
@@ -89,11 +89,11 @@ class Passes:
         return cls(batch, np.bincount(index), row, sequence[row])
 
     def positions(self) -> Ints:
-        """Return the position of each row."""
+        """Return the position of each row, in the order of the passes."""
         return self.batch.positions()[self.row]
 
     def slots(self) -> Ints:
-        """Return the slot of each row."""
+        """Return the slot of each row, in the order of the passes."""
         return self.batch.slots()[self.row]
 
 
@@ -104,5 +104,5 @@ def repeated(counts: Ints) -> tuple[Ints, Ints]:
 
 
 def starts(lengths: Ints) -> Ints:
-    """Return the start of each part, for consecutive parts of these lengths."""
+    """Return the start of each of several consecutive parts: lengths [2, 3, 1] give [0, 2, 5]."""
     return np.cumsum(lengths) - lengths

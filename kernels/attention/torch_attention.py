@@ -48,7 +48,7 @@ class TorchAttention:
         write_kv_reference_(projected, cache.transpose(1, 2), self._slots, HeadTransform(norms), rotation)
         query = projected[:, : -cache.shape[1]]
         groups = self._groups(layer.window)
-        if len(groups) == 1 and groups[0].kept is None:  # one sequence, or decodes that share a call
+        if len(groups) == 1 and groups[0].kept is None:  # no query is padding
             attended = self._attend_group(groups[0], layer.scale, query[:num_rows].contiguous(), cache)
             return functional.pad(attended, (0, 0, 0, 0, 0, len(query) - num_rows))
         out = query.new_zeros(query.shape)
@@ -72,7 +72,7 @@ class TorchAttention:
         return self._batch_invariant or not group.is_short
 
     def _placed(self, group: AttentionGroup) -> AttentionGroup:
-        """Move the group to the device. Torch's fused kernel needs the mask in its dtype and shape."""
+        """Move the group to the device. Adapt the mask to torch's fused kernel, which needs the cache's dtype."""
         device, mask = self._cache.device, group.mask
         if self._is_fused(group):
             mask = mask.to(self._cache.dtype).repeat(1, 1, self._group_size, 1)
@@ -95,7 +95,7 @@ class TorchAttention:
         folded = query.view(split).permute(0, 2, 3, 1, 4).reshape(group.sequences, split[2], -1, head_dim)
         pages = cache.view(-1, *cache.shape[2:]).index_select(0, group.pages)
         pages = pages.view(2, group.sequences, split[2], -1, head_dim)
-        keys, values = pages.masked_fill_(group.padding[:, None, :, None], 0)  # 0 * NaN would be NaN
+        keys, values = pages.masked_fill_(group.padding[:, None, :, None], 0)  # padding may be NaN
         if self._is_fused(group):
             attended = functional.scaled_dot_product_attention(folded, keys, values, attn_mask=group.mask, scale=scale)
         else:

@@ -56,7 +56,7 @@ class CacheShape:
 def plan_groups(
     spans: Sequence[QuerySpan], cache: CacheShape, window: int | None, *, batch_invariant: bool
 ) -> list[AttentionGroup]:
-    """Group all `spans`, given in the order of their rows, into as few calls as are worthwhile."""
+    """Group all `spans`, given in the order of their rows, into few attention calls with little padding."""
     ranges: list[_KeyRange] = []
     row = 0
     for span in spans:
@@ -72,7 +72,7 @@ def plan_groups(
 
 @dataclass(frozen=True, slots=True)
 class _KeyRange:
-    """A span whose first row is `row`, and the blocks that its queries can see: `first` to `end - 1` of its table."""
+    """A span whose first row is `row`. Its queries can see the entries `first` to `end - 1` of its block table."""
 
     row: int
     span: QuerySpan
@@ -85,16 +85,16 @@ class _KeyRange:
 
 
 def _key_range(row: int, span: QuerySpan, first_query: int, window: int | None, block_size: int) -> _KeyRange:
-    """Return the key range of `span`, extended to the keys that a query at `first_query` could see."""
+    """Return the key range of `span`, from the oldest key that a query at position `first_query` can see."""
     oldest = 0 if window is None else max(0, first_query - window + 1)
     return _KeyRange(row, span, oldest // block_size, -(-(span.start + span.length) // block_size))
 
 
 def _aligned(span: QuerySpan, block_size: int) -> list[QuerySpan]:
-    """Cut a span at block borders.
+    """Cut a span at block borders, for batch-invariant attention.
 
-    Each piece is computed with its queries at their offsets in the block, and with all keys that any query of that
-    block sees. So a position gets the same matrix products, alone or in a chunk of any size.
+    A piece is computed like a full block of queries: each query at its offset in the block, over all keys that any
+    query of the block sees. So every position has the same matrix products, alone or in a chunk of any size.
     """
     end = span.start + span.length
     starts = [span.start, *range(span.start - span.start % block_size + block_size, end, block_size)]
@@ -112,10 +112,10 @@ def _by_blocks(ranges: list[_KeyRange]) -> list[list[_KeyRange]]:
 
 
 def _by_length(ranges: list[_KeyRange]) -> list[list[_KeyRange]]:
-    """Group short queries by descending number of keys, until the padding costs more than another call."""
+    """Group short spans, sorted by number of keys. A group ends where more padding would cost more than a new call."""
     grouped = [[key_range] for key_range in ranges if key_range.span.length > _SHORT_QUERY]
     short = [key_range for key_range in ranges if key_range.span.length <= _SHORT_QUERY]
-    decodes = [key_range for key_range in short if key_range.span.length == 1]  # not padded to a draft's length
+    decodes = [key_range for key_range in short if key_range.span.length == 1]  # else padded to a draft's length
     for alike in (decodes, [key_range for key_range in short if key_range.span.length > 1]):
         grouped += _with_little_padding(sorted(alike, key=_num_blocks, reverse=True))
     return [sorted(members, key=_row) for members in grouped]
@@ -142,7 +142,7 @@ def _num_blocks(key_range: _KeyRange) -> int:
 
 
 def _build(members: list[_KeyRange], cache: CacheShape, window: int | None, queries: int | None) -> AttentionGroup:
-    """Build one padded call. With `queries`, a query is placed at its offset in its block, else from the start."""
+    """Build one padded call. `queries`: the block size, to place each query at its offset in the block, or None."""
     starts = _column(member.span.start for member in members)
     lengths = _column(member.span.length for member in members)
     lead = starts % queries if queries else 0
@@ -167,7 +167,7 @@ def _pages(members: list[_KeyRange], num_blocks: int, kv_heads: int) -> NDArray[
     tables = np.zeros((len(members), num_blocks), dtype=np.int64)
     for table, member in zip(tables, members, strict=True):
         table[: member.num_blocks] = member.span.block_table[member.first : member.end]
-    tables = tables.clip(min=0)  # blocks before a window may be freed, but no query sees them
+    tables = tables.clip(min=0)  # negative entries are freed blocks before the window, which no query sees
     parts = np.arange(2 * kv_heads).reshape(2, 1, kv_heads, 1)
     return tables[:, None] * (2 * kv_heads) + parts
 

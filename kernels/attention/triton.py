@@ -37,7 +37,7 @@ def attend_kernel(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOWED: tl.constexpr, PEELED: tl.constexpr,
 ):  # fmt: skip
-    """Grid (kv_heads, splits): neighbouring programs read neighbouring memory, the heads of the same tokens.
+    """Attend. Grid (kv_heads, splits): neighbouring programs read neighbouring memory, the heads of the same tokens.
 
     `query` (rows, heads, HEAD_DIM) has row stride `query_stride`; `out` has the same shape and is contiguous. `cache`
     is one layer, (blocks, BLOCK_SIZE, 2 * kv_heads, HEAD_DIM), with `token_stride` from token to token. The results of
@@ -64,7 +64,7 @@ def attend_kernel(
     keys_of_head = cache + kv_head * HEAD_DIM
     last_position = position + num_rows - 1
     end_key = tl.minimum(end_key, last_position + 1)
-    oldest = position - window + 1  # the first key that any row sees; earlier blocks may be freed
+    oldest = position - window + 1  # first key that the first row sees; blocks before this key may be freed
     if WINDOWED:
         first_key = tl.maximum(first_key, oldest // BLOCK_N * BLOCK_N)
 
@@ -73,7 +73,7 @@ def attend_kernel(
     row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
     masked_from = first_key
     if PEELED:
-        # All queries see keys up to the first query's position, as far as these lie in the last query's window.
+        # A tile needs no mask if its keys are not after the first query's position and in the last query's window.
         masked_from = tl.maximum(tl.minimum(end_key, position + 1) // BLOCK_N * BLOCK_N, first_key)
         plain_from = first_key
         if WINDOWED:
@@ -125,7 +125,7 @@ def _attend_inner(
     for start in range(first, end, BLOCK_N):
         keys = start + in_tile
         offset = (block * BLOCK_SIZE + keys % BLOCK_SIZE).to(tl.int64) * token_stride
-        # Loaded one tile ahead, so that the loads of keys do not wait for the block number.
+        # The block number is loaded one tile ahead, so that the loads of keys do not wait for this number.
         block = _block(table, start + BLOCK_N, end, BLOCK_SIZE, BLOCK_N)
         readable = tl.full([BLOCK_N, PADDED_DIM], True, tl.int1)
         if PADDED_DIM != HEAD_DIM:
@@ -144,13 +144,13 @@ def _attend_inner(
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
         if MASKED:
             age = positions[:, None] - keys[None, :]
-            visible = age >= 0  # never past `end`, because only a sequence's last split is cut there
+            visible = age >= 0  # also excludes keys from `end` on: other splits than the last end at a tile border
             if WINDOWED:
                 # As unsigned numbers, negative ages exceed every window: this saves a comparison and registers.
                 visible = age.to(tl.uint32, bitcast=True) < window.to(tl.uint32)
             scores = tl.where(visible, scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, axis=1) * score_scale)
-        probabilities = tl.exp2(scores * score_scale - new_max[:, None])  # one multiply-subtract instruction
+        probabilities = tl.exp2(scores * score_scale - new_max[:, None])  # scaled and subtracted in one instruction
         alpha = tl.exp2(row_max - new_max)
         row_sum = row_sum * alpha + tl.sum(probabilities, axis=1)
         acc = acc * alpha[:, None]
@@ -161,7 +161,7 @@ def _attend_inner(
 
 @triton.jit
 def _block(table, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Return the block of each key of a tile, or one number if the tile lies in one block. 0 from `end` on."""
+    """Return the block number of each key of a tile, or one number if all keys share a block; 0 for keys from `end`."""
     if BLOCK_N <= BLOCK_SIZE:
         block = tl.load(table + start // BLOCK_SIZE, mask=start < end, other=0)
     else:

@@ -23,11 +23,9 @@ class QuerySpan:
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """Attention parameters of one layer."""
-
     # Index of the layer in the cache.
     index: int
-    # Factor of the scores.
+    # Factor by which query-key products are multiplied.
     scale: float
     # Number of tokens that a query sees, its own included; None for all.
     window: int | None = None
@@ -40,14 +38,14 @@ class ScoreOptions:
     scale: float
     # Number of tokens that a query sees, its own included; None for all.
     window: int | None = None
-    # Divisors of the keys and values in the cache.
+    # Scales of an FP8 cache: keys and values were divided by these before they were stored.
     key_scale: float = 1.0
     value_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class CacheScales:
-    """Scale factors of the values in an FP8 cache."""
+    """Scales of an FP8 cache, by which keys and values are divided before they are stored."""
 
     key: float = 1.0
     value: float = 1.0
@@ -65,7 +63,6 @@ class CacheSpec:
     head_dim: int
     dtype: torch.dtype
     device: torch.device
-    # Whether any layer has a sliding window.
     windowed: bool = False
 
     def empty(self, *block: int) -> Tensor:

@@ -1,1 +1,1 @@
-"""Decoders in C: all layers, and several tokens, in one call."""
+"""Decoders in C, which compute all layers, and even several tokens, in one call."""

@@ -1,6 +1,6 @@
-"""Several tokens of each sequence in one call of C: the drafts of a draft model.
+"""Generation of several tokens per sequence in one call of C, for the drafts of a draft model.
 
-A pass of such a small model takes less time than Python needs to prepare it.
+A forward pass of so small a model takes less time than Python needs to prepare the pass.
 """
 
 # torch leaves `from_numpy` and `tolist` untyped
@@ -60,11 +60,11 @@ class NativeContinuation:
         attention: NativeAttention,
         sampling: Sampling,
     ) -> list[list[int]]:
-        """Return the next tokens of each sequence after its token in `first`; the span in `passes` gives their number.
+        """Return the tokens that follow each sequence's token in `first`, as many as the sequence's span is long.
 
-        `attention`: for `passes.batch`. `rotations`: for the rows of `passes`. `sampling`: for the first pass, without
-        mask and typical-p; if rounding decides, the likeliest token is taken. Raises ConfigurationError for arguments
-        that do not fit.
+        `attention` must be made for `passes.batch`, `rotations` for the rows of `passes`, and `sampling` for the first
+        pass, without mask and typical-p. If rounding decides between tokens, the likeliest is taken. Raises
+        ConfigurationError for arguments that do not fit.
         """
         rows, (vocabulary, size) = len(first), self._head.shape
         if rows != passes.live[0] or not all(0 <= token < vocabulary for token in first):
@@ -103,6 +103,6 @@ class NativeContinuation:
 
 
 def _one_row_each(passes: Passes) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """Return `sequences` of `AttentionCall` for all passes; in each pass, every sequence has one row."""
+    """Return the `sequences` arrays of `AttentionCall` for all passes, concatenated. Each sequence has one row."""
     sequence = passes.sequence
     return np.stack((sequence, passes.positions(), np.ones_like(sequence), passes.batch.table[sequence]), axis=1)

@@ -14,8 +14,6 @@ from ..runtime.native_library import LANES
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Weights of one layer."""
-
     # Packed linear layers.
     qkv: NativeLinear
     output: NativeLinear
@@ -32,7 +30,7 @@ class LayerWeights:
     window: int | None = None
     # Index of the rotation that this layer uses, 0 or 1.
     rotation: int = 0
-    # Factor of the scores, as in `LayerAttention`.
+    # Factor by which query-key products are multiplied, as in `LayerAttention`.
     scale: float = 1.0
 
     @property

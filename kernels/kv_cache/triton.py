@@ -15,7 +15,7 @@ from ...protocol.errors import ConfigurationError
 from ..runtime.numeric import FP8_MAX, next_power_of_2
 from .types import HeadTransform, Rotation, check_kv_write
 
-_ELEMENTS = 1024  # per program: 8 in each of 128 threads, one 16-byte access per half
+_ELEMENTS = 1024  # elements per program: 8 in each of 128 threads
 
 
 @triton.jit
@@ -43,8 +43,8 @@ def write_kv_kernel(
     UNIT_OFFSET: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
-    """Transform and store the heads; grid (rows, groups of heads). A head is read as the two halves of its pairs and
-    the rest, so that a thread has both elements of a pair.
+    """Norm, rotate and store heads; grid (rows, groups of heads). A head is read in three parts, so that a thread has
+    both elements of a pair: the first elements of the rotated pairs, the second elements, and the rest of the head.
 
     `heads`: number of query heads, followed by kv_heads key heads and kv_heads value heads. LARGEST: largest value of
     the cache's dtype, 0 for no limit.

@@ -42,13 +42,13 @@ class HeadTransform:
     """Transform of a layer's heads before they are stored."""
 
     norms: HeadNorms | None = None
-    # Divisors of keys and values in an FP8 cache.
+    # Scales of an FP8 cache, by which keys and values are divided before they are stored.
     key_scale: float = 1.0
     value_scale: float = 1.0
 
 
 def check_kv_write(projected: Tensor, cache: Tensor, slots: Tensor, rotation: Rotation | None) -> None:
-    """Raises ConfigurationError if the tensors do not fit together. Reads no values."""
+    """Raises ConfigurationError if the tensors do not fit together. Never waits for a GPU, as no values are read."""
     rows, heads, head_dim = projected.shape
     problem = None
     if cache.shape[3] != head_dim or cache.shape[2] > heads:

@@ -16,7 +16,7 @@ from ..runtime.native_library import call_fields, load, loaded
 
 _LINE = 64
 _PANELS_AT_ONCE = 64
-#: Row strides that are multiples of this many bytes make columns compete for few lines of the first-level cache.
+#: If the stride of rows is a multiple of this many bytes, their elements compete for few lines of the level-1 cache.
 _CROWDED = 2048
 
 
@@ -57,7 +57,7 @@ class NativeLinear(nn.Module):
             inputs=self.shape[1],
             is_bf16=self.dtype == torch.bfloat16,
         )
-        self.address = ctypes.addressof(self._weights)  # used by C; valid as long as the layer lives
+        self.address = ctypes.addressof(self._weights)  # passed to C; valid while this layer exists
         self._multiply = library.linear
         plain = weight if weight.stride(1) == 1 else weight.contiguous()
         if not in_place:
@@ -93,7 +93,7 @@ class NativeEmbedding(nn.Module):
 
     def __init__(self, head: NativeLinear) -> None:
         super().__init__()
-        self.weight = head.weight  # packed; only for callers that ask for dtype or device
+        self.weight = head.weight  # packed, so that callers can use only its dtype and device
         self._head, self._rows = head, loaded().linear_rows
 
     def forward(self, token_ids: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..runtime.launch import Launch
 from ..runtime.numeric import cdiv
 
-#: Programs that keep one multiprocessor's memory pipeline full while each waits for its next tile.
+#: Number of programs that keep one multiprocessor's memory pipeline full while each waits for its next tile.
 _RESIDENT = 8
 #: Minimum steps per split: with fewer, filling the pipeline and adding another partial sum cost more than they save.
 _MIN_STEPS = 4
@@ -16,8 +16,6 @@ _BUCKETS = (16, 32, 64)
 
 @dataclass(frozen=True, slots=True)
 class MatmulShape:
-    """Size of one product."""
-
     # Rows of activations.
     tokens: int
     # Output features.
@@ -35,10 +33,10 @@ class SplitK:
 
 
 def matmul_launch(tokens: int) -> Launch:
-    """Return tiles for a number of tokens.
+    """Return the launch for a number of tokens.
 
-    For few tokens, reading the weights takes most of the time: tiles are narrow and pipelines deep. For many tokens,
-    tiles use every converted weight for 128 tokens.
+    For few tokens, reading the weights takes most of the time, so tiles are narrow and pipelines deep. For many tokens,
+    tiles are 128 tokens wide, so that a weight is converted once for 128 tokens.
     """
     bucket = next((most for most in _BUCKETS if tokens <= most), 128)
     if bucket == 16:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-#: oneDNN splits longer sums depending on the number of rows (observed from 1152 on, never up to 1024).
+#: Up to this many inputs, oneDNN's sums do not depend on the number of rows (observed; from 1152 on, they do).
 _INVARIANT_LENGTH = 1024
 #: Minimum efficient rows: with fewer, oneDNN reads the weights at three quarters of the speed.
 MIN_ROWS = 4
@@ -18,8 +18,8 @@ MIN_ROWS = 4
 class OneDnnLinear(nn.Module):
     """Computes `linear`, for inference only. `shape` is (out_features, in_features).
 
-    `batch_invariant`: a row's result is identical to the last bit for any number of rows. To that end, long sums
-    are split into pieces of a fixed length, which are added in float32.
+    `batch_invariant`: a row's result is identical to the last bit for any number of rows, because long sums are
+    split into pieces of a fixed length, which are added in float32.
     """
 
     def __init__(self, linear: nn.Linear, *, batch_invariant: bool = False) -> None:

@@ -108,13 +108,13 @@ def quantized_linear(hidden: Tensor, weight: QuantizedWeight) -> Tensor:
 
 
 def _beats_onednn(weight: Tensor, batch_invariant: bool) -> bool:
-    """Return whether to use Updraft's kernel. Matrix units are faster, but their sums depend on the row count."""
+    """Return whether to prefer Updraft's kernel. oneDNN on matrix units is faster, but not batch-invariant."""
     has_matrix_unit = weight.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
     return cpu.is_vectorised_for(weight.dtype) and (batch_invariant or not has_matrix_unit)
 
 
 def _check_invariance(model: nn.Module) -> None:
-    """Raises ConfigurationError if a row's result differs in a batch; checks one layer of each weight shape."""
+    """Raises ConfigurationError if a row's result depends on other rows. Checks one layer of each weight shape."""
     shapes: set[tuple[int, ...]] = set()
     for module in model.modules():
         if isinstance(module, nn.Linear):

@@ -1,7 +1,7 @@
 """Products with 8-bit and 4-bit weights in Triton, in the formats of `types`; `reference` defines the results.
 
-The weights are the left operand, (features, inputs) times (inputs, tokens), because tensor cores take that operand from
-registers: there, integers are converted exactly to the activations' dtype, and scales are applied to the sums.
+The weights are the left operand, (features, inputs) times (inputs, tokens), because tensor cores can take that operand
+from registers, where integers are converted exactly to the activations' dtype. The sums are multiplied by the scales.
 """
 
 # Kernels are typed by Triton, not by Python.
@@ -24,9 +24,9 @@ from .launch import MatmulShape, inputs_per_step, matmul_launch, split_k
 from .types import FP8, SMALLEST_SCALE, Fp8Weight, Int4Weight, Int8Weight
 
 _REDUCED = 1024
-#: Arguments that vary between steps: values of 1 and multiples of 16 must not compile separate kernels.
+#: Arguments that vary between steps. Triton must not compile separate kernels for values of 1 and multiples of 16.
 _VARYING = ("num_tokens", "num_steps", "split_steps")
-#: Size assumed for Triton's interpreter, so that even little work is split.
+#: GPU size assumed in Triton's interpreter, with which even the small products of tests are split.
 _SMALL_GPU = 4  # multiprocessors
 
 
@@ -46,7 +46,7 @@ def int4_linear(hidden: Tensor, weight: Int4Weight) -> Tensor:
 def fp8_linear(hidden: Tensor, weight: Fp8Weight) -> Tensor:
     """Map (tokens, inputs) to (tokens, features) in the dtype of `hidden`, multiplied by cuBLAS or CUTLASS.
 
-    Scales per token and feature support only bfloat16 results; float16 is converted from these.
+    With scales per token and feature, torch returns only bfloat16, which is converted for float16 `hidden`.
     """
     data, scale = quantize_tokens(hidden)
     if not len(hidden):

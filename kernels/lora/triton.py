@@ -1,7 +1,7 @@
 """Low-rank adapters in Triton, equal to `reference`: `shrink` to the rank, then `expand` to the features.
 
-With few rows, only the long sum over the inputs can be split, so `shrink` splits it. `expand` adds the parts up in
-order as it reads them.
+With few rows, only the long sum over the inputs can be split over the GPU, so `shrink` computes partial sums. `expand`
+adds the partial sums in a fixed order.
 """
 
 # Kernels are typed by Triton, not by Python.
@@ -18,7 +18,7 @@ from torch import Tensor
 from .types import LoraPlan, LoraWeights
 
 _BLOCK_FEATURES = 64
-#: Maximum partial sums; reading more in `expand` would cost more than the shorter loops of `shrink` save.
+#: Maximum number of partial sums. With more, `expand` would lose more time to reading than `shrink` would save.
 _MAX_SPLITS = 8
 _MIN_STEPS = 4
 _ENOUGH_PROGRAMS = 512
@@ -45,7 +45,7 @@ def add_lora_triton(out: Tensor, hidden: Tensor, weights: LoraWeights, plan: Lor
 
 
 def block_inputs(rank: int) -> int:
-    """Return the inputs per step of `shrink`; the bytes in flight are about the same for all ranks."""
+    """Return the number of inputs per step of `shrink`, so that all ranks have about the same bytes in flight."""
     return 128 if rank <= 32 else 64
 
 

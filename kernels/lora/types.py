@@ -27,9 +27,9 @@ _MAX_RANK = 128
 class LoraWeights:
     """Adapters of one linear layer. Ranks below the largest are padded with zeros."""
 
-    # A of each adapter, (adapters, rank, inputs).
+    # Matrix A of each adapter, (adapters, rank, inputs).
     down: Tensor
-    # B of each adapter, (adapters, features, rank), including the factor alpha / rank.
+    # Matrix B of each adapter, (adapters, features, rank), multiplied by alpha / rank.
     up: Tensor
 
     @classmethod
@@ -88,7 +88,7 @@ class LoraPlan:
 def _tiles(adapters: npt.NDArray[np.int32], tile_rows: int) -> list[tuple[int, int, int]]:
     """Return (start, end, adapter) of each tile of the sorted `adapters`."""
     tiles: list[tuple[int, int, int]] = []
-    # Rows without an adapter come first and end at the first border.
+    # Rows without an adapter are first in the order; the first border is their end, so that no tile covers these rows.
     borders = [*np.flatnonzero(np.diff(adapters, prepend=NO_ADAPTER)).tolist(), len(adapters)]
     for start, end in itertools.pairwise(borders):
         adapter = int(adapters[start])
@@ -97,7 +97,7 @@ def _tiles(adapters: npt.NDArray[np.int32], tile_rows: int) -> list[tuple[int, i
 
 
 def _upload(buffer: Tensor, values: npt.NDArray[np.int32]) -> None:
-    """Copy to the front of `buffer`, in stream order. The pinned memory is freed after the copy."""
+    """Enqueue a copy of `values` to the front of `buffer`. Torch frees the pinned memory only after the copy."""
     staged = torch.from_numpy(values)
     if buffer.is_cuda:
         staged = staged.pin_memory()

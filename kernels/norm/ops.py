@@ -15,7 +15,7 @@ _MAX_SIZE = 2**15  # maximum elements of a row, which one program holds
 
 
 def rms_norm(hidden: Tensor, norm: Norm) -> Tensor:
-    """Return the norm of each row of `hidden` (rows, size), a new tensor. Rows may have any stride."""
+    """Return the normalised rows of `hidden` (rows, size) in a new tensor. Rows may have any stride."""
     _check(hidden, norm)
     if uses_triton(hidden):
         from .triton import launch_rms_norm
@@ -27,7 +27,7 @@ def rms_norm(hidden: Tensor, norm: Norm) -> Tensor:
 
 
 def add_rms_norm(update: Tensor, residual: Tensor, norm: Norm) -> Tensor:
-    """Add `update` (rows, size) to `residual` in place, rounded to its dtype, and return the norm of the sum."""
+    """Add `update` (rows, size) to `residual` in place, rounded to its dtype. Return the sum's normalised rows."""
     _check(update, norm)
     if residual.shape != update.shape or residual.dtype != update.dtype or residual.stride(-1) != 1:
         raise ConfigurationError(f"add_rms_norm: cannot add {_kind(update)} to {_kind(residual)}.")

@@ -14,7 +14,7 @@ from .types import Norm
 
 
 def rms_norm_reference(hidden: Tensor, norm: Norm) -> Tensor:
-    """Return the norm over the last dimension of `hidden`."""
+    """Return `hidden` normalised over its last dimension."""
     wide = hidden.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps)
     if norm.unit_offset:

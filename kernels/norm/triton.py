@@ -48,7 +48,7 @@ def rms_norm_kernel(
 
 @triton.jit
 def _normed(values, weights, size, eps, UNIT_OFFSET: tl.constexpr):
-    """Return the norm of each row of `values` (ROWS, BLOCK), zero beyond `size`, in their dtype."""
+    """Return the normalised rows of `values` (ROWS, BLOCK), which are zero beyond `size`, in the same dtype."""
     wide = values.to(tl.float32)
     normed = wide * tl.rsqrt(tl.sum(wide * wide, axis=1, keep_dims=True) / size + eps)
     if UNIT_OFFSET:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import psutil
 
 _INTERVAL_S = 0.2
-# Processor share of other processes up to which no thread is given up.
+# Share of one processor that other processes may use before a thread is given up.
 _TOLERATED = 0.4
-# Minimum processor share of this process while it computes.
+# Share of one processor; if this process uses less over a long interval, it has paused.
 _COMPUTING = 0.4
 
 
@@ -41,7 +41,7 @@ def usage() -> ProcessorUsage:
     for index, processor in enumerate(psutil.cpu_times(percpu=True)):
         if allowed is None or index in allowed:
             times = processor._asdict()
-            # Linux counts the time of virtual machines twice.
+            # Linux counts the time of virtual machines in `user` and `nice`, too, so it is not added a second time.
             unused = ("idle", "iowait", "guest", "guest_nice")
             busy += sum(seconds for name, seconds in times.items() if name not in unused)
     return ProcessorUsage(time.monotonic(), busy, time.process_time())
@@ -76,7 +76,7 @@ class ThreadGovernor:
             return
         wall, own = self._last.wall - last.wall, self._last.own - last.own
         if wall > 10 * _INTERVAL_S and own < _COMPUTING * wall:
-            return  # after a pause, the last measurement is too old
+            return  # the process has paused, so the last measurement is too old
         others = (self._last.busy - last.busy - own) / wall
         self._threads = max(1, min(self._most, int(self._processors - max(0.0, others) + _TOLERATED)))
 

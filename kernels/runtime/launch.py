@@ -12,18 +12,16 @@ from dataclasses import dataclass, field
 from .numeric import next_power_of_2
 
 _WARP = 32
-#: Four 16-byte accesses per thread for two-byte elements, eight for four-byte elements.
+#: Elements per thread: four 16-byte accesses for two-byte elements, eight for four-byte elements.
 _ELEMENTS_PER_THREAD = 32
 _MAX_WARPS = 16
-#: With fewer elements, a program's start-up time dominates.
+#: Minimum elements per program; with fewer, the time to start programs dominates.
 _ELEMENTS_PER_PROGRAM = 4096
 _MAX_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Launch parameters of one kernel."""
-
     num_warps: int = 4
     num_stages: int = 2
     # The kernel's constexpr arguments that affect only its speed, by name.
@@ -31,7 +29,7 @@ class Launch:
 
 
 def row_launch(size: int) -> Launch:
-    """Return the launch for rows of `size` elements: tiles ROWS and BLOCK, the power of two that holds a row."""
+    """Return the launch for rows of `size` elements. ROWS: rows per program. BLOCK: power of two that holds a row."""
     block = next_power_of_2(size)
     rows = min(_MAX_ROWS, max(1, _ELEMENTS_PER_PROGRAM // block))
     warps = rows * block // (_WARP * _ELEMENTS_PER_THREAD)

@@ -77,7 +77,7 @@ def load_from(sources: Path) -> ctypes.CDLL:
 
 
 def _build_and_load(compiler: list[str], sources: Path) -> ctypes.CDLL:
-    """Raises NativeBuildError, and OSError if no folder is writable."""
+    """Return the library, compiled for this process only if it cannot be cached. Raises NativeBuildError or OSError."""
     name = f"kernels-{_digest(compiler, sources)}.so"
     try:
         return _load_cached(compiler, _private_folder(state_folder() / "native") / name, sources)
@@ -95,7 +95,7 @@ def _build_and_load(compiler: list[str], sources: Path) -> ctypes.CDLL:
 
 
 def _load_cached(compiler: list[str], target: Path, sources: Path) -> ctypes.CDLL:
-    """Return the cached library. Raises NativeBuildError, and OSError if a new build can be neither kept nor loaded."""
+    """Return the cached library, building it first if necessary. Raises NativeBuildError, or OSError for the cache."""
     _remove_stale_builds(target.parent)
     if _is_intact(target):
         try:
@@ -133,7 +133,7 @@ def _discard(folder: Path) -> None:
 def _remove_stale_builds(folder: Path) -> None:
     """Remove the folders of killed builds, recognized by their age: a build takes minutes at most."""
     for left in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # a build that has just ended
+        with contextlib.suppress(FileNotFoundError):  # deleted by a build that has just ended
             if left.is_dir() and time.time() - left.stat().st_mtime > _STALE_S:
                 shutil.rmtree(left, ignore_errors=True)
 
@@ -161,7 +161,7 @@ def build(compiler: list[str], target: Path, origin: Path) -> None:
         mark.write_text(_checksum(library))
         for built in (library, mark):
             built.chmod(0o600)
-        library.replace(target)  # atomic, for processes that start now
+        library.replace(target)  # atomic, as other processes may load the file now
         mark.replace(_checksum_file(target))
 
 

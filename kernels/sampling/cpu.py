@@ -1,4 +1,4 @@
-"""Sampling in C, for CPUs: rows are not sorted, and only tokens that can win get noise."""
+"""Sampling in C for CPUs. Rows are not sorted, and noise is computed only for tokens that can still be chosen."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def native_sample(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def sample_call(logits: Tensor, sampling: Sampling, keys: Tensor, chosen: Tensor) -> SampleCall:
-    """Return the call, which points into all of its arguments. The arguments must outlive the call."""
+    """Return the C structure with the arguments of a call. It points into all tensors given, which must outlive it."""
     cut, mask = sampling.truncation, sampling.mask
     return SampleCall(
         logits=logits.data_ptr(),

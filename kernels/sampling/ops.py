@@ -41,14 +41,14 @@ def sample(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def row_thresholds(logits: Tensor, sampling: Sampling) -> Tensor | None:
-    """Return the lowest rank that each row keeps, (rows,) int64; None if no row is truncated."""
+    """Return the lowest rank (see `reference`) that each row keeps, (rows,) int64; None if no row is truncated."""
     if sampling.truncation is None:
         return None
     return thresholds(LogitRows(logits, sampling.temperatures, sampling.mask), sampling.truncation)
 
 
 def thresholds(rows: LogitRows, truncation: Truncation) -> Tensor:
-    """Return the lowest rank that each row keeps, (rows,) int64. Greedy rows keep everything."""
+    """Return the lowest rank (see `reference`) that each row keeps, (rows,) int64. Greedy rows keep everything."""
     check_truncation(truncation, len(rows.logits))
     if uses_triton(rows.logits):
         from .triton_truncation import launch_thresholds
@@ -85,7 +85,7 @@ def stable_topk(logprobs: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
     values, ids = logprobs.topk(min(num_top + 1, logprobs.shape[1]), dim=-1)
     if values.shape[1] > num_top:
         least = values[:, num_top - 1]
-        for row in (least == values[:, num_top]).nonzero().flatten():  # some tokens equal to the least are left out
+        for row in (least == values[:, num_top]).nonzero().flatten():  # `topk` left out tokens equal to the least
             rising = (logprobs[row] >= least[row]).nonzero().flatten()
             ids[row, :num_top] = rising[logprobs[row, rising].argsort(descending=True, stable=True)[:num_top]]
     ids = ids[:, :num_top].sort(dim=-1).values

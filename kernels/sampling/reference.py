@@ -17,7 +17,7 @@ from .types import LOWEST_RANK, MAX_TOKENS, TOKEN_BITS, FlatEdits, LogitRows, Sa
 
 
 def sample_reference(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Compute `sample`."""
+    """Return the results of `ops.sample`."""
     logits = allowed_logits(logits, sampling)
     keys = noise_keys(sampling.seeds, sampling.positions)
     random = sampling.temperatures >= MIN_TEMPERATURE
@@ -27,7 +27,7 @@ def sample_reference(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def log_probabilities_reference(logits: Tensor, chosen: Tensor, num_top: int) -> TopLogprobs:
-    """Compute `log_probabilities`."""
+    """Return the results of `ops.log_probabilities`."""
     logprobs = logits.float().log_softmax(dim=-1)
     values, ids = logprobs.sort(dim=-1, descending=True, stable=True)
     picked = logprobs.gather(1, chosen[:, None]).flatten()
@@ -35,7 +35,7 @@ def log_probabilities_reference(logits: Tensor, chosen: Tensor, num_top: int) ->
 
 
 def apply_edits_reference_(logits: Tensor, edits: FlatEdits) -> None:
-    """Compute `apply_edits_`."""
+    """Edit logits in place like `ops.apply_edits_`."""
     real = edits.rows >= 0
     places = edits.rows[real].long(), edits.token_ids[real].long()
     values, divisors = logits[places], edits.divisors[real]
@@ -54,10 +54,10 @@ def allowed_logits(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def thresholds_reference(rows: LogitRows, truncation: Truncation) -> Tensor:
-    """Compute `thresholds` by sorting.
+    """Return the results of `ops.thresholds`, computed by sorting.
 
-    A token is kept if its position in the order is below k, if the probability before it is below p, and if its own
-    probability is at least min-p times the largest.
+    A token is kept if its index in the sorted row is below k, if the tokens before it have a total probability below p,
+    and if its own probability is at least min-p times the largest.
     """
     logits = apply_token_bitmask(rows.logits, rows.mask)
     ordered, order = ranks(logits).sort(dim=-1, descending=True)
@@ -81,8 +81,9 @@ def thresholds_reference(rows: LogitRows, truncation: Truncation) -> Tensor:
 def typical_logits(logits: Tensor, temperatures: Tensor, typical_p: Tensor) -> Tensor:
     """Apply typical-p (Meister et al. 2023): return `logits` (rows, vocab) float32 with -inf for untypical tokens.
 
-    The surprise of typical tokens is nearest to the entropy, up to a mass of `typical_p`; at equal distance, the
-    likeliest come first. `temperatures` and `typical_p` (rows,) float64. Greedy rows and rows with 1 keep all.
+    Typical are the tokens whose surprise, -log p, is nearest to the entropy, up to a total probability of `typical_p`;
+    at equal distance, likelier tokens are more typical. `temperatures` and `typical_p` are (rows,) float64. Greedy rows
+    and rows with a `typical_p` of 1 keep all tokens.
     """
     random = temperatures >= MIN_TEMPERATURE
     order = ranks(logits).argsort(dim=-1, descending=True)

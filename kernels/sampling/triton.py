@@ -1,4 +1,4 @@
-"""Sampling in Triton: `reference` defines the results, and `noise` the noise.
+"""Sampling in Triton: `reference` defines the results, and `gumbel_noise` the random numbers.
 
 A row is split over several programs, each of which finds its best token; a second kernel takes the best of these.
 Scores are float64, as on the CPU, but few are computed: each tile first gets an upper bound in float32, and only tiles
@@ -22,9 +22,9 @@ from .launch import TILE, split_row
 from .triton_ranks import MIN_TEMPERATURE, load_logits, rank_of
 from .types import Sampling
 
-#: -log(-log(1 - 2**-53)) is 36.7, the maximum for numbers drawn from 53 bits.
+#: Upper bound of the noise: numbers drawn from 53 bits give at most -log(-log(1 - 2**-53)) = 36.7.
 _GREATEST_NOISE: tl.constexpr = tl.constexpr(37.0)
-#: Float32 error of a bound: relative to the logit, and absolute.
+#: Rounding errors of an upper bound in float32: one relative to the logit, and one absolute.
 _RELATIVE_SLACK: tl.constexpr = tl.constexpr(1e-6)
 _SLACK: tl.constexpr = tl.constexpr(1e-4)
 
@@ -86,7 +86,7 @@ def argmax_kernel(scores, tokens, out, num_programs, BLOCK: tl.constexpr):
 
 @triton.jit
 def gumbel_max(best, best_token, values, tokens, temperature, key):
-    """Return the best so far, or the token of this tile with the largest value / temperature + noise."""
+    """Return the best score (value / temperature + noise) of the earlier tiles and of this tile, and its token."""
     scaled = values * (1.0 / temperature).to(tl.float32)
     upper = tl.maximum(scaled * (1 + _RELATIVE_SLACK), scaled * (1 - _RELATIVE_SLACK)) + _SLACK
     if tl.max(upper, axis=0).to(tl.float64) + _GREATEST_NOISE > best:
@@ -99,7 +99,7 @@ def gumbel_max(best, best_token, values, tokens, temperature, key):
 
 @triton.jit
 def running_argmax(best, best_token, scores, tokens):
-    """Return the best so far, or the lowest token with the largest score if that is larger."""
+    """Return the largest of `best` and `scores`, and its token; of equal scores, the earlier or the lowest token."""
     largest = tl.max(scores, axis=0)
     token = tl.min(tl.where(scores == largest, tokens, 0x7FFFFFFF), axis=0)
     return tl.where(largest > best, largest, best), tl.where(largest > best, token, best_token)
@@ -112,7 +112,7 @@ def _noise_bound(bits):
     v is taken from its first 32 bits, rounded down, and is never below its minimum, 2**-53.
     """
     rest = ((bits ^ 0xFFFFFFFFFFFFFFFF) >> 32).to(tl.int64).to(tl.float32)
-    return 22.18070977791825 - tl.log(tl.maximum(rest, 2.0**-21))  # 32 log 2
+    return 22.18070977791825 - tl.log(tl.maximum(rest, 2.0**-21))  # 32 log 2, because rest = v * 2**32
 
 
 @triton.jit
@@ -122,7 +122,7 @@ def noise_key(seed, position):
 
 @triton.jit
 def uniform(bits):
-    """Return a number in (0, 1), float64."""
+    """Convert 64 random bits to a float64 in (0, 1)."""
     return ((bits >> 11).to(tl.int64).to(tl.float64) + 0.5) * (2.0**-53)
 
 

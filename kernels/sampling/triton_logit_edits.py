@@ -30,5 +30,5 @@ def edit_kernel(logits, rows, token_ids, divisors, offsets, number, row_stride, 
     real = row >= 0
     address = logits + row * row_stride + tl.load(token_ids + edits, real, 0)
     value, divisor = tl.load(address, real, 0.0), tl.load(divisors + edits, real, 1.0)
-    changed = tl.where(value > 0, tl.div_rn(value, divisor), value * divisor)  # rounded as on the CPU
+    changed = tl.where(value > 0, tl.div_rn(value, divisor), value * divisor)  # div_rn rounds as CPUs do
     tl.store(address, changed + tl.load(offsets + edits, real, 0.0), real)

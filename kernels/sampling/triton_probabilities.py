@@ -31,7 +31,7 @@ def launch_log_probabilities(logits: Tensor, chosen: Tensor, num_top: int) -> To
     if rows == 0:
         return TopLogprobs(picked, values, ids)
     tiles = triton.cdiv(vocabulary, TILE)
-    most = max(1, num_top)  # the sum of a tile needs its largest logit
+    most = max(1, num_top)  # at least one, because a tile's sum is relative to its largest logit
     tops = torch.empty((rows, tiles, most), dtype=torch.int64, device=device)
     masses = torch.empty((rows, tiles), dtype=torch.float32, device=device)
     tile_tops_kernel[(rows, tiles)](logits, tops, masses, vocabulary, logits.stride(0), most, TILE=TILE, num_warps=4)
@@ -62,7 +62,7 @@ def row_tops_kernel(
     logits, chosen, tops, masses, picked, values, ids, row_stride, num_tiles, most, num_top,
     TILES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Combine the tiles of a row."""
+    """Compute the log-probabilities of a row from the results of its tiles."""
     row = tl.program_id(0).to(tl.int64)
     tiles = tl.arange(0, TILES)
     inside = tiles < num_tiles

@@ -1,4 +1,4 @@
-"""Masked logits, ranks and weights in Triton, for kernels over a vocabulary. `reference` defines ranks."""
+"""Masked logits, ranks and weights of tokens in Triton, for kernels over a vocabulary. `reference` defines ranks."""
 
 # Kernels are typed by Triton, not by Python.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
@@ -14,7 +14,7 @@ from .types import MAX_TOKENS, TOKEN_BITS
 
 MIN_TEMPERATURE: tl.constexpr = tl.constexpr(sampling.MIN_TEMPERATURE)
 _LAST_TOKEN: tl.constexpr = tl.constexpr(MAX_TOKENS - 1)
-WEIGHT_UNIT: tl.constexpr = tl.constexpr(2.0**40)  # weight of the likeliest token; a row's sum fits in 64 bits
+WEIGHT_UNIT: tl.constexpr = tl.constexpr(2.0**40)  # weight of the likeliest token, so that a row's sum fits in 64 bits
 _TOKEN_BITS: tl.constexpr = tl.constexpr(TOKEN_BITS)
 
 
@@ -23,7 +23,7 @@ def tile_stats_kernel(
     logits, mask, temperatures, tops, masses, vocabulary, row_stride, num_tiles, row_tiles,
     HAS_MASK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Find the highest rank of each tile, and the weight of its tokens in units of the highest token's weight."""
+    """Find the highest rank of each tile, and the total weight of its tokens in units of the likeliest one's weight."""
     row = tl.program_id(0).to(tl.int64)
     temperature = divisor(tl.load(temperatures + row))
     first = tl.program_id(1) * num_tiles
@@ -47,7 +47,7 @@ def load_logits(row_logits, mask, row, tokens, vocabulary, HAS_MASK: tl.constexp
 
 @triton.jit
 def load_ranks(row_logits, mask, row, tile, vocabulary, HAS_MASK: tl.constexpr, TILE: tl.constexpr):
-    """Return the ranks of a tile; beyond the vocabulary, those of -inf, which win only in rows of -inf."""
+    """Return the ranks of a tile's tokens. Token ids beyond the vocabulary have a logit of -inf."""
     tokens = tile * TILE + tl.arange(0, TILE)
     return rank_of(load_logits(row_logits, mask, row, tokens, vocabulary, HAS_MASK), tokens)
 

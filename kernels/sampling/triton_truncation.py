@@ -42,15 +42,15 @@ from .triton_ranks import (
 from .types import LOWEST_RANK, TOKEN_BITS, LogitRows, Truncation
 
 LOWEST: tl.constexpr = tl.constexpr(LOWEST_RANK)
-#: Rounds of four bits each until one rank is left.
+#: Number of rounds of the search. Each decides four bits, until a single rank is left.
 ROUNDS: tl.constexpr = tl.constexpr((32 + TOKEN_BITS) // 4)
-#: Where the state of a row holds its highest rank.
+#: Index of the row's highest rank in the state of a row.
 TOP: tl.constexpr = tl.constexpr(0)
 
 
 @triton.jit
 def radix_range(row_sums, target, done):
-    """The least rank of the range after `done` rounds, and the sum of everything above the range."""
+    """Return the lowest rank of the range after `done` rounds, and the count or weight of all ranks above the range."""
     low, above = tl.full((), LOWEST, tl.int64), tl.full((), 0, tl.int64)
     for earlier in range(done):
         low, above = select_bucket(tl.load(row_sums + earlier * 16 + tl.arange(0, 16)), low, above, target, earlier)
@@ -59,7 +59,8 @@ def radix_range(row_sums, target, done):
 
 @triton.jit
 def select_bucket(total, low, above, target, done):
-    """The highest of 16 buckets that reaches the target sum together with all higher ones, or else the lowest."""
+    """Select the highest of 16 buckets that reaches `target` together with all higher ranks, or else the lowest. Return
+    the lowest rank of the bucket, and the count or weight of all ranks above the bucket."""
     buckets = tl.arange(0, 16)
     from_on = above + tl.sum(tl.where(buckets[None, :] >= buckets[:, None], total[None, :], 0), axis=1)
     bucket = tl.max(tl.where(from_on >= target, buckets, 0), axis=0)
@@ -69,31 +70,31 @@ def select_bucket(total, low, above, target, done):
 
 @triton.jit
 def bucket_sums(found, low, done, row_state, temperature, BY_MASS: tl.constexpr):
-    """(16,) int64: the number or weight of the ranks in each bucket of the range."""
+    """Return the number or weight of the ranks in each of the range's 16 buckets, (16,) int64."""
     is_in = bucket_of(found, low, done)[None, :] == tl.arange(0, 16)[:, None]
     if BY_MASS:
         weights = weights_of(found, tl.load(row_state + TOP), temperature)
         return tl.sum(tl.where(is_in, weights[None, :], 0), axis=1)
-    return tl.sum(tl.where(is_in, 1.0, 0.0), axis=1).to(tl.int64)  # integers would spill registers
+    return tl.sum(tl.where(is_in, 1.0, 0.0), axis=1).to(tl.int64)  # adding integers would spill registers
 
 
 @triton.jit
 def bucket_of(found, low, done):
-    """The bucket of each rank; below 0 or above 15 outside the range."""
+    """Return the bucket of each rank; below 0 or above 15 for ranks outside the range."""
     return tl.minimum(tl.maximum((found - low) >> _shift(done), -1), 16).to(tl.int32)
 
 
 @triton.jit
 def _shift(done):
-    """The number of bits of a rank that are undecided after one more round."""
+    """Return the number of a rank's bits that are undecided after round `done`, which is counted from 0."""
     return (ROUNDS - 1 - done) * 4
 
 
 _TOKEN_BITS: tl.constexpr = tl.constexpr(TOKEN_BITS)
 _RANK_OF_MINUS_INFINITY: tl.constexpr = tl.constexpr(-0x7F800001 << TOKEN_BITS)
-#: Rounds done by all programs of a row, over the upper half of the logit's bits.
+#: Number of rounds in which all programs of a row take part; these decide the upper 16 bits of the logit.
 _SHARED_ROUNDS: tl.constexpr = tl.constexpr(4)
-#: Maximum tokens collected from a row. If more are left, the row itself is read.
+#: Maximum number of tokens collected from a row. If more are left, the last rounds read the whole row.
 _CAPACITY: tl.constexpr = tl.constexpr(4096)
 
 # State of a row, int64 each: the highest rank, the mass that top-p is a share of, lower bounds of the thresholds of
@@ -138,7 +139,7 @@ def launch_thresholds(rows: LogitRows, truncation: Truncation) -> Tensor:
 
 
 def _search(rows: LogitRows, amounts: Tensor, state: Tensor, tops: Tensor, split: RowSplit) -> None:
-    """Find the thresholds of top-k (`amounts` are integers) or of top-p."""
+    """Find the thresholds of top-k (`amounts` are integers) or of top-p (floats), and write them into `state`."""
     logits, temperatures, mask = rows
     num_rows, vocabulary = logits.shape
     sums = torch.zeros((num_rows, _SHARED_ROUNDS.value, 16), dtype=torch.int64, device=logits.device)
@@ -177,7 +178,7 @@ def row_stats_kernel(
     tl.store(row_state + _FLOOR, floor)
     floor = tl.full((), LOWEST, tl.int64)
     if HAS_TOP_P:
-        # Tokens below this probability have, together, at most half of the mass that top-p may leave out.
+        # Lower bound: all tokens below this probability have at most half of the mass that top-p may leave out.
         least = tl.maximum(1 - tl.load(top_p + row), 1e-9) * 0.5 * mass / vocabulary
         floor = least_rank(greatest + temperature * tl.log(tl.maximum(least, 1e-300)))
     tl.store(row_state + _FLOOR + 1, floor)
@@ -196,7 +197,7 @@ def kept_mass_kernel(
     logits, mask, temperatures, top_k, state, tops, vocabulary, row_stride, num_tiles, row_tiles,
     HAS_MASK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Replace the row's mass with that of the tokens that top-k keeps (`radix_select_kernel` has set it to zero)."""
+    """Add the weights of the tokens that top-k keeps to the row's mass, which `radix_select_kernel` has set to zero."""
     row = tl.program_id(0).to(tl.int64)
     if (tl.load(top_k + row) == 0) | (not is_random(temperatures, row)):
         return
@@ -218,7 +219,7 @@ def radix_histogram_kernel(
     logits, mask, temperatures, amounts, state, tops, sums, done, vocabulary, row_stride, num_tiles, row_tiles,
     BY_MASS: tl.constexpr, HAS_MASK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Run one round: add up this program's tiles in the buckets of the current range."""
+    """Run one round: add the counts or weights in this program's tiles to the 16 buckets of the current range."""
     row = tl.program_id(0).to(tl.int64)
     row_state = state + row * _STATE
     target = _target(temperatures, amounts, row_state, row, BY_MASS)
@@ -228,7 +229,7 @@ def radix_histogram_kernel(
     low, _ = radix_range(row_sums, target, done)
     floor = tl.maximum(low, tl.load(row_state + _FLOOR + BY_MASS))
     if BY_MASS:
-        floor = tl.maximum(floor, tl.load(row_state + _FOUND))  # top-k has removed the tokens below
+        floor = tl.maximum(floor, tl.load(row_state + _FOUND))  # top-k has removed the tokens below its threshold
     total = tl.zeros((16,), tl.int64)
     first = tl.program_id(1) * num_tiles
     for tile in range(first, tl.minimum(first + num_tiles, row_tiles)):
@@ -293,7 +294,7 @@ def radix_select_kernel(
 
 @triton.jit
 def _target(temperatures, amounts, row_state, row, BY_MASS: tl.constexpr):
-    """Return the tokens, or the weight, required at or above the threshold; 0 if the row has no such threshold."""
+    """Return the number or weight of tokens to keep at or above the threshold; 0 if the row has no such threshold."""
     amount = tl.load(amounts + row)
     if BY_MASS:
         mass = tl.maximum((amount * tl.load(row_state + _MASS).to(tl.float64)).to(tl.int64), 1)
@@ -305,7 +306,7 @@ def _target(temperatures, amounts, row_state, row, BY_MASS: tl.constexpr):
 
 @triton.jit
 def _top_k_floor(tile_tops, k):
-    """Return the k-th highest of the tiles' highest ranks, rounded down to 24 bits of its logit: k tokens reach it."""
+    """Return a lower bound of the threshold: the k-th highest of the tiles' highest ranks, rounded down to 24 bits."""
     floor = tl.full((), LOWEST, tl.int64)
     for done in range(24):
         higher = floor + (tl.full((), 1, tl.int64) << (_TOKEN_BITS + 31 - done))

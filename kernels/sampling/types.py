@@ -20,7 +20,8 @@ LOWEST_RANK = -(2 ** (31 + TOKEN_BITS))
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """Columns (rows,), None if off for all rows. Applied in this order after the temperature; the best token stays."""
+    """Parameters (rows,) that exclude unlikely tokens, applied in this order after the temperature. None is off for all
+    rows. The likeliest token is always kept."""
 
     # int32; 0 is off.
     top_k: Tensor | None = None
