@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -75,7 +76,11 @@ def load_config(
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Read a settings file. In one of Updraft's own folders, the file is made private. Raises ConfigurationError."""
+    """Read a settings file; empty if it is missing. In one of Updraft's own folders, the file is made private.
+
+    Raises ConfigurationError for a faulty file, and if the file that `UPDRAFT_CONFIG` names is missing: without it, the
+    user's privacy rules and budgets would not apply.
+    """
     if has_file(path):
         if changeable_by_others(path):
             raise ConfigurationError(
@@ -83,7 +88,12 @@ def read_settings(path: Path) -> dict[str, Any]:
                 f"that right (chmod o-w {path}), or name another file with UPDRAFT_CONFIG."
             )
         close_to_others(path)
-    return settings.read_toml(path)
+    given = settings.read_toml(path)
+    if not has_file(path) and os.environ.get("UPDRAFT_CONFIG") and path == settings.config_file():
+        raise ConfigurationError(
+            f"{path} does not exist, but UPDRAFT_CONFIG names it: create it, or unset UPDRAFT_CONFIG."
+        )
+    return given
 
 
 def _merge(into: dict[str, Any], update: dict[str, Any], source: str) -> None:

@@ -55,7 +55,7 @@ def create_private(path: Path) -> None:
     """Create a missing file for the user only. The permissions of an existing file stay unchanged."""
     private_folder(path.parent)
     if not path.exists():
-        _create(path.resolve())  # the path may be a link to a missing file
+        _create(Path(os.path.realpath(path)))  # the path may be a link to a missing file
 
 
 def prepared(path: Path) -> Path:

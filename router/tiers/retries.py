@@ -22,6 +22,7 @@ TRIAL_WAIT_S = 2.0
 """Seconds that the caller of a trial waits. Afterwards the trial continues in the background."""
 
 _BACKOFF_S = (0.5, 1.0)  # seconds before the second and third attempt, unless the server sends retry-after
+_SILENCES = 2  # distinct requests that must meet a silent cloud: one alone may just need a long answer
 _JITTER = 0.25  # random share added to the backoff, so that clients do not retry in step
 
 T = TypeVar("T")
@@ -37,7 +38,7 @@ class CloudCalls:
 
     A 5xx, a broken connection or a short timeout may be the request's fault, so several distinct requests in a row must
     fail to open the circuit. After a 5xx, the next request is a trial at once, since the cloud is up. A single request
-    opens the circuit if it never reaches the cloud, or if the cloud has been silent to all requests for long.
+    opens the circuit if it never reaches the cloud. Two open it if both time out and no other request is answered.
     `patience_s`: timeout of an attempt, in seconds.
     """
 
@@ -47,6 +48,7 @@ class CloudCalls:
         self._breaker = Breaker(RULES, clock)
         self._hung_s = 0.9 * min(HUNG_S, patience_s)  # timers may fire early
         self._answered_at = clock()
+        self._silences: set[bytes] = set()  # digests of the requests that timed out since the last answer
         self._background: asyncio.Task[None] | None = None  # a trial whose caller has stopped waiting
 
     @property
@@ -76,8 +78,10 @@ class CloudCalls:
                 never_reached = failure.unbilled and failure.status is None
                 is_unbilled, reached = failure.unbilled, reached or not never_reached
                 failure.unbilled = is_unbilled and not billed
-                if self._is_hung(failure, tried_at):
-                    self._breaker.trip(failure.cause)
+                if self._is_silent(failure, tried_at):
+                    self._silences.add(digest())
+                    if len(self._silences) >= _SILENCES:
+                        self._breaker.trip(failure.cause)
                 if backoff_s is None or self.is_open or not await _waited(failure, backoff_s, until):
                     if not reached and tries > 1 and self._answered_at <= began and not self.is_open:
                         self._breaker.trip(failure.cause)
@@ -126,6 +130,7 @@ class CloudCalls:
 
     def _succeeded(self) -> None:
         self._breaker.succeeded()
+        self._silences.clear()
         self._answered_at = self._clock()
 
     def _learn(self, failure: CloudFailure, digest: Callable[[], bytes] | None, *, trial: bool = False) -> None:
@@ -136,7 +141,7 @@ class CloudCalls:
             answered = failure.status is not None
             self._breaker.failed(failure.cause, None if digest is None else digest(), answered=answered)
 
-    def _is_hung(self, failure: CloudFailure, began: float) -> bool:
+    def _is_silent(self, failure: CloudFailure, began: float) -> bool:
         """Return whether this timeout follows a long silence of the cloud towards all requests."""
         return failure.is_timeout and self._answered_at <= began <= self._clock() - self._hung_s
 

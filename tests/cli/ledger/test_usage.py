@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 from updraft.cli.main import app
-from updraft.protocol.errors import ConfigurationError, InvalidRequestError
+from updraft.protocol.errors import ConfigurationError, InvalidRequestError, StorageError
 from updraft.router.accounting.ledger import Ledger
 from updraft.router.accounting.prices import Prices
 from updraft.router.accounting.request_record import RequestRecord
@@ -97,6 +97,15 @@ def test_an_empty_ledger_has_totals_and_a_missing_one_is_named(tmp_path: Path) -
     Ledger(path).close()
     assert "total" in said("usage", ledger=path)
     assert json.loads(said("log", "--json", ledger=path)) == []
+
+
+@pytest.mark.parametrize("command", ["usage", "log", "why"])
+def test_a_damaged_ledger_is_named_with_what_to_do(ledger: Path, command: str) -> None:
+    content = ledger.read_bytes()
+    ledger.write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
+    result = CliRunner().invoke(app, [command, "--ledger", str(ledger)])
+    assert isinstance(result.exception, StorageError)
+    assert f"The ledger {ledger} is damaged" in str(result.exception)
 
 
 def test_the_price_that_a_budget_needs_is_named_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
