@@ -51,7 +51,7 @@ prepare_types(Manifest)
 
 @dataclass(frozen=True, slots=True)
 class LibraryEntry:
-    """A line in the list of models."""
+    """A model, complete or not, as `updraft models` lists it."""
 
     name: str
     state: State
@@ -142,7 +142,7 @@ class Library:
         return path
 
     def _sync_folder(self) -> None:
-        """Make earlier renames durable before later ones."""
+        """Flush the folder to disk, so that a crash never keeps a later rename without an earlier one."""
         if (folder := open_folder(self.folder)) is not None:
             try:
                 os.fsync(folder)
