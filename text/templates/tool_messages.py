@@ -1,6 +1,6 @@
 """Conversion of tools, calls and results to the dictionaries that chat templates expect.
 
-`change` (see `chat`) is applied to user strings, except to words of letters, digits and `_.-`. Templates compare such
+`change` maps user strings to stand-ins (see `chat`), except words of letters, digits and `_.-`. Templates compare such
 words ("string", "function") with constants, and no such word can form a control token.
 """
 
@@ -27,7 +27,7 @@ def tool_as_dict(tool: Tool, change: Change) -> dict[str, Any]:
 
 
 def fields(message: Message, change: Change, raw_arguments: bool) -> dict[str, Any]:
-    """Return the fields of a message for tool calls, or for the id of the call that the message answers.
+    """Return the tool fields of a message: its tool calls, or the id of the call whose result the message is.
 
     `raw_arguments` keeps arguments as text, for templates that expect text.
     """
