@@ -52,7 +52,7 @@ __all__ = ["LocalEngine", "LocalOptions", "LocalRun", "LocalToken", "LoraAdapter
 
 log = logging.getLogger("updraft.local_engine")
 _PIECES = 4096  # maximum number of tokens whose bytes are cached
-# Characters per token. Prompts of at most `context_length` times this many skip the exact check, which takes 0.2 s.
+# Characters per token. A prompt of at most `context_length` times this many characters skips the exact check (0.2 s).
 _USUAL_TOKEN = 16
 
 
@@ -69,7 +69,7 @@ class LocalEngine:
         self.sampling_defaults = gguf_sampling(header.metadata, model_id)
         self._default_max_tokens = options.default_max_tokens
         self._model = model
-        # Cached, because every call into llama.cpp releases the GIL, and getting the GIL back can delay the step.
+        # Cached, because a call into llama.cpp releases the GIL, and waiting to get the GIL back would delay tokens.
         self._piece = lru_cache(_PIECES)(model.token_bytes)
         self._tool_parser = options.tool_parser
         sources = template_sources(header, self.model_id, options, {*model.control_tokens, *model.user_defined})
@@ -193,7 +193,7 @@ class LocalEngine:
         return b"".join(self.token_bytes(token, skip_special=skip_special) for token in ids).decode(errors="replace")
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
-        """Return the token ids of `text` alone; control tokens in the text are recognized only with `allow_special`."""
+        """Return the token ids of `text`, without BOS and EOS. `allow_special`: recognize control tokens in `text`."""
         return self._model.tokenize(text, allow_special=True) if allow_special else self._plain.tokenize(text)
 
     def encode_chat(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> list[int]:

@@ -35,7 +35,7 @@ _NO_TEMPLATE = "--no-template"
 _SLOWEST_DISK = 20e6  # bytes/s
 _TIMEOUT_S = 30.0
 _SURROGATES = range(0xD800, 0xE000)
-# Texts that must not crash a tokenizer: every UTF-8 lead byte, every plane, special tokens, an empty text, long runs.
+# Texts that must not crash a tokenizer: all UTF-8 lead bytes and Unicode planes, special tokens, no text, long runs.
 _SAMPLES = (
     "".join(chr(code) for code in (*range(0x800), *range(0x800, 0x110000, 0x3F1)) if code not in _SURROGATES),
     "\ufffe\uffff\ufeff\U0001f468\u200d\U0001f469 日本語 🙂 <unk><s></s><|im_end|><|endoftext|> \n",
@@ -60,8 +60,8 @@ prepare_types(_Verdict)
 def ensure_loadable(
     path: Path, adapters: Sequence[LoraAdapter] = (), *, own_template: bool = True, timeout_s: float | None = None
 ) -> None:
-    """Load `path` and its adapters on trial, unless the result was saved before. A trial takes seconds, reading a saved
-    result takes no noticeable time. `own_template`: also try the file's chat template.
+    """Load `path` and its adapters on trial, which takes seconds, unless the result of an earlier trial was saved.
+    `own_template`: also try the file's chat template.
 
     `timeout_s` None: half a minute plus the time that a slow disk needs to read the file. Raises ModelLoadError, with
     the reason, if the file crashes llama.cpp, is rejected, or times out.
@@ -85,7 +85,7 @@ def ensure_loadable(
 
 
 def _on_trial(files: Sequence[Path], own_template: bool, timeout_s: float) -> tuple[_Verdict, bool]:
-    """Return the result of a trial, and whether to save it, because a timeout or lack of memory may be temporary."""
+    """Run a trial; return the result and whether to save it. A timeout, for example, may be temporary."""
     options = [] if own_template else [_NO_TEMPLATE]
     end = run_child(__name__, [*map(str, files), *options], timeout_s=timeout_s)
     if end.status == "ok":

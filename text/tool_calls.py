@@ -17,7 +17,7 @@ def _begun(mark: str) -> str:
     return "|".join(re.escape(mark[:end]) for end in range(len(mark), 0, -1))
 
 
-# Patterns of a function's name and of the call id that some Mistral models write after the name, which is ignored.
+# Patterns of a function's name and of the call id that some Mistral models write after the name; the id is ignored.
 # Possessive quantifiers (`++`, `*+`) prevent backtracking, which would take quadratic time on long whitespace.
 _ID = r"\[CALL_ID\]\s*+[A-Za-z0-9_-]{0,64}+\s*+"
 _NAME = re.compile(rf"\s*+([A-Za-z0-9_.-]{{1,64}}+)\s*+(?:{_ID})?+(?:\[ARGS\]\s*+)?+(?=\{{)")

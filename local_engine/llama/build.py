@@ -152,7 +152,7 @@ def _pip(arguments: list[str], environ: Mapping[str, str]) -> None:
 
 
 def _installed_from(folder: Path) -> bool:
-    """Return whether the installed build is the wheel in `folder`; pip records a wheel's origin (PEP 610)."""
+    """Return whether pip installed the wheel in `folder`, according to pip's record of its origin (PEP 610)."""
     try:
         origin = importlib.metadata.distribution(PACKAGE).read_text("direct_url.json") or ""
     except importlib.metadata.PackageNotFoundError:
@@ -214,7 +214,7 @@ def _require_compiler(environ: Mapping[str, str]) -> None:
 
 
 def _compiler_supports(flag: str, environ: Mapping[str, str]) -> bool:
-    """Return whether the C compiler accepts `flag`, which turns AMX off; a compiler without the flag has no AMX."""
+    """Return whether the C compiler accepts `flag`, which turns AMX off. Compilers that reject `flag` never use AMX."""
     compiler = shlex.split(environ.get("CC", "cc"))
     if not shutil.which(compiler[0], path=environ.get("PATH")):
         return True  # no compiler yet: assume that a recent one will be installed

@@ -159,7 +159,7 @@ class LlamaContext:
 
 
 class _Outputs:
-    """Views of llama.cpp's output buffer, whose address stays the same until a step has more outputs than fit."""
+    """Views of llama.cpp's output buffer, whose address stays the same until a step needs a larger buffer."""
 
     def __init__(self, function: Any, width: int) -> None:
         """`function` takes a context and returns a pointer to its output rows of `width` floats."""

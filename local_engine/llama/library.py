@@ -46,7 +46,7 @@ class Llama:
         self.errors: deque[str] = deque(maxlen=8)
         self._last_level = 0
         self.log_callback = callback = api.llama_log_callback(self._log)
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))  # never freed: the library keeps a pointer to it
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))  # never freed, because the library keeps a pointer
         api.llama_log_set(callback, ctypes.c_void_p(0))
         api.llama_backend_init()
 
@@ -108,7 +108,7 @@ class LlamaModel:
         self.parameters: int = api.llama_model_n_params(self._model)
         self.train_context: int = api.llama_model_n_ctx_train(self._model)
         self.is_recurrent: bool = api.llama_model_is_recurrent(self._model) or api.llama_model_is_hybrid(self._model)
-        # Read all attributes at once, because a second call for each of 150,000 tokens would slow down loading.
+        # Keep all attributes, because reading them a second time for 150,000 tokens would slow down loading.
         attributes = list(map(api.llama_vocab_get_attr, itertools.repeat(self._vocab), range(self.vocab_size)))
         self._control = _with(attributes, api.LLAMA_TOKEN_ATTR_CONTROL)
         candidates = self._control.union(_named_ends(api, self._model, self._vocab))
@@ -147,7 +147,7 @@ class LlamaModel:
         return self._control_texts.get(text)
 
     def tokenize(self, text: str, *, allow_special: bool) -> list[int]:
-        """Return the token ids of `text` alone. `allow_special`: recognize control tokens in `text`.
+        """Return the token ids of `text`, without BOS and EOS. `allow_special`: recognize control tokens in `text`.
 
         Raises InvalidRequestError for a character that the vocabulary cannot represent.
         """

@@ -21,7 +21,7 @@ class PlainTextTokenizer:
     """Tokenizes user text so that special `marks` in it are read as plain text.
 
     llama.cpp recognizes USER_DEFINED tokens anywhere in a text. Each mark is therefore tokenized in two pieces, split
-    where this gives the fewest tokens, like a tokenizer without the mark.
+    at the place that gives the fewest tokens, because a tokenizer without the mark would also find few tokens.
     """
 
     def __init__(self, model: LlamaModel, marks: Iterable[str]) -> None:

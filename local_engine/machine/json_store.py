@@ -20,7 +20,7 @@ Stored = TypeVar("Stored", bound=msgspec.Struct)
 
 
 class JsonStore:
-    """One small JSON file per key, under `state folder/topic/`. Safe with many processes: writes are atomic."""
+    """One small JSON file per key, under `state folder/topic/`. Processes can share it, because writes are atomic."""
 
     def __init__(self, topic: str) -> None:
         self.folder = settings.state_folder() / topic

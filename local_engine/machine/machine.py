@@ -44,12 +44,12 @@ class Machine:
 
     @property
     def threads(self) -> int:
-        """Number of threads worth running, at most one per physical core: more threads only wait for each other."""
+        """Number of threads worth running, at most one per physical core, because more would wait for each other."""
         return self.cores if self.quota is None else max(1, min(self.cores, int(self.quota)))
 
 
 def default_threads(parameters: int) -> int:
-    """Return the thread count for a model of this size, because threads with little work mostly wait for each other."""
+    """Return the thread count for a model. A small model gets few, since threads with little work mostly wait."""
     return min(this_machine().threads, max(1, parameters // _THREAD_PARAMETERS))
 
 
@@ -106,7 +106,7 @@ def _quota(folder: Path) -> Iterator[float]:
         _read(folder / "cpu.cfs_quota_us"),
         _read(folder / "cpu.cfs_period_us"),
     ]
-    with contextlib.suppress(ValueError, ZeroDivisionError, IndexError):  # "max", "-1" or no such file: no limit
+    with contextlib.suppress(ValueError, ZeroDivisionError, IndexError):  # "max", "-1" and a missing file mean no limit
         quota = int(words[0]) / int(words[1])
         if quota > 0:
             yield quota

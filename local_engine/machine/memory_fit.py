@@ -137,13 +137,13 @@ def _smaller_contexts(header: GgufHeader, plan: MemoryPlan, available: int) -> I
 
 
 def _askable(header: GgufHeader, cells: int) -> int:
-    """Return the context length to suggest if `cells` fit: the engine needs some cells more than the context length."""
+    """Return the context length to suggest if `cells` fit. It is shorter, because the engine needs extra cells."""
     tokens = (cells - 1) // _CELLS * _CELLS if cells else 0
     return min(tokens, _number(header, "context_length", default=tokens))
 
 
 def _smaller(tokens: int) -> str:
-    """Suggest a context length, below the default with `parallel=1`, since parallel answers use the default cells."""
+    """Suggest a context length. Below the default, only `parallel=1` makes the KV cache smaller than the default."""
     return f"use context_length={tokens}{' and parallel=1' if tokens < DEFAULT_CELLS else ''}"
 
 

@@ -10,9 +10,9 @@ from statistics import median, median_low
 _PLAIN_EVERY, _DOUBT_EVERY = 64, 400
 _SAMPLES = 3  # measurements kept per chunk size
 _QUIET_STEPS = 64
-_STEPS_OF_NOISE = 128  # less than 1 % of steps are slower than all of the 128 steps before
+_STEPS_OF_NOISE = 128  # recent steps to keep; a step is slower than all of them in less than 1 % of cases
 _MIN_NOISE, _USUAL_NOISE, _MAX_NOISE = 1.05, 1.15, 1.4
-_PROMISED, _TARGET = 2.0, 1.8  # the target is below the limit, because some delays cannot be foreseen
+_PROMISED, _TARGET = 2.0, 1.8  # the target is below the promised maximum, because some delays cannot be foreseen
 
 
 def target_slowdown(decoding: int, catching_up: int) -> float:

@@ -69,7 +69,7 @@ class _Segment:
 
 
 class LocalPrefixCache:
-    """Assigns cells and ids of a KV cache to sequences; sharing needs two ids more than can run. Not thread-safe.
+    """Assigns cells and ids of a KV cache to sequences. Sharing needs two ids more than run at once. Not thread-safe.
 
     With `sharing` "whole", a prompt can reuse a parked sequence only if the whole sequence is a prefix of the prompt.
     With "parts", a common prefix of fewer than `shortest` tokens is computed again.

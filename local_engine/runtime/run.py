@@ -60,7 +60,7 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
 
     @property
     def prompt_hidden(self) -> Floats:
-        """Hidden state (hidden,) float32 after the final norm, at the last prompt token. Read one token before."""
+        """Hidden state (hidden,) float32 of the last prompt token after the final norm. First read a token."""
         self._require_a_token()
         assert self._prompt_hidden is not None
         return self._prompt_hidden

@@ -56,7 +56,7 @@ class SequenceShare:
 
 @dataclass(slots=True)
 class HiddenStateProbe:
-    """A token to compute again for its hidden state, after the preceding tokens in the temporary sequence `scratch`."""
+    """A token to compute again for its hidden state. `scratch`: temporary sequence of the preceding tokens."""
 
     sequence: Sequence
     position: int

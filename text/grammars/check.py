@@ -51,17 +51,17 @@ class GrammarCheck:
     """Checker of constraints at bounded cost, for one event loop. `close` ends the child process."""
 
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
-        """`vocabulary` is called in a thread at the first constraint: building a large vocabulary takes a second."""
+        """`vocabulary` is called in a thread at the first constraint, since building a large one takes a second."""
         self._vocabulary = vocabulary
         self._queue = FairQueue("checks of new constraints", max_waiting=_MAX_WAITING, timeout_s=_QUEUE_TIMEOUT_S)
         self._child: asyncio.subprocess.Process | None = None
-        self._known: BoundedCache[bytes, tuple[_Reply, float]] = BoundedCache(_MAX_KNOWN)  # with expiry, by digest
+        self._known: BoundedCache[bytes, tuple[_Reply, float]] = BoundedCache(_MAX_KNOWN)  # digest -> reply, expiry
 
     async def check(self, constraint: Constraint, tenant: str = "") -> None:
         """Check a constraint. Raises InvalidRequestError if it is invalid or too expensive; OverloadedError if too many
         constraints are waiting, or on timeout; EngineError if the child process does not start.
 
-        Tenants take turns, one constraint at a time: a tenant's flood of bad constraints delays only that tenant."""
+        Tenants take turns, one constraint at a time, so a tenant's flood of bad constraints delays only that tenant."""
         digest = hashlib.sha256(msgspec.msgpack.encode(constraint)).digest()
         reply = self._recalled(digest)  # known constraints skip the queue
         if reply is None:

@@ -164,7 +164,7 @@ class _Wrapper:
         self.special_token_ids = special_ids
         self.eos_token_id = eos_id
         self._encode = encode
-        self._most = _FORCED_BYTES + 2 * max(map(len, tokens))  # a margin, since llguidance ignores the last tokens
+        self._most = _FORCED_BYTES + 2 * max(map(len, tokens))  # two tokens more: llguidance ignores the last ones
         self._byte_ids = {token[0]: token_id for token_id, token in enumerate(tokens) if len(token) == 1}
 
     def __call__(self, text: str | bytes) -> list[int]:
@@ -172,7 +172,7 @@ class _Wrapper:
         ids = [] if self._encode is None else self._encode(raw.decode("utf-8", "replace"))
         if b"".join(self.tokens[token_id] for token_id in ids) == raw:
             return ids
-        return [self._byte_ids[byte] for byte in raw if byte in self._byte_ids]  # `encode` may put a space in front
+        return [self._byte_ids[byte] for byte in raw if byte in self._byte_ids]  # if `encode` has added a space
 
 
 def _beginning(raw: bytes, most: int) -> bytes:

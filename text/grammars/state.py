@@ -28,7 +28,7 @@ class Grammars:
     def __init__(
         self, compiler: GrammarCompiler, vocab_size: int, eos_ids: Iterable[int], *, num_tokens: int | None = None
     ) -> None:
-        """`vocab_size`: rows of the model's head; `num_tokens`: tokens of the tokenizer, None for the same number."""
+        """`vocab_size`: rows of the output head; `num_tokens`: tokens of the tokenizer, None for the same number."""
         self._compiler = compiler
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(eos_ids)
@@ -58,7 +58,7 @@ class GrammarState:
     def __init__(
         self, matcher: llguidance.LLMatcher, vocab_size: int, eos_ids: Sequence[int], param: str, *, endless: bool
     ) -> None:
-        """`vocab_size`: rows of the model's head; `endless`: forbid the end while other tokens are allowed."""
+        """`vocab_size`: rows of the output head; `endless`: forbid the end while other tokens are allowed."""
         self.param = param
         self.complete = False
         self.error: str | None = None
@@ -127,7 +127,7 @@ class GrammarState:
             del self._ahead[num_tokens:], self._masks[num_tokens + 1 :]
 
     def _mask_behind(self, num_ahead: int) -> Mask | None:
-        """Return the mask after the first `num_ahead` draft tokens; only for all draft tokens, it may be uncached."""
+        """Return the mask after `num_ahead` draft tokens. All but the mask after the last draft token are cached."""
         if num_ahead == len(self._masks):
             self._masks.append(self._computed())
         return self._masks[num_ahead]

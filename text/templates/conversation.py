@@ -23,7 +23,7 @@ from .tool_messages import Change
 
 END_MARK = "\U0010fffe"
 _MARKS = re.compile(r"zq\d+xk")  # the markers that `Probe` inserts
-_LISTED = ("'text': '", '"text": "')  # what precedes a text if a template prints a list of parts, as Python or JSON
+_LISTED = ("'text': '", '"text": "')  # prefixes of a text in a list of parts that a template printed, as Python or JSON
 _NEAR = 4096  # characters searched first, because templates rarely write more between two texts
 Level = Literal["as_is", "developer", "apart", "joined", "one_system", "no_system", "user_first"]
 _LEVELS: tuple[Level, ...] = get_args(Level)
@@ -131,7 +131,7 @@ class Probe:
     """Copy of a conversation with a unique marker instead of each text, to detect text that a template drops."""
 
     conversation: Conversation
-    # Request field whose text each marker replaces, by marker.
+    # Map from each marker to the request field whose text the marker replaces.
     marks: dict[str, str]
 
     @staticmethod
@@ -260,7 +260,7 @@ def _joined(messages: Sequence[Message]) -> list[Message]:
 
 
 def _folded(messages: Sequence[Message], keeps_first: bool, is_open: bool) -> list[Message]:
-    """Move system messages into the next user message; `keeps_first`: except those at the front."""
+    """Move system messages into the next user message. `keeps_first`: leave those at the front where they are."""
     folded: list[Message] = []
     waiting: list[Message] = []
     at_front = keeps_first

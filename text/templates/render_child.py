@@ -80,7 +80,7 @@ class _Program:
         _ = self._template
 
     def text(self, context: dict[str, Any]) -> str:
-        """Render a context. Raises any exception of the template."""
+        """Render the template with one context. Raises whatever the template raises."""
         return "".join(self._bounded(self._template.generate(context)))
 
     @cached_property

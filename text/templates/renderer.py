@@ -109,7 +109,7 @@ class Renderer:
         reply = self._ask(child, self._first, encoded([]))  # empty message: compile only
         if not isinstance(reply, Rendered):
             return child
-        if (child.returncode or 0) > 0:  # the child failed to start, because limits would end it by a signal
+        if (child.returncode or 0) > 0:  # the child failed to start; exceeded limits would end the child by a signal
             raise EngineError(f"Chat templates cannot be rendered: {reply.why} at startup.")
         self._end()
         how = "cannot be compiled" if reply.failure == "stopped" else "is not valid Jinja"

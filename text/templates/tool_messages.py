@@ -21,7 +21,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.-]*")
 
 
 def tool_as_dict(tool: Tool, change: Change) -> dict[str, Any]:
-    """Convert a tool. Drops `strict`, which is for the server; models were not trained with it."""
+    """Convert a tool. Drops `strict`, which only the server uses, because models were not trained with `strict`."""
     function = {key: value for key, value in msgspec.to_builtins(tool.function).items() if key != "strict"}
     return _changed({"type": tool.type, "function": function}, change)
 
