@@ -59,6 +59,7 @@ class LocalOptions:
     # Compute log-probabilities of all prompt tokens, which disables the prefix cache. None: for models under 100
     # million parameters, and for requests that ask.
     prompt_logprobs: bool | None = None
+    # LoRA adapters that change the model's weights.
     adapters: tuple[LoraAdapter, ...] = ()
     # Name of the model. None: the file's name.
     model_id: str | None = None

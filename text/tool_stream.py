@@ -28,7 +28,6 @@ class OfferedTools:
     reasoning: ReasoningStyle | None = None
 
     def parser(self) -> ToolCallParser:
-        """Create a parser for one answer."""
         return ToolCallParser(self.format.syntax, {tool.function.name for tool in self.use.tools})
 
     def call_limit(self, constraint: Constraint | None, *, detects_repetition: bool) -> CallLimit | None:

@@ -152,7 +152,7 @@ def _pip(arguments: list[str], environ: Mapping[str, str]) -> None:
 
 
 def _installed_from(folder: Path) -> bool:
-    """Return whether pip installed the wheel in `folder`, according to pip's record of its origin (PEP 610)."""
+    """Return whether pip installed the wheel in `folder`, according to pip's record of the wheel's origin (PEP 610)."""
     try:
         origin = importlib.metadata.distribution(PACKAGE).read_text("direct_url.json") or ""
     except importlib.metadata.PackageNotFoundError:

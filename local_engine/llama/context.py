@@ -108,7 +108,6 @@ class LlamaContext:
         self._api.llama_memory_seq_rm(self._memory, sequence, -1, -1)
 
     def clear(self) -> None:
-        """Empty all sequences."""
         self._api.llama_memory_clear(self._memory, False)
 
     def decode(self, rows: Sequence[TokenRows]) -> tuple[Floats, Floats | None]:

@@ -154,7 +154,7 @@ def _trie(vocabulary: Vocabulary, encode: Encode | None) -> llguidance.LLTokeniz
 
 
 class _Wrapper:
-    """Tokenizer interface for llguidance. `__call__` returns the only tokens allowed for a text that a grammar forces."""
+    """Tokenizer interface for llguidance. `__call__` returns the only tokens allowed for text that a grammar forces."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
