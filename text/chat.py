@@ -92,7 +92,7 @@ class ChatTemplate:
         return _text(self.segments(messages, **options))
 
     def segments(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> list[Segment]:
-        """Render the prompt as segments of template text and of user text, which alternate. Raises as `render` does."""
+        """Render the prompt as segments of template text and of user text, which alternate. Raises like `render`."""
         requested = _conversation(messages, options)
         fit = self._fit(requested)
         conversation = requested.put(fit, self._tool_style)

@@ -116,7 +116,7 @@ class ChunkBudget:
     step with a chunk, relative to that. The limit is a multiple of the gap before the prompts arrived, because prompts
     fill the cache and thereby slow the steps without prompts, too. A chunk that was too large is tried once more after
     400 steps, so that hardly one gap in a hundred is long because of such a trial. The limit applies to the slowest
-    gaps, so the budget leaves room for delays that have other causes.
+    gaps, so the budget allows for delays that have other causes.
     """
 
     def __init__(self, most: int, *, apart: bool = False) -> None:

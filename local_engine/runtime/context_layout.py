@@ -71,7 +71,7 @@ class ContextLayout:
             sequences, cells = 2 * parallel + _PARKED, cells + 2 * parallel
         else:
             sequences = parallel + (4 if model.is_recurrent else 0)  # four more ids for finished sequences
-        rows = max(options.ubatch or _ROWS, sequences)  # llama.cpp requires room for one output per sequence id
+        rows = max(options.ubatch or _ROWS, sequences)  # llama.cpp requires at least one output per sequence id
         outputs = max(sequences, min(rows, _OUTPUT_VALUES // model.vocab_size))
         return cls(
             context_length, parallel, cells, sequences, rows, outputs, kv_cache_type, exact, scores_prompts, sharing

@@ -27,7 +27,7 @@ def tool_as_dict(tool: Tool, change: Change) -> dict[str, Any]:
 
 
 def fields(message: Message, change: Change, raw_arguments: bool) -> dict[str, Any]:
-    """Return the tool fields of a message: its tool calls, or the id of the call whose result the message is.
+    """Return the tool fields of a message: its tool calls, or the id of the call that the message answers.
 
     `raw_arguments` keeps arguments as text, for templates that expect text.
     """
