@@ -96,7 +96,7 @@ class GrammarState:
         return min(len(self._ahead), len(drafts))
 
     def advance(self, tokens: Sequence[int]) -> int:
-        """Append `tokens` to the answer; return how many were accepted: none after the end of the grammar."""
+        """Append `tokens` to the answer; return how many were accepted. A complete grammar accepts no more tokens."""
         taken = self.num_allowed(tokens)
         if taken < len(tokens) and (taken == 0 or self._mask_behind(taken) is not None):
             self.give_up()
