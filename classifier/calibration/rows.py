@@ -53,7 +53,7 @@ class CalibrationRows:
 
     @property
     def judged(self) -> Floats:
-        """P(gain) from the last gate that the policy has."""
+        """P(gain) from the policy's last gate."""
         return self.before if self.after is None else self.after
 
     def dollars(self, target: Target) -> Floats:

@@ -40,7 +40,7 @@ class CostQualityCurve:
     def cpt(self, recovered: float) -> float:
         """Return the share of strong calls that recovers the share `recovered` of the accuracy gap.
 
-        Bisects the accuracies and interpolates, as RouteLLM does. If the curve crosses the wanted accuracy several
+        Interpolates by bisection over the accuracies, like RouteLLM. If the curve crosses the wanted accuracy several
         times, the result may be a later crossing than the first.
         """
         level = self.weak + recovered * (self.strong - self.weak)

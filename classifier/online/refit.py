@@ -35,7 +35,7 @@ GRADING = "agreement in use (cloud answers, accepted drafts) and thumbs"
 def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> Policy:
     """Fit a policy on the graded rows, write it to the folder `out` and load it. Its card lists experience as a source.
 
-    Raises InvalidRequestError if the representative sample has fewer than 100 rows, or as `fit_training_data` does.
+    Raises InvalidRequestError if the representative sample has fewer than 100 rows, or like `fit_training_data`.
     """
     graded = [row for row in rows if row.grades is not None]
     fit_rows = _fit_rows(graded, recipe.seed)
@@ -83,7 +83,6 @@ class _FitRow:
     row: Observation
     # Grades of the local and the cloud's answer.
     grades: tuple[float, float]
-    # Weight in the fit.
     weight: float
     # Whether the promise is based on this row.
     representative: bool

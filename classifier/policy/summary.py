@@ -11,7 +11,7 @@ from .policy import Policy, PolicyCard
 
 
 def figures(policy: Policy, target: Target) -> dict[str, Any]:
-    """Return the operating point of `target` as named numbers. Only a quality has `alpha` and `floor_cloud_share`."""
+    """Return the operating point of `target` as named numbers; `alpha` and `floor_cloud_share` only for quality."""
     point = policy.operating_point(target)
     numbers: dict[str, Any] = {
         "rows": policy.card.rows,
@@ -33,7 +33,7 @@ def figures(policy: Policy, target: Target) -> dict[str, Any]:
         **policy.card.metrics,
     }
     if target.name != "cost" and target.promise == "level":
-        numbers |= {"promise_level": policy.card.promise_level, "delta": point.delta}  # keep `delta` for one release
+        numbers |= {"promise_level": policy.card.promise_level, "delta": point.delta}  # `delta` will be removed
     if point.alpha is not None:
         numbers |= {"alpha": point.alpha, "floor_cloud_share": least_cloud_share(policy.card.gain_rate, point.alpha)}
     return numbers

@@ -109,7 +109,7 @@ def calibrated(p_gain: Mapping[Mode, Floats], material: TrainingData, rows: NDAr
     """Combine held-out rows with their P(gain) from the shipped gates, which never saw these rows."""
     labels, (read, written, _) = material.labels.take(rows), material.tokens
     during = p_gain.get("opening")
-    if during is not None and material.opened is not None:  # shorter answers never reach gate 2
+    if during is not None and material.opened is not None:  # answers no longer than the opening skip gate 2
         during = np.where(material.opened[rows], during, 0.0)
     return CalibrationRows(
         before=p_gain["prompt"],
