@@ -65,7 +65,7 @@ def _fetch_web(spec: DownloadSpec, part: PartialFile, retries: RetryLimits, repo
                 _one_connection(client, spec, part, retries, report)
                 return
             except TemporaryError as error:
-                # Only new bytes reset the number of failures, because a server may start over again and again.
+                # Only new bytes reset the number of failures. Otherwise a server that starts over is retried forever.
                 if part.size >= best + retries.worthwhile:
                     failures, best = 0, part.size
                 failures += 1

@@ -82,7 +82,6 @@ class PartialFile:
             view = view[count:]
 
     def restart(self) -> None:
-        """Discard all bytes and start over."""
         self._file.seek(0)
         self._file.truncate()
         self._hash = hashlib.sha256()
@@ -93,7 +92,6 @@ class PartialFile:
         os.fsync(self._file.fileno())
 
     def discard(self) -> None:
-        """Delete the partial file and its record."""
         self._file.close()
         self.path.unlink(missing_ok=True)
         self._record_path.unlink(missing_ok=True)
