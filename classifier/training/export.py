@@ -1,9 +1,9 @@
 """Export of a policy's models as ONNX graphs: one computes a question's topics, and one per gate computes P(gain).
 
 The input is only the non-empty n-gram buckets, because most are empty: a question of 200 characters fills a twentieth
-of all buckets, and one of 2,000 characters fills a fifth. The graphs must decide as the Python models do. Therefore
-sums run in double precision and are rounded where Python rounds them, and tree thresholds are rounded down to the next
-single-precision number, so that every row takes the same branch.
+of all buckets, and one of 2,000 characters fills a fifth. The graphs must reproduce the Python models. Therefore sums
+run in double precision and are rounded where Python rounds them, and tree thresholds are rounded down to the next
+single-precision number, so that every row follows the same branch.
 """
 
 from __future__ import annotations
