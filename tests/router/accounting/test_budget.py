@@ -195,7 +195,7 @@ def test_a_new_day_is_a_new_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     reserved = asyncio.run(budget.reserve(Caller("k"), DEMAND))
     error = asyncio.run(budget.exceeded(Caller("k"), DEMAND))
     assert error is not None
-    assert error.renews_s == 6400
+    assert error.retry_after_s == 6400
     assert "1972-09-28 00:00 UTC" in error.message
     assert asyncio.run(budget.exceeded(Caller("other"), DEMAND)) is None
     now += 10_000
@@ -219,7 +219,7 @@ def test_a_month_is_a_calendar_month_and_begins_with_its_rows(tmp_path: Path, mo
     assert month.counts_from() == first
     reserved = asyncio.run(month.reserve(Caller(), DEMAND))
     error = asyncio.run(month.exceeded(Caller(), DEMAND))
-    assert error is not None and error.renews_s == 3600
+    assert error is not None and error.retry_after_s == 3600
     assert "160 of 200 cloud tokens" in error.message
     assert "this month; it renews at 2027-02-01 00:00 UTC" in error.message
     assert asyncio.run(day.exceeded(Caller(), DEMAND)) is None, "a day of the same scope counts for itself"
