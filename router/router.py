@@ -15,7 +15,8 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from ..accounting.ledger.writer import DAY_S, FLUSH_S
+from ..accounting.budget import DAY_S
+from ..accounting.ledger.writer import FLUSH_S
 from ..protocol.errors import (
     ConfigurationError,
     EngineError,
