@@ -123,8 +123,9 @@ class _LocalAnswers:
         if params.seed is not None:
             params = replace(params, seed=params.seed + again)
         if request.echo:
-            text = prompt
-            if not isinstance(text, str):
+            if isinstance(prompt, str):
+                text = prompt
+            else:
                 text = await self._local.with_encoder(lambda encoder: encoder.decode(prompt, skip_special=False))
             yield TextChoice(text, index=index)
         shown = None if request.logprobs is None or self._writes_nothing else ShownTokens(self._local)
