@@ -120,14 +120,14 @@ class ModelNotFoundError(NotFoundError):
 
 
 class MethodNotAllowedError(InvalidRequestError):
-    """HTTP method that the route does not support. `allowed`: the supported methods, for the `Allow` header."""
+    """HTTP method that the route does not support."""
 
     status = 405
     default_code = "method_not_allowed"
 
     def __init__(self, message: str, allowed: str = "", **named: str | None) -> None:
         super().__init__(message, **named)
-        self.allowed = allowed
+        self.allowed = allowed  # methods, for the header of this name
 
     def headers(self) -> dict[str, str]:
         return super().headers() | ({"allow": self.allowed} if self.allowed else {})
@@ -143,7 +143,7 @@ class RateLimitError(UpdraftError):
 
 
 class BudgetExceededError(RateLimitError):
-    """The cloud budget is spent. `renews_s`: seconds until the budget renews."""
+    """The daily cloud budget is spent."""
 
     default_code = "budget_exceeded"
     retryable = False
@@ -204,7 +204,7 @@ class RequestCancelledError(UpdraftError):
 
 
 class EngineError(UpdraftError):
-    """The engine failed on a valid request. `__cause__` holds the original exception."""
+    """The engine failed on a valid request."""
 
     type = "engine_error"
     default_code = "engine_failed"
@@ -234,9 +234,9 @@ class ModelLoadError(UpdraftError):
 
 
 class ModelTooLargeError(ModelLoadError):
-    """The model needs more memory than is available, and would make the machine swap until it hangs.
+    """The model needs more memory than is available.
 
-    `needed` and `available` are in bytes.
+    `needed` and `available` are in bytes. Loading the model anyway would make the machine swap until it hangs.
     """
 
     status = 507
@@ -274,7 +274,10 @@ class OfflineError(UpdraftError):
 
 
 class DiskSpaceError(UpdraftError):
-    """The disk has too little free space for the file. `needed` and `free` are in bytes, or None if unknown."""
+    """The disk has too little free space for the file.
+
+    `needed` and `free` are in bytes, or None if unknown.
+    """
 
     status = 507
     type = "disk_space_error"

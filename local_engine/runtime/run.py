@@ -103,6 +103,10 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
         self._generation.mailbox.put(None)  # wakes a waiting reader
         self._resources.loop.cancel(self._generation)
 
+    def close(self) -> None:
+        """Call `cancel`; for `contextlib.closing`."""
+        self.cancel()
+
     def __del__(self) -> None:
         if hasattr(self, "_done"):  # not set if __init__ failed
             self._resources.loop.cancel(self._generation)

@@ -119,4 +119,4 @@ class EngineGeneration:
     async def aclose(self) -> None:
         """Stop decoding after the current step. Idempotent."""
         self._closed = True
-        self._run.cancel()
+        self._run.close()

@@ -220,7 +220,7 @@ def test_close_and_garbage_end_a_run_at_once(engine):
         if end != "garbage unread":
             next(run)
         if end == "close":
-            run.cancel()
+            run.close()
             assert list(run) == []
         del run
         gc.collect()
