@@ -105,8 +105,6 @@ class PriceTable:
     def at(self, model: str, when: float) -> Price | None:
         """Return a model's price at a time in seconds since the epoch, or None."""
         dated = self.models.get(model, ())
-        if len(dated) == 1 and dated[0][0] is None:
-            return dated[0][1]
         day = datetime.fromtimestamp(when, UTC).date()
         return next((price for since, price in dated if since is None or since <= day), None)
 

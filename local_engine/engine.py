@@ -77,8 +77,9 @@ class LocalEngine:
         special = [*model.control_tokens, *marks]
         self._special = special_pattern(special)
         self._plain = PlainTextTokenizer(model, marks)
-        bos, eos = model.text_of("bos"), model.text_of("eos")
-        self.chat_template = ChatTemplate(sources, bos_token=bos, eos_token=eos, special_tokens=special)
+        self.chat_template = ChatTemplate(
+            sources, bos_token=model.bos_text, eos_token=model.eos_text, special_tokens=special
+        )
         if options.tool_parser != "auto":
             _ = self.tool_format  # raises an error now if the name is unknown
         self._scores_prompts = layout.scores_prompts

@@ -70,7 +70,7 @@ def _out_of_range(header: GgufHeader) -> Iterator[str]:
 
 def _temperature(header: GgufHeader) -> Iterator[str]:
     value = header.metadata.get("general.sampling.temp", 0.0)
-    if not (_is_number(value) and math.isfinite(value) and value >= 0):
+    if not ((_is_integer(value) or isinstance(value, float)) and 0 <= value < math.inf):
         yield f"its general.sampling.temp is {_shown(value)}"
 
 
@@ -127,10 +127,6 @@ def _embedding(header: GgufHeader) -> Iterator[str]:
 def _items(value: Any) -> tuple[Any, ...] | None:
     """Return the per-layer values of an array; None for a scalar."""
     return (value.items or ()) if isinstance(value, GgufArray) else None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_integer(value: Any) -> bool:

@@ -180,9 +180,8 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     grammar: str | None = None
     updraft: UpdraftOptions | None = None
 
-    @property
-    def outputs(self) -> Constraint | None:
-        """Constraint on the answer, from any of three fields. Raises InvalidRequestError if several are set."""
+    def constraint(self) -> Constraint | None:
+        """Return the constraint on the answer, apart from tools. Raises InvalidRequestError if several are set."""
         given = [name for name in _OUTPUTS if getattr(self, name) not in (None, "")]
         if len(given) > 1:
             raise InvalidRequestError(f"{' and '.join(given)} exclude each other: leave one out.", param=given[0])
@@ -256,9 +255,8 @@ class ChatRequest(_Shared, kw_only=True):
         return ToolUse(self.tools, self.tool_choice, self.parallel_tool_calls is not False)
 
     def constraint(self) -> Constraint | None:
-        """Return the constraint on the answer, apart from tools. Raises InvalidRequestError if several are set."""
         wanted = None if self.response_format is None else format_constraint(self.response_format)
-        outputs = self.outputs
+        outputs = super().constraint()
         if outputs is None:
             return wanted
         if wanted is not None:
@@ -292,10 +290,6 @@ class CompletionRequest(_Shared, kw_only=True):
         if not self.echo or self.logprobs is None:
             return params
         return replace(params, prompt_logprobs=max(self.logprobs, self.prompt_logprobs or 0))
-
-    def constraint(self) -> Constraint | None:
-        """Return the constraint on the answer. Raises InvalidRequestError if several are set."""
-        return self.outputs
 
 
 prepare_types(ChatRequest, CompletionRequest, AllowedChoice)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+
+from ..protocol.http.wire import close_body
 
 _MOST_BYTES = 2**16  # most bytes to buffer before pausing the body
 
@@ -51,9 +52,7 @@ class ReadAhead:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)  # nobody is left to receive an error
-        close: Any = getattr(self._body, "aclose", None)
-        if close is not None:
-            await close()
+        await close_body(self._body)
 
     async def _read(self) -> None:
         try:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from ..protocol.errors import OverloadedError
@@ -131,6 +131,3 @@ async def _shut_down(endpoints: Endpoints) -> None:
         task.cancel()
     await asyncio.gather(*pending, return_exceptions=True)
     await endpoints.close()
-
-
-__all__ = ["CancelledError", "Runtime", "wait"]

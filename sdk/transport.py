@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,7 +19,7 @@ from ..protocol.http.wire import WireRequest, WireResponse
 from ..protocol.telemetry.tracing import callers_headers
 from ..router.responses.completion import failure
 from .caller_keys import CallerKeys
-from .runtime import CancelledError, wait
+from .runtime import wait
 from .runtime_pool import RuntimeLease
 
 T = TypeVar("T")
@@ -167,7 +166,7 @@ class _Bridge:
         return self._httpx.Response(answer.status, headers=headers, stream=self._httpx.ByteStream(answer.body))
 
     def _translated(self, error: Exception, request: Any) -> Exception:
-        if isinstance(error, (TimeoutError, FutureTimeoutError)):
+        if isinstance(error, TimeoutError):
             return self._timeout("No answer in time.", request)
         if isinstance(error, (CancelledError, UpdraftError)):
             return self._closed(str(error) or "The client was closed.", request)

@@ -190,7 +190,7 @@ def _left_out(place: str) -> InvalidRequestError:
     )
 
 
-def _text(segments: Sequence[Segment]) -> str:
+def _text(segments: Iterable[Segment]) -> str:
     return "".join(segment.text for segment in segments)
 
 
@@ -206,8 +206,9 @@ def encoding_runs(segments: Sequence[Segment], special: re.Pattern[str] | None) 
     If no user typed a special token, the result is a single piece, so that merges across template and user text are
     the same as in transformers. Otherwise the text is split at the template's special tokens, as in tokenizers.
     """
-    merged = _merge(segments)
-    text = "".join(segment.text for segment in merged)
+    parts = itertools.groupby(segments, lambda segment: segment.is_control)
+    merged = [Segment(_text(part), is_control) for is_control, part in parts]
+    text = _text(merged)
     if special is None:
         return [Segment(text, False)] if text else []
     own: list[tuple[int, int]] = []
@@ -263,16 +264,6 @@ def _cut(opaque: str, stand_in: _CharacterMap) -> list[Segment]:
         end = match.end()
     segments.append(Segment(opaque[end:], True))
     return [segment for segment in segments if segment.text]
-
-
-def _merge(segments: Sequence[Segment]) -> list[Segment]:
-    merged: list[Segment] = []
-    for segment in segments:
-        if merged and merged[-1].is_control == segment.is_control:
-            merged[-1] = Segment(merged[-1].text + segment.text, segment.is_control)
-        else:
-            merged.append(segment)
-    return merged
 
 
 def _unchanged(text: str) -> str:

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from .detokenize import begun_mark
+
 
 def _begun(mark: str) -> str:
     """Return a pattern that matches any non-empty prefix of `mark`."""
@@ -118,7 +120,7 @@ class ToolCallParser:
         start = self._buffer.find(opener)
         is_complete = start >= 0
         if not is_complete:
-            start = len(self._buffer) - _overlap(self._buffer, opener)
+            start = len(self._buffer) - begun_mark(self._buffer, (opener,))
         before = self._buffer[:start] if self._syntax.keeps_blanks else self._buffer[:start].rstrip()
         self._parsed.content += before
         if is_complete:
@@ -321,11 +323,3 @@ def _string(text: str) -> str:
     except ValueError:
         return ""
     return value if isinstance(value, str) else ""
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Return the length of the longest suffix of `text` that is a proper prefix of `mark`."""
-    for length in range(min(len(mark) - 1, len(text)), 0, -1):
-        if mark.startswith(text[-length:]):
-            return length
-    return 0

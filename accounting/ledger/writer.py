@@ -26,7 +26,6 @@ MAX_WAITING = 20_000
 
 FLUSH_S = 2.0
 CLOSE_S = 5.0
-DAY_S = 86_400
 _MAX_BATCH = 1000
 _SETTLED_S = 0.005  # seconds that rows without a waiter may wait, to share a commit with an intent
 _RETRY_S = 0.5

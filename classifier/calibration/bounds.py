@@ -17,14 +17,11 @@ def max_losses(n: int, alpha: float, delta: float) -> int:
     """
     if alpha <= 0 or alpha >= 1:
         return -1 if alpha <= 0 else n
-    chance, k = 0.0, -1
-    while k < n:
-        chance += exp(
-            lgamma(n + 1) - lgamma(k + 2) - lgamma(n - k) + (k + 1) * log(alpha) + (n - k - 1) * log1p(-alpha)
-        )
+    chance = 0.0
+    for k in range(n + 1):
+        chance += exp(lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1) + k * log(alpha) + (n - k) * log1p(-alpha))
         if chance > delta:
-            return k
-        k += 1
+            return k - 1
     return n
 
 

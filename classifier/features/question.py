@@ -56,8 +56,9 @@ def _letters(text: str) -> str:
     if text.isascii():
         return text.lower()
     foreign = [c for c in set(text) if not c.isascii()]  # only these few characters need the slow steps
-    for character in filter(_is_unseen, foreign):
-        text = text.replace(character, "")
+    for character in foreign:
+        if unicodedata.category(character) == _UNSEEN or ord(character) in _SELECTORS:
+            text = text.replace(character, "")
     kept = "".join(re.escape(c) for c in foreign if unicodedata.decomposition(c).startswith(_MEANT))
     pieces = re.split(f"([{kept}])", text) if kept else [text]
     # Odd pieces are characters of `kept`. NFKC runs before and after case folding, which may decompose letters.
@@ -66,10 +67,6 @@ def _letters(text: str) -> str:
     for character in _TYPED.keys() & set(text):
         text = text.replace(character, _TYPED[character])
     return text
-
-
-def _is_unseen(character: str) -> bool:
-    return unicodedata.category(character) == _UNSEEN or ord(character) in _SELECTORS
 
 
 def question_of(text: str) -> str:

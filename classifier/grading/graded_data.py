@@ -14,7 +14,6 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from io import BufferedReader
 from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -60,7 +59,7 @@ def read_graded(path: Path, columns: Columns | None = None) -> list[GradedRow]:
     """Return the rows of `path` in order. Raises InvalidRequestError, naming file, line and column."""
     columns = columns or Columns()
     try:
-        with _opened(path) as file:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             records = _records(path, text_lines(file, path, InvalidRequestError))
             rows: list[GradedRow] = []
             lines: list[int] = []
@@ -110,10 +109,6 @@ def _record(row: GradedRow) -> dict[str, Any]:
     if row.messages is not None:
         record[_MESSAGES] = msgspec.to_builtins(row.messages)
     return record | {_CLOUD_READ: row.cloud_read, _CLOUD_WRITTEN: row.cloud_written}
-
-
-def _opened(path: Path) -> gzip.GzipFile | BufferedReader:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
 def _records(path: Path, file: Iterable[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -127,12 +127,10 @@ class NormalizedAnswer:
         ends = [match.end() for match in _CLAUSE_END.finditer(text)]
         tokens = [(match.group(), bisect_right(ends, match.start()), match.start()) for match in _TOKEN.finditer(text)]
         denials = {clause: at for word, clause, at in reversed(tokens) if word in _DENIALS or word.endswith("n't")}
-        last = None
-        for match in _EXPRESSION.finditer(text):
-            if any(map(str.isdigit, match.group())):
-                last = match
+        numbered = [match for match in _EXPRESSION.finditer(text) if any(map(str.isdigit, match.group()))]
         result = None
-        if last is not None:
+        if numbered:
+            last = numbered[-1]
             # "Not 5" denies the result; "5 are not ripe" does not.
             denied = denials.get(bisect_right(ends, last.start()), len(text)) < last.start()
             result = _Result(_parts(last.group()), denied)

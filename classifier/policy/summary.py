@@ -48,9 +48,11 @@ def sentences(policy: Policy, target: Target) -> list[str]:
         f"Target {target}: {point.cloud_share:.1%} go to the cloud ({point.before_share:.1%} before generation), "
         f"{point.quality:.1%} of the cloud's score, {_cost(target, point)}"
         + (", by estimated token counts." if card.estimated_tokens else "."),
-        *_escalated(policy, point),
-        _promise(target, point),
     ]
+    if point.escalated_score is not None and point.cloud_share != 1:  # escalated requests are harder than average
+        solo = float(policy.calibration.cloud.mean())
+        lines.append(f"The cloud scores {point.escalated_score:.1%} on escalated requests and {solo:.1%} on all.")
+    lines.append(_promise(target, point))
     for metric, other in (("judge.matching", "shared words"), ("judge.matching_embedding", "embeddings")):
         if (matching := card.metrics.get(metric)) is not None:
             told = f"Without the judge, {other} would grade: same verdict on {matching:.0%} of the judged prompts."
@@ -63,14 +65,6 @@ def sentences(policy: Policy, target: Target) -> list[str]:
         lines.append(f"Floor: to lose at most {point.alpha:.2%} of all requests, any method must escalate {floor:.1%}.")
         lines += _bolder(policy, point)
     return lines
-
-
-def _escalated(policy: Policy, point: OperatingPoint) -> list[str]:
-    """Report the cloud's scores on escalated requests, which are harder than average, and on all requests."""
-    if point.escalated_score is None or point.cloud_share == 1:
-        return []
-    solo = float(policy.calibration.cloud.mean())
-    return [f"The cloud scores {point.escalated_score:.1%} on escalated requests and {solo:.1%} on all."]
 
 
 def _bolder(policy: Policy, point: OperatingPoint) -> list[str]:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -113,34 +113,26 @@ class LlamaModel:
         self._control = _with(attributes, api.LLAMA_TOKEN_ATTR_CONTROL)
         candidates = self._control.union(_named_ends(api, self._model, self._vocab))
         self.end_ids = frozenset(token for token in candidates if api.llama_vocab_is_eog(self._vocab, token))
-        self._control_texts = {
-            api.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace"): token
-            for token in sorted(self._control)
-        }
+        self._control_texts = {self._text(token): token for token in sorted(self._control)}
         self.control_tokens = tuple(self._control_texts)
         #: Tokens that the file does not mark as control tokens, but that llama.cpp recognizes in any text.
-        self.user_defined = tuple(
-            api.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace")
-            for token in sorted(_with(attributes, api.LLAMA_TOKEN_ATTR_USER_DEFINED))
-        )
+        self.user_defined = tuple(map(self._text, sorted(_with(attributes, api.LLAMA_TOKEN_ATTR_USER_DEFINED))))
         bos, eos = api.llama_vocab_bos(self._vocab), api.llama_vocab_eos(self._vocab)
+        #: Texts of the BOS and EOS tokens; empty if the vocabulary has none.
+        self.bos_text, self.eos_text = (self._text(token) if token >= 0 else "" for token in (bos, eos))
         #: `front`: BOS token that the file requires before every prompt; `back`: EOS token required after raw text.
         self.front = [bos] if api.llama_vocab_get_add_bos(self._vocab) and bos >= 0 else []
         self.back = [eos] if api.llama_vocab_get_add_eos(self._vocab) and eos >= 0 else []
         self.special_ids = self._control | _with(attributes, api.LLAMA_TOKEN_ATTR_UNKNOWN)
 
-    def text_of(self, which: Literal["bos", "eos"]) -> str:
-        """Return the text of the BOS or EOS token; empty if the vocabulary has none."""
-        with self._open() as api:
-            token = api.llama_vocab_bos(self._vocab) if which == "bos" else api.llama_vocab_eos(self._vocab)
-            return api.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace") if token >= 0 else ""
-
     @functools.cached_property
     def longest_token(self) -> int:
         """Number of characters in the longest token, so that n tokens have at most n times as many characters."""
-        with self._open() as api:
-            texts = (api.llama_vocab_get_text(self._vocab, token) for token in range(self.vocab_size))
-            return max(len(text.decode("utf-8", "replace")) for text in texts)
+        with self._open():
+            return max(len(self._text(token)) for token in range(self.vocab_size))
+
+    def _text(self, token: int) -> str:
+        return self._api.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace")
 
     def special_id(self, text: str) -> int | None:
         """Return the id of the control token spelled `text`; None if the model has no such token."""

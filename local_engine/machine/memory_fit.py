@@ -116,9 +116,9 @@ def quantizable(header: GgufHeader) -> bool:
     return all(length and length % 32 == 0 for length in head_lengths(header))
 
 
-def head_lengths(header: GgufHeader) -> tuple[int, int]:
+def head_lengths(header: GgufHeader, layer: int = 0) -> tuple[int, int]:
     """Return the lengths of a head's key and value; 0 if the header does not state them."""
-    heads = _number(header, "attention.head_count")
+    heads = _number(header, "attention.head_count", layer)
     head = _number(header, "embedding_length") // heads if heads else 0
     key, value = (_number(header, f"attention.{name}_length", default=head) for name in ("key", "value"))
     return key, value
@@ -153,9 +153,7 @@ def _layer_cache(header: GgufHeader, plan: MemoryPlan, layer: int) -> float:
     groups = _number(header, "attention.head_count_kv", layer, default=heads)
     if not groups:
         return _recurrent_state(header) * plan.sequences
-    head = _number(header, "embedding_length") // heads if heads else 0
-    values = _number(header, "attention.key_length", default=head)
-    values += _number(header, "attention.value_length", default=head)
+    values = sum(head_lengths(header, layer))
     return _rounded(plan.context_length) * groups * values * _BYTES[plan.kv_cache_type]
 
 

@@ -10,7 +10,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -204,10 +204,7 @@ class _Search:
     def _measure(self, choice: Candidate, note: str, *, prompt: int, seconds: float) -> TrialResult:
         job = MeasurementJob(
             path=str(self._path),
-            threads=choice.threads,
-            ubatch=choice.ubatch,
-            repack=choice.repack,
-            kv_cache_type=choice.kv_cache_type,
+            **asdict(choice),
             flash_attention=choice.kv_cache_type != "f32",
             prompt=prompt,
             seconds=seconds,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
-from typing import Any
 
 from ..http import sse
+from ..http.wire import close_body
 
 
 class TranslatedBody:
@@ -34,6 +34,4 @@ class TranslatedBody:
             with suppress(RuntimeError):  # raised while `__anext__` is pending; the caller cancels the pending call
                 await self._events.aclose()
         finally:
-            close: Any = getattr(self._body, "aclose", None)
-            if close is not None:
-                await close()
+            await close_body(self._body)

@@ -38,7 +38,7 @@ from ..errors import (
 from . import sse
 from .access import Access
 from .body_memory import BODY_OWNER, BodyMemory
-from .wire import WireRequest, WireResponse, error_body
+from .wire import WireRequest, WireResponse, close_body, error_body
 
 #: Header from the gateway to its nodes: an opaque tenant id, the same for all requests of one API key.
 TENANT_HEADER = b"x-updraft-tenant"
@@ -279,9 +279,7 @@ class _StreamedResponse(Response):
         finally:
             if heart is not None:
                 heart.cancel()
-            aclose = getattr(self._chunks, "aclose", None)  # plain iterators have no `aclose`
-            if aclose is not None:
-                await aclose()
+            await close_body(self._chunks)
 
     async def _beat(self, send: Send) -> None:
         """Send keep-alive comments. A comment may go between any two chunks, since chunks hold whole events."""

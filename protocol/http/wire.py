@@ -56,6 +56,13 @@ class WireResponse:
         return WireResponse(status, {"content-type": "application/json", **(headers or {})}, json_bytes(payload))
 
 
+async def close_body(body: object) -> None:
+    """Close a streamed body, unless it is a plain iterator."""
+    close: Any = getattr(body, "aclose", None)
+    if close is not None:
+        await close()
+
+
 async def off_event_loop(body: bytes, work: Callable[[], T]) -> T:
     """Run `work`, in a thread if `body` is long, to keep the event loop responsive."""
     return await asyncio.to_thread(work) if len(body) > LONG_BODY else work()

@@ -154,7 +154,6 @@ REQUESTS = LedgerTable(
     place_bytes=4096,
     max_workers=256,
 )
-_INSERT = f"INSERT INTO requests ({', '.join(REQUESTS.columns)}) VALUES ({', '.join('?' * len(REQUESTS.columns))})"
 GROUPS = ("day", *REQUESTS.groups)
 
 
@@ -201,11 +200,6 @@ class Ledger:
             raise unusable from error
         self._unreadable = None
         return result
-
-    def record(self, row: LedgerRow) -> None:
-        """Commit one row. Raises sqlite3.IntegrityError if the id exists."""
-        with self._database.use() as connection:
-            connection.execute(_INSERT, REQUESTS.values_of(row))
 
     def verify(self) -> None:
         """Check the whole file. Raises StorageError if it is damaged."""

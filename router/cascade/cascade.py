@@ -227,7 +227,7 @@ class Cascade:
             if self.escalation.racing:  # the cloud has been generating since gate 1 and needs no draft
                 reply = await self.escalation.race_outcome()
             else:
-                reply = await self.escalation.ask(self.escalation.body(), self.cloud_time_left_s, draft=draft)
+                reply = await self.escalation.ask(self.cloud_time_left_s, draft=draft)
         except CloudFailure as failure:
             self._failure = failure
             return State.FALLBACK

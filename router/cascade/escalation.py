@@ -6,10 +6,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from ...protocol.errors import BudgetExceededError, EngineError, InvalidRequestError, UpstreamError
-from ...protocol.http.forwarding import Forwarded
 from ..accounting.request_record import RequestRecord
 from ..gates.gates import GateDecision
 from ..gates.rules import Ruling, rule
@@ -20,6 +19,10 @@ from ..tiers.interfaces import CloudStream, CloudTier, CloudUsage, LocalAnswer
 from .cloud_call import CloudAttempt, MeteredStream, after, bound_unreported, cloud_call, demand_of
 
 T = TypeVar("T")
+#: Function that returns the seconds left for a call.
+_Seconds = Callable[[], float]
+#: Function that asks one cloud.
+_Send = Callable[[CloudTier, dict[str, Any]], Awaitable[T]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,42 +35,6 @@ class CloudReply:
 @dataclass(frozen=True, slots=True)
 class CloudStreamReply:
     stream: CloudStream
-
-
-@dataclass(frozen=True, slots=True)
-class _DraftedRequest(Generic[T]):
-    """A cloud request made by `send`, with the local `draft` if the cloud accepts drafts."""
-
-    draft: str
-    forwarded: Forwarded
-    time_left_s: Callable[[], float]
-    send: Callable[[CloudTier, dict[str, Any]], Awaitable[T]]
-
-    async def sent(self, tier: CloudTier, attempt: CloudAttempt) -> tuple[T, bool]:
-        """Return the answer, and whether the draft was sent. Retry if the cloud refuses the cap of `attempt`."""
-        while True:
-            try:
-                return await self._send_to(tier, attempt.body)
-            except CloudFailure as failure:
-                if not attempt.adapt(failure):
-                    raise
-
-    async def _send_to(self, tier: CloudTier, body: dict[str, Any]) -> tuple[T, bool]:
-        """Return the answer, and whether the draft was sent. Retry without the draft if the cloud refuses the field."""
-        given = not self.draft or "prediction" in body  # the caller pays for the caller's own prediction
-        if given:
-            return await self.send(tier, body), False
-        time_left_s = self.time_left_s()
-        if not await tier.takes_drafts(body["model"], timeout_s=time_left_s, forwarded=self.forwarded):
-            return await self.send(tier, body), False
-        try:
-            return await self.send(tier, {**body, "prediction": {"type": "content", "content": self.draft}}), True
-        except CloudFailure as failure:
-            if not failure.names("prediction"):
-                raise
-        answer = await self.send(tier, body)  # a failure here means that the draft was not the cause
-        tier.refuse_drafts()
-        return answer, False
 
 
 class Escalation:
@@ -96,8 +63,8 @@ class Escalation:
         ruling = rule(self.job, availability)
         if budget is None or not ruling.cloud:
             return ruling
-        record, body = self.record, self.body()
-        demands = [demand_of(record, body, candidate.model, self._path) for candidate in self.candidates()]
+        record = self.record
+        demands = [demand_of(record, self.job.body, candidate.model, self._path) for candidate in self.candidates()]
         least = min(demands, key=lambda each: each.charge(each.wanted.least).usd)  # the cheapest eligible cloud
         until = time.monotonic() + min(self.state.config.cloud_timeout_s, self.job.remaining_s)
         while True:
@@ -141,14 +108,10 @@ class Escalation:
         p_gain = self.record.decision.p_gain
         return [*(candidate for candidate in middle_tiers if candidate.may_do(p_gain)), top]
 
-    def body(self) -> dict[str, Any]:
-        """Return a copy of the caller's request for a cloud."""
-        return dict(self.job.body)
-
-    def race(self, time_left_s: Callable[[], float]) -> None:
+    def race(self, time_left_s: _Seconds) -> None:
         """Ask the cloud in parallel with the device. `race_outcome()`, `lose_race()` or `aclose()` ends the race."""
         self.record.time_dependent = True  # the result depends on timing
-        self._race = asyncio.create_task(self.ask(self.body(), time_left_s))
+        self._race = asyncio.create_task(self.ask(time_left_s))
 
     @property
     def racing(self) -> bool:
@@ -206,21 +169,18 @@ class Escalation:
             self.record.counted(CloudUsage(local.prompt_tokens, len(local.tokens)))
         self.record.note = note
 
-    async def ask(
-        self, body: dict[str, Any], time_left_s: Callable[[], float], *, draft: str = ""
-    ) -> CloudReply | CloudStreamReply:
+    async def ask(self, time_left_s: _Seconds, *, draft: str = "") -> CloudReply | CloudStreamReply:
         """Return the whole answer, or a stream with its first content if the caller wants a stream.
 
         `time_left_s` is called for each cloud. `draft`: local text, for clouds that accept drafts.
         """
         if self.job.stream:
-            return CloudStreamReply(await self.open(body, time_left_s, draft=draft))
+            return CloudStreamReply(await self.open(self.job.body, time_left_s, draft=draft))
 
         async def complete(tier: CloudTier, sent: dict[str, Any]) -> dict[str, Any]:
-            forwarded = self._forwarded
-            return await tier.complete(self._path, sent, timeout_s=time_left_s(), forwarded=forwarded)
+            return await tier.complete(self._path, sent, timeout_s=time_left_s(), forwarded=self._forwarded)
 
-        completion = await self._try_clouds(body, _DraftedRequest(draft, self.job.forwarded, time_left_s, complete))
+        completion = await self._try_clouds(self.job.body, complete, time_left_s, draft=draft)
         if (usage := CloudUsage.of(completion)) is None:
             bound_unreported(self.record, completion)
         self.record.counted(usage)
@@ -233,7 +193,7 @@ class Escalation:
         return cloud is not None and cloud.continues
 
     async def open(
-        self, body: dict[str, Any], time_left_s: Callable[[], float], *, begun: str | None = None, draft: str = ""
+        self, body: dict[str, Any], time_left_s: _Seconds, *, begun: str | None = None, draft: str = ""
     ) -> CloudStream:
         """Open a stream. `begun`: text of the last message, which the stream should continue."""
 
@@ -241,17 +201,16 @@ class Escalation:
             return await tier.open(self._path, sent, timeout_s=time_left_s(), begun=begun, forwarded=self._forwarded)
 
         options: dict[str, Any] = {**(body.get("stream_options") or {}), "include_usage": True}
-        stream = await self._try_clouds(
-            {**body, "stream": True, "stream_options": options},
-            _DraftedRequest(draft, self.job.forwarded, time_left_s, begin),
-            continuing=begun is not None,
-        )
+        body = {**body, "stream": True, "stream_options": options}
+        stream = await self._try_clouds(body, begin, time_left_s, draft=draft, continuing=begun is not None)
         if self.state.budget is not None:
             stream = MeteredStream(stream, self.state, self.record)
         self._stream, self._streaming = stream, time.monotonic()
         return stream
 
-    async def _try_clouds(self, body: dict[str, Any], request: _DraftedRequest[T], *, continuing: bool = False) -> T:
+    async def _try_clouds(
+        self, body: dict[str, Any], send: _Send[T], time_left_s: _Seconds, *, draft: str, continuing: bool = False
+    ) -> T:
         """Return the answer of the first cloud that succeeds. Raises CloudFailure if all fail or none is allowed.
 
         `continuing`: ask only clouds that can continue a message.
@@ -260,19 +219,41 @@ class Escalation:
         for candidate in candidates:
             sent = {**body, "model": candidate.model}
             try:
-                async with cloud_call(self.state, self.record, sent, self._path, draft=request.draft) as attempt:
+                async with cloud_call(self.state, self.record, sent, self._path, draft=draft) as attempt:
                     self._forwarded = attempt.forwarded(self.job.forwarded)
-                    answer, self.took_draft = await request.sent(candidate.tier, attempt)
+                    return await self._sent(candidate.tier, attempt, send, time_left_s)
             except CloudFailure as failure:
                 if candidate is candidates[-1] or isinstance(failure, CloudForbidden):
                     raise
                 self.record.judged(
                     GateDecision(0, escalate=True, reason=f"next cloud: {candidate.model} failed: {failure.cause}")
                 )
-            else:
-                return answer
         cause = "no cloud can continue the begun stream"
         raise CloudForbidden(UpstreamError(f"{cause.capitalize()}."), cause)
+
+    async def _sent(self, tier: CloudTier, attempt: CloudAttempt, send: _Send[T], time_left_s: _Seconds) -> T:
+        """Return the answer of one cloud, asked with the draft if it accepts drafts. Retry without the draft if the
+        cloud refuses the field, and with another cap if it refuses the cap of `attempt`.
+        """
+        takes_draft = bool(attempt.draft) and "prediction" not in attempt.body  # a caller pays for its own prediction
+        if takes_draft:
+            wait_s, forwarded = time_left_s(), self.job.forwarded
+            takes_draft = await tier.takes_drafts(attempt.call.model, timeout_s=wait_s, forwarded=forwarded)
+        prediction = {"prediction": {"type": "content", "content": attempt.draft}}
+        is_refused = False
+        while True:
+            try:
+                self.took_draft = takes_draft and not is_refused
+                answer = await send(tier, attempt.body | (prediction if self.took_draft else {}))
+            except CloudFailure as failure:
+                if self.took_draft and failure.names("prediction"):
+                    is_refused = True
+                elif not attempt.adapt(failure):
+                    raise
+            else:
+                if is_refused:  # a failure without the draft means that the draft was not the cause
+                    tier.refuse_drafts()
+                return answer
 
     async def aclose(self) -> None:
         """Stop the race and the stream. Idempotent."""

@@ -98,24 +98,20 @@ class ExperienceCollector:
         self._waiting: list[JudgedRequest] = []
         self._last: Future[None] | None = None  # completes after all others, since there is one thread
         self._deadline = math.inf
-        self._counts = LearningCounts()
-
-    @property
-    def counts(self) -> LearningCounts:
-        return self._counts
+        self.counts = LearningCounts()
 
     def observe(self, judged: JudgedRequest) -> None:
         """Queue a request that gate 3 judged; other requests have no whole local answer. Never waits."""
         if judged.record.decision.gate != 3 or judged.record.decision.propensity is None:
             return
         with self._lock:
-            full = self._counts.waiting >= MAX_WAITING
-            self._counts = self._counts.plus(dropped=1) if full else self._counts.plus(waiting=1)
+            full = self.counts.waiting >= MAX_WAITING
+            self.counts = self.counts.plus(dropped=1) if full else self.counts.plus(waiting=1)
             if not full:
                 self._waiting.append(judged)
         if not full:
             self._last = self._thread.submit(self._store_waiting)
-        elif self._counts.dropped == 1:
+        elif self.counts.dropped == 1:
             log.warning("judged answers arrive faster than they can be stored: some are dropped (see /metrics)")
 
     async def feedback(self, request_id: str, *, up: bool) -> bool:
@@ -142,7 +138,7 @@ class ExperienceCollector:
         observations = [each for each in map(self._learned, taken) if each is not None]
         kept = self._kept(observations)
         with self._lock:
-            self._counts = self._counts.plus(waiting=-len(taken), kept=len(kept), failed=len(taken) - len(kept))
+            self.counts = self.counts.plus(waiting=-len(taken), kept=len(kept), failed=len(taken) - len(kept))
         monitors = {each.record.request_id: each.monitor for each in taken}
         for each in kept:
             monitor = monitors[each.id]

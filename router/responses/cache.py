@@ -66,7 +66,7 @@ class CacheSlot:
 
         The key covers the caller's API key and all of `body` except the stream options.
         """
-        if cache is None or not (_is_zero(body.get("temperature")) or isinstance(body.get("seed"), int)):
+        if cache is None or not (body.get("temperature") == 0 or isinstance(body.get("seed"), int)):
             return None
         fields = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
         text = msgspec.json.encode([caller.key, fields], order="sorted")
@@ -166,7 +166,3 @@ def _is_plain(completion: dict[str, Any]) -> bool:
         and isinstance(choice.get("finish_reason"), str)
         for choice in choices
     )
-
-
-def _is_zero(value: Any) -> bool:
-    return isinstance(value, int | float) and value == 0

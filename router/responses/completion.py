@@ -164,12 +164,11 @@ class ChunkWriter:
     If usage was requested, chunks without usage have `usage: null`.
     """
 
-    def __init__(self, record: RequestRecord, model: str, *, include_usage: bool = False) -> None:
+    def __init__(self, cascade: Cascade) -> None:
         self.index = 0  # index of the current answer
-        self._record = record
-        self._include_usage = include_usage
-        self._model = model
-        self._fingerprint = fingerprint(model)
+        self._record = cascade.record
+        self._include_usage = cascade.job.include_usage
+        self._model = cascade.local.model_id
         self._created = int(time.time())
 
     def role(self) -> bytes:
@@ -199,7 +198,7 @@ class ChunkWriter:
             ChatCompletionChunk(
                 id=self._record.request_id,
                 model=self._model,
-                system_fingerprint=self._fingerprint,
+                system_fingerprint=fingerprint(self._model),
                 created=self._created,
                 choices=choices,
                 **fields,

@@ -39,15 +39,14 @@ class StreamError(Exception):
 
 async def replay(cascade: Cascade, answer: LocalAnswer) -> AsyncGenerator[bytes]:
     """Yield a complete local answer, token by token."""
-    chunks = ChunkWriter(cascade.record, cascade.local.model_id, include_usage=cascade.job.include_usage)
-    yield chunks.role()
-    writer = _LocalText(cascade, chunks)
+    writer = _LocalText(cascade, ChunkWriter(cascade))
+    yield writer.chunks.role()
     for token in answer.tokens:
         if chunk := writer.token(token):
             yield chunk
     if chunk := writer.rest(answer):
         yield chunk
-    yield chunks.finish(writer.finish_reason, Usage.of(answer.prompt_tokens, len(answer.tokens)), answer)
+    yield writer.chunks.finish(writer.finish_reason, Usage.of(answer.prompt_tokens, len(answer.tokens)), answer)
 
 
 async def relay(
@@ -64,9 +63,8 @@ async def relay(
 
 async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
     """Yield a local answer while it is generated. If it collapses, the cloud continues the streamed text."""
-    chunks = ChunkWriter(cascade.record, cascade.local.model_id, include_usage=cascade.job.include_usage)
-    writer = _LocalText(cascade, chunks)
-    yield chunks.role()
+    writer = _LocalText(cascade, ChunkWriter(cascade))
+    yield writer.chunks.role()
     collapsed = False
     try:
         for token in run.answer.tokens.copy():  # generated before streaming could start
@@ -90,12 +88,12 @@ async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
     await cascade.stop_local()
     await _judge_afterwards(cascade, run.answer)
     usage = Usage.of(run.answer.prompt_tokens, len(run.answer.tokens))
-    yield chunks.finish(writer.finish_reason, usage, run.answer)
+    yield writer.chunks.finish(writer.finish_reason, usage, run.answer)
 
 
 async def unjudged(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
     """Yield several answers in sequence while they are generated, without gates. `run`: run of the first answer."""
-    chunks = ChunkWriter(cascade.record, cascade.local.model_id, include_usage=cascade.job.include_usage)
+    chunks = ChunkWriter(cascade)
     last, written = cascade.chat.num_answers - 1, 0
     try:
         for chunks.index in range(last + 1):
@@ -186,14 +184,8 @@ async def _judge_afterwards(cascade: Cascade, answer: LocalAnswer) -> None:
     messages, quality = cascade.chat.messages, cascade.job.quality
     decision = await cascade.read(lambda: cascade.gates.after(messages, answer, quality), answer)
     if decision.escalate:
-        decision = GateDecision(
-            3,
-            False,
-            f"{decision.reason}; the answer stands, since it was already streamed",
-            decision.p_gain,
-            decision.threshold,
-            decision.confidence,
-        )
+        reason = f"{decision.reason}; the answer stands, since it was already streamed"
+        decision = replace(decision, escalate=False, reason=reason, propensity=None)
     cascade.record.decide(decision)
 
 
@@ -201,17 +193,16 @@ async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: Local
     """Let the cloud continue the streamed text. If it cannot, the local model continues."""
     chat = cascade.chat
     messages = continued(chat.messages, paired(writer.sent), continues=chat.continue_final_message)
-    body = cascade.escalation.body() | {
-        "messages": [
-            *cascade.job.body["messages"][: len(messages) - 1],
-            {"role": "assistant", "content": messages[-1].text},
-        ],
+    last = {"role": "assistant", "content": messages[-1].text}
+    body = cascade.job.body | {
+        "messages": [*cascade.job.body["messages"][: len(messages) - 1], last],
         "continue_final_message": True,
         "add_generation_prompt": False,
     }
     left = _left(chat, len(answer.tokens))
-    if left is None:  # the token limit is reached
-        yield _cut_off(cascade, writer, answer)
+    if left is None:
+        cascade.record.route, cascade.record.note = "local", "max_tokens was used up"
+        yield writer.chunks.finish("length", Usage.of(answer.prompt_tokens, len(answer.tokens)), answer)
         return
     body |= {name: left.max_tokens for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None}
     body |= {"min_tokens": left.min_tokens} if body.get("min_tokens") is not None else {}
@@ -233,16 +224,8 @@ async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: Local
     async for event in _relayed(cascade.record, stream, writer.chunks, reasoning=cloud_reasoning(cascade)):
         yield event
     if cascade.job.include_usage:
-        cloud = cascade.record.cloud
-        yield sse.event(
-            writer.chunks.adopt(
-                {
-                    "object": "chat.completion.chunk",
-                    "choices": [],
-                    "usage": Usage.of(answer.prompt_tokens, len(answer.tokens) + cloud.completion_tokens),
-                }
-            )
-        )
+        usage = Usage.of(answer.prompt_tokens, len(answer.tokens) + cascade.record.cloud.completion_tokens)
+        yield sse.event(writer.chunks.adopt({"object": "chat.completion.chunk", "choices": [], "usage": usage}))
     yield sse.DONE
 
 
@@ -334,10 +317,3 @@ def _left(chat: ChatRequest, spent: int) -> SamplingParams | None:
     if limit is not None and limit <= 0:
         return None
     return replace(params, max_tokens=limit, min_tokens=max(0, params.min_tokens - spent))
-
-
-def _cut_off(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) -> bytes:
-    """Return the end of a stream that has reached the caller's limit."""
-    cascade.record.route = "local"
-    cascade.record.note = "max_tokens was used up"
-    return writer.chunks.finish("length", Usage.of(answer.prompt_tokens, len(answer.tokens)), answer)

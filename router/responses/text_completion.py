@@ -12,7 +12,6 @@ from msgspec import UNSET
 
 from ...protocol.errors import EngineError, InvalidRequestError, UnsupportedFeatureError, UpdraftError, WrongTypeError
 from ...protocol.http import sse
-from ...protocol.prompts import Prompt
 from ...protocol.requests import CompletionRequest, read_completion
 from ...protocol.responses import TextChoice, TextCompletion, TextLogprobs, TokenCounts, Usage, fingerprint
 from ..cascade.concurrent_runs import run_concurrently
@@ -35,7 +34,7 @@ async def complete(call: DirectCall) -> DirectReply:
     )
     if ruling.cloud:
         try:
-            reply = await escalation.ask(escalation.body(), call.cloud_time_left_s)
+            reply = await escalation.ask(call.cloud_time_left_s)
         except CloudFailure as failure:
             if not ruling.local or not failure.allows(call.state.config.fallback):
                 raise
@@ -124,8 +123,11 @@ class _LocalAnswers:
         if params.seed is not None:
             params = replace(params, seed=params.seed + again)
         if request.echo:
-            echoed = await self._text_of(prompt)
-            yield TextChoice(echoed, index=index)
+            if isinstance(prompt, str):
+                text = prompt
+            else:
+                text = await self._local.with_encoder(lambda encoder: encoder.decode(prompt, skip_special=False))
+            yield TextChoice(text, index=index)
         shown = None if request.logprobs is None or self._writes_nothing else ShownTokens(self._local)
         run = await self._local.start_text(prompt, params, constraint=request.constraint())
         sent = 0
@@ -150,11 +152,6 @@ class _LocalAnswers:
         finally:
             self._call.record.count_local(run.answer, time.monotonic() - began)
             await run.aclose()
-
-    async def _text_of(self, prompt: Prompt) -> str:
-        if isinstance(prompt, str):
-            return prompt
-        return await self._local.with_encoder(lambda encoder: encoder.decode(prompt, skip_special=False))
 
     def _usage(self) -> TokenCounts:
         record = self._call.record

@@ -20,7 +20,7 @@ from ...protocol.decoding import read_object
 from ...protocol.errors import OverloadedError, UpdraftError, invalid_value
 from ...protocol.http import sse
 from ...protocol.http.app import Traffic
-from ...protocol.http.wire import WireRequest, WireResponse, off_event_loop
+from ...protocol.http.wire import WireRequest, WireResponse, close_body, off_event_loop
 from ..responses import completion as answer
 
 PATH = "/v1/chat/ws"
@@ -120,9 +120,7 @@ class ChatSocket:
                 else:
                     await self._send("chunk", chat_id, chunk=msgspec.Raw(payload))
         finally:
-            close: Any = getattr(body, "aclose", None)
-            if close is not None:
-                await close()
+            await close_body(body)
         if not failed:
             await self._send("done", chat_id)
 

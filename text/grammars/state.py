@@ -6,6 +6,7 @@ samples under the same masks as the target model, and acceptance works as withou
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -73,9 +74,7 @@ class GrammarState:
     def fork(self) -> GrammarState:
         """Return an independent copy of the state, without draft tokens."""
         self._rewind(0)
-        twin = object.__new__(GrammarState)
-        for name, value in vars(self).items():
-            setattr(twin, name, value)
+        twin = copy.copy(self)
         twin._matcher, twin._ahead, twin._masks = self._matcher.deep_copy(), [], list(self._masks)
         return twin
 

@@ -6,8 +6,9 @@ import asyncio
 import time
 from typing import Literal
 
+from ....accounting.budget import DAY_S
 from ....accounting.ledger.store import LedgerStore
-from ....accounting.ledger.writer import DAY_S, FLUSH_S, MAX_WAITING, Entry, LedgerWriter, note
+from ....accounting.ledger.writer import FLUSH_S, MAX_WAITING, Entry, LedgerWriter, note
 from ....protocol.errors import OverloadedError
 from .metering import UsageRow, values_of
 

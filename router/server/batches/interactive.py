@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from typing import Any
 
-from ....protocol.http.wire import WireResponse
+from ....protocol.http.wire import WireResponse, close_body
 
 
 class InteractiveRequests:
@@ -65,9 +64,7 @@ class _TrackedBody:
 
     async def aclose(self) -> None:
         self._end_once()
-        close: Any = getattr(self._body, "aclose", None)
-        if close is not None:
-            await close()
+        await close_body(self._body)
 
     def _end_once(self) -> None:
         end, self._end = self._end, None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...request.json_narrowing import table, tables
-from .chunks import ChunkMaker, arguments_of, completion, message, tool_call, whole
+from .chunks import ChunkMaker, arguments_of, completion, message, tool_call, usage_of, whole
 from .provider import ChatEvents
 
 _FINISHES = {
@@ -108,10 +108,4 @@ def _usage(counts: dict[str, Any]) -> dict[str, Any]:
     """Convert token counts to OpenAI's form, with cache reads and writes as prompt tokens."""
     cached = whole(counts.get("cache_read_input_tokens"))
     read = whole(counts.get("input_tokens")) + cached + whole(counts.get("cache_creation_input_tokens"))
-    written = whole(counts.get("output_tokens"))
-    return {
-        "prompt_tokens": read,
-        "completion_tokens": written,
-        "total_tokens": read + written,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
+    return usage_of(read, whole(counts.get("output_tokens")), cached)

@@ -6,7 +6,7 @@ from typing import Any
 
 from ....protocol.http.ids import new_id
 from ...request.json_narrowing import table, tables
-from .chunks import ChunkMaker, arguments_of, completion, message, tool_call, whole
+from .chunks import ChunkMaker, arguments_of, completion, message, tool_call, usage_of, whole
 from .provider import ChatEvents
 
 _FINISHES = {"STOP": "stop", "MAX_TOKENS": "length"}  # all others mean that content was withheld
@@ -85,10 +85,5 @@ def _usage(body: dict[str, Any]) -> dict[str, Any]:
     thought = whole(counts.get("thoughtsTokenCount"))
     read = whole(counts.get("promptTokenCount")) + whole(counts.get("toolUsePromptTokenCount"))
     written = whole(counts.get("candidatesTokenCount")) + thought
-    return {
-        "prompt_tokens": read,
-        "completion_tokens": written,
-        "total_tokens": read + written,
-        "prompt_tokens_details": {"cached_tokens": whole(counts.get("cachedContentTokenCount"))},
-        "completion_tokens_details": {"reasoning_tokens": thought},
-    }
+    cached = whole(counts.get("cachedContentTokenCount"))
+    return usage_of(read, written, cached, completion_tokens_details={"reasoning_tokens": thought})

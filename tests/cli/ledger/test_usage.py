@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ledger_rows import add_row
 from typer.testing import CliRunner
 from updraft.cli.main import app
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError, StorageError
@@ -32,7 +33,7 @@ def ledger(tmp_path: Path) -> Path:
         with_price,
         replace(cloud, id="old", started_at=now - 365 * DAY_S, cloud_model="new\x1b[2J", cost_usd=None, saved_usd=None),
     ):
-        written.record(each)
+        add_row(written, each)
     written.close()
     return path
 
