@@ -95,9 +95,10 @@ def _played(
         scheduler.add(RequestState(request, work.output, greedy, 0, frozenset(), tokens, cursor))
     while scheduler.running or scheduler.waiting:
         batch = scheduler.schedule()
+        rows = sum(item.num_tokens for item in batch), sum(item.num_samples for item in batch)
         for item in batch:
             item.state.num_computed_tokens += item.num_tokens
-        yield scheduler, cache, (sum(item.num_tokens for item in batch), sum(item.num_samples for item in batch))
+        yield scheduler, cache, rows
         for item in batch:
             if item.state.num_computed_tokens == len(item.state.token_ids):
                 item.state.token_ids.append(0)
