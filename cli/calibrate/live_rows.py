@@ -158,14 +158,17 @@ class TierPair:
             raise self._refused
         local = ComparableAnswer(pair.local, pair.local_finish)
         weak, strong = await self._grader.grade(prompt, local, ComparableAnswer(pair.cloud, pair.cloud_finish))
+        signals = (np.array(each, np.float32) for each in (pair.logprobs, pair.entropies, pair.margins))
+        packed = (pair.prompt_logprobs, pair.prompt_hidden, pair.answer_hidden)
+        states = (np.frombuffer(each, np.float32) for each in packed)
         return GradedRow(
             prompt=prompt.prompt,
             weak=weak,
             strong=strong,
             domain=prompt.kind,
             answer=pair.local,
-            signals=AnswerSignals(*(_floats(each) for each in (pair.logprobs, pair.entropies, pair.margins))),
-            states=_states(pair) if pair.prompt_hidden else None,
+            signals=AnswerSignals(*signals),
+            states=ModelStates(*states, finish_reason=pair.local_finish) if pair.prompt_hidden else None,
             cloud_read=pair.cloud_read,
             cloud_written=pair.cloud_written,
             messages=tuple(prompt.messages),
@@ -229,18 +232,5 @@ async def _run(local: LocalTier, prompt: Prompt) -> AnsweredPair:
         await run.aclose()
 
 
-def _states(pair: AnsweredPair) -> ModelStates:
-    return ModelStates(
-        np.frombuffer(pair.prompt_logprobs, np.float32),
-        np.frombuffer(pair.prompt_hidden, np.float32),
-        np.frombuffer(pair.answer_hidden, np.float32),
-        pair.local_finish,
-    )
-
-
 def _packed(values: Array | None) -> bytes:
     return b"" if values is None else np.asarray(values, np.float32).tobytes()
-
-
-def _floats(values: list[float]) -> Array:
-    return np.array(values, np.float32)

@@ -55,6 +55,9 @@ prepare_types(_Models)
 
 def run_checks(cloud: str | None, key: str | None, begin: Callable[[str], None]) -> Iterator[Check]:
     """Run all checks and yield each result at once. `begin` receives a description of each slow check."""
+    from ...router.settings_sources import load_config
+    from ..policy import check_policies
+
     yield Check("python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
     for group in PACKAGES:
         yield check_packages(group)
@@ -62,7 +65,11 @@ def run_checks(cloud: str | None, key: str | None, begin: Callable[[str], None])
         begin("generating a few tokens with llama.cpp, in a separate process")
         yield from check_llama()
         begin("checking this machine")
-        yield from check_device()
+        machine = this_machine()
+        yield check_processor(machine)
+        yield check_other_load(machine)
+        yield check_memory(machine)
+        yield check_tuning()
     if _version("torch"):
         begin("importing torch, in a separate process")
         yield check_torch()
@@ -72,7 +79,8 @@ def run_checks(cloud: str | None, key: str | None, begin: Callable[[str], None])
     yield check_settings()
     yield from check_ledger()
     yield check_tiers()
-    yield from check_own_policies()
+    with suppress(UpdraftError):  # check_settings reports it
+        yield from check_policies(load_config())
     yield check_port(SERVE_PORT)
     begin("trying the local model")
     yield from check_local()
@@ -113,15 +121,6 @@ def check_llama() -> Iterator[Check]:
     else:
         yield Check("llama.cpp", "ok", report.detail)
     yield check_kernels(report.kernels)
-
-
-def check_device() -> Iterator[Check]:
-    """Check processor, load, memory and tuning of this machine."""
-    machine = this_machine()
-    yield check_processor(machine)
-    yield check_other_load(machine)
-    yield check_memory(machine)
-    yield check_tuning()
 
 
 def check_torch() -> Check:
@@ -228,15 +227,6 @@ def check_tiers() -> Check:
     if uncalibrated:
         check = replace(check, fix="updraft calibrate makes a policy from your prompts (docs/guides/calibrate.md)")
     return replace(check, status="warn") if check.status == "fail" or uncalibrated else check
-
-
-def check_own_policies() -> Iterator[Check]:
-    """Yield the problems of the policies that were calibrated on this machine."""
-    from ...router.settings_sources import load_config
-    from ..policy import check_policies
-
-    with suppress(UpdraftError):  # check_settings reports it
-        yield from check_policies(load_config())
 
 
 def check_port(port: int) -> Check:
