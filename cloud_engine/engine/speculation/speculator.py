@@ -15,7 +15,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from ..types.acceptance import Acceptance
+from ..types.acceptance import DRAFTER_HORIZON, Acceptance
 from .draft_length import AdaptiveDraftLength, DraftCandidate, FixedDraftLength
 from .drafter import Drafter, DraftWork
 from .prediction_trust import PredictionTrust
@@ -34,7 +34,7 @@ class DrafterRecord:
 
     def __init__(self) -> None:
         self.proposed = self.accepted = 0
-        self.acceptance = Acceptance.of_drafter()
+        self.acceptance = Acceptance(DRAFTER_HORIZON)
 
 
 class Speculator:
