@@ -90,9 +90,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModeLimits:
-    """Limits of an engine mode, named as in `EngineConfig`.
-
-    Within these limits, measured times decide the length of prefill chunks and drafts."""
+    """Limits of an engine mode, named as in `EngineConfig`. Within them, measured times decide chunks and drafts."""
 
     max_batch_size: int
     token_budget: int

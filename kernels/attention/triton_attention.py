@@ -42,10 +42,7 @@ class TritonAttention:
     def attend(
         self, layer: LayerAttention, projected: Tensor, rotation: Rotation | None, norms: HeadNorms | None = None
     ) -> Tensor:
-        """Norm, rotate and store `projected` (rows, heads + 2 * kv_heads, head_dim), then attend causally.
-
-        Returns (rows, heads, head_dim). Rows of padding are not stored and get zeros.
-        """
+        """Implement `Attention.attend`."""
         from ..kv_cache.triton import launch_write_kv_
         from .triton import attend
 

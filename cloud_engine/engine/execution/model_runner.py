@@ -50,10 +50,7 @@ class Chunk:
 
 
 class Runner:
-    """A model with its paged KV cache, which the attention backend owns.
-
-    On a CPU, the model's weights are repacked in place (`pack_linears`).
-    """
+    """A model with its paged KV cache. On a CPU, the model's weights are repacked in place (`pack_linears`)."""
 
     def __init__(
         self,

@@ -63,10 +63,7 @@ class Speculator:
     def grant(
         self, decodes: Sequence[ScheduledRequest], others: Sequence[ScheduledRequest], budget: int, grow: Grow
     ) -> list[ScheduledRequest]:
-        """Grant at most `budget` draft tokens. `grow` allocates a request's blocks, or returns False if none are free.
-
-        `decodes` are plain decodes, which have no predictions. Returns the requests that drafters will draft for.
-        """
+        """Implement `DraftPlanner.grant`."""
         started = time.perf_counter()
         asking: list[ScheduledRequest] = []
         sequences, self.draft_tokens = len(decodes) + len(others), 0

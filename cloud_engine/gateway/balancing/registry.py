@@ -205,10 +205,7 @@ class NodeRegistry:
         return OverloadedError("No node can take this request at the moment: try again shortly.")
 
     def _take(self, placement: Placement, tried: Collection[Node]) -> Node | None:
-        """Reserve the best node with capacity; None if all nodes are full.
-
-        Raises the error of `refusal` if no usable node is left.
-        """
+        """Reserve the best node with capacity; None if all are full. Raises the error of `refusal` if none is left."""
         usable = self._usable(placement.model, tried)
         if not usable:
             raise self.refusal(placement.model)

@@ -51,10 +51,7 @@ _SIZES_OF_ROPE = ("rope.dimension_count", "attention.key_length", "embedding_len
 
 
 class GgufFile:
-    """A GGUF file with the interface of `SafetensorsFolder`.
-
-    Raises ModelLoadError for a bad header, or an unknown architecture or type.
-    """
+    """A GGUF file with the interface of `SafetensorsFolder`. Raises ModelLoadError if damaged or not supported."""
 
     def __init__(self, path: Path) -> None:
         try:
