@@ -60,7 +60,7 @@ def plan(
     """
     from ..cloud_engine.engine.config import EngineConfig, settings_of
     from ..cloud_engine.planning.mode_limits import limits_from
-    from ..cloud_engine.planning.plan import Planner, PlanObjective, facts
+    from ..cloud_engine.planning.plan import Planner, PlanObjective
     from ..cloud_engine.planning.simulation import NodeShape
     from ..cloud_engine.planning.step_time import read_costs
     from ..cloud_engine.planning.trace import faster, read_trace
@@ -77,16 +77,16 @@ def plan(
     )
     tried = planner.smallest()
     enough = next(each for each in tried if each.share >= share)
-    result: dict[str, Any] = {"nodes": enough.nodes, "limits": used, "tried": [facts(each) for each in tried]}
+    result: dict[str, Any] = {"nodes": enough.nodes, "limits": used, "tried": [asdict(each) for each in tried]}
     if cloud_share is not None:
-        result["with_device"] = facts(planner.with_device(cloud_share))
+        result["with_device"] = asdict(planner.with_device(cloud_share))
     if compare:
         continuous, static = planner.static_tokens_per_s()
         result |= {
             "nodes_by_rate": planner.sensitivity(),
             "continuous_over_static": continuous / static,
-            "preallocated": facts(planner.preallocated(enough.nodes)),
-            "modes": {name: facts(fleet) for name, fleet in planner.by_mode(enough.nodes).items()},
+            "preallocated": asdict(planner.preallocated(enough.nodes)),
+            "modes": {name: asdict(fleet) for name, fleet in planner.by_mode(enough.nodes).items()},
         }
     if plot is not None:
         plot.write_bytes(fleets_png(tried, share))

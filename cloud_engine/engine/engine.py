@@ -14,7 +14,6 @@ import torch
 from ...kernels.attention.types import QuerySpan
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.sampling import PLAIN_SAMPLING
-from ...protocol.structured import Constraint
 from ...text.grammars.compiler import GrammarCompiler, Vocabulary
 from ...text.grammars.state import Grammars, GrammarState
 from ...text.logit_edits import LogitEditor
@@ -89,7 +88,9 @@ class Engine:
         make_ready(self._runner, graph_limits(sizes.context_length, drafts, config), config.token_budget)
         own: list[Drafter] = [NgramDrafter()] if config.ngram else []
         if draft is not None:
-            own.append(self._draft_model(served, draft))
+            vocabulary = None if served.tokenizer is None else served.tokenizer.vocabulary()
+            check_same_vocabulary(self._vocab_size, draft.weights.config.vocab_size, vocabulary, draft.vocabulary)
+            own.append(DraftModel(draft.weights, model.config, sizes, config))
         self._speculator = Speculator([*own, *drafters], config)
         self._counters = EngineStats()
         self._cache, self._scheduler, self._outputs = self._fresh_schedule()
@@ -143,7 +144,11 @@ class Engine:
 
         Another thread may call this before `add_request`, so that compiling delays no step.
         """
-        return None if request.constraint is None else self._grammar(request, request.constraint)
+        if request.constraint is None:
+            return None
+        if self._grammars is None:
+            raise ConfigurationError("This engine has no tokenizer, so it cannot constrain answers with a grammar.")
+        return self._grammars.begin(request.constraint, ignore_eos=request.params.ignore_eos)
 
     def add_request(self, request: GenerationRequest, grammar: GrammarState | None = None) -> None:
         """Queue a request. `grammar` is the result of `prepare`; if None, the constraint is compiled here.
@@ -196,11 +201,17 @@ class Engine:
         return outputs
 
     def _launch(self, batch: list[ScheduledRequest]) -> LaunchedStep:
-        self._copy_blocks(self._cache.take_copies())
+        if copies := self._cache.take_copies():
+            self._runner.copy_blocks(copies)
+            self._speculator.copy_blocks(copies)
         self._speculator.propose([item for item in batch if item.state.pool is None], self._sampling_row)
         cut_drafts(batch)
         logits = score_prompts(batch, self._runner.run([_chunk(item) for item in batch]))
-        rows = self._sampling_rows(batch)
+        rows = [
+            self._sampling_row(item, index)
+            for item in batch
+            for index in range(1 if item.state.decode is item else item.num_samples)
+        ]
         return LaunchedStep(batch, sample_on_device(logits, rows), rows, logits)
 
     def _launch_ahead(self, launched: LaunchedStep) -> LaunchedStep | None:
@@ -252,12 +263,6 @@ class Engine:
             **self._speculator.counters(),
         )
 
-    def _draft_model(self, served: ServedModel, draft: DraftWeights) -> DraftModel:
-        weights, target = draft.weights, served.weights.config
-        vocabulary = None if served.tokenizer is None else served.tokenizer.vocabulary()
-        check_same_vocabulary(target.vocab_size, weights.config.vocab_size, vocabulary, draft.vocabulary)
-        return DraftModel(weights, target, self._sizes, self.config)
-
     def _fresh_schedule(self) -> tuple[KVCacheManager, Scheduler, OutputProcessor]:
         config, sizes = self.config, self._sizes
         cache = KVCacheManager(
@@ -279,20 +284,6 @@ class Engine:
         left = self._limits.longest(request, self._scheduler) - len(request.prompt_ids)
         return request.params.max_tokens or min(left, self.config.default_max_tokens)
 
-    def _grammar(self, request: GenerationRequest, constraint: Constraint) -> GrammarState:
-        if self._grammars is None:
-            raise ConfigurationError("This engine has no tokenizer, so it cannot constrain answers with a grammar.")
-        return self._grammars.begin(constraint, ignore_eos=request.params.ignore_eos)
-
-    def _sampling_rows(self, batch: list[ScheduledRequest]) -> list[SamplingRow]:
-        rows: list[SamplingRow] = []
-        for item in batch:
-            if item.state.decode is item:
-                rows.append(self._sampling_row(item, 0))
-            else:
-                rows += [self._sampling_row(item, index) for index in range(item.num_samples)]
-        return rows
-
     def _sampling_row(self, item: ScheduledRequest, index: int) -> SamplingRow:
         """Return the sampling parameters of a scheduled request's new token number `index`, after `index` drafts."""
         state = item.state
@@ -302,11 +293,6 @@ class Engine:
         if state.grammar is not None:
             mask = state.grammar.mask(item.draft_ids[:index])
         return SamplingRow(state.seed, len(state.token_ids) + index, state.params, edits, mask)
-
-    def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        if copies:
-            self._runner.copy_blocks(copies)
-            self._speculator.copy_blocks(copies)
 
 
 def _editor(state: RequestState) -> LogitEditor:

@@ -65,7 +65,7 @@ class NodeRoutes:
             {
                 "url": node.url,
                 "healthy": node.healthy,
-                "reason": node.reason,
+                "reason": node.breaker.reason,
                 "models": node.models,
                 "in_flight": in_flight.get(node.url, node.in_flight),
             }

@@ -90,8 +90,3 @@ class GatedMLP(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.down_proj(gated_activation(self.gate_up_proj(hidden), self.activation))
-
-
-def soft_capped(values: Tensor, cap: float) -> Tensor:
-    """Return `cap * tanh(values / cap)`, which limits values to `cap` and hardly changes small ones (Gemma 2)."""
-    return torch.tanh(values / cap) * cap

@@ -114,11 +114,6 @@ def _linear(base: _Base) -> _Scaled:
     return base.plain / base.number("factor"), 1.0
 
 
-def _dynamic(base: _Base) -> _Scaled:
-    """NTK-aware scaling. It only affects sequences beyond the trained length, which the engine refuses."""
-    return base.plain, 1.0
-
-
 def _llama3(base: _Base) -> _Scaled:
     """Llama 3.1: stretch long wavelengths by `factor`, keep short ones, and interpolate in between."""
     factor, low, high = base.number("factor"), base.number("low_freq_factor"), base.number("high_freq_factor")
@@ -171,7 +166,7 @@ def _longrope(base: _Base) -> _Scaled:
 _VARIANTS: Mapping[str, Callable[[_Base], _Scaled]] = {
     "default": _default,
     "linear": _linear,
-    "dynamic": _dynamic,
+    "dynamic": _default,  # NTK-aware scaling only affects sequences beyond the trained length, which the engine refuses
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
@@ -72,14 +72,14 @@ def read_trace(source: str, most: int) -> list[PlannedRequest]:
     return [replace(row, arrived_s=row.arrived_s - requests[0].arrived_s) for row in requests]
 
 
-def faster(trace: list[PlannedRequest], factor: float) -> list[PlannedRequest]:
+def faster(trace: Sequence[PlannedRequest], factor: float) -> list[PlannedRequest]:
     """Return the same requests at `factor` times the rate."""
     return [replace(row, arrived_s=row.arrived_s / factor) for row in trace]
 
 
-def sample(trace: list[PlannedRequest], share: float, seed: int = 0) -> list[PlannedRequest]:
+def sample(trace: Sequence[PlannedRequest], share: float) -> list[PlannedRequest]:
     """Sample each request with probability `share`: the cloud's part of the trace."""
-    random = Random(seed)
+    random = Random(0)
     return [row for row in trace if random.random() < share]
 
 

@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -56,12 +55,8 @@ def smallest_size(sizes: Sequence[GraphSize], rows: int, sequences: int) -> Grap
     return next((size for size in sizes if size.rows >= rows and size.sequences >= sequences), None)
 
 
-class Recorder(Protocol):
-    """Records tensor operations, to replay them on the tensors' later contents."""
-
-    def __call__(self, compute: Callable[[], None]) -> Callable[[], None]:
-        """Run and record `compute`; return a callable that replays it."""
-        ...
+#: Runs and records tensor operations; returns a callable that replays them on the tensors' later contents.
+Recorder = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 class CudaRecorder:
@@ -129,7 +124,7 @@ class StepGraphs:
     @torch.inference_mode()
     def _capture(self, size: GraphSize, record: Recorder) -> _Captured:
         backend = self._backend
-        metadata = backend.planner.graph_metadata(size.rows, size.sequences, self._limits.blocks)
+        metadata = GraphMetadata(backend.planner, size.rows, size.sequences, self._limits.blocks)
         token_ids = torch.zeros(size.rows, dtype=torch.int64, device=self._device)
         positions = torch.zeros_like(token_ids)
 

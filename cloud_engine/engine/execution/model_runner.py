@@ -50,10 +50,7 @@ class Chunk:
 
 
 class Runner:
-    """A model with its paged KV cache, which the attention backend owns.
-
-    On a CPU, the model's weights are repacked in place (`pack_linears`).
-    """
+    """A model with its paged KV cache. On a CPU, the model's weights are repacked in place (`pack_linears`)."""
 
     def __init__(
         self,
@@ -68,7 +65,7 @@ class Runner:
         pack_linears(model, batch_invariant=batch_invariant)
         self.model = model
         self._least_rows = least_rows(model)
-        self._block_size = block_size
+        self.block_size = block_size
         self._device = model.embed_tokens.weight.device
         spec = cache_spec(model, num_blocks, block_size)
         self._backend, why = choose_backend(spec, attention_backend, batch_invariant=batch_invariant)
@@ -81,13 +78,9 @@ class Runner:
             _LOG.info("layers: %s", "all in one C call" if self._compiled else "one kernel call at a time")
 
     @property
-    def block_size(self) -> int:
-        return self._block_size
-
-    @property
     def num_slots(self) -> int:
         """Capacity of the KV cache in tokens."""
-        return self._backend.cache.shape[1] * self._block_size
+        return self._backend.cache.shape[1] * self.block_size
 
     @property
     def attention_backend(self) -> BackendName:
@@ -131,7 +124,7 @@ class Runner:
     def _hidden(self, spans: Sequence[QuerySpan], token_ids: Tensor) -> Tensor:
         """Return the hidden states (rows, hidden_size), including padding rows at the end."""
         num_rows = max(len(token_ids), self._least_rows)
-        batch = RaggedBatch.of(spans, num_rows, self._block_size)
+        batch = RaggedBatch.of(spans, num_rows, self.block_size)
         positions = torch.from_numpy(batch.positions().clip(0))
         if num_rows > len(token_ids):
             token_ids = functional.pad(token_ids, (0, num_rows - len(token_ids)))
@@ -154,7 +147,7 @@ class Runner:
         The first pass computes `first`, which may still be in flight if the runner `runs_ahead`, and samples by `rows`,
         which must be plain. Returns one token per row of each span; `spans` must be sorted longest first."""
         sampling = sampling_of(rows, self.model.config.vocab_size, self._device)
-        passes = Passes.of(spans, self._block_size)
+        passes = Passes.of(spans, self.block_size)
         if self._compiled is not None:
             attention = self._backend.begin(passes.batch)
             assert isinstance(attention, NativeAttention), "compiled layers need the native attention backend"

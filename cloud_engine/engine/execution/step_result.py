@@ -70,9 +70,11 @@ class StepResult:
         self._scores: dict[int, TokenLogprob] | None = None
 
     def another(self, item: ScheduledRequest, row: int) -> int:
+        """Sample another token from the same row for `item`, a fork."""
         return sample(self.logits(row, 1), [self._row_of(item, 0)])[0]
 
     def logprobs(self, row: int, tokens: Sequence[int], num_top: int) -> tuple[TokenLogprob, ...]:
+        """Return the log-probabilities of `tokens` in consecutive rows from `row`, each with `num_top` top tokens."""
         rows = range(row, row + len(tokens))
         if any(self.tokens[at] != token for at, token in zip(rows, tokens, strict=True)):  # sampled by a fork
             return tuple(log_probabilities(self.logits(row, len(tokens)), tokens, num_top))
@@ -82,6 +84,7 @@ class StepResult:
         return tuple(TokenLogprob(score.logprob, score.top[:num_top]) for score in scores)
 
     def logits(self, row: int, num_rows: int) -> Tensor:
+        """Return the logits of `num_rows` rows from `row`, (num_rows, vocab) float32."""
         return self._all_logits[row : row + num_rows]
 
     @property

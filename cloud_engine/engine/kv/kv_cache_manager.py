@@ -66,7 +66,8 @@ class KVCacheManager:
         logits are needed.
         """
         cached = self._cached_prefix(state)
-        if not self._has_blocks(state, cached):
+        revived = sum(self.pool.references(block) == 0 for block in _held(cached))
+        if self._missing(state, cached) + revived > self.pool.num_free:
             return False
         missing = self._blocks_to_start(state, cached) - len(cached)
         for block in _held(cached):
@@ -93,10 +94,6 @@ class KVCacheManager:
         cached = self._cached_prefix(state)
         revived = sum(self.pool.references(block) == released[block] for block in _held(cached))
         return self._missing(state, cached) + revived <= self.pool.num_free + freed
-
-    def _has_blocks(self, state: RequestState, cached: list[int]) -> bool:
-        revived = sum(self.pool.references(block) == 0 for block in _held(cached))
-        return self._missing(state, cached) + revived <= self.pool.num_free
 
     def _missing(self, state: RequestState, cached: list[int]) -> int:
         """Return the number of blocks that the request needs in addition to the `cached` ones."""
@@ -130,8 +127,7 @@ class KVCacheManager:
             self.pool.release(source)
         elif written and self._prefixes is not None:
             self._prefixes.forget(state.block_table[tail])
-        for _ in range(missing):
-            state.block_table.append(self._allocate())
+        state.block_table += [self._allocate() for _ in range(missing)]
         state.num_own_slots = len(state.block_table) * self.block_size
         return True
 
@@ -161,16 +157,12 @@ class KVCacheManager:
 
     def release_out_of_reach(self, states: Iterable[RequestState]) -> None:
         """Release blocks that lie wholly before the window of the next query. Registered blocks stay cached."""
-        if self._window is not None:
-            for state in states:
-                self._release_out_of_reach(state)
-
-    def _release_out_of_reach(self, state: RequestState) -> None:
-        index = self._oldest_in_reach(state.num_computed_tokens) - 1
-        while index >= 0 and state.block_table[index] != NO_BLOCK:
-            self.pool.release(state.block_table[index])
-            state.block_table[index] = NO_BLOCK
-            index -= 1
+        for state in states if self._window is not None else ():
+            index = self._oldest_in_reach(state.num_computed_tokens) - 1
+            while index >= 0 and state.block_table[index] != NO_BLOCK:
+                self.pool.release(state.block_table[index])
+                state.block_table[index] = NO_BLOCK
+                index -= 1
 
     def num_wasted_slots(self, states: Iterable[RequestState]) -> int:
         """Return the number of empty token slots in the blocks of `states`; shared blocks count once."""

@@ -88,7 +88,8 @@ class BeamSearch:
             return []
         logits = torch.cat([rows[beam.state] for beam in self._beams])
         kept = self._choose(logits)
-        if not kept or self._is_decided(kept[0]):
+        is_full = len(self._finished) == self._params.width
+        if not kept or (is_full and self._score(kept[0]) <= self._finished[-1].score):
             return self._finished
         self._continue(kept, logits)
         return []
@@ -127,9 +128,6 @@ class BeamSearch:
     def _score(self, candidate: _Candidate) -> float:
         return candidate.total / (candidate.beam.state.num_generated_tokens + 1) ** self._params.length_penalty
 
-    def _is_decided(self, best: _Candidate) -> bool:
-        return len(self._finished) == self._params.width and self._score(best) <= self._finished[-1].score
-
     def _hypothesis(self, candidate: _Candidate, logits: Tensor, reason: FinishReason) -> Hypothesis:
         beam = candidate.beam
         if reason == "stop":
@@ -149,7 +147,8 @@ class BeamSearch:
         for candidate in kept:
             state = candidate.beam.state
             if state in continued_states:
-                state = self._fork(state)
+                parent, state = state, replace(state, unforked=0, token_ids=list(state.token_ids))
+                self._scheduler.fork(parent, state)
             continued_states.add(state)
             beams.append(_Beam(state, candidate.total, candidate.beam.logprobs + self._logprobs(candidate, logits)))
         for state in self.states:
@@ -158,8 +157,3 @@ class BeamSearch:
         for candidate, beam in zip(kept, beams, strict=True):
             beam.state.token_ids.append(candidate.token)
         self._beams = beams
-
-    def _fork(self, parent: RequestState) -> RequestState:
-        child = replace(parent, unforked=0, token_ids=list(parent.token_ids))
-        self._scheduler.fork(parent, child)
-        return child

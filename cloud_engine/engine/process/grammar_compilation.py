@@ -61,13 +61,11 @@ class GrammarJobs:
 
     def _work(self) -> None:
         while (preparation := self._queue.get()) is not None:
-            if preparation.set_running_or_notify_cancel():
-                self._finish(preparation)
-
-    def _finish(self, preparation: GrammarJob) -> None:
-        try:
-            preparation.set_result(self._prepare(preparation.request))
-        except BaseException as error:  # noqa: BLE001 - raised again by `result`
-            preparation.set_exception(error)
-        if not self._closed:
-            self._done(preparation.request.request_id)
+            if not preparation.set_running_or_notify_cancel():
+                continue
+            try:
+                preparation.set_result(self._prepare(preparation.request))
+            except BaseException as error:  # noqa: BLE001 - raised again by `result`
+                preparation.set_exception(error)
+            if not self._closed:
+                self._done(preparation.request.request_id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 
 from ..kv.kv_cache_manager import KVCacheManager
 from ..types.outputs import DecodedTokens
@@ -16,6 +17,7 @@ from ..types.request_state import RequestState, ScheduledRequest
 
 #: Register full KV blocks with the prefix cache this many at a time; hashing several costs little more than one.
 BLOCKS_AT_ONCE = 4
+_order = attrgetter("order")
 #: Shares of a step that are not plain decodes, each with the index of its first row.
 OtherShares = list[tuple[ScheduledRequest, int]]
 
@@ -43,7 +45,7 @@ class PlainDecodes:
             state.decode = ScheduledRequest(state, 1)
             self._columns.insert(state.decode)
             self._others = None
-            self._expect(state.decode)
+            self.expect(state.decode)
 
     def leave(self, state: RequestState) -> None:
         """Remove a request whose next step is not a plain decode; do nothing if it is not here."""
@@ -67,13 +69,9 @@ class PlainDecodes:
         return self._others
 
     def take_full(self) -> list[RequestState]:
-        """Return and clear the requests that need a block for the next token. Call `has_block` or `leave` for each."""
+        """Return and clear the requests that need a block for the next token. Call `expect` or `leave` for each."""
         full, self._full = self._full, []
         return [item.state for item in full if item.state.decode is item]
-
-    def has_block(self, item: ScheduledRequest) -> None:
-        """Note that a request has a block for its next token."""
-        self._expect(item)
 
     def take(self, batch: Sequence[ScheduledRequest], tokens: Sequence[int]) -> tuple[DecodedTokens, OtherShares]:
         """Append to each plain decode its row of `tokens`, except if the token ends the answer.
@@ -103,10 +101,11 @@ class PlainDecodes:
             if item not in ended:
                 if len(item.state.block_table) % BLOCKS_AT_ONCE == 0:
                     self._cache.register(item.state)
-                self._expect(item)
+                self.expect(item)
         return DecodedTokens(request_ids, indices, tokens_of), others
 
-    def _expect(self, item: ScheduledRequest) -> None:
+    def expect(self, item: ScheduledRequest) -> None:
+        """Note when to check a request: it has just joined, been checked or received a block for its next token."""
         state = item.state
         known = state.num_computed_tokens
         if known >= state.num_own_slots:
@@ -187,7 +186,3 @@ def _with_rows(batch: Sequence[ScheduledRequest], row: int) -> OtherShares:
         placed.append((item, row))
         row += item.num_samples
     return placed
-
-
-def _order(state: RequestState) -> float:
-    return state.order

@@ -13,6 +13,7 @@ import time
 from bisect import insort, insort_left
 from collections.abc import Iterable, Sequence
 from itertools import chain, takewhile
+from operator import attrgetter
 
 from ....protocol.errors import OverloadedError
 from ..config import EngineConfig, Policy
@@ -26,6 +27,7 @@ from .step_budget import StepBudget
 
 #: Seconds of waiting that equal one priority level, or one prompt token under "shortest-prefill".
 PRIORITY_S, PREFILL_TOKEN_S = 10.0, 0.01
+_order = attrgetter("order")
 
 
 def order_of(state: RequestState, policy: Policy) -> float:
@@ -174,7 +176,7 @@ class Scheduler:
             if not state.block_table or not self._allocate(state, num_tokens):
                 continue  # preempted, by an earlier request or as the last one
             if state.decode is not None:
-                self.decodes.has_block(state.decode)
+                self.decodes.expect(state.decode)
             else:
                 batch.append(ScheduledRequest(state, num_tokens))
                 budget -= num_tokens - 1
@@ -201,7 +203,8 @@ class Scheduler:
         lesser = list(takewhile(lambda state: _yields(state, head), reversed(self.running)))
         if not lesser or self._fits_without([]) or not self._fits_without(lesser):
             return
-        missing = sum(_missing(state) for state in self.running if state.order < head.order)
+        # Uncomputed tokens beyond the one that every step computes.
+        missing = sum(state.num_uncomputed_tokens - 1 for state in self.running if state.order < head.order)
         if missing >= self._step_budget.max_prompt_tokens(self._config.token_budget - len(self.running)):
             return
         while self.running and _yields(self.running[-1], head) and not self._fits_without([]):
@@ -314,12 +317,3 @@ def _places(states: Iterable[RequestState]) -> int:
 def _yields(running: RequestState, head: RequestState) -> bool:
     """Return whether a running request may be preempted for the `head` of the queue."""
     return head.request.priority < running.request.priority and head.order < running.order
-
-
-def _missing(running: RequestState) -> int:
-    """Return the number of uncomputed tokens beyond the one that every step computes."""
-    return 0 if running.decode is not None else len(running.token_ids) - running.num_computed_tokens - 1
-
-
-def _order(state: RequestState) -> float:
-    return state.order

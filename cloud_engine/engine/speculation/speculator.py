@@ -15,7 +15,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from ..types.acceptance import Acceptance
+from ..types.acceptance import DRAFTER_HORIZON, Acceptance
 from .draft_length import AdaptiveDraftLength, DraftCandidate, FixedDraftLength
 from .drafter import Drafter, DraftWork
 from .prediction_trust import PredictionTrust
@@ -34,7 +34,7 @@ class DrafterRecord:
 
     def __init__(self) -> None:
         self.proposed = self.accepted = 0
-        self.acceptance = Acceptance.of_drafter()
+        self.acceptance = Acceptance(DRAFTER_HORIZON)
 
 
 class Speculator:
@@ -63,10 +63,7 @@ class Speculator:
     def grant(
         self, decodes: Sequence[ScheduledRequest], others: Sequence[ScheduledRequest], budget: int, grow: Grow
     ) -> list[ScheduledRequest]:
-        """Grant at most `budget` draft tokens. `grow` allocates a request's blocks, or returns False if none are free.
-
-        `decodes` are plain decodes, which have no predictions. Returns the requests that drafters will draft for.
-        """
+        """Implement `DraftPlanner.grant`."""
         started = time.perf_counter()
         asking: list[ScheduledRequest] = []
         sequences, self.draft_tokens = len(decodes) + len(others), 0

@@ -6,6 +6,7 @@ Imports no torch and reads no clock, so the same reports always give the same es
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 
 import msgspec
 
@@ -47,7 +48,7 @@ class StepCosts:
     """Estimated seconds of a step without drafts, of verifying drafts and of making drafts, learned from reports."""
 
     def __init__(self) -> None:
-        self._plain: dict[int, RecentMedian] = {}  # sequences -> seconds without drafts
+        self._plain: defaultdict[int, RecentMedian] = defaultdict(RecentMedian)  # sequences -> seconds without drafts
         self._verify: dict[int, dict[int, RecentMedian]] = {}  # batch size class -> draft tokens -> share (`verify_s`)
         self._first: dict[int, RecentMedian] = {}  # drafting sequences -> seconds of a step's first draft pass
         self._further: dict[int, dict[int, RecentMedian]] = {}  # drafting sequences -> further passes -> total seconds
@@ -164,7 +165,7 @@ class StepCosts:
             return None
         target_s -= prefill_s
         if step.draft_tokens == 0:
-            self._plain_of(sequences).add(target_s, cold=cold)
+            self._plain[sequences].add(target_s, cold=cold)
             return target_s
         plain_s = self.plain_s(sequences)
         if plain_s is not None and 2 * step.draft_tokens >= sequences:  # with fewer, noise dominates
@@ -195,12 +196,6 @@ class StepCosts:
                 rest_s = plain_s + self.verify_s(step.sequences, step.draft_tokens, plain_s)
                 self._prefill.add(max(0.0, target_s - rest_s) / step.prefill_tokens)
         return self._prefill.median * step.prefill_tokens
-
-    def _plain_of(self, sequences: int) -> RecentMedian:
-        known = self._plain.get(sequences)
-        if known is None:
-            known = self._plain[sequences] = RecentMedian()
-        return known
 
     def _shares(self, sequences: int) -> dict[int, RecentMedian]:
         """Return the reliable shares for this batch size class, by draft tokens per sequence."""

@@ -95,11 +95,6 @@ class Node:
         return self.breaker.state != "open"
 
     @property
-    def reason(self) -> str:
-        """Return why the node is out of rotation."""
-        return self.breaker.reason
-
-    @property
     def has_capacity(self) -> bool:
         """Return whether the node can take another request."""
         return self.concurrency is None or self.in_flight < self.concurrency

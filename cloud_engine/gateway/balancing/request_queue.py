@@ -59,6 +59,7 @@ class RequestQueue:
         return self._size
 
     def by_priority(self) -> dict[Priority, int]:
+        """Return the number of queued requests by priority."""
         return {priority: sum(map(len, queues.values())) for priority, queues in self._queues.items()}
 
     def check(self, place: QueuePlace) -> None:

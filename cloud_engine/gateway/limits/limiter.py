@@ -157,7 +157,11 @@ class Limiter:
         claims = list(_claims(owners, price, prompt_tokens, answer))
         for claim in claims:
             if claim.kind == "tokens" and claim.amount > claim.limit:
-                raise LimitError(_too_large(claim), claim.kind, None, ())
+                message = (
+                    f"This request asks for up to {claim.amount:g} tokens, and the limit is {claim.limit:g} tokens per "
+                    "minute: lower max_tokens."
+                )
+                raise LimitError(message, claim.kind, None, ())
         wanted = None if price is None else TokenDemand(answer.least, answer.most(price.max_output))
         return await self._take(reservation, claims, wanted)
 
@@ -251,13 +255,6 @@ def _refusal(
         return BudgetExceededError(message, renews_s=wait_s)
     message += f"and this request needs {refused.amount:.6g}. Try again in {duration(wait_s)}."
     return LimitError(message, refused.kind, wait_s, _usage_headers(claims, usages, taken=False))
-
-
-def _too_large(claim: Claim) -> str:
-    return (
-        f"This request asks for up to {claim.amount:g} tokens, and the limit is {claim.limit:g} tokens per minute: "
-        "lower max_tokens."
-    )
 
 
 def _usage_headers(

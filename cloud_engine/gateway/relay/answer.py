@@ -82,8 +82,9 @@ async def relay_stream(
         return
     if not call.begun.is_finished:
         raise AnswerFailure("the stream ended without [DONE]", reported_in(without_key(events.rest)))
-    wants_usage = call.usage_options.include_usage and call.row.prompt_tokens and not meter.is_reported
-    await call.emit(call.begun.ending(_usage(call) if wants_usage else None), more=False)
+    row, wants_usage = call.row, call.usage_options.include_usage and not meter.is_reported
+    usage = Usage.of(row.prompt_tokens, row.completion_tokens) if wants_usage and row.prompt_tokens else None
+    await call.emit(call.begun.ending(usage), more=False)
 
 
 async def relay_passthrough(call: Call, usage: PassthroughUsage, response: Response, without_key: WithoutKey) -> None:
@@ -226,10 +227,6 @@ class _EventReader:
         if self.call.begun.is_finished:
             return False
         return not self.call.answered or (self.may_break and _ENGINE_FAILED.search(error) is not None)
-
-
-def _usage(call: Call) -> Usage:
-    return Usage.of(call.row.prompt_tokens, call.row.completion_tokens)
 
 
 def _odd_status(response: Response) -> str:

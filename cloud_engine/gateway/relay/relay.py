@@ -76,7 +76,7 @@ class Relay:
         """Run the steps of a request in order. Raises an UpdraftError to refuse it."""
         principal = self.keys.principal(_authorization(request))
         place = QueuePlace(principal.priority, principal.tenant)
-        self.dispatch.registry.check_queue(place)  # sheds load early: before the body is read, without a row
+        self.dispatch.registry.queue.check(place)  # sheds load early: before the body is read, without a row
         row.key_name, row.key_id, row.tenant = principal.name, principal.key_id, principal.tenant
         row.tier = principal.priority
         principal.require("inference")

@@ -41,10 +41,6 @@ class ResponseCache:
         self._kept: OrderedDict[bytes, CachedAnswer] = OrderedDict()
         self._asked: dict[bytes, asyncio.Future[CachedAnswer | None]] = {}
 
-    @property
-    def num_bytes(self) -> int:
-        return self._size
-
     async def answer(self, call: Call, ask: Callable[[Call], Awaitable[None]]) -> None:
         """Send the cached answer, or wait for the identical request in flight, or else call `ask`."""
         key = self._key(call) if self._most else None

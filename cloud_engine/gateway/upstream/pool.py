@@ -73,7 +73,7 @@ class Pool:
     def give_up(self, reason: str) -> None:
         """Fail the requests on all busy connections with UpstreamFailure."""
         for connection in self._busy:
-            connection.give_up(UpstreamFailure(reason))
+            connection.fail(UpstreamFailure(reason))
 
     def close(self) -> None:
         """Close the idle connections."""

@@ -13,11 +13,12 @@ from ..decoder import Decoder
 from ..families import FAMILIES
 from ..families.family import Family, architecture
 from ..fields import Fields
-from .checkpoint import Checkpoint, SafetensorsFolder
+from .checkpoint import SafetensorsFolder
 from .gguf_file import GgufFile
 
 #: Callback after each parameter, with the bytes loaded so far and the total.
 Progress = Callable[[int, int], None]
+Checkpoint = SafetensorsFolder | GgufFile
 
 
 def load_model(

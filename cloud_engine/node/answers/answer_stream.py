@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
-from ....protocol.errors import InvalidRequestError, UpdraftError
+from ....protocol.errors import InvalidRequestError
 from ....protocol.responses import FinishReason, StopReason, Usage
 from ....text.detokenize import IncrementalDetokenizer, StopMatcher
 from ....text.tokenizer import Tokenizer
@@ -17,21 +17,9 @@ from ....text.tool_stream import OfferedTools
 from ...engine.types.prediction import ALIGN_ON, PredictionCursor
 
 if TYPE_CHECKING:
-    from ...engine.stats import EngineStats
+    from ...engine.process.client import EngineClient
     from ...engine.types.outputs import PromptLogprob, RequestStats, TokenLogprob, TokenOutput
     from ...engine.types.request import GenerationRequest
-
-
-class TokenSource(Protocol):
-    """The part of `EngineClient` that a node uses."""
-
-    @property
-    def failure(self) -> UpdraftError | None: ...
-    async def start(self) -> None: ...
-    async def close(self) -> None: ...
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenOutput]: ...
-    def stop_answer(self, request_id: str, index: int) -> None: ...
-    def stats(self) -> EngineStats: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +63,7 @@ class TokenExchange:
 
 
 async def pieces(
-    engine: TokenSource,
+    engine: EngineClient,
     tokenizer: Tokenizer,
     request: GenerationRequest,
     tools: OfferedTools | None = None,

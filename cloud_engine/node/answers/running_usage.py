@@ -53,10 +53,7 @@ class RunningUsage(WrappedFormat):
 
 
 class UnstreamedUsage:
-    """Token counts so far of unstreamed answers, by the attempt id that a gateway assigns.
-
-    Keeps the last few thousand attempts, finished or not.
-    """
+    """Token counts so far of the last few thousand unstreamed answers, by the gateway's id of the attempt."""
 
     def __init__(self) -> None:
         self._counts: dict[str, TokenCounts] = {}
