@@ -290,7 +290,7 @@ def _check_allowed(config: RouterConfig) -> None:
 
 
 def _check_rows(live: LiveRows, count: int, say: Callable[[str], None]) -> None:
-    """Report the prompts without a row. Raise UpstreamError if no prompt has one, InvalidRequestError if too few do."""
+    """Report the prompts without a row. Raise UpstreamError without any row, InvalidRequestError with too few."""
     shown = "; ".join(live.failures[:3])
     if not live.rows and not live.unasked:
         raise UpstreamError(f"No prompt was answered by both tiers: {shown}")
