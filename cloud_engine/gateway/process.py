@@ -52,12 +52,12 @@ class GatewayOptions:
     node_concurrency: int | None = None
     # Maximum number of queued requests while all nodes are full.
     max_waiting: int = 256
-    # Timeouts in seconds; `Relay` may exceed `whole_s` by two seconds.
+    # Timeouts in seconds. `Relay` may exceed `whole_s` by two seconds, to ask a node for the tokens used.
     timeouts: Timeouts = field(default_factory=Timeouts)
-    # Accepted `Host` and `Origin` headers, as in `Access`.
+    # Accepted `Host` and `Origin` headers; see `Access`.
     allowed_hosts: Sequence[str] = ()
     allowed_origins: Sequence[str] = ()
-    # Latency objective that streams are measured against.
+    # Latency objective. The metrics count the streams that meet it.
     objective: ServiceObjective = field(default_factory=ServiceObjective)
     # Size of the response cache in MiB, over all workers. 0: no cache.
     response_cache_mb: int = 0
@@ -65,7 +65,7 @@ class GatewayOptions:
     workers: int = 1
     # Time for requests in flight to finish after SIGTERM, in seconds.
     drain_seconds: float = DRAIN_S
-    # Certificate and key of the server. None: plain HTTP, which beyond loopback needs `insecure`.
+    # Certificate and key of the server. None: plain HTTP, allowed beyond loopback only if `insecure`.
     tls: TlsFiles | None = None
     insecure: bool = False
     ready_file: Path | None = None
@@ -86,10 +86,10 @@ def run_gateway(options: GatewayOptions) -> None:
 
     _checked(options)
     outlive_hangup()
-    import_module(f"{__package__}.app")  # loaded before forking, so that replacement workers have it
+    import_module(f"{__package__}.app")  # before forking, so that no worker has to import the app
     rows, balancing = SharedRows(options.workers), SharedBalancingState()
     with bind_socket(options.host, options.port) as sock:
-        # The workers share the socket's mode: a blocking `accept` would stall all streams of a worker.
+        # The workers share this socket. If another worker accepts a connection first, `accept` must not block.
         sock.setblocking(False)
 
         def work(number: int) -> None:

@@ -168,7 +168,7 @@ class NodeRegistry:
             self.give_back(node, placement)
 
     async def take(self, placement: Placement, tried: Collection[Node], place: QueuePlace) -> Node:
-        """Reserve a node as `place` does; the caller must call `give_back`."""
+        """Reserve a node like `place`, but the caller must release the node with `give_back`."""
         node = None if self.queue else self._take(placement, tried)
         if node is None:
             nodes_key = placement.model, frozenset(each.url for each in tried)
@@ -177,7 +177,7 @@ class NodeRegistry:
         return node
 
     def take_spare(self, placement: Placement, tried: Collection[Node]) -> Node | None:
-        """Reserve a node for a hedge. None if the hedge would have to queue, or if the retry budget is used up."""
+        """Reserve a node for a parallel second attempt (hedge). None if it must queue or no retries are left."""
         if self.queue or not any(node.has_capacity for node in self._usable(placement.model, tried)):
             return None
         return self._take(placement, tried) if self.retries.take() else None
@@ -192,7 +192,7 @@ class NodeRegistry:
         return Placement.of(key_name, model, body, session) if len(self.nodes) > 1 else Placement(model)
 
     def has_another(self, model: str, tried: Collection[Node]) -> bool:
-        """Return whether another healthy node serves the model."""
+        """Return whether a healthy node that is not in `tried` serves the model."""
         return bool(self._usable(model, tried))
 
     def refusal(self, model: str) -> OverloadedError | ModelNotFoundError:
@@ -225,5 +225,5 @@ class NodeRegistry:
 def _card(name: str, listed: list[Model]) -> ModelCard:
     since = min((each.created for each in listed if isinstance(each.created, int)), default=0)
     longest = min((each.max_model_len for each in listed if isinstance(each.max_model_len, int)), default=UNSET)
-    foreign = [str(each.owned_by) for each in listed if each.owned_by != "updraft"]  # other servers' own names
+    foreign = [str(each.owned_by) for each in listed if each.owned_by != "updraft"]  # servers other than Updraft
     return ModelCard(id=name, created=since, max_model_len=longest, owned_by=foreign[0] if foreign else "updraft")

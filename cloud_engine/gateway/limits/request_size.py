@@ -17,7 +17,7 @@ from ....protocol.requests import MAX_ANSWERS, MAX_MESSAGES, check_message_count
 from ....protocol.sampling import MAX_LOGPROBS
 
 MAX_BIASES = 1024
-MAX_DOCUMENTS = 10_000  # per rerank request, Cohere's limit
+MAX_DOCUMENTS = 10_000  # per rerank request, as in Cohere's API
 MAX_DEPTH = 32
 MAX_SCHEMA_BYTES = 2**20
 _TEXT = re.compile(rb'"[^"]*"')  # a string without escaped quotes
@@ -62,7 +62,7 @@ class _Message(msgspec.Struct):
 
 
 class SizeFields(_Schemas):
-    """The fields that decide the answer's length (`LENGTH_FIELDS`), and the fields with lists."""
+    """Request fields that decide the answer's length (`LENGTH_FIELDS`) or contain lists, whose length is limited."""
 
     max_tokens: int | float | None = None
     max_completion_tokens: int | float | None = None

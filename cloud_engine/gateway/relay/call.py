@@ -108,7 +108,7 @@ class Call:
 
     @property
     def attempt(self) -> bytes:
-        """The id under which nodes remember the cost of this request's answer."""
+        """The id by which a node is asked for the tokens spent on this request."""
         return b"try-" + self.row.id.encode()
 
     def limit(self, cap: int) -> None:
@@ -178,7 +178,7 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
     usage_options = peek.stream_options or UsageOptions()
     along = forwarded(request.headers, request.scope["query_string"].decode())
     path, headers = along.target(route).encode(), [(n.encode(), v.encode("latin-1")) for n, v in along.headers.items()]
-    is_stream = bool(peek.stream) and route in _STREAMED  # other routes always answer whole
+    is_stream = bool(peek.stream) and route in _STREAMED  # other routes never stream
     about = row.request_id, path, headers, body, peek.model, is_stream, usage_options, row, started, send
     usage = PassthroughUsage(route, row) if route in PATHS else None
     return Call(*about, session=peek.prompt_cache_key or "", size=size, content_type=content_type, passthrough=usage)

@@ -45,7 +45,7 @@ class _UsageHolder(msgspec.Struct):
 
 
 class _Peek(msgspec.Struct):
-    """An event, or a whole answer."""
+    """The usage fields of a stream event or of a whole answer."""
 
     usage: _Usage | None = None
     response: _UsageHolder | None = None
@@ -96,7 +96,7 @@ class PassthroughUsage:
                 self._row.completion_tokens = self._row.completion_tokens or estimated_tokens(body)
 
     def settle(self) -> None:
-        """Record the usage at the end of a stream; if unreported, at least one token per text event."""
+        """Record the usage at the end of a stream. If the node reported none, count a token per event with text."""
         if not (self.ended and self._row.prompt_tokens):
             self._row.completion_tokens = max(self._row.completion_tokens, self.texts)
 
@@ -118,7 +118,7 @@ class PassthroughUsage:
         """Copy the usage in `payload` into the row."""
         try:
             peek = msgspec.json.decode(payload, type=_Peek)
-        except UNREADABLE:  # also for counts out of range
+        except UNREADABLE:  # also raised for counts out of range
             return
         for holder in (peek, peek.response, peek.message):
             if holder is not None and holder.usage is not None:

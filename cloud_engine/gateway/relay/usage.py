@@ -59,8 +59,8 @@ prepare_types(_UsagePeek)
 class StreamMeter:
     """Records the usage of one stream in `row`, and hides usage that the client did not ask for.
 
-    `running`: whether the node was asked for the usage so far on every chunk. If a stream breaks off, the last such
-    usage counts; without any, one token per chunk with text, a lower bound since chunks may hold several tokens.
+    `running`: whether the node was asked for the usage in every chunk. If a stream breaks off, its last usage counts.
+    Without usage, each chunk with text counts as one token, a lower bound because a chunk may hold several tokens.
     """
 
     def __init__(self, row: UsageRow, asked: UsageOptions, *, running: bool, begun: int = 0) -> None:
@@ -132,7 +132,7 @@ def read_usage(payload: bytes, row: UsageRow) -> bool:
     """Record the usage in `payload`. Return False if there is no valid usage."""
     try:
         usage = msgspec.json.decode(payload, type=_UsagePeek).usage
-    except UNREADABLE:  # relayed to the client unchanged
+    except UNREADABLE:  # invalid usage is not counted, but relayed
         return False
     if usage is None:
         return False
