@@ -31,7 +31,7 @@ class Samples(Protocol):
     def tokens(self) -> list[int]: ...
 
     def another(self, item: ScheduledRequest, row: int) -> int:
-        """Sample another token from the same row for `item`, a fork."""
+        """Sample another token from `row` for `item`, a fork of the request of that row."""
         ...
 
     def logprobs(self, row: int, tokens: list[int], num_top: int) -> tuple[TokenLogprob, ...]:
@@ -71,7 +71,7 @@ class OutputProcessor:
         return list(self._states)
 
     def begin(self, state: RequestState, search: BeamSearch | None = None) -> None:
-        """Queue the first answer of a request; further answers fork from it. Beam requests bring their `search`."""
+        """Queue the first answer of a request; further answers fork from it. Beam requests pass their `search`."""
         self._scheduler.add(state)
         self._states[state.request_id] = [state]
         if state.request.streamed:

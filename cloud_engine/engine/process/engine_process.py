@@ -103,7 +103,7 @@ class EngineProcess(EngineClient):
                 return
             self._core, self._ready_at = CoreProcess(self._load), None
             self._restarts += 1
-            if self._closing.is_set():  # `_stop` may have stopped the old core instead
+            if self._closing.is_set():  # closed during the restart, so `_stop` stopped only the old core
                 return
 
     def _follow(self) -> UpdraftError:
