@@ -68,7 +68,7 @@ class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Autoscaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Ray's autoscaling targets, between `replicas.min` and `replicas.max`."""
+    """Targets and delays of Ray's autoscaling, which runs between `replicas.min` and `replicas.max` nodes."""
 
     # Target number of requests per node, running and waiting ones together.
     requests: Annotated[float, msgspec.Meta(gt=0)] = 8.0

@@ -47,7 +47,7 @@ def run_local(file: Path, read: Callable[[], CloudConfig], on_ready: Callable[[s
             if seen != (seen := _changed_at(file)):
                 leaving += _followed(nodes, config, read)
     finally:
-        gateway.process.stop()  # first, because requests in flight need the nodes
+        gateway.process.stop()  # the gateway first, because its requests in flight need the nodes
         for node in (every := [*nodes, *leaving]):
             node.process.ask_to_stop()
         for node in every:
@@ -74,7 +74,7 @@ def _followed(nodes: list[_Server], config: CloudConfig, read: Callable[[], Clou
 
 
 def _update(nodes: list[_Server], config: CloudConfig) -> list[_Server]:
-    """Start missing nodes, then ask superfluous ones to stop. Return those, which still finish their requests."""
+    """Start missing nodes, then ask superfluous ones to stop. Return the latter, which still finish requests."""
     kept: list[_Server] = []
     started: list[_Server] = []
     try:
