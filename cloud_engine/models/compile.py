@@ -62,7 +62,7 @@ def compile_decoder(model: Decoder) -> CompiledDecoder | None:
 
 
 def _continuation(model: Decoder, layers: NativeDecoder) -> NativeContinuation | None:
-    """Return the C code for `continued`; None if the output layer is not packed for C or caps its logits."""
+    """Return the C implementation of `continued`; None if the output layer is not packed for C or caps its logits."""
     head, embeddings = model.lm_head, model.embed_tokens
     if not isinstance(head, NativeLinear) or model.config.logit_soft_cap is not None:
         return None

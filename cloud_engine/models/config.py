@@ -28,7 +28,7 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    # The weights of norms are stored as weight - 1.
+    # Norms multiply by 1 + weight, as in Gemma.
     unit_offset_norms: bool = False
     # Layers have additional norms after attention and feed-forward.
     sandwich_norms: bool = False

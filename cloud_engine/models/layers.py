@@ -35,7 +35,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
         self.eps = eps
-        self.unit_offset = unit_offset  # Gemma: weights are stored as weight - 1 and multiplied in float32
+        self.unit_offset = unit_offset  # Gemma: multiply by 1 + weight, in float32
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return `hidden` (rows, size) normalised, as a new tensor."""

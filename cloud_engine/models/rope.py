@@ -157,7 +157,7 @@ def _yarn_magnitude(base: _Base) -> float:
 
 
 def _longrope(base: _Base) -> _Scaled:
-    """LongRoPE (Ding et al. 2024): tuned factors per dimension, with other factors for contexts beyond the trained."""
+    """LongRoPE (Ding et al. 2024): tuned factors per dimension, with a second list for contexts beyond training."""
     original = base.number("original_max_position_embeddings")
     name = "long_factor" if base.context_length > original else "short_factor"
     factors = torch.tensor([float(factor) for factor in base.parameters[name]])
