@@ -24,7 +24,7 @@ def fit(steps: Sequence[tuple[StepContent, float]]) -> StepTimeModel:
     for filled, (content, _) in zip(contents, steps, strict=True):
         rows = content.rows()
         filled[:_ROWS], filled[_ROWS : _ROWS + len(rows)] = astuple(content), rows
-    contents[:, np.flatnonzero(contents.any(axis=0))[-1]] = 0  # redundant: `prompt_tokens` has the cost of the last
+    contents[:, np.flatnonzero(contents.any(axis=0))[-1]] = 0  # not fitted: `prompt_tokens` includes its cost
     seconds = np.array([taken for _, taken in steps])
     near = seconds <= _HELD_UP * (contents @ _non_negative(contents, seconds, seconds))
     contents, seconds = contents[near], seconds[near]
