@@ -221,7 +221,7 @@ class Engine:
         ahead, self._ahead = self._ahead, None
         launched = None if ahead is None or not batch else ahead.of(batch)
         if launched is not None:
-            self._speculator.propose([], self._sampling_row)  # reset the drafting figures: this step has no drafts
+            self._speculator.propose([], self._sampling_row)  # reset the drafting statistics: this step has no drafts
         return launched
 
     def reset(self) -> list[str]:

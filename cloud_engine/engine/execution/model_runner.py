@@ -114,7 +114,7 @@ class Runner:
 
     @property
     def runs_ahead(self) -> bool:
-        """Return whether the device is asynchronous, so that launching a step before reading the last saves time."""
+        """Return whether the device is asynchronous, so that it pays to launch a step before reading the last one."""
         return self._device.type == "cuda"
 
     @torch.inference_mode()
@@ -149,7 +149,7 @@ class Runner:
     def extend(
         self, first: Sequence[int] | Tensor, spans: Sequence[QuerySpan], rows: Sequence[SamplingRow]
     ) -> list[list[int]]:
-        """Run several decode passes but wait for the device only once; each pass takes the tokens sampled by the last.
+        """Run several decode passes, but wait for the device only once. Each pass computes the last pass's new tokens.
 
         `first` are the input tokens of the first pass, which may still be in flight if the runner `runs_ahead`. `rows`
         are the sampling parameters of its outputs, all `is_plain`. A sequence takes part in as many passes as its span

@@ -37,8 +37,8 @@ class KVCacheManager:
     Full blocks are cached under the prefix that ends in them (`PrefixCache`), so that later requests can reuse them.
 
     With a `window`, blocks are assigned chunk by chunk, and released once no later query attends to them, so that a
-    request holds only the blocks of one window and one chunk. All layers share one block table, so a model with a
-    single layer without a window needs all blocks until its requests end, and has no `window`.
+    request holds only the blocks of one window and one chunk. `window` is None if any layer attends to the whole
+    sequence, because all layers share one block table, so that this layer needs every block until the request ends.
     """
 
     def __init__(

@@ -113,7 +113,7 @@ class BeamSearch:
         return kept[:width]
 
     def _candidates(self, logits: Tensor) -> list[_Candidate]:
-        """Return the best continuations of all beams, best first; so many that at least `width` of them do not end."""
+        """Return the best continuations of all beams, best first, including at least `width` that do not end."""
         totals = torch.tensor([beam.total for beam in self._beams], dtype=torch.float64, device=logits.device)
         totals = (logits.log_softmax(dim=-1) + totals[:, None]).flatten()
         count = (1 + max(1, len(self._beams[0].state.end_ids))) * self._params.width

@@ -143,7 +143,7 @@ class OutputProcessor:
         return outputs
 
     def _catch_up(self, item: ScheduledRequest) -> list[TokenOutput]:
-        """Advance a request for which this step samples nothing. Only the last step of an embedding has an output."""
+        """Advance a request from which this step samples nothing. Returns an output only for a completed embedding."""
         state, is_done = item.state, item.is_caught_up
         state.num_computed_tokens += item.num_tokens
         self._cache.register(state)

@@ -56,7 +56,7 @@ class EngineClient(ABC):
             await asyncio.to_thread(thread.join)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenOutput]:
-        """Yield a request's outputs; each answer's last has a finish reason. Closing the generator aborts the request.
+        """Yield outputs until each answer of the request has a finish reason. Closing the generator aborts the request.
 
         Raises the errors of `Engine.add_request`, EngineError if the engine fails, OverloadedError after `close`.
         """

@@ -40,7 +40,7 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
 
 
 class Prepared(msgspec.Struct, tag=True, frozen=True):
-    """Notice from the preparation thread to the loop: this request's constraint has been compiled, or has failed."""
+    """Notice from the compiling thread to the loop: compiling this request's constraint has succeeded or failed."""
 
     request_id: str
 

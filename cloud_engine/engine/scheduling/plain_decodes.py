@@ -33,8 +33,8 @@ class PlainDecodes:
         self._columns = _Columns()
         self._others: list[RequestState] | None = None  # all other running requests; None if stale
         self._steps = 0  # steps taken so far
-        self._due: dict[int, list[ScheduledRequest]] = {}  # step -> requests to check after it; may be stale
-        self._full: list[ScheduledRequest] = []  # requests that need a block for the next step; may be stale
+        self._due: dict[int, list[ScheduledRequest]] = {}  # step -> requests to check after it; entries may be stale
+        self._full: list[ScheduledRequest] = []  # requests that need a block for the next step; entries may be stale
 
     def join(self, state: RequestState) -> None:
         """Add a running request that has just received a token, if it needs nothing but plain decodes from now on."""
@@ -125,7 +125,7 @@ class _Columns:
         self.states = [item.state for item in items]
         self.request_ids = [state.request_id for state in self.states]
         self.indices = [state.index for state in self.states]
-        self._kinds = Counter(state.end_ids for state in self.states)  # few kinds: most requests share their end tokens
+        self._kinds = Counter(state.end_ids for state in self.states)  # number of requests by their set of end tokens
         self._end_ids = frozenset[int]().union(*self._kinds)
 
     def insert(self, item: ScheduledRequest) -> None:
@@ -162,12 +162,12 @@ class _Columns:
         return sorted(ended)
 
     def _place(self, item: ScheduledRequest) -> int:
-        """Return the index of `item`, searching from the first entry of equal order."""
+        """Return the index of `item`, searching from the first entry with an equal sort key."""
         return self.items.index(item, bisect_left(self.states, item.state.order, key=_order))
 
 
 def _partition(batch: Sequence[ScheduledRequest]) -> tuple[_Columns, list[int], OtherShares]:
-    """Split a batch into plain decodes, their rows, and all other shares."""
+    """Split a batch into plain decodes, the indices of their rows, and all other scheduled requests."""
     plain: list[ScheduledRequest] = []
     rows: list[int] = []
     others: OtherShares = []

@@ -120,8 +120,8 @@ class Scheduler:
     def ahead(self, batch: Sequence[ScheduledRequest]) -> list[ScheduledRequest]:
         """Return the plain decodes of `batch` that will continue in the next step, after allocating their blocks.
 
-        This is called before the results of `batch` are read. Returns nothing if the next step may also include drafts,
-        or a waiting request in the place of a request that ends."""
+        This is called before the results of `batch` are read. Returns no requests if the next step may also include
+        drafts, or a waiting request in the place of a request that ends."""
         going_on = [item for item in batch if item.start + 1 < item.state.last_position]
         frees_place = bool(self.waiting) and len(going_on) < len(batch)
         if frees_place or self._speculator.may_draft(len(going_on)):
@@ -283,7 +283,7 @@ class Scheduler:
         return budget
 
     def _num_fitting(self, expected: Sequence[GenerationRequest]) -> int:
-        """Return how many queued requests, from the first on, fit into the batch and the pool without cached blocks."""
+        """Return how many queued requests, from the first on, would fit into batch and pool if nothing were cached."""
         places, blocks = self._config.max_batch_size - self._places, self._cache.pool.num_free
         queue = chain(
             ((1 + state.unforked, len(state.token_ids)) for state in self.waiting),

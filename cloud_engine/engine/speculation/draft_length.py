@@ -55,7 +55,7 @@ class _Plan:
     tokens: float
     # Expected seconds of the step.
     seconds: float
-    # One-time cost of draft models that must catch up, in seconds.
+    # One-time cost of letting the draft model catch up on known tokens, in seconds.
     upfront_s: float = 0.0
 
     @property
@@ -199,7 +199,7 @@ class AdaptiveDraftLength(FixedDraftLength):
             self._rest_for(_TRIAL_STEPS, sequences)
 
     def _repeat(self, plan: _Plan, sequences: int) -> None:
-        """Repeat the plan for a whole trial, because one step with cold caches does not show the cost of a length."""
+        """Repeat the plan for a whole trial, because a single step with cold caches does not show its true cost."""
         self._trial_size, self._trial_length = sequences.bit_length(), max(plan.lengths)
         self._trial_left = _TRIAL_STEPS - 1
 

@@ -41,7 +41,7 @@ class DraftModel(Drafter):
     takes_passes = True
 
     def __init__(self, draft: Decoder, target: ModelConfig, sizes: KVCacheSize, config: EngineConfig) -> None:
-        """Set up the runner. The heads of target and draft may have different numbers of rows due to padding."""
+        """Set up the runner. Its logits are cut or padded to the target's vocabulary, which may have other padding."""
         self._runner = Runner(draft, sizes.num_blocks, config.block_size, attention_backend=config.attention_backend)
         make_ready(self._runner, graph_limits(sizes.context_length, 1, config), config.token_budget)
         self._most_tokens = config.token_budget
@@ -117,7 +117,7 @@ class DraftModel(Drafter):
         return max(at_once, one_by_one)
 
     def _first_pass(self, batch: Sequence[ScheduledRequest]) -> tuple[list[ScheduledRequest], list[Chunk]]:
-        """Return the requests that get drafts, and the chunks of the first pass: first theirs, then other prompts."""
+        """Return the requests that get drafts, and all chunks of the first pass: those of these requests first."""
         drafting: list[ScheduledRequest] = []
         chunks: list[Chunk] = []
         left = self._most_tokens

@@ -50,5 +50,5 @@ class Drafter(ABC):
         return 0
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy KV blocks of the drafter as in the served model; each pair is a source and a target block."""
+        """Copy the drafter's KV blocks as those of the served model were copied. Each pair is (source, target)."""
         del copies

@@ -183,7 +183,7 @@ class Speculator:
         return granted_to
 
     def _best_offer(self, state: RequestState, budget: int) -> tuple[Drafter, DraftCandidate] | None:
-        """Return the drafter with the highest acceptance rate, the first one if equal; None if no drafter offers."""
+        """Return the drafter with the highest acceptance rate, the first one if equal; None if none offers tokens."""
         remaining = state.num_remaining_tokens
         best: tuple[Drafter, DraftCandidate] | None = None
         for drafter in self._drafters:

@@ -19,11 +19,11 @@ _NEAR = 0.25  # relative difference of batch sizes up to which measurements are 
 class StepReport(msgspec.Struct, frozen=True):
     """The measurements of one step."""
 
-    # Sequences in the step, each with one known token.
+    # Sequences in the step, each of which computes at least one known token.
     sequences: int
     # Duration of the whole step, in seconds.
     step_s: float
-    # Known tokens beyond one per sequence.
+    # Known tokens computed beyond one per sequence, mostly of prompts.
     prefill_tokens: int = 0
     # Draft tokens verified.
     draft_tokens: int = 0
@@ -95,9 +95,8 @@ class StepCosts:
     def another_token_s(self, sequences: int, length: int, plain_s: float) -> float:
         """Return the seconds that draft token number `length` of a sequence adds to a step that verifies drafts anyway.
 
-        This is the average slope, capped by the cost difference to length - 1, so that slow long drafts do not make
-        short ones look slow.
-        """
+        This is the average slope of measured costs, but at most the additional cost compared with length - 1, so that
+        slow long drafts do not make short ones look slow."""
         measured = self._shares(sequences)
         if len(measured) < 2:
             return 0.0
@@ -105,7 +104,7 @@ class StepCosts:
         return max(0.0, min(self._rise(measured) * plain_s, behind - before)) / sequences
 
     def _rise(self, measured: dict[int, RecentMedian]) -> float:
-        """Return the average increase of the measured shares per additional draft token of each sequence."""
+        """Return the average increase of the measured costs per additional draft token of each sequence."""
         least, most = min(measured), max(measured)
         return max(0.0, measured[most].median - measured[least].median) / (most - least)
 
@@ -166,7 +165,7 @@ class StepCosts:
             self._plain_of(sequences).add(target_s, cold=cold)
             return target_s
         plain_s = self.plain_s(sequences)
-        if plain_s is not None and 2 * step.draft_tokens >= sequences:  # noise hides the cost of fewer
+        if plain_s is not None and 2 * step.draft_tokens >= sequences:  # noise hides the cost of fewer drafts
             shares = self._verify.setdefault(sequences.bit_length(), {})
             each = max(1, round(step.draft_tokens / sequences))
             shares.setdefault(each, RecentMedian()).add(max(0.0, target_s / plain_s - 1), cold=cold)

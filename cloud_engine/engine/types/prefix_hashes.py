@@ -18,7 +18,7 @@ class UnhashedBlocks:
 
 @dataclass(slots=True, eq=False)
 class PrefixHashes:
-    """Lazily computed hashes of a request's full blocks. Each hash covers the previous block's hash and the tokens.
+    """Lazily computed hashes of a request's full blocks. Each hash covers the previous hash and the block's tokens.
 
     Equal hashes (BLAKE2b) mean equal prefixes and salts. `unhashed` holds the blocks without hashes while no other
     request shares the first block.

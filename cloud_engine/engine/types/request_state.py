@@ -1,4 +1,4 @@
-"""The state of a request in the engine, and its share of a step. Imports no torch."""
+"""The state of a request in the engine, and its part of a step. Imports no torch."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class RequestState:
     # The answer has had its first output.
     has_begun: bool = False
     drafts: DraftRecord = field(init=False, default_factory=DraftRecord)
-    # Reused for every step while each is certain to be a plain decode (`plain_decodes`); else None.
+    # Work of the next step, reused as long as all steps are certain to be plain decodes (`plain_decodes`).
     decode: ScheduledRequest | None = field(init=False, default=None)
     prefix: PrefixHashes = field(init=False)
     request_id: str = field(init=False)
