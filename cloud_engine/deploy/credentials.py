@@ -19,7 +19,6 @@ _ACTOR = "updraft cloud"
 class Credentials:
     """Creates and reads the key files. In a cluster, they must be at the same path on every machine."""
 
-    # Path of the key database.
     database: Path
 
     @property

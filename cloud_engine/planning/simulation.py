@@ -128,7 +128,6 @@ class NodeShape:
 
     config: EngineConfig
     costs: StepTimeModel
-    # Blocks of the KV cache.
     num_blocks: int
 
 

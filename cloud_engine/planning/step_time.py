@@ -22,7 +22,6 @@ MAX_ROW_COSTS = 9  # costs for up to 512 tokens per step; in larger steps, arith
 
 
 class _Report(msgspec.Struct):
-    # Measurements by name.
     metrics: dict[str, float]
 
 
@@ -43,7 +42,6 @@ class StepContent:
     context_tokens: int
     # Pairs of a query and a key token in the attention of prompt chunks.
     prompt_pairs: int
-    # Number of prompt chunks.
     chunks: int = 0
 
     @staticmethod

@@ -48,8 +48,7 @@ class LaunchedStep:
     def of(self, batch: Sequence[ScheduledRequest]) -> LaunchedStep | None:
         """Return this step restricted to a newly scheduled `batch`; None if `batch` needs work that this step lacks.
 
-        Rows of requests that are not in `batch` are discarded.
-        """
+        Rows of requests that are not in `batch` are discarded."""
         if batch == self.batch and self.is_reliable:
             return self
         places = {item: row for row, item in enumerate(self.batch) if item.state.decode is item}

@@ -62,7 +62,7 @@ class KVCacheManager:
         """Assign blocks for a request's known tokens, cached blocks first. If too few are free, return False.
 
         With a window, only the first chunk gets blocks now, but as many blocks as the request can ever hold must be
-        free. On success, `num_computed_tokens` is the length of the cached prefix. That prefix never includes the last
+        free. On success, `num_computed_tokens` is the length of the cached prefix. The prefix never includes the last
         known token, because the logits of this token are needed."""
         cached = self._cached_prefix(state)
         if not self._has_blocks(state, cached):

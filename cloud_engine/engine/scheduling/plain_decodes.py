@@ -79,8 +79,7 @@ class PlainDecodes:
         """Append to each plain decode its new token from `tokens`, one per row, unless the token ends the answer.
 
         `batch` has the plain decodes first, as returned by `shares`. Returns the appended tokens, and the scheduled
-        requests that are left to process, which include the plain decodes that end.
-        """
+        requests that are left to process, which include the plain decodes that end."""
         columns, rows = self._columns, range(len(self._columns.items))
         if not rows or batch[len(rows) - 1] is columns.items[-1]:
             others = _with_rows(batch[len(rows) :], len(rows))

@@ -32,8 +32,7 @@ def order_of(state: RequestState, policy: Policy) -> float:
     """Return the sort key of a request, lowest first. The key never changes.
 
     Every policy includes the arrival time, so that no request starves: a request can only overtake requests that
-    arrived shortly before. This works like priority ageing, but never re-sorts the queue.
-    """
+    arrived shortly before. This works like priority ageing, but never re-sorts the queue."""
     if policy == "priority":
         return state.arrived + PRIORITY_S * state.request.priority
     if policy == "shortest-prefill":

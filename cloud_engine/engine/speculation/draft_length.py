@@ -33,7 +33,7 @@ class DraftCandidate:
 
     acceptance: float
     limit: int
-    # Whether each draft token needs a pass of a draft model. That model must first compute `lag` known tokens.
+    # Whether each draft token needs a pass of a draft model. The model must first compute `lag` known tokens.
     takes_passes: bool = False
     lag: int = 0
     # Maximum tokens that the request may still generate.

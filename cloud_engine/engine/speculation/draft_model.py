@@ -65,8 +65,7 @@ class DraftModel(Drafter):
 
         The first pass also computes tokens that only the target has computed so far, such as prompts, even while the
         target is still prefilling them. If a request has too many such tokens for one pass, the draft model computes
-        them over several passes, and the request gets no drafts until then.
-        """
+        them over several passes, and the request gets no drafts until then."""
         started = time.perf_counter()
         drafting, chunks = self._first_pass(batch)
         if not chunks:

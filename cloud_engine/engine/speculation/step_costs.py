@@ -37,7 +37,6 @@ class StepReport(msgspec.Struct, frozen=True):
     draft_s: float = 0.0
     # Duration of the draft model's first pass, in seconds.
     first_pass_s: float = 0.0
-    # Accepted draft tokens.
     accepted_tokens: int = 0
     # Time spent on granting drafts and on learning, in seconds.
     deciding_s: float = 0.0

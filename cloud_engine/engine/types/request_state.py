@@ -44,9 +44,7 @@ class RequestState:
     """
 
     request: GenerationRequest
-    # Maximum tokens of this answer.
     max_tokens: int
-    # Sampling parameters of the answer's tokens.
     params: ResolvedParams
     seed: int
     # Tokens that end the answer.
