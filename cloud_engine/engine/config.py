@@ -90,7 +90,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModeLimits:
-    """Limits of an engine mode, named as in `EngineConfig`. Within them, measured times decide chunks and drafts."""
+    """Limits of an engine mode. The fields are settings of the same names in `EngineConfig`. Within them, the engine adapts chunks and drafts to measured times."""
 
     max_batch_size: int
     token_budget: int
@@ -107,7 +107,7 @@ MODES: dict[Mode, ModeLimits] = {
 
 
 def settings_of(limits: ModeLimits, **given: int | None) -> dict[str, Any]:
-    """Return `limits` as settings, overridden by the `given` values that are not None."""
+    """Return `limits` as arguments of `EngineConfig`. `given` values that are not None override the limits."""
     return asdict(limits) | {name: value for name, value in given.items() if value is not None}
 
 

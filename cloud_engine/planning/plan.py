@@ -47,7 +47,7 @@ class FleetFigures:
     tpot_p99_s: float
     # Answer tokens per second, from the first arrival to the last answer.
     tokens_per_s: float
-    # Average share of this time that a node computes.
+    # Average share of the time from first arrival to last answer in which a node computes.
     busy: float
     # Share of empty token slots in the KV blocks held by requests.
     kv_waste: float
@@ -161,7 +161,7 @@ class Planner:
         return at_once.figures(1).tokens_per_s, self._static()
 
     def _static(self) -> float:
-        """Return tokens per second of batches that last until their longest answer ends, with padded prompts."""
+        """Return tokens per second with static batches, which pad prompts and last until their longest answer ends."""
         rows, costs, size = self._servable(), self.shape.costs, self.shape.config.max_batch_size
         seconds = 0.0
         for first in range(0, len(rows), size):

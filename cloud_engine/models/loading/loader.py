@@ -74,7 +74,7 @@ def _check_names(checkpoint: Checkpoint, sources: Mapping[str, tuple[str, ...]],
 
 
 def _rows(checkpoint: Checkpoint, parts: tuple[str, ...], wanted: tuple[int, ...]) -> list[int]:
-    """Return the rows of each part, and check the shapes before memory is allocated for the parameter."""
+    """Return the number of rows of each part. Raises ModelLoadError for wrong shapes, before memory is allocated."""
     shapes = [checkpoint.shape(part) for part in parts]
     rows = [shape[0] for shape in shapes]
     if any(shape[1:] != wanted[1:] for shape in shapes) or sum(rows) != wanted[0]:
