@@ -1,4 +1,4 @@
-"""A chat request read for translation: each field is translated, ignored, or raises an error that names the field."""
+"""Reader of a chat request for translation. Each field is translated, ignored, or refused with an error."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ....protocol.errors import InvalidRequestError
 from ...request.json_narrowing import table, tables
 from .provider import Provider
 
-#: Hints that do not change the answer, and fields that the router itself handles.
+#: Fields to ignore: hints that do not change the answer, and fields that the router itself handles.
 _HINTS = frozenset(
     ("prediction", "stream", "stream_options", "add_generation_prompt", "model", "metadata", "service_tier",
      "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")
 )  # fmt: skip
-#: Values that request the default behaviour.
+#: Values that can be ignored, because they request the default behaviour.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "store": (False,),

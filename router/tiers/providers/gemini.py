@@ -26,7 +26,7 @@ _CONFIG = {
     "frequency_penalty": "frequencyPenalty",
 }
 _MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
-_NO_SIGNATURE = "skip_thought_signature_validator"  # Google's placeholder for a call made by another model
+_NO_SIGNATURE = "skip_thought_signature_validator"  # Google's placeholder signature for calls by other models
 
 
 class GeminiProvider(Provider):
