@@ -44,7 +44,7 @@ class _DraftedRequest(Generic[T]):
     send: Callable[[CloudTier, dict[str, Any]], Awaitable[T]]
 
     async def sent(self, tier: CloudTier, attempt: CloudAttempt) -> tuple[T, bool]:
-        """Return the answer, and whether the draft was sent. Retry if the cloud refuses the cap of `attempt`."""
+        """Return the answer, and whether the draft was sent. Retry if the cloud rejects the field of the token cap."""
         while True:
             try:
                 return await self._send_to(tier, attempt.body)
@@ -54,7 +54,7 @@ class _DraftedRequest(Generic[T]):
 
     async def _send_to(self, tier: CloudTier, body: dict[str, Any]) -> tuple[T, bool]:
         """Return the answer, and whether the draft was sent. Retry without the draft if the cloud refuses the field."""
-        given = not self.draft or "prediction" in body  # the caller pays for the caller's own prediction
+        given = not self.draft or "prediction" in body  # the caller's own prediction has priority
         if given:
             return await self.send(tier, body), False
         time_left_s = self.time_left_s()
@@ -65,7 +65,7 @@ class _DraftedRequest(Generic[T]):
         except CloudFailure as failure:
             if not failure.names("prediction"):
                 raise
-        answer = await self.send(tier, body)  # a failure here means that the draft was not the cause
+        answer = await self.send(tier, body)  # if this raises too, the draft was not the cause
         tier.refuse_drafts()
         return answer, False
 
@@ -84,14 +84,14 @@ class Escalation:
         self._path = path
         self.state = state
         self.record = record
-        self._forwarded = job.forwarded  # forwarded headers with the span of the current call
+        self._forwarded = job.forwarded  # headers to forward, with the trace span of the current call
         self._stream: CloudStream | None = None
         self._race: asyncio.Task[CloudReply | CloudStreamReply] | None = None
-        self.took_draft = False  # whether the cloud that answered was sent a draft
+        self.took_draft = False  # whether the answering cloud was sent a draft
         self._streaming = 0.0  # start of the stream, by time.monotonic()
 
     async def ruling(self) -> Ruling:
-        """Apply gate 0. The budget is read only if the cloud may answer, since that waits for ledger writers."""
+        """Apply the rules of gate 0. Read the budget only if a cloud may answer, since that waits for writers."""
         availability, budget = self.state.availability(), self.state.budget
         ruling = rule(self.job, availability)
         if budget is None or not ruling.cloud:
@@ -107,10 +107,10 @@ class Escalation:
             record.time_dependent = True
             try:
                 return rule(self.job, replace(availability, over_budget=over_budget))
-            except BudgetExceededError:  # other requests may release part of their reservations
+            except BudgetExceededError:  # wait, because other requests may release part of their reservations
                 if not await budget.in_flight.settlement(until, seen):
                     raise
-        record.waits_until = 0.0 if ruling.local else until  # the device can answer at once
+        record.waits_until = 0.0 if ruling.local else until  # do not wait if the device can answer at once
         return ruling
 
     def candidates(self) -> list[CloudCandidate]:
@@ -134,7 +134,7 @@ class Escalation:
                     code="unsupported_parameter",
                 )
             if isinstance(named, str) and named not in ("cloud", config.cloud_model):
-                top = CloudCandidate(named, tiers.cloud)  # a cloud model that is not for chat
+                top = CloudCandidate(named, tiers.cloud)  # another model of that cloud, for example for embeddings
             return [next((candidate for candidate in middle_tiers if candidate.model == named), top)]
         if self.record.decision.exploration_chance:
             return [top]
@@ -146,8 +146,8 @@ class Escalation:
         return dict(self.job.body)
 
     def race(self, time_left_s: Callable[[], float]) -> None:
-        """Ask the cloud in parallel with the device. `race_outcome()`, `lose_race()` or `aclose()` ends the race."""
-        self.record.time_dependent = True  # the result depends on timing
+        """Start a cloud call besides the local run. End the race with `race_outcome()`, `lose_race()` or `aclose()`."""
+        self.record.time_dependent = True  # the tier that answers depends on timing, so do not cache the answer
         self._race = asyncio.create_task(self.ask(self.body(), time_left_s))
 
     @property
@@ -156,18 +156,18 @@ class Escalation:
 
     @property
     def races_excluded_cloud(self) -> bool:
-        """Return whether the last gate has ruled out the raced cloud; false until that cloud has been asked."""
+        """Return whether the latest gate decision rules out the cloud in the race. False if it was not called yet."""
         has_called = self.racing and bool(self.record.cloud_calls)
         return has_called and self.record.cloud_model not in [candidate.model for candidate in self.candidates()]
 
     @property
     def has_won(self) -> bool:
-        """Return whether the raced cloud has answered, or its stream has begun."""
+        """Return whether the cloud in the race has answered, or its stream has begun."""
         race = self._race
         return race is not None and race.done() and not race.cancelled() and race.exception() is None
 
     async def unless_race_won(self, step: Awaitable[T | None]) -> T | None:
-        """Return the result of `step`, or cancel it and return None once the raced cloud has won."""
+        """Return the result of `step`, or cancel `step` and return None once the cloud has won the race."""
         race = self._race
         if race is None:
             return await step
@@ -181,7 +181,7 @@ class Escalation:
                 await asyncio.gather(task, return_exceptions=True)
 
     async def race_outcome(self) -> CloudReply | CloudStreamReply:
-        """Return the answer of the raced cloud. Raises CloudFailure."""
+        """End the race with the cloud's answer. Raises CloudFailure."""
         race, self._race = self._race, None
         if race is None:
             raise EngineError("The cloud was not raced.")
@@ -192,7 +192,7 @@ class Escalation:
             raise
 
     async def lose_race(self, local: LocalAnswer, note: str) -> None:
-        """Stop the raced cloud. A stopped cloud reports no usage, so the tokens of `local` are counted."""
+        """Stop the cloud in the race. It reports no usage then, so the tokens of `local` serve as an estimate."""
         race, self._race = self._race, None
         if race is None:
             return
@@ -211,7 +211,7 @@ class Escalation:
     ) -> CloudReply | CloudStreamReply:
         """Return the whole answer, or a stream with its first content if the caller wants a stream.
 
-        `time_left_s` is called for each cloud. `draft`: local text, for clouds that accept drafts.
+        `time_left_s`: returns the timeout of the next cloud. `draft`: local text, for clouds that accept drafts.
         """
         if self.job.stream:
             return CloudStreamReply(await self.open(body, time_left_s, draft=draft))
@@ -228,7 +228,7 @@ class Escalation:
 
     @property
     def can_continue_stream(self) -> bool:
-        """Return whether the best cloud can continue a begun stream. Smaller clouds may be ruled out."""
+        """Return whether the best cloud can continue a begun stream. The gates may exclude smaller clouds."""
         cloud = self.state.tiers.cloud
         return cloud is not None and cloud.continues
 
