@@ -35,7 +35,7 @@ _EXCESS: dict[Kind, str] = {
     "cloud_tokens": "{used} of {limit} cloud tokens are used or reserved, and this request may take {amount}",
 }
 _WOKEN = 8  # requests waiting for budget that are woken when the actual cost of another request is booked
-_RETRY_S = 1.0  # longest sleep of such a request, in seconds, because costs booked by other processes do not wake it
+_RETRY_S = 1.0  # longest sleep of a waiting request, in seconds, since costs booked by other processes do not wake it
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ SpendingRow = tuple[Period, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    # Day of the reservation, in days since 1970. The actual cost is booked in the day or month that contains it.
+    # Day of the reservation, in days since 1970. The actual cost is booked in the same day or month.
     day: int
     charge: Charge
     # Completion tokens that the latest reservation allows.
@@ -199,7 +199,7 @@ class Budget:
                 _add(connection, row, charge)
             return Reservation(before.day, before.charge + charge, tokens, before.rows | rows)
 
-        # No flush, because while waiting for it, other requests could use the budget that `exceeded` has just seen.
+        # No flush, because other requests could meanwhile use the budget that `exceeded` has just found.
         reservation = await self._alone(take, flushed=False)
         self.in_flight.count += held is None
         return reservation
@@ -228,7 +228,7 @@ class Budget:
     def _checked(
         self, connection: sqlite3.Connection, day: int, caller: Caller, demand: Demand
     ) -> tuple[list[Claim], list[AccountUsage]]:
-        """Return a claim of the least charge on each limit, and each limit's usage. Raises BudgetExceededError."""
+        """Return, per limit, a claim for the least charge and the amount used. Raises BudgetExceededError."""
         claims, usages, least = list[Claim](), list[AccountUsage](), demand.charge(demand.wanted.least)
         for scope, limits in self._limits.items():
             spent, reasons = self._spent(connection, day, scope, caller), list[str]()

@@ -232,7 +232,7 @@ class Ledger:
         return await self.alone(lambda connection: connection.execute(query, (thumb, request_id)).rowcount > 0)
 
     def totals(self, by: str | None = None, *, since: float = 0.0) -> list[LedgerTotals]:
-        """Return totals of requests since `since` (epoch seconds), per value of `by` (one of `GROUPS`) or of all."""
+        """Return totals since `since` (epoch seconds), one per value of `by` (see `GROUPS`), or one in all."""
         sums = self._reader.totals([] if by is None else [by], since)
         return [LedgerTotals(group="" if by is None else each.pop(by), **each) for each in sums]
 

@@ -30,7 +30,7 @@ class RequestWriter(LedgerWriter):
     def enter(
         self, row: LedgerRow, extra: ExtraWrite | None = None, committed: asyncio.Future[bool] | None = None
     ) -> None:
-        """Queue one row, and `extra` for the same transaction. Never raises.
+        """Queue one row. `extra` is written in the same transaction. Never raises.
 
         `committed`: future that is set after the commit, or after the first failed attempt.
         """

@@ -88,7 +88,7 @@ class CloudAttempt:
     async def _book(self, cause: str) -> bool:
         """Charge a broken attempt, separately from the next attempt. Return False if the budget forbids a retry.
 
-        The prompt is charged in full. The answer's length is unknown, so its least reservation is charged.
+        The prompt is charged in full. The answer's length is unknown, so the least reserved length is charged.
         """
         record, call, budget = self.record, self.call, self.state.budget
         read = prompt_tokens(json_bytes(self.drafted))

@@ -91,7 +91,7 @@ class Escalation:
         self._streaming = 0.0  # start of the stream, by time.monotonic()
 
     async def ruling(self) -> Ruling:
-        """Apply the rules of gate 0. Read the budget only if a cloud may answer, since that waits for writers."""
+        """Apply gate 0's rules. Read the budget only if a cloud may answer, since reading may wait for writers."""
         availability, budget = self.state.availability(), self.state.budget
         ruling = rule(self.job, availability)
         if budget is None or not ruling.cloud:
@@ -146,7 +146,7 @@ class Escalation:
         return dict(self.job.body)
 
     def race(self, time_left_s: Callable[[], float]) -> None:
-        """Start a cloud call besides the local run. End the race with `race_outcome()`, `lose_race()` or `aclose()`."""
+        """Start a cloud call that races the local run. `race_outcome()`, `lose_race()` or `aclose()` ends the race."""
         self.record.time_dependent = True  # the tier that answers depends on timing, so do not cache the answer
         self._race = asyncio.create_task(self.ask(self.body(), time_left_s))
 
@@ -156,7 +156,7 @@ class Escalation:
 
     @property
     def races_excluded_cloud(self) -> bool:
-        """Return whether the latest gate decision rules out the cloud in the race. False if it was not called yet."""
+        """Return whether the latest gate decision rules out the racing cloud. False before that cloud is called."""
         has_called = self.racing and bool(self.record.cloud_calls)
         return has_called and self.record.cloud_model not in [candidate.model for candidate in self.candidates()]
 
@@ -181,7 +181,7 @@ class Escalation:
                 await asyncio.gather(task, return_exceptions=True)
 
     async def race_outcome(self) -> CloudReply | CloudStreamReply:
-        """End the race with the cloud's answer. Raises CloudFailure."""
+        """End the race, and return the cloud's answer. Raises CloudFailure."""
         race, self._race = self._race, None
         if race is None:
             raise EngineError("The cloud was not raced.")
@@ -192,7 +192,7 @@ class Escalation:
             raise
 
     async def lose_race(self, local: LocalAnswer, note: str) -> None:
-        """Stop the cloud in the race. It reports no usage then, so the tokens of `local` serve as an estimate."""
+        """Stop the cloud in the race. A stopped cloud reports no usage, so the tokens of `local` are its estimate."""
         race, self._race = self._race, None
         if race is None:
             return
@@ -228,7 +228,7 @@ class Escalation:
 
     @property
     def can_continue_stream(self) -> bool:
-        """Return whether the best cloud can continue a begun stream. The gates may exclude smaller clouds."""
+        """Return whether the best cloud, which is always a candidate, can continue a begun stream."""
         cloud = self.state.tiers.cloud
         return cloud is not None and cloud.continues
 

@@ -29,9 +29,9 @@ log = logging.getLogger("updraft.router")
 
 # If the cloud accepted a smaller share of the draft's tokens, the local answer counts as different from the cloud's.
 _ACCEPTED_SHARE = 0.9
-# Most answers that wait to be stored. The limit keeps their texts from filling the memory if the disk stalls.
+# Maximum number of answers waiting to be stored, so that a stalled disk cannot fill the memory with texts.
 MAX_WAITING = 256
-# Seconds to wait while another process writes to the database, and at shutdown until all answers are stored.
+# Longest wait in seconds for another process to finish writing, and at shutdown for all answers to be stored.
 BUSY_S = 5.0
 
 

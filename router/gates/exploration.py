@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _WrappingGates:
-    """Base class of gates that wrap other gates and delegate the methods without a decision to them."""
+    """Base class of gates that wrap other gates, and delegate to these all methods that decide nothing."""
 
     def __init__(self, gates: Gates) -> None:
         self._gates = gates
@@ -80,7 +80,7 @@ class ExplorationGates(_WrappingGates):
         return _SampledGates(self, self._exploration, "shadow" if self._shadow else "exploration") if explores else self
 
     def around(self, gates: Gates) -> ExplorationGates:
-        """Return `gates` wrapped with this exploration. Raises InvalidRequestError if the server reports no signals."""
+        """Return `gates` with this exploration setting. Raises InvalidRequestError if the server reports no signals."""
         if isinstance(self._gates, NoSignalGates):
             raise InvalidRequestError(
                 "updraft.confidence needs log-probabilities, but the local server reports none. Leave it out.",
@@ -97,7 +97,7 @@ class ExplorationGates(_WrappingGates):
     def follow(self, before: Gates | None, *, learns: bool) -> None:
         """Take over from the previous gates, `before`, with their drift monitor if the calibration is the same.
 
-        `learns`: whether samples are stored for learning. Otherwise exploration stops.
+        `learns`: whether samples are stored for learning. If not, exploration stops.
         """
         if isinstance(before, ExplorationGates) and self.monitor is not None and before.monitor is not None:
             self.monitor = before.monitor if self.monitor.has_calibration_of(before.monitor) else self.monitor
@@ -130,7 +130,7 @@ class ExplorationGates(_WrappingGates):
         return replace(decision, propensity=1.0 if decision.escalate else self._exploration)
 
     def _quality(self, quality: float | None) -> float | None:
-        """Return the quality target to use. After a drift alarm, the target allows only half of the quality loss."""
+        """Return the quality target to use. After a drift alarm, only half of the quality loss is allowed."""
         return quality if self.monitor is None or self.monitor.alarm is None else self._stricter(quality)
 
     def _stricter(self, quality: float | None) -> float | None:

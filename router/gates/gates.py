@@ -34,7 +34,7 @@ class GateDecision:
     threshold: float | None = None
     # Confidence in the local answer, if the gate compares it with `threshold`.
     confidence: float | None = None
-    # Probability that a cloud grades the answer, to weight it in learning. None: exploration is not used.
+    # Probability that a cloud grades the answer, used to weight the answer in learning. None: no exploration.
     propensity: float | None = None
     # Probability with which this request was sampled for exploration, to be answered by both tiers; 0 if not sampled.
     exploration_chance: float = 0.0
@@ -175,9 +175,8 @@ class PolicyGates:
 def confidence_of(signals: Sequence[Signals], by: ConfidenceSignal) -> float:
     """Return the local model's mean confidence, from 0 to 1; 0 without tokens.
 
-    `probability`: geometric mean of the token probabilities. `entropy`: 1 / n for the number n of equally likely tokens
-    that have the mean entropy. `margin`: probability of a token relative to that of the token and the runner-up, at the
-    mean margin.
+    `probability`: geometric mean of the token probabilities. `entropy`: exponential of the negated mean entropy.
+    `margin`: sigmoid of the mean difference in log-probability between the two most likely tokens.
     """
     if not signals:
         return 0.0

@@ -117,7 +117,7 @@ def read_routing_request(
     hold_tokens: int | None,
     started: float,
 ) -> RoutingRequest:
-    """Read a request that arrived at `started` (`time.monotonic()`). `hold_tokens`: default of the option.
+    """Read a request that arrived at `started` (`time.monotonic()`). `hold_tokens`: default of that option.
 
     Raises InvalidRequestError if no tier could process the request.
     """

@@ -14,7 +14,7 @@ def whole(completion: dict[str, Any]) -> dict[str, Any]:
 
 
 class CloudReasoning:
-    """Converter for the events of one stream. Reasoning that is already in `reasoning_content` stays unchanged."""
+    """Converter of reasoning in one stream's events. Reasoning already in `reasoning_content` stays unchanged."""
 
     def __init__(self) -> None:
         self._splitters: dict[Any, ReasoningSplitter] = {}

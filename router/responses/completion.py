@@ -68,7 +68,7 @@ def _choice(answer: LocalAnswer, index: int, cascade: Cascade) -> ChatChoice:
 def prompt_logprobs(
     answer: LocalAnswer, shown: int | None, token_bytes: TokenBytes
 ) -> list[dict[str, PromptToken] | None] | UnsetType:
-    """Return the prompt's log-probabilities as vLLM does: per token, those of it and of the most likely tokens."""
+    """Return the prompt's log-probabilities in vLLM's form: per token, its own and those of the likeliest tokens."""
     if shown is None:
         return UNSET
     entries: list[dict[str, PromptToken] | None] = [None]
@@ -134,7 +134,7 @@ class ShownTokens:
         return self._released()
 
     def flush(self, answer: LocalAnswer) -> list[tuple[int, Token]]:
-        """Return the tokens that the end of the answer releases: all remaining, unless a stop string ended it."""
+        """Return the tokens that the end of the answer releases: all, unless a stop string ended the answer."""
         self._written += len(self._detokenizer.flush())
         self._shown = max(self._shown, len(answer.text))
         if self._shown >= self._written:

@@ -51,8 +51,8 @@ class DirectCall:
         self, path: str, unsupported: InvalidRequestError | None, why_cloud: str
     ) -> tuple[Ruling, Escalation]:
         """Return the tiers that may answer, and the escalation to the cloud. `unsupported`: why the device
-        cannot answer. `why_cloud`: reason to report for the cloud if the rules allow both tiers or only the endpoint
-        needs a cloud. Raises the errors of `rule`.
+        cannot answer. `why_cloud`: reason to report if the rules allow both tiers, or if only a cloud has the
+        feature. Raises the errors of `rule`.
         """
         self.job = replace(self.job, unsupported=unsupported)
         escalation = Escalation(self.job, self.state, self.record, path)

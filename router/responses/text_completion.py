@@ -24,7 +24,7 @@ from .completion import ShownTokens, prompt_logprobs, text_logprobs
 from .direct import DirectCall, DirectReply
 from .streaming import StreamError, relay
 
-MAX_ANSWERS = 128  # most answers to one request on the device, for all its prompts together
+MAX_ANSWERS = 128  # maximum number of answers to one request on the device, for all its prompts together
 
 
 async def complete(call: DirectCall) -> DirectReply:
@@ -69,7 +69,7 @@ def _for_the_device(body: dict[str, Any]) -> tuple[CompletionRequest | None, Inv
 
 
 def _writes_nothing(body: dict[str, Any]) -> bool:
-    """Return whether the caller wants only the prompt's scores. The engine then generates one unsent token."""
+    """Return whether only the prompt's scores are wanted. The engine then generates one token that is not sent."""
     return body.get("max_tokens") == 0 and body["max_tokens"] is not False
 
 

@@ -49,7 +49,7 @@ class CloudEndpoint:
     def redactor(self, callers_key: str | None) -> Redactor:
         """Return a redactor that hides the keys, and header and query values whose names suggest credentials."""
         named = [value for name, value in (*self.headers.items(), *self.query.items()) if may_open(name.lower())]
-        parts = [value.rpartition(" ")[2] for value in named]  # without the scheme, as in `Bearer KEY`
+        parts = [value.rpartition(" ")[2] for value in named]  # the key alone of `Bearer KEY`
         return Redactor(key for key in (self.api_key, callers_key, *named, *parts) if key)
 
     def redacted_error(self, raw: bytes, callers_key: str | None) -> bytes:
@@ -112,7 +112,7 @@ def _client(endpoint: CloudEndpoint, verify: ssl.SSLContext | bool) -> httpx.Asy
             follow_redirects=False,  # a redirect would send the prompt to a host that is not in the settings
             event_hooks={"response": [_keep_location]},
         )
-        client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))  # one client serves all callers
+        client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))  # callers must not share cookies
         return client
     except (ValueError, ImportError, httpx.InvalidURL) as error:
         named = shown_url(proxy or "")

@@ -27,6 +27,6 @@ class LoadBackoff:
 
     @property
     def error(self) -> UpdraftError | None:
-        """Last failure, or None if loading may be tried again. Without traceback, which would grow with each raise."""
+        """Last failure, or None if loading may be tried again. Its traceback is removed, as each raise extends it."""
         over = self._error is None or time.monotonic() >= self._until or self._version() != self._failed
         return None if over or self._error is None else self._error.with_traceback(None)

@@ -37,8 +37,8 @@ class CloudCalls:
     """Sends requests to one cloud with retries. The breaker counts requests, not attempts.
 
     A 5xx, a broken connection or a short timeout may be the request's fault, so several distinct requests in a row must
-    fail to open the circuit. After a 5xx, the next request is sent at once, as a trial, since the cloud is up. A request
-    opens the circuit if it never reaches the cloud. Two open it if both time out and no other request is answered.
+    fail to open the circuit. After a 5xx, the next request is sent at once as a trial, since the cloud is up. A request
+    opens the circuit if it never reaches the cloud. Two requests open it if both time out while no other is answered.
     `patience_s`: timeout of an attempt, in seconds.
     """
 

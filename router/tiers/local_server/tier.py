@@ -1,7 +1,7 @@
 """Local tier over an OpenAI-compatible server: streamed tokens, with log-probabilities if the server reports them.
 
-Hidden states are unavailable. Tool calls are converted to text as an on-device model would generate it, because gates
-and streams look for tool calls in the text.
+Hidden states are unavailable. Tool calls are converted to the text that an on-device model would generate, because
+gates and streams look for tool calls in the text.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class ServerToken:
 
 
 class SeenVocabulary:
-    """Assigner of IDs to tokens, since the server sends token bytes without IDs."""
+    """Vocabulary of the tokens seen so far. It assigns IDs, since the server sends token bytes without IDs."""
 
     def __init__(self) -> None:
         self._ids: dict[bytes, int] = {}
