@@ -65,13 +65,10 @@ class BudgetLimits:
 class Charge:
     """The amounts that one or more requests take from a budget."""
 
-    # Number of requests.
     requests: int = 0
-    # Number of requests that used the cloud.
     cloud_requests: int = 0
     # Prompt and completion tokens in the cloud.
     cloud_tokens: int = 0
-    # Cost in US dollars.
     usd: float = 0.0
 
     def __add__(self, other: Charge) -> Charge:

@@ -39,8 +39,6 @@ class CacheHit:
 
 @dataclass(slots=True)
 class CloudCall:
-    """One call to a cloud."""
-
     model: str
     # Charge as a function of the answer's length. None: there are no budgets.
     demand: Demand | None = None
@@ -106,7 +104,6 @@ class RequestRecord:
     local_tokens: int = 0
     # Duration of all local runs, in seconds.
     local_s: float = 0.0
-    # Calls to clouds, in order.
     cloud_calls: list[CloudCall] = field(default_factory=list[CloudCall])
     # Duration of all cloud calls, in seconds.
     cloud_s: float = 0.0
@@ -118,7 +115,6 @@ class RequestRecord:
     time_dependent: bool = False
     # Origin of the answer, if it came from the cache.
     cache_hit: CacheHit | None = None
-    # Trace span of the request.
     span: Span = field(default_factory=Span)
 
     @property

@@ -210,7 +210,7 @@ def _check_frame(body: dict[str, Any]) -> None:
 
 
 def check_stream_options(body: dict[str, Any]) -> None:
-    """Raise InvalidRequestError for stream options without a stream, as OpenAI does."""
+    """Raise InvalidRequestError for stream options without a stream, which OpenAI refuses too."""
     if body.get("stream_options") is None:
         return
     if table(body["stream_options"]) is None:

@@ -160,7 +160,7 @@ class _LocalText:
         return self.chunks.delta(delta, logprobs)
 
     def _logprobs(self, take: Callable[[ShownTokens], list[tuple[int, Token]]]) -> ChoiceLogprobs | None:
-        """Return the log-probabilities of the tokens that `take` releases, or None if there are none to report."""
+        """Return the log-probabilities of the tokens that `take` releases, or None if it releases no tokens."""
         tokens = [] if self._shown is None else take(self._shown)
         return token_logprobs(tokens, self._cascade.local.token_bytes) if tokens else None
 

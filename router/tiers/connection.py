@@ -40,7 +40,7 @@ class CloudEndpoint:
     connect_timeout_s: float = 2.0
     # Whether to send drafts to a cloud that is not an Updraft node.
     send_drafts: bool = False
-    # Provider whose API the cloud has.
+    # Provider that defines the cloud's API.
     provider: Provider = field(default_factory=OpenAIProvider)
     # Extra headers and extra query values to send with every request.
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)

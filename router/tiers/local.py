@@ -24,8 +24,6 @@ T = TypeVar("T")
 
 
 class EngineLocalTier:
-    """`LocalTier` over one engine."""
-
     def __init__(self, engine: LocalEngine) -> None:
         self._engine = engine
         self._grammars: GrammarCheck | None = None

@@ -28,7 +28,6 @@ class AnswerForm:
 
     # Alternative tokens to report per token. None: report no log-probabilities.
     shown: int | None = None
-    # Tools offered to the model.
     tools: ToolUse | None = None
     # Marker text to put before tool calls.
     opener: str = ""

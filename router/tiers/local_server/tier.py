@@ -38,8 +38,6 @@ _WEIGHTS = ("vocab_type", "n_vocab", "n_ctx_train", "n_embd", "n_params", "size"
 
 @dataclass(frozen=True, slots=True)
 class LocalServerModel:
-    """A model on a server."""
-
     address: ServerAddress
     name: str
     context_length: int

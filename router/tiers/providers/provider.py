@@ -34,11 +34,8 @@ class Capabilities:
     continuation: bool = False
     # Supports grammars besides JSON schemas (`structured_outputs`).
     grammars: bool = False
-    # Supports `seed`.
     seeds: bool = False
-    # Supports tool calls.
     tools: bool = True
-    # Supports images.
     images: bool = True
     # Lists its models at GET /models in OpenAI's form.
     lists_models: bool = True
