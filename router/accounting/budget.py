@@ -196,7 +196,7 @@ class Budget:
                 _add(connection, row, charge)
             return Reservation(before.day, before.charge + charge, tokens, before.rows | rows)
 
-        # No flush, because other requests could meanwhile use the budget that `exceeded` has just found.
+        # Do not wait for a flush, because other requests could use up the budget meanwhile.
         reservation = await self._alone(take, flushed=False)
         self.in_flight.count += held is None
         return reservation

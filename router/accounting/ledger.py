@@ -138,7 +138,7 @@ REQUESTS = LedgerTable(
     others=(Table(name="spending", row=SpendingRow, key="period, day, scope", upgrades={4: {"period": "'day'"}}),),
     upgrades={6: {"started_at": "ts"}},
     records={0: _RECORD},
-    # Totals by `model` group requests by the last cloud model called, or by route if no cloud was called.
+    # For totals by `model`, requests are grouped by the last cloud model called, or by route without a cloud.
     groups={"model": "iif(cloud_model <> '', cloud_model, route)", "tier": "tier", "key": "key"},
     sums={
         "stayed_local": f"coalesce(sum({_STAYED_LOCAL}), 0)",

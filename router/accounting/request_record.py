@@ -218,13 +218,13 @@ class RequestRecord:
         return Usage.of(self.cloud.prompt_tokens, self.cloud.completion_tokens)
 
     def fell_back(self, failure: CloudFailure) -> None:
-        """Note that the local answer replaces the answer of a failed cloud call."""
+        """Record that the local answer replaces the answer of a failed cloud call."""
         self.route = "fallback"
         self.failure = failure.cause[:MAX_REASON_CHARS]
         self.note = f"fallback, because {failure.phrase}"
 
     def failed(self, failure: CloudFailure) -> None:
-        """Note that a cloud call failed and no answer replaces it."""
+        """Record that a cloud call failed and that no other answer is used."""
         self.failure, self.note = failure.cause[:MAX_REASON_CHARS], failure.phrase
 
     def count_local(self, answer: LocalAnswer, seconds: float) -> None:

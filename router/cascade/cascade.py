@@ -194,7 +194,7 @@ class Cascade:
         """Generate several answers without gates, each in a separate run."""
         if self.job.stream:
             run = await self.start_local()
-            await anext(run, None)  # a failure before the first token becomes the request's error
+            await anext(run, None)  # wait, so that an early failure becomes the request's error
             return self._done(LiveReply(run))
 
         async def one(index: int) -> LocalAnswer:

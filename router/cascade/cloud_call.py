@@ -168,7 +168,7 @@ async def _reserve(attempt: CloudAttempt) -> None:
         try:
             reserved = await budget.reserve(record.caller, after(record, demand), record.reserved)
             break
-        except BudgetExceededError as error:  # other requests may have reserved since gate 0
+        except BudgetExceededError as error:  # other requests may have used the budget since gate 0
             if record.reserved is not None or not await budget.in_flight.settlement(record.waits_until, seen):
                 raise CloudForbidden(error) from error
     record.reserved, call.unreported_tokens = reserved, reserved.tokens

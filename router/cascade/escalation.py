@@ -73,7 +73,7 @@ class _DraftedRequest(Generic[T]):
 class Escalation:
     """Calls of one request to the clouds: `ask()` for a whole reply, `open()` for a stream, `aclose()` at the end.
 
-    Both calls raise CloudFailure, and record the time and the tokens of the cloud.
+    `ask()` and `open()` raise CloudFailure, and record the time and the tokens of the cloud.
     """
 
     def __init__(

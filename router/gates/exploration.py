@@ -80,7 +80,7 @@ class ExplorationGates(_WrappingGates):
         return _SampledGates(self, self._exploration, "shadow" if self._shadow else "exploration") if explores else self
 
     def around(self, gates: Gates) -> ExplorationGates:
-        """Return `gates` with this exploration setting. Raises InvalidRequestError if the server reports no signals."""
+        """Wrap other gates with the same exploration. Raises InvalidRequestError if the server reports no signals."""
         if isinstance(self._gates, NoSignalGates):
             raise InvalidRequestError(
                 "updraft.confidence needs log-probabilities, but the local server reports none. Leave it out.",

@@ -58,7 +58,7 @@ def load_gates(selection: GateSelection) -> Gates:
 
 
 def check_policy(selection: GateSelection) -> bool:
-    """Check the policy files that `load_gates` would load, and return whether any exist. Raises its errors."""
+    """Check the policy files that `load_gates` would load, and return whether any exist. Raises the same errors."""
     from ...classifier.policy.policy import checked_card
 
     chosen = _chosen(selection, checked_card)

@@ -45,7 +45,7 @@ class RoutingRequest:
     """A chat request with the router's options."""
 
     requested_tier: RequestedTier
-    # Caller's request without the `updraft` options. The cloud may know more fields than the router.
+    # Caller's request without the `updraft` options. It may have fields that only the cloud supports.
     body: dict[str, Any]
     # Request for the device's engine; None if the engine cannot process it.
     chat: ChatRequest | None = None

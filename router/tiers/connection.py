@@ -21,7 +21,7 @@ from ...protocol.safety.redaction import Redactor, is_sendable, shown_url
 from .providers.openai import OpenAIProvider
 from .providers.provider import Provider
 
-#: Header that replaces the `location` header in responses of these clients.
+#: Header that replaces the `location` header in responses of clients from `open_client`.
 LOCATION = "x-updraft-location"
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")
 

@@ -201,7 +201,7 @@ class Content:
     data: bytes
     # Media type.
     kind: str
-    # Model named in the body, for errors.
+    # Name of the model in the body, to show in errors.
     model: str
 
 

@@ -73,7 +73,7 @@ class ChatFields:
         return next((value for value in values if value is not None), None)
 
     def move(self, into: dict[str, Any], names: Mapping[str, str]) -> None:
-        """Move fields to the names that the provider uses."""
+        """Move the fields `names` to `into`, under the provider's names for them."""
         for name, theirs in names.items():
             if (value := self.take(name)) is not None:
                 into[theirs] = value
@@ -156,7 +156,7 @@ class ChatFields:
                 raise _invalid(f"the arguments of {function.get('name')} are not JSON") from error
             if decoded is None:
                 raise _invalid(f"the arguments of {function.get('name')} are not a JSON object")
-            raw = msgspec.Raw(str(arguments).encode())  # raw, since decoding would round numbers
+            raw = msgspec.Raw(str(arguments).encode())  # undecoded, since decoding would round large numbers
             calls.append(Called(str(call.get("id")), str(function.get("name")), raw, call))
         return calls
 

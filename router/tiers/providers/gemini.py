@@ -75,7 +75,7 @@ class GeminiProvider(Provider):
         return ContentEvents()
 
     def refused(self, url: str, status: int, headers: Mapping[str, str], raw: bytes) -> CloudFailure:
-        """Add the retry delay that Google reports in the error body."""
+        """Return the failure, with the retry delay that Google reports in the error body."""
         delay = _retry_delay(raw)
         more = {"retry-after": delay} if delay and not headers.get("retry-after") else {}
         return super().refused(url, status, {**headers, **more}, raw)
