@@ -90,7 +90,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModeLimits:
-    """Limits of an engine mode. The fields are settings of the same names in `EngineConfig`. Within them, the engine adapts chunks and drafts to measured times."""
+    """Limits of an engine mode, by the names of `EngineConfig`. Below them, measured times set the size of chunks and drafts."""
 
     max_batch_size: int
     token_budget: int

@@ -55,7 +55,7 @@ def smallest_size(sizes: Sequence[GraphSize], rows: int, sequences: int) -> Grap
     return next((size for size in sizes if size.rows >= rows and size.sequences >= sequences), None)
 
 
-#: Runs and records tensor operations; returns a callable that replays them after the contents of their input tensors have changed.
+#: Runs and records tensor operations; returns a callable that replays them on the new contents of their input tensors.
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]
 
 
