@@ -90,7 +90,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModeLimits:
-    """Limits of an engine mode, by the names of `EngineConfig`. Below them, measured times set the size of chunks and drafts."""
+    """Limits of an engine mode, named as in `EngineConfig`. Measured times decide on chunks and drafts below them."""
 
     max_batch_size: int
     token_budget: int
