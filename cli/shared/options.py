@@ -77,7 +77,7 @@ PolicyFolder = Annotated[
 ]
 
 
-#: Options of `Pair` that `--help` shows. The settings file takes the others.
+#: Options of `Pair` that `--help` shows. The others are usually set in the settings file.
 USUAL = ("--local", "--cloud-url", "--cloud-model", "--api-key-env", "--quality", "--confidence", "--promise-level")
 #: Fields of `Pair` that calibrating commands leave out: the plain threshold and the local model's formats.
 CALIBRATED = ("confidence", "confidence_signal", "tool_parser", "chat_template")
