@@ -57,7 +57,7 @@ class Claim(msgspec.Struct, frozen=True):
 
     @property
     def is_reserved(self) -> bool:
-        """Return whether the amount is settled later. Counts of requests are final at admission."""
+        """Return whether the amount is first reserved and settled later. A count of requests is final at once."""
         return self.kind != "requests"
 
     def extended(self, tokens: int) -> Claim:
@@ -93,9 +93,9 @@ def account_name(owner: Owner, kind: Kind, begins: float, name: str) -> str:
 
 
 def granted(wanted: TokenDemand, claims: Sequence[Claim], usages: Sequence[AccountUsage], *, alone: bool = True) -> int:
-    """Return the completion tokens to reserve. All claims must fit with `wanted.least` tokens.
+    """Return the completion tokens to reserve. The claims, which are for `wanted.least` tokens, must fit.
 
-    `alone`: no request holds a reservation that `usages` do not show.
+    `alone`: False if other requests hold reservations that are missing in `usages`.
     """
     available = math.inf
     for claim, usage in zip(claims, usages, strict=True):
@@ -125,5 +125,5 @@ def settled(claim: Claim, value: float, amount: float, now: float) -> float:
 
 
 def expires(claim: Claim, value: float, ahead: float = 0.0) -> float:
-    """Return the time from which an unreserved account equals a new one. `ahead`: store clock minus wall clock."""
+    """Return the time from which the store no longer needs an unreserved account. `ahead`: store clock - wall clock."""
     return claim.ends + ahead if claim.is_budget else value

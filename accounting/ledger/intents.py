@@ -1,8 +1,8 @@
-"""Write-ahead records of ledger rows in a mapped file that outlives a killed worker, without waiting for the disk.
+"""Write-ahead records of ledger rows in a memory-mapped file, which survives a killed worker without disk flushes.
 
-Each request has a slot with the row to commit if the worker dies: first an abandoned row, finally the settled row.
-The length is written last, so a kill in between leaves every slot consistent. Rows that do not fit go to an overflow
-file. Committing a row twice is harmless.
+Each request has a slot with the row to commit if the worker dies: at first a row of an abandoned request, at the end
+the settled row. A record's length is written last, so that a kill in between leaves every slot consistent. Records that
+do not fit go to an overflow file. Committing a row twice is harmless.
 """
 
 from __future__ import annotations
