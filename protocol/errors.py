@@ -54,7 +54,6 @@ class InvalidRequestError(UpdraftError):
 
 
 def invalid_value(param: str, fault: str) -> InvalidRequestError:
-    """Build the error for one invalid field."""
     return InvalidRequestError(f"{param}: {fault}.", param=param, code="invalid_value")
 
 
@@ -127,7 +126,7 @@ class MethodNotAllowedError(InvalidRequestError):
 
     def __init__(self, message: str, allowed: str = "", **named: str | None) -> None:
         super().__init__(message, **named)
-        self.allowed = allowed  # methods, for the header of this name
+        self.allowed = allowed  # methods of the route, for the header `allow`
 
     def headers(self) -> dict[str, str]:
         return super().headers() | ({"allow": self.allowed} if self.allowed else {})
@@ -143,7 +142,7 @@ class RateLimitError(UpdraftError):
 
 
 class BudgetExceededError(RateLimitError):
-    """The daily cloud budget is spent."""
+    """The cloud budget of the day or month is spent."""
 
     default_code = "budget_exceeded"
     retryable = False

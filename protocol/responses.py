@@ -21,7 +21,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 #: The stop string that ended the answer, as in vLLM. With finish reason "length" and no limit in the request:
 #: `default_max_tokens` (the server's limit or the end of the context) or `repetition_detected`.
 StopReason = str
-MAX_TOKENS = 2**32  # per request: a larger count in an upstream's usage cannot be real
+MAX_TOKENS = 2**32  # maximum per request; a larger count in an upstream's usage cannot be real
 
 
 def fingerprint(model: str) -> str:

@@ -18,7 +18,7 @@ from .errors import UpdraftError
 
 _MAX_MARKS = 30
 _SNIFFED = 64  # bytes
-_MARKS = {  # UTF-32 first: its little-endian mark begins with that of UTF-16
+_MARKS = {  # UTF-32 is first, because its little-endian mark begins with UTF-16's
     "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
     "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
 }

@@ -74,7 +74,7 @@ prepare_types(MessagesRequest)
 def read_messages_request(fields: Mapping[str, Any]) -> MessagesRequest:
     """Check a decoded request. Raises InvalidRequestError or UnsupportedFeatureError."""
     request = convert(fields, MessagesRequest)
-    # The original values: `convert` drops nulls, but nulls inside arguments and schemas have meaning.
+    # Restore the original values, because `convert` drops nulls, which have meaning inside arguments and schemas.
     request.messages, request.tools = fields["messages"], fields.get("tools") or []
     if request.max_tokens < 1:
         raise invalid_value("max_tokens", f"must be at least 1, got {request.max_tokens}")
@@ -94,7 +94,7 @@ def chat_body(request: MessagesRequest) -> dict[str, Any]:
     body = {name: value for name, value in given.items() if value is not None}
     body |= {"messages": messages_of(request.messages, request.system), "max_completion_tokens": request.max_tokens}
     last: Block = body["messages"][-1]
-    if last["role"] == "assistant" and "tool_calls" not in last:  # prefilled answer: continue that message
+    if last["role"] == "assistant" and "tool_calls" not in last:  # the answer is prefilled, so continue it
         body |= {"add_generation_prompt": False, "continue_final_message": True}
     if request.stop_sequences:
         body["stop"] = request.stop_sequences

@@ -98,7 +98,7 @@ class OllamaPull(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: str
     stream: bool = True
-    # Must be false: downloads always use TLS.
+    # Must be false, because downloads always use TLS.
     insecure: bool = False
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class OllamaPull(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def wanted(self) -> str:
-        """Model as `updraft pull` names it."""
+        """Name of the model, in the form that `updraft pull` accepts."""
         name = model_name(self.model)
         return f"hf:{name.removeprefix('hf.co/')}" if name.startswith("hf.co/") else name
 
@@ -131,7 +131,7 @@ def read_ollama_request(fields: Mapping[str, Any], kind: type[R]) -> R:
     """Check a decoded request. Raises InvalidRequestError or UnsupportedFeatureError."""
     request = convert(fields, kind)
     if isinstance(request, OllamaChat):
-        # The original values: `convert` drops nulls, but nulls inside arguments and schemas have meaning.
+        # Restore the original values: `convert` drops nulls, which have meaning inside arguments and schemas.
         request.messages, request.tools = fields.get("messages") or [], fields.get("tools") or []
     return request
 

@@ -16,7 +16,7 @@ from ..http.lenient_json import objects_of
 from .responses_items import Item, messages_of
 
 LOGPROBS = "message.output_text.logprobs"
-#: Accepted values of `include`. Apart from LOGPROBS they have no effect: built-in tools are refused anyway.
+#: Accepted values of `include`. Only LOGPROBS has an effect, because built-in tools are refused.
 _INCLUDABLE = (
     LOGPROBS,
     "reasoning.encrypted_content",
@@ -43,7 +43,7 @@ class Reasoning(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     effort: str | None = None
     summary: str | None = None
     generate_summary: str | None = None
-    # Accepted only at the default, like `mode`: the model decides how much to reason and what earlier reasoning to see.
+    # Only the default is accepted, as for `mode`, because the model decides how much it reasons and what it sees.
     context: Literal["auto"] | None = None
     mode: Literal["standard"] | None = None
 

@@ -30,7 +30,7 @@ class PeerUser:
     """Client of a connection. The client's user is looked up once, at the first request that needs it."""
 
     client: tuple[str, int] | None
-    # Own address; the port is None for a Unix socket.
+    # Address of this server; the port is None for a Unix socket.
     server: tuple[str, int | None] | None
 
     @cached_property

@@ -72,7 +72,7 @@ class Connection(HttpToolsProtocol):
     """Server side of an HTTP connection. Always uses httptools, while uvicorn may fall back to another parser."""
 
     _awaits: Literal["head", "body", "answer"] = "head"
-    _silent_bytes = 0  # bytes since the last complete head, piece of a body, or end of a body
+    _silent_bytes = 0  # bytes received since the last complete head, piece of a body, or end of a body
     _plain_head = b""  # head of a request that offers an upgrade, without the offer
     _current: Any = None  # request being answered; uvicorn's `cycle` is the last request received
     _last_read = b""
@@ -126,7 +126,7 @@ class Connection(HttpToolsProtocol):
             if not self._waits_for_capacity:
                 self.loop.call_soon(self._go_on)
                 return
-            self._stop_waiting()  # no timeout: the client has already sent more
+            self._stop_waiting()  # no timeout, because the client has already sent more
         self._close_check = self._close_check or self.loop.call_later(_CLOSE_CHECK_S, self._check_for_close)
 
     def _read(self, data: bytes) -> None:
@@ -148,7 +148,7 @@ class Connection(HttpToolsProtocol):
     def _parse(self, data: bytes) -> None:
         """Parse like uvicorn's `data_received`, but ignore a request's offer to upgrade to another protocol.
 
-        After an upgrade offer the parser stops, and the body would be parsed as the next request.
+        Otherwise the parser would stop after the offer, and the body would be parsed as the next request.
         """
         self._unset_keepalive_if_required()
         while data:
@@ -180,7 +180,7 @@ class Connection(HttpToolsProtocol):
         self._awaits, self._silent_bytes = "body", 0
         method = self.parser.get_method()
         if not self.url.startswith(b"/") or b"#" in self.url or method == b"CONNECT":
-            raise ValueError("the request target is not a path")  # the parser would extract a path from a URL
+            raise ValueError("the request target is not a path")  # else the parser would accept a whole URL
         if self.parser.should_upgrade() and not (method == b"GET" and self._should_upgrade()):
             lines = [name + b": " + value for name, value in self.headers if name not in _UPGRADES]
             version = b"HTTP/" + self.parser.get_http_version().encode()

@@ -204,7 +204,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Handle signals like uvicorn, but do not raise them again after a shutdown: the exit status would be -15."""
+        """Handle signals like uvicorn, but do not raise them again at the end, which would set exit status -15."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
