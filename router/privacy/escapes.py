@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from html.entities import html5
 
 _LAYERS = 8  # nested escapes; real texts have fewer
-# One group per notation. Octal escapes are those of C.
+# One regex group per notation of escapes. Octal escapes are as in C.
 _ESCAPE = re.compile(
     r"(?<!\\)\\++(?:(?-i:U)([0-9a-f]{8})|u([0-9a-f]{4})|[ux]\{0{0,8}([0-9a-f]{1,6})\}|x([0-9a-f]{2})|(0000[0-9a-f]{2})"
     r"|0?([0-3][0-7]{2})|N\{([a-z0-9 -]{2,80})\}|([nrt\"'/@.:_*-]))"
@@ -45,7 +45,7 @@ _BASE32_GROUP = "".join(
 _BASE32 = re.compile(
     rf"(?<![A-Z0-9])(?=[A-Z2-7]{{10}})(?:{_BASE32_GROUP})++[A-Z2-7]{{0,7}}+(?![A-Z0-9])", re.ASCII | re.IGNORECASE
 )
-# Base85 and Ascii85: words with characters that base64 lacks, or text between Adobe's marks.
+# Base85 and Ascii85: words with characters that base64 lacks, or text between Adobe's marks <~ and ~>.
 _BASE85 = re.compile(r"(?<!\S)(?=[A-Za-z0-9+/=_-]*+[^A-Za-z0-9+/=_\s-])[!-~]{9,}+", re.ASCII)
 _OPENING = ("(", "[", "{", "<", "`")
 _FRAMED = re.compile(r"<~([!-uz\s]{8,}+)~>", re.ASCII)
@@ -102,7 +102,7 @@ def encoded_texts(text: str) -> Iterator[str]:
 
 
 def base85_texts(text: str, budget: ReadingBudget) -> Iterator[str]:
-    """Yield the base85 texts in undecoded `text`, since base85 contains escape characters. Raises TooLongError."""
+    """Yield the base85 texts in undecoded `text`, since base85 uses the characters of escapes. Raises TooLongError."""
     for match in _FRAMED.finditer(text):
         yield from filter(None, (_decoded(base64.a85decode, match[1]),))
     for match in _BASE85.finditer(text):
