@@ -223,7 +223,7 @@ def live(
     """Calibrate a real local model and a stub cloud on half of 300 questions, and route the other half.
 
     The model answers each question once, as for calibrate --live. For each split, the router then routes the other
-    half at several quality targets. At the end the model answers one half again. AUROC: how well gates and mean
+    half at several qualities. Finally, the model answers one half again. AUROC: how well gates and mean
     log-probability detect wrong answers.
 
     \b

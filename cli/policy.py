@@ -98,7 +98,7 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: json_output.Flag = False,
 ) -> None:
-    """Delete policies from the state folder, after confirmation. Their model pairs have no promise until recalibrated.
+    """Delete policies from the state folder, after confirmation. Their pairs promise no quality until recalibrated.
 
     \b
     Example

@@ -142,7 +142,7 @@ class RateLimitError(UpdraftError):
 
 
 class BudgetExceededError(RateLimitError):
-    """The cloud budget of the day or month is spent."""
+    """A cloud budget is spent."""
 
     default_code = "budget_exceeded"
     retryable = False

@@ -101,17 +101,17 @@ class CloudTierConfig:
     model: str
     # API key of the server.
     api_key: str | None = field(default=None, repr=False)
-    # Prices of the model, in the form of `prices.models`.
+    # Prices of the model (see `prices.models`).
     price: Price | None = None
     # P(gain) from which this cloud is skipped and the next cloud is asked.
     skip_above: float | None = None
-    # Whether the cloud can continue an assistant's last message, like the setting `cloud_continues`.
+    # Whether the cloud can continue an assistant's last message (see `cloud_continues`).
     continues: bool = False
-    # API of the cloud, like the setting `cloud_provider`.
+    # API of the cloud (see `cloud_provider`).
     provider: str = "auto"
-    # Headers of every request, like the setting `cloud_headers`.
+    # Headers of every request (see `cloud_headers`).
     headers: dict[str, str] = field(default_factory=dict[str, str], repr=False)
-    # Query parameters of every request, like the setting `cloud_query`.
+    # Query parameters of every request (see `cloud_query`).
     query: dict[str, str] = field(default_factory=dict[str, str], repr=False)
 
     def __post_init__(self) -> None:
