@@ -68,7 +68,7 @@ class Claim(msgspec.Struct, frozen=True):
 class AccountUsage(msgspec.Struct, frozen=True):
     """The state of an account before a claim."""
 
-    # Amount used; for a rate, the amount not yet drained.
+    # Amount used. For a rate: the part that has not yet drained.
     used: float
     # Amount reserved by requests in flight.
     reserved: float
@@ -88,7 +88,7 @@ class AccountUsage(msgspec.Struct, frozen=True):
 
 
 def account_name(owner: Owner, kind: Kind, begins: float, name: str) -> str:
-    """Return the account's name in the store; each period of a budget has a separate account."""
+    """Return the account's name in the store. Each period of a budget has a separate account."""
     return f"{owner} {kind} {begins:.0f} {name}"
 
 

@@ -20,7 +20,7 @@ class BreakerRules:
 
     # Consecutive distinct failed requests that open the breaker.
     failures_to_open: int
-    # First recovery period, in seconds, or as a number of good probes if `by_probes`; doubled by each consecutive trip.
+    # First recovery period, in seconds, or in good probes if `by_probes`. Each consecutive trip doubles the period.
     recovery: float
     # Longest recovery period, in the same unit.
     max_recovery: float
@@ -77,7 +77,7 @@ class Breaker:
         return "trial"
 
     def leave_trial(self) -> None:
-        """End a trial without a result; the next request becomes the trial."""
+        """End a trial without a result, so that the next request becomes the trial."""
         self._on_trial = False
 
     def succeeded(self) -> None:

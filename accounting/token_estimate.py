@@ -170,7 +170,7 @@ def _lower(value: Any, cap: int) -> int:
 
 
 def _count(value: Any) -> int | None:
-    """Return `value` if it is an integer of at least 0, else None. Some servers read -1 as unlimited: also None."""
+    """Return `value` if it is an integer of at least 0, else None, as for -1, which some servers read as unlimited."""
     count = integral(value)
     return count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else None
 

@@ -72,7 +72,7 @@ def _config(quality: float | None) -> RouterConfig:
     from ..router.accounting.prices import Prices
     from ..router.config import RouterConfig
 
-    prices = Prices(cloud_input=0.5, cloud_output=1.5)  # prices of a mid-size model: the pocket cloud has none
+    prices = Prices(cloud_input=0.5, cloud_output=1.5)  # prices of a mid-size model, as the pocket cloud has none
     config = RouterConfig(local="pocket", cloud_model="pocket-large", prices=prices)
     return config if quality is None else replace(config, quality=quality)
 

@@ -64,7 +64,7 @@ class UnsupportedFeatureError(InvalidRequestError):
 
 
 class UnknownFieldError(InvalidRequestError):
-    """Unknown field. The name is the caller's text: responses may repeat it, logs must not."""
+    """Unknown field. The name is the caller's text, so responses may repeat the name but logs must not."""
 
     default_code = "invalid_value"
 
@@ -210,7 +210,7 @@ class EngineError(UpdraftError):
 
 
 class EngineDownError(EngineError):
-    """The engine has died or is restarting: retry on another node, or on this node later."""
+    """The engine has died or is restarting. Retry on another node, or on this node later."""
 
     status = 503
     default_code = "engine_down"

@@ -86,7 +86,7 @@ class ChatTokenLogprob(msgspec.Struct):
     def of(
         token: int, logprob: float, top: Iterable[tuple[int, float]], token_bytes: Callable[[int], bytes]
     ) -> ChatTokenLogprob:
-        """Build the entry of one token. A token may hold part of a character: use `bytes` for the exact content."""
+        """Build the entry of one token. A token may hold part of a character, so `bytes` has the exact content."""
 
         def shown(token: int, logprob: float) -> tuple[str, float, list[int]]:
             raw = token_bytes(token)

@@ -54,8 +54,8 @@ def _other_encoding(start: bytes) -> str | None:
 
 
 def normalized(form: Literal["NFC", "NFD", "NFKC"], text: str) -> str:
-    """Normalize `text`. Marks beyond 30 on one letter are dropped: no language uses as many, and sorting them takes
-    quadratic time while holding the GIL.
+    """Normalize `text`. Marks beyond 30 on one letter are dropped, because no language uses as many and sorting them
+    takes quadratic time while holding the GIL.
     """
     if text.isascii():
         return text

@@ -95,7 +95,7 @@ class OverflowFile:
     def after_fork(self, in_child: bool, /) -> None:
         """Close the file in a forked child, which must not write to the parent's file."""
         if in_child:
-            self._release()  # without the lock: a thread that does not exist in the child may hold it
+            self._release()  # no lock, since a thread missing in the child may hold it
 
     def _release(self) -> None:
         file, self._file = self._file, -1

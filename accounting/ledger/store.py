@@ -96,7 +96,7 @@ class SqliteStore(LedgerStore):
         super().__init__(table, kept, "" if kept is None else kept.slot.id)
 
     def check(self) -> None:
-        """Do nothing: the file was already opened."""
+        """Do nothing, because the file was already opened."""
 
     def write(self, intents: Sequence[Values], settled: Sequence[Values], extras: Sequence[ExtraWrite] = ()) -> None:
         try:

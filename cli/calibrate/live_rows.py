@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from ...router.tiers.interfaces import LocalTier
     from .spending import Spending
 
-_REFUSALS = (401, 403, 404)  # wrong key or model name: every prompt would fail
+_REFUSALS = (401, 403, 404)  # wrong key or model name, so every prompt would fail
 _BILLED_PERHAPS = (408, 504)
 _ANSWER_BYTES = 4096  # assumed answer size in cost estimates
 
 
 class RefusedError(UpstreamError):
-    """The cloud refuses every request: the key or the model name is wrong."""
+    """The cloud refuses every request, because the key or the model name is wrong."""
 
 
 @dataclass(frozen=True, slots=True)

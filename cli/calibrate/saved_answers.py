@@ -21,7 +21,7 @@ from ...protocol.safety.private_files import create_private, private_file
 from ...protocol.safety.system import locked
 from ...protocol.settings import state_folder
 
-_VERSION = 2  # format version, part of the file name: files of other versions are not read
+_VERSION = 2  # format version; part of the file name, so that files of other versions are not read
 
 
 class AnsweredPair(msgspec.Struct, omit_defaults=True):

@@ -104,7 +104,7 @@ def check_packages(group: str) -> Check:
 
 
 def check_llama() -> Iterator[Check]:
-    """Generate a few tokens in a separate process: a wrong build of llama.cpp crashes on its first token."""
+    """Generate a few tokens in a separate process, because a wrong build of llama.cpp crashes on its first token."""
     from ...embedded import pocket
     from ...local_engine.build_check import probe
 
@@ -124,7 +124,7 @@ def check_llama() -> Iterator[Check]:
 
 
 def check_torch() -> Check:
-    """Import torch in a separate process: the import takes seconds, and a broken build can crash."""
+    """Import torch in a separate process, because the import takes seconds and a broken build can crash."""
     program = (
         "import torch; gpu = torch.cuda.is_available() and torch.cuda.get_device_name();"
         "print(torch.__version__, 'on', gpu or f'the CPU, {torch.get_num_threads()} threads')"

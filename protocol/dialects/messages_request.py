@@ -62,7 +62,7 @@ class MessagesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    # Cache hint, ignored: the server decides what to cache.
+    # Cache hint, ignored because the server decides what to cache.
     cache_control: dict[str, Any] | None = None
     # Updraft's router options.
     updraft: dict[str, Any] | None = None
@@ -148,7 +148,7 @@ def _tool(tool: Any, param: str) -> dict[str, Any]:
 
 
 def _effort(request: MessagesRequest) -> str | None:
-    """Return the reasoning effort; a thinking budget is mapped to an effort, as chat requests have no budget."""
+    """Return the reasoning effort. A thinking budget becomes an effort, because chat requests have no budget."""
     wanted = None if request.output_config is None else request.output_config.effort
     thinking = request.thinking
     if thinking is None:

@@ -145,7 +145,7 @@ def check_keyless(host: str, advice: str) -> None:
 def _stands_for_loopback(host: str) -> bool:
     try:
         addresses = socket.getaddrinfo(host, None)
-    except OSError:  # unresolvable: nothing can listen on this name anyway
+    except OSError:  # unresolvable, so nothing can listen on this name
         return True
     return all(is_loopback(str(address[0])) for *_, address in addresses)
 

@@ -51,7 +51,7 @@ ATTEMPT_HEADER = b"x-updraft-attempt"
 
 LINGER_S = 2.0  # time to read the rest of a body after an early response
 BODY_S = 120.0  # timeout for a whole body, which holds memory and counts as a request in flight
-_HEAD_ONLY = "updraft.head_only"  # scope key of a HEAD request, which is routed as GET; the server drops the body
+_HEAD_ONLY = "updraft.head_only"  # scope key of a HEAD request, which is routed as GET but gets no response body
 _MAX_HEADERS = 256
 _SINGLE = (b"host", b"transfer-encoding")
 _VERSIONS = ("1.1", "1.0", "2", "3")
@@ -447,7 +447,7 @@ class _Exchange:
         headers = [*response.raw_headers, (b"connection", b"close")] if closes else response.raw_headers
         await self.send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         await self.send({"type": "http.response.body", "body": response.body, "more_body": closes})
-        if closes:  # closing a socket with unread bytes may destroy the response in transit: drain the body first
+        if closes:  # drain the body first, as closing a socket with unread bytes may destroy the response
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_S):
                     while (await self._receive()).get("more_body"):

@@ -51,7 +51,7 @@ class ConnectionLimits:
                 del self._resting[address]
 
     def mark_idle(self, connection: LimitedConnection) -> None:
-        """Mark a connection as idle: waiting for a request, or for the rest of a request."""
+        """Mark a connection as idle, which means that it waits for a request or for the rest of a request."""
         if (address := self._addresses.get(connection)) is not None:
             self._all_resting[connection] = None
             self._resting.setdefault(address, {})[connection] = None

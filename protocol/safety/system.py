@@ -155,7 +155,7 @@ def reserve_blocks(handle: int, path: Path, size: int) -> None:
 
 
 def boot_time() -> float:
-    """Return seconds since boot, including suspends: the same in all processes and unaffected by the wall clock."""
+    """Return seconds since boot, including suspends. All processes see the same value, whatever the wall clock says."""
     return time.monotonic() if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK)
 
 

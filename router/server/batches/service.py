@@ -24,7 +24,7 @@ from .run import POLL_S, Background, BatchRun, Stores
 log = logging.getLogger("updraft.router")
 T = TypeVar("T")
 
-#: Lock file: only one process at a time works on the batches of a folder.
+#: Lock file, so that only one process at a time works on the batches of a folder.
 _LOCK = "batches.lock"
 _DISK_PAUSE_S = 30.0
 
