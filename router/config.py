@@ -249,7 +249,7 @@ class RouterConfig:
     files_mb: int = 1024
     # Share of the requests, sampled at random, that both tiers answer, so that training labels are not biased.
     exploration: float = 0.0
-    # Decide and record, but answer every request from the cloud.
+    # Decide on each request and record the decision, but answer every request from the cloud.
     shadow: bool = False
     # Other names for models: `"gpt-4o" = "auto"`. The right side is `auto`, `local`, `cloud`, a model of a cloud, or
     # another alias.

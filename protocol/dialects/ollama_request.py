@@ -26,7 +26,7 @@ _OPTIONS = {
     },
 }  # fmt: skip
 _AT_LOADING = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "low_vram", "numa")
-#: Base64 prefixes of image formats, by their magic bytes.
+#: Prefixes of images in Base64, which encode each format's magic bytes, and the media types.
 _PICTURES = {"iVBOR": "image/png", "/9j/": "image/jpeg", "R0lG": "image/gif", "UklGR": "image/webp"}
 _UNBOUNDED = (-1, -2)  # values of `num_predict` that mean no limit
 R = TypeVar("R", bound="_ChatOptions")
