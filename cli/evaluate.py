@@ -80,7 +80,7 @@ def evaluate(
 
 
 def check_answered(errors: Mapping[str, Any]) -> None:
-    """Raise UpdraftError if questions got no answer, according to `errors` of `bench.cascade.run.errors`."""
+    """Raise UpdraftError if questions got no answer. `errors` is the result of `bench.cascade.run.errors`."""
     if errors["count"]:
         kinds = ", ".join(f"{n} {kind}" for kind, n in errors["by_kind"].items())
         raise UpdraftError(f"{errors['count']} questions got no answer: {kinds}. First error: {errors['first']}")

@@ -98,7 +98,7 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: json_output.Flag = False,
 ) -> None:
-    """Delete policies from the state folder, after confirmation. Their pairs have no promise until recalibrated.
+    """Delete policies from the state folder, after confirmation. Their pairs promise no quality until recalibrated.
 
     \b
     Example
@@ -254,7 +254,7 @@ class _Policy:
         return [same, Check("engine", "warn", text, "answers may differ slightly: run updraft calibrate again")]
 
     def _served_check(self, models: dict[str, str], made: ModelIdentity, whole: bool) -> Check | None:
-        """Check the model of the local server, which is only asked if `whole`; None if it is not the policy's model."""
+        """Check that the local server runs the policy's model; None if that does not apply. `whole`: ask the server."""
         from ..model_files.identity import SERVED
         from ..router.factory import local_server, served_model
         from ..router.gates.selection import other_weights

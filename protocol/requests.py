@@ -80,7 +80,7 @@ class Message(msgspec.Struct):
     reasoning_content: Any = None
     # vLLM's name for `reasoning_content`.
     reasoning: Any = None
-    # Unsupported, like `audio`: refused, because dropping the field would lose content.
+    # Refused, like `audio`, because dropping an unsupported field would lose content.
     function_call: Any = None
     audio: Any = None
 
@@ -341,7 +341,7 @@ def _check_shared(request: ChatRequest | CompletionRequest) -> None:
     check_names(msgspec.structs.asdict(request))
     for param, count in (("n", request.n), ("best_of", request.best_of)):
         if count is not None and not 1 <= count <= MAX_ANSWERS:
-            bound = "at least 1" if count < 1 else f"at most {MAX_ANSWERS}"  # no range: a server may have a lower limit
+            bound = "at least 1" if count < 1 else f"at most {MAX_ANSWERS}"  # no range, as a server may allow less
             raise InvalidRequestError(f"{param} must be {bound}, got {count}.", param=param, code="invalid_value")
     if request.priority is not None and not -(2**63) <= request.priority < 2**63:
         raise InvalidRequestError(
@@ -404,7 +404,7 @@ def _check_turns(messages: list[Message]) -> None:
 
 
 def _check_template_options(options: Mapping[str, Any]) -> None:
-    """Allow only simple words: a template may insert a value into the prompt as control tokens."""
+    """Allow only simple words, because a template may insert a value into the prompt as control tokens."""
     words = [*options, *(value for value in options.values() if isinstance(value, str))]
     if len(options) > _MAX_OPTIONS or not all(_WORD.fullmatch(word) for word in words):
         raise InvalidRequestError(

@@ -69,7 +69,7 @@ class ModelNames:
         return "cloud"
 
     def device(self, model: str | None) -> LocalTier:
-        """Return the local model, which `model` must select if given. Raises InvalidRequestError."""
+        """Return the local model. Raises InvalidRequestError if `model` selects the cloud."""
         if self.tiers.local is None:
             raise self.tiers.why_not_local()
         if model is not None and self.requested_tier(model) == "cloud":
@@ -83,7 +83,7 @@ class ModelNames:
         local = self.tiers.local
         tools = ["tools"] if local is not None and local.tool_format else []
         longest = UNSET if local is None else local.context_length  # a cloud reports its own context length
-        # The owner differs from a node's, so that other routers send no drafts.
+        # The owner differs from a node's, because other routers send drafts to nodes only.
         return [
             ModelCard(
                 id=name,

@@ -109,7 +109,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _run(*command: str, fails: bool = False) -> str:
-    """Run `command` and return its output. `fails`: accept a non-zero exit code."""
+    """Run `command` and return its output. `fails`: whether a non-zero exit code is accepted."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False

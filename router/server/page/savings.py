@@ -66,7 +66,7 @@ class RequestSummary(msgspec.Struct):
     status: int
     cloud_model: str
     failure: str
-    # Gate verdicts in order.
+    # Decisions of the gates, in order.
     decisions: msgspec.Raw
 
 
