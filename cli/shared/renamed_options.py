@@ -30,7 +30,10 @@ def current_name(former: str, options: Collection[str]) -> str | None:
 
 def check_renamed(arguments: Iterable[str], options: Collection[str]) -> None:
     """Raise ConfigurationError if a former name is among the arguments of a command with these `options`."""
+    before = ""
     for argument in takewhile(lambda word: word != "--", arguments):
-        former = argument.partition("=")[0]
+        if argument == "--promise=confidence" or (before, argument) == ("--promise", "confidence"):
+            raise ConfigurationError("`--promise confidence` is now `--promise level`.", param="--promise")
+        former = before = argument.partition("=")[0]
         if (name := current_name(former, options)) is not None:
             raise ConfigurationError(f"`{former}` is now `{name}`.", param=former)
