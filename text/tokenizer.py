@@ -114,7 +114,8 @@ class Tokenizer:
     def encode_prompt(self, text: str) -> list[int]:
         """Encode a raw prompt, adding the special tokens that the model expects around it (usually BOS)."""
         ids = _ids(self._plain_mode, text, add_special_tokens=True)
-        begun, ended = ids[:1] == [self._bos_id], ids[-1:] == [self._eos_id]  # tokenizer.json adds these, not text
+        # BOS and EOS can only come from tokenizer.json, because the plain mode never finds special tokens in the text.
+        begun, ended = ids[:1] == [self._bos_id], ids[-1:] == [self._eos_id]
         wants_bos, wants_eos = self._ends.add_bos, self._ends.add_eos
         if wants_bos is not None and wants_bos != begun and self._bos_id is not None:
             ids = [self._bos_id, *ids] if wants_bos else ids[1:]

@@ -177,7 +177,7 @@ class ToolCallParser:
         return self._back_to_text()
 
     def _drop(self, length: int) -> None:
-        """Skip characters; they are restored to the text if no declared call follows."""
+        """Skip characters of the answer. `_back_to_text` emits them as text if no declared call follows."""
         self._opening += self._buffer[:length]
         self._buffer = self._buffer[length:]
 
@@ -220,7 +220,7 @@ class ToolCallParser:
         self._marked = False
 
     def _back_to_text(self) -> bool:
-        """End a series of calls. Emit its original text, or only undeclared calls if the series had a declared one."""
+        """End a series of calls. Emit its original text; only the undeclared calls if another call was declared."""
         self._parsed.content += self._undeclared if self._called else self._opening
         self._opening = self._undeclared = ""
         self._in_list = self._marked = self._called = False

@@ -1,4 +1,4 @@
-"""Template input of a conversation, and adaptations for templates that do not support all kinds of input.
+"""Conversations as input of chat templates, with adaptations for templates that do not support all kinds of input.
 
 Some templates do not support the roles `developer` or `system`, some require alternating turns, some read only lists of
 content parts, some do not support tools. `Conversation.fits` yields adaptations in a fixed order, the smallest first.
@@ -24,7 +24,7 @@ from .tool_messages import Change
 END_MARK = "\U0010fffe"
 _MARKS = re.compile(r"zq\d+xk")  # the markers that `Probe` inserts
 _LISTED = ("'text': '", '"text": "')  # prefixes of a text in a list of parts that a template printed, as Python or JSON
-_NEAR = 4096  # characters searched first, because templates rarely write more between two texts
+_NEAR = 4096  # number of characters to search first; templates rarely write more between two texts
 Level = Literal["as_is", "developer", "apart", "joined", "one_system", "no_system", "user_first"]
 _LEVELS: tuple[Level, ...] = get_args(Level)
 
