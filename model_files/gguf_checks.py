@@ -10,7 +10,7 @@ from .gguf_header import GgufArray, GgufHeader
 
 _STRING, _FLOAT = 8, 6
 _INTEGERS = frozenset({4, 5})
-# Hyperparameter -> minimum and maximum. 512 layers and experts are llama.cpp's limits; others are beyond any model.
+# Hyperparameter -> minimum and maximum. 512 layers and experts are llama.cpp's limits; no model reaches the others.
 _RANGES = {
     "block_count": (1, 512),
     "context_length": (1, 2**31 - 1),

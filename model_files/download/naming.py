@@ -113,7 +113,7 @@ def is_path(name: str) -> bool:
 
 
 def is_node_path(name: str) -> bool:
-    """Return whether a node's model argument is a path: by `is_path`, or as the name of a file other than `pocket`.
+    """Return whether a node's model argument is a path. The name of an existing file is a path too, except `pocket`.
 
     `owner/repo` is a repository on the hub. Raises ConfigurationError if it is also an existing folder.
     """

@@ -95,7 +95,7 @@ def _download(place: IndexRef, folder: Path, report: ProgressReport) -> Path:
         try:
             while process.poll() is None:
                 report.progress(_bytes_in(folder), None)
-                check_disk_space(folder, str(place), 1)  # repeated, as the wheel's size is unknown
+                check_disk_space(folder, str(place), 1)  # check often, as the size is unknown
                 time.sleep(_PROGRESS_S)
         finally:
             process.kill()
