@@ -1,1 +1,1 @@
-"""Translations between OpenAI chat completions and other APIs: Anthropic Messages, OpenAI Responses, Ollama, forms."""
+"""Translations between OpenAI chat completions and the APIs of Anthropic, OpenAI Responses and Ollama; form parser."""

@@ -11,7 +11,7 @@ from ..errors import InvalidRequestError
 from ..safety.names import MAX_NAME
 
 FORM = "multipart/form-data"
-_MAX_HEAD = 2**12  # bytes of headers per part
+_MAX_HEAD = 2**12  # maximum bytes of headers per part
 _MAX_PARTS = 64
 _READ = ("model", "stream")  # fields that affect routing and the kind of response
 _MAX_BOUNDARY = 70  # RFC 2046

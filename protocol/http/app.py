@@ -231,7 +231,7 @@ def while_connected(request: Request) -> Generator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        if gone and task.uncancel() == 0:  # otherwise others cancelled the task too, so propagate
+        if gone and task.uncancel() == 0:  # else other code cancelled the task too: propagate
             raise RequestCancelledError("The client closed the connection.") from None
         raise
     finally:

@@ -304,7 +304,7 @@ def connection_user(client: tuple[str, int], server: tuple[str, int]) -> int | N
 
 
 def _listed(host: str, port: int) -> dict[str, str]:
-    """Format a socket's address as in each table of /proc/net: hexadecimal words in native byte order."""
+    """Return how each table of /proc/net shows a socket's address: as hexadecimal words in native byte order."""
     address = ipaddress.ip_address(host.partition("%")[0])
     address = getattr(address, "ipv4_mapped", None) or address
     forms = {"tcp6": address.packed}
