@@ -1,7 +1,7 @@
 """The on-device engine: a small GGUF model in this process that serves many requests at once.
 
 The engine reports the signals that the router's gates use. Per token: log-probability, entropy and margin. Per prompt:
-a hidden state and, if cheap or requested, the log-probabilities of its tokens.
+a hidden state and, for small models or on request, the log-probabilities of the prompt's tokens.
 """
 
 from __future__ import annotations
@@ -291,7 +291,7 @@ class LocalEngine:
 
 
 def _start_loop(model: LlamaModel, layout: ContextLayout, options: LocalOptions) -> LocalEngineLoop:
-    """Create the context that the options describe, and start its thread."""
+    """Create the context that the options describe, and start the engine's thread."""
     context = LlamaContext(
         model,
         ContextOptions(

@@ -62,7 +62,7 @@ def suspicious_settings(header: GgufHeader) -> Iterator[str]:
 
 
 def missing_bytes(path: Path, header: GgufHeader) -> frozenset[int]:
-    """Return the bytes without a token in a BPE vocabulary, which llama.cpp silently drops from texts.
+    """Return the bytes that have no token in a BPE vocabulary. llama.cpp silently drops such bytes from texts.
 
     Raises ModelLoadError if the tokenizer belongs to an encoder, or if a byte without a token would make llama.cpp's
     tokenizer of this kind crash or hang.

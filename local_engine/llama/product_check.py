@@ -113,7 +113,7 @@ def _weights(kind: WeightKind, rows: int, blocks: int) -> Bytes:
     weights = (scrambled(rows * blocks * kind.block_bytes) >> np.uint64(56)).astype(np.uint8)
     weights = weights.reshape(rows, blocks, kind.block_bytes)
     for place in kind.halves_at:
-        weights[:, :, place + 1] = weights[:, :, place + 1] & 0x83 | 0x2C  # set the exponent, for about 0.1
+        weights[:, :, place + 1] = weights[:, :, place + 1] & 0x83 | 0x2C  # this exponent gives about 0.1
     return weights
 
 

@@ -75,7 +75,7 @@ def estimate(header: GgufHeader, plan: MemoryPlan) -> MemoryNeed:
 
 
 def free_memory(machine: Machine) -> int:
-    """Return the bytes a model may take now. A reserve stays for the rest of the machine."""
+    """Return the bytes that a model may take now. A reserve stays for other programs."""
     return machine.available - max(_MIN_RESERVE, int(machine.memory * _RESERVE_SHARE))
 
 

@@ -10,7 +10,7 @@ from statistics import median, median_low
 _PLAIN_EVERY, _DOUBT_EVERY = 64, 400
 _SAMPLES = 3  # number of measurements to keep per chunk size
 _QUIET_STEPS = 64
-_STEPS_OF_NOISE = 128  # recent step times to keep; less than 1 % of steps are slower than all of these
+_STEPS_OF_NOISE = 128  # number of recent step times to keep; less than 1 % of steps are slower than all of them
 _MIN_NOISE, _USUAL_NOISE, _MAX_NOISE = 1.05, 1.15, 1.4
 _PROMISED, _TARGET = 2.0, 1.8  # the target is below the promised maximum, because some delays cannot be foreseen
 

@@ -163,8 +163,8 @@ class LocalScheduler:
         return affected
 
     def retry(self, step: ScheduledStep) -> bool:
-        """Preempt the last sequence after a step that did not fit the cache; False if only one is running. No sequence
-        is admitted before a step succeeds, so that retries end."""
+        """Preempt the newest sequence after a step that did not fit the cache; False if only one sequence is running.
+        No sequence is admitted before a step succeeds, so that retries end."""
         if len(self.running) < 2:
             return False
         self._lacks_cells = True

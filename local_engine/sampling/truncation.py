@@ -72,7 +72,7 @@ def _weights(logits: Floats, highest: float, temperature: float) -> Doubles:
 
 
 def _inside(probabilities: Doubles, params: ResolvedParams) -> npt.NDArray[np.bool_]:
-    """Return which tokens, in descending order, top-p and min-p keep: always a prefix with at least one token."""
+    """Return a mask of the tokens that top-p and min-p keep. Tokens are in descending order; the first always stays."""
     inside = probabilities >= params.min_p * probabilities[0]
     if params.top_p < 1:
         inside &= np.cumsum(probabilities) - probabilities < params.top_p
@@ -81,7 +81,7 @@ def _inside(probabilities: Doubles, params: ResolvedParams) -> npt.NDArray[np.bo
 
 
 def _typical(scaled: Doubles, typical_p: float) -> Indices:
-    """Return the tokens whose surprise is nearest to the entropy: as few as have a total probability of `typical_p`."""
+    """Return the tokens whose surprise is nearest to the entropy: as few as reach the total probability `typical_p`."""
     logprobs = scaled - scaled.max()
     logprobs -= np.log(np.exp(logprobs).sum())
     probabilities = np.exp(logprobs)

@@ -54,7 +54,7 @@ class TrialResult:
     choice: Candidate
     # Purpose of the measurement, or the reason for its failure.
     note: str
-    # Tokens per second. The prompt's is the fastest of two; the answer's is the median of several short intervals.
+    # Tokens per second: for the prompt the faster of two runs, for the answer the median of several short intervals.
     prompt_tokens_per_s: float = 0.0
     answer_tokens_per_s: float = 0.0
     # Relative spread of the prompt speeds or of the answer speeds, whichever is larger.
@@ -196,8 +196,9 @@ class _Search:
         return result
 
     def _prompt_length(self, choice: Candidate) -> int:
-        """Return the prompt length for all measurements, shorter on a slow machine. The short measurement for this
-        choice also reads the model file into memory."""
+        """Return the prompt length for all measurements, shorter on a slow machine.
+
+        A short measurement of the speed decides. The measurement also reads the model file into memory."""
         speed = self._measure(choice, "first", prompt=32, seconds=0.1).prompt_tokens_per_s
         return next((length for length in (_PROMPT, 128, 64) if length <= speed * 1.5), 32)
 
