@@ -154,7 +154,7 @@ def _trie(vocabulary: Vocabulary, encode: Encode | None) -> llguidance.LLTokeniz
 
 
 class _Wrapper:
-    """Tokenizer interface for llguidance. `__call__` returns tokens for text that a grammar forces; no others may follow."""
+    """Tokenizer interface for llguidance. `__call__` tokenizes text that a grammar forces."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None

@@ -260,7 +260,7 @@ def _joined(messages: Sequence[Message]) -> list[Message]:
 
 
 def _folded(messages: Sequence[Message], keeps_first: bool, is_open: bool) -> list[Message]:
-    """Move system messages into the next user message. `keeps_first`: leave those at the front where they are."""
+    """Move system messages into the next user message. `keeps_first`: leave system messages at the front in place."""
     folded: list[Message] = []
     waiting: list[Message] = []
     at_front = keeps_first
