@@ -44,7 +44,7 @@ def invalid_value(header: GgufHeader) -> str:
 
 
 def missing_part(header: GgufHeader) -> str:
-    """Return what a valid file lacks to be a model, worded as the end of a sentence; empty if it is a model."""
+    """Return the part that a valid file lacks to be a model, worded as the end of a sentence; empty for a model."""
     if header.metadata.get("general.type") == "adapter":
         return "it is an adapter"
     if "tokenizer.ggml.tokens" not in header.arrays and header.hyperparameter("vocab_size") is None:
