@@ -55,7 +55,7 @@ def check_entries(body: bytes) -> None:
     if len(body) <= MAX_ENTRIES or len(body) - len(body.translate(None, b'{[:"')) <= MAX_ENTRIES:
         return
     quotes = body.count(b'"') - body.count(b'\\"')  # without escaped quotes, approximately
-    marks = sum(map(body.count, _MARKS))  # including marks inside strings
+    marks = sum(map(body.count, _MARKS))  # also counts marks inside strings
     if quotes > 4 * MAX_ENTRIES or (marks > MAX_ENTRIES and sum(map(_TEXT.sub(b"", body).count, _MARKS)) > MAX_ENTRIES):
         raise RequestTooLargeError(
             f"The request body holds more than {MAX_ENTRIES} objects, lists and fields, or more than "

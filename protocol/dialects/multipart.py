@@ -41,7 +41,7 @@ class FormParser:
                 "Send the file as multipart/form-data with a boundary.", param="file", code="invalid_form"
             )
         self._delimiter = b"\r\n--" + boundary.encode()
-        self._buffer = bytearray(b"\r\n")  # the first delimiter may come without a preceding CRLF
+        self._buffer = bytearray(b"\r\n")  # supplies the CRLF that the first delimiter may lack
         self._read = -2  # offset of the buffer in the body, in bytes
         self._parts = 0
         self._in_part = False

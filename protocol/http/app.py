@@ -11,7 +11,7 @@ import logging
 import string
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass, replace
-from random import getrandbits  # request ids are not secret, and this is faster than `secrets`
+from random import getrandbits  # faster than `secrets`; request ids are not secret
 from typing import Any
 
 import msgspec

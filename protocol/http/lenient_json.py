@@ -154,7 +154,7 @@ def completed(error: dict[str, Any], status: int, otherwise: str) -> dict[str, A
 
 
 def apart(event: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """Split a final event into text (None if it has no text) and finish, since some servers send both at once."""
+    """Split a final event into a text event (None without text) and a finish event, as some servers combine both."""
     choices: list[dict[str, Any]] = event["choices"]
     deltas = [cast("dict[str, Any]", choice.get("delta") or {}) for choice in choices]
     if not any(value for delta in deltas for name, value in delta.items() if name != "role"):
