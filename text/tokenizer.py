@@ -60,7 +60,7 @@ class Tokenizer:
             self._plain_mode = tokenizers.Tokenizer.from_str(_with_special(parsed, marks) if marks else definition)
         except Exception as error:  # the library raises no more specific type
             raise ModelLoadError(f"The tokenizer definition is unusable: {error}") from error
-        for mode in (self._special_mode, self._plain_mode):  # switch off training settings in the file
+        for mode in (self._special_mode, self._plain_mode):  # truncation and padding in the file are for training
             mode.no_truncation()
             mode.no_padding()
         self._plain_mode.encode_special_tokens = True

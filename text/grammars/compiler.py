@@ -172,7 +172,7 @@ class _Wrapper:
         ids = [] if self._encode is None else self._encode(raw.decode("utf-8", "replace"))
         if b"".join(self.tokens[token_id] for token_id in ids) == raw:
             return ids
-        return [self._byte_ids[byte] for byte in raw if byte in self._byte_ids]  # if `encode` has added a space
+        return [self._byte_ids[byte] for byte in raw if byte in self._byte_ids]  # needed if `encode` adds a space
 
 
 def _beginning(raw: bytes, most: int) -> bytes:

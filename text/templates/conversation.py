@@ -177,8 +177,8 @@ def first_missing(messages: Sequence[Message], prompt: str) -> str | None:
 
 
 def _end_of_any(forms: list[str], prompt: str, start: int) -> int | None:
-    """Return where the first of `forms` ends in the prompt; None if missing. Searches near `start` first, because texts
-    are mostly in order and searching the whole prompt for each text would take quadratic time."""
+    """Return the offset at which the first of `forms` ends in the prompt; None if missing. Searches near `start` first,
+    because texts are mostly in order and searching the whole prompt for each text would take quadratic time."""
     near = start + max(map(len, forms)) + _NEAR
     for first, last in ((start, near), (start, None), (0, None)):
         for form in forms:
@@ -239,7 +239,7 @@ def _merged(turns: Sequence[Message]) -> Message:
 
 
 def _apart(message: Message) -> list[Message]:
-    """Split text and calls into separate messages, because some templates allow one call per message and no text."""
+    """Split text and calls into separate messages, as some templates allow one call per message, without text."""
     calls = message.tool_calls or []
     if not calls or (len(calls) == 1 and not message.text):
         return [message]
