@@ -68,7 +68,7 @@ class FileRef:
 
 
 def parse(wanted: str, endpoint: str) -> HubRef | IndexRef | UrlRef | FileRef:
-    """Parse the argument of `updraft pull`. Links to pages of the hub at `endpoint` mean files of the hub.
+    """Parse the argument of `updraft pull`. Links to the pages of the hub at `endpoint` count as names of hub files.
 
     Raises InvalidRequestError for a malformed name, ModelNotFoundError if a file does not exist.
     """
