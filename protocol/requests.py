@@ -42,7 +42,7 @@ _OUTPUTS = ("json_schema", "grammar", "structured_outputs")
 _MAX_OPTIONS = 16  # maximum number of chat template variables per request
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MAX_ID_DIGITS = 10  # maximum digits of a token id
-#: Fields that other servers act on, and the values that match what Updraft does anyway.
+#: Fields that Updraft does not implement, and the values that ask for what Updraft does anyway.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "reasoning_effort": ("none",),

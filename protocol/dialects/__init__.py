@@ -1,1 +1,1 @@
-"""Translations between OpenAI chat completions and the APIs of Anthropic, OpenAI Responses and Ollama; form parser."""
+"""Translations between OpenAI chat completions and Anthropic's, Ollama's and the Responses API; a parser of forms."""

@@ -26,7 +26,7 @@ from ..safety.redaction import paired
 _MAX_MESSAGE, _MAX_EXCERPT = 2000, 300  # characters
 _MAX_NESTED = 4  # maximum depth at which an error message is searched for
 _MESSAGES = ("message", "error", "detail", "msg", "errors", "title", "description", "error_description")
-_LINE_ENDS = {0x0A: " ", 0x0D: " "}  # in valid JSON these occur only between tokens
+_LINE_ENDS = {0x0A: " ", 0x0D: " "}  # valid JSON has line ends only between tokens
 _ERRORS: dict[int, type[UpdraftError]] = {
     401: AuthenticationError,
     403: PermissionDeniedError,
