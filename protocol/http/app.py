@@ -11,7 +11,7 @@ import logging
 import string
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass, replace
-from random import getrandbits  # request ids are not secret, and this is faster than `secrets`
+from random import getrandbits  # faster than `secrets`; request ids are not secret
 from typing import Any
 
 import msgspec
@@ -55,7 +55,8 @@ _HEAD_ONLY = "updraft.head_only"  # scope key of a HEAD request, which is routed
 _MAX_HEADERS = 256
 _SINGLE = (b"host", b"transfer-encoding")
 _VERSIONS = ("1.1", "1.0", "2", "3")
-_ROUTER_ROUTES = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/chat/completions")  # only the router has all routes
+# Only `updraft serve` has all routes below these paths; the errors of other servers say so.
+_ROUTER_ROUTES = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/chat/completions")
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:")
 _log = logging.getLogger("updraft.http")
 
@@ -231,7 +232,7 @@ def while_connected(request: Request) -> Generator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        if gone and task.uncancel() == 0:  # otherwise others cancelled the task too, so propagate
+        if gone and task.uncancel() == 0:  # else other code cancelled the task too: propagate
             raise RequestCancelledError("The client closed the connection.") from None
         raise
     finally:
