@@ -1,4 +1,4 @@
-"""The two keys with which a gateway and its nodes authenticate, in private files next to the key database."""
+"""The two keys for authentication between a gateway and its nodes, in private files next to the key database."""
 
 from __future__ import annotations
 

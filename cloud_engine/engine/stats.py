@@ -27,7 +27,7 @@ class EngineStats:
     steps: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
-    # Requests whose last answer has finished.
+    # Requests of which all answers have finished.
     finished_requests: int = 0
     aborted_requests: int = 0
     preemptions: int = 0

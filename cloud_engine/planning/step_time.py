@@ -61,7 +61,7 @@ class StepContent:
 
 @dataclass(frozen=True, slots=True)
 class StepTimeModel:
-    """A linear model of the seconds of a step. Most fields are costs of the field of the same name in `StepContent`."""
+    """A linear model of step times. Most fields are the seconds per unit of the `StepContent` field of that name."""
 
     # Seconds per step, whatever its content.
     steps: float

@@ -72,7 +72,7 @@ class _Sockets(CoreTransport):
         self._reports.send(encode_report(what))
 
     def send_back(self, command: Command) -> None:
-        with self._context.socket(zmq.PUSH) as back:  # a ZeroMQ socket may be used by one thread only
+        with self._context.socket(zmq.PUSH) as back:  # a new socket, because only one thread may use each
             back.linger = _SOCKET_LINGER_MS
             back.connect(self._address)
             back.send(encode_command(command))

@@ -12,8 +12,8 @@ from collections import deque
 from .step_costs import StepCosts, StepReport
 
 _REMEMBERED = 32
-_PRIOR, _PRIOR_WEIGHT = 0.75, 4  # initial share of correct predictions, and how many predictions it counts as
-_TRUSTED_SHARE = 0.75  # minimum share of correct predictions to verify them whole while costs are unknown
+_PRIOR, _PRIOR_WEIGHT = 0.75, 4  # initial share of correct predictions, and its weight in predictions
+_TRUSTED_SHARE = 0.75  # while costs are unknown, verify predictions whole if this share was correct
 
 
 class PredictionTrust:

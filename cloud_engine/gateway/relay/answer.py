@@ -168,7 +168,7 @@ class _EventReader:
     call: Call
     meter: StreamMeter
     without_key: WithoutKey
-    may_break: bool  # an engine failure may be retried on another node
+    may_break: bool  # whether an engine failure may be retried on another node
     ended: bool = False
     failure: AnswerFailure | None = None
     has_choices: bool = False
@@ -184,7 +184,7 @@ class _EventReader:
             try:
                 event = self._checked(event)  # noqa: PLW2901
             except AnswerFailure as failure:
-                if failure.event and not self._breaks(failure.event):  # the client gets the error event as the last one
+                if failure.event and not self._breaks(failure.event):  # the client's stream ends with this error
                     self.ended, self.call.row.status = True, UpstreamError.status
                     out.append(failure.event)
                 else:
