@@ -116,7 +116,7 @@ class DraftModel(Drafter):
         return max(at_once, one_by_one)
 
     def _first_pass(self, batch: Sequence[ScheduledRequest]) -> tuple[list[ScheduledRequest], list[Chunk]]:
-        """Return the requests that get drafts, and all chunks of the first pass, beginning with the chunks of these requests."""
+        """Return the drafting requests, and the chunks of the first pass: first the chunks of drafting requests."""
         drafting: list[ScheduledRequest] = []
         chunks: list[Chunk] = []
         left = self._most_tokens

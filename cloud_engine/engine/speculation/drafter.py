@@ -50,5 +50,5 @@ class Drafter(ABC):
         return 0
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks in the drafter's KV cache, as in the served model's cache. Each pair is (source, target)."""
+        """Repeat the served model's copies of KV blocks in the drafter's cache. Each pair is (source, target)."""
         del copies

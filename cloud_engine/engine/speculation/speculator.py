@@ -51,9 +51,7 @@ class Speculator:
         self._trust = PredictionTrust()
         self._speculative_steps = 0
         self._accepted_tokens = 0  # accepted tokens of drafters in this step
-        self.draft_tokens = (
-            0  # draft tokens in this step: the granted ones or, once the step is over, the verified ones
-        )
+        self.draft_tokens = 0  # granted draft tokens in this step; verified ones once the step is over
 
     def counters(self) -> dict[str, int]:
         """Return the counters under their names in `EngineStats`."""

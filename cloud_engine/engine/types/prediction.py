@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 ALIGN_ON = 3  # generated tokens that must reappear in the prediction to realign after a miss
 # Tokens in the first probe of a prediction. Doubling them would double the cost of a useless prediction.
 FIRST_TOKENS = 4
-PROBE_TOKENS = 8  # tokens proposed after a miss; doubles with every fully accepted window
+PROBE_TOKENS = 8  # tokens proposed after a miss; the number doubles after every fully accepted window
 
 
 class PredictionCursor:

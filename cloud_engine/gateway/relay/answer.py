@@ -104,7 +104,7 @@ async def _relay_events(call: Call, usage: PassthroughUsage, response: Response,
             for event in batch:
                 failure = usage.read(event)
                 if failure is not None and not (usage.ended and (shown or call.answered)):
-                    usage.ended = False  # another node is tried, or the gateway ends the stream
+                    usage.ended = False  # not the end: another node is tried, or the gateway ends the stream
                     break
                 whole = usage.shown + b"\n\n"
                 shown.append(without_key(whole) if _ERROR.search(event) else whole)
