@@ -17,7 +17,7 @@ _ACTOR = "updraft cloud"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Creates and reads the key files. In a cluster, they must be at the same path on every machine."""
+    """Creates and reads the key files. In a cluster, the files must be at the same path on every machine."""
 
     database: Path
 

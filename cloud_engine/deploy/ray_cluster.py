@@ -1,4 +1,4 @@
-"""A cloud on Ray: the resources of each deployment, and deploying, updating and removing the cloud."""
+"""Deploys, updates and removes a cloud on Ray, and sets the resources of each deployment."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations

@@ -296,7 +296,7 @@ class Engine:
 
 
 def _editor(state: RequestState) -> LogitEditor:
-    """Return the answer's logit editor, after passing on all tokens generated so far."""
+    """Return the answer's logit editor, extended by all tokens generated so far."""
     if state.editor is None:
         state.editor = LogitEditor(state.params, state.request.prompt_ids, state.end_ids)
     new = state.token_ids[state.num_prompt_tokens + state.editor.num_tokens :]

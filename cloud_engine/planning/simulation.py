@@ -29,7 +29,7 @@ class SimulatedAnswer:
     request: PlannedRequest
     first_s: float | None = None
     last_s: float | None = None
-    # Whether the request was refused: longer than the context, or the queue was full.
+    # Whether the request was refused because it exceeds the context, or because the queue was full.
     refused: bool = False
 
     @property

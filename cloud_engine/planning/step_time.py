@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _PREFIX, _ROWS = "step_time_", "rows_"
 _MAX_BATCH = 2**16  # largest accepted batch, in requests
-MAX_ROW_COSTS = 9  # costs for up to 512 tokens per step; in larger steps, arithmetic takes longer than reading weights
+MAX_ROW_COSTS = 9  # number of costs, for steps of up to 512 tokens; in larger steps, reading weights no longer matters
 
 
 class _Report(msgspec.Struct):

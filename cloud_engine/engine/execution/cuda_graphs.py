@@ -41,7 +41,7 @@ class GraphLimits:
 
 
 def graph_sizes(limits: GraphLimits) -> list[GraphSize]:
-    """Return graph sizes, smallest first: for decodes (one row per sequence), and for half or all of the drafts."""
+    """Return graph sizes, smallest first: with no drafts (one row per sequence), half of the drafts, and all drafts."""
     most = limits.sequences
     sizes = {size for size in (1, 2, 4, *range(8, 65, 8), *range(96, most, 32)) if size < most} | {most}
     verified = {-(-limits.queries // 2), limits.queries} - {1} if limits.queries > 1 else set[int]()

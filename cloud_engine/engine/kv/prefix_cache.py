@@ -14,7 +14,7 @@ class PrefixCache:
 
     A request is *alone* while no other request has the same first block. Then only its first block is hashed, and the
     later ones are registered under placeholder keys until another request shares the first block, so unshared prefixes
-    cost next to nothing. With `gaps` (sliding window), first blocks are released before later ones, so all are hashed.
+    cost next to nothing. With `gaps` (sliding window), first blocks are released first, so all blocks are hashed.
     """
 
     def __init__(self, pool: BlockPool, block_size: int, *, gaps: bool) -> None:

@@ -215,7 +215,7 @@ class Scheduler:
         return self._has_place(states, others) and self._cache.can_admit(states, others)
 
     def _admit_ahead(self) -> None:
-        """Admit waiting requests that sort before a running one, before the running ones use up the step's budget."""
+        """Admit waiting requests that sort before a running one. Call this before running requests spend the budget."""
         while self.waiting and self.running and self.waiting[0].order < self.running[-1].order:
             if not self._admit(self._first_waiting()):
                 return

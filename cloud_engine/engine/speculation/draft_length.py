@@ -20,7 +20,7 @@ _TRIAL_SHARE = 0.005  # share of the time that trials may lose
 _MAX_CHARGED = 2.0  # maximum time charged for verifying a token, in steps without drafts
 _UNTRIED_EACH, _UNTRIED_TOKENS = 4, 64  # maximum draft tokens, per sequence and in all, while their cost is unknown
 _TRIAL_STEPS = 3  # steps per trial; the first one warms the caches and does not count
-_REST_STEPS = 8  # a rest without planning drafts lasts this many steps, or one per sequence if that is more
+_REST_STEPS = 8  # steps of a rest, in which no drafts are planned; or the number of sequences if that is larger
 _LEARNED_OF_REST = 2  # number of steps at the end of a rest that are measured in full
 _PAYBACK_TOKENS = 64  # the time in which a draft model catches up must pay off within this many tokens
 _MIN_GAIN = 1.02  # minimum expected speed-up of drafts; the estimates are not exact enough for less
@@ -259,7 +259,7 @@ class AdaptiveDraftLength(FixedDraftLength):
         return plain
 
     def _drafts_of(self, length: int, candidates: Sequence[DraftCandidate], sequences: int, plain: _Plan) -> _Plan:
-        """Return the plan with drafts of at most `length` tokens, with the upper estimate of its cost."""
+        """Return the plan with drafts of at most `length` tokens, at the upper estimate of its cost."""
         costs = self._costs
         lengths = [min(length, candidate.limit) for candidate in candidates]
         passing = [length for length, candidate in zip(lengths, candidates, strict=True) if candidate.takes_passes]

@@ -162,7 +162,7 @@ class DraftModel(Drafter):
         return spans[0].length
 
     def _rest(self, item: ScheduledRequest) -> QuerySpan:
-        """Return the span of all draft tokens but the last; computing each of them yields the next one."""
+        """Return the span of all draft tokens but the last; computing each of them yields the next draft token."""
         return QuerySpan(len(item.state.token_ids), item.num_drafts - 1, item.state.block_table)
 
     def _chunk(self, token_ids: list[int], start: int, state: RequestState, num_logits: int) -> Chunk:

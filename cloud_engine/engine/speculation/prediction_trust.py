@@ -13,7 +13,7 @@ from .step_costs import StepCosts, StepReport
 
 _REMEMBERED = 32
 _PRIOR, _PRIOR_WEIGHT = 0.75, 4  # initial share of correct predictions, and its weight in predictions
-_TRUSTED_SHARE = 0.75  # while costs are unknown, verify predictions whole if this share was correct
+_TRUSTED_SHARE = 0.75  # while costs are unknown, verify predictions whole if at least this share was correct
 
 
 class PredictionTrust:

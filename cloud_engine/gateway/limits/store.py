@@ -39,7 +39,7 @@ class LimitStore(Protocol):
     async def admit(self, claims: Sequence[Claim], wanted: TokenDemand | None = None) -> Admission:
         """Take all claims or none, and grant completion tokens between the minimum and the maximum of `wanted`.
 
-        The amounts of `claims` already include the least number of tokens.
+        The amounts of `claims` already include the minimum number of tokens.
         """
         ...
 

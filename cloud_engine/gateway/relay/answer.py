@@ -156,7 +156,7 @@ class StreamReservation:
         return self.answer is None or self.account is None or await self.account.tops_up(self.answer)
 
     def settle(self, row: UsageRow, *, is_reported: bool) -> None:
-        """If a stream ended without usage, record the estimate, because an event with text may hold several tokens."""
+        """If a stream ended without usage, record at least the estimate, since a text event may hold several tokens."""
         if self.answer is not None and not is_reported:
             row.completion_tokens = max(row.completion_tokens, self.answer.written)
 

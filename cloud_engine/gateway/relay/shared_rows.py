@@ -14,7 +14,7 @@ WIDTH = 72
 
 _NAME_BYTES = 384
 _SLOT_BYTES = _NAME_BYTES + WIDTH * 8
-_SLOTS = 1024  # per worker; more than all kinds of names together can use
+_SLOTS = 1024  # slots per worker, more than all kinds of names can use together
 _MAX_OF_A_KIND = {"key": 224, "model": 192, "node": 256, "status": 224}
 _SEPARATOR = "\t"
 _OTHER = "other"  # first label of all names beyond the maximum of their kind
