@@ -166,7 +166,7 @@ class Scheduler:
     def _continue_running(self, budget: int) -> tuple[list[ScheduledRequest], list[ScheduledRequest], int]:
         """Schedule the running requests. Return the plain decodes, the other requests and the rest of `budget`.
 
-        `budget` does not include the first token of each running request. Requests get blocks in the order of `running`."""
+        `budget` excludes the first token of each running request. Requests get blocks in the order of `running`."""
         plain, others = self.decodes.shares(self.running)
         preemptions = self.counters.preemptions
         batch: list[ScheduledRequest] = []
