@@ -36,7 +36,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8000
     # Gateway processes.
     replicas: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)] = 2
-    # On Ray: the gateway itself listens on `port`, on one machine. If False, Ray's slower proxies listen there.
+    # On Ray only. True: the gateway listens on `port` itself, on one machine. False: Ray's slower proxies listen there.
     direct: bool = False
     # Key database. None: keys.sqlite3 in the state folder.
     keys: str | None = None
@@ -214,7 +214,7 @@ def _whole(place: str | None) -> str | None:
 
 
 def _whole_model(name: str) -> str:
-    """Make a model's path absolute; hub names stay unchanged. Raises ConfigurationError if the name could be both."""
+    """Make a model's path absolute; keep hub names. Raises ConfigurationError for a name that could be either."""
     return str(absolute(name)) if is_node_path(name) else name
 
 

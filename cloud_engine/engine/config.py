@@ -90,7 +90,8 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModeLimits:
-    """Limits of an engine mode, named as in `EngineConfig`. Measured times decide on chunks and drafts below them."""
+    """The values of `EngineConfig` fields that an engine mode sets. They are upper limits: within them, measured times
+    determine the lengths of prompt chunks and drafts."""
 
     max_batch_size: int
     token_budget: int

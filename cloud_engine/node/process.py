@@ -1,4 +1,4 @@
-"""The node process: its options, and starting its engine and HTTP server."""
+"""The node process: its options, and the start of its engine and HTTP server."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from ..engine.types.request_state import RequestState, ScheduledRequest
 from .step_time import StepContent, StepTimeModel
 from .trace import PlannedRequest
 
-_ANSWER_TOKEN = 2**32 - 1  # every generated token; occurs in no prompt and ends no answer
+_ANSWER_TOKEN = 2**32 - 1  # the id used for every generated token; occurs in no prompt and ends no answer
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class SimulatedAnswer:
     request: PlannedRequest
     first_s: float | None = None
     last_s: float | None = None
-    # Whether the request was refused: longer than the context, or the queue was full.
+    # Whether the request was refused because it exceeds the context, or because the queue was full.
     refused: bool = False
 
     @property

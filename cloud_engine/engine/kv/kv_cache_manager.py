@@ -14,7 +14,7 @@ from .prefix_cache import PrefixCache
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How far back a model attends, if it has a sliding attention window in every layer."""
+    """The attention window of a model whose layers all have a sliding window."""
 
     # Widest window of all layers in tokens, including the query's own token.
     num_tokens: int
@@ -38,7 +38,7 @@ class KVCacheManager:
 
     With a `window`, blocks are assigned chunk by chunk, and released once no later query attends to them, so that a
     request holds only the blocks of one window and one chunk. `window` is None if any layer attends to the whole
-    sequence, because all layers share one block table, so that this layer needs every block until the request ends.
+    sequence: that layer needs every block until the request ends, and all layers share one block table.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class KVCacheManager:
         return True
 
     def fork(self, parent: RequestState, child: RequestState) -> None:
-        """Let `child` share the parent's blocks of the computed tokens, without copying them."""
+        """Let `child` share the parent's blocks that hold computed tokens, without copying them."""
         blocks = parent.block_table[: self.blocks_for(child.num_computed_tokens)]
         for block in _held(blocks):
             self.pool.share(block)
@@ -189,7 +189,7 @@ class KVCacheManager:
             state.num_drafted_blocks = drafted
 
     def free(self, state: RequestState) -> None:
-        """Release all blocks, last ones first, so that a prefix stays cached longer than its continuations."""
+        """Release a request's blocks, last ones first, so that a prefix stays cached longer than its continuations."""
         for block in _held(reversed(state.block_table)):
             self._copies.pop(block, None)
             self.pool.release(block)

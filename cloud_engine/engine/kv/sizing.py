@@ -25,7 +25,7 @@ class KVCacheSize:
 
     # Maximum tokens of prompt and answer together.
     context_length: int
-    # KV blocks, enough for at least one full context.
+    # Number of KV blocks, enough for at least one full context.
     num_blocks: int
     # Widest window of the models that share the block tables; None if any of them attends to the whole sequence.
     window: Window | None

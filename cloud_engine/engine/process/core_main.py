@@ -1,6 +1,6 @@
 """Main module of the engine core process: `python -m ...core_main FOLDER` runs an engine over two sockets in FOLDER.
 
-The process holds no state to save, so it simply exits when the server tells it to or is gone.
+The process holds no state to save, so it exits at once if the server asks for this or has ended.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _Sockets(CoreTransport):
         self._reports.send(encode_report(what))
 
     def send_back(self, command: Command) -> None:
-        with self._context.socket(zmq.PUSH) as back:  # a ZeroMQ socket may be used by one thread only
+        with self._context.socket(zmq.PUSH) as back:  # a new socket, because each thread needs its own
             back.linger = _SOCKET_LINGER_MS
             back.connect(self._address)
             back.send(encode_command(command))

@@ -39,7 +39,7 @@ class RequestLimits:
         self._check_length(request, scheduler)
 
     def longest(self, request: GenerationRequest, scheduler: Scheduler) -> int:
-        """Return the maximum tokens of prompt and answer together; each beam needs its own blocks."""
+        """Return the maximum tokens of prompt and answer together; the blocks of all beams must fit into the pool."""
         return scheduler.longest(self.context_length, request.beam.width if request.beam else 1)
 
     def _check_tokens(self, param: str, token_ids: Sequence[int]) -> None:

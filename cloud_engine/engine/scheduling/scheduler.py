@@ -25,7 +25,7 @@ from .draft_planner import DraftPlanner
 from .plain_decodes import PlainDecodes
 from .step_budget import StepBudget
 
-#: Seconds of waiting that weigh as much as one priority level, and as one prompt token in policy "shortest-prefill".
+#: Seconds of waiting that count as much as one priority level, or as one prompt token in policy "shortest-prefill".
 PRIORITY_S, PREFILL_TOKEN_S = 10.0, 0.01
 _order = attrgetter("order")
 
@@ -151,7 +151,7 @@ class Scheduler:
     def fork(self, parent: RequestState, child: RequestState) -> None:
         """Start running `child`, which shares the blocks of `parent`.
 
-        `_admit` has reserved a place for the fork, or the caller removes another beam.
+        `_admit` has reserved a place for the fork, or the caller removes another beam to free a place.
         """
         child.order = parent.order
         if parent.unforked:
@@ -166,7 +166,7 @@ class Scheduler:
     def _continue_running(self, budget: int) -> tuple[list[ScheduledRequest], list[ScheduledRequest], int]:
         """Schedule the running requests. Return the plain decodes, the other requests and the rest of `budget`.
 
-        `budget` does not include the first token of each running request. Requests get blocks in order."""
+        `budget` excludes the first token of each running request. Requests get blocks in the order of `running`."""
         plain, others = self.decodes.shares(self.running)
         preemptions = self.counters.preemptions
         batch: list[ScheduledRequest] = []
@@ -202,7 +202,7 @@ class Scheduler:
         lesser = list(takewhile(lambda state: _yields(state, head), reversed(self.running)))
         if not lesser or self._fits_without([]) or not self._fits_without(lesser):
             return
-        # Uncomputed tokens beyond the one that every step computes.
+        # Uncomputed tokens, except the one that each request computes in every step.
         missing = sum(state.num_uncomputed_tokens - 1 for state in self.running if state.order < head.order)
         if missing >= self._step_budget.max_prompt_tokens(self._config.token_budget - len(self.running)):
             return
@@ -215,7 +215,7 @@ class Scheduler:
         return self._has_place(states, others) and self._cache.can_admit(states, others)
 
     def _admit_ahead(self) -> None:
-        """Admit waiting requests that precede a running one, before running requests use up the step's budget."""
+        """Admit waiting requests that sort before a running one. Call this before running requests spend the budget."""
         while self.waiting and self.running and self.waiting[0].order < self.running[-1].order:
             if not self._admit(self._first_waiting()):
                 return

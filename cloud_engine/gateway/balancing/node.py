@@ -18,7 +18,7 @@ from ....protocol.safety.redaction import SHORTEST_KEY, is_sendable, shown_url
 from ..upstream.client import UpstreamAddress
 from ..upstream.connection import SilenceTimeouts
 
-_REPORTING_USAGE = frozenset({"updraft", "vllm", "sglang"})  # `owned_by` of servers with `continuous_usage_stats`
+_REPORTING_USAGE = frozenset({"updraft", "vllm", "sglang"})  # `owned_by` of servers that know `continuous_usage_stats`
 #: Circuit breaker of a node. `recovery`: the number of good probes in a row that make an open breaker half-open.
 _BREAKER = BreakerRules(failures_to_open=5, recovery=2, max_recovery=64, by_probes=True)
 _log = logging.getLogger("updraft.gateway")
@@ -73,7 +73,7 @@ class Node:
     """
 
     def __init__(self, address: NodeAddress) -> None:
-        """Raises ConfigurationError."""
+        """Raises ConfigurationError if the URL is invalid."""
         url = address.url.rstrip("/").removesuffix("/v1")
         self.target = _target(url, address)
         self.url = shown_url(url)
@@ -134,7 +134,7 @@ class Node:
 
 
 def _target(url: str, address: NodeAddress) -> UpstreamAddress:
-    """Raises ConfigurationError."""
+    """Return the parts of a node's URL. Raises ConfigurationError if the URL is invalid."""
     try:
         parts = urlsplit(url)
         port = parts.port

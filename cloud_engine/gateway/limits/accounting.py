@@ -1,4 +1,4 @@
-"""Accounting of a request: limits are reserved and a ledger row is opened before, usage and cost are recorded after."""
+"""Accounting of requests: reserves limits and opens a ledger row before a request, records usage and cost after it."""
 
 from __future__ import annotations
 

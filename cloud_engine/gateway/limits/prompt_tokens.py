@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 
-_KEPT = 16  # ratios kept per class, which is a key, model and prompt size
+_KEPT = 16  # ratios kept per class of requests with the same key, model and prompt size
 _LEAST = 8
 _MAX_CLASSES = 4096
 

@@ -104,7 +104,7 @@ async def _relay_events(call: Call, usage: PassthroughUsage, response: Response,
             for event in batch:
                 failure = usage.read(event)
                 if failure is not None and not (usage.ended and (shown or call.answered)):
-                    usage.ended = False  # another node is tried, or the gateway ends the stream
+                    usage.ended = False  # not the end: another node is tried, or the gateway ends the stream
                     break
                 whole = usage.shown + b"\n\n"
                 shown.append(without_key(whole) if _ERROR.search(event) else whole)
@@ -156,7 +156,7 @@ class StreamReservation:
         return self.answer is None or self.account is None or await self.account.tops_up(self.answer)
 
     def settle(self, row: UsageRow, *, is_reported: bool) -> None:
-        """If a stream ended without usage, record the estimate, because an event with text may hold several tokens."""
+        """If a stream ended without usage, record at least the estimate, since a text event may hold several tokens."""
         if self.answer is not None and not is_reported:
             row.completion_tokens = max(row.completion_tokens, self.answer.written)
 
@@ -168,7 +168,7 @@ class _EventReader:
     call: Call
     meter: StreamMeter
     without_key: WithoutKey
-    may_break: bool  # an engine failure may be retried on another node
+    may_break: bool  # whether an engine failure may be retried on another node
     ended: bool = False
     failure: AnswerFailure | None = None
     has_choices: bool = False
@@ -184,7 +184,7 @@ class _EventReader:
             try:
                 event = self._checked(event)  # noqa: PLW2901
             except AnswerFailure as failure:
-                if failure.event and not self._breaks(failure.event):  # the client gets the error event as the last one
+                if failure.event and not self._breaks(failure.event):  # the client's stream ends with this error
                     self.ended, self.call.row.status = True, UpstreamError.status
                     out.append(failure.event)
                 else:

@@ -170,9 +170,9 @@ class Dispatch:
         return True
 
     def _goes_elsewhere(self, call: Call, node: Node, status: int, state: _DispatchState) -> bool:
-        """Return whether to try another: once after an engine failure, always if the node is full or has no route."""
+        """Return whether to try another node: always if this one is full or has no route, once if its engine failed."""
         is_full = status == OverloadedError.status
-        if call.answered:  # the client already has the status 200, so only such an answer can be relayed
+        if call.answered:  # the client already has status 200, so no other status can be relayed
             state.engine_failures += status != 200 and not is_full
             return status != 200
         if not self.registry.has_another(call.model, call.tried) and not state.others(node):
@@ -245,7 +245,7 @@ class _DispatchState:
 
 
 def _identity(call: Call) -> tuple[bytes, bytes, bytes]:
-    """Return the parts by which the quarantine recognises a repeated request."""
+    """Return the parts of a request by which the quarantine recognises its repetition."""
     return call.row.key_name.encode(), call.path, call.body
 
 

@@ -117,12 +117,12 @@ class Upstream:
         return lambda body: body.replace(key, b"[the node's key]") if key else body
 
     async def get(self, target: UpstreamAddress, path: bytes) -> tuple[int, bytes]:
-        """Return the status and body. Raises UpstreamFailure."""
+        """Send a GET request, and return the status and body. Raises UpstreamFailure."""
         async with self.open(target, UpstreamRequest(b"GET", path)) as response:
             return response.status, await response.read_whole()
 
     def last_heard(self, target: UpstreamAddress) -> float:
-        """Return when the node last sent anything, by `time.monotonic()`."""
+        """Return the time at which the node last sent anything, by `time.monotonic()`."""
         return self._pool(target).heard_at
 
     def give_up(self, target: UpstreamAddress, reason: str) -> None:

@@ -54,7 +54,7 @@ class Pool:
         return connection
 
     async def exchange(self, broken: NodeConnection) -> NodeConnection:
-        """Replace a closed connection. Raises the errors of `acquire`; the caller must then release `broken`."""
+        """Replace a closed connection. If this raises an error of `acquire`, the caller must release `broken`."""
         connection = await self._connect()
         broken.close()
         self._busy.discard(broken)
@@ -117,7 +117,7 @@ class Pool:
 def may_register(address: str, *, is_local: bool) -> bool:
     """Return whether a node may register this address. `is_local`: loopback addresses are allowed.
 
-    Refused addresses could reach cloud metadata or services of this machine, which trust local callers.
+    Refused addresses could reach cloud metadata, or services of this machine that trust local callers.
     """
     ip = ipaddress.ip_address(address)
     ip = getattr(ip, "ipv4_mapped", None) or ip
