@@ -115,7 +115,7 @@ class OpenAI(_Routed, openai.OpenAI):
 
 
 class AsyncOpenAI(_Routed, openai.AsyncOpenAI):
-    """`openai.AsyncOpenAI` with the arguments of `OpenAI`."""
+    """`openai.AsyncOpenAI` with the arguments of `updraft.OpenAI`."""
 
     _http_client = staticmethod(_async_client)
 

@@ -211,7 +211,7 @@ def _body(messages: Messages) -> dict[str, Any]:
 
 
 async def _run(local: LocalTier, prompt: Prompt) -> AnsweredPair:
-    """Return a pair in which only the local answer and its signals are set."""
+    """Let the local model answer. Return its answer and signals as a pair without the cloud's answer."""
     run = await local.start(prompt.messages, SamplingParams())  # the defaults, as for a request without parameters
     try:
         async for _token in run:

@@ -62,7 +62,7 @@ def _digest(text: str) -> str:
 
 
 class SavedAnswers:
-    """The locked file of kept answers. Raises ConfigurationError if the file is unusable or in use elsewhere."""
+    """The locked file of kept answers. Raises ConfigurationError if it is unusable or used by another process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
