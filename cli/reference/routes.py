@@ -69,7 +69,7 @@ _GATEWAY = {
     "/admin/keys/{key_id}/rotate": "replace a key; the old key stays valid for `overlap_s` seconds; scope `admin`",
     "/admin/audit": "the last 1,000 changes to keys: time, actor, action and key; scope `admin`",
 }
-#: Class and meaning of the error codes that are set by the raising code instead of the error class.
+#: Class and meaning of the error codes that are given where the error is raised, not by its class.
 GIVEN_CODES: dict[str, tuple[type[errors.UpdraftError], str]] = {
     "invalid_json": (errors.InvalidRequestError, "The body is not JSON."),
     "invalid_http": (errors.InvalidRequestError, "The request is not valid HTTP, or its length is ambiguous."),
@@ -170,7 +170,7 @@ def _error_row(error: type[errors.UpdraftError], name: str, text: str) -> tuple[
 
 
 def _tree(error: type[errors.UpdraftError]) -> Iterator[type[errors.UpdraftError]]:
-    """Yield the subclasses in `protocol.errors` only, because the set of other loaded modules varies."""
+    """Yield the subclasses in `protocol.errors` only, because other modules may not be loaded."""
     for each in error.__subclasses__():
         if each.__module__ == errors.__name__:
             yield each

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from ...protocol.errors import ConfigurationError
 
-#: Current name by former name. Applies to commands that have the current option but not the former option.
+#: Current name by former name. An entry applies to commands that have the current option but not the former option.
 RENAMED = MappingProxyType({
     "--cloud": "--cloud-url", "--cloud-key-env": "--api-key-env", "--confidence": "--promise-level",
     "--key-env": "--app-api-key-env --api-key-env", "--key-file": "--api-key-file",

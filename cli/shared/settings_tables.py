@@ -15,7 +15,7 @@ from .renamed_options import current_name
 
 
 def _cloud_table(context: typer.Context, file: Path | None) -> None:
-    """Read the options of a node or gateway, which has no settings file unless one is given."""
+    """Read the options of a node or gateway from `file`. There is no default file."""
     from ...router.settings_sources import read_settings
 
     if file is not None:
