@@ -119,8 +119,8 @@ def _print(tried: list[FleetFigures], enough: FleetFigures, result: dict[str, An
     output.echo(f"{nodes} the objective for {enough.share:.1%} of the requests.")
     limits = result["limits"]
     output.echo(
-        f"Each node runs with --max-num-seqs {limits['max_batch_size']} "
-        f"--max-num-batched-tokens {limits['token_budget']} --max-step-ms {limits['max_step_ms']}, "
+        f"Each node runs with --max-num-seqs {limits['max_num_seqs']} "
+        f"--max-num-batched-tokens {limits['max_num_batched_tokens']} --max-step-ms {limits['max_step_ms']}, "
         "as --mode and --step-costs set them. Speculation, prefix cache affinity and the network are not simulated."
     )
     if enough.refused:

@@ -130,20 +130,20 @@ class EngineFlags(options.BatchLimits):
     default_max_tokens: Annotated[
         int, typer.Option(min=1, help="Maximum tokens per answer if the request sets no max_tokens.")
     ] = 4096
-    policy: Annotated[
+    scheduling_policy: Annotated[
         Literal["fcfs", "priority", "shortest-prefill"],
-        typer.Option("--scheduling-policy", help="Order: by arrival, by the priority field, or short prompts first."),
+        typer.Option(help="Order: by arrival, by the priority field, or short prompts first."),
     ] = "fcfs"
     max_waiting: Annotated[
         int, typer.Option(min=1, help="Maximum requests that wait for a slot in the batch; others are refused.")
     ] = 256
-    prefix_caching: Annotated[
+    enable_prefix_caching: Annotated[
         bool,
         typer.Option(
             "--enable-prefix-caching/--no-enable-prefix-caching", help="Reuse the KV cache of equal prefixes."
         ),
     ] = True
-    num_draft_tokens: Annotated[
+    num_speculative_tokens: Annotated[
         int | None,
         typer.Option("--num-speculative-tokens", min=1, help="Maximum draft tokens per step and request. [as --mode]"),
     ] = None

@@ -44,7 +44,7 @@ def _served(
     served: ServedModel, requests: Sequence[WorkloadRequest], *, invariant: bool
 ) -> tuple[float, list[list[int]]]:
     """Return the seconds for all requests, and their answers."""
-    config = EngineConfig(max_batch_size=_RUNNING, max_waiting=len(requests), batch_invariant=invariant)
+    config = EngineConfig(max_num_seqs=_RUNNING, max_waiting=len(requests), batch_invariant=invariant)
     engine = Engine(served, config)
     answers: list[list[int]] = [[] for _ in requests]
     add(engine, requests)

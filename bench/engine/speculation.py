@@ -106,7 +106,7 @@ def uniform_logits(target: Decoder) -> Generator[None]:
 
 
 def _oracle_speedup(target: Decoder, draft: Decoder, acceptance: float, load: int = 1) -> float:
-    config = EngineConfig(max_batch_size=load, prefix_caching=False, max_waiting=load)
+    config = EngineConfig(max_num_seqs=load, enable_prefix_caching=False, max_waiting=load)
     config = replace(config, num_blocks=load * _CELLS // config.block_size + 1)
     vocabulary = target.config.vocab_size
     prompts = [[(token + number) % vocabulary for token in range(1, _PROMPT + 1)] for number in range(load)]
@@ -188,7 +188,9 @@ def _in_turns(off: _Stream, on: _Stream) -> tuple[list[float], float]:
 
 
 def _pocket_engine(load: int, *, with_draft: bool) -> Engine:
-    config = EngineConfig(max_batch_size=load, token_budget=2048, prefix_caching=False, max_waiting=2 * load)
+    config = EngineConfig(
+        max_num_seqs=load, max_num_batched_tokens=2048, enable_prefix_caching=False, max_waiting=2 * load
+    )
     draft = pocket.pocket_small_folder() if with_draft else None
     return Engine.from_folder(pocket.pocket_large_folder(), draft=draft, config=config)
 

@@ -82,7 +82,7 @@ def measured_steps(
         drawn[::2] = [
             replace(work, prompt=work.prompt[: round(len(work.prompt) ** random.random())]) for work in drawn[::2]
         ]
-        engine = _Recording(model, replace(engine_config(len(drawn), running), max_batch_size=size), clock)
+        engine = _Recording(model, replace(engine_config(len(drawn), running), max_num_seqs=size), clock)
         coming, left = enumerate(drawn), [work.output for work in drawn]
         places = size
         while True:

@@ -171,10 +171,10 @@ class BatchLimits:
         Literal["latency", "balanced", "throughput"],
         typer.Option(help="Preset for the limits below: low latency per stream, high total throughput, or a balance."),
     ] = "balanced"
-    max_batch_size: Annotated[
+    max_num_seqs: Annotated[
         int | None, typer.Option("--max-num-seqs", min=1, help="Maximum requests in one step. [as --mode]")
     ] = None
-    token_budget: Annotated[
+    max_num_batched_tokens: Annotated[
         int | None, typer.Option("--max-num-batched-tokens", min=1, help="Maximum tokens in one step. [as --mode]")
     ] = None
     max_step_ms: Annotated[

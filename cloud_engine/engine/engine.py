@@ -84,8 +84,8 @@ class Engine:
             batch_invariant=config.batch_invariant,
             attention_backend=config.attention_backend,
         )
-        drafts = config.num_draft_tokens if draft is not None or config.ngram or drafters else 0
-        make_ready(self._runner, graph_limits(sizes.context_length, drafts, config), config.token_budget)
+        drafts = config.num_speculative_tokens if draft is not None or config.ngram or drafters else 0
+        make_ready(self._runner, graph_limits(sizes.context_length, drafts, config), config.max_num_batched_tokens)
         own: list[Drafter] = [NgramDrafter()] if config.ngram else []
         if draft is not None:
             vocabulary = None if served.tokenizer is None else served.tokenizer.vocabulary()
@@ -266,7 +266,7 @@ class Engine:
     def _fresh_schedule(self) -> tuple[KVCacheManager, Scheduler, OutputProcessor]:
         config, sizes = self.config, self._sizes
         cache = KVCacheManager(
-            sizes.num_blocks, config.block_size, prefix_caching=config.prefix_caching, window=sizes.window
+            sizes.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching, window=sizes.window
         )
         scheduler = Scheduler(config, cache, self._speculator, self._counters)
         return cache, scheduler, OutputProcessor(scheduler, cache, self._speculator)

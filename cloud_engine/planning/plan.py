@@ -153,7 +153,7 @@ class Planner:
         places = slots // length
         if not places:
             raise ConfigurationError("The KV cache is smaller than one context. Raise num_blocks.", param="num_blocks")
-        whole = replace(config, block_size=length, prefix_caching=False)
+        whole = replace(config, block_size=length, enable_prefix_caching=False)
         return replace(self, shape=replace(self.shape, config=whole, num_blocks=places)).figures(nodes)
 
     def static_tokens_per_s(self) -> tuple[float, float]:
@@ -164,7 +164,7 @@ class Planner:
 
     def _static(self) -> float:
         """Return tokens per second with static batches, which pad prompts and last until their longest answer ends."""
-        rows, costs, size = self._servable(), self.shape.costs, self.shape.config.max_batch_size
+        rows, costs, size = self._servable(), self.shape.costs, self.shape.config.max_num_seqs
         seconds = 0.0
         for first in range(0, len(rows), size):
             batch = rows[first : first + size]

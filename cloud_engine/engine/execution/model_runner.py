@@ -206,4 +206,4 @@ def graph_limits(context_length: int, num_drafts: int, config: EngineConfig) -> 
     """Return the limits of steps to capture, with at most `num_drafts` drafts per sequence; None if graphs are off."""
     if not config.cuda_graphs:
         return None
-    return GraphLimits(config.max_batch_size, 1 + num_drafts, -(-context_length // config.block_size))
+    return GraphLimits(config.max_num_seqs, 1 + num_drafts, -(-context_length // config.block_size))

@@ -30,7 +30,7 @@ _MAX_QUERIES = 128  # maximum tokens per sequence to warm up; longer ones use th
 _REPORTED = (0, 20)  # numbers of top log-probabilities to warm up
 
 
-def make_ready(runner: Runner, limits: GraphLimits | None, token_budget: int) -> None:
+def make_ready(runner: Runner, limits: GraphLimits | None, max_num_batched_tokens: int) -> None:
     """Capture CUDA graphs within `limits` and launch all other kernels once. Does nothing on a CPU.
 
     Call this while the KV cache is empty, because the warm-up overwrites it.
@@ -41,8 +41,11 @@ def make_ready(runner: Runner, limits: GraphLimits | None, token_budget: int) ->
     before = _entries(cache)
     if limits is not None:
         runner.capture(limits)
-    passes = [runner.run([_prompt(runner, length)]) for length in prompt_lengths(min(token_budget, runner.num_slots))]
-    most = token_budget if limits is None else limits.sequences * limits.queries
+    passes = [
+        runner.run([_prompt(runner, length)])
+        for length in prompt_lengths(min(max_num_batched_tokens, runner.num_slots))
+    ]
+    most = max_num_batched_tokens if limits is None else limits.sequences * limits.queries
     for number in row_counts(most, passes[-1].shape[1], num_multiprocessors(passes[-1].device)):
         _sample(passes[-1].repeat(number, 1))
     new, seconds = _entries(cache) - before, time.perf_counter() - started

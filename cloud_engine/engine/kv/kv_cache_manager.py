@@ -42,11 +42,11 @@ class KVCacheManager:
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, prefix_caching: bool = True, window: Window | None = None
+        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True, window: Window | None = None
     ) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
-        self._prefixes = PrefixCache(self.pool, block_size, gaps=window is not None) if prefix_caching else None
+        self._prefixes = PrefixCache(self.pool, block_size, gaps=window is not None) if enable_prefix_caching else None
         self._window = window
         self._drafted: set[int] = set()  # registered blocks that are filled in the draft model's cache too
         self._copies: dict[int, int] = {}  # target block -> source block

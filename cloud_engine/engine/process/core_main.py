@@ -114,7 +114,7 @@ def _engine(load: Load, progress: Progress) -> Engine:
     keep_freed_memory()
     draft = Path(load.draft) if load.draft is not None else None
     engine = Engine.from_folder(Path(load.folder), draft=draft, config=load.config, progress=progress)
-    used = (load.config.max_batch_size, load.config.token_budget, load.config.max_step_ms)
+    used = (load.config.max_num_seqs, load.config.max_num_batched_tokens, load.config.max_step_ms)
     _log.info("limits: --max-num-seqs %d --max-num-batched-tokens %d --max-step-ms %d", *used)
     return engine
 

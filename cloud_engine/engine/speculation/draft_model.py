@@ -43,8 +43,8 @@ class DraftModel(Drafter):
     def __init__(self, draft: Decoder, target: ModelConfig, sizes: KVCacheSize, config: EngineConfig) -> None:
         """Set up the runner. Its logits are cut or padded to the target's vocabulary, which may have other padding."""
         self._runner = Runner(draft, sizes.num_blocks, config.block_size, attention_backend=config.attention_backend)
-        make_ready(self._runner, graph_limits(sizes.context_length, 1, config), config.token_budget)
-        self._most_tokens = config.token_budget
+        make_ready(self._runner, graph_limits(sizes.context_length, 1, config), config.max_num_batched_tokens)
+        self._most_tokens = config.max_num_batched_tokens
         self._block_size, self._reach = config.block_size, draft.config.reach
         self._rows = draft.config.vocab_size
         self._missing_rows = target.vocab_size - self._rows

@@ -42,7 +42,7 @@ class Speculator:
 
     def __init__(self, drafters: Sequence[Drafter], config: EngineConfig) -> None:
         self._drafters = tuple(drafters)
-        self._most = config.num_draft_tokens
+        self._most = config.num_speculative_tokens
         lengths = AdaptiveDraftLength if config.draft_length == "adaptive" else FixedDraftLength
         self._draft_length = lengths(self._most)
         self._work, self._draft_s = DraftWork(), 0.0
