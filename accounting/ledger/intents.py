@@ -80,7 +80,7 @@ class OverflowFile:
                 os.write(self._file, _SIGNED.pack(-length))
 
     def records(self) -> dict[int, bytes]:
-        """Return the records by position."""
+        """Return the records, keyed by position."""
         with self._lock:
             return self._read()[0]
 
@@ -164,7 +164,7 @@ class IntentFile:
         self._free.append(place)
 
     def records(self) -> dict[int, bytes]:
-        """Return the records of both files, by place."""
+        """Return the records of both files, keyed by place."""
         return {**self._mapped(), **{self._places + at: record for at, record in self.overflow.records().items()}}
 
     def _mapped(self) -> dict[int, bytes]:
