@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("updraft.router")
 
-_SERVER_START_S = 5.0  # maximum wait for the local server if there is a cloud
+_SERVER_START_S = 5.0  # maximum seconds to wait for the local server if there is a cloud
 
 
 def check_configured(config: RouterConfig) -> None:
@@ -157,7 +157,7 @@ def tier_endpoint(config: RouterConfig, tier: CloudTierConfig) -> CloudEndpoint:
 async def with_local(config: RouterConfig, tiers: Tiers, patience_s: float | None = None) -> Tiers:
     """Return `tiers` with the configured local model. If loading fails and there is a cloud, the cloud answers alone.
 
-    `patience_s`: limit for a local server, which may have to load the model first.
+    `patience_s`: maximum wait for a local server, which may have to load the model first.
     Raises the errors of `open_local` if there is no cloud, and ConfigurationError for an unusable policy.
     """
     if config.local is None:
@@ -181,7 +181,7 @@ async def with_local(config: RouterConfig, tiers: Tiers, patience_s: float | Non
 
 
 def load_backoff(config: RouterConfig) -> LoadBackoff:
-    """Return the pause after a failed load of the local model, which ends early if the file changes."""
+    """Return the backoff after a failed load of the local model. It ends early if the model's file changes."""
 
     def version() -> object:
         try:

@@ -17,7 +17,7 @@ from .split_values import split_across_messages, split_across_values
 from .text_views import strings, visible, written_and_visible
 from .unreadable import TOO_LONG, unreadable_field, unreadable_text
 
-MAX_READ = 2**22  # characters of one request, over all readings of its texts
+MAX_READ = 2**22  # maximum characters read of one request, summed over all readings of its texts
 _SHORT = 2**13  # maximum characters of requests that are not searched in a thread
 _BETWEEN = "\n\ufdd0\n"  # separator of texts, with a noncharacter, so that no built-in rule matches across texts
 

@@ -36,7 +36,7 @@ class StoredAnswer:
     owner: str
     kind: Kind
     id: str
-    # Seconds since the epoch.
+    # Time of creation, in seconds since the epoch.
     created: float
     # Model named in the answer.
     model: str
@@ -114,7 +114,7 @@ class AnswerStore:
         model: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> tuple[list[StoredAnswer], bool]:
-        """Return one page, optionally of one model or with this metadata, and whether more follow.
+        """Return one page of answers, optionally only those of `model` or with `metadata`, and whether more follow.
 
         Raises NotFoundError for an unknown `wanted.after`.
         """
