@@ -46,7 +46,7 @@ _SERVER_START_S = 5.0  # maximum seconds to wait for the local server if there i
 
 
 def check_configured(config: RouterConfig) -> None:
-    """Raise ConfigurationError, with the settings to set, if no tier is configured."""
+    """Raise ConfigurationError if no tier is configured. The message lists the settings to set."""
     cloud = config.cloud_url is not None and not config.offline
     if config.local is None and not cloud:
         raise ConfigurationError(
@@ -60,7 +60,7 @@ def check_configured(config: RouterConfig) -> None:
 
 
 def check_startable(config: RouterConfig) -> None:
-    """Check like `check_configured`; also raise ConfigurationError for an unusable policy, or a target without one."""
+    """Check like `check_configured`; also raise ConfigurationError for an unusable policy or a missing one."""
     check_configured(config)
     target = config.stated_target
     if target != "confidence" and not has_policy(config) and target:

@@ -365,7 +365,7 @@ class Cascade:
     # Helpers
 
     async def _check_targets(self) -> None:
-        """Apply the quality or confidence that the request sets, unless it names a tier. Raises InvalidRequestError."""
+        """Apply the request's quality or confidence, unless the request names a tier. Raises InvalidRequestError."""
         job, missing = self.job, self.tiers.local_missing
         if job.requested_tier != "auto":
             return

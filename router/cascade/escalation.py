@@ -58,7 +58,7 @@ class Escalation:
         self._streaming = 0.0  # start of the stream, by time.monotonic()
 
     async def ruling(self) -> Ruling:
-        """Apply gate 0's rules. Read the budget only if a cloud may answer, since writers may delay reading."""
+        """Apply gate 0's rules. Read the budget only if a cloud may answer, since the file may be locked."""
         availability, budget = self.state.availability(), self.state.budget
         ruling = rule(self.job, availability)
         if budget is None or not ruling.cloud:

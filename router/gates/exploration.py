@@ -106,7 +106,7 @@ class ExplorationGates(_WrappingGates):
 
     @property
     def calibrated(self) -> PolicyGates | None:
-        """Gates of the calibrated policy, or None without one."""
+        """Gates of the calibrated policy, or None if there is no policy."""
         return self._gates if isinstance(self._gates, PolicyGates) else None
 
     def stop_exploring(self) -> bool:

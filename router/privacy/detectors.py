@@ -91,7 +91,7 @@ def _is_run_of_card(run: str) -> bool:
 
 
 def _is_printed_card(text: str, match: re.Match[str]) -> bool:
-    """Return whether groups of digits are a card, and not other numbers or part of a longer column."""
+    """Return whether the matched groups are a card number, not other numbers or a part of a longer column."""
     groups = [group for group in match.groups() if group is not None]
     digits, marks = "".join(groups[::2]), {_mark(group) for group in groups[1::2]}
     start, end = match.start(), match.end(10) if match[10] else match.end(7)

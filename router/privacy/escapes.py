@@ -200,7 +200,7 @@ def _piece_of_utf7(match: re.Match[str]) -> str:
 
 
 def _readable(octets: bytes) -> str:
-    """Return the text of octets in UTF-8, or in UTF-16 if they contain a zero; "" if they are not text."""
+    """Return the text of octets in UTF-8, or in UTF-16 if they have a zero byte; "" if they are not text."""
     try:
         text = octets.decode("utf-16-le" if b"\0" in octets else "utf-8")
     except UnicodeDecodeError:

@@ -91,7 +91,7 @@ class PrivacyRules:
             return TOO_LONG
 
     def _apart(self, texts: Iterable[str], budget: ReadingBudget) -> str | None:
-        """Apply the user's patterns to each text, since a pattern may need a text's exact letters, start or end."""
+        """Apply the user's patterns to each text alone, since a pattern may need its exact letters, start or end."""
         if not self._patterns:
             return None
         matched = (_first(self._patterns, written_and_visible(text, budget)) for text in dict.fromkeys(texts))

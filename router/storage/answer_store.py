@@ -155,7 +155,7 @@ class AnswerStore:
             raise missing(answer_id)
 
     def items(self, owner: str, ids: Collection[str]) -> dict[str, dict[str, Any]]:
-        """Return items of responses and of their inputs by ID. Raises NotFoundError for an unknown ID."""
+        """Return the items with these IDs, from responses and their inputs. Raises NotFoundError for an unknown ID."""
         items: dict[str, dict[str, Any]] = {}
         after, more = None, True
         while more and len(items) < len(ids):

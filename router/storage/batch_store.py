@@ -86,7 +86,7 @@ class BatchJob:
 
 
 class BatchStore:
-    """Store of batches. Only its owner sees a batch, like a file. All methods wait for the disk."""
+    """Store of batches. A batch, like a file, is visible only to its owner. All methods wait for the disk."""
 
     def __init__(self, database: FilesDatabase) -> None:
         self._database = database
