@@ -60,7 +60,7 @@ def check_configured(config: RouterConfig) -> None:
 
 
 def check_startable(config: RouterConfig) -> None:
-    """Check like `check_configured`; also raise ConfigurationError for an unusable policy or a missing one."""
+    """Check like `check_configured`; also raise ConfigurationError for an unusable policy, or if a target lacks one."""
     check_configured(config)
     target = config.stated_target
     if target != "confidence" and not has_policy(config) and target:
