@@ -1,7 +1,8 @@
 """Budgets of calendar periods: the periods' bounds, and the completion tokens that a budget grants.
 
-A request reserves the maximum length of its answer, or is capped at its reservation, and is settled at its true cost.
-Streams are no exception, since they may contain hidden tokens that are only reported at the end.
+A request reserves the maximum length of its answer. If it can reserve less, its answer is capped at the reservation.
+At the end, the true cost replaces the reservation. This also holds for streams, because a stream may contain hidden
+tokens that are only reported at its end.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class StreamTokenEstimate:
 
     @property
     def bound(self) -> int:
-        """Upper bound on the tokens of the text, since each token has at least one byte. At most `reserved`."""
+        """Upper bound on the tokens of the text: its bytes, since each token has at least one. At most `reserved`."""
         return min(self.reserved, max(self.texts, self.bytes))
 
     @property
