@@ -35,10 +35,7 @@ class MatrixProducts:
 
     @torch.inference_mode()
     def seconds(self, steps: Sequence[tuple[int, int]]) -> float:
-        """Return the total seconds of `steps`, pairs of (rows in the layers, rows in the head).
-
-        Each distinct size is timed only once.
-        """
+        """Return the total seconds of `steps`, pairs of (rows in layers, rows in head). Equal steps are timed once."""
         layers, head = (cache(partial(self._time, part)) for part in (self._layers, [self._head]))
         return sum(layers(rows) + (head(samples) if samples else 0.0) for rows, samples in steps)
 

@@ -35,7 +35,8 @@ GRADING = "agreement in use (cloud answers, accepted drafts) and thumbs"
 def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> Policy:
     """Fit a policy on the graded rows, write it to the folder `out` and load it. Its card lists experience as a source.
 
-    Raises InvalidRequestError if the representative sample has fewer than 100 rows, and as `fit_training_data` does.
+    Raises InvalidRequestError if the representative sample has fewer than 100 rows. Also raises the errors of
+    `fit_training_data`.
     """
     graded = [row for row in rows if row.grades is not None]
     fit_rows = _fit_rows(graded, recipe.seed)

@@ -57,7 +57,7 @@ class FittedGates:
 def fit_gates(material: TrainingData, seed: int = 0, members: Sequence[str] = MEMBERS) -> FittedGates:
     """Fit the gates on one part of the rows and judge the held-out part with them. The gates share their topics.
 
-    Raises InvalidRequestError as `fit_router` does, or for fewer than 100 representative rows or 10 different ones.
+    Raises the errors of `fit_router`, and InvalidRequestError for fewer than 100 representative or 10 different rows.
     """
     if len(material.labels.representative_rows) < MIN_LABELS:
         raise InvalidRequestError(

@@ -77,8 +77,7 @@ def load_from(sources: Path) -> ctypes.CDLL:
 
 
 def _build_and_load(compiler: list[str], sources: Path) -> ctypes.CDLL:
-    """Return the library. If it cannot be cached, compile it for this process alone. Raises NativeBuildError or OSError
-    if this fails."""
+    """Return the library; if it cannot be cached, compile it for this process. Raises NativeBuildError or OSError."""
     name = f"kernels-{_digest(compiler, sources)}.so"
     try:
         return _load_cached(compiler, _private_folder(state_folder() / "native") / name, sources)
