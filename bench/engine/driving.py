@@ -21,11 +21,12 @@ from ..shared.workload import WorkloadRequest
 
 BUDGET = 512
 GREEDY = SamplingParams(temperature=0.0)
-_TOKENS = 640  # maximum tokens per sequence, which give the size of the KV cache on a CUDA device
+_TOKENS = 640  # maximum tokens per sequence, to size the KV cache on a CUDA device
 
 
 def engine_config(requests: int, running: int) -> EngineConfig:
-    """Return the configuration for throughput: `requests` queued, `running` at once, and 16 tokens of each per step."""
+    """Return a configuration for throughput. At most `requests` requests are queued and `running` requests run at once,
+    and each step computes up to 16 tokens per running request."""
     return EngineConfig(max_num_seqs=running, max_num_batched_tokens=16 * running, max_waiting=requests)
 
 

@@ -25,7 +25,7 @@ def invariance_figures(folder: Path, dtype: torch.dtype, requests: Sequence[Work
     of three pairs. `divergence_rate`: without the mode, the share of greedy answers that differ between a request alone
     and in a batch. `divergence_rate_invariant`: the same with the mode, which must be 0.
     """
-    plain, invariant = (ServedModel(load_model(folder, dtype=dtype)) for _ in range(2))  # each mode packs its own
+    plain, invariant = (ServedModel(load_model(folder, dtype=dtype)) for _ in range(2))  # each mode packs one model
     pairs = [
         (_served(invariant, requests, invariant=True), _served(plain, requests, invariant=False))
         for _ in range(_ROUNDS)

@@ -30,7 +30,7 @@ _VOCABULARY = 32
 
 def scheduler_microseconds(sequences: int = 256, rounds: int = 15) -> float:
     """Return the microseconds per step that an engine takes without its tensor work, while every sequence decodes.
-    The median of `rounds` engines, because another process may interrupt a round, which takes 30 milliseconds."""
+    The result is the median over `rounds` engines, because another process may interrupt a round of 30 milliseconds."""
     return statistics.median(_scheduler_microseconds(sequences) for _ in range(rounds))
 
 

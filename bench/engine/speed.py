@@ -42,7 +42,7 @@ def sampled_over_greedy(model: Decoder, requests: Sequence[WorkloadRequest], run
 
 
 def decode_figures(model: Decoder, weight_bytes: int, tokens: int = 24, rounds: int = 5) -> dict[str, float]:
-    """Measure the decoding of one sequence and of eight, and the share of memory bandwidth that one sequence uses.
+    """Measure the decoding speed of one and of eight sequences, and the share of memory bandwidth that one uses.
 
     Figures are medians of `rounds`. The bandwidth is measured before and after each round.
     """
@@ -74,8 +74,8 @@ def prefill_figures(model: Decoder, products: MatrixProducts, length: int = 448)
 
 
 def prefix_figures(model: Decoder, pairs: int = 7) -> dict[str, float]:
-    """Measure the time to the first token of a long prompt with a cached prefix over the time without. Also measure the
-    cost of prefix lookups that find nothing: seconds with the cache over seconds without the cache, minus one.
+    """Measure the time to the first token of a long prompt with a cached prefix, over the time without it. Also measure
+    the cost of prefix lookups that find nothing: seconds with the cache over seconds without the cache, minus one.
 
     The long prompt is shortened to the model's context if necessary.
     """
