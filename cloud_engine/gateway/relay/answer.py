@@ -82,8 +82,9 @@ async def relay_stream(
         return
     if not call.begun.is_finished:
         raise AnswerFailure("the stream ended without [DONE]", reported_in(without_key(events.rest)))
-    wants_usage = call.usage_options.include_usage and call.row.prompt_tokens and not meter.is_reported
-    await call.emit(call.begun.ending(_usage(call) if wants_usage else None), more=False)
+    _, is_counted = meter.written
+    lacks_usage = call.usage_options.include_usage and is_counted and not meter.is_reported
+    await call.emit(call.begun.ending(_usage(call) if lacks_usage else None), more=False)
 
 
 async def relay_passthrough(call: Call, usage: PassthroughUsage, response: Response, without_key: WithoutKey) -> None:
