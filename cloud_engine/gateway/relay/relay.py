@@ -135,7 +135,7 @@ class Relay:
         except (TimeoutError, UpstreamFailure) as error:
             _log.warning("The tokens of request %s are unknown: its node does not report them: %s", call.id, error)
             return False
-        return status == 404 or (status == 200 and read_usage(b'{"usage":%b}' % body, call.row))  # 404: never begun
+        return status == 200 and read_usage(b'{"usage":%b}' % body, call.row)
 
 
 def _authorization(request: Request) -> str:
