@@ -107,6 +107,11 @@ class AnswerSize:
         limit = STEP_TOKENS if self.limit is None else min(self.limit, STEP_TOKENS)
         return min(limit * self.answers, MAX_REQUEST_TOKENS) + self.beside
 
+    @property
+    def assumed(self) -> int:
+        """Tokens of all answers at their limit; without a limit, the least."""
+        return self.least if self.limit is None else self.most(None)
+
     def most(self, longest: int | None) -> int:
         """Return the maximum tokens of all answers. `longest`: the model's own maximum, if known."""
         most = LONGEST_ANSWER if longest is None else longest

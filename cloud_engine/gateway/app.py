@@ -89,7 +89,8 @@ class _Routes:
         healthy = sum(node.healthy for node in self._registry.nodes)
         if not healthy:
             return error_response(OverloadedError("No node is healthy."))
-        return send_json({"status": "ok", "nodes": len(self._registry.nodes), "healthy_nodes": healthy})
+        problem = {"ledger": "unavailable"} if self._accounting.ledger.failing else {}
+        return send_json({"status": "ok", "nodes": len(self._registry.nodes), "healthy_nodes": healthy, **problem})
 
     async def metrics(self, request: Request) -> Response:
         """Serve the metrics. Metrics labelled by key are included only for callers with the scope `usage`."""

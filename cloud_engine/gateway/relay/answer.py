@@ -82,8 +82,9 @@ async def relay_stream(
         return
     if not call.begun.is_finished:
         raise AnswerFailure("the stream ended without [DONE]", reported_in(without_key(events.rest)))
-    row, wants_usage = call.row, call.usage_options.include_usage and not meter.is_reported
-    usage = Usage.of(row.prompt_tokens, row.completion_tokens) if wants_usage and row.prompt_tokens else None
+    (_, is_counted), row = meter.written, call.row
+    lacks_usage = call.usage_options.include_usage and is_counted and not meter.is_reported
+    usage = Usage.of(row.prompt_tokens, row.completion_tokens) if lacks_usage else None
     await call.emit(call.begun.ending(usage), more=False)
 
 

@@ -102,8 +102,11 @@ class Relay:
             with while_connected(request):
                 await self._answer_in_time(call, deadline)
         except (RequestCancelledError, RequestTimeoutError) as error:
-            is_awaited = isinstance(error, RequestTimeoutError)
-            await self._query_usage(call, _AWAITED_USAGE_QUERY_S if is_awaited else _USAGE_QUERY_S)
+            is_left = isinstance(error, RequestCancelledError)
+            most_s = _USAGE_QUERY_S if is_left else _AWAITED_USAGE_QUERY_S
+            is_known = call.stream or await self._query_usage(call, most_s)
+            if is_left and not is_known and call.account is not None:
+                call.account.book_longest()
             raise
 
     async def _answer_in_time(self, call: Call, deadline: float) -> None:
@@ -122,18 +125,17 @@ class Relay:
                 event = call.passthrough.error_event(failure)
             await call.emit(event, more=False)
 
-    async def _query_usage(self, call: Call, most_s: float) -> None:
-        """Ask the node for the tokens of an interrupted whole answer, if the node supports that."""
-        if call.stream or not call.tried or not call.tried[-1].tells_usage:
-            return
+    async def _query_usage(self, call: Call, most_s: float) -> bool:
+        """Ask the node for the tokens of an interrupted whole answer. Return False if they are unknown."""
+        if not call.tried or not call.tried[-1].tells_tokens:
+            return False
         try:
             async with asyncio.timeout(most_s):
                 status, body = await self.dispatch.upstream.get(call.tried[-1].target, b"/spent/" + call.attempt)
         except (TimeoutError, UpstreamFailure) as error:
             _log.warning("The tokens of request %s are unknown: its node does not report them: %s", call.id, error)
-        else:
-            if status == 200:
-                read_usage(b'{"usage":%b}' % body, call.row)
+            return False
+        return status == 200 and read_usage(b'{"usage":%b}' % body, call.row)
 
 
 def _authorization(request: Request) -> str:

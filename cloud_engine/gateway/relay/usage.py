@@ -45,6 +45,7 @@ class PromptDetails(msgspec.Struct):
 class _Usage(msgspec.Struct):
     prompt_tokens: Count = 0
     completion_tokens: Count = 0
+    total_tokens: Count = 0
     prompt_tokens_details: PromptDetails | None = None
     completion_tokens_details: _Details | None = None
 
@@ -137,7 +138,8 @@ def read_usage(payload: bytes, row: UsageRow) -> bool:
     if usage is None:
         return False
     details = usage.completion_tokens_details or _Details()
-    row.prompt_tokens, row.completion_tokens = usage.prompt_tokens, usage.completion_tokens
+    row.completion_tokens = usage.completion_tokens
+    row.prompt_tokens = usage.prompt_tokens or max(0, usage.total_tokens - usage.completion_tokens)  # some rerankers
     row.cached_tokens = (usage.prompt_tokens_details or PromptDetails()).cached_tokens or 0
     row.accepted_prediction_tokens = details.accepted_prediction_tokens or 0
     row.rejected_prediction_tokens = details.rejected_prediction_tokens or 0
