@@ -41,7 +41,7 @@ class AccessFlags:
         typer.Option(
             "--allowed-host",
             metavar="NAME",
-            help="Host name that clients may use; repeatable. IP addresses are always allowed.",
+            help="Host name that clients may use; repeatable. A server beyond loopback also allows all IP addresses.",
         ),
     ] = None
     allowed_origins: Annotated[

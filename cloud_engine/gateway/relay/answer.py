@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -24,18 +25,22 @@ from .passthrough import PassthroughUsage
 from .stream import NodeEvents, in_one_spelling
 from .usage import StreamMeter, meter_whole, num_text_bytes
 
+_log = logging.getLogger("updraft.gateway")
 _ERROR = re.compile(rb'"error"\s*:\s*+(?!null)')  # absent or null in good answers
 _ENGINE_FAILED = re.compile(rb'"type":\s?"(?:engine_error|InternalServerError|server_error)"')
+_REFUSED = "The node refuses the gateway's key (status %d): the operator must correct the key."
 _CUT = "the budget is used up: the answer is truncated"
 
 
 async def relay_whole(call: Call, response: Response, without_key: WithoutKey) -> None:
     """Relay a whole answer, or an error converted to OpenAI's format. Raises AnswerFailure."""
-    body, status, usage = await response.read_whole(), response.status, call.passthrough
+    body, status, usage = await response.read_whole(call.hold), response.status, call.passthrough
     if status == 200:
         route = call.path.partition(b"?")[0].decode()
         body = checked_whole(route, body, content_type(response), without_key)
         meter_whole(body, call.row) if usage is None else usage.whole(body)
+    elif status in (401, 403):
+        raise AnswerFailure(f"status {status}", UpstreamError(_REFUSED % status))
     elif 400 <= status < 600:
         error = error_in(without_key(body), status, f"The node answered {status}")
         body = msgspec.json.encode({"error": error} if usage is None else usage.error_body(error))
@@ -233,9 +238,9 @@ def _usage(call: Call) -> Usage:
 
 
 def _odd_status(response: Response) -> str:
-    """Return the error message for a status below 400 other than 200; redirects are named but never followed."""
-    location = dict(response.headers).get(b"location", b"").decode("latin-1")
-    if not location or not 300 <= response.status < 400:
+    """Return the error message for a status below 400 other than 200. Only the log names the target of a redirect."""
+    if not 300 <= response.status < 400:
         return f"The node answered {response.status} instead of 200."
-    target = shown_url(location)[:300]
-    return f"The node answered {response.status}, a redirect to {target}: redirects are never followed."
+    location = dict(response.headers).get(b"location", b"").decode("latin-1")
+    _log.warning("A node redirects to %r: configure that URL instead", shown_url(location)[:300])
+    return f"The node answered {response.status}, a redirect: redirects are never followed."

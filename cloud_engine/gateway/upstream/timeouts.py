@@ -8,6 +8,9 @@ from dataclasses import dataclass, fields
 from ....protocol.errors import ConfigurationError
 from .connection import SilenceTimeouts
 
+_OPTIONS = {"connect_s": "connect_timeout_s", "first_token_s": "first_token_timeout_s", "idle_s": "idle_timeout_s",
+            "whole_s": "timeout_s", "hedge_after_s": "hedge_after_s"}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
@@ -28,7 +31,8 @@ class Timeouts:
         for each in fields(self):
             value = getattr(self, each.name)
             if value is not None and not (value > 0 and math.isfinite(value)):
-                raise ConfigurationError(f"{each.name} must be a number above 0, got {value}.", param=each.name)
+                option = _OPTIONS[each.name]
+                raise ConfigurationError(f"{option} must be a number above 0, got {value}.", param=option)
 
     @property
     def of_streams(self) -> SilenceTimeouts:
