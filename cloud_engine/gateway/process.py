@@ -53,7 +53,7 @@ class GatewayOptions:
     node_concurrency: int | None = None
     # Maximum number of queued requests while all nodes are full.
     max_waiting: int = 256
-    # Timeouts in seconds; `Relay` may exceed `whole_s` by two seconds.
+    # Timeouts in seconds; `Relay` may exceed `timeout_s` by two seconds.
     timeouts: Timeouts = field(default_factory=Timeouts)
     # Accepted `Host` and `Origin` headers, as in `Access`.
     allowed_hosts: Sequence[str] = ()
@@ -169,7 +169,7 @@ def _app(options: GatewayOptions, shared: _Shared, worker: int) -> FastAPI:
 
     keys = _keys(options)
     access = Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))
-    upstream = Upstream(options.node_api_key, PoolLimits(connect_s=options.timeouts.connect_s))
+    upstream = Upstream(options.node_api_key, PoolLimits(connect_s=options.timeouts.connect_timeout_s))
     waiting = part_of_worker(options.max_waiting, options.workers, worker)
     registry = NodeRegistry(_nodes(options, worker), upstream, waiting, _directory(options, worker), shared.balancing)
     prices = {node.url: node.price for node in registry.nodes if node.price is not None}

@@ -444,7 +444,7 @@ class _Exchange:
         self._memory.give_back(self._held)
 
     async def send(self, message: Message) -> None:
-        """Send a message. A large body is sent piecewise, so that the request ends when its client has read the answer.
+        """Send a message. A large body is sent piecewise: the request lasts until its client has read the answer.
 
         Raises RequestCancelledError if a slow client loses the memory of its request.
         """

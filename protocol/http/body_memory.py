@@ -74,7 +74,7 @@ class BodyMemory:
         try:
             async with asyncio.timeout(None) as self._waiting[held]:
                 yield
+            if held not in self._waiting:
+                raise TimeoutError
         finally:
-            is_dropped = self._waiting.pop(held, None) is None
-        if is_dropped:
-            raise TimeoutError
+            self._waiting.pop(held, None)

@@ -149,8 +149,7 @@ def _target(url: str, address: NodeAddress) -> UpstreamAddress:
         parts, port = urlsplit(""), None
     if parts.scheme not in ("http", "https") or not parts.hostname or _BAD_IN_URL.search(url):
         raise ConfigurationError(
-            f"--node {shown_url(url)!r} is not an http(s) URL such as http://h:8000, without space, ? or #.",
-            param="node",
+            f"--node {shown_url(url)!r} is not an http(s) URL such as http://h:8000, without ? and #.", param="node"
         )
     default = 443 if parts.scheme == "https" else 80
     credentials = ":".join(unquote(part) for part in (parts.username, parts.password) if part is not None)

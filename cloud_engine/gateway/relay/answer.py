@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -14,7 +13,6 @@ from ....protocol.errors import BudgetExceededError, UpstreamError
 from ....protocol.http import sse
 from ....protocol.http.lenient_json import error_in
 from ....protocol.responses import Usage
-from ....protocol.safety.redaction import shown_url
 from ..ledger.metering import UsageRow
 from ..limits.accounting import Account
 from ..upstream.client import Response
@@ -25,7 +23,6 @@ from .passthrough import PassthroughUsage
 from .stream import NodeEvents, in_one_spelling
 from .usage import StreamMeter, meter_whole, num_text_bytes
 
-_log = logging.getLogger("updraft.gateway")
 _ERROR = re.compile(rb'"error"\s*:\s*+(?!null)')  # absent or null in good answers
 _ENGINE_FAILED = re.compile(rb'"type":\s?"(?:engine_error|InternalServerError|server_error)"')
 _REFUSED = "The node refuses the gateway's key (status %d): the operator must correct the key."
@@ -45,7 +42,7 @@ async def relay_whole(call: Call, response: Response, without_key: WithoutKey) -
         error = error_in(without_key(body), status, f"The node answered {status}")
         body = msgspec.json.encode({"error": error} if usage is None else usage.error_body(error))
     else:
-        raise AnswerFailure(f"status {status}", UpstreamError(_odd_status(response)))
+        raise AnswerFailure(f"status {status}", UpstreamError(_odd_status(status)))
     await call.start(response, len(body))
     await call.emit(body, more=False)
 
@@ -237,10 +234,7 @@ def _usage(call: Call) -> Usage:
     return Usage.of(call.row.prompt_tokens, call.row.completion_tokens)
 
 
-def _odd_status(response: Response) -> str:
-    """Return the error message for a status below 400 other than 200. Only the log names the target of a redirect."""
-    if not 300 <= response.status < 400:
-        return f"The node answered {response.status} instead of 200."
-    location = dict(response.headers).get(b"location", b"").decode("latin-1")
-    _log.warning("A node redirects to %r: configure that URL instead", shown_url(location)[:300])
-    return f"The node answered {response.status}, a redirect: redirects are never followed."
+def _odd_status(status: int) -> str:
+    """Return the error message for a status below 400 other than 200, without the internal target of a redirect."""
+    fault = ", a redirect: redirects are never followed" if 300 <= status < 400 else " instead of 200"
+    return f"The node answered {status}{fault}."

@@ -89,11 +89,11 @@ class Relay:
         row.key_name, row.key_id, row.tenant = principal.name, principal.key_id, principal.tenant
         row.tier = principal.priority
         principal.require("inference")
-        deadline = asyncio.get_running_loop().time() + self.dispatch.timeouts.whole_s
+        deadline = asyncio.get_running_loop().time() + self.dispatch.timeouts.timeout_s
         request.scope["state"][BODY_OWNER] = principal.tenant
         # Before reading the body: callers at their concurrency limit need not send one.
         async with self.accounting.entered(principal) as entered:
-            body = await read_body(request, self.dispatch.timeouts.whole_s)
+            body = await read_body(request, self.dispatch.timeouts.timeout_s)
             call = read_call(request, body, row, started, send)
             principal.check_model(call.model)
             call.place, call.span, call.hold = place, span, request.scope["state"][HOLD_MORE]
@@ -126,7 +126,7 @@ class Relay:
         except (TimeoutError, UpstreamFailure, OverloadedError) as error:
             if isinstance(error, OverloadedError) and not call.answered:
                 raise
-            failure = _typed(error, self.dispatch.timeouts.whole_s)
+            failure = _typed(error, self.dispatch.timeouts.timeout_s)
             if isinstance(error, TimeoutError) and asyncio.get_running_loop().time() < deadline:
                 failure = OverloadedError("This server is shutting down: send the request again.", code="draining")
             call.row.status = failure.status

@@ -33,7 +33,7 @@ class NodeEvents:
     def __init__(self, response: Response) -> None:
         self._response = response
         self._parser = sse.EventParser()
-        self._data_at = time.monotonic()
+        self._silent_s = 0.0
         self._timeout_s = response.timeouts.first_s
 
     @property
@@ -43,14 +43,17 @@ class NodeEvents:
 
     async def read(self) -> list[bytes] | None:
         """Return the next events, without their blank lines; None at the end. Raises UpstreamFailure."""
-        chunk = await self._response.read()
+        began = time.monotonic()
+        if not (chunk := await self._response.read()):
+            return None
         try:
-            events = self._parser.events(chunk) if chunk else None
+            events = self._parser.events(chunk)
         except sse.EventTooLongError as error:
             raise AnswerTooLargeError(str(error)) from error
-        if any(not event.startswith(b":") for event in events or ()):
-            self._data_at, self._timeout_s = time.monotonic(), self._response.timeouts.idle_s
-        elif time.monotonic() - self._data_at > _COMMENTS_FACTOR * self._timeout_s:
+        self._silent_s += time.monotonic() - began
+        if any(not event.startswith(b":") for event in events):
+            self._silent_s, self._timeout_s = 0.0, self._response.timeouts.idle_s
+        elif self._silent_s > _COMMENTS_FACTOR * self._timeout_s:
             raise UpstreamTimeout(f"the node sent only comments for {_COMMENTS_FACTOR * self._timeout_s:g} s")
         return events
 

@@ -8,22 +8,19 @@ from dataclasses import dataclass, fields
 from ....protocol.errors import ConfigurationError
 from .connection import SilenceTimeouts
 
-_OPTIONS = {"connect_s": "connect_timeout_s", "first_token_s": "first_token_timeout_s", "idle_s": "idle_timeout_s",
-            "whole_s": "timeout_s", "hedge_after_s": "hedge_after_s"}  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """The gateway's timeouts, in seconds. Raises ConfigurationError for a value that is not a positive number."""
 
     # Timeout for connecting to a node, including the TLS handshake.
-    connect_s: float = 2.0
+    connect_timeout_s: float = 2.0
     # Timeout for the first bytes of a stream.
-    first_token_s: float = 120.0
+    first_token_timeout_s: float = 120.0
     # Timeout between two pieces of a stream.
-    idle_s: float = 30.0
+    idle_timeout_s: float = 30.0
     # Timeout for a whole request, from arrival to the last byte, including the upload of the body.
-    whole_s: float = 600.0
+    timeout_s: float = 600.0
     # Silence of a node after which the request is also sent to a second node. None: no hedging.
     hedge_after_s: float | None = None
 
@@ -31,9 +28,8 @@ class Timeouts:
         for each in fields(self):
             value = getattr(self, each.name)
             if value is not None and not (value > 0 and math.isfinite(value)):
-                option = _OPTIONS[each.name]
-                raise ConfigurationError(f"{option} must be a number above 0, got {value}.", param=option)
+                raise ConfigurationError(f"{each.name} must be a number above 0, got {value}.", param=each.name)
 
     @property
     def of_streams(self) -> SilenceTimeouts:
-        return SilenceTimeouts(self.first_token_s, self.idle_s)
+        return SilenceTimeouts(self.first_token_timeout_s, self.idle_timeout_s)
