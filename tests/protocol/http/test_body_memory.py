@@ -30,7 +30,7 @@ def test_the_longest_wait_of_the_largest_owner_ends() -> None:
         with pytest.raises(OverloadedError):
             memory.take(HeldMemory("medium"), 4 * MIB)
         memory.take(small := HeldMemory("new"), SMALL_BYTES)  # there is room for a small one
-        memory.take(new := HeldMemory("other"), 3 * MIB)
+        memory.take(new := HeldMemory("other"), 2 * MIB)
         with pytest.raises(TimeoutError):
             await tasks[0]
         assert [each.size // MIB for each in held] == [0, 3, 2]
