@@ -39,7 +39,7 @@ def create(
         list[str] | None, typer.Option("--model", help="Model that the key may use; repeatable. [all]")
     ] = None,
     priority: Annotated[
-        Literal["interactive", "escalation", "batch"], typer.Option(help="Scheduling class of the key's requests.")
+        Literal["interactive", "escalation", "batch"], typer.Option(help="Class of the key's requests in the queue.")
     ] = "interactive",
     expires_in_days: Annotated[float | None, typer.Option(min=0, help="Days until expiry. [never]")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Maximum requests per minute.")] = None,

@@ -41,7 +41,7 @@ class AccessFlags:
         typer.Option(
             "--allowed-host",
             metavar="NAME",
-            help="Host name that clients may use; repeatable. IP addresses are always allowed.",
+            help="Host name that clients may use; repeatable. A server beyond loopback also allows all IP addresses.",
         ),
     ] = None
     allowed_origins: Annotated[
@@ -377,7 +377,9 @@ def gateway(
     timeout_s: Annotated[float, typer.Option(help="Timeout of a request, body included, in seconds.")] = 600.0,
     connect_timeout_s: Annotated[float, typer.Option(help="Timeout of connections to nodes, in seconds.")] = 2.0,
     first_token_timeout_s: Annotated[float, typer.Option(help="Timeout until a stream begins, in seconds.")] = 120.0,
-    idle_timeout_s: Annotated[float, typer.Option(help="Maximum pause within a stream, in seconds.")] = 30.0,
+    idle_timeout_s: Annotated[
+        float, typer.Option(help="Maximum pause within a stream. Comments extend both timeouts up to four times.")
+    ] = 30.0,
     hedge_after_s: Annotated[
         float | None, typer.Option(help="Seconds without an answer until a second node gets the request, too. [never]")
     ] = None,

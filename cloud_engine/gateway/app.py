@@ -43,6 +43,7 @@ def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
             yield
 
     app = create_app("Updraft gateway", access=access, lifespan=lifespan)
+    app.state.traffic.at_deadline = relay.end_answers
     gauges = WorkerGauges(relay.dispatch.registry, relay.accounting.ledger, relay.counters.own)
     routes = _Routes(relay, gauges)
     for path in RELAYED:

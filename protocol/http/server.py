@@ -184,8 +184,13 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         for sock in sockets or ():
             sock.listen(_BACKLOG)
-        if self.started:
+        if not self.started:
+            return
+        try:
             self._announce()
+        except ConfigurationError:  # stop the app in order: a cancelled lifespan would log a traceback
+            await super().shutdown(sockets)
+            raise
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._traffic.draining = True

@@ -13,7 +13,6 @@ from ....protocol.errors import BudgetExceededError, UpstreamError
 from ....protocol.http import sse
 from ....protocol.http.lenient_json import error_in
 from ....protocol.responses import Usage
-from ....protocol.safety.redaction import shown_url
 from ..ledger.metering import UsageRow
 from ..limits.accounting import Account
 from ..upstream.client import Response
@@ -26,21 +25,24 @@ from .usage import StreamMeter, meter_whole, num_text_bytes
 
 _ERROR = re.compile(rb'"error"\s*:\s*+(?!null)')  # a field that is absent or null in good answers
 _ENGINE_FAILED = re.compile(rb'"type":\s?"(?:engine_error|InternalServerError|server_error)"')
+_REFUSED = "The node refuses the gateway's key (status %d): the operator must correct the key."
 _CUT = "the budget is used up: the answer is truncated"
 
 
 async def relay_whole(call: Call, response: Response, without_key: WithoutKey) -> None:
     """Relay a whole answer, or an error converted to OpenAI's format. Raises AnswerFailure."""
-    body, status, usage = await response.read_whole(), response.status, call.passthrough
+    body, status, usage = await response.read_whole(call.hold), response.status, call.passthrough
     if status == 200:
         route = call.path.partition(b"?")[0].decode()
         body = checked_whole(route, body, content_type(response), without_key)
         meter_whole(body, call.row) if usage is None else usage.whole(body)
+    elif status in (401, 403):
+        raise AnswerFailure(f"status {status}", UpstreamError(_REFUSED % status))
     elif 400 <= status < 600:
         error = error_in(without_key(body), status, f"The node answered {status}")
         body = msgspec.json.encode({"error": error} if usage is None else usage.error_body(error))
     else:
-        raise AnswerFailure(f"status {status}", UpstreamError(_odd_status(response)))
+        raise AnswerFailure(f"status {status}", UpstreamError(_odd_status(status)))
     await call.start(response, len(body))
     await call.emit(body, more=False)
 
@@ -230,10 +232,7 @@ class _EventReader:
         return not self.call.answered or (self.may_break and _ENGINE_FAILED.search(error) is not None)
 
 
-def _odd_status(response: Response) -> str:
-    """Return the error message for a status below 400 other than 200; redirects are named but never followed."""
-    location = dict(response.headers).get(b"location", b"").decode("latin-1")
-    if not location or not 300 <= response.status < 400:
-        return f"The node answered {response.status} instead of 200."
-    target = shown_url(location)[:300]
-    return f"The node answered {response.status}, a redirect to {target}: redirects are never followed."
+def _odd_status(status: int) -> str:
+    """Return the error message for a status below 400 other than 200, without the internal target of a redirect."""
+    fault = ", a redirect: redirects are never followed" if 300 <= status < 400 else " instead of 200"
+    return f"The node answered {status}{fault}."

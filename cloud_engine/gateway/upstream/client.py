@@ -21,7 +21,7 @@ from .failures import AnswerTooLargeError, UnreachableError
 from .pool import Pool, PoolLimits, tls_context
 
 JSON = b"application/json"
-MAX_ANSWER_BYTES = 64 * 2**20
+MAX_ANSWER_BYTES = 48 * 2**20  # with a request body below the memory limit per tenant
 _ENDLESS = SilenceTimeouts()
 _UNSENDABLE = re.compile(rb"[\0-\x08\x0a-\x20\x7f]")
 
@@ -70,6 +70,8 @@ class Response:
     status: int
     # Headers; names are in lower case.
     headers: Headers
+    # Limits on the node's silence.
+    timeouts: SilenceTimeouts
     _connection: NodeConnection
 
     def read(self) -> Awaitable[bytes]:
@@ -80,14 +82,15 @@ class Response:
         """Wait until `read` would return at once. Raises UpstreamFailure."""
         return self._connection.wait_for_body()
 
-    async def read_whole(self) -> bytes:
-        """Return the whole body. Raises UpstreamFailure, or AnswerTooLargeError above `MAX_ANSWER_BYTES`."""
+    async def read_whole(self, hold: Callable[[int], None] = lambda _: None) -> bytes:
+        """Return the whole body. `hold` gets the size of each piece. Raises UpstreamFailure, or AnswerTooLargeError."""
         pieces, size = list[bytes](), 0
         while piece := await self._connection.read():
             pieces.append(piece)
             size += len(piece)
             if size > MAX_ANSWER_BYTES:
                 raise AnswerTooLargeError(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
+            hold(len(piece))
         return b"".join(pieces)
 
 
@@ -150,7 +153,7 @@ class Upstream:
                         connection = await pool.exchange(connection)  # the node closed the idle connection
                     except UnreachableError:
                         raise closed from None  # the node is down, and may have received the request
-            yield Response(status, headers, connection)
+            yield Response(status, headers, timeouts, connection)
         finally:
             pool.release(connection)
 

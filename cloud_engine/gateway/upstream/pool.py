@@ -120,8 +120,10 @@ def may_register(address: str, *, is_local: bool) -> bool:
     Refused addresses could reach cloud metadata, or services of this machine that trust local callers.
     """
     ip = ipaddress.ip_address(address)
-    ip = getattr(ip, "ipv4_mapped", None) or ip
-    return not (ip.is_link_local or ip.is_multicast or ip.is_unspecified or (ip.is_loopback and not is_local))
+    ip = getattr(ip, "ipv4_mapped", None) or getattr(ip, "sixtofour", None) or ip
+    if ip.is_loopback:
+        return is_local
+    return not (ip.is_link_local or ip.is_multicast or ip.is_unspecified or ip.is_reserved)
 
 
 def is_no_dns_name(host: str) -> bool:

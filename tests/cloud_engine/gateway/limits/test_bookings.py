@@ -19,13 +19,14 @@ from updraft.cloud_engine.gateway.relay.answer import relay_passthrough, relay_s
 from updraft.cloud_engine.gateway.relay.call import Call
 from updraft.cloud_engine.gateway.relay.passthrough import PassthroughUsage
 from updraft.cloud_engine.gateway.relay.usage import StreamMeter, UsageOptions
+from updraft.cloud_engine.gateway.upstream.connection import SilenceTimeouts
 from updraft.protocol.errors import RequestCancelledError, RequestTimeoutError
 
 
 class _Batches:
     """A node's stream that pauses behind each event."""
 
-    status, headers = 200, ((b"content-type", b"text/event-stream"),)
+    status, headers, timeouts = 200, ((b"content-type", b"text/event-stream"),), SilenceTimeouts()
 
     def __init__(self, events: list[bytes]) -> None:
         self._events = [*events, b""]
