@@ -81,8 +81,8 @@ class StreamTokenEstimate:
 
     @property
     def bound(self) -> int:
-        """Upper bound on the text's tokens, at most `reserved`: each token has at least one byte."""
-        return min(self.reserved, max(self.texts, self.bytes))
+        """Tokens to charge without usage: the bytes within `reserved`, as each token has at least one; or `written`."""
+        return max(self.written, min(self.reserved, self.bytes))
 
     @property
     def is_short(self) -> bool:

@@ -14,6 +14,7 @@ import msgspec
 
 from ...accounting.budget import TOP_UP, StreamTokenEstimate, TokenDemand
 from ...accounting.prices import Price
+from ...accounting.reported_usage import ReportedUsage
 from ...accounting.token_estimate import LIMITS, THINKING, answer_size, capped, prompt_tokens, text_bytes
 from ...protocol.errors import BudgetExceededError, RequestTimeoutError
 from ...protocol.http.forwarding import Forwarded
@@ -25,7 +26,7 @@ from ..gates.gates import GateDecision
 from ..request.json_narrowing import table
 from ..state import RouterState
 from ..tiers.failures import CloudFailure, CloudForbidden
-from ..tiers.interfaces import Booked, CloudStream, CloudUsage
+from ..tiers.interfaces import Booked, CloudStream
 
 _TOO_LARGE = re.compile(r"too (?:large|high|big)|at most|maximum|less than|exceed|greater than|>", re.IGNORECASE)
 
@@ -93,7 +94,7 @@ class CloudAttempt:
         record, call, budget = self.record, self.call, self.state.budget
         read = prompt_tokens(json_bytes(self.drafted))
         tokens = 0 if call.demand is None else min(call.demand.wanted.least, call.unreported_tokens)
-        broken = CloudCall(call.model, call.demand, tokens, CloudUsage(prompt_tokens=read), is_broken=True)
+        broken = CloudCall(call.model, call.demand, tokens, ReportedUsage(prompt_tokens=read), is_broken=True)
         reason = f"retry: {call.model} failed: {cause}; {read} prompt tokens are charged for the failed attempt"
         record.judged(GateDecision(0, escalate=True, reason=reason))
         record.cloud_calls[-1] = broken  # while the next attempt's reservation is made
@@ -209,8 +210,8 @@ class MeteredStream:
         try:
             payload, event = await anext(self._stream)
         except StopAsyncIteration:
-            if self._call.is_reasoning:  # charged only if the cloud reports no usage
-                self._call.unreported_tokens = self._answer.reserved
+            answer = self._answer  # charged only if the cloud reports no usage
+            self._call.unreported_tokens = answer.reserved if self._call.is_reasoning else answer.bound
             raise
         goes_on = False
         for choice in event["choices"]:
@@ -219,7 +220,7 @@ class MeteredStream:
             size = text_bytes(table(choice.get("delta")) or choice.get("text"))
             self._answer.bytes += size if payload.isascii() and b"\\u" not in payload else 2 * size
             self._answer.texts += size > 0
-        if (usage := CloudUsage.of(event)) is not None and event["choices"]:  # a running usage report
+        if (usage := ReportedUsage.of(event)) and event["choices"]:  # a running usage report
             self._answer.texts, self._answer.bytes = usage.completion_tokens, 0
         self._call.unreported_tokens = max(self._call.unreported_tokens, self._answer.bound)
         if goes_on and self._answer.is_short and not await self._topped_up():

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any
 
+from ...accounting.reported_usage import ReportedUsage
 from ...protocol.errors import EngineError, UpdraftError
 from ...protocol.http import sse
 from ...protocol.http.lenient_json import apart
@@ -23,7 +24,7 @@ from ..gates.gates import GateDecision
 from ..request.chat_request import continued
 from ..request.json_narrowing import table
 from ..tiers.failures import CloudFailure
-from ..tiers.interfaces import CloudStream, CloudUsage, LocalAnswer, LocalGeneration, Token
+from ..tiers.interfaces import CloudStream, LocalAnswer, LocalGeneration, Token
 from .cloud_reasoning import CloudReasoning
 from .completion import ChunkWriter, ShownTokens, notes_in, token_logprobs
 
@@ -275,10 +276,10 @@ async def _relayed(
     written = 0
     try:
         async for payload, event in stream:
-            if (usage := CloudUsage.of(event)) is not None:
+            if usage := ReportedUsage.of(event, record.cloud_calls[-1].prompt_estimate):
                 record.counted(usage)
             if not event["choices"]:
-                counted = counted if usage is None else payload
+                counted = payload if usage else counted
                 continue
             if reasoning is not None:
                 event = reasoning.event(event)  # noqa: PLW2901

@@ -10,11 +10,10 @@ from ...protocol.errors import UnsupportedFeatureError
 from ...protocol.http.forwarding import NOTHING, Forwarded
 from ...protocol.prompts import Prompt
 from ...protocol.requests import Message
-from ...protocol.responses import MAX_TOKENS, FinishReason, StopReason
+from ...protocol.responses import FinishReason, StopReason
 from ...protocol.sampling import SamplingDefaults, SamplingParams
 from ...protocol.structured import AnswerOptions, Constraint
 from ...text.tokenization import TextEncoder
-from ..request.json_narrowing import table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -153,45 +152,6 @@ class ChatsOnly:
 
     async def with_encoder(self, work: Callable[[TextEncoder], T]) -> T:  # noqa: ARG002
         raise UnsupportedFeatureError("This local model's tokenizer is not available here. Ask its server.")
-
-
-@dataclass(slots=True)
-class CloudUsage:
-    """Token counts reported by the server."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    accepted: int = 0
-    rejected: int = 0
-    # Prompt tokens from the server's cache.
-    cached_tokens: int = 0
-
-    @staticmethod
-    def of(body: dict[str, Any]) -> CloudUsage | None:
-        """Return the usage of a completion or chunk, or None if it is missing or impossible. An impossible count could
-        exhaust every budget, and the cost of a partial usage is unknown.
-        """
-        usage = table(body.get("usage"))
-        if usage is None:
-            return None
-        read, written = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
-        if read is None or written is None:
-            return None
-        details = table(usage.get("completion_tokens_details")) or {}
-        accepted, rejected = (_count(details, f"{kind}_prediction_tokens") or 0 for kind in ("accepted", "rejected"))
-        cached = _count(table(usage.get("prompt_tokens_details")) or {}, "cached_tokens") or 0
-        return CloudUsage(read, written, accepted, rejected, min(cached, read))
-
-
-def _count(counts: dict[str, Any], name: str) -> int | None:
-    """Return the count, 0 if it is missing, or None if it is impossible."""
-    value: Any = counts.get(name)
-    return 0 if value is None else counted(value)
-
-
-def counted(value: Any) -> int | None:
-    """Return `value` if it is a plausible token count, else None."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS else None
 
 
 @dataclass(frozen=True, slots=True)
