@@ -86,5 +86,5 @@ class StreamTokenEstimate:
 
     @property
     def is_short(self) -> bool:
-        """Return whether the answer exceeds its reservation by a wide margin, because `written` is an estimate."""
-        return self.written > 2 * self.reserved + _MARGIN_TOKENS
+        """Return whether the answer exceeds its reservation, by a wide margin if only its bytes say so."""
+        return self.texts > self.reserved + _MARGIN_TOKENS or self.written > 2 * self.reserved + _MARGIN_TOKENS

@@ -131,7 +131,7 @@ async def cloud_call(
 
     Raises CloudForbidden if the budget does not allow the call.
     """
-    call = CloudCall(body["model"], is_reasoning=_asks_for_reasoning(body))
+    call = CloudCall(body["model"], is_reasoning=_may_hide_tokens(body))
     attempt = CloudAttempt(state, record, call, path, body, draft)
     if state.budget is not None:
         call.demand = demand_of(record, attempt.drafted, call.model, path)
@@ -180,13 +180,10 @@ async def _reserve(attempt: CloudAttempt) -> None:
 
 
 def bound_unreported(record: RequestRecord, completion: dict[str, Any]) -> None:
-    """Lower the charge of an answer without usage to its size in bytes, as each token has at least one byte.
-
-    With hidden reasoning, the full reservation stays charged.
-    """
+    """Charge an answer without usage by its size, like a stream. With hidden reasoning, at least the reservation."""
     call = record.cloud_calls[-1]
-    if not call.is_reasoning:
-        call.unreported_tokens = min(call.unreported_tokens, text_bytes(completion.get("choices")))
+    answer = StreamTokenEstimate(call.unreported_tokens, bytes=text_bytes(completion.get("choices")))
+    call.unreported_tokens = max(answer.bound, answer.reserved if call.is_reasoning else 0)
 
 
 class MeteredStream:
@@ -211,7 +208,7 @@ class MeteredStream:
             payload, event = await anext(self._stream)
         except StopAsyncIteration:
             answer = self._answer  # charged only if the cloud reports no usage
-            self._call.unreported_tokens = answer.reserved if self._call.is_reasoning else answer.bound
+            self._call.unreported_tokens = max(answer.bound, answer.reserved if self._call.is_reasoning else 0)
             raise
         goes_on = False
         for choice in event["choices"]:
@@ -264,8 +261,8 @@ def _index(choice: dict[str, Any]) -> int:
     return index if isinstance(index, int) else 0
 
 
-def _asks_for_reasoning(body: dict[str, Any]) -> bool:
-    if body.get("reasoning_effort") not in (None, "none"):
+def _may_hide_tokens(body: dict[str, Any]) -> bool:
+    if body.get("reasoning_effort") not in (None, "none") or body.get("best_of") not in (None, body.get("n", 1)):
         return True
     tables = [options for name in THINKING if (options := table(body.get(name)))]
     return any("none" not in each.values() and "disabled" not in each.values() for each in tables)
