@@ -116,6 +116,8 @@ class RequestRecord:
     failure: str = ""
     # Prompt tokens of all local runs.
     local_prompt_tokens: int = 0
+    # Prompt tokens of all local runs from the prefix cache.
+    local_cached_tokens: int = 0
     # Completion tokens of all local runs.
     local_tokens: int = 0
     # Duration of all local runs, in seconds.
@@ -232,8 +234,8 @@ class RequestRecord:
     def usage(self) -> Usage:
         """Return the tokens of the answer, as counted by the tier that generated it."""
         if self.tier == "local":
-            return Usage.of(self.local_prompt_tokens, self.local_tokens)
-        return Usage.of(self.cloud.prompt_tokens, self.cloud.completion_tokens)
+            return Usage.of(self.local_prompt_tokens, self.local_tokens, cached=self.local_cached_tokens)
+        return Usage.of(self.cloud.prompt_tokens, self.cloud.completion_tokens, cached=self.cloud.cached_tokens)
 
     def fell_back(self, failure: CloudFailure) -> None:
         """Note that the local answer replaces the answer of a failed cloud call."""
@@ -249,6 +251,7 @@ class RequestRecord:
         """Add a finished local run."""
         self.local_s += seconds
         self.local_prompt_tokens += answer.prompt_tokens
+        self.local_cached_tokens += answer.cached_tokens
         self.local_tokens += len(answer.tokens)
 
     def counted(self, usage: ReportedUsage | None) -> None:

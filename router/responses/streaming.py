@@ -14,7 +14,7 @@ from ...protocol.errors import EngineError, UpdraftError
 from ...protocol.http import sse
 from ...protocol.http.lenient_json import apart
 from ...protocol.requests import ChatRequest
-from ...protocol.responses import ChoiceLogprobs, Delta, FinishReason, Usage
+from ...protocol.responses import ChoiceLogprobs, Delta, FinishReason
 from ...protocol.safety.redaction import paired
 from ...protocol.sampling import SamplingParams
 from ...text.tool_stream import AnswerParser
@@ -48,7 +48,7 @@ async def replay(cascade: Cascade, answer: LocalAnswer) -> AsyncGenerator[bytes]
             yield chunk
     if chunk := writer.rest(answer):
         yield chunk
-    yield chunks.finish(writer.finish_reason, Usage.of(answer.prompt_tokens, len(answer.tokens)), answer)
+    yield chunks.finish(writer.finish_reason, answer.usage(), answer)
 
 
 async def relay(
@@ -90,14 +90,13 @@ async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
         yield chunk
     await cascade.stop_local()
     await _judge_afterwards(cascade, run.answer)
-    usage = Usage.of(run.answer.prompt_tokens, len(run.answer.tokens))
-    yield chunks.finish(writer.finish_reason, usage, run.answer)
+    yield chunks.finish(writer.finish_reason, run.answer.usage(), run.answer)
 
 
 async def unjudged(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
     """Yield several answers in sequence while they are generated, without gates. `run`: run of the first answer."""
     chunks = ChunkWriter(cascade.record, cascade.local.model_id, include_usage=cascade.job.include_usage)
-    last, written = cascade.chat.num_answers - 1, 0
+    last, first, before = cascade.chat.num_answers - 1, run.answer, 0  # tokens of the answers between
     try:
         for chunks.index in range(last + 1):
             run = run if chunks.index == 0 else await cascade.start_local(chunks.index)
@@ -106,11 +105,11 @@ async def unjudged(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[byt
             async for event in _written(writer, run):
                 yield event
             await cascade.stop_local()
-            written += len(run.answer.tokens)
+            before += 0 if run.answer is first else len(run.answer.tokens)
             if chunks.index < last:
                 yield chunks.end(writer.finish_reason, run.answer)
             else:
-                yield chunks.finish(writer.finish_reason, Usage.of(run.answer.prompt_tokens, written), run.answer)
+                yield chunks.finish(writer.finish_reason, first.usage(before), run.answer)
     except UpdraftError as error:
         raise StreamError(error) from error
 
@@ -240,7 +239,7 @@ async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: Local
                 {
                     "object": "chat.completion.chunk",
                     "choices": [],
-                    "usage": Usage.of(answer.prompt_tokens, len(answer.tokens) + cloud.completion_tokens),
+                    "usage": answer.usage(cloud.completion_tokens),
                 }
             )
         )
@@ -258,8 +257,7 @@ async def _continue_on_device(
     async for event in _written(tail, run):
         yield event
     await cascade.stop_local()
-    written = len(begun.tokens) + len(run.answer.tokens)
-    yield writer.chunks.finish(tail.finish_reason, Usage.of(begun.prompt_tokens, written), run.answer)
+    yield writer.chunks.finish(tail.finish_reason, begun.usage(len(run.answer.tokens)), run.answer)
 
 
 async def _relayed(
@@ -341,4 +339,4 @@ def _cut_off(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) -> bytes
     """Return the end of a stream that has reached the caller's limit."""
     cascade.record.route = "local"
     cascade.record.note = "max_tokens was used up"
-    return writer.chunks.finish("length", Usage.of(answer.prompt_tokens, len(answer.tokens)), answer)
+    return writer.chunks.finish("length", answer.usage(), answer)

@@ -10,7 +10,7 @@ from ...protocol.errors import UnsupportedFeatureError
 from ...protocol.http.forwarding import NOTHING, Forwarded
 from ...protocol.prompts import Prompt
 from ...protocol.requests import Message
-from ...protocol.responses import FinishReason, StopReason
+from ...protocol.responses import FinishReason, StopReason, Usage
 from ...protocol.sampling import SamplingDefaults, SamplingParams
 from ...protocol.structured import AnswerOptions, Constraint
 from ...text.tokenization import TextEncoder
@@ -61,6 +61,8 @@ class LocalAnswer:
     """The local model's answer so far."""
 
     prompt_tokens: int = 0
+    # Prompt tokens from the prefix cache; known from the first token on.
+    cached_tokens: int = 0
     tokens: list[Token] = field(default_factory=list[Token])
     # Signals of each token, and of the end-of-turn token of a complete answer.
     signals: list[Signals] = field(default_factory=list["Signals"])
@@ -79,6 +81,10 @@ class LocalAnswer:
     answer_hidden: NDArray[np.float32] | None = None
     # Scores of all prompt tokens but the first, if requested.
     prompt_scores: Sequence[PromptTokenScore] = ()
+
+    def usage(self, more_tokens: int = 0) -> Usage:
+        """Return the token counts, with `more_tokens` of other answers to the prompt or of a continuation."""
+        return Usage.of(self.prompt_tokens, len(self.tokens) + more_tokens, cached=self.cached_tokens)
 
 
 class LocalGeneration(Protocol):
