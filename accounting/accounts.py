@@ -57,7 +57,7 @@ class Claim(msgspec.Struct, frozen=True):
 
     @property
     def is_reserved(self) -> bool:
-        """Return whether the amount is settled later. Counts of requests are final at admission."""
+        """Return whether the amount is first reserved and settled later. A count of requests is final at once."""
         return self.kind != "requests"
 
     def extended(self, tokens: int) -> Claim:
@@ -68,7 +68,7 @@ class Claim(msgspec.Struct, frozen=True):
 class AccountUsage(msgspec.Struct, frozen=True):
     """The state of an account before a claim."""
 
-    # Amount used; for a rate, the amount not yet drained.
+    # Amount used. For a rate: the part that has not yet drained.
     used: float
     # Amount reserved by requests in flight.
     reserved: float
@@ -88,14 +88,14 @@ class AccountUsage(msgspec.Struct, frozen=True):
 
 
 def account_name(owner: Owner, kind: Kind, begins: float, name: str) -> str:
-    """Return the account's name in the store; each period of a budget has a separate account."""
+    """Return the account's name in the store. Each period of a budget has a separate account."""
     return f"{owner} {kind} {begins:.0f} {name}"
 
 
 def granted(wanted: TokenDemand, claims: Sequence[Claim], usages: Sequence[AccountUsage], *, alone: bool = True) -> int:
-    """Return the completion tokens to reserve. All claims must fit with `wanted.least` tokens.
+    """Return the completion tokens to reserve. The claims, which are for `wanted.least` tokens, must fit.
 
-    `alone`: no request holds a reservation that `usages` do not show.
+    `alone`: False if other requests hold reservations that are missing in `usages`.
     """
     available = math.inf
     for claim, usage in zip(claims, usages, strict=True):
@@ -125,5 +125,5 @@ def settled(claim: Claim, value: float, amount: float, now: float) -> float:
 
 
 def expires(claim: Claim, value: float, ahead: float = 0.0) -> float:
-    """Return the time from which an unreserved account equals a new one. `ahead`: store clock minus wall clock."""
+    """Return the time from which the store no longer needs an unreserved account. `ahead`: store clock - wall clock."""
     return claim.ends + ahead if claim.is_budget else value

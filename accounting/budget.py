@@ -15,11 +15,12 @@ from .token_estimate import STEP_TOKENS
 
 DAY_S = 86_400
 Period = Literal["day", "month"]
-#: One answer gets 1/SHARE of what is left of a budget, if other answers are in flight or its maximum does not fit.
+#: One answer reserves at most 1/SHARE of the remaining budget if other requests hold reservations, or if the maximum
+#: length of the answer does not fit.
 SHARE = 4
 #: Tokens reserved by one top-up of a stream that exceeds its reservation.
 TOP_UP_TOKENS = 4096
-_MARGIN_TOKENS = 256  # margin for short answers, where estimates are least accurate
+_MARGIN_TOKENS = 256  # tolerated excess over a reservation, because estimates of short answers are inaccurate
 _BYTES_PER_TOKEN = 4
 _EPOCH = date(1970, 1, 1).toordinal()
 
@@ -41,11 +42,11 @@ def bounds(period: Period, day: int) -> tuple[float, float]:
 class TokenDemand:
     """The completion tokens that a request asks of a budget."""
 
-    # Least grant; with fewer tokens the request is refused.
+    # Minimum grant. The request is refused if the budget has fewer tokens left.
     least: int
-    # Largest useful grant; with these tokens the answer needs no cap.
+    # Maximum useful grant. An answer with this grant needs no cap.
     most: int
-    # Whether the caller or the price names the maximum; a known maximum is granted if it fits.
+    # Whether the request or the price table states the maximum. A stated maximum is granted if it fits.
     is_known: bool = False
 
     def granted(self, available: float, *, alone: bool) -> int | None:

@@ -17,7 +17,7 @@ from ..protocol.errors import ConfigurationError
 
 _MAX_BYTES = 64_000_000
 _FETCH_S = 30.0
-MAX_USD = 1e9  # per million tokens; larger sums could overflow to infinity and never leave a budget
+MAX_USD = 1e9  # maximum per million tokens, so that the sums in a budget cannot overflow to infinity
 Dollars = Annotated[float, msgspec.Meta(ge=0, le=MAX_USD)]
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 
@@ -32,7 +32,7 @@ class Price:
     output: float = 0.0
     # Price of cached prompt tokens. None: same as `input`.
     cached_input: float | None = None
-    # Longest answer of the model, in tokens, reserved for answers without a limit. None: unknown.
+    # Maximum tokens of the model's answers, reserved if a request sets no limit. None: unknown.
     max_output: int | None = None
 
     def __post_init__(self) -> None:
@@ -105,8 +105,6 @@ class PriceTable:
     def at(self, model: str, when: float) -> Price | None:
         """Return a model's price at a time in seconds since the epoch, or None."""
         dated = self.models.get(model, ())
-        if len(dated) == 1 and dated[0][0] is None:
-            return dated[0][1]
         day = datetime.fromtimestamp(when, UTC).date()
         return next((price for since, price in dated if since is None or since <= day), None)
 
@@ -179,7 +177,7 @@ def _bytes_of(source: str) -> bytes:
 
 
 def _fetched(source: str) -> bytes:
-    import httpx  # not needed for local files
+    import httpx  # imported late, because local files need no HTTP client
 
     try:
         parts, size = list[bytes](), 0

@@ -11,7 +11,7 @@ import msgspec
 from ..protocol.decoding import UNREADABLE, integral
 from ..protocol.http.lenient_json import object_of, objects_of
 
-#: Smallest reservation and smallest cap of an answer, and the step by which reservations without a limit grow.
+#: Minimum reservation and minimum cap of an answer. The reservation of an answer without a limit grows by this step.
 STEP_TOKENS = 1024
 #: Assumed maximum answer of a model whose own maximum is unknown.
 LONGEST_ANSWER = 2**17
@@ -19,14 +19,14 @@ LONGEST_ANSWER = 2**17
 ATTACHED_TOKENS = 1500
 #: Upper bound on the tokens counted for one request, so that ledgers and accounts cannot overflow.
 MAX_REQUEST_TOKENS = 2**40
-#: Fields that limit the answer, by path. Other paths generate no text, or are billed by other units.
+#: Request fields that limit the answer, by API path. Other paths generate no text or are billed in other units.
 LIMITS: Mapping[str, tuple[str, ...]] = {
     "chat/completions": ("max_tokens", "max_completion_tokens"),
     "completions": ("max_tokens",),
     "responses": ("max_output_tokens",),
     "messages": ("max_tokens",),
 }
-#: Fields that lengthen an answer, or limit it on some servers only.
+#: Request fields that can lengthen an answer, or that limit an answer on some servers only.
 LENGTHENING = (
     *("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "n_predict", "num_predict"),
     *("max_new_tokens", "max_length", "min_length", "min_new_tokens"),
@@ -38,9 +38,9 @@ WRITES_NOTHING = (
 )
 #: Fields that multiply the number of answers.
 MULTIPLYING = ("n", "best_of", "num_return_sequences", "num_beams", "candidate_count")
-#: Nested tables that may hold any of these fields.
+#: Nested objects that may hold any of the fields above.
 NESTED = ("options", "parameters", "extra_body", "generation_config", "generationConfig")
-#: Tables with a reasoning budget, and the name of the budget's field.
+#: Objects with a reasoning budget, and the name of the budget's field.
 THINKING = {"thinking": "budget_tokens", "reasoning": "max_tokens"}
 #: All fields that `answer_size` reads, apart from the prompts.
 LENGTH_FIELDS = (*LENGTHENING, *MULTIPLYING, *NESTED, *THINKING, "prediction")
@@ -51,7 +51,7 @@ _ESCAPE = 6  # characters of an escape such as `\u20ac`
 _ESCAPED_BYTES = 3  # most UTF-8 bytes of an escaped character
 BYTES_PER_TOKEN = 3
 _ATTACHED = (b'"file_id"', b'"file_data"', b'"data"', b";base64,")
-# Attachments in messages: the type of the part, and the path to the data.
+# Kinds of attachments in messages: the type of the content part, and the keys that lead to the data.
 _PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("image_url", ("image_url", "url")),
     ("input_audio", ("input_audio", "data")),
@@ -150,7 +150,7 @@ def answer_size(fields: Mapping[str, Any], path: str, *, prompts: int | None = N
 
 
 def capped(body: Mapping[str, Any], cap: int, limits: Sequence[str]) -> dict[str, Any]:
-    """Return `body` with all length fields lowered to `cap`. Without any field of `limits`, the first one is added."""
+    """Return `body` with all length fields lowered to `cap`. If no field of `limits` is set, the first is added."""
     named = any(body.get(name) is not None for name in limits)
     changed: dict[str, Any] = dict(body) if named else {**body, limits[0]: cap}
     nested = {name: dict(inner) for name in NESTED if (inner := object_of(body.get(name)))}
@@ -170,7 +170,7 @@ def _lower(value: Any, cap: int) -> int:
 
 
 def _count(value: Any) -> int | None:
-    """Return `value` if it is a count, else None; also for -1, which some servers read as unlimited."""
+    """Return `value` if it is an integer of at least 0, else None, as for -1, which some servers read as unlimited."""
     count = integral(value)
     return count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else None
 

@@ -25,7 +25,7 @@ class AnswerSignals:
 
 @dataclass(frozen=True, slots=True)
 class ModelStates:
-    """Hidden states of a run; only Updraft's engines report them."""
+    """Data on a run that only Updraft's engines report: hidden states and prompt log-probabilities."""
 
     # (m,) log-probability of each prompt token.
     prompt_logprobs: Array
@@ -46,7 +46,7 @@ class GradedRow:
     weak: float
     # Score of the strong tier, in [0, 1].
     strong: float
-    # Groups rows in reports; not a feature.
+    # Label that groups rows in reports; not used as a feature.
     domain: str = ""
     # The weak tier's answer.
     answer: str | None = None
@@ -58,9 +58,9 @@ class GradedRow:
     cloud_written: float | None = None
     # The weak tier's hidden states, prompt log-probabilities and finish reason.
     states: ModelStates | None = None
-    # Groups rows of a domain by their phrasing; not a feature.
+    # Label that groups the rows of a domain by phrasing; not used as a feature.
     family: str = ""
-    # Conversation that ends with the prompt; None if the rows are single prompts.
+    # Conversation that ends with the prompt; None if all rows of the file are single prompts.
     messages: tuple[Message, ...] | None = None
 
     @property
@@ -75,5 +75,5 @@ def scores(rows: Sequence[GradedRow]) -> tuple[Floats, Floats]:
 
 
 def gains(rows: Sequence[GradedRow]) -> Bools:
-    """Return where the strong tier scored higher, (n,)."""
+    """Return for each row, (n,), whether the strong tier scored higher."""
     return np.array([row.gain for row in rows], np.bool_)

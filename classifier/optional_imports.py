@@ -30,7 +30,7 @@ def load_onnxruntime() -> Any:
 
 
 def check_fitting() -> None:
-    """Raise MissingDependencyError if a policy cannot be fitted here. Call it before paying for any prompt."""
+    """Raise MissingDependencyError if a policy cannot be fitted here. Call this function before any paid request."""
     for name in ("scipy.sparse", "sklearn.ensemble", "onnx"):
         load_module(name, "calibrate")
     load_onnxruntime()

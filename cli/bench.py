@@ -49,7 +49,7 @@ def sdk(
     calls: Annotated[int, typer.Option(min=1, help="Number of calls of each kind.")] = 2000,
     json_path: json_output.File = None,
 ) -> None:
-    """Measure the time that the SDK adds to an openai client call, with a stub engine against an instant transport.
+    """Measure the time that the SDK, with a stub engine, adds to an openai client call over an instant transport.
 
     \b
     Example
@@ -194,7 +194,7 @@ def guarantee(
     """Check calibrated guarantees on simulated populations of known risk: fit, calibrate, and compute the true risk.
 
     Takes about 20 minutes on one core. A violation is a true risk above alpha; at most one run in ten may violate.
-    The cloud share "above hindsight" is the share that the same gates need not have escalated.
+    The cloud share "above hindsight" is the share of requests that the same gates escalated without need.
 
     \b
     Examples
@@ -223,7 +223,7 @@ def live(
     """Calibrate a real local model and a stub cloud on half of 300 questions, and route the other half.
 
     The model answers each question once, as for calibrate --live. For each split, the router then routes the other
-    half at several qualities, and at last the model answers one half again. AUROC: how well gates and mean
+    half at several qualities. Finally, the model answers one half again. AUROC: how well gates and mean
     log-probability detect wrong answers.
 
     \b

@@ -28,7 +28,7 @@ COVERS = {"all": {"edge", "calibrate", "cloud", "train", "scale", "dev", "all"}}
 
 
 class SetupError(Exception):
-    """Setup failure that the user has to fix; the message says how."""
+    """Setup failure that the user has to fix. The message says how."""
 
 
 def main() -> int:
@@ -64,7 +64,8 @@ def _install(venv: Path, extras: set[str]) -> None:
     python = venv / "bin" / "python"
     if not _works(python):
         _create(venv)
-    _forget_stamps(venv)
+    for stamp in venv.glob(".updraft-*"):
+        stamp.unlink()
     if extras & {"edge", "bench", "all"}:
         _install_llama(python)
     if extras & {"cloud", "train", "all"} and sys.platform == "linux":
@@ -72,7 +73,7 @@ def _install(venv: Path, extras: set[str]) -> None:
     wanted = ",".join(sorted(extras))
     _print(f"installing .[{wanted}] into {venv.name}")
     _pip(python, "-c", str(CONSTRAINTS), "-e", f"{ROOT}[{wanted}]")
-    _stamp(venv, extras).write_text(_digest())
+    (venv / f".updraft-{'-'.join(sorted(extras))}").write_text(_digest())
     _print(f"ready after {time.monotonic() - started:.0f} s")
 
 
@@ -177,15 +178,6 @@ def _is_current(venv: Path, extras: set[str]) -> bool:
 def _covered(stamp: Path) -> set[str]:
     names = set(stamp.name.removeprefix(".updraft-").split("-"))
     return names.union(*(COVERS.get(name, set()) for name in names))
-
-
-def _stamp(venv: Path, extras: set[str]) -> Path:
-    return venv / f".updraft-{'-'.join(sorted(extras))}"
-
-
-def _forget_stamps(venv: Path) -> None:
-    for stamp in venv.glob(".updraft-*"):
-        stamp.unlink()
 
 
 def _digest() -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from ..classifier.grading.questions import Question
     from ..router.config import RouterConfig
     from .shared.console import Console
-    from .shared.pocket_cloud import PocketCloud
     from .shared.watch import Watch
 
 MIN_TASKS = 20
@@ -56,17 +56,15 @@ def demo(
     from .shared.watch import Watch
 
     started = time.monotonic()
-    screen = Console(stderr=True)
-    apart = json_output.is_stdout(json_path)
-    final = Console(stderr=apart, record=True, width=110 if svg_path else None)
+    final = Console(stderr=json_output.is_stdout(json_path), record=True, width=110 if svg_path else None)
     with signals_as_interrupts():
-        measured = _Demo(tasks, seed, kill_a_node, Watch(screen)).run(_config(quality))
-    measured.figures["seconds"] = time.monotonic() - started
-    _show(final, measured)
+        results, routed = _run(tasks, seed, kill_a_node, _config(quality), Watch(Console(stderr=True)))
+    results["seconds"] = time.monotonic() - started
+    _show(final, results, routed)
     if svg_path:
         final.save_svg(str(svg_path), title="updraft demo")
-    json_output.write(json_path, measured.figures)
-    check_answered(measured.figures["errors"])
+    json_output.write(json_path, results)
+    check_answered(results["errors"])
 
 
 def _config(quality: float | None) -> RouterConfig:
@@ -74,60 +72,39 @@ def _config(quality: float | None) -> RouterConfig:
     from ..router.accounting.prices import Prices
     from ..router.config import RouterConfig
 
-    prices = Prices(cloud_input=0.5, cloud_output=1.5)  # prices of a mid-size model: the pocket cloud has none
+    prices = Prices(cloud_input=0.5, cloud_output=1.5)  # prices of a mid-size model, as the pocket cloud has none
     config = RouterConfig(local="pocket", cloud_model="pocket-large", prices=prices)
     return config if quality is None else replace(config, quality=quality)
 
 
-@dataclass(slots=True)
-class DemoFigures:
-    """Results of the demo: the figures of `--json`, and the routed replies."""
+def _run(
+    tasks: int, seed: int, kill_a_node: bool, config: RouterConfig, watch: Watch
+) -> tuple[dict[str, Any], TaskOutcome]:
+    """Return the figures of `--json`, and the outcome of the routed run."""
+    from ..bench.cascade.questions import pocket_questions
+    from ..bench.cascade.run import errors
+    from .shared.measuring import run_legs
+    from .shared.pocket_cloud import pocket_cloud
 
-    figures: dict[str, Any]
-    routed: TaskOutcome
+    questions = pocket_questions(tasks + LATENCY_SAMPLE, seed)
+    with pocket_cloud(nodes=2, say=watch.say) as cloud:
 
+        def attack(leg: Leg, done: int) -> None:
+            """With --kill-a-node, kill a node after a third of the routed replies."""
+            if kill_a_node and leg.name == "routed" and done == tasks // 3:
+                cloud.nodes[0].kill()
+                watch.say(f"Killed {cloud.nodes[0].name} (pid {cloud.nodes[0].pid}) with SIGKILL.")
 
-@dataclass(frozen=True, slots=True)
-class _Demo:
-    tasks: int
-    seed: int
-    kill_a_node: bool
-    watch: Watch
-
-    def run(self, config: RouterConfig) -> DemoFigures:
-        from ..bench.cascade.questions import pocket_questions
-        from ..bench.cascade.run import errors
-        from .shared.measuring import run_legs
-        from .shared.pocket_cloud import pocket_cloud
-
-        chosen = pocket_questions(self.tasks + LATENCY_SAMPLE, self.seed)
-        questions, sample = chosen[: self.tasks], chosen[self.tasks :]
-        with pocket_cloud(nodes=2, say=self.watch.say) as cloud:
-            self.watch.say("Running: " + ", ".join(f"{name} (pid {pid})" for name, pid in cloud.pids.items()))
-            config = replace(config, cloud_url=cloud.base_url, cloud_api_key=cloud.api_key, cloud_continues=True)
-            outcomes = run_legs(
-                config, _legs(questions, sample), self.watch, on_reply=lambda leg, done: self._attack(cloud, leg, done)
-            )
-            pids = cloud.pids
-            lost = [child.name for child in (*cloud.nodes, cloud.gateway) if not child.alive]
-        figures = {
-            **_figures(outcomes, config),
-            "seed": self.seed,
-            "pids": pids,
-            "processes_lost": lost,
-            "errors": errors(outcomes.values()),
-        }
-        return DemoFigures(figures, outcomes["routed"])
-
-    def _attack(self, cloud: PocketCloud, leg: Leg, done: int) -> None:
-        """With --kill-a-node, kill a node after a third of the routed replies."""
-        if self.kill_a_node and leg.name == "routed" and done == self.tasks // 3:
-            cloud.nodes[0].kill()
-            self.watch.say(f"Killed {cloud.nodes[0].name} (pid {cloud.nodes[0].pid}) with SIGKILL.")
+        watch.say("Running: " + ", ".join(f"{name} (pid {pid})" for name, pid in cloud.pids.items()))
+        config = replace(config, cloud_url=cloud.base_url, cloud_api_key=cloud.api_key, cloud_continues=True)
+        outcomes = run_legs(config, _legs(questions[:tasks], questions[tasks:]), watch, on_reply=attack)
+        lost = [child.name for child in (*cloud.nodes, cloud.gateway) if not child.alive]
+    own = {"seed": seed, "pids": cloud.pids, "processes_lost": lost, "errors": errors(outcomes.values())}
+    return {**_figures(outcomes, config), **own}, outcomes["routed"]
 
 
 def _legs(questions: list[Question], sample: list[Question]) -> list[Leg]:
-    """Return the legs of the demo. The one-at-a-time legs measure the latency of cloud and router without load."""
+    """Return the runs (legs) of the demo. Runs with one request at a time measure the latency without load."""
     from ..bench.cascade.run import Leg
 
     return [
@@ -140,9 +117,7 @@ def _legs(questions: list[Question], sample: list[Question]) -> list[Leg]:
 
 
 def _figures(outcomes: dict[str, TaskOutcome], config: RouterConfig) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from ..bench.cascade.run import by_kind, draft_figures, figures, latency
+    from ..bench.cascade.run import by_kind, draft_figures, figures, infos_of, latency
     from .evaluate import quality_kept
 
     measured = {name: outcomes[name] for name in ("local", "cloud", "routed")}
@@ -156,7 +131,7 @@ def _figures(outcomes: dict[str, TaskOutcome], config: RouterConfig) -> dict[str
         "n": len(measured["routed"].replies),
         "quality": config.target.value,
         **rows,
-        "routes": _routes(measured["routed"]),
+        "routes": dict(Counter(info.route for info in infos_of(measured["routed"].replies))),
         "draft": draft_figures(measured["routed"]),
         "by_kind": by_kind(measured),
         "prices_usd_per_million_tokens": asdict(config.prices),
@@ -164,25 +139,16 @@ def _figures(outcomes: dict[str, TaskOutcome], config: RouterConfig) -> dict[str
     }
 
 
-def _routes(routed: TaskOutcome) -> dict[str, int]:
-    from collections import Counter
-
-    from ..bench.cascade.run import infos_of
-
-    return dict(Counter(info.route for info in infos_of(routed.replies)))
-
-
-def _show(console: Console, measured: DemoFigures) -> None:
+def _show(console: Console, results: dict[str, Any], outcome: TaskOutcome) -> None:
     from .shared.tables import accuracy_table, examples_of, examples_table, facts_table, kinds_table
     from .shared.tables import number as show
 
-    results = measured.figures
     rows = {name: results[name] for name in ("local", "cloud", "routed")}
     routed, draft = results["routed"], results["draft"]
     prices = results["prices_usd_per_million_tokens"]
     saved = routed["saved_usd"] / results["cloud"]["cost_usd"] if results["cloud"]["cost_usd"] else 0.0
     console.print(kinds_table(results["by_kind"], list(rows)))
-    console.print(examples_table(examples_of(measured.routed)))
+    console.print(examples_table(examples_of(outcome)))
     console.print(accuracy_table(rows, title=f"{results['n']} held-out tasks, target quality {results['quality']:g}"))
     facts = {
         "quality": f"{show(routed['quality_kept'], '.1%')} of the cloud's quality kept, with "

@@ -55,53 +55,35 @@ def evaluate(
         raise ConfigurationError("--tasks and --file are mutually exclusive: give one of them.")
     config = pair.config()
     from ..bench.cascade.questions import pocket_questions
-    from ..classifier.grading.questions import read_questions
-
-    questions = read_questions(file) if file is not None else pocket_questions(tasks or 200, seed)
-    measured = measure(config, questions, tier, concurrency, tables_apart=json_output.is_stdout(json_path))
-    json_output.write(json_path, measured)
-    check_answered(measured["errors"])
-
-
-def check_answered(errors: Mapping[str, Any]) -> None:
-    """Raise UpdraftError if questions got no answer, according to `errors` of `bench.cascade.run.errors`."""
-    if errors["count"]:
-        kinds = ", ".join(f"{n} {kind}" for kind, n in errors["by_kind"].items())
-        raise UpdraftError(f"{errors['count']} questions got no answer: {kinds}. First error: {errors['first']}")
-
-
-def measure(
-    config: RouterConfig,
-    questions: list[Question],
-    tiers: list[Tier] | None,
-    concurrency: int,
-    *,
-    tables_apart: bool = False,
-) -> dict[str, Any]:
-    """Show and return the figures of each tier: `{"n", "tiers", "local": {...}, "cloud": {...}, "routed": ...}`.
-
-    `tables_apart`: show the tables on standard error.
-    """
     from ..bench.cascade.run import by_kind, draft_figures, errors, figures
+    from ..classifier.grading.questions import read_questions
     from .shared.console import Console
     from .shared.measuring import run_legs
     from .shared.tables import accuracy_table, kinds_table
     from .shared.watch import Watch
 
-    console = Console(stderr=tables_apart)
+    questions = read_questions(file) if file is not None else pocket_questions(tasks or 200, seed)
     watch = Watch(Console(stderr=True))
     with options.with_cloud(config, watch.say, nodes=2) as running:
-        legs = _legs(running, questions, tiers, concurrency)
-        outcomes = run_legs(running, legs, watch)
+        outcomes = run_legs(running, _legs(running, questions, tier, concurrency), watch)
     rows = {name: figures(outcome) for name, outcome in outcomes.items()}
     result: dict[str, Any] = {"n": len(questions), "tiers": list(rows), **rows, "by_kind": by_kind(outcomes)}
     result["errors"] = errors(outcomes.values())
     if "routed" in outcomes:
         result["draft"] = draft_figures(outcomes["routed"])
         result["routed"]["quality_kept"] = quality_kept(rows)
+    console = Console(stderr=json_output.is_stdout(json_path))
     console.print(accuracy_table(rows))
     console.print(kinds_table(result["by_kind"], list(rows)))
-    return result
+    json_output.write(json_path, result)
+    check_answered(result["errors"])
+
+
+def check_answered(errors: Mapping[str, Any]) -> None:
+    """Raise UpdraftError if questions got no answer. `errors` is the result of `bench.cascade.run.errors`."""
+    if errors["count"]:
+        kinds = ", ".join(f"{n} {kind}" for kind, n in errors["by_kind"].items())
+        raise UpdraftError(f"{errors['count']} questions got no answer: {kinds}. First error: {errors['first']}")
 
 
 def quality_kept(rows: dict[str, dict[str, Any]]) -> float | None:

@@ -65,7 +65,7 @@ def learn(
     folder = out or policy_folder_of(models)
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     recipe = FitRecipe(models, [], GRADING, date, promise_level, local_model=hashed_identity(config))
-    with suppress(ConfigurationError):  # keep the existing policy's kinds of requests
+    with suppress(ConfigurationError):  # there may be no earlier policy to copy `calibrated_on` from
         recipe = replace(recipe, calibrated_on=Policy.load(policy_folder_of(models)).calibrated_on)
     policy = fit(sound, recipe, folder)
     for line in (*sentences(policy, config.target), f"Policy for {pair_name(models)} in {folder}."):

@@ -13,13 +13,11 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import bench, demo, evaluate, init, keys, learn, policy, servers, top, tune
+from . import bench, cloud, demo, evaluate, init, keys, learn, plan, policy, servers, top, tune
 from .calibrate import command as calibrate
-from .cloud import command as cloud
 from .doctor import command as doctor
 from .ledger import requests, usage
 from .models import store
-from .plan import command as plan
 from .service import command as service
 from .shared import json_output, output
 from .shared.command_line import CommandLine
@@ -99,7 +97,7 @@ app.add_typer(bench.app, name="bench")
 
 def main() -> None:
     """Run the command line. Exit codes: 0 success, 1 failure, 2 wrong usage or settings, 130 interrupted."""
-    # Drop empty and relative entries: programs in the working folder would run as compilers and system tools.
+    # Drop empty and relative entries, or programs in the working folder would run as compilers and system tools.
     programs = filter(os.path.isabs, os.environ.get("PATH", "").split(os.pathsep))
     os.environ["PATH"] = os.pathsep.join(programs) or os.defpath  # an empty PATH also means the working folder
     if os.environ.get("UPDRAFT_DEBUG"):
@@ -109,10 +107,6 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:  # noqa: BLE001 - the outermost frame: users get one line, not a traceback
-        _fail(message_of(error), exit_code(error))
-
-
-def _fail(message: str, code: int) -> None:
-    output.secho("error: ", fg=typer.colors.RED, err=True, nl=False)
-    output.echo(message, err=True)
-    sys.exit(code)
+        output.secho("error: ", fg=typer.colors.RED, err=True, nl=False)
+        output.echo(message_of(error), err=True)
+        sys.exit(exit_code(error))

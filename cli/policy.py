@@ -76,7 +76,8 @@ def verify(names: Names = None, local: options.Local = None, as_json: json_outpu
       updraft policy verify model--big --local model.gguf
     """
     config = options.Pair(local).config()
-    results = {folder: _Policy(folder, config).checks(whole=True) for folder in _chosen(names)}
+    chosen = [_folder(name) for name in names] if names else folders()
+    results = {folder: _Policy(folder, config).checks(whole=True) for folder in chosen}
     if as_json:
         json_output.show(
             [{"name": folder.name, "checks": list(map(_as_json, checks))} for folder, checks in results.items()]
@@ -97,7 +98,7 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: json_output.Flag = False,
 ) -> None:
-    """Delete policies from the state folder, after confirmation. Their pairs have no promise until recalibrated.
+    """Delete policies from the state folder, after confirmation. Their pairs promise no quality until recalibrated.
 
     \b
     Example
@@ -137,10 +138,6 @@ def check_policies(config: RouterConfig) -> list[Check]:
     results = [(folder.name, _Policy(folder, config).checks()) for folder in folders()]
     return [Check("policies", each.status, f"{name}: {each.found}", each.fix)
             for name, checks in results for each in checks if each.status != "ok"]  # fmt: skip
-
-
-def _chosen(names: list[str] | None) -> list[Path]:
-    return [_folder(name) for name in names] if names else folders()
 
 
 def _folder(name: str) -> Path:
@@ -183,7 +180,7 @@ class _Policy:
         """Check files and local model. `whole`: also hash the model file, or ask the local server."""
         if isinstance(self.loaded, UpdraftError):
             return [Check("files", "fail", self.loaded.message, _FRESH)]
-        return [Check("files", "ok", "files are intact, and graphs load"), *self._model_checks(whole)]
+        return [Check("files", "ok", "files are intact, and graphs load"), *self._model_checks(self.loaded, whole)]
 
     def facts(self, *, whole: bool = False) -> dict[str, Any]:
         import msgspec
@@ -193,7 +190,7 @@ class _Policy:
         if isinstance(self.loaded, UpdraftError):
             return facts | checks
         card = self.loaded.card
-        facts |= {"models": card.models, "rows": card.rows, "date": card.date, "promise": self._promise()}
+        facts |= {"models": card.models, "rows": card.rows, "date": card.date, "promise": self._promise(self.loaded)}
         return facts | ({"card": msgspec.to_builtins(card)} if whole else {}) | checks
 
     def words(self) -> list[str]:
@@ -221,26 +218,23 @@ class _Policy:
             return self.folder.name, "-", "-", "-", "-", fits
         card = self.loaded.card
         pair = f"{card.models['local']} with {card.models['cloud']}"
-        return self.folder.name, pair, str(card.rows), self._promise(), card.date or "-", fits
+        return self.folder.name, pair, str(card.rows), self._promise(self.loaded), card.date or "-", fits
 
-    def _promise(self) -> str:
-        assert not isinstance(self.loaded, UpdraftError)
-        point = self.loaded.operating_point(self.config.target)
+    def _promise(self, policy: Policy) -> str:
+        point = policy.operating_point(self.config.target)
         sure = "on average" if self.config.target.promise == "mean" else f"promise level {1 - point.delta:.0%}"
         return f"{self.config.target}: {point.cloud_share:.0%} to the cloud, {sure}"
 
-    def _model_checks(self, whole: bool) -> list[Check]:
+    def _model_checks(self, policy: Policy, whole: bool) -> list[Check]:
         from ..local_engine.model_identity import engine_version
         from ..model_files.identity import file_sha256
         from ..router.factory import local_identity
         from ..router.gates.selection import other_weights
 
-        assert not isinstance(self.loaded, UpdraftError)
-        card, made = self.loaded.card, self.loaded.local_model
-        name = card.models["local"]
+        made, name = policy.local_model, policy.card.models["local"]
         if made is None:
             return [Check("model", "warn", f"the policy does not record its file of {name}", _FRESH)]
-        if (served := self._served_check(name, made, whole)) is not None:
+        if (served := self._served_check(policy.card.models, made, whole)) is not None:
             return [served]
         if (file := self._model_file(name)) is None:
             fix = "name the model's file or server with --local"
@@ -248,7 +242,7 @@ class _Policy:
         try:
             here = local_identity(self.config_of(file))
             if difference := made.difference(here):
-                raise other_weights(self.folder, card.models, difference)
+                raise other_weights(self.folder, policy.card.models, difference)
             if whole and made.sha256 and file_sha256(file) != made.sha256:
                 return [Check("model", "fail", f"{file} has another SHA-256 than the calibrated file", _FRESH)]
         except (UpdraftError, OSError) as error:
@@ -259,8 +253,8 @@ class _Policy:
         text = f"calibrated with {made.engine}, but {engine_version() or 'no engine'} is installed"
         return [same, Check("engine", "warn", text, "answers may differ slightly: run updraft calibrate again")]
 
-    def _served_check(self, name: str, made: ModelIdentity, whole: bool) -> Check | None:
-        """Check the model of the local server, which is only asked if `whole`; None if it is not the policy's model."""
+    def _served_check(self, models: dict[str, str], made: ModelIdentity, whole: bool) -> Check | None:
+        """Check that the local server runs the policy's model; None if that does not apply. `whole`: ask the server."""
         from ..model_files.identity import SERVED
         from ..router.factory import local_server, served_model
         from ..router.gates.selection import other_weights
@@ -270,13 +264,12 @@ class _Policy:
         if not whole:
             asks = Check("model", "warn", f"{self.config.local} was not asked: run updraft policy verify", "")
             return asks if made.quantization.startswith(SERVED) else None
-        assert not isinstance(self.loaded, UpdraftError)
         try:
             here = served_model(self.config)
-            if here is None or here.name != name:
+            if here is None or here.name != models["local"]:
                 return None
             if difference := made.difference(here.identity):
-                raise other_weights(self.folder, self.loaded.card.models, difference)
+                raise other_weights(self.folder, models, difference)
         except UpdraftError as error:
             return Check("model", "fail", str(error), "")
         return Check("model", "ok", f"{self.config.local} serves the calibrated model")

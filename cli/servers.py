@@ -228,7 +228,7 @@ def serve(
     for line in introduction(config):
         output.note(line)
     with options.with_cloud(config, output.note) as running:
-        # No reload with the packaged cloud, because the settings file does not hold its address.
+        # The packaged cloud prevents reloading, because its address is not in the settings file.
         reload = Reload(config_file(), load) if running == config else None
         run_daemon(replace(daemon, config=running, reload=reload))
 

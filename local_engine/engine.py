@@ -51,12 +51,13 @@ if TYPE_CHECKING:
 __all__ = ["LocalEngine", "LocalOptions", "LocalRun", "LocalToken", "LoraAdapter", "TokenSignals"]
 
 log = logging.getLogger("updraft.local_engine")
-_PIECES = 4096  # size of the cache of token bytes
-_USUAL_TOKEN = 16  # characters; only prompts longer than this per context token need the exact check, which takes 0.2 s
+_PIECES = 4096  # maximum number of tokens whose bytes are cached
+# Characters per token. A prompt of at most `context_length` times this many characters skips the exact check (0.2 s).
+_USUAL_TOKEN = 16
 
 
 class LocalEngine:
-    """A loaded model and the thread that runs it (`LocalEngineLoop`). Thread-safe; also works in event loops."""
+    """A loaded model and the thread that runs it (`LocalEngineLoop`). Thread-safe, also for event loops."""
 
     def __init__(self, model: LlamaModel, header: GgufHeader, model_id: str, options: LocalOptions) -> None:
         """Private: call `LocalEngine.load` instead."""
@@ -68,7 +69,7 @@ class LocalEngine:
         self.sampling_defaults = gguf_sampling(header.metadata, model_id)
         self._default_max_tokens = options.default_max_tokens
         self._model = model
-        # Cached: a call into llama.cpp releases the GIL, and a step would wait to get the GIL back for every token.
+        # Cached, because a call into llama.cpp releases the GIL, and waiting to get the GIL back would delay tokens.
         self._piece = lru_cache(_PIECES)(model.token_bytes)
         self._tool_parser = options.tool_parser
         sources = template_sources(header, self.model_id, options, {*model.control_tokens, *model.user_defined})
@@ -76,8 +77,9 @@ class LocalEngine:
         special = [*model.control_tokens, *marks]
         self._special = special_pattern(special)
         self._plain = PlainTextTokenizer(model, marks)
-        bos, eos = model.text_of("bos"), model.text_of("eos")
-        self.chat_template = ChatTemplate(sources, bos_token=bos, eos_token=eos, special_tokens=special)
+        self.chat_template = ChatTemplate(
+            sources, bos_token=model.bos_text, eos_token=model.eos_text, special_tokens=special
+        )
         if options.tool_parser != "auto":
             _ = self.tool_format  # raises an error now if the name is unknown
         self._scores_prompts = layout.scores_prompts
@@ -147,11 +149,12 @@ class LocalEngine:
     def start(self, messages: Sequence[Message], params: SamplingParams, **options: Unpack[AnswerOptions]) -> LocalRun:
         """Start an answer to a chat and return its token iterator. `continue_final_message` continues the last message.
 
-        `tools` are shown to the model; `tool_format.constraint` enforces them. Without a constraint, an answer that may
-        make one call ends after that call. The constraint is compiled in the caller's thread without a time limit:
-        check untrusted constraints with `text.grammar_check`. The answer ends at the end of the context, even with a
-        larger `max_tokens`. Raises ContextLengthError if the prompt fills the context, InvalidRequestError if the
-        template rejects the messages or the constraint is unusable, OverloadedError if the queue is full.
+        The model sees the `tools`, but only a `constraint` (see `ToolFormat.constraint`) ensures valid tool calls.
+        Without a constraint, an answer limited to one call ends after that call. Check untrusted constraints with
+        `text.grammars.check` first, because they are compiled in the caller's thread without a time limit. The answer
+        ends when the context is full, even with a larger `max_tokens`. Raises ContextLengthError if the prompt fills
+        the context, InvalidRequestError if the template rejects the messages or the constraint is unusable,
+        OverloadedError if the queue is full.
         """
         tools, constraint = options.get("tools"), options.get("constraint")
         continues = options.get("continue_final_message", False)
@@ -168,7 +171,7 @@ class LocalEngine:
         return self._start(prompt, params, constraint, offered)
 
     def start_text(self, prompt: Prompt, params: SamplingParams, *, constraint: Constraint | None = None) -> LocalRun:
-        """Start a continuation of raw text, after a BOS token if the model requires one, or of token ids as given.
+        """Continue raw text, to which the BOS and EOS tokens that the model requires are added, or unchanged token ids.
 
         Raises the same errors as `start`.
         """
@@ -182,7 +185,7 @@ class LocalEngine:
         return self._model.vocab_size
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the token ids of raw text, after a BOS token if the model requires one."""
+        """Return the token ids of raw text, with the BOS and EOS tokens that the model requires."""
         self._refuse_hopeless(len(text))
         return [*self._model.front, *self._plain.tokenize(text), *self._model.back]
 
@@ -191,7 +194,7 @@ class LocalEngine:
         return b"".join(self.token_bytes(token, skip_special=skip_special) for token in ids).decode(errors="replace")
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
-        """Return the token ids of `text` alone; control tokens in the text are recognized only with `allow_special`."""
+        """Return the token ids of `text`, without BOS and EOS. `allow_special`: recognize control tokens in `text`."""
         return self._model.tokenize(text, allow_special=True) if allow_special else self._plain.tokenize(text)
 
     def encode_chat(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> list[int]:
@@ -238,9 +241,9 @@ class LocalEngine:
         self.close()
 
     def _refuse_hopeless(self, characters: int) -> None:
-        """Reject prompts that cannot fit by their length alone, because tokenizing a megabyte takes seconds."""
+        """Reject a prompt that has too many characters to fit, because tokenizing a megabyte takes seconds."""
         if characters <= self.context_length * _USUAL_TOKEN:
-            return  # skip the slow scan of the vocabulary
+            return  # skip `longest_token`, which reads the whole vocabulary
         if characters > self.context_length * self._model.longest_token:
             raise ContextLengthError(
                 f"The prompt of {characters:,} characters cannot fit the context of {self.context_length} tokens: "

@@ -20,10 +20,10 @@ _ENGINE = "llama-cpp-python"
 
 
 def identity_of(path: Path, options: LocalOptions) -> ModelIdentity:
-    """Return the identity without SHA-256, from header and tensor samples. Raises the errors of `LocalEngine.load`."""
+    """Return the identity, computed from header and tensor samples only. Raises the errors of `LocalEngine.load`."""
     header = read_model_header(path)
     if options.chat_template is None and _own_templates(header) is None:
-        sources = TemplateSources(CHATML)  # a placeholder: the default template depends only on the file
+        sources = TemplateSources(CHATML)  # a constant will do, because the default template depends only on the file
     else:
         sources = template_sources(header, path.stem, options, ())
     try:
@@ -44,7 +44,7 @@ def engine_version() -> str:
 def template_sources(
     header: GgufHeader, model_id: str, options: LocalOptions, tokens: Container[str]
 ) -> TemplateSources:
-    """Return the file's templates, or the one that the options name. `tokens`: special tokens, to guess a template."""
+    """Return the file's templates, or the one that the options name. `tokens`: special tokens, to select a default."""
     sources = TemplateSources.of(model_id, _own_templates(header), options.chat_template, tokens)
     return sources if options.tool_parser == "auto" else replace(sources, tool_style=options.tool_parser)
 

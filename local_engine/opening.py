@@ -34,7 +34,8 @@ class EngineCandidate:
 
     @classmethod
     def of(cls, path: Path, options: LocalOptions | None, *, sound: Path) -> EngineCandidate:
-        """Create a candidate; `updraft tune`'s results replace None. Raises ModelLoadError, InvalidRequestError."""
+        """Create a candidate, with `updraft tune`'s results for options that are None. Raises ModelLoadError and
+        InvalidRequestError."""
         options = tuned_options(path, options or LocalOptions())
         header = read_model_header(path)
         return cls(path, options, header, plan_of(header, options), sound)
@@ -47,7 +48,7 @@ class EngineCandidate:
         ensure_fits(self.path.name, self.header, self.plan, available)
 
     def load(self) -> LocalEngine:
-        """Test build and file, then load. Raises ModelLoadError, MissingDependencyError, ConfigurationError."""
+        """Test llama.cpp and the file, then load. Raises ModelLoadError, MissingDependencyError, ConfigurationError."""
         ensure_usable_build(self.sound)
         if self.path != self.sound or self.options.adapters:
             ensure_loadable(self.path, self.options.adapters, own_template=self.options.chat_template is None)
@@ -55,10 +56,11 @@ class EngineCandidate:
 
 
 def open_engine(path: Path, options: LocalOptions | None = None, *, sound: Path) -> LocalEngine:
-    """Check and load one model. `sound`: as in `EngineCandidate`.
+    """Check and load one model. `sound`: a model file that is known to load, used to test the build of llama.cpp.
 
-    Raises ModelLoadError for a file that is missing, damaged, hostile or unsupported, ModelTooLargeError if it does not
-    fit in memory, MissingDependencyError or ConfigurationError if llama.cpp is missing or broken, InvalidRequestError.
+    Raises ModelLoadError for a missing, damaged, hostile or unsupported file, ModelTooLargeError if the memory is too
+    small, MissingDependencyError or ConfigurationError for a missing or broken llama.cpp, InvalidRequestError for
+    invalid options.
     """
     candidate = EngineCandidate.of(path, options, sound=sound)
     candidate.check(free_memory(this_machine()))

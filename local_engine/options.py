@@ -36,13 +36,13 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
-    """Options of one model. None takes the result of `updraft tune`, or else lets the engine choose."""
+    """Options of one model. An option that is None gets the value that `updraft tune` found, or else a default."""
 
     # Context length in tokens, prompt and answer together. None: the trained length, at most 4,096.
     context_length: int | None = None
-    # Answers generated at once, over one KV cache. None: 8.
+    # Maximum number of answers generated at once, which share one KV cache. None: 8.
     parallel: int | None = None
-    # Requests that may wait for a free slot.
+    # Maximum number of requests that wait while `parallel` answers are generated.
     queue_limit: int = 256
     # Threads per step. None: one per 20 million parameters, up to the number of physical cores.
     threads: int | None = None
@@ -59,7 +59,7 @@ class LocalOptions:
     # Compute log-probabilities of all prompt tokens, which disables the prefix cache. None: for models under 100
     # million parameters, and for requests that ask.
     prompt_logprobs: bool | None = None
-    # LoRA adapters.
+    # LoRA adapters that change the model's weights.
     adapters: tuple[LoraAdapter, ...] = ()
     # Name of the model. None: the file's name.
     model_id: str | None = None
@@ -67,7 +67,7 @@ class LocalOptions:
     default_max_tokens: int = 1024
     # Name of the model's tool-call format. `auto` derives the format from the chat template.
     tool_parser: str = "auto"
-    # `chatml`, or the path of a Jinja file. None: the template in the model file, else ChatML or plain lines.
+    # `chatml`, or the path of a Jinja file. None: the model file's template, else ChatML or one message per line.
     chat_template: str | None = None
 
     def check(self) -> None:
@@ -97,7 +97,7 @@ def adapter_of(text: str) -> LoraAdapter:
     path, colon, scale = text.rpartition(":")
     try:
         return LoraAdapter(Path(path).expanduser(), float(scale)) if colon else LoraAdapter(Path(text).expanduser())
-    except ValueError:  # the colon is part of the path
+    except ValueError:  # no number after the colon, so the colon is part of the path
         return LoraAdapter(Path(text).expanduser())
 
 

@@ -1,7 +1,7 @@
 """Trial load of unknown models in a subprocess, because llama.cpp aborts or crashes on some damaged files.
 
 Header checks cannot detect all such files. The trial loads the file, reads every token of its vocabulary, and generates
-one token. The verdict of a success or crash is kept until the file or the build changes.
+one token. The result is saved if the file loads or crashes, and is used until the file or the llama.cpp build changes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_TEMPLATE = "--no-template"
 _SLOWEST_DISK = 20e6  # bytes/s
 _TIMEOUT_S = 30.0
 _SURROGATES = range(0xD800, 0xE000)
-# Texts that must not crash a tokenizer: every UTF-8 lead byte, every plane, special tokens, an empty text, long runs.
+# Texts that must not crash a tokenizer: all UTF-8 lead bytes and Unicode planes, special tokens, no text, long runs.
 _SAMPLES = (
     "".join(chr(code) for code in (*range(0x800), *range(0x800, 0x110000, 0x3F1)) if code not in _SURROGATES),
     "\ufffe\uffff\ufeff\U0001f468\u200d\U0001f469 日本語 🙂 <unk><s></s><|im_end|><|endoftext|> \n",
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class _Verdict(msgspec.Struct, frozen=True):
-    """`complaint`: reason to reject the file; empty if the file is sound."""
+    """Result of a trial load. `complaint`: reason to reject the file; empty if the file is usable."""
 
     complaint: str = ""
 
@@ -60,8 +60,8 @@ prepare_types(_Verdict)
 def ensure_loadable(
     path: Path, adapters: Sequence[LoraAdapter] = (), *, own_template: bool = True, timeout_s: float | None = None
 ) -> None:
-    """Load `path` and its adapters on trial, unless the verdict is known. Takes seconds once, later one small file
-    read. `own_template`: also try the file's chat template.
+    """Load `path` and its adapters on trial, which takes seconds, unless the result of an earlier trial was saved.
+    `own_template`: also try the file's chat template.
 
     `timeout_s` None: half a minute plus the time that a slow disk needs to read the file. Raises ModelLoadError, with
     the reason, if the file crashes llama.cpp, is rejected, or times out.
@@ -85,7 +85,7 @@ def ensure_loadable(
 
 
 def _on_trial(files: Sequence[Path], own_template: bool, timeout_s: float) -> tuple[_Verdict, bool]:
-    """Return the verdict, and whether it is stable enough to remember."""
+    """Run a trial; return the result and whether to save it. A timeout, for example, may be temporary."""
     options = [] if own_template else [_NO_TEMPLATE]
     end = run_child(__name__, [*map(str, files), *options], timeout_s=timeout_s)
     if end.status == "ok":
@@ -101,7 +101,7 @@ def _on_trial(files: Sequence[Path], own_template: bool, timeout_s: float) -> tu
 
 
 def _cause(end: ChildOutcome) -> str:
-    """Return the signal, and llama.cpp's failed assertion if it printed one."""
+    """Return the signal that ended the child, and llama.cpp's failed assertion if the child printed one."""
     violated = re.search(r"GGML_ASSERT\(.*?\) failed", end.complaints)
     return f"{end.detail}, {violated[0]}" if violated else end.detail
 
@@ -118,7 +118,7 @@ def attempt(path: Path, adapters: Sequence[str] = (), *, own_template: bool = Tr
         trained = header.hyperparameter("context_length")
         context = min(_CONTEXT, trained) if isinstance(trained, int) else _CONTEXT
         loras = tuple(LoraAdapter(adapter) for adapter in adapters)
-        template = None if own_template else "chatml"  # any sound template
+        template = None if own_template else "chatml"  # a built-in template, which is valid
         options = LocalOptions(context_length=context, threads=1, adapters=loras, chat_template=template)
         with LocalEngine.load(path, options) as engine:
             tokens = header.arrays.get("tokenizer.ggml.tokens")
@@ -126,7 +126,7 @@ def attempt(path: Path, adapters: Sequence[str] = (), *, own_template: bool = Tr
                 engine.token_bytes(token, skip_special=False)
             for text in _SAMPLES:
                 engine.encode(text, allow_special=True)
-                with suppress(InvalidRequestError):  # the vocabulary cannot encode some samples
+                with suppress(InvalidRequestError):  # some vocabularies cannot encode every sample
                     engine.encode(text)
             for _ in engine.start_text([0], SamplingParams(max_tokens=1, temperature=0.0)):
                 pass

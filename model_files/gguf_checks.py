@@ -10,7 +10,7 @@ from .gguf_header import GgufArray, GgufHeader
 
 _STRING, _FLOAT = 8, 6
 _INTEGERS = frozenset({4, 5})
-# Hyperparameter -> minimum and maximum. 512 layers and 512 experts are llama.cpp's limits; others exceed any model.
+# Hyperparameter -> minimum and maximum. 512 layers and experts are llama.cpp's limits; others are beyond any model.
 _RANGES = {
     "block_count": (1, 512),
     "context_length": (1, 2**31 - 1),
@@ -69,9 +69,8 @@ def _out_of_range(header: GgufHeader) -> Iterator[str]:
 
 
 def _temperature(header: GgufHeader) -> Iterator[str]:
-    """Check the model's default temperature."""
     value = header.metadata.get("general.sampling.temp", 0.0)
-    if not (_is_number(value) and math.isfinite(value) and value >= 0):
+    if not ((_is_integer(value) or isinstance(value, float)) and 0 <= value < math.inf):
         yield f"its general.sampling.temp is {_shown(value)}"
 
 
@@ -128,10 +127,6 @@ def _embedding(header: GgufHeader) -> Iterator[str]:
 def _items(value: Any) -> tuple[Any, ...] | None:
     """Return the per-layer values of an array; None for a scalar."""
     return (value.items or ()) if isinstance(value, GgufArray) else None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_integer(value: Any) -> bool:

@@ -43,10 +43,6 @@ class GgufHeader:
         return str(self.metadata["general.architecture"])
 
     @property
-    def tensor_count(self) -> int:
-        return len(self.tensors)
-
-    @property
     def parameters(self) -> int:
         return sum(math.prod(tensor.shape) for tensor in self.tensors)
 

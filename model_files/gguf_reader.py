@@ -23,7 +23,7 @@ from .gguf_header import GgufArray, GgufHeader, GgufTensor
 _MAGIC = b"GGUF"
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-# ggml type -> (values per block, bytes per block); for other types only the start is checked
+# ggml type -> (values per block, bytes per block); for other types only the tensor's start is checked
 _BLOCKS = {
     **{0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 40)},
     **{10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292)},
@@ -35,7 +35,7 @@ _REMOVED = frozenset({4, 5, 31, 32, 33, 36, 37, 38})  # types removed from llama
 _MAX_HEADER = 2**26  # bytes; a vocabulary of 260,000 tokens with merges takes about 20 MB
 _MAX_ENTRIES = 2**16  # limit for metadata values and for tensors; models of 100 layers with experts have about 3,000
 _MAX_KEPT = 4096  # maximum length of arrays whose items are kept, such as one value per layer
-_MAX_NAME, _MAX_KEY = 63, 65535  # bytes: limits of llama.cpp and of the format
+_MAX_NAME, _MAX_KEY = 63, 65535  # bytes; the first is llama.cpp's limit, the second the format's
 
 
 def read_header(path: Path) -> GgufHeader:
@@ -156,7 +156,7 @@ class _Reader:
         return GgufArray(kind, count, kept, start)
 
     def skip_strings(self, count: int, longest: int = -1) -> set[bytes]:
-        """Skip strings, and return those of at most `longest` bytes. One tight loop, as vocabularies are large."""
+        """Skip strings, and return those of at most `longest` bytes. Avoids function calls for speed."""
         self.skip(0 if count * 8 <= self._end - self.position else self._end)
         read, data, at, end = struct.Struct("<Q").unpack_from, self._data, self.position, self._end - 8
         short: set[bytes] = set()

@@ -12,7 +12,7 @@ from pathlib import Path
 from .gguf_header import GgufHeader
 
 _SAMPLE = 4096  # bytes hashed per tensor: enough to tell weights apart without reading gigabytes at startup
-# llama.cpp's names of quantizations: of a file (`general.file_type`), and below of a single tensor.
+# llama.cpp's names of quantizations, by number: of a whole file (`general.file_type`), and below of a single tensor.
 _FILES = (
     dict(enumerate(("F32", "F16", "Q4_0", "Q4_1")))
     | dict(enumerate(("Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M"), 7))
@@ -28,7 +28,7 @@ _TENSORS = (
 )
 
 
-SERVED = "served by "  # prefix of `quantization` for a model served by another server
+SERVED = "served by "  # prefix of `ModelIdentity.quantization` if another server runs the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def weights_of(path: Path, header: GgufHeader) -> str:
     """Return the SHA-256 of the tensor table and a sample of each tensor. Raises OSError."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        for tensor in sorted(header.tensors, key=lambda each: each.name):  # the order in files is arbitrary
+        for tensor in sorted(header.tensors, key=lambda each: each.name):  # files list tensors in any order
             digest.update(f"{tensor.name} {tensor.shape} {tensor.kind}\n".encode())
             file.seek(header.data_start + tensor.start)
             digest.update(file.read(min(_SAMPLE, tensor.size or _SAMPLE)))

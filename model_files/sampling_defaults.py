@@ -1,6 +1,6 @@
 """Default sampling values in a model's files: `general.sampling.*` in GGUF, or `generation_config.json`.
 
-Missing values take llama.cpp's defaults (`SamplingDefaults`).
+Missing values are set to llama.cpp's defaults (`SamplingDefaults`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _checked(given: Mapping[str, Any], where: str) -> SamplingDefaults:
         if not whole and (name == "top_k" or not isinstance(value, float)):
             kind = "a whole number" if name == "top_k" else "a number"
             raise ModelLoadError(f"{where}: {name} must be {kind}, got {value!r}.")
-    if values.get("top_k", 0) < 0:  # means off in Hugging Face and llama.cpp
+    if values.get("top_k", 0) < 0:  # a negative value means off in Hugging Face and llama.cpp
         values["top_k"] = 0
     try:
         SamplingParams(**values)

@@ -22,14 +22,15 @@ class UpdraftError(Exception):
     """Base class of Updraft's exceptions.
 
     `status` is the HTTP status; `retryable` tells the client whether to retry (sent as `x-should-retry`, which the
-    openai client obeys). A path in a message may hold bytes that are not UTF-8 (PEP 383): such bytes are escaped
-    so that every terminal, log and response can show the message.
+    openai client obeys), and `retry_after_s` after how many seconds. A path in a message may hold bytes that are not
+    UTF-8 (PEP 383): such bytes are escaped so that every terminal, log and response can show the message.
     """
 
     status: int = 500
     type: str = "server_error"
     default_code: ClassVar[str | None] = None
     retryable: ClassVar[bool] = False
+    retry_after_s: float | None = None
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         self.message = _bounded(message).encode("utf-8", "backslashreplace").decode()
@@ -41,7 +42,8 @@ class UpdraftError(Exception):
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        return {"x-should-retry": "true" if self.retryable else "false"}
+        after = {} if self.retry_after_s is None else {"retry-after": str(math.ceil(self.retry_after_s))}
+        return {"x-should-retry": "true" if self.retryable else "false", **after}
 
 
 class InvalidRequestError(UpdraftError):
@@ -52,7 +54,6 @@ class InvalidRequestError(UpdraftError):
 
 
 def invalid_value(param: str, fault: str) -> InvalidRequestError:
-    """Build the error for one invalid field."""
     return InvalidRequestError(f"{param}: {fault}.", param=param, code="invalid_value")
 
 
@@ -63,7 +64,7 @@ class UnsupportedFeatureError(InvalidRequestError):
 
 
 class UnknownFieldError(InvalidRequestError):
-    """Unknown field. The name is the caller's text: responses may repeat it, logs must not."""
+    """Unknown field. The name is the caller's text, so responses may repeat the name but logs must not."""
 
     default_code = "invalid_value"
 
@@ -118,17 +119,14 @@ class ModelNotFoundError(NotFoundError):
 
 
 class MethodNotAllowedError(InvalidRequestError):
-    """HTTP method that the route does not support.
-
-    `allowed`: the methods that the route supports, for the `Allow` header.
-    """
+    """HTTP method that the route does not support."""
 
     status = 405
     default_code = "method_not_allowed"
 
-    def __init__(self, message: str, allowed: str = "", *, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message, param=param, code=code)
-        self.allowed = allowed
+    def __init__(self, message: str, allowed: str = "", **named: str | None) -> None:
+        super().__init__(message, **named)
+        self.allowed = allowed  # methods of the route, for the header `allow`
 
     def headers(self) -> dict[str, str]:
         return super().headers() | ({"allow": self.allowed} if self.allowed else {})
@@ -144,23 +142,14 @@ class RateLimitError(UpdraftError):
 
 
 class BudgetExceededError(RateLimitError):
-    """The daily cloud budget is spent.
-
-    `renews_s`: seconds until the budget renews.
-    """
+    """A cloud budget is spent."""
 
     default_code = "budget_exceeded"
     retryable = False
 
-    def __init__(
-        self, message: str, *, renews_s: float | None = None, param: str | None = None, code: str | None = None
-    ) -> None:
-        super().__init__(message, param=param, code=code)
-        self.renews_s = renews_s
-
-    def headers(self) -> dict[str, str]:
-        after = {} if self.renews_s is None else {"retry-after": str(math.ceil(self.renews_s))}
-        return {**super().headers(), **after}
+    def __init__(self, message: str, *, renews_s: float | None = None, **named: str | None) -> None:
+        super().__init__(message, **named)
+        self.retry_after_s = renews_s
 
 
 class OverloadedError(UpdraftError):
@@ -170,9 +159,7 @@ class OverloadedError(UpdraftError):
     type = "overloaded_error"
     default_code = "overloaded"
     retryable = True
-
-    def headers(self) -> dict[str, str]:
-        return {**super().headers(), "retry-after": "1"}
+    retry_after_s = 1
 
 
 class UpstreamError(UpdraftError):
@@ -216,24 +203,19 @@ class RequestCancelledError(UpdraftError):
 
 
 class EngineError(UpdraftError):
-    """The engine failed on a valid request.
-
-    `__cause__` holds the original exception.
-    """
+    """The engine failed on a valid request."""
 
     type = "engine_error"
     default_code = "engine_failed"
 
 
 class EngineDownError(EngineError):
-    """The engine has died or is restarting: retry on another node, or on this node later."""
+    """The engine has died or is restarting. Retry on another node, or on this node later."""
 
     status = 503
     default_code = "engine_down"
     retryable = True
-
-    def headers(self) -> dict[str, str]:
-        return {**super().headers(), "retry-after": "1"}
+    retry_after_s = 1
 
 
 class EngineRestartedError(EngineError):
@@ -304,8 +286,7 @@ class DiskSpaceError(UpdraftError):
         self, message: str, *, needed: int | None = None, free: int | None = None, **named: str | None
     ) -> None:
         super().__init__(message, **named)
-        self.needed = needed
-        self.free = free
+        self.needed, self.free = needed, free
 
 
 class MissingDependencyError(UpdraftError):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .errors import InvalidRequestError
+from .errors import invalid_value
 
 Prompt = str | list[int]
-#: One prompt or several, as sent by the client; `prompts_of` resolves which.
+#: One prompt or several prompts, as sent by the client. `prompts_of` tells these cases apart.
 WirePrompts = str | list[str | int | list[int]]
 
 _MAX_ID = 2**31 - 1
@@ -19,16 +19,12 @@ def prompts_of(raw: WirePrompts, param: str, *, at_most: int) -> list[Prompt]:
     items = [raw] if isinstance(raw, str) else raw
     tokens = [item for item in items if isinstance(item, int)]
     if tokens and len(tokens) < len(items):
-        raise _wrong(param, "a list of token ids must hold only integers")
+        raise invalid_value(param, "a list of token ids must hold only integers")
     prompts: list[Prompt] = [tokens] if tokens else [item for item in items if not isinstance(item, int)]
     if not prompts or not all(prompts):
-        raise _wrong(param, "must not be empty")
+        raise invalid_value(param, "must not be empty")
     if len(prompts) > at_most:
-        raise _wrong(param, f"got {len(prompts)} prompts; a request may hold at most {at_most}")
+        raise invalid_value(param, f"got {len(prompts)} prompts; a request may hold at most {at_most}")
     if any(not 0 <= token <= _MAX_ID for prompt in prompts if isinstance(prompt, list) for token in prompt):
-        raise _wrong(param, f"token ids must be between 0 and {_MAX_ID}")
+        raise invalid_value(param, f"token ids must be between 0 and {_MAX_ID}")
     return prompts
-
-
-def _wrong(param: str, what: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{param}: {what}.", param=param, code="invalid_value")

@@ -81,7 +81,7 @@ class Message(msgspec.Struct):
     reasoning_content: Any = None
     # vLLM's name for `reasoning_content`.
     reasoning: Any = None
-    # Unsupported, like `audio`: refused, because dropping the field would lose content.
+    # Refused, like `audio`, because dropping an unsupported field would lose content.
     function_call: Any = None
     audio: Any = None
 
@@ -181,9 +181,8 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     grammar: str | None = None
     updraft: UpdraftOptions | None = None
 
-    @property
-    def outputs(self) -> Constraint | None:
-        """Constraint on the answer, from any of three fields. Raises InvalidRequestError if several are set."""
+    def constraint(self) -> Constraint | None:
+        """Return the constraint on the answer, apart from tools. Raises InvalidRequestError if several are set."""
         given = [name for name in _OUTPUTS if getattr(self, name) not in (None, "")]
         if len(given) > 1:
             raise InvalidRequestError(f"{' and '.join(given)} exclude each other: leave one out.", param=given[0])
@@ -257,9 +256,8 @@ class ChatRequest(_Shared, kw_only=True):
         return ToolUse(self.tools, self.tool_choice, self.parallel_tool_calls is not False)
 
     def constraint(self) -> Constraint | None:
-        """Return the constraint on the answer, apart from tools. Raises InvalidRequestError if several are set."""
         wanted = None if self.response_format is None else format_constraint(self.response_format)
-        outputs = self.outputs
+        outputs = super().constraint()
         if outputs is None:
             return wanted
         if wanted is not None:
@@ -293,10 +291,6 @@ class CompletionRequest(_Shared, kw_only=True):
         if not self.echo or self.logprobs is None:
             return params
         return replace(params, prompt_logprobs=max(self.logprobs, self.prompt_logprobs or 0))
-
-    def constraint(self) -> Constraint | None:
-        """Return the constraint on the answer. Raises InvalidRequestError if several are set."""
-        return self.outputs
 
 
 prepare_types(ChatRequest, CompletionRequest, AllowedChoice)
@@ -350,7 +344,7 @@ def _check_shared(request: ChatRequest | CompletionRequest) -> None:
     check_names(msgspec.structs.asdict(request))
     for param, count in (("n", request.n), ("best_of", request.best_of)):
         if count is not None and not 1 <= count <= MAX_ANSWERS:
-            bound = "at least 1" if count < 1 else f"at most {MAX_ANSWERS}"  # no range: a server may have a lower limit
+            bound = "at least 1" if count < 1 else f"at most {MAX_ANSWERS}"  # no range, as a server may allow less
             raise InvalidRequestError(f"{param} must be {bound}, got {count}.", param=param, code="invalid_value")
     if request.priority is not None and not -(2**63) <= request.priority < 2**63:
         raise InvalidRequestError(
@@ -413,7 +407,7 @@ def _check_turns(messages: list[Message]) -> None:
 
 
 def _check_template_options(options: Mapping[str, Any]) -> None:
-    """Allow only simple words: a template may insert a value into the prompt as control tokens."""
+    """Allow only simple words, because a template may insert a value into the prompt as control tokens."""
     words = [*options, *(value for value in options.values() if isinstance(value, str))]
     if len(options) > _MAX_OPTIONS or not all(_WORD.fullmatch(word) for word in words):
         raise InvalidRequestError(

@@ -21,7 +21,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 #: The stop string that ended the answer, as in vLLM. With finish reason "length" and no limit in the request:
 #: `default_max_tokens` (the server's limit or the end of the context) or `repetition_detected`.
 StopReason = str
-MAX_TOKENS = 2**32  # per request: a larger count in an upstream's usage cannot be real
+MAX_TOKENS = 2**32  # maximum per request; a larger count in an upstream's usage cannot be real
 
 
 def fingerprint(model: str) -> str:
@@ -83,7 +83,7 @@ class ChatTokenLogprob(msgspec.Struct):
     def of(
         token: int, logprob: float, top: Iterable[tuple[int, float]], token_bytes: Callable[[int], bytes]
     ) -> ChatTokenLogprob:
-        """Build the entry of one token. A token may hold part of a character: use `bytes` for the exact content."""
+        """Build the entry of one token. A token may hold part of a character, so `bytes` has the exact content."""
 
         def shown(token: int, logprob: float) -> tuple[str, float, list[int]]:
             raw = token_bytes(token)

@@ -36,32 +36,27 @@ PROCESS_VARIABLES = {
 
 def config_file() -> Path:
     """Return `UPDRAFT_CONFIG`, else `config.toml` in `UPDRAFT_HOME` or in the user's configuration folder."""
-    if explicit := os.environ.get("UPDRAFT_CONFIG"):
-        return Path(explicit).expanduser()
-    if home := os.environ.get("UPDRAFT_HOME"):
-        return Path(home).expanduser() / "config.toml"
-    return _user_folder("config") / "config.toml"
+    explicit = os.environ.get("UPDRAFT_CONFIG")
+    return Path(explicit).expanduser() if explicit else _folder("config") / "config.toml"
 
 
 def state_folder() -> Path:
     """Return `UPDRAFT_HOME`, else the user's state folder. The folder may not exist yet."""
-    if home := os.environ.get("UPDRAFT_HOME"):
-        return Path(home).expanduser()
-    return _user_folder("state")
+    return _folder("state")
 
 
 def own_folders() -> tuple[Path, ...]:
     """Return the folders that hold only Updraft's settings and state."""
+    return _folder("state"), _folder("config")
+
+
+def _folder(kind: Literal["config", "state"]) -> Path:
     if home := os.environ.get("UPDRAFT_HOME"):
-        return (Path(home).expanduser(),)
-    return _user_folder("state"), _user_folder("config")
-
-
-def _user_folder(kind: Literal["config", "state"]) -> Path:
+        return Path(home).expanduser()
     import platformdirs
 
     find = platformdirs.user_config_dir if kind == "config" else platformdirs.user_state_dir
-    with suppress(RuntimeError):  # newer versions raise it without HOME and a passwd entry; older versions return "~"
+    with suppress(RuntimeError):  # platformdirs finds no home folder; its older versions return "~" instead
         if (folder := Path(find("updraft", appauthor=False))).is_absolute():
             return folder
     return Path("/nonexistent/updraft")
@@ -69,9 +64,8 @@ def _user_folder(kind: Literal["config", "state"]) -> Path:
 
 def models_folder() -> Path:
     """Return `UPDRAFT_MODELS` (models may need a larger disk), else `models` in the state folder."""
-    if explicit := os.environ.get("UPDRAFT_MODELS"):
-        return Path(explicit).expanduser()
-    return state_folder() / "models"
+    explicit = os.environ.get("UPDRAFT_MODELS")
+    return Path(explicit).expanduser() if explicit else state_folder() / "models"
 
 
 def read_toml(path: Path) -> dict[str, Any]:

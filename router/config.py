@@ -33,7 +33,7 @@ from .tiers.providers.registry import provider_of
 TARGETS = ("quality", "cloud_share", "cost", "confidence")
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _FRAMING = frozenset({"connection", "content-length", "content-type", "host", "transfer-encoding"})
-#: Settings that belong to one `cloud_url`, with the values that they have for another URL.
+#: Settings that belong to one `cloud_url`, with the values to which another `cloud_url` resets them.
 OF_CLOUD_URL: Mapping[str, Any] = MappingProxyType(
     {
         "cloud_api_key": None,
@@ -93,7 +93,7 @@ class LocalModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class CloudTierConfig:
-    """A cloud between the device and the best cloud."""
+    """A smaller cloud, which is asked before the best cloud."""
 
     # Base URL of the server.
     url: str
@@ -101,17 +101,17 @@ class CloudTierConfig:
     model: str
     # API key of the server.
     api_key: str | None = field(default=None, repr=False)
-    # Prices of the model, as in `prices.models`.
+    # Prices of the model (see `prices.models`).
     price: Price | None = None
     # P(gain) from which this cloud is skipped and the next cloud is asked.
     skip_above: float | None = None
-    # Whether the cloud can continue an assistant's last message, as `cloud_continues`.
+    # Whether the cloud can continue an assistant's last message (see `cloud_continues`).
     continues: bool = False
-    # API of the cloud, as `cloud_provider`.
+    # API of the cloud (see `cloud_provider`).
     provider: str = "auto"
-    # Headers of every request, as `cloud_headers`.
+    # Headers of every request (see `cloud_headers`).
     headers: dict[str, str] = field(default_factory=dict[str, str], repr=False)
-    # Query parameters of every request, as `cloud_query`.
+    # Query parameters of every request (see `cloud_query`).
     query: dict[str, str] = field(default_factory=dict[str, str], repr=False)
 
     def __post_init__(self) -> None:
@@ -157,7 +157,7 @@ class RouterConfig:
     # API key of the cloud. The key must come from the source that sets `cloud_url`, or from one that overrides it. A
     # key in the file is never sent to a URL from the environment, a flag or an argument.
     cloud_api_key: str | None = field(default=None, repr=False)
-    # File with the cloud's API key, read if `cloud_api_key` is not set. The same rule for sources applies.
+    # File with the cloud's API key, read if `cloud_api_key` is not set. `cloud_api_key`'s rule for sources applies.
     cloud_api_key_file: Path | None = None
     # Model to ask the cloud for. Required with `cloud_url`.
     cloud_model: str = ""
@@ -195,7 +195,7 @@ class RouterConfig:
     policy: str = "auto"
     # Whether a policy calibrated for other models may be used.
     allow_foreign_policy: bool = False
-    # Show a stream after this many local tokens, if `cloud_continues`. `none`: after the whole answer was judged.
+    # Show a stream after this many local tokens, if `cloud_continues` is true. `none`: after the answer was judged.
     hold_tokens: int | None = None
     # Token limit of a local answer if the request sets no `max_tokens`.
     local_max_tokens: int = 1024
@@ -249,7 +249,7 @@ class RouterConfig:
     files_mb: int = 1024
     # Share of the requests, sampled at random, that both tiers answer, so that training labels are not biased.
     exploration: float = 0.0
-    # Decide and record, but answer every request from the cloud.
+    # Decide on each request and record the decision, but answer every request from the cloud.
     shadow: bool = False
     # Other names for models: `"gpt-4o" = "auto"`. The right side is `auto`, `local`, `cloud`, a model of a cloud, or
     # another alias.
@@ -267,7 +267,7 @@ class RouterConfig:
     allow_other_users: bool = False
 
     def __post_init__(self) -> None:
-        _ = self.stated_target, self.target  # both raise if invalid
+        _ = self.stated_target, self.target  # both raise ConfigurationError for invalid targets
         _check(0 <= self.heartbeat_s < float("inf"), "heartbeat_s", "0 or more seconds")
         _check(0 <= self.exploration <= 1, "exploration", "a share from 0 to 1")
         _check(self.store_days >= 1, "store_days", "at least 1")
@@ -342,7 +342,7 @@ class RouterConfig:
         """Target of a policy, by default quality 0.98. Raises ConfigurationError if the value is out of range."""
         price = self.prices.of_cloud(self.cloud_model)
         if self.cost is not None and price is None:
-            Target.of(self.quality, self.cloud_share, self.cost, (1.0, 1.0))  # report an invalid value first
+            Target.of(self.quality, self.cloud_share, self.cost, (1.0, 1.0))  # raises if the value itself is invalid
             self._check_price(self.cloud_model, "the target cost")
         prices = None if price is None else (price.input, price.output)
         return replace(Target.of(self.quality, self.cloud_share, self.cost, prices), promise=self.promise)

@@ -83,7 +83,7 @@ def has_policy(config: RouterConfig) -> bool:
         return False
     address = local_server(config)
     if address is not None and address.model is None:
-        return True  # only the server knows the model; its gates check the policy later
+        return True  # only the server knows the model, so the policy is checked later
     name = model_file(config).stem if address is None else str(address.model)
     selection = selection_of(config, name)
     try:
@@ -186,7 +186,7 @@ def load_backoff(config: RouterConfig) -> LoadBackoff:
     def version() -> object:
         try:
             status = model_file(config).stat()
-        except (OSError, UpdraftError):  # no file, or a server
+        except (OSError, UpdraftError):  # the file is missing, or a server has the model
             return None
         return status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -218,7 +218,7 @@ def has_model_file(config: RouterConfig) -> bool:
 def served_model(config: RouterConfig) -> LocalServerModel | None:
     """Ask the local server for its model. Return None if the local model is a file.
 
-    Not for use on an event loop. Raises ModelLoadError.
+    Blocks, so must not run on an event loop. Raises ModelLoadError.
     """
     address = local_server(config)
 
@@ -309,7 +309,7 @@ def options_of(config: RouterConfig) -> LocalOptions:
 
 
 def load_learner(config: RouterConfig, tiers: Tiers) -> ExperienceCollector | None:
-    """Return the collector of experience from use, or None if a tier or the experience file is missing.
+    """Return the collector of experience, the judged answers to learn from; None if a tier or the file is missing.
     A missing file must not prevent answers. Without a collector, exploration is switched off.
     """
     if tiers.local is None or tiers.cloud is None:

@@ -16,6 +16,8 @@ from .request.chat_request import RequestedTier
 from .state import Tiers
 from .tiers.interfaces import LocalTier
 
+_CAPABILITIES = ("chat", "completions", "embeddings", "structured_outputs")
+
 
 @dataclass(frozen=True, slots=True)
 class ModelNames:
@@ -23,6 +25,8 @@ class ModelNames:
 
     config: RouterConfig
     tiers: Tiers
+    # Start of the router, in seconds since the epoch, as the creation time of the models.
+    created: int
 
     def by_tier(self) -> dict[str, RequestedTier]:
         """Return every name with the tier that it selects."""
@@ -65,7 +69,7 @@ class ModelNames:
         return "cloud"
 
     def device(self, model: str | None) -> LocalTier:
-        """Return the local model, which `model` must select if given. Raises InvalidRequestError."""
+        """Return the local model. Raises InvalidRequestError if `model` selects the cloud."""
         if self.tiers.local is None:
             raise self.tiers.why_not_local()
         if model is not None and self.requested_tier(model) == "cloud":
@@ -74,32 +78,29 @@ class ModelNames:
             )
         return self.tiers.local
 
-    def cards(self, created: int) -> list[ModelCard]:
+    def cards(self) -> list[ModelCard]:
         """Return the model cards of `/v1/models`."""
         local = self.tiers.local
+        tools = ["tools"] if local is not None and local.tool_format else []
         longest = UNSET if local is None else local.context_length  # a cloud reports its own context length
-        # The owner differs from a node's, so that other routers send no drafts.
+        # The owner differs from a node's, because other routers send drafts to nodes only.
         return [
             ModelCard(
                 id=name,
                 owned_by="updraft-router",
-                created=created,
+                created=self.created,
                 max_model_len=longest if tier == "local" else UNSET,
                 root=self.config.aliases.get(name, UNSET),
-                capabilities=UNSET if local is None or tier != "local" else _capabilities(local),
+                capabilities=UNSET if local is None or tier != "local" else [*_CAPABILITIES, *tools],
             )
             for name, tier in self.by_tier().items()
         ]
 
-    def card(self, name: str, created: int) -> ModelCard:
-        cards = {card.id: card for card in self.cards(created)}
+    def card(self, name: str) -> ModelCard:
+        cards = {card.id: card for card in self.cards()}
         if name not in cards:
             raise _unknown(name, cards)
         return cards[name]
-
-
-def _capabilities(local: LocalTier) -> list[str]:
-    return ["chat", "completions", "embeddings", "structured_outputs", *(["tools"] if local.tool_format else [])]
 
 
 def _unknown(model: str, names: Iterable[str]) -> ModelNotFoundError:

@@ -15,7 +15,8 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from ..accounting.ledger.writer import DAY_S, FLUSH_S
+from ..accounting.budget import DAY_S
+from ..accounting.ledger.writer import FLUSH_S
 from ..protocol.errors import (
     ConfigurationError,
     EngineError,
@@ -27,7 +28,6 @@ from ..protocol.errors import (
 )
 from ..protocol.http import prometheus, sse
 from ..protocol.http.wire import WireRequest, WireResponse, off_event_loop
-from ..protocol.responses import ModelCard
 from ..protocol.telemetry.tracing import Tracer
 from .accounting.budget import SCOPES, Budget, InFlight
 from .accounting.ledger import Ledger, LedgerRow
@@ -50,7 +50,7 @@ from .responses.direct import DirectCall, DirectHandler, DirectReply, direct_job
 from .responses.stream_body import StreamBody, events_of
 from .state import RouterState, Tiers
 from .tiers.failures import CloudFailure
-from .tiers.interfaces import CloudContent, LocalTier
+from .tiers.interfaces import CloudContent
 
 T = TypeVar("T")
 log = logging.getLogger("updraft.router")
@@ -65,16 +65,6 @@ BodyReader = Callable[[WireRequest], tuple[dict[str, Any], str]]
 
 def read_json(request: WireRequest) -> tuple[dict[str, Any], str]:
     return read_model(request.body)
-
-
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """A routing decision without an answer."""
-
-    # Record with the gate verdicts.
-    record: RequestRecord
-    # Local text generated for the gates.
-    local_text: str
 
 
 @dataclass(slots=True)
@@ -103,7 +93,7 @@ class Router:
         self._budget: Budget | None = None
         self._in_flight = InFlight()  # requests with a reservation, kept across budget changes
         self._ledger_problem: str | None = None  # why the ledger is not open
-        self._ledger_tried = 0.0  # time of the last attempt, by time.monotonic()
+        self._ledger_tried = 0.0  # time of the last attempt to open the ledger, by time.monotonic()
         self._ledger_retry: asyncio.Task[None] | None = None
         self._learner: ExperienceCollector | None = None
         self._loading: asyncio.Task[None] | None = None
@@ -280,13 +270,13 @@ class Router:
     async def _chat(self, request: WireRequest, answering: _RequestInProgress) -> WireResponse:
         record = answering.record
         async with asyncio.timeout(request.timeout_s):
-            await self.start()
+            names = await self.names()
         body, record.model = await off_event_loop(request.body, lambda: read_model(request.body))
         record.caller = record.caller.with_user(body)
         body["model"] = self.config.aliases.get(record.model, record.model)
         tenant = [request.headers.get(f"openai-{name}") for name in ("organization", "project")]
         slot = CacheSlot.of(self._cache, record.caller, {**body, "?": request.query, "@": tenant})
-        tier, hold_tokens = self._names().requested_tier(record.model), self.config.hold_tokens
+        tier, hold_tokens = names.requested_tier(record.model), self.config.hold_tokens
         job = await off_event_loop(
             request.body,
             lambda: read_routing_request(request, body, tier, hold_tokens=hold_tokens, started=record.started),
@@ -300,14 +290,14 @@ class Router:
             reply = await cascade.run()
         return self._respond(cascade, reply, slot)
 
-    async def preview(self, request: WireRequest) -> Preview:
-        """Return the routing decision for a chat request without asking a cloud, storing or counting anything.
+    async def preview(self, request: WireRequest) -> tuple[RequestRecord, str]:
+        """Return a record with the gates' decisions on a chat request, and the local text generated for the gates.
 
-        The device generates an answer if a gate needs it. Raises UpdraftError.
+        Asks no cloud, and stores and counts nothing. Raises UpdraftError.
         """
-        await self.start()
+        names = await self.names()
         body, model = await off_event_loop(request.body, lambda: read_model(request.body))
-        tier, started = self._names().requested_tier(model), time.monotonic()
+        tier, started = names.requested_tier(model), time.monotonic()
         body.pop("stream", None)
         job = await off_event_loop(
             request.body, lambda: read_routing_request(request, body, tier, hold_tokens=None, started=started)
@@ -319,7 +309,7 @@ class Router:
             await cascade.decide_only()
         finally:
             await cascade.aclose()
-        return Preview(record, cascade.local_text)
+        return record, cascade.local_text
 
     async def _ruled(self, job: RoutingRequest, body: dict[str, Any]) -> RoutingRequest:
         """Return the request with the privacy rule that it matches, if any."""
@@ -333,21 +323,16 @@ class Router:
             async with asyncio.timeout(None if job.deadline is None else job.remaining_s):
                 await asyncio.shield(retry)
 
-    def _record(self, request: WireRequest) -> RequestRecord:
-        span = self._tracer.request(request.path, request.headers, "INTERNAL")
-        caller = caller_of(request.headers)
-        return RequestRecord(self.config.prices, self.config.cloud_model, caller=caller, span=span)
-
     async def direct(self, request: WireRequest, handler: DirectHandler, read: BodyReader = read_json) -> WireResponse:
         """Answer a request that no gate judges, and write a ledger row. Failures become error bodies as in `chat`."""
 
         async def answered(request: WireRequest, answering: _RequestInProgress) -> WireResponse:
             record = answering.record
             async with asyncio.timeout(request.timeout_s):
-                await self.start()
+                names = await self.names()
                 body, record.model = await off_event_loop(request.body, lambda: read(request))
                 record.caller = record.caller.with_user(body)
-                job = direct_job(request, body, self._names().direct_tier(body, record.model), record)
+                job = direct_job(request, body, names.direct_tier(body, record.model), record)
                 job = await self._ruled(job, body)
                 await self._wait_for_local(job)
                 answering.call = call = DirectCall(request, job, self._state(), record)
@@ -360,8 +345,9 @@ class Router:
         self, request: WireRequest, work: Callable[[WireRequest, _RequestInProgress], Awaitable[WireResponse]]
     ) -> WireResponse:
         """Return the response of `work`. On failure, close the call and return an OpenAI error body."""
-        answering = _RequestInProgress(self._record(request))
-        record = answering.record
+        span, caller = self._tracer.request(request.path, request.headers, "INTERNAL"), caller_of(request.headers)
+        record = RequestRecord(self.config.prices, self.config.cloud_model, caller=caller, span=span)
+        answering = _RequestInProgress(record)
         try:
             return await work(request, answering)
         except asyncio.CancelledError:
@@ -382,7 +368,7 @@ class Router:
         try:
             if answering.call is not None:
                 await answering.call.aclose()
-        finally:  # even if this wait is cancelled
+        finally:  # write the row even if this wait is cancelled
             response = self._refuse(record, failure)
         return response
 
@@ -489,7 +475,7 @@ class Router:
         record.span.end(record.traced(status), error="" if status < 400 else str(status))
         if self._ledger_writer is not None:
             committed = None
-            if record.reserved is not None:  # requests waiting for budget read it after the commit
+            if record.reserved is not None:  # requests that wait for budget wake after the commit
                 committed = asyncio.get_running_loop().create_future()
                 committed.add_done_callback(lambda _: self._in_flight.settled())
             self._ledger_writer.enter(record.row(status), self._settlement(record), committed)
@@ -527,20 +513,10 @@ class Router:
             raise NotFoundError(self._ledger_problem or "This router keeps no ledger. Set `ledger` to a file.")
         return self._ledger
 
-    def models(self) -> list[ModelCard]:
-        """Return every accepted model name. Call after `start()`."""
-        return self._names().cards(self._created)
-
-    def model(self, name: str) -> ModelCard:
-        """Return one of `models()`. Raises ModelNotFoundError."""
-        return self._names().card(name, self._created)
-
-    def device(self, model: str | None) -> LocalTier:
-        """Return the local model, which `model` must select if given. Raises InvalidRequestError."""
-        return self._names().device(model)
-
-    def _names(self) -> ModelNames:
-        return ModelNames(self.config, self.tiers)
+    async def names(self) -> ModelNames:
+        """Return the accepted model names. Raises the errors of `start`."""
+        await self.start()
+        return ModelNames(self.config, self.tiers, self._created)
 
     async def read_ledger(self, look: Callable[[Ledger], T]) -> T:
         """Return the result of `look` on the ledger, over a separate connection that blocks no request.

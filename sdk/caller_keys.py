@@ -1,4 +1,4 @@
-"""API keys and URLs that requests of an openai client name."""
+"""Checks of the API keys and URLs in the requests of an openai client."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from ..protocol.errors import InvalidRequestError
 from ..protocol.safety.redaction import is_sendable
 
-BASE_URL = "http://updraft.local/v1"  # never resolved: the transport answers
+BASE_URL = "http://updraft.local/v1"  # never resolved, because the transport answers
 #: Key for openai's constructor, which requires one. The in-process router needs none.
 PLACEHOLDER_KEY = "updraft-in-process"
 _OTHER_HEADERS = ("x-api-key", "api-key")
-_OPENAI_HEADER = "x-stainless-lang"  # in every request of openai's methods
+_OPENAI_HEADER = "x-stainless-lang"  # header of every request by openai's methods
 
 
 @dataclass(frozen=True, slots=True)
 class CallerKeys:
-    """Keys that requests may name. By default, keys only tell callers apart and are not sent to a cloud."""
+    """Rules for API keys in requests. By default, keys only tell callers apart and are not sent to a cloud."""
 
-    # Keys that stand for the key in the settings. None: every key.
+    # Keys that are replaced by the key in the settings. None: every key.
     own: frozenset[str] | None = field(default=None, repr=False)
     # Whether requests must be for `BASE_URL`.
     checks_url: bool = False
@@ -36,7 +36,7 @@ class CallerKeys:
             )
 
     def named_in(self, headers: Mapping[str, str]) -> str | None:
-        """Return the key that the request names, or None for the key in the settings. `headers` have lower-case names.
+        """Return the request's own API key, or None to use the key in the settings. `headers` have lower-case names.
 
         Raises InvalidRequestError for two different keys, for a header without a key, and for a request from which the
         caller removed openai's Authorization header. Other HTTP requests of the client need no key.
@@ -60,7 +60,7 @@ class CallerKeys:
 
 
 def ambient_keys() -> frozenset[str]:
-    """Return the keys in OPENAI_CUSTOM_HEADERS, which are for OpenAI and not for any cloud."""
+    """Return the keys in OPENAI_CUSTOM_HEADERS. They are meant for OpenAI, so the cloud does not receive them."""
     lines = [line.partition(":") for line in os.environ.get("OPENAI_CUSTOM_HEADERS", "").splitlines()]
     values = [value.strip() for name, _, value in lines if name.strip().lower() in ("authorization", *_OTHER_HEADERS)]
     return frozenset(value.partition(" ")[2].strip() if " " in value else value for value in values)

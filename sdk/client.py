@@ -23,14 +23,14 @@ from .transport import async_transport, httpx_of_openai, sync_transport
 
 
 class _Unset:
-    """Type of a parameter that was not given, since None has a meaning."""
+    """Marker of a parameter that was not given, because None is a valid value."""
 
 
 _UNSET = _Unset()
 
 
 class _Routed:
-    """Constructor of both clients."""
+    """Base class of both clients, with their constructor."""
 
     _http_client: Callable[[RuntimeLease], Any]
 
@@ -137,7 +137,7 @@ def _given(**settings: Any) -> dict[str, Any]:
 def _upstream(
     options: dict[str, Any], config: RouterConfig | None, given: dict[str, Any], client: Callable[[RuntimeLease], Any]
 ) -> dict[str, Any]:
-    """Return the arguments of openai's constructor. Copies of a client pass on its http_client, and so its router."""
+    """Return the arguments of openai's constructor. A copy of a client shares its http_client and router."""
     http_client = options.get("http_client")
     if http_client is not None:
         if getattr(http_client, "updraft_lease", None) is None:
@@ -160,7 +160,7 @@ def _upstream(
 
 
 def _leased(client: Any, lease: RuntimeLease) -> Any:
-    client.updraft_lease = lease  # marks clients of this package
+    client.updraft_lease = lease  # marks HTTP clients made by this package
     return client
 
 
@@ -175,7 +175,7 @@ def _settings(config: RouterConfig | None, given: dict[str, Any], api_key: Any) 
 def settings_of(config: RouterConfig | None, given: dict[str, Any]) -> RouterConfig:
     if config is None:
         return load_config(given)
-    if given.get("cloud_url") not in (None, config.cloud_url):  # `config`'s key is for `config`'s URL
+    if given.get("cloud_url") not in (None, config.cloud_url):  # `config`'s key must not go to another URL
         given = {**OF_CLOUD_URL, **given}
-    stated = any(name in given for name in TARGETS)  # a stated target replaces that of `config`
+    stated = any(name in given for name in TARGETS)  # a stated target replaces the target in `config`
     return replace(config, **({**dict.fromkeys(TARGETS), **given} if stated else given))

@@ -20,10 +20,10 @@ _NAMES = frozenset(field.name for field in fields(RouterConfig))
 def transport(config: RouterConfig | None = None, *, httpx: ModuleType | None = None, **settings: Any) -> Any:
     """Return the router as a transport: `httpx2.Client(transport=updraft.transport(local="smollm2"))`.
 
-    `settings` are those of `updraft.OpenAI` and all others of RouterConfig. `httpx` is the module `httpx` or `httpx2`,
-    by default the module that the installed `openai` uses. Requests to any host are answered in this process, by the
-    path of their URL. No API key is needed: a library's key only tells callers apart. Clients with equal settings
-    share one router, also with `async_transport`. Closing or losing the last client closes the router.
+    `settings`: fields of RouterConfig, among them the settings of `updraft.OpenAI`. `httpx` is the module `httpx` or
+    `httpx2`, by default the module that the installed `openai` uses. Requests are answered in this process, and the
+    host in their URL is ignored. No API key is needed, because a key only tells callers apart. Clients with equal
+    settings share one router, also with `async_transport`. Closing or deleting the last client closes the router.
 
     Raises ConfigurationError like `updraft.OpenAI`.
     """

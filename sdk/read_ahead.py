@@ -1,16 +1,17 @@
-"""Read-ahead of a streamed body for another thread: ready chunks cross together, since each crossing costs time."""
+"""Read-ahead of a streamed body for another thread. Ready chunks are passed together, because each transfer is slow."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
-_MOST_BYTES = 2**16  # bytes buffered for the reader
+from ..protocol.http.wire import close_body
+
+_MOST_BYTES = 2**16  # most bytes to buffer before pausing the body
 
 
 class ReadAhead:
-    """Reader of `body` on the router's loop: buffers all ready chunks for a waiting `take`, and one chunk ahead."""
+    """Reads `body` on the router's event loop: all ready chunks while `take` waits, and otherwise one chunk ahead."""
 
     def __init__(self, body: AsyncIterator[bytes]) -> None:
         self._body = body
@@ -20,9 +21,9 @@ class ReadAhead:
         self._reading: asyncio.Task[None] | None = None
 
     async def take(self) -> tuple[bytes, bool]:
-        """Return the buffered bytes, once there are some, and whether the stream has ended.
+        """Wait for bytes. Return all buffered bytes, and whether the stream has ended.
 
-        Raises the body's error after all earlier bytes are taken. Cancellation stops the body.
+        Raises the body's error once all earlier bytes are taken. Cancelling this call stops the body.
         """
         if self._reading is None:
             self._reading = asyncio.create_task(self._read())
@@ -47,13 +48,11 @@ class ReadAhead:
         return taken, True
 
     async def aclose(self) -> None:
-        """Stop the body."""
+        """Stop reading, and close the body."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)  # nobody is left to receive an error
-        close: Any = getattr(self._body, "aclose", None)
-        if close is not None:
-            await close()
+        await close_body(self._body)
 
     async def _read(self) -> None:
         try:

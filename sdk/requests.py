@@ -38,7 +38,7 @@ class Requests:
         return msgspec.convert(self._client.get(_path(request_id), cast_to=object), Explanation)
 
     def feedback(self, request_id: str, thumb: Thumb) -> FeedbackNote:
-        """Record whether an answer was good; the last thumb counts. Raises the errors of `why`."""
+        """Record whether an answer was good ("up" or "down"); the last call counts. Raises the errors of `why`."""
         path = f"{_path(request_id)}/feedback"
         return msgspec.convert(self._client.post(path, cast_to=object, body={"thumb": thumb}), FeedbackNote)
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from ..protocol.errors import OverloadedError
@@ -36,7 +36,7 @@ class Runtime:
         self._thread: threading.Thread | None = None
         self._endpoints: Endpoints | None = None
         self._closed = False
-        self._pid: int | None = None  # process that started the router
+        self._pid: int | None = None  # id of the process that started the router
 
     def handle(self, request: WireRequest) -> Future[WireResponse]:
         return self._submit(self._started().handle(request))
@@ -46,7 +46,7 @@ class Runtime:
         return self._submit(body.take())
 
     def release(self, body: ReadAhead) -> Future[None]:
-        """Stop a streamed body."""
+        """Stop and close a streamed body."""
         return self._submit(body.aclose())
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class Runtime:
             return
         end = asyncio.run_coroutine_threadsafe(_shut_down(endpoints), loop)
         end.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
-        if thread is not threading.current_thread():  # a finalizer may run on any thread, including the loop's
+        if thread is not threading.current_thread():  # a finalizer may run on the loop's thread itself
             end.result(CLOSE_TIMEOUT_S)
             thread.join(CLOSE_TIMEOUT_S)
 
@@ -77,7 +77,7 @@ class Runtime:
                 thread = threading.Thread(target=_run, args=(loop,), name="updraft-router", daemon=True)
                 try:
                     thread.start()
-                except RuntimeError as error:  # in an atexit handler
+                except RuntimeError as error:  # threads cannot start in an atexit handler
                     loop.close()
                     raise interpreter_ends() from error
                 self._loop, self._thread = loop, thread
@@ -131,6 +131,3 @@ async def _shut_down(endpoints: Endpoints) -> None:
         task.cancel()
     await asyncio.gather(*pending, return_exceptions=True)
     await endpoints.close()
-
-
-__all__ = ["CancelledError", "Runtime", "wait"]

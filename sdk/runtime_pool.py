@@ -33,7 +33,7 @@ class RuntimePool:
 
     def acquire(self, config: RouterConfig) -> Runtime:
         """Return the runtime of these settings, created if needed. Release it with `give_back`."""
-        if self._pid != os.getpid():  # a thread of the parent may have held the lock
+        if self._pid != os.getpid():  # after a fork: a thread of the parent may hold the lock
             self._forget()
         with self._lock:
             shared = next((each for each in self._shared if each.runtime.config == config), None)
@@ -59,7 +59,7 @@ class RuntimePool:
 
     def _forget(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.RLock()  # reentrant: garbage collection may close a client while this thread holds it
+        self._lock = threading.RLock()  # reentrant, as garbage collection may close a client in a locked section
         self._shared: list[_Shared] = []
 
 
@@ -87,7 +87,7 @@ class RuntimeLease:
         return answer
 
     def stream(self, chunks: AsyncIterator[bytes]) -> LeasedStream:
-        """Return the body of an answer, to be read and released."""
+        """Return the body of an answer as a stream, which the caller reads and releases."""
         stream = LeasedStream(self, self._current(), chunks)
         self._streams.add(stream)
         return stream
@@ -119,13 +119,12 @@ class RuntimeLease:
 
 
 class LeasedStream:
-    """A streamed body, bound to the runtime that began the stream, even if a fork opens another runtime."""
+    """A streamed body. It belongs to the runtime that began the stream, even if a fork opens another runtime."""
 
     def __init__(self, lease: RuntimeLease, runtime: Runtime, chunks: AsyncIterator[bytes]) -> None:
         self._lease, self._runtime, self._body = lease, runtime, ReadAhead(chunks)
 
     def take(self) -> Future[tuple[bytes, bool]]:
-        """See `Runtime.take`."""
         self._lease.check_open()
         return self._runtime.take(self._body)
 

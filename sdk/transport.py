@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,13 +19,13 @@ from ..protocol.http.wire import WireRequest, WireResponse
 from ..protocol.telemetry.tracing import callers_headers
 from ..router.responses.completion import failure
 from .caller_keys import CallerKeys
-from .runtime import CancelledError, wait
+from .runtime import wait
 from .runtime_pool import RuntimeLease
 
 T = TypeVar("T")
 
 IDENTIFYING = CallerKeys()
-GRACE_S = 1.0  # seconds beyond the deadline, which the router normally enforces
+GRACE_S = 1.0  # seconds to wait beyond the deadline, as the router itself enforces it
 
 
 def httpx_of_openai() -> Any:
@@ -58,7 +57,7 @@ def sync_transport(httpx: Any, lease: RuntimeLease, keys: CallerKeys = IDENTIFYI
             while not ended:
                 chunks, ended = bridge.call(self._stream.take, self._request)
                 if ended and self._forget.detach() is not None:
-                    self._stream.end()  # before the caller sees the end mark and closes the stream
+                    self._stream.end()  # before the last yield, after which the caller may close the stream
                 yield chunks
 
         def close(self) -> None:
@@ -93,7 +92,7 @@ def async_transport(httpx: Any, lease: RuntimeLease, keys: CallerKeys = IDENTIFY
             while not ended:
                 chunks, ended = await bridge.acall(self._stream.take, self._request)
                 if ended and self._forget.detach() is not None:
-                    self._stream.end()  # before the caller sees the end mark and closes the stream
+                    self._stream.end()  # before the last yield, after which the caller may close the stream
                 yield chunks
 
         async def aclose(self) -> None:
@@ -151,7 +150,7 @@ class _Bridge:
                 return await asyncio.wrap_future(begin())
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
-            if task is not None and task.cancelling():  # the caller's own cancellation, else the router was closed
+            if task is not None and task.cancelling():  # the caller cancelled; otherwise the router was closed
                 raise
             raise self._translated(CancelledError(), request) from error
         except Exception as error:
@@ -163,11 +162,11 @@ class _Bridge:
             return self._httpx.Response(answer.status, headers=headers, stream=body(answer.body, request))
         if answer.status == 504 and _code(answer.body) == "timeout":
             raise self._timeout("No answer in time.", request)
-        # A stream, as from a socket, because with_streaming_response expects an open response.
+        # Return bytes as a stream too, because openai's with_streaming_response expects an open response.
         return self._httpx.Response(answer.status, headers=headers, stream=self._httpx.ByteStream(answer.body))
 
     def _translated(self, error: Exception, request: Any) -> Exception:
-        if isinstance(error, (TimeoutError, FutureTimeoutError)):
+        if isinstance(error, TimeoutError):
             return self._timeout("No answer in time.", request)
         if isinstance(error, (CancelledError, UpdraftError)):
             return self._closed(str(error) or "The client was closed.", request)
@@ -189,15 +188,15 @@ class _Bridge:
 
     @property
     def _openai_passes_on(self) -> bool:
-        """Return whether openai passes on its own errors from a transport without retries, which repeat local work.
+        """Return whether the transport may raise openai's own errors, which openai passes on without a retry.
 
-        True on httpx2; on httpx, openai gets httpx's exceptions and may retry.
+        True on httpx2. On httpx, openai gets httpx's exceptions and may retry, which repeats local work.
         """
         return self._httpx.__name__ == "httpx2"
 
 
 def _timeout_s(request: Any) -> float | None:
-    """Return httpx's read timeout: the wait for the answer to begin, and between two chunks."""
+    """Return httpx's read timeout, which limits the wait for the start of the answer, and between two chunks."""
     return request.extensions.get("timeout", {}).get("read")
 
 

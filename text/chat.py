@@ -35,13 +35,13 @@ from .templates.tool_messages import Change
 
 _FIRST_PRIVATE = 0xF0000
 _PRIVATE = re.compile("[\U000f0000-\U0010fffd]+")
-_MAX_ALPHABET = 0x10FFFD - _FIRST_PRIVATE  # the last code point marks the end of a continued message
-_MAX_SHAPES = 256  # cached shapes of conversations
+_MAX_ALPHABET = 0x10FFFD - _FIRST_PRIVATE  # maximum number of stand-ins; U+10FFFE is END_MARK
+_MAX_SHAPES = 256  # maximum number of cached conversation shapes
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Piece of prompt text. `is_control`: written by the template, so that special tokens in the text are real."""
+    """Piece of prompt text. `is_control`: the template wrote the text, so special tokens in the text are recognized."""
 
     text: str
     is_control: bool
@@ -53,7 +53,7 @@ class ChatTemplate:
     `special_tokens` are the tokenizer's control tokens, needed for rule 1 above.
 
     No text of a request is lost: the template first renders a conversation of the same shape with a unique marker for
-    each text. If the template drops a marker or fails, the adaptations of `Conversation.fits` are tried in order.
+    each text. If the template drops a marker or fails, the conversation is adapted (see `Conversation.fits`).
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class ChatTemplate:
         return _text(self.segments(messages, **options))
 
     def segments(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> list[Segment]:
-        """Render the prompt, split by origin; `is_control` alternates. Raises the errors of `render`."""
+        """Render the prompt as segments of template text and of user text, which alternate. Raises like `render`."""
         requested = _conversation(messages, options)
         fit = self._fit(requested)
         conversation = requested.put(fit, self._tool_style)
@@ -100,7 +100,7 @@ class ChatTemplate:
         truth, opaque = self._rendered(conversation, fit, [_unchanged, stand_in.whole])
         segments = self._origins(conversation, fit, stand_in, truth, opaque)
         if first_missing(requested.messages, _text(segments)) is not None:
-            segments = _cut(opaque, stand_in)  # for some contents the template drops text
+            segments = _cut(opaque, stand_in)  # the template drops a text if it sees the real contents
         if place := first_missing(requested.messages, _text(segments)):
             raise _left_out(place)
         return segments
@@ -110,9 +110,8 @@ class ChatTemplate:
     ) -> list[Segment]:
         if stand_in.undo(opaque) == truth:
             return _cut(opaque, stand_in)
-        (opaque,) = self._rendered(
-            conversation, fit, [stand_in.inside]
-        )  # keeps outer whitespace real, for templates that trim
+        # Keep the whitespace around each text this time, because the template may trim it.
+        (opaque,) = self._rendered(conversation, fit, [stand_in.inside])
         if stand_in.undo(opaque) == truth:
             return _cut(opaque, stand_in)
         if self._special is not None:
@@ -133,7 +132,7 @@ class ChatTemplate:
         fits = list(probe.conversation.fits(tool_template=several, has_developer="developer" in self.source))
         error: InvalidRequestError | None = None
         for _, some in itertools.groupby(fits, lambda fit: (fit == fits[0], replace(fit, level="as_is"))):
-            group = list(some)  # adaptations that differ only in the handling of roles: one round trip
+            group = list(some)  # these adaptations differ only in roles, so one request to the child tries all of them
             conversations = [probe.conversation.put(fit, self._tool_style) for fit in group]
             contexts = [each.context(_unchanged) | self._tokens for each in conversations]
             attempts = self._renderers[group[0].tool_template].attempt(contexts)
@@ -191,7 +190,7 @@ def _left_out(place: str) -> InvalidRequestError:
     )
 
 
-def _text(segments: Sequence[Segment]) -> str:
+def _text(segments: Iterable[Segment]) -> str:
     return "".join(segment.text for segment in segments)
 
 
@@ -207,8 +206,9 @@ def encoding_runs(segments: Sequence[Segment], special: re.Pattern[str] | None) 
     If no user typed a special token, the result is a single piece, so that merges across template and user text are
     the same as in transformers. Otherwise the text is split at the template's special tokens, as in tokenizers.
     """
-    merged = _merge(segments)
-    text = "".join(segment.text for segment in merged)
+    parts = itertools.groupby(segments, lambda segment: segment.is_control)
+    merged = [Segment(_text(part), is_control) for is_control, part in parts]
+    text = _text(merged)
     if special is None:
         return [Segment(text, False)] if text else []
     own: list[tuple[int, int]] = []
@@ -264,16 +264,6 @@ def _cut(opaque: str, stand_in: _CharacterMap) -> list[Segment]:
         end = match.end()
     segments.append(Segment(opaque[end:], True))
     return [segment for segment in segments if segment.text]
-
-
-def _merge(segments: Sequence[Segment]) -> list[Segment]:
-    merged: list[Segment] = []
-    for segment in segments:
-        if merged and merged[-1].is_control == segment.is_control:
-            merged[-1] = Segment(merged[-1].text + segment.text, segment.is_control)
-        else:
-            merged.append(segment)
-    return merged
 
 
 def _unchanged(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 
 def gpt2_byte_alphabet() -> dict[str, int]:
@@ -56,7 +56,7 @@ class StopMatcher:
             end, start = min(matches)
             self._held, self.matched = "", text[start:end]
             return text[:start], True
-        held = self._possible_start(text)
+        held = begun_mark(text, self._stop)
         self._held = text[len(text) - held :]
         return text[: len(text) - held], False
 
@@ -65,10 +65,9 @@ class StopMatcher:
         text, self._held = self._held, ""
         return text
 
-    def _possible_start(self, text: str) -> int:
-        """Return the length of the longest suffix of `text` that is a prefix of a stop string."""
-        longest = max((len(stop) for stop in self._stop), default=1) - 1
-        for length in range(min(longest, len(text)), 0, -1):
-            if any(stop.startswith(text[-length:]) for stop in self._stop):
-                return length
-        return 0
+
+def begun_mark(text: str, marks: Sequence[str]) -> int:
+    """Return the length of the longest suffix of `text` that may grow into one of `marks`, none of which it holds."""
+    longest = min(max(map(len, marks), default=1) - 1, len(text))
+    lengths = range(longest, 0, -1)
+    return next((length for length in lengths if any(mark.startswith(text[-length:]) for mark in marks)), 0)

@@ -67,7 +67,7 @@ class FairQueue:
             places = self._waiting.pop(tenant)
             places.popleft().set_result(None)
             if places:
-                self._waiting[tenant] = places  # moves to the end of the rotation
+                self._waiting[tenant] = places  # the tenant moves to the end of the rotation
 
     def _leave(self, tenant: str, place: _Place) -> None:
         self._waiting[tenant].remove(place)

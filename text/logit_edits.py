@@ -23,7 +23,7 @@ class LogitEdits:
 
     # Unique token ids.
     token_ids: npt.NDArray[np.int32]
-    # Divisors of positive logits, and factors of other logits.
+    # Positive logits are divided by these numbers, other logits are multiplied by them.
     divisors: Floats
     # Offsets added after the division.
     offsets: Floats
@@ -41,7 +41,7 @@ class LogitEditor:
     def __init__(self, params: ResolvedParams, prompt_ids: Iterable[int], end_ids: Iterable[int]) -> None:
         """`end_ids`: the tokens that end the answer, from `SamplingParams.end_ids`."""
         repetition = params.repetition_penalty
-        self.num_tokens = 0  # tokens of the answer included in the edits
+        self.num_tokens = 0  # number of the answer's tokens that the edits include
         self._params = params
         self._penalises = repetition != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
         self._bias = dict(params.logit_bias)
@@ -55,7 +55,7 @@ class LogitEditor:
         self._divisors = np.array([repetition if token in self._prompt else 1.0 for token in token_ids], np.float32)
         self._offsets = np.array([self._bias.get(token, 0.0) for token in token_ids], np.float32)
         self._ends = np.array([self._places[token] for token in held_open], np.intp)
-        self._ahead: list[int] = []  # draft tokens included in the edits
+        self._ahead: list[int] = []  # draft tokens that the edits include
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Add `tokens` to the answer."""
@@ -76,7 +76,7 @@ class LogitEditor:
         return LogitEdits(self._ids[:number], self._divisors[:number].copy(), offsets)
 
     def _follow(self, drafts: Sequence[int]) -> None:
-        """Make `drafts` the counted draft tokens. Fast if the drafts grow by a token, the common case."""
+        """Count `drafts` instead of the previous draft tokens. Fast in the usual case of one more draft token."""
         if not self._penalises:
             return
         known = len(self._ahead)
@@ -89,7 +89,7 @@ class LogitEditor:
             self._ahead.append(token)
 
     def _count(self, token: int, by: int) -> None:
-        """Change the count of a token. The entry of a rejected draft token stays, with a neutral edit."""
+        """Change the count of a token. A rejected draft token keeps its entry, which then changes no logit."""
         params, place = self._params, self._place_of(token)
         self._counts[place] += by
         count = self._counts[place]

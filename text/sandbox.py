@@ -16,7 +16,7 @@ from ..protocol.safety.python_process import module_path
 from ..protocol.safety.system import no_core_files
 
 LENGTH = struct.Struct("!I")
-# Variables that Python and native modules need; TZ is for templates that print a date.
+# Environment variables that Python and native modules need; TZ is for templates that print a date.
 _ENVIRONMENT = ("DYLD_LIBRARY_PATH", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "SYSTEMROOT", "TZ")
 
 

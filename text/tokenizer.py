@@ -25,7 +25,7 @@ from .detokenize import gpt2_byte_alphabet
 from .templates.sources import TemplateSources
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-_LONG = 2**13  # characters; shorter texts take at most a few milliseconds
+_LONG = 2**13  # characters; encoding a shorter text takes at most a few milliseconds
 _log = logging.getLogger("updraft.text")
 
 
@@ -60,7 +60,7 @@ class Tokenizer:
             self._plain_mode = tokenizers.Tokenizer.from_str(_with_special(parsed, marks) if marks else definition)
         except Exception as error:  # the library raises no more specific type
             raise ModelLoadError(f"The tokenizer definition is unusable: {error}") from error
-        for mode in (self._special_mode, self._plain_mode):  # training settings left in the file
+        for mode in (self._special_mode, self._plain_mode):  # switch off training settings in the file
             mode.no_truncation()
             mode.no_padding()
         self._plain_mode.encode_special_tokens = True
@@ -103,7 +103,7 @@ class Tokenizer:
         return cls(definition, eos_ids=eos_ids, chat_template=template, ends=ends)
 
     def limit(self, context_length: int) -> int:
-        """Refuse chats that cannot fit into `context_length` tokens from now on; return the size limit in bytes."""
+        """Make `encode_chat` refuse chats that cannot fit `context_length` tokens; return the size limit in bytes."""
         self._longest_chat = context_length * max(len(self.token_bytes(token)) for token in range(self.vocab_size))
         return self._longest_chat
 
@@ -114,7 +114,7 @@ class Tokenizer:
     def encode_prompt(self, text: str) -> list[int]:
         """Encode a raw prompt, adding the special tokens that the model expects around it (usually BOS)."""
         ids = _ids(self._plain_mode, text, add_special_tokens=True)
-        begun, ended = ids[:1] == [self._bos_id], ids[-1:] == [self._eos_id]  # added by tokenizer.json, never by text
+        begun, ended = ids[:1] == [self._bos_id], ids[-1:] == [self._eos_id]  # tokenizer.json adds these, not text
         wants_bos, wants_eos = self._ends.add_bos, self._ends.add_eos
         if wants_bos is not None and wants_bos != begun and self._bos_id is not None:
             ids = [self._bos_id, *ids] if wants_bos else ids[1:]
@@ -225,7 +225,7 @@ def _parsed(definition: str, name: str = "The tokenizer definition") -> dict[str
 
 
 def _added(definition: dict[str, Any], *, special: bool) -> dict[str, int]:
-    """Return ids by content of the added tokens that are special (or not special)."""
+    """Return a map from content to id of the added tokens that are special, or of those that are not."""
     return {token["content"]: token["id"] for token in definition["added_tokens"] if token["special"] == special}
 
 

@@ -11,13 +11,15 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from .detokenize import begun_mark
+
 
 def _begun(mark: str) -> str:
     """Return a pattern that matches any non-empty prefix of `mark`."""
     return "|".join(re.escape(mark[:end]) for end in range(len(mark), 0, -1))
 
 
-# A name, and the optional call id that newer Mistral models write between the name and the arguments (skipped).
+# Patterns of a function's name and of the call id that some Mistral models write after the name; the id is ignored.
 # Possessive quantifiers (`++`, `*+`) prevent backtracking, which would take quadratic time on long whitespace.
 _ID = r"\[CALL_ID\]\s*+[A-Za-z0-9_-]{0,64}+\s*+"
 _NAME = re.compile(rf"\s*+([A-Za-z0-9_.-]{{1,64}}+)\s*+(?:{_ID})?+(?:\[ARGS\]\s*+)?+(?=\{{)")
@@ -35,10 +37,10 @@ class ToolSyntax:
 
     opener: str
     closer: str = ""
-    # Whether an answer may also begin with a call without opener (but with arguments); more calls may follow, also
-    # after semicolons.
+    # Whether an answer may also begin with a call without opener. Such a call needs arguments, and more calls may
+    # follow directly or after semicolons.
     bare: bool = False
-    # Whether the opener is followed by a JSON list of calls, or by a function name and arguments.
+    # Whether a JSON list of calls, or a function's name and arguments, may follow the opener.
     lists: bool = False
     # Whether to keep whitespace before an opener in the text.
     keeps_blanks: bool = False
@@ -46,7 +48,7 @@ class ToolSyntax:
 
 @dataclass(slots=True)
 class CallDelta:
-    """Next piece of the `index`-th call."""
+    """Next piece of the call with this index, in a streamed answer."""
 
     index: int
     # Name of the function, only in the first piece.
@@ -74,8 +76,8 @@ class ToolCallParser:
         self._state: Callable[[], bool] = self._at_start if syntax.bare else self._in_text
         self._buffer = ""
         self._opening = ""  # text since the current opener, including the whitespace before it
-        self._undeclared, self._undeclared_end = "", 0  # calls of undeclared functions in `_opening`, and their end
-        self._marked = self._called = False  # whether `_opening` began with an opener, and contained a declared call
+        self._undeclared, self._undeclared_end = "", 0  # undeclared calls in `_opening`, and where they end
+        self._marked = self._called = False  # whether `_opening` has an opener; whether it has a declared call
         self._in_list = False
         self._call = _CallReader()
         self._parsed = ParsedText()
@@ -91,7 +93,7 @@ class ToolCallParser:
         if self._state == self._in_call:
             self._end_call(whole=False)
         if self._state == self._after_call and self._called:
-            cut_off = self._syntax.closer.startswith(self._buffer.strip())  # partial or missing closer
+            cut_off = self._syntax.closer.startswith(self._buffer.strip())  # the closer is partial or missing
             self._buffer = "" if cut_off else self._buffer
         self._back_to_text()
         self._parsed.content += self._buffer
@@ -102,7 +104,7 @@ class ToolCallParser:
         parsed, self._parsed = self._parsed, ParsedText()
         return parsed
 
-    # States of the parser. Each consumes from the buffer as much as possible, and returns False to wait for more text.
+    # States of the parser. Each method consumes what it can from the buffer, and returns False to wait for more text.
 
     def _at_start(self) -> bool:
         rest = self._buffer.lstrip()
@@ -118,7 +120,7 @@ class ToolCallParser:
         start = self._buffer.find(opener)
         is_complete = start >= 0
         if not is_complete:
-            start = len(self._buffer) - _overlap(self._buffer, opener)
+            start = len(self._buffer) - begun_mark(self._buffer, (opener,))
         before = self._buffer[:start] if self._syntax.keeps_blanks else self._buffer[:start].rstrip()
         self._parsed.content += before
         if is_complete:
@@ -198,7 +200,7 @@ class ToolCallParser:
             call.arguments = ""
 
     def _looks_like_call(self, call: _CallReader) -> bool:
-        """Return whether the JSON is a call. Without opener and arguments, it may be an answer with a `name` member."""
+        """Return whether the object is a call. Without opener and arguments, it may be a JSON answer with a `name`."""
         marked = not self._syntax.bare or self._marked
         return bool(call.name) and (marked or call.has_arguments)
 
@@ -206,7 +208,7 @@ class ToolCallParser:
         call, self._state = self._call, self._after_call
         if not call.announced:
             self._opening += call.raw
-            # Keep the original text between two undeclared calls.
+            # Between two undeclared calls, keep the original text, such as a comma or a space.
             self._undeclared += self._opening[self._undeclared_end :] if self._undeclared else call.raw
             self._undeclared_end = len(self._opening)
             if not self._looks_like_call(call) or len(self._opening) > _MAX_PENDING:
@@ -218,7 +220,7 @@ class ToolCallParser:
         self._marked = False
 
     def _back_to_text(self) -> bool:
-        """Return to text: restore skipped text, or only the undeclared calls if there was a declared call."""
+        """End a series of calls. Emit its original text, or only undeclared calls if the series had a declared one."""
         self._parsed.content += self._undeclared if self._called else self._opening
         self._opening = self._undeclared = ""
         self._in_list = self._marked = self._called = False
@@ -261,7 +263,7 @@ class _CallReader:
         return len(text)
 
     def finish(self, *, whole: bool) -> None:
-        """Finish the call: without arguments use `{}`, or keep a cut-off JSON string if not `whole`."""
+        """Set missing arguments at the end: `{}` if the call is `whole`, else the start of a cut-off JSON string."""
         if not self._any_arguments:
             self.arguments = "{}" if whole else self._member if self._is_arguments else ""
 
@@ -321,11 +323,3 @@ def _string(text: str) -> str:
     except ValueError:
         return ""
     return value if isinstance(value, str) else ""
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Return the length of the longest suffix of `text` that is a proper prefix of `mark`."""
-    for length in range(min(len(mark) - 1, len(text)), 0, -1):
-        if mark.startswith(text[-length:]):
-            return length
-    return 0

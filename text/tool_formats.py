@@ -70,7 +70,7 @@ class ToolFormat:
         if "[TOOL_CALLS]" in template:
             name = "mistral-args" if "[ARGS]" in template else "mistral"
         elif "<function=" in template:
-            return None  # format with arguments in tags, not supported
+            return None  # in this format, arguments are in tags, which is not supported
         elif "<tool_call>" in template and '"arguments": ' in template:
             name = "hermes"
         elif "ipython" in template and '"parameters": ' in template:
@@ -86,9 +86,9 @@ class ToolFormat:
         return f"call_{secrets.token_hex(12)}"
 
     def constraint(self, use: ToolUse) -> Constraint | None:
-        """Return the grammar that enforces the tools: only calls if required, else text and valid calls.
+        """Return the grammar of an answer: only calls if `tool_choice` requires a call, else text and valid calls.
 
-        None if nothing is enforced: `auto` without a `strict` function.
+        None if any answer is allowed, because `tool_choice` is `auto` and no function is `strict`.
         """
         functions, choice, parallel = [tool.function for tool in use.tools], use.choice, use.parallel
         if isinstance(choice, NamedTool):
@@ -102,7 +102,7 @@ class ToolFormat:
         return self._constraint(self._text_or_calls(parallel), functions, parallel=parallel)
 
     def _constraint(self, start: str, functions: Sequence[Function], *, parallel: bool) -> Constraint:
-        calls = "call" if self.syntax.bare else self._calls(parallel)  # llama3's template allows one call per message
+        calls = "call" if self.syntax.bare else self._calls(parallel)  # llama3 allows one call per message
         notes = set[str]()
         functions = [_enforceable(function, notes) for function in functions]
         rules = [start, f"calls: {calls}", "call: " + " | ".join(f"call_{index}" for index in range(len(functions)))]

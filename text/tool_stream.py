@@ -15,7 +15,7 @@ from .tool_calls import CallDelta, ToolCallParser
 if TYPE_CHECKING:
     from .tool_formats import ToolFormat
 
-_MAX_EQUAL_CALLS = 3  # equal calls in one answer at which it ends, because the model is looping
+_MAX_EQUAL_CALLS = 3  # an answer ends at its third equal call, because the model is looping
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,6 @@ class OfferedTools:
     reasoning: ReasoningStyle | None = None
 
     def parser(self) -> ToolCallParser:
-        """Create a parser for one answer."""
         return ToolCallParser(self.format.syntax, {tool.function.name for tool in self.use.tools})
 
     def call_limit(self, constraint: Constraint | None, *, detects_repetition: bool) -> CallLimit | None:
@@ -44,9 +43,8 @@ class OfferedTools:
 
 
 class CallLimit:
-    """Matcher that ends an answer after its first call if `once`, else after the third equal call. Has the same
-    `push` as `StopMatcher`.
-    """
+    """Matcher that ends an answer after its first call if `once`, else after the third equal call. `push` has the
+    interface of `StopMatcher.push`."""
 
     def __init__(self, parser: ToolCallParser, *, once: bool, reasoning: ReasoningStyle | None = None) -> None:
         self._parser = parser

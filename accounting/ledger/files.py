@@ -31,7 +31,7 @@ def open_database(path: Path, table: LedgerTable, *, busy_s: float, read_only: b
 
 @contextmanager
 def open_to_read(path: Path, table: LedgerTable) -> Generator[sqlite3.Connection]:
-    """Open a connection that blocks no writer. Raises ConfigurationError, also for SQLite errors in the block."""
+    """Yield a read-only connection that blocks no writer. SQLite errors in the block become ConfigurationError."""
     try:
         with (
             closing(open_database(path, table, busy_s=_READ_S, read_only=True)) as database,

@@ -34,7 +34,7 @@ class RowRefusedError(Exception):
 class LedgerStore(ABC):
     """A connection to the ledger's database, for one thread at a time."""
 
-    # Whether intents are committed to the database, and so survive the loss of this machine.
+    # Whether intents (rows of requests in flight) are committed to the database and survive a loss of this machine.
     commits_intents = False
 
     def __init__(self, table: LedgerTable, kept: WorkerIntents | None, worker: str) -> None:
@@ -66,7 +66,7 @@ class LedgerStore(ABC):
 
     @abstractmethod
     def abandon(self) -> int:
-        """Mark the intents of dead workers as abandoned, and return their number."""
+        """Mark intents (rows of unfinished requests) of dead workers as abandoned. Return the number of rows."""
 
     @abstractmethod
     def prune(self, before: float, most: int) -> int:
@@ -80,8 +80,8 @@ class LedgerStore(ABC):
 class SqliteStore(LedgerStore):
     """A SQLite file shared by several processes (WAL). A commit survives the death of any process.
 
-    `needs_intents`: fail if the folder for intent files cannot be used; otherwise keep uncommitted rows in memory only.
-    Raises ConfigurationError, DiskSpaceError.
+    `needs_intents`: whether to fail if the folder of intent files cannot be used. If False, the store then keeps
+    uncommitted rows in memory only. Raises ConfigurationError, DiskSpaceError.
     """
 
     def __init__(self, path: Path, table: LedgerTable, *, needs_intents: bool = True) -> None:
@@ -96,7 +96,7 @@ class SqliteStore(LedgerStore):
         super().__init__(table, kept, "" if kept is None else kept.slot.id)
 
     def check(self) -> None:
-        """Do nothing: the file was already opened."""
+        """Do nothing, because the file was already opened."""
 
     def write(self, intents: Sequence[Values], settled: Sequence[Values], extras: Sequence[ExtraWrite] = ()) -> None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -36,15 +36,8 @@ class MatrixProducts:
     @torch.inference_mode()
     def seconds(self, steps: Sequence[tuple[int, int]]) -> float:
         """Return the total seconds of `steps`: (rows in the layers, rows in the head) each. Times each size once."""
-        timed: dict[tuple[bool, int], float] = {}
-
-        def time_of(is_head: bool, rows: int) -> float:
-            if (is_head, rows) not in timed:
-                layers = [self._head] if is_head else self._layers
-                timed[is_head, rows] = self._time(layers, rows)
-            return timed[is_head, rows]
-
-        return sum(time_of(False, rows) + (time_of(True, samples) if samples else 0.0) for rows, samples in steps)
+        layers, head = (cache(partial(self._time, part)) for part in (self._layers, [self._head]))
+        return sum(layers(rows) + (head(samples) if samples else 0.0) for rows, samples in steps)
 
     def _time(self, layers: Sequence[tuple[int, list[nn.Module]]], rows: int) -> float:
         inputs = {size: torch.randn(rows, size, device=self._device).to(self._dtype) for size, _ in layers}

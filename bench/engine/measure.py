@@ -79,11 +79,6 @@ class Setting:
         unwanted = {*_NOT_ON.get(self.device, ()), *(("peers",) if self.peers == "none" else ())}
         return [group for group in GROUPS if (group in self.only if self.only else group not in unwanted)]
 
-    @property
-    def needs_folder(self) -> bool:
-        """Return whether the weights must be in a folder, for other processes and peers."""
-        return not {"start", "invariance", "peers"}.isdisjoint(self.groups)
-
 
 def measure(setting: Setting, say: Say, keep: Callable[[Figures], None] = lambda _: None) -> Figures:
     """Return flat figures by name; `vs_*` is our tokens per second over the peer's. `keep` gets all figures so far
@@ -114,7 +109,8 @@ class _Measured:
     def _model_and_products(self) -> tuple[Decoder, MatrixProducts]:
         """Build the model and its matrix products before any engine rearranges the weights."""
         setting = self.setting
-        if setting.needs_folder or setting.shape == "pocket":
+        needs_folder = not {"start", "invariance", "peers"}.isdisjoint(setting.groups)  # for other processes and peers
+        if needs_folder or setting.shape == "pocket":
             model = load_model(self.folder, dtype=DTYPES[setting.dtype], device=setting.device)
         else:
             model = random_model(shape_config(setting.shape), DTYPES[setting.dtype], torch.device(setting.device))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -67,59 +67,39 @@ class _Unmodelled(Engine):
 
 def step_rows(requests: Sequence[WorkloadRequest], config: EngineConfig) -> list[tuple[int, int]]:
     """Return (tokens computed, tokens sampled) of each step until all requests are answered."""
-    steps: list[tuple[int, int]] = []
-
-    def note(_scheduler: Scheduler, _cache: KVCacheManager, rows: tuple[int, int]) -> None:
-        steps.append(rows)
-
-    _play(requests, config, note)
-    return steps
+    return [rows for _, _, rows in _played(requests, config)]
 
 
 def kv_waste(workload: Workload, running: int = 64) -> float:
     """Return the share of unused token slots in used blocks, over all steps, at the workload's real lengths."""
     requests = draw(Workload(512, max_prompt=8192, max_output=2048, seed=workload.seed, trace=workload.trace), 32)
+    config = EngineConfig(max_batch_size=running, token_budget=2048, max_waiting=len(requests), num_blocks=2**16)
     wasted = used = 0
-
-    def note(scheduler: Scheduler, cache: KVCacheManager, _rows: tuple[int, int]) -> None:
-        nonlocal wasted, used
+    for scheduler, cache, _ in _played(requests, config):
         wasted += cache.num_wasted_slots(scheduler.running)
         used += cache.pool.num_used * cache.block_size
-
-    config = EngineConfig(max_batch_size=running, token_budget=2048, max_waiting=len(requests), num_blocks=2**16)
-    _play(requests, config, note)
     return wasted / used
 
 
-def _play(
-    requests: Sequence[WorkloadRequest],
-    config: EngineConfig,
-    note: Callable[[Scheduler, KVCacheManager, tuple[int, int]], None],
-) -> None:
-    """Schedule all requests to their end, without a model. After every step call `note(scheduler, cache, rows)`, where
+def _played(
+    requests: Sequence[WorkloadRequest], config: EngineConfig
+) -> Iterator[tuple[Scheduler, KVCacheManager, tuple[int, int]]]:
+    """Schedule all requests to their end, without a model. After every step, yield (scheduler, cache, rows), where
     `rows` is (tokens computed, tokens sampled)."""
     blocks = config.num_blocks or sum((len(work.prompt) + work.output) // config.block_size + 1 for work in requests)
     cache = KVCacheManager(blocks, config.block_size, prefix_caching=False)
     scheduler = Scheduler(config, cache, Speculator([], config))
+    greedy = ResolvedParams(temperature=0.0)
     for number, work in enumerate(requests):
         request = GenerationRequest(str(number), work.prompt, SamplingParams(max_tokens=work.output))
-        scheduler.add(
-            RequestState(
-                request,
-                work.output,
-                ResolvedParams(temperature=0.0),
-                0,
-                frozenset(),
-                list(work.prompt),
-                PredictionCursor([]),
-            )
-        )
+        tokens, cursor = list(work.prompt), PredictionCursor([])
+        scheduler.add(RequestState(request, work.output, greedy, 0, frozenset(), tokens, cursor))
     while scheduler.running or scheduler.waiting:
         batch = scheduler.schedule()
         rows = sum(item.num_tokens for item in batch), sum(item.num_samples for item in batch)
         for item in batch:
             item.state.num_computed_tokens += item.num_tokens
-        note(scheduler, cache, rows)
+        yield scheduler, cache, rows
         for item in batch:
             if item.state.num_computed_tokens == len(item.state.token_ids):
                 item.state.token_ids.append(0)

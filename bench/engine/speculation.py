@@ -36,6 +36,7 @@ _ORACLE_SHAPE = "qwen2.5-0.5b"
 _BLOCK_S, _BLOCKS = 0.3, 28
 _PROMPT, _OUTPUT = 32, 64
 _LOAD = 64
+_TASK_PARAMS = SamplingParams(temperature=0.0, max_tokens=128)
 _CELLS = 128  # KV cache slots per request: prompt, answer and drafts, rounded up to whole blocks
 
 
@@ -80,11 +81,7 @@ def draft_of(target: Decoder, shape: str) -> Decoder:
 
 def oracle_figures(target: Decoder, draft: Decoder, acceptances: Sequence[float]) -> dict[str, float]:
     """Return the speed with simulated drafts over the speed without, by acceptance rate, one request at a time."""
-    figures: dict[str, float] = {}
-    for acceptance in acceptances:
-        name = f"spec_oracle{round(acceptance * 10):02d}_speedup"
-        figures[name] = _oracle_speedup(target, draft, acceptance)
-    return figures
+    return {f"spec_oracle{round(10 * each):02d}_speedup": _oracle_speedup(target, draft, each) for each in acceptances}
 
 
 def oracle_under_load(target: Decoder, draft: Decoder) -> dict[str, float]:
@@ -161,27 +158,21 @@ class _Stream:
     def __init__(self, engine: Engine, load: int) -> None:
         self.engine = engine
         self._load = load
-        self._numbers = itertools.count()
-        tasks = make_tasks("test", 400)
-        self._prompts = [engine.tokenizer.encode_chat([Message(role="user", content=t.prompt)]) for t in tasks]
+        messages = ([Message(role="user", content=task.prompt)] for task in make_tasks("test", 400))
+        self._prompts = enumerate(itertools.cycle(map(engine.tokenizer.encode_chat, messages)))
         self._in_flight = 0
 
     def run(self, seconds: float) -> float:
         """Return tokens per second over about `seconds`; unfinished requests continue in the next block."""
         tokens, started = 0, time.perf_counter()
         while time.perf_counter() - started < seconds:
-            while self._in_flight < self._load:
-                self._add(next(self._numbers))
+            for number, prompt in itertools.islice(self._prompts, self._load - self._in_flight):
+                self.engine.add_request(GenerationRequest(str(number), prompt, _TASK_PARAMS))
+            self._in_flight = self._load
             for output in self.engine.step():
                 tokens += len(output.token_ids)
                 self._in_flight -= output.finish_reason is not None
         return tokens / (time.perf_counter() - started)
-
-    def _add(self, number: int) -> None:
-        prompt = self._prompts[number % len(self._prompts)]
-        params = SamplingParams(temperature=0.0, max_tokens=128)
-        self.engine.add_request(GenerationRequest(str(number), prompt, params))
-        self._in_flight += 1
 
 
 def _in_turns(off: _Stream, on: _Stream) -> tuple[list[float], float]:

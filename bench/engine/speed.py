@@ -6,6 +6,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -46,9 +47,7 @@ def decode_figures(model: Decoder, weight_bytes: int, tokens: int = 24, rounds: 
     Figures are medians of `rounds`. The bandwidth is measured before and after each round.
     """
     device = model.embed_tokens.weight.device
-    alone: list[float] = []
-    eight: list[float] = []
-    shares: list[float] = []
+    alone, eight, shares = list[float](), list[float](), list[float]()
     for _ in range(rounds):
         before = memory_bandwidth(device)
         alone.append(_decode_speed(model, 1, tokens))
@@ -90,7 +89,7 @@ def prefix_figures(model: Decoder, pairs: int = 7) -> dict[str, float]:
             for number in range(4)
         ]
         order = (False, True) if len(ratios) % 2 else (True, False)
-        took = {caching: _with_prefix_cache(model, caching, requests) for caching in order}
+        took = {on: serve(make_engine(model, replace(_SMALL, prefix_caching=on)), requests) for on in order}
         ratios.append(took[True] / took[False])
     return {
         "prefix_tokens": length,
@@ -110,11 +109,6 @@ def start_figures(folder: Path, dtype: str, device: str) -> dict[str, float]:
     if line.strip() != "first token":
         raise RuntimeError(f"{' '.join(command)} exited without a token")
     return {"seconds_to_first_token": seconds}
-
-
-def _with_prefix_cache(model: Decoder, caching: bool, requests: Sequence[WorkloadRequest]) -> float:
-    config = EngineConfig(max_batch_size=8, token_budget=BUDGET, prefix_caching=caching)
-    return serve(make_engine(model, config), requests)
 
 
 def _warm_over_cold(model: Decoder, length: int) -> float:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
-from torch.autograd.profiler_util import FunctionEvent
 
 from ...cloud_engine.models.decoder import Decoder
 from ..shared.workload import WorkloadRequest
@@ -51,7 +50,7 @@ def step_gaps(model: Decoder, sequences: int) -> dict[str, float]:
     ran = [
         Activity(event.time_range.start, event.time_range.end, event.name)
         for event in profiler.events() or ()
-        if _is_on_device(event)
+        if event.device_type.name == "CUDA"
     ]
     idle, wall = idle_time(ran)
     return {"step_gap_share": between_steps(ran) / wall, "step_idle_share": idle / wall, "step_us": wall / _STEPS}
@@ -90,7 +89,3 @@ def idle_time(ran: Iterable[Activity]) -> tuple[float, float]:
         idle += max(0.0, start - reached)
         reached = max(reached, end)
     return idle, reached - first
-
-
-def _is_on_device(event: FunctionEvent) -> bool:
-    return event.device_type.name == "CUDA"

@@ -78,20 +78,15 @@ class _Client(asyncio.Protocol):
             ended = self._buffer.endswith(b"0\r\n\r\n")
             del self._buffer[:-5]
         if ended:
-            self._note(time.perf_counter() - self._since)
+            is_refused = self._status in (b"429", b"503")
+            (self._load.refused if is_refused else self._load.latencies).append(time.perf_counter() - self._since)
+            self._load.failures += not is_refused and self._status != b"200"
             self._is_asked = False
             self._on_answer(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._load.failures += self._is_asked
         self._on_lost(self)
-
-    def _note(self, seconds: float) -> None:
-        if self._status in (b"429", b"503"):
-            self._load.refused.append(seconds)
-        else:
-            self._load.latencies.append(seconds)
-            self._load.failures += self._status != b"200"
 
 
 def request_for(url: str, key: str, *, stream: bool, tokens: int = 0) -> bytes:

@@ -10,11 +10,10 @@ import sys
 
 import msgspec
 
+_HEAD_FIELDS = {"id": "chatcmpl-stub", "created": 1, "model": "stub"}
 _WHOLE = {
-    "id": "chatcmpl-stub",
+    **_HEAD_FIELDS,
     "object": "chat.completion",
-    "created": 1,
-    "model": "stub",
     "choices": [{"index": 0, "message": {"role": "assistant", "content": "Hello."}, "finish_reason": "stop"}],
     "usage": {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11},
 }
@@ -34,13 +33,7 @@ def _chunk(payload: object) -> bytes:
 
 def _delta(text: str, finish: str | None = None) -> dict[str, object]:
     choice = {"index": 0, "delta": {"content": text} if text else {}, "finish_reason": finish}
-    return {
-        "id": "chatcmpl-stub",
-        "object": "chat.completion.chunk",
-        "created": 1,
-        "model": "stub",
-        "choices": [choice],
-    }
+    return {**_HEAD_FIELDS, "object": "chat.completion.chunk", "choices": [choice]}
 
 
 _ANSWER = _whole(_WHOLE)

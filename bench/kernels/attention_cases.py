@@ -47,6 +47,11 @@ class Workload:
         return -(-self.context // self.shape.block_size)
 
     @property
+    def is_causal(self) -> bool:
+        """Return whether dense peers mask later keys. Without it, a few queries see a few keys too many."""
+        return self.queries == self.context
+
+    @property
     def bytes_moved(self) -> int:
         kept = self.sequences * self.context * 2 * self.shape.kv_heads
         return (kept + 2 * self.rows * self.shape.heads) * self.shape.head_dim * self.dtype.itemsize
@@ -83,58 +88,49 @@ def attention_case(work: Workload, planner: AttentionPlanner | None = None) -> C
     caches = [_random(work, planner.device, *size) for _ in range(_SETS)]
     queries = [_random(work, planner.device, work.rows, shape.heads, shape.head_dim) for _ in range(_SETS)]
     rule = ScoreOptions(shape.head_dim**-0.5)
-    dense = partial(_Dense.random, work, planner.device)
     return Case(
         f"attention {work.name} {work.sequences}x{work.queries} over {work.context}",
         lambda i: attend(queries[i], caches[i], metadata, shape, rule),
         bytes_moved=work.bytes_moved,
         flops=work.flops,
         peers={
-            "torch flash": lambda: dense().torch_run(SDPBackend.FLASH_ATTENTION),
-            "torch cuDNN": lambda: dense().torch_run(SDPBackend.CUDNN_ATTENTION),
-            "FlexAttention": lambda: dense().flex_run(),
+            "torch flash": partial(_torch_run, work, planner.device, SDPBackend.FLASH_ATTENTION),
+            "torch cuDNN": partial(_torch_run, work, planner.device, SDPBackend.CUDNN_ATTENTION),
+            "FlexAttention": partial(_flex_run, work, planner.device),
             "FlashInfer": lambda: _flashinfer_run(work, queries, tables),
         },
         sets=_SETS,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Dense:
-    """Sets of query, key and value, (sequences, heads, tokens, head_dim) each.
+def _dense(work: Workload, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Return sets of query, key and value, (sequences, heads, tokens, head_dim) each."""
+    query = (work.sequences, work.shape.heads, work.queries, work.shape.head_dim)
+    kept = (work.sequences, work.shape.kv_heads, work.context, work.shape.head_dim)
+    return [
+        (_random(work, device, *query), _random(work, device, *kept), _random(work, device, *kept))
+        for _ in range(_SETS)
+    ]
 
-    Without the causal mask, a few queries see a few keys too many, which is negligible.
-    """
 
-    sets: list[tuple[Tensor, Tensor, Tensor]]
-    causal: bool
+def _torch_run(work: Workload, device: torch.device, backend: SDPBackend) -> Run:
+    sets = _dense(work, device)
 
-    @classmethod
-    def random(cls, work: Workload, device: torch.device) -> _Dense:
-        query = (work.sequences, work.shape.heads, work.queries, work.shape.head_dim)
-        kept = (work.sequences, work.shape.kv_heads, work.context, work.shape.head_dim)
-        sets = [
-            (_random(work, device, *query), _random(work, device, *kept), _random(work, device, *kept))
-            for _ in range(_SETS)
-        ]
-        return cls(sets, work.queries == work.context)
+    def run(i: int) -> Tensor:
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(*sets[i], is_causal=work.is_causal, enable_gqa=True)
 
-    def torch_run(self, backend: SDPBackend) -> Run:
-        def run(i: int) -> Tensor:
-            with sdpa_kernel(backend):
-                return scaled_dot_product_attention(*self.sets[i], is_causal=self.causal, enable_gqa=True)
+    return run
 
-        return run
 
-    def flex_run(self) -> Run:
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+def _flex_run(work: Workload, device: torch.device) -> Run:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-        query, key, _ = self.sets[0]
-        mask = None
-        if self.causal:
-            mask = create_block_mask(_is_before, None, None, query.shape[2], key.shape[2], device=query.device.type)
-        compiled: Any = torch.compile(flex_attention, dynamic=False)
-        return lambda i: compiled(*self.sets[i], block_mask=mask, enable_gqa=True)
+    sets, mask = _dense(work, device), None
+    if work.is_causal:
+        mask = create_block_mask(_is_before, None, None, work.queries, work.context, device=device.type)
+    compiled: Any = torch.compile(flex_attention, dynamic=False)
+    return lambda i: compiled(*sets[i], block_mask=mask, enable_gqa=True)
 
 
 def _is_before(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:

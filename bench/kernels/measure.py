@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...protocol.errors import ConfigurationError
 from ..shared.report import Report
-from ..shared.statistics import percentile
 
 Run = Callable[[int], object]
 Say = Callable[[str], None]
@@ -67,10 +67,9 @@ class Times:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Times:
-        median, p20, p80 = (percentile(seconds, q) for q in (50, 20, 80))
-        if median is None or p20 is None or p80 is None:
+        if not seconds:
             raise ValueError("no repetitions to summarise")
-        return cls(median, p20, p80)
+        return cls(*np.percentile(seconds, (50, 20, 80)).tolist())
 
 
 @dataclass(frozen=True, slots=True)

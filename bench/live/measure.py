@@ -61,9 +61,8 @@ class Setting:
 class Half:
     """Figures of one split into halves: how well the gates rank answers, and routing at each quality target."""
 
-    auroc_gate1: float
-    auroc_gate3: float
-    auroc_mean_logprob: float
+    # AUROC by name of the gate or signal.
+    auroc: dict[str, float]
     # By quality target: the share answered locally, and the routed score over the cloud's score.
     local_share: dict[str, float]
     kept: dict[str, float]
@@ -80,7 +79,8 @@ def measure(setting: Setting, seeds: int, say: Callable[[str], None]) -> dict[st
         for seed in range(seeds):
             say(f"{name.replace('_', ' ')}, seed {seed}: fitting on half, routing the other half ...")
             halves.append(half := _half(setting, known, seed))
-            say(f"  AUROC of gate 3 {half.auroc_gate3:.3f}, of mean log-probability {half.auroc_mean_logprob:.3f}")
+            gate3, alone = half.auroc["gate3"], half.auroc[TOKEN_CONFIDENCE]
+            say(f"  AUROC of gate 3 {gate3:.3f}, of mean log-probability {alone:.3f}")
         results[name] = _summary(halves)
     return results | {"seconds": time.perf_counter() - started}
 
@@ -122,10 +122,10 @@ def _half(setting: Setting, rows: Sequence[GradedRow], seed: int) -> Half:
     assert judged.before is not None and judged.after is not None
     tier = RecordedTier(setting.model_id, {row.prompt: _recorded(row) for row in setting.rows})
     outcomes = asyncio.run(routed(setting, policy, tier, [setting.questions[i] for i in others]))
+    alone = single_signal(TOKEN_CONFIDENCE, [view_of(row) for row in asked])
+    detectors = {"gate1": judged.before, "gate3": judged.after, TOKEN_CONFIDENCE: alone}
     return Half(
-        auroc(judged.before, wrong),
-        auroc(judged.after, wrong),
-        auroc(single_signal(TOKEN_CONFIDENCE, [view_of(row) for row in asked]), wrong),
+        {name: auroc(scored, wrong) for name, scored in detectors.items()},
         {name: share for name, (share, _) in outcomes.items()},
         {name: score / float(scores(asked)[1].mean()) for name, (_, score) in outcomes.items()},
     )
@@ -178,16 +178,9 @@ async def _asked(router: Router, questions: Sequence[Question], quality: float) 
 
 def _summary(halves: Sequence[Half]) -> dict[str, Any]:
     """Average over the seeds. `kept_least`: quality of the worst seed; `broken`: share of seeds below the target."""
-    summary: dict[str, Any] = {
-        "auroc": {
-            name: {"mean": float(np.mean(values)), "least": min(values), "most": max(values)}
-            for name, values in (
-                ("gate1", [half.auroc_gate1 for half in halves]),
-                ("gate3", [half.auroc_gate3 for half in halves]),
-                (TOKEN_CONFIDENCE, [half.auroc_mean_logprob for half in halves]),
-            )
-        }
-    }
+    aurocs = {name: [half.auroc[name] for half in halves] for name in halves[0].auroc}
+    spread = {name: {"mean": np.mean(all_), "least": min(all_), "most": max(all_)} for name, all_ in aurocs.items()}
+    summary: dict[str, Any] = {"auroc": spread}
     for quality in QUALITIES:
         name = f"quality_{quality:g}"
         shares, kept = [half.local_share[name] for half in halves], [half.kept[name] for half in halves]

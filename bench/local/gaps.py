@@ -23,7 +23,7 @@ def gaps_during_prefill(engine: LocalEngine, prompt: str, seconds: float) -> dic
     Raises EngineError if no stream got two tokens.
     """
     readers = [_Reader(engine, str(number) * 16, len(prompt) - 16) for number in range(_READERS)]
-    while any(reader.is_reading and len(reader.times) < _IDLE_TOKENS for reader in readers):
+    while any(reader.thread.is_alive() and len(reader.times) < _IDLE_TOKENS for reader in readers):
         time.sleep(0.01)
     run = engine.start_text(prompt, SamplingParams(max_tokens=1, temperature=0, ignore_eos=True))
     timer = threading.Timer(seconds, run.cancel)
@@ -54,17 +54,13 @@ class _Reader:
         params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
         self._run = engine.start_text(prompt, params)
         self._enough = threading.Event()
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    @property
-    def is_reading(self) -> bool:
-        return self._thread.is_alive()
+        self.thread = threading.Thread(target=self._read, daemon=True)
+        self.thread.start()
 
     def finish(self, moment: float) -> None:
         """Stop reading at the next token. If the answer ended before `moment`, the time until `moment` is a gap too."""
         self._enough.set()
-        self._thread.join()
+        self.thread.join()
         if self.times and self.times[-1] < moment:
             self.times.append(moment)
 

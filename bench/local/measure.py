@@ -95,7 +95,7 @@ class _Bench:
     def run(self) -> dict[str, float]:
         figures: dict[str, float] = {}
         with self._engine() as engine:
-            for part in (self._single, self._streams, self._logprobs, self._prefix):
+            for part in (self._single, self._streams, partial(self._streams, logprobs=_LOGPROBS), self._prefix):
                 figures |= self._described(part(engine))
         for part in (self._gaps, self._start):
             figures |= self._described(part())
@@ -104,10 +104,7 @@ class _Bench:
     def _single(self, engine: LocalEngine) -> dict[str, float]:
         """Compare the decoding speed of one answer with `RawLlama`, and the whole request with `llama_cpp.Llama`."""
         count = self._setting.tokens
-        over_raw: list[float] = []
-        over_llama: list[float] = []
-        speeds: list[float] = []
-        threads: list[int] = []
+        over_raw, over_llama, speeds, threads = list[float](), list[float](), list[float](), list[int]()
         with closing(RawLlama(self._setup)) as raw, closing(LlamaCppPython(self._setup)) as llama_cpp:
             for _ in range(2 * self._setting.rounds + 1):  # more rounds, to resolve differences of 3 %
                 prompt = self._digits(count)
@@ -125,16 +122,11 @@ class _Bench:
             "single_over_llama_cpp": statistics.median(over_llama),
         }
 
-    def _streams(self, engine: LocalEngine) -> dict[str, float]:
-        return self._together(engine, "streams8", logprobs=None)
-
-    def _logprobs(self, engine: LocalEngine) -> dict[str, float]:
-        return self._together(engine, "streams8_logprobs", logprobs=_LOGPROBS)
-
-    def _together(self, engine: LocalEngine, name: str, logprobs: int | None) -> dict[str, float]:
+    def _streams(self, engine: LocalEngine, logprobs: int | None = None) -> dict[str, float]:
         """Compare the throughput of all engines with eight concurrent prompts; the engines take turns."""
-        count = self._setting.tokens if logprobs is None else max(2, self._setting.tokens // 4)
-        rounds = self._setting.rounds if logprobs is None else 1
+        name, count, rounds = "streams8", self._setting.tokens, self._setting.rounds
+        if logprobs is not None:
+            name, count, rounds = "streams8_logprobs", max(2, count // 4), 1
         ours: list[float] = []
         over: dict[str, list[float]] = {}
         with ExitStack() as stack:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...classifier.arrays import Floats
 from ...classifier.evaluation.metrics import auroc, ece, ece_by_chance
 from ...classifier.evaluation.single_signals import SINGLE_SIGNALS, single_signal
 from ...classifier.features.blocks import view_of
@@ -21,7 +22,7 @@ from ...embedded.tasks import make_tasks
 from .coverage import ALPHAS, half_splits
 from .coverage import promised as rule_of
 from .measure import split_figures
-from .robustness import NOISES, busy_processes, long_prompts, timed
+from .robustness import busy_processes, long_prompts, timed, unchanged_by_noise
 
 _QUALITIES = (0.9, 0.95, 0.98)
 _NOISY = 500
@@ -74,13 +75,11 @@ def _judged(policy: Policy, outcomes: Sequence[GradedRow]) -> dict[str, Any]:
 def _unchanged(policy: Policy, prompts: Sequence[str]) -> dict[str, float]:
     """Return the share of gate 1's decisions that each noise in the prompt leaves unchanged, over several targets."""
     thresholds = [policy.thresholds_for(Target("quality", quality)).before for quality in _QUALITIES]
-    before = np.array([policy.before(PromptView(prompt)) for prompt in prompts])
-    rng = np.random.default_rng(0)
-    shares: dict[str, float] = {}
-    for name, noise in NOISES.items():
-        after = np.array([policy.before(PromptView(noise(prompt, rng))) for prompt in prompts])
-        shares[name] = float(np.mean([(before > threshold) == (after > threshold) for threshold in thresholds]))
-    return shares
+
+    def judged(noisy: Sequence[str]) -> Floats:
+        return np.array([policy.before(PromptView(prompt)) for prompt in noisy])
+
+    return unchanged_by_noise(judged, prompts, thresholds)
 
 
 def _gate1(policy: Policy, outcomes: Sequence[GradedRow]) -> Callable[[int], Callable[[], object]]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
+from scipy.special import expit
 
 from ...classifier.arrays import Floats
 from ...classifier.calibration.operating_point import DELTA
@@ -67,10 +68,10 @@ def populations(seed: int = 0) -> list[SimulatedPopulation]:
     kinds, signal = rng.integers(0, _KINDS, _SIZE), rng.normal(size=_SIZE)
     hard = kinds < _KINDS // 4
     scenarios = {
-        "separable": _sigmoid(np.where(hard, 1.2, -5.0) + 1.5 * signal),
-        "noisy": _sigmoid(np.where(hard, -0.5, -2.0) + 0.5 * signal),
+        "separable": expit(np.where(hard, 1.2, -5.0) + 1.5 * signal),
+        "noisy": expit(np.where(hard, -0.5, -2.0) + 0.5 * signal),
         "confidently wrong": np.where(
-            rng.random(_SIZE) < 0.2, _sigmoid(-1.5 - 1.5 * signal), _sigmoid(np.where(hard, 1.0, -4.0) + signal)
+            rng.random(_SIZE) < 0.2, expit(-1.5 - 1.5 * signal), expit(np.where(hard, 1.0, -4.0) + signal)
         ),
     }
     features = _features(rng, kinds, signal)
@@ -185,7 +186,3 @@ def _only(rows: CalibrationRows, modes: Sequence[Mode]) -> CalibrationRows:
     return replace(
         rows, during=rows.during if "opening" in modes else None, after=rows.after if "cascade" in modes else None
     )
-
-
-def _sigmoid(x: Floats) -> Floats:
-    return 1.0 / (1.0 + np.exp(-x))

@@ -63,15 +63,26 @@ def unchanged(router: RouterModel, rows: Sequence[GradedRow], mode: Mode) -> dic
     """Return the share of decisions that each noise leaves unchanged, over thresholds that escalate 20, 50 and 80 %."""
     some = rows[:: max(1, len(rows) // _NOISY_ROWS)][:_NOISY_ROWS]
     usual = router.probability(featurise(rows, mode))
-    before = router.probability(featurise(some, mode))
     thresholds = [_above(usual, share) for share in _SHARES]
-    rng = np.random.default_rng(0)
+    prompts = [row.prompt for row in some]
+
+    def judged(noisy: Sequence[str]) -> Floats:
+        return router.probability(featurise(list(map(_asking, some, noisy)), mode))
+
+    shares = unchanged_by_noise(judged, prompts, thresholds)
+    return shares | {"least": min(shares.values())}
+
+
+def unchanged_by_noise(
+    judged: Callable[[Sequence[str]], Floats], prompts: Sequence[str], thresholds: Sequence[float]
+) -> dict[str, float]:
+    """Return the share of decisions that each noise leaves unchanged. `judged`: P(gain) by prompt."""
+    before, rng = judged(prompts), np.random.default_rng(0)
     shares: dict[str, float] = {}
     for name, noise in NOISES.items():
-        noisy = [_asking(row, noise(row.prompt, rng)) for row in some]
-        after = router.probability(featurise(noisy, mode))
+        after = judged([noise(prompt, rng) for prompt in prompts])
         shares[name] = float(np.mean([(before > t) == (after > t) for t in thresholds]))
-    return shares | {"least": min(shares.values())}
+    return shares
 
 
 def _above(p_gain: Floats, share: float) -> float:

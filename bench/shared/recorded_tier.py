@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...classifier.arrays import Array
+from ...local_engine.runtime.generation import LocalToken
 from ...local_engine.sampling.signals import TokenSignals
 from ...protocol.requests import Message
 from ...protocol.sampling import SamplingParams
@@ -24,14 +25,6 @@ class RecordedAnswer:
     finish_reason: FinishReason = "stop"
     prompt_hidden: Array | None = None
     answer_hidden: Array | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Token:
-    id: int
-    text: str
-    signals: TokenSignals
-    top: tuple[tuple[int, float], ...] = ()
 
 
 class RecordedTier(ChatsOnly):
@@ -66,13 +59,13 @@ class RecordedGeneration:
     def __aiter__(self) -> RecordedGeneration:
         return self
 
-    async def __anext__(self) -> _Token:
+    async def __anext__(self) -> LocalToken:
         answer, recorded, at = self.answer, self._recorded, len(self.answer.tokens)
         if at >= self._count:
             answer.text, answer.signals = recorded.text, list(recorded.signals)
             answer.finish_reason, answer.answer_hidden = recorded.finish_reason, recorded.answer_hidden
             raise StopAsyncIteration
-        token = _Token(at, recorded.text if at == self._count - 1 else "", recorded.signals[at])
+        token = LocalToken(at, recorded.text if at == self._count - 1 else "", recorded.signals[at])
         answer.tokens.append(token)
         answer.signals.append(token.signals)
         answer.text += token.text

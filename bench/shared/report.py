@@ -39,7 +39,8 @@ class Report:
     @classmethod
     def of(cls, config: Mapping[str, Any], metrics: Mapping[str, Any]) -> Report:
         """Create a report on this machine and checkout; `metrics` are flattened, and non-numbers dropped."""
-        return cls(_commit(), _today(), _machine(), _versions(), dict(config), flatten(metrics))
+        date = datetime.datetime.now(datetime.UTC).date().isoformat()
+        return cls(_commit(), date, _machine(), _versions(), dict(config), flatten(metrics))
 
     def fields(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("commit", "date", "machine", "versions", "config", "metrics")}
@@ -62,10 +63,6 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
         elif isinstance(value, int | float) and not isinstance(value, bool):
             flat[prefix + name] = value
     return flat
-
-
-def _today() -> str:
-    return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
 def _commit() -> str:

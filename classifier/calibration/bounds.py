@@ -11,30 +11,27 @@ from ..arrays import Bools, Floats
 
 
 def max_losses(n: int, alpha: float, delta: float) -> int:
-    """Return the most losses in n rows that still show a loss rate of at most alpha, at confidence 1 - delta.
+    """Return the most losses in n rows that prove a true loss rate of at most alpha, at confidence 1 - delta.
 
-    Clopper-Pearson: the largest k with P(Binomial(n, alpha) <= k) <= delta; -1 if even k = 0 exceeds delta.
+    By Clopper-Pearson, this is the largest k with P(Binomial(n, alpha) <= k) <= delta, or -1 if there is no such k.
     """
     if alpha <= 0 or alpha >= 1:
         return -1 if alpha <= 0 else n
-    chance, k = 0.0, -1
-    while k < n:
-        chance += exp(
-            lgamma(n + 1) - lgamma(k + 2) - lgamma(n - k) + (k + 1) * log(alpha) + (n - k - 1) * log1p(-alpha)
-        )
+    chance = 0.0
+    for k in range(n + 1):
+        chance += exp(lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1) + k * log(alpha) + (n - k) * log1p(-alpha))
         if chance > delta:
-            return k
-        k += 1
+            return k - 1
     return n
 
 
 def max_losses_on_average(n: int, alpha: float) -> int:
-    """Return the largest k with (k + 1) / (n + 1) <= alpha, which counts the next row as lost; -1 if k = 0 fails."""
+    """Return the most losses k in n rows with (k + 1) / (n + 1) <= alpha, or -1. The next row is counted as lost."""
     return max(-1, floor(alpha * (n + 1) + 1e-9) - 1)
 
 
 def min_rows(alpha: float, delta: float, rate: float = 0.0) -> int:
-    """Return the least n for which `max_losses` is at least n * rate. `rate` must be below alpha."""
+    """Return the least n for which `max_losses` allows n * rate losses. `rate`: expected loss rate, below alpha."""
     n, lost = 1, 0
     while True:
         while max_losses(n, alpha, delta) < lost:
@@ -63,11 +60,11 @@ def _divergence(one: float, other: float) -> float:
 
 
 def stays_positive(mean: Floats, square: Floats, n: int, confidence: float, horizon: int) -> Bools:
-    """Predict whether the mean of `horizon` further rows is above zero with probability `confidence`, from `n`
-    independent rows in [-1, 1] with this mean and mean square; elementwise for any shape.
+    """Return whether the mean of `horizon` further rows will be above zero with probability `confidence`, predicted
+    from `n` independent rows in [-1, 1] with this mean and mean square. Works elementwise on arrays of any shape.
 
-    A normal prediction bound with two corrections, because the plain bound is too bold if losses are rare: one more
-    row of the worst value, and the Cornish-Fisher term for the skew of a rare loss.
+    The plain normal prediction bound is too optimistic if losses are rare. Two corrections are therefore made: a row of
+    the worst value is added, and the Cornish-Fisher term allows for the skew of a rare loss.
     """
     z = NormalDist().inv_cdf(confidence)
     mean, square = (n * mean - 1.0) / (n + 1), (n * square + 1.0) / (n + 1)

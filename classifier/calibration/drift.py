@@ -1,9 +1,10 @@
 """Drift detection: whether requests and their outcomes still resemble the calibration.
 
-Two tests over a sliding window. Feature shift: do gate 1's P(gain) values follow the calibration's distribution
-(two-sample Kolmogorov-Smirnov)? Calibration: among graded answers, weighted by the inverse of their probability of
-being graded, does the cloud gain as often as gate 3 predicts? Both thresholds are strict because the tests repeat: one
-false alarm in about ten thousand independent windows for the first, four standard errors for the second.
+P(gain) is the predicted probability that the cloud's answer is better. Two tests run over a sliding window of requests.
+The first compares the distribution of gate 1's P(gain) with the calibration's (two-sample Kolmogorov-Smirnov). The
+second checks on graded answers, weighted by the inverse of their probability of being graded, whether the cloud is
+better as often as gate 3 predicts. The thresholds are strict because the tests repeat: the first test raises one false
+alarm in about ten thousand independent windows, and the second needs a deviation of four standard errors.
 """
 
 from __future__ import annotations
@@ -69,13 +70,13 @@ class DriftMonitor:
         return DriftReport(len(requests), distance, len(labelled), expected, gained, alarm)
 
     def observe(self, p_gain: float) -> None:
-        """Record the score that gate 1 gave to a question."""
+        """Record gate 1's P(gain) of a request."""
         with self._lock:
             self._requests.append(p_gain)
             self._update()
 
     def labelled(self, p_gain: float, gain: bool, propensity: float) -> None:
-        """Record a graded answer with gate 3's `p_gain`. `propensity`: its probability of being graded, above 0."""
+        """Record a graded answer with gate 3's `p_gain`. `propensity`: the probability, above 0, that it was graded."""
         with self._lock:
             self._labelled.append((p_gain, float(gain), 1.0 / propensity))
             self._update()
@@ -100,7 +101,7 @@ class DriftMonitor:
         p_gain, gain, weight = np.array(self._labelled).T
         error = float(np.sqrt((weight**2 * np.maximum(p_gain * (1 - p_gain), 1e-3)).sum()))
         surplus = float((weight * (gain - p_gain)).sum())
-        if surplus <= _ERRORS * error:  # too few gains waste money, but no quality is lost
+        if surplus <= _ERRORS * error:  # no alarm for fewer gains than predicted, which cost no quality
             return None
         more = surplus / float(weight.sum())
         return f"the cloud gains more often than calibrated (by {more:.0%} of the graded answers)"

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 class DriftReport:
     """Statistics of the newest requests."""
 
-    # Number of requests judged by gate 1, of the newest 500.
+    # Number of requests that gate 1 judged, at most the newest 500.
     requests: int
     # Kolmogorov-Smirnov distance between the requests' P(gain) and the calibration's; None without requests.
     distance: float | None
-    # Number of graded answers, of the newest 500.
+    # Number of graded answers, at most the newest 500.
     graded: int
-    # Share of graded answers on which gate 3 predicts a gain; None without graded answers.
+    # Share of graded answers on which the cloud is better, as predicted by gate 3; None without graded answers.
     expected_gain: float | None
-    # Share of graded answers on which the cloud did gain; None without graded answers.
+    # Share of graded answers on which the cloud was in fact better; None without graded answers.
     observed_gain: float | None
     # Short description of the drift; None without drift.
     alarm: str | None

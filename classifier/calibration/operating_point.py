@@ -1,10 +1,10 @@
-"""Thresholds for a target, from calibration rows, guaranteed at a promise level or on average.
+"""Gate thresholds that keep a target, computed from calibration rows, with a stated probability or on average.
 
-Two quantities can be promised, each by the walk of `threshold_path.py`: the risk, which is the share of requests kept
-local although only the cloud was right, and the cloud share, which is the share that escalates. Both are bounded by
-Clopper-Pearson, or on average by conformal risk control (Angelopoulos et al., 2022), which counts one more row as lost.
-A `quality` q allows a risk of (1 - q) times the cloud's own score. A cost is only an expectation: rare long answers may
-be missing from the rows.
+Two quantities can be promised: the risk, which is the share of requests that stay local although only the cloud was
+right, and the cloud share, which is the share of requests that escalate. Each is bounded by Clopper-Pearson, or on
+average by conformal risk control (Angelopoulos et al., 2022), which counts one additional row as lost. A `quality` q
+allows a risk of (1 - q) times the cloud's own score. A cost is not promised but only expected, because the calibration
+rows may lack rare long answers.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .rows import CalibrationRows
 from .threshold_path import ThresholdPath, Thresholds, escalated
 
 PROMISE_LEVEL = 0.9
-DELTA = 0.1  # 1 - PROMISE_LEVEL
+DELTA = 0.1  # probability that a promise fails: 1 - PROMISE_LEVEL
 _ENDLESS = 10**12
 _MOST_ROWS = 10**9
-# Part of delta spent on the bound of the cloud's own score, for a quality target.
+# Part of delta that a quality target reserves for the error of the cloud's estimated score.
 _DELTA_OF_SCORE = 0.1
 
 
@@ -37,7 +37,7 @@ class OperatingPoint:
     # The target is missed with at most this probability, unless `target.promise` is "mean" or the target is a cost.
     delta: float
     thresholds: Thresholds
-    # Promised risk; None unless the target is a quality.
+    # Highest risk that the promise allows; None unless the target is a quality.
     alpha: float | None
     # Observed share of requests that stay local although only the cloud was right.
     risk: float
@@ -56,12 +56,12 @@ class OperatingPoint:
 def operating_point(
     rows: CalibrationRows, target: Target, delta: float = DELTA, path: ThresholdPath | None = None
 ) -> OperatingPoint:
-    """Return the best thresholds that can be shown to keep `target`, with probability 1 - `delta` or on average. A cost
-    target is kept on rows like these, with a margin for their variance.
+    """Return the best thresholds that can be shown to keep `target`, with probability 1 - `delta` or on average.
 
-    Best means the lowest cloud share for a quality, and the highest for a limit on share or cost. If no threshold can
-    be shown to keep the target, everything escalates for a quality, and nothing for a limit: this always keeps it.
-    `path`: the path of `rows`, if already computed.
+    For a quality, the best thresholds escalate the fewest requests; for a limit on cloud share or cost, the most. If no
+    thresholds can be shown to keep the target, the result always keeps it: all requests escalate for a quality, none
+    for a limit. A cost is kept for requests that resemble the rows, with a margin for the variance of the cost.
+    `path`: the threshold path of `rows`, if already computed.
     """
     alpha = _alpha(rows, target, delta) if target.name == "quality" else None
     path = path or ThresholdPath.of(rows)
@@ -71,20 +71,20 @@ def operating_point(
 
 @dataclass(frozen=True, slots=True)
 class RowsNeeded:
-    """Numbers of calibration rows that bolder thresholds need."""
+    """Numbers of calibration rows needed to keep more requests local."""
 
-    # Rows needed before any request can stay local, if no row is lost (local although only the cloud is right).
+    # Rows needed to keep any request local, if no row is lost. A lost row stays local although only the cloud is right.
     at_least: int
-    # Rows needed for the share `local` to stay local, if `lost` of all requests are lost.
+    # Rows needed to keep the share `local` of all requests local, if the share `lost` of all requests is lost.
     rows: int
-    # Share that stays local under thresholds that lose half of the allowed risk.
+    # Share of requests that stay local with thresholds that use up half of the allowed risk.
     local: float
-    # Share of all requests lost under these thresholds.
+    # Share of all requests that are lost with the thresholds of `local`.
     lost: float
 
 
 def rows_needed(rows: CalibrationRows, target: Target, delta: float = DELTA) -> RowsNeeded | None:
-    """Return the calibration rows needed for bolder thresholds; None if more rows cannot help."""
+    """Return how many calibration rows are needed to keep more requests local; None if more rows cannot help."""
     alpha = _alpha(rows, target, delta) if target.name == "quality" else 0.0
     if alpha <= 0:
         return None
@@ -101,26 +101,26 @@ def rows_needed(rows: CalibrationRows, target: Target, delta: float = DELTA) -> 
 
 
 def rows_to_promise(quality: float, cloud_score: float, delta: float = DELTA) -> int:
-    """Return the least number of calibration rows that can promise a quality below 1, if no row is lost."""
+    """Return the least number of calibration rows that can promise `quality` (below 1), if no row is lost."""
 
     def promises(n: int) -> bool:
         alpha = (1.0 - quality) * mean_lower_bound(cloud_score, n, _DELTA_OF_SCORE * delta)
-        return n * log1p(-alpha) <= log((1.0 - _DELTA_OF_SCORE) * delta)  # `max_losses` then allows 0 losses
+        return n * log1p(-alpha) <= log((1.0 - _DELTA_OF_SCORE) * delta)  # equivalent to `max_losses` >= 0
 
     return bisect_left(range(_MOST_ROWS), True, lo=1, key=promises)
 
 
 def least_cloud_share(mu: float, alpha: float) -> float:
-    """Return the least share that any method must escalate if only the cloud is right on `mu` of the requests and at
-    most `alpha` of all requests may be lost. An oracle, which escalates only gains, reaches this share.
+    """Return the least share of requests that any method must escalate if only the cloud is right on the share `mu`
+    and at most the share `alpha` may be lost. An oracle, which escalates only such requests, reaches this share.
     """
     return max(0.0, mu - alpha)
 
 
 def _alpha(rows: CalibrationRows, target: Target, delta: float) -> float:
-    """Return the risk that a quality allows: (1 - quality) times a lower bound on the cloud's score.
+    """Return the risk that a quality target allows: (1 - quality) times a lower bound on the cloud's mean score.
 
-    A promise on average needs no bound, because losses and allowed losses are summed over the same rows.
+    A promise on average uses the mean itself, because losses and allowed losses are summed over the same rows.
     """
     if target.promise == "mean":
         return (1.0 - target.value) * float(rows.cloud.mean())
@@ -128,15 +128,15 @@ def _alpha(rows: CalibrationRows, target: Target, delta: float) -> float:
 
 
 def _holds(path: ThresholdPath, rows: CalibrationRows, target: Target, alpha: float | None, delta: float) -> Bools:
-    """Return the steps of the path, (m,) bool, at which the target can be shown to hold."""
+    """Return for each step of the path, (m,), whether the target can be shown to hold at this step."""
     n, evidence, mean = len(rows.gain), rows.evidence, target.promise == "mean"
     if alpha is not None:
-        # Along the path, a row's loss minus its allowed loss never falls, and is at most 1: conformal risk control.
+        # Conformal risk control is valid, as loss minus allowed loss is at most 1 per row and never falls on the path.
         most = alpha * evidence - 1.0 + 1e-9 if mean else max_losses(evidence, alpha, (1.0 - _DELTA_OF_SCORE) * delta)
         return path.sums(rows.gain) * evidence <= most * n
     if target.name == "cloud_share":
         most = max_losses_on_average(evidence, target.value) if mean else max_losses(evidence, target.value, delta)
-        # The bounds hold for a single threshold at a row's own P(gain). Each further gate may exceed them by one row.
+        # The bounds assume one gate with the P(gain) of a row as threshold. Each further gate may add one row.
         most -= sum(gate is not None for gate in (rows.after, rows.during))
         return path.sums(np.zeros(n), 1.0) * evidence <= most * n
     dollars = rows.dollars(target)

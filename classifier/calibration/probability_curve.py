@@ -52,9 +52,9 @@ def fit_curve(scores: Floats, positive: Bools) -> ProbabilityCurve:
 
 
 def fit_platt(scores: Floats, positive: Bools) -> tuple[float, float]:
-    """Fit the sigmoid with the least log loss, its targets smoothed as by Platt (2000); return slope and offset.
+    """Fit a sigmoid by log loss, with targets smoothed as in Platt (2000). Return its slope and offset.
 
-    The slope is kept positive: a useless score yields an almost flat curve, never a falling one.
+    The slope is kept positive, so that a useless score yields an almost flat curve and not a falling curve.
     """
     n_positive, n = int(positive.sum()), len(positive)
     target = np.where(positive, (n_positive + 1) / (n_positive + 2), 1 / (n - n_positive + 2))
@@ -72,7 +72,7 @@ def _sigmoid(x: Floats) -> Floats:
 
 
 def _spread(x: Floats) -> list[int]:
-    """Return indices of knots at least `_MIN_STEP` apart: steep segments would magnify float32 rounding."""
+    """Return indices of knots at least `_MIN_STEP` apart, because steep segments would magnify float32 rounding."""
     keep = [0]
     for i in range(1, len(x)):
         if x[i] - x[keep[-1]] >= _MIN_STEP:

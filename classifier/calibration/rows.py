@@ -23,7 +23,7 @@ _UNREADABLE = (OSError, ValueError, TypeError, KeyError, EOFError, MemoryError, 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationRows:
-    """n rows that no gate was fitted on; (n,) float64 each."""
+    """Calibration data of n rows that no gate was fitted on. Each array is (n,) float64."""
 
     # P(gain) from gate 1.
     before: Floats
@@ -33,9 +33,9 @@ class CalibrationRows:
     local: Floats
     # Score of the cloud's answer.
     cloud: Floats
-    # Tokens that the cloud reads.
+    # Number of prompt tokens that the cloud reads.
     read: Floats
-    # Tokens that the cloud writes.
+    # Number of answer tokens that the cloud writes.
     written: Floats
     # P(gain) from gate 2, if there is one.
     during: Floats | None = None
@@ -44,7 +44,7 @@ class CalibrationRows:
 
     @property
     def evidence(self) -> int:
-        """Number of independent rows, for the bounds."""
+        """Number of independent rows, as used in the statistical bounds."""
         return len(self.local) if self.prompts is None else self.prompts
 
     @property
@@ -53,7 +53,7 @@ class CalibrationRows:
 
     @property
     def judged(self) -> Floats:
-        """P(gain) from the last gate."""
+        """P(gain) from the policy's last gate."""
         return self.before if self.after is None else self.after
 
     def dollars(self, target: Target) -> Floats:

@@ -1,8 +1,8 @@
-"""Thresholds on P(gain), and the walk from the safest thresholds to the boldest that can be shown to hold.
+"""Thresholds on P(gain), and a path of thresholds along which ever more requests stay local.
 
-The path depends on P(gain) alone, never on the scores that test the thresholds, and a row that stays local at one step
-stays local at the next. The walk stops at the first step that cannot be shown to hold, so no correction for multiple
-tests is needed (Angelopoulos et al., "Learn then Test", 2021). Callers define the condition to test.
+Callers test each step of the path against their target, and `walk` stops before the first step that fails. This needs
+no correction for multiple tests (Angelopoulos et al., "Learn then Test", 2021), because the path depends on P(gain)
+alone, never on the scores used in the tests, and a row that stays local at one step stays local at the next.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..arrays import Bools, Floats
 
 ALWAYS, NEVER = -1.0, 1.0
-# Gates 1 and 2 save local time but may be wrong: each may escalate this share of all rows against gate 3's judgement.
+# Gates 1 and 2 escalate early to save local time. Each may escalate this share of all rows against gate 3's decision.
 _EARLY_WASTE = 0.01
 
 
@@ -54,9 +54,9 @@ def escalated(rows: GateProbabilities, thresholds: Thresholds) -> Bools:
 
 @dataclass(frozen=True, slots=True)
 class ThresholdPath:
-    """Path of m steps from escalating everything to escalating nothing."""
+    """Path of m threshold settings, from escalating every request to escalating none."""
 
-    # (m,) rising thresholds of gates 1, 2 and 3.
+    # (m,) thresholds of gates 1, 2 and 3 at each step, ascending.
     before: Floats
     during: Floats
     after: Floats
@@ -65,7 +65,7 @@ class ThresholdPath:
 
     @classmethod
     def of(cls, rows: GateProbabilities) -> ThresholdPath:
-        """Build a path with a step for each P(gain) of the last gate; earlier gates escalate as much as allowed."""
+        """Build a path with a step for each P(gain) of the last gate. Earlier gates escalate as much as allowed."""
         judged = rows.before if rows.after is None else rows.after
         after = np.concatenate(([ALWAYS], np.unique(judged), [NEVER]))
         before, during = after, np.full(len(after), NEVER)
@@ -79,14 +79,14 @@ class ThresholdPath:
         return cls(before, during, after, stays)
 
     def sums(self, local: NDArray[Any], up: NDArray[Any] | float = 0.0) -> Floats:
-        """Return for each step, (m,), the sum of `local` over rows that stay local and `up` over the others, (n,)."""
+        """Return for each step, (m,), the sum of `local` over the rows that stay local plus `up` over the others."""
         up = np.broadcast_to(np.asarray(up, np.float64), local.shape)
         gained = np.bincount(self.stays, local - up, len(self.after)).astype(np.float64)
         return np.cumsum(gained) + float(up.sum())
 
     def walk(self, holds: Bools, *, back: bool = False) -> Thresholds:
-        """Return the thresholds of the last step before the first step that does not hold. The walk starts from
-        escalating everything (`back`: nothing). `holds`: (m,); the starting step always counts as holding.
+        """Return the thresholds of the last step before `holds`, (m,), becomes false. The walk starts at the step that
+        escalates every request (with `back`, no request). This starting step counts as true in any case.
         """
         steps = np.arange(len(holds))[:: -1 if back else 1]
         failing = np.flatnonzero(~holds[steps])
@@ -95,12 +95,13 @@ class ThresholdPath:
 
 
 def _early(early: Floats, judged: Floats, levels: Floats) -> Floats:
-    """Return an early gate's threshold for each threshold of the last gate (`levels`), (m,): the lowest at which the
-    early gate escalates no more than `_EARLY_WASTE` of the rows that the last gate keeps local. The last is NEVER.
+    """Return an early gate's threshold for each threshold of the last gate (`levels`), (m,). It is the lowest threshold
+    at which the early gate escalates few of the rows that the last gate keeps local: `_EARLY_WASTE` of all rows at
+    most. The last threshold returned is NEVER.
     """
     allowed = int(_EARLY_WASTE * len(early))
     order = np.argsort(judged)
-    highest: list[float] = []  # heap of `allowed` + 1 entries
+    highest: list[float] = []  # min-heap of the `allowed` + 1 highest values so far
     lowest = [ALWAYS]
     for p_gain in early[order].tolist():
         if len(highest) > allowed:

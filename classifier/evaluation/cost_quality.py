@@ -1,8 +1,9 @@
 """Cost-quality curves of a router and the figures derived from them, by the protocol of RouteLLM (Ong et al., 2024).
 
-Ten equal-mass bins of the score give eleven thresholds; each threshold gives a share of strong calls and an accuracy.
-APGR is the area between that curve and the weak model's accuracy, over the same area of the strong model's. CPT(x) is
-the share of strong calls at which x of the gap between weak and strong is recovered, linearly interpolated.
+Ten equal-mass bins of the router's score give eleven thresholds, each with a share of strong calls (calls to the
+strong model) and an accuracy. APGR is the area between this curve and the weak model's accuracy, divided by the area
+between the strong and the weak model's accuracy. CPT(x) is the share of strong calls, found by linear interpolation,
+that recovers the share x of the accuracy gap between the two models.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ _BINS = 10
 
 @dataclass(frozen=True, slots=True)
 class CostQualityCurve:
-    """A curve of k points, by rising share of strong calls."""
+    """A cost-quality curve of k points, in ascending order of the share of strong calls."""
 
-    # (k,) share of strong calls, in [0, 1].
+    # (k,) share of calls to the strong model, in [0, 1].
     share: Floats
-    # (k,) accuracy, in [0, 1].
+    # (k,) accuracy of the routed answers, in [0, 1].
     accuracy: Floats
     # Accuracy of the weak tier.
     weak: float
@@ -37,17 +38,17 @@ class CostQualityCurve:
         return float(area / gap) if gap else float("nan")
 
     def cpt(self, recovered: float) -> float:
-        """Return the share of strong calls that recovers `recovered` of the gap.
+        """Return the share of strong calls that recovers the share `recovered` of the accuracy gap.
 
-        Interpolated as in RouteLLM, by bisection over the accuracies. If the curve falls back below the level, the
-        result may be a later crossing than the first.
+        Interpolates by bisection over the accuracies, like RouteLLM. If the curve crosses the wanted accuracy several
+        times, the result may be a later crossing than the first.
         """
         level = self.weak + recovered * (self.strong - self.weak)
         return float(np.interp(level, self.accuracy, self.share))
 
 
 def cost_quality(scores: Floats, weak: Floats, strong: Floats, bins: int = _BINS) -> CostQualityCurve:
-    """Compute the protocol's curve. `scores`: higher for rows that need the strong tier; all arrays (n,)."""
+    """Compute RouteLLM's curve from `scores`, which are higher for rows that need the strong tier. Arrays are (n,)."""
     thresholds = np.quantile(scores, np.linspace(0.0, 1.0, bins + 1))
     # Each threshold escalates the rows at or above it, except the last threshold, which escalates none.
     chosen = [scores >= threshold for threshold in thresholds[:-1]] + [scores > thresholds[-1]]
@@ -57,7 +58,7 @@ def cost_quality(scores: Floats, weak: Floats, strong: Floats, bins: int = _BINS
 
 
 def fine_curve(scores: Floats, weak: Floats, strong: Floats) -> CostQualityCurve:
-    """Compute the curve with a point after every row, by falling score; rows of equal score share one point."""
+    """Compute the curve with a point after each row, in descending order of score; equal scores share a point."""
     order = np.argsort(-scores, kind="stable")
     ordered = scores[order]
     ends = np.append(np.flatnonzero(ordered[:-1] != ordered[1:]) + 1, len(scores))

@@ -1,7 +1,7 @@
 """Blocks of features that the gates read: the row fields each block needs, its width, and how to compute it.
 
-A new block needs an entry in `BLOCKS` and its name in `GATE_BLOCKS`. A policy's card declares which blocks its gates
-read; training and inference both compute the blocks here.
+A new block needs an entry in `BLOCKS` and its name in `GATE_BLOCKS`. The card of a policy (`policy.json`) declares the
+blocks that its gates read. Training and inference both compute the blocks with this module.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from .quantities import QUANTITY_NAMES
 from .token_signals import PROMPT_SIGNAL_NAMES, SIGNAL_NAMES, prompt_signals, signals
 from .wording import MEASURE_NAMES
 
-# Increase with every change to any feature: a policy rejects features that it was not trained on.
+# Increase with every change to any feature, so that policies trained on other features are rejected.
 FEATURE_VERSION = 4
 
-# Time of the decision: before, during and after generation.
+# Time of the decision: before, during or after generation.
 Mode = Literal["prompt", "opening", "cascade"]
 BlockName = Literal[
     "wording",
@@ -49,7 +49,7 @@ _EMPTY = np.empty(0, np.float32)
 
 @dataclass(frozen=True, slots=True)
 class AnswerFindings:
-    """An answer as parsed for gate 3; complete lines are parsed while the model writes the next ones."""
+    """The parsed answer that gate 3 reads. Complete lines are parsed while the model writes the next lines."""
 
     parts: AnswerParts
     steps: StatedSteps
@@ -112,8 +112,8 @@ BLOCKS: dict[BlockName, Block] = {
     "prompt_hidden": Block(("states",), None, lambda run: _bounded(run.view.prompt_hidden)),
     "answer_hidden": Block(("states",), None, lambda run: _bounded(answer_hidden_of(run.view))),
 }
-# Blocks that each gate reads if the rows have them. `wording` and `quantities` are always available. A gate 2 exists
-# only with the block `opening`, and a gate 3 only with `checks`.
+# Blocks that each gate reads if the rows have them. `wording` and `quantities` are always available. A policy has a
+# gate 2 only with the block `opening`, and a gate 3 only with the block `checks`.
 GATE_BLOCKS: dict[Mode, tuple[BlockName, ...]] = {
     "prompt": ("wording", "quantities", "conversation"),
     "opening": ("wording", "quantities", "conversation", "opening", "prompt_signals", "prompt_hidden"),
@@ -164,7 +164,7 @@ def view_of(row: GradedRow) -> RunView:
 
 
 def graded_run(view: RunView, weak: float, strong: float, domain: str, family: str = "") -> GradedRow:
-    """Return the row of a local run with both scores. The cloud's token counts are assumed equal to the local ones."""
+    """Return the graded row of a local run. The cloud's token counts are unknown, and set to the local counts."""
     token_signals = AnswerSignals(view.logprobs, view.entropies, view.margins)
     states = ModelStates(view.prompt_logprobs, view.prompt_hidden, answer_hidden_of(view), view.finish_reason)
     tokens = float(len(view.prompt_logprobs)), float(len(view.logprobs))

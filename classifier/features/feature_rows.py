@@ -1,4 +1,4 @@
-"""Graded rows as training input: n-gram counts, and blocks of measures by name."""
+"""Features of graded rows as training input: n-gram counts, and named blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .gate_inputs import RunView
 
 # Features of one row: the blocks, (width,) each, and the n-gram counts, (COUNTS,).
 Features = tuple[dict[BlockName, Array], Array]
-# Blocks left out of experience, because a prompt could be guessed from its hidden state.
+# Blocks that stored experience omits, because a prompt could be guessed from its hidden state.
 _NOT_KEPT: tuple[BlockName, ...] = ("prompt_hidden", "answer_hidden")
 _PIECE = 512
 
@@ -45,7 +45,7 @@ class FeatureRows:
         return FeatureRows(self.counts[rows], {name: block[rows] for name, block in self.blocks.items()})
 
     def of_gate(self, mode: Mode) -> FeatureRows:
-        """Select the blocks of one gate, as far as the rows have them."""
+        """Select the blocks of one gate. Blocks that the rows do not have are omitted."""
         return FeatureRows(self.counts, {name: self.blocks[name] for name in GATE_BLOCKS[mode] if name in self.blocks})
 
 
@@ -76,13 +76,13 @@ def featurise(rows: Sequence[GradedRow], mode: Mode) -> FeatureRows:
 
 
 def remembered(view: RunView) -> Features:
-    """Return the features of a judged answer to store as experience."""
+    """Return the features of an answer that gate 3 judged, to store as experience for a later refit."""
     run = ParsedRun.of(view)
-    # Many engines do not report the log-probabilities of the prompt (decision 018).
+    # Many engines report no log-probabilities of the prompt, so the block that needs them is omitted (decision 018).
     left_out = _NOT_KEPT if len(view.prompt_logprobs) else (*_NOT_KEPT, "prompt_signals")
     return {name: block.compute(run) for name, block in BLOCKS.items() if name not in left_out}, run.question.counts
 
 
 def has_opening(row: GradedRow) -> bool:
-    """Return whether the answer is longer than its opening; gate 3 judges shorter answers as a whole."""
+    """Return whether the answer is longer than the opening that gate 2 reads. Shorter answers are left to gate 3."""
     return row.signals is not None and len(row.signals.logprobs) > OPENING_TOKENS

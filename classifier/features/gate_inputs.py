@@ -12,11 +12,10 @@ import numpy as np
 from ...protocol.requests import Message
 from ..arrays import Array
 
-# Number of questions whose parsed form a policy caches; covers the requests in flight.
+# Number of questions whose parsed form a policy caches, enough for the requests in flight.
 QUESTIONS_AT_ONCE = 64
-# User turns read before the last, and characters read of each turn: the question's end and the answer's beginning.
-EARLIER_TURNS = 2
-_QUESTION_CHARS, _ANSWER_CHARS = 2_000, 400
+EARLIER_TURNS = 2  # number of user turns read before the last user turn
+_QUESTION_CHARS, _ANSWER_CHARS = 2_000, 400  # read of each earlier turn: the question's end, the answer's beginning
 
 
 class Signals(Protocol):
@@ -80,7 +79,7 @@ class PromptView:
 
 
 def _earlier_turn(messages: Sequence[Message]) -> EarlierTurn:
-    """Return the turn that starts with a user's message: the end of the question, and the beginning of the answer."""
+    """Convert a turn, which starts with a user's message: keep the question's end and the answer's beginning."""
     answer = next((message.text for message in messages if message.role == "assistant" and message.text), "")
     return EarlierTurn(messages[0].text[-_QUESTION_CHARS:], answer[:_ANSWER_CHARS])
 

@@ -21,10 +21,10 @@ _BEYOND = 128  # index for all code points outside ASCII
 # Class of each character: 0 other, 1 letter, 2 digit. The last entry stands for all characters outside ASCII.
 _CLASS = np.array([2 if chr(c).isdigit() else int(chr(c).isalpha()) for c in range(_BEYOND)] + [1], np.uint8)
 _CLASS.setflags(write=False)
-# The length is a power of two, so that the remainder is one bit operation.
+# The length is a power of two, so that an index wraps around with one bit operation.
 _POWERS = np.cumprod(np.full(64, 0x01000193, np.uint64)).astype(np.uint32)
 _POWERS.setflags(write=False)
-# 1 + log(n), and 0 for n = 0; larger counts are clipped to the last entry.
+# Damped counts, by count n: 1 + log(n), or 0 for n = 0. Counts above the last index are clipped to it.
 _DAMPED = np.concatenate(([0.0], 1.0 + np.log(np.arange(1, 1024)))).astype(np.float32)
 _DAMPED.setflags(write=False)
 _BLANK = np.array([32], np.uint32)
@@ -37,25 +37,25 @@ class TextCounts:
 
     # (129,) occurrences of each ASCII character; the last entry counts all other characters.
     characters: _Integers
-    # (cues,) occurrences of each cue word.
+    # (cues,) occurrences of each cue word, such as "why", "total" or "code".
     cues: _Integers
-    # (COUNTS,) float32, 1 + log(n) of the n-grams in each bucket: words and word pairs in the first half, runs of four
-    # characters in the second. All digits are read as 0, so that n-grams carry the phrasing and not the numbers.
+    # (COUNTS,) float32, damped counts of the n-grams in each hash bucket: words and word pairs in the first half, runs
+    # of four characters in the second. Digits are read as 0, so that n-grams carry the phrasing and not the numbers.
     ngrams: Array
-    # Number of words, letters in them, longest word, words of more than eight letters, distinct words.
+    # Words: their number, total letters, longest length, number with more than eight letters, number of distinct words.
     words: int
     word_letters: int
     longest_word: int
     long_words: int
     distinct_words: int
-    # Number of numbers, digits in them, longest number.
+    # Numbers in the text: how many, their total digits, and the digits of the longest.
     numbers: int
     digits: int
     longest_number: int
 
 
 def count_text(text: str, cues: NDArray[np.uint32]) -> TextCounts:
-    """Count `text`. `cues`: (n,) sorted hashes of the cue words, from `hash_of`."""
+    """Return the counts over `text`. `cues`: (n,) sorted hashes of the cue words, from `hash_of`."""
     codes = _code_points(text)
     places = np.minimum(codes, np.uint32(_BEYOND))
     classes = _CLASS.take(places)

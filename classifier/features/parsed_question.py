@@ -1,7 +1,7 @@
-"""A question parsed once for all gates: normalised, extracted from its prompt, counted, and its facts listed.
+"""A question parsed once for all gates: extracted from its prompt, normalised, and converted to features.
 
-A follow-up such as "And why?" is judged with the question before it. The wording of the last turns joins the question's
-n-grams at a lower weight, and a block of measures relates the question to these turns (zeros without earlier turns).
+A follow-up such as "And why?" is judged with the question before it. The wording of the last turns is added to
+the question's n-grams at a lower weight, and a block of features compares the question with these turns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class EarlierConversation:
     answers: tuple[str, ...]
     # Measures of the wording of the questions, from `wording`.
     measures: Array
-    # N-gram counts of all turns, weighted, in the form of `wording`.
+    # Weighted n-gram counts of all turns, in the format of `wording`.
     counts: Array
 
     @classmethod
@@ -51,7 +51,7 @@ class EarlierConversation:
 
 
 def conversation_measures(question: str, counts: Array, before: EarlierConversation | None) -> Array:
-    """Relate a normalised question and its n-gram counts to the turns before it: (len(CONVERSATION_NAMES),) float32."""
+    """Compare a normalised question and its n-grams with the earlier turns: (len(CONVERSATION_NAMES),) float32."""
     if before is None:
         return np.zeros(len(CONVERSATION_NAMES), np.float32)
     relation = np.array([*_relation(question, counts, before).values()], np.float32)
@@ -82,7 +82,7 @@ CONVERSATION_NAMES = (*_NAMES, *(f"earlier_{name}" for name in MEASURE_NAMES))
 
 
 def repeated_question(prompt: PromptView) -> str:
-    """Return a text that is equal for all prompts that ask the same question: no gate tells them apart."""
+    """Return a text that is equal for all prompts with the same question, which no gate can tell apart."""
     return "\0".join((_question(prompt.text), *map(normalized_prompt, chain.from_iterable(prompt.earlier))))
 
 
@@ -101,9 +101,9 @@ class ParsedQuestion:
 
     text: str
     measures: Array
-    # N-gram counts of the question, joined at a lower weight by those of the earlier turns.
+    # N-gram counts of the question, merged with the counts of the earlier turns at a lower weight.
     counts: Array
-    # Measures from `conversation_measures`.
+    # Comparison with the earlier turns, from `conversation_measures`.
     conversation: Array
     # Text that an answer may refer to: the earlier turns and the question.
     context: str

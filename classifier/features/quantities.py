@@ -11,11 +11,11 @@ from ..arrays import Array
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 _QUOTE = re.compile(r"[\"“”]")
-_LARGEST = 300.0  # digits; close to the largest float
+_LARGEST = 300.0  # maximum number of digits, close to that of the largest float
 
 
 def quantities(text: str) -> Array:
-    """Measure a normalised text: (len(QUANTITY_NAMES),) float32."""
+    """Return the quantity features of a normalised text, (len(QUANTITY_NAMES),) float32."""
     return np.array([*_measures(text).values()], np.float32)
 
 

@@ -1,7 +1,7 @@
 """Prompt normalisation, and extraction of the question from agent harnesses and chat logs.
 
-If a gate read the harness's own text, all its requests would get one decision. Only the user's last question is kept.
-A text without a known wrapping is returned unchanged, so that nothing is lost.
+A gate that read the fixed text of a harness would decide alike on all its requests, so only the user's last question is
+kept. A text without a known wrapping is returned unchanged.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterator
 
 from ...protocol.unicode_forms import normalized
 
-_MEANT = ("<super>", "<sub>", "<fraction>", "<circle>", "<square>")  # tags of decompositions that change the meaning
+_MEANT = ("<super>", "<sub>", "<fraction>", "<circle>", "<square>")  # Unicode decompositions that change the meaning
 _TYPED = (
     dict.fromkeys("\u2018\u2019\u201a\u201b\u2032\u02bc", "'")
     | dict.fromkeys("\u201c\u201d\u201e\u201f\u00ab\u00bb", '"')
     | dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-")
     | {"\u2044": "/"}
 )
-_UNSEEN = "Cf"  # category of joiners, soft hyphens and direction marks
+_UNSEEN = "Cf"  # Unicode category of joiners, soft hyphens and direction marks
 _SELECTORS = range(0xFE00, 0xFE10)  # variation selectors, which change only the look of a character
 # Start of a turn; the groups match the name of the speaker.
 _TOKEN_TURN = re.compile(
@@ -55,12 +55,13 @@ def normalized_prompt(text: str) -> str:
 def _letters(text: str) -> str:
     if text.isascii():
         return text.lower()
-    foreign = [c for c in set(text) if not c.isascii()]  # few, and only these need the slow steps
-    for character in filter(_is_unseen, foreign):
-        text = text.replace(character, "")
+    foreign = [c for c in set(text) if not c.isascii()]  # only these few characters need the slow steps
+    for character in foreign:
+        if unicodedata.category(character) == _UNSEEN or ord(character) in _SELECTORS:
+            text = text.replace(character, "")
     kept = "".join(re.escape(c) for c in foreign if unicodedata.decomposition(c).startswith(_MEANT))
     pieces = re.split(f"([{kept}])", text) if kept else [text]
-    # Every other piece is a character of `kept`. Case folding may decompose letters, so NFKC runs before and after it.
+    # Odd pieces are characters of `kept`. NFKC runs before and after case folding, which may decompose letters.
     pieces[::2] = [normalized("NFKC", normalized("NFKC", piece).casefold()) for piece in pieces[::2]]
     text = "".join(pieces)
     for character in _TYPED.keys() & set(text):
@@ -68,12 +69,8 @@ def _letters(text: str) -> str:
     return text
 
 
-def _is_unseen(character: str) -> bool:
-    return unicodedata.category(character) == _UNSEEN or ord(character) in _SELECTORS
-
-
 def question_of(text: str) -> str:
-    """Return the last user turn: the content of its last question tag, or else the turn without context tags."""
+    """Return the last user turn's question: the text in its last question tag, else its text without context tags."""
     turn = _last_user_turn(text)
     if "</" not in turn:
         return turn
@@ -89,7 +86,7 @@ def question_of(text: str) -> str:
 
 def _elements(opening: re.Pattern[str], text: str) -> Iterator[tuple[int, int, int, int]]:
     """Yield the start of each element, the start and end of its content, and its end. An element ends at the first
-    closing tag of its name; elements inside it are skipped. One pass over the tags keeps hostile text linear.
+    closing tag of its name; nested elements are skipped. A single pass over the tags takes linear time on any text.
     """
     closings: dict[str, list[int]] = {}
     for tag in _CLOSING_TAG.finditer(text):
@@ -106,7 +103,7 @@ def _elements(opening: re.Pattern[str], text: str) -> Iterator[tuple[int, int, i
 
 
 def _last_user_turn(text: str) -> str:
-    # Most questions have no wrapping, so the search for one must be cheap.
+    # Most questions have no turn markers, so this check for markers must be cheap.
     if "<|" in text:
         turns = list(_TOKEN_TURN.finditer(text))
     elif any(speaker in text.lower() for speaker in _USERS):
@@ -115,7 +112,7 @@ def _last_user_turn(text: str) -> str:
         return text
     speakers = ["".join(group or "" for group in turn.groups()).lower() for turn in turns]
     user_turns = [i for i, speaker in enumerate(speakers) if speaker in _USERS]
-    # A single marker may be part of the question ("User: root was not found").
+    # A single marker may be part of the question ("User: root was not found"), so at least two are needed.
     if not user_turns or len(turns) < 2:
         return text
     last = user_turns[-1]

@@ -51,14 +51,14 @@ class SentenceEmbedder:
         return cls(tensors, files["tokenizer.json"].decode())
 
     def embed(self, text: str) -> Array:
-        """Return the unit vector of the first 256 tokens, (EMBEDDING_SIZE,) float32."""
+        """Return the embedding of the first 256 tokens, a unit vector of (EMBEDDING_SIZE,) float32."""
         ids = self._tokenizer.encode(text.encode("utf-8", "replace").decode()).ids
         mean = self._encoder.states(ids).mean(axis=0)
         return mean / np.linalg.norm(mean)
 
 
 def _packaged() -> dict[str, bytes]:
-    """Read the model's files. Raises MissingDependencyError, or ConfigurationError for damaged or other files."""
+    """Read the model's files. Raises MissingDependencyError, or ConfigurationError unless they are as published."""
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or spec.origin is None:
         raise MissingDependencyError(

@@ -23,9 +23,9 @@ _CUTOFFS: dict[str, tuple[float, ...]] = {
 }
 _PROMPT_CUTOFFS = (-2.0, -5.0, -8.0)
 _PROMPT_TAIL = 6
-# One row each for log-probabilities, entropies and margins: the limits, and the replacement for not-a-number.
+# Limits of the signals. The rows are log-probabilities, entropies and margins.
 _LOWEST, _HIGHEST = np.array([[-30.0], [0.0], [0.0]]), np.array([[0.0], [15.0], [30.0]])
-_UNKNOWN = np.array([[-30.0], [15.0], [0.0]])
+_UNKNOWN = np.array([[-30.0], [15.0], [0.0]])  # replaces not-a-number in these rows
 _ROW_OF_CUTOFF = np.array([row for row, name in enumerate(_SERIES) for _ in _CUTOFFS[name]])
 _ALL_CUTOFFS = np.array([[cut] for name in _SERIES for cut in _CUTOFFS[name]])
 _ALL_PROMPT_CUTOFFS = np.array([[cut] for cut in _PROMPT_CUTOFFS])
@@ -34,7 +34,7 @@ for _table in (_LOWEST, _HIGHEST, _UNKNOWN, _ROW_OF_CUTOFF, _ALL_CUTOFFS, _ALL_P
 
 
 def signals(view: RunView, first: int | None = None) -> Array:
-    """Summarise the signals of the generated tokens, or of the `first` ones only: (len(SIGNAL_NAMES),) float32.
+    """Summarise the signals of the generated tokens (of `first` tokens, if given): (len(SIGNAL_NAMES),) float32.
 
     Raises ValueError if the three signal arrays differ in length.
     """
@@ -50,7 +50,7 @@ def signals(view: RunView, first: int | None = None) -> Array:
 
 
 def prompt_signals(logprobs: Array) -> Array:
-    """Summarise the log-probabilities of the prompt's tokens: (len(PROMPT_SIGNAL_NAMES),) float32. They are low for a
+    """Summarise the log-probabilities of the prompt's tokens: (len(PROMPT_SIGNAL_NAMES),) float32. Low values show a
     phrasing that the local model rarely saw.
     """
     raw = np.asarray(logprobs, np.float64)[None]

@@ -1,7 +1,7 @@
 """Numeric features of a question's wording, for policies trained on graded text: cheap measures and hashed n-grams.
 
-Training and inference share one function. It reads a normalised prompt, so that case and blanks cannot change a
-decision; a typo changes only a few of hundreds of n-grams.
+Training and inference share the function `wording`. Its input is a normalised prompt, so that case and blanks cannot
+change a decision. A typo changes only a few of hundreds of n-grams.
 """
 
 from __future__ import annotations

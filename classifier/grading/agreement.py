@@ -27,7 +27,8 @@ from .normalization import NormalizedAnswer
 GRADING = (
     "agreement: the cloud's answer counts as right unless it is empty, cut off or a refusal; the local one if it agrees"
 )
-_SHORT, _BRIEF = 12, 30  # most words of an answer that may be contained in another, and of a sentence or two
+# Most words of a short answer, which agrees if the other contains it, and of a brief answer (a sentence or two).
+_SHORT, _BRIEF = 12, 30
 _OVERLAP = 0.6
 
 
@@ -36,7 +37,7 @@ class ComparableAnswer:
     """One tier's answer, ready to compare."""
 
     text: str
-    # Finish reason as on the wire.
+    # Finish reason in OpenAI's words, such as "length".
     finish_reason: str = "stop"
     # Name and arguments of each tool call, as written by the model.
     calls: tuple[tuple[str, str], ...] = ()
@@ -58,7 +59,7 @@ def grades(local: ComparableAnswer, cloud: ComparableAnswer) -> tuple[float, flo
 
 
 def is_free_text(local: ComparableAnswer, cloud: ComparableAnswer) -> bool:
-    """Return whether both answers have more than a few words, so that agreement could only count shared words."""
+    """Return whether both answers are longer than a few words, so that `agree` could only count shared words."""
     if local.calls or cloud.calls or not (local.stands and cloud.stands):
         return False
     if None not in (_json(local.text), _json(cloud.text)):
@@ -67,7 +68,7 @@ def is_free_text(local: ComparableAnswer, cloud: ComparableAnswer) -> bool:
 
 
 def contradict(one: str, other: str) -> bool:
-    """Return whether two texts end in different numbers, or, if either is short, exactly one has a negation."""
+    """Return whether two texts end in different numbers, or (if either is short) only one of them has a negation."""
     both = NormalizedAnswer.of(one), NormalizedAnswer.of(other)
     first, second = both[0].result, both[1].result
     if first is not None and second is not None and not first.same(second):

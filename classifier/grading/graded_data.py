@@ -14,7 +14,6 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from io import BufferedReader
 from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -39,12 +38,12 @@ _SIGNALS = ("logprobs", "entropies", "margins")
 _STATES = ("prompt_logprobs", "prompt_hidden", "answer_hidden")
 _FAMILY, _FINISH_REASON = "family", "finish_reason"
 _MAX_FIELD = 10_000_000
-_MAX_SIGNAL = float(np.finfo(np.float32).max)  # nats, beyond any real value
+_MAX_SIGNAL = float(np.finfo(np.float32).max)  # limit in nats, beyond any real value
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Columns of the two tiers' scores; None: the known names, such as weak and strong, or local and cloud."""
+    """Columns of the two tiers' scores. None: search for known names, such as weak and strong, or local and cloud."""
 
     weak: str | None = None
     strong: str | None = None
@@ -60,7 +59,7 @@ def read_graded(path: Path, columns: Columns | None = None) -> list[GradedRow]:
     """Return the rows of `path` in order. Raises InvalidRequestError, naming file, line and column."""
     columns = columns or Columns()
     try:
-        with _opened(path) as file:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             records = _records(path, text_lines(file, path, InvalidRequestError))
             rows: list[GradedRow] = []
             lines: list[int] = []
@@ -81,7 +80,7 @@ def read_graded(path: Path, columns: Columns | None = None) -> list[GradedRow]:
 
 
 def _check_whole(path: Path, lines: Sequence[int], has: Sequence[bool], what: str) -> None:
-    """Raises InvalidRequestError if only some rows have the field: one gap would cost the policy a whole gate."""
+    """Raises InvalidRequestError if only some rows have the field, because a gate needs the field in every row."""
     if any(has) and not all(has):
         raise InvalidRequestError(
             f"{path}, line {lines[has.index(False)]}: no {what}, but {sum(has)} of {len(has)} rows have it (line "
@@ -110,10 +109,6 @@ def _record(row: GradedRow) -> dict[str, Any]:
     if row.messages is not None:
         record[_MESSAGES] = msgspec.to_builtins(row.messages)
     return record | {_CLOUD_READ: row.cloud_read, _CLOUD_WRITTEN: row.cloud_written}
-
-
-def _opened(path: Path) -> gzip.GzipFile | BufferedReader:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
 def _records(path: Path, file: Iterable[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -148,7 +143,7 @@ def _json_object(where: str, line: str) -> Mapping[str, Any]:
 
 def _header(path: Path, record: Mapping[str, Any], columns: Columns) -> _Header:
     def wanted(given: str | None, known: tuple[str, ...], what: str, remedy: str) -> str:
-        there = (each for each in known if each in record)  # a column with null is reported later, with its row
+        there = (each for each in known if each in record)  # null values are reported later, with their line
         name = given or _found(record, known) or next(there, None)
         if name is None or name not in record:
             missing = f"no column {given!r}" if given is not None else f"no {what} (looked for {', '.join(known)})"
@@ -192,7 +187,7 @@ def _row(where: str, record: Mapping[str, Any], header: _Header) -> GradedRow:
 
 
 def _conversation(where: str, record: Mapping[str, Any]) -> tuple[Message, ...] | None:
-    """Parse the conversation; CSV holds it as JSON in a field."""
+    """Parse the conversation, which a CSV file stores as JSON in one field."""
     value = record.get(_MESSAGES)
     if value in (None, ""):
         return None
@@ -233,7 +228,7 @@ def _number(where: str, column: str, value: Any, most: int, what: str) -> float:
 
 
 def _signals(where: str, record: Mapping[str, Any]) -> AnswerSignals | None:
-    """Return the token signals, or None if the row has none of the three. An empty CSV field counts as missing."""
+    """Return the token signals, or None if the row lacks all three series. An empty CSV field counts as missing."""
     missing = [name for name in _SIGNALS if record.get(name) in (None, "")]
     if len(missing) == len(_SIGNALS):
         return None

@@ -1,4 +1,4 @@
-"""Grading of answer pairs: by the file's reference, a judge, an embedding, or agreement."""
+"""Grading of answer pairs: by reference answers, a judge model, sentence embeddings, or agreement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .questions import Prompt
 
 BY_ANSWER = "reference answers of the file"
 GraderName = Literal["reference", "judge", "embedding", "agreement"]
-# Least cosine of two replies that say the same; a round number, not fitted.
+# Least cosine similarity of two replies that count as the same; a round number, not fitted to data.
 SIMILAR = 0.8
 _BY_EMBEDDING = (
     f"similarity of sentence embeddings ({EMBEDDING_MODEL}): the local answer counts as right if its cosine with the "
@@ -28,12 +28,12 @@ _BY_EMBEDDING = (
 class PairGrader:
     """Grades answer pairs, and counts pairs per grader."""
 
-    # Judge for free text.
+    # Judge model that grades free text; None: no judge.
     judge: PairwiseJudge | None = None
     # Sentence embedding that grades free text without a judge; None: free text is graded by shared words.
     embed: Callable[[str], Array] | None = None
     graded: Counter[GraderName] = field(default_factory=Counter[GraderName])
-    # Number of judged pairs on which the embedding (agreement, if there is no embedding) gives the same verdict.
+    # Number of judged pairs that the other grader (embedding, else agreement) would have decided like the judge.
     matched: int = 0
 
     async def grade(self, prompt: Prompt, local: ComparableAnswer, cloud: ComparableAnswer) -> tuple[float, float]:
@@ -54,7 +54,7 @@ class PairGrader:
         return scores
 
     def reads(self, local: ComparableAnswer, cloud: ComparableAnswer) -> bool:
-        """Return whether the judge or the embedding would grade this pair if it has no reference."""
+        """Return whether the judge or the embedding grades this pair, provided that it has no reference answer."""
         return (self.judge is not None or self.embed is not None) and is_free_text(local, cloud)
 
     async def _by_meaning(
@@ -69,11 +69,11 @@ class PairGrader:
 
     @property
     def matching(self) -> float | None:
-        """Share of judged pairs where the judge and the other grader agree on whether the cloud is better."""
+        """Share of judged pairs that the other grader would have decided like the judge; None without judged pairs."""
         return self.matched / self.graded["judge"] if self.graded["judge"] else None
 
     def description(self) -> str:
-        """Describe the graders used, for the card and for people."""
+        """Describe the graders used, as text for the policy's card and for users."""
         judge = "" if self.judge is None else self.judge.model
         names: dict[GraderName, str] = {
             "reference": BY_ANSWER,
@@ -88,7 +88,7 @@ class PairGrader:
 
 
 def _transcript(prompt: Prompt) -> str:
-    """Return the request as the judge reads it."""
+    """Return the request as plain text for the judge."""
     if not prompt.wire:
         return prompt.prompt
     return "\n\n".join(f"{message.role}: {message.text}" for message in prompt.messages)

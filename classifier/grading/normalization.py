@@ -57,12 +57,12 @@ _DENIALS = frozenset(
 )
 _CHANGES = frozenset("-!<>≤≥≠*/^")  # tokens that change the meaning of the next word
 _CHARACTER = re.compile(f"[{_BLANKLESS}]")
-_NO_NAME = 6  # characters; a shorter name may become another name when reordered
+_NO_NAME = 6  # least characters of a name that may be reordered; a shorter one could be another name
 
 _CHARACTERS = str.maketrans({"−": "-", "–": "-", "⁄": "/", "÷": "/", "×": "*", "⋅": "*", "’": "'", "≈": "="})
 _VULGAR = re.compile(r"(\d?)([¼-¾⅐-⅞])")
 _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})++(?!,?\d)")
-# Applied in order. Purely visual Markdown and LaTeX is removed.
+# Pairs of a pattern and its replacement, applied in order. Purely visual Markdown and LaTeX is removed.
 _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern, re.MULTILINE), written)
     for pattern, written in (
@@ -98,7 +98,7 @@ class _Result:
     denied: bool
 
     def same(self, other: _Result) -> bool:
-        """Compare results; if either is a single entry, only the last entries, as earlier ones may be working."""
+        """Return whether the results agree. If either has one entry, only the last counts, as others may be working."""
         if self.denied != other.denied:
             return False
         if 1 in (len(self.parts), len(other.parts)):
@@ -118,7 +118,7 @@ class NormalizedAnswer:
     ends: list[bool]
     # Whether any clause contains a negation.
     denies: bool
-    # Final result; None without a number.
+    # Final result; None if the answer contains no number.
     result: _Result | None
 
     @classmethod
@@ -127,12 +127,10 @@ class NormalizedAnswer:
         ends = [match.end() for match in _CLAUSE_END.finditer(text)]
         tokens = [(match.group(), bisect_right(ends, match.start()), match.start()) for match in _TOKEN.finditer(text)]
         denials = {clause: at for word, clause, at in reversed(tokens) if word in _DENIALS or word.endswith("n't")}
-        last = None
-        for match in _EXPRESSION.finditer(text):
-            if any(map(str.isdigit, match.group())):
-                last = match
+        numbered = [match for match in _EXPRESSION.finditer(text) if any(map(str.isdigit, match.group()))]
         result = None
-        if last is not None:
+        if numbered:
+            last = numbered[-1]
             # "Not 5" denies the result; "5 are not ripe" does not.
             denied = denials.get(bisect_right(ends, last.start()), len(text)) < last.start()
             result = _Result(_parts(last.group()), denied)
@@ -154,8 +152,8 @@ class NormalizedAnswer:
         return sum(_CHARACTER.fullmatch(word) is not None for word in self.words)
 
     def contains(self, short: NormalizedAnswer) -> bool:
-        """Return whether the words of a short answer occur here in a row ("Paris" in "It is Paris"), with the same
-        negation. A lone "no" must end its clause; longer names in scripts without blanks may be reordered.
+        """Return whether this answer contains the words of a short answer in a row ("Paris" in "It is Paris"), with the
+        same negation. A lone "no" must end its clause. Longer names in scripts without blanks may be reordered.
         """
         width = len(short.words)
         if not width:
@@ -184,13 +182,13 @@ def _plain(answer: str) -> str:
 
 
 def _spelled(vulgar: re.Match[str]) -> str:
-    """Spell out a fraction character; after a digit it becomes a mixed number."""
+    """Spell out a fraction character ("½" as "1/2"); after a digit it becomes part of a mixed number."""
     before, fraction = vulgar.groups()
     return before + (_PLUS if before else "") + unicodedata.normalize("NFKC", fraction).translate(_CHARACTERS)
 
 
 def _parts(expression: str) -> tuple[_Part, ...]:
-    """Return a list's entries, with equations reduced to their right sides. Earlier sums are working and left out."""
+    """Return the entries of a list. Equations are reduced to their right sides; earlier sums are omitted as working."""
     *before, last = _BETWEEN.split(expression)
     claims = [each for each in before if "=" not in each or any(map(str.isalpha, each.partition("=")[0]))]
     return tuple(_part(each.rpartition("=")[2].replace(" ", "")) for each in (*claims, last))

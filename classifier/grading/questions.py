@@ -18,7 +18,7 @@ from ...protocol.unicode_forms import read_text
 from ..features.gate_inputs import PromptView
 from .agreement import agree
 
-# "5-10" and "covid-19" contain no sign, and "1,2,3" is no thousands separator.
+# The hyphen in "5-10" or "covid-19" is no minus sign, and the commas in "1,2,3" are no thousands separators.
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:\d{1,3}(?:,\d{3})++(?!,?\d)|\d++)(?:\.\d+)?")
 _LINE_END = re.compile(r"\r?\n")
 
@@ -30,7 +30,7 @@ class Question:
     id: str
     kind: str
     prompt: str
-    # Expected answer, for people.
+    # Expected answer, as text for people.
     answer: str
     # Returns whether a reply is right.
     grade: Callable[[str], bool]

@@ -3,8 +3,8 @@
 A row holds features (named blocks and hashed n-gram counts), numbers, and a digest of the question. The digest
 recognises repeated questions, which features cannot: they treat all numbers alike. Texts are stored only if the user
 asked for it. Counts and digests are no text, but anyone with the file and a guess at a prompt could check the guess.
-Both are therefore keyed by the file's own random key: tables made elsewhere cannot read them, and two files do not
-reveal that they hold the same questions.
+Both therefore depend on a random key in the file, so that precomputed tables are useless, and two files do not reveal
+that they contain the same questions.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Observation:
     p_gain: float | None
     # Probability of asking the cloud too, given the gates' scores; 1 if the gates escalated.
     propensity: float
-    # Probability of sampling any request for exploration at that time; 0: only escalated answers were graded.
+    # Share of requests sampled for exploration at that time; 0: only escalated answers were graded.
     explored: float
     # Grade of the local answer; None without a label.
     local: float | None
@@ -81,7 +81,7 @@ class Observation:
 
     @property
     def pair_grades(self) -> tuple[float, float] | None:
-        """Grades of both tiers, thumbs ignored; None unless both were graded."""
+        """Grades of both tiers without the user's thumb; None unless both were graded."""
         return None if self.local is None or self.cloud is None else (self.local, self.cloud)
 
     @property
@@ -167,7 +167,7 @@ class ExperienceStore:
             self._until_pruned -= len(observations)
 
     def feedback(self, request_id: str, *, up: bool) -> bool:
-        """Store a thumb, replacing an earlier thumb. Return whether the request is known."""
+        """Store a user's thumb (up or down), replacing an earlier thumb. Return whether the request is known."""
         with self._writing(5.0) as connection:
             done = connection.execute("UPDATE observations SET thumb = ? WHERE id = ?", (1 if up else -1, request_id))
             return done.rowcount > 0
@@ -180,7 +180,7 @@ class ExperienceStore:
                 yield connection
 
     def rows(self, pair: str, *, limit: int = MAX_ROWS) -> list[Observation]:
-        """Return the pair's newest rows with this version's features, newest first."""
+        """Return the newest rows of the model pair `pair` that have features of this version, newest first."""
         with self._database.use() as connection:
             rows = connection.execute(
                 f"SELECT {_NAMES} FROM observations WHERE pair = ? AND feature_version = ? ORDER BY at DESC LIMIT ?",
@@ -189,7 +189,7 @@ class ExperienceStore:
         return [self._keyed(Observation(*row)) for row in rows]
 
     def _keyed(self, row: Observation) -> Observation:
-        """Permute the buckets by the file's key; a second call undoes the first. Damaged features stay unchanged."""
+        """Swap n-gram buckets as the file's key determines. A second call restores them. Skips damaged features."""
         if not _is_packed(row.features):
             return row
         blocks, buckets, counts = unpack(row.features)
@@ -198,7 +198,7 @@ class ExperienceStore:
         return replace(row, features=pack((blocks, exchanged)))
 
     def pairs(self) -> dict[str, int]:
-        """Return the number of rows by pair."""
+        """Return the number of rows of each model pair."""
         with self._database.use() as connection:
             return dict(connection.execute("SELECT pair, count(*) FROM observations GROUP BY pair").fetchall())
 
@@ -207,7 +207,7 @@ class ExperienceStore:
 
 
 def _keyed_places(key: bytes) -> NDArray[np.intp]:
-    """Return the partner of each bucket, (COUNTS,): `key` divides the buckets into pairs."""
+    """Return the bucket that each n-gram bucket is swapped with, (COUNTS,), as determined by `key`."""
     stream = hashlib.shake_256(key + b"buckets").digest(8 * COUNTS)
     one, other = np.argsort(np.frombuffer(stream, "<u8"), kind="stable").reshape(2, -1)
     places = np.empty(COUNTS, np.intp)
@@ -260,7 +260,7 @@ def _is_packed(data: bytes) -> bool:
 
 
 def unpack(data: bytes) -> tuple[dict[BlockName, Array], NDArray[np.uint16], Array]:
-    """Return the blocks given to `pack`, the non-empty buckets, (m,) rising, and their counts, (m,).
+    """Return the blocks given to `pack`, the non-empty buckets, (m,) ascending, and their counts, (m,).
 
     Raises zlib.error or ValueError if `data` does not come from `pack`.
     """

@@ -1,10 +1,10 @@
 """Refitting a policy to experience.
 
-Answers that escalated say little about the answers that stay local. Exploration (or a shadow) therefore samples
-requests at random before any gate has seen them, and asks both tiers. Only these sampled rows back the promise; rows
-sampled at a higher rate are thinned to the lowest rate. Models are fitted on all graded rows, each weighted by the
-inverse of its probability of being graded. Users give thumbs when they like, so thumbs train the models but never back
-the promise: for the promise a row keeps its grades without the thumb.
+Answers that escalated say little about the answers that stay local. Exploration (or shadow mode) therefore samples
+requests at random before any gate has seen them, and asks both tiers. The promise is computed from these sampled rows
+only; rows sampled at a higher rate are thinned to the lowest rate. Models are fitted on all graded rows, each weighted
+by the inverse of its probability of being graded. Thumbs train the models, but are ignored for the promise, because
+users choose when to give a thumb.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ GRADING = "agreement in use (cloud answers, accepted drafts) and thumbs"
 
 
 def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> Policy:
-    """Fit a policy on the graded rows, write the folder `out` and load it. The card also names the experience as data.
+    """Fit a policy on the graded rows, write it to the folder `out` and load it. Its card lists experience as a source.
 
-    Raises InvalidRequestError if fewer than 100 rows are a representative sample, or if all rows are alike.
+    Raises InvalidRequestError if the representative sample has fewer than 100 rows, or like `fit_training_data`.
     """
     graded = [row for row in rows if row.grades is not None]
     fit_rows = _fit_rows(graded, recipe.seed)
@@ -83,20 +83,19 @@ class _FitRow:
     row: Observation
     # Grades of the local and the cloud's answer.
     grades: tuple[float, float]
-    # Weight in the fit.
     weight: float
     # Whether the promise is based on this row.
     representative: bool
 
 
 def _fit_rows(graded: Sequence[Observation], seed: int) -> list[_FitRow]:
-    """Convert graded rows; a sampled row with a thumb yields two: with thumb for the fit, without for the promise."""
+    """Convert graded rows. A sampled row with a thumb becomes two: one with it to fit, one without for the promise."""
     fit_rows: list[_FitRow] = []
     for row, sampled in zip(graded, representative_sample(graded, seed), strict=True):
         pair, grades = row.pair_grades, row.grades
         if grades is None:
             continue
-        # Rows graded by a thumb alone have no known probability of being graded.
+        # Rows graded by a thumb alone have no known probability of being graded, so their weight is 1.
         weight = 1.0 / row.propensity if pair is not None and row.propensity > 0 else 1.0
         fit_rows.append(_FitRow(row, grades, weight, bool(sampled) and row.thumb is None))
         if sampled and row.thumb is not None and pair is not None:

@@ -1,4 +1,4 @@
-"""Incremental parsing of an answer during generation, so that only the last line is left at the end.
+"""Incremental parsing of an answer during generation, so that only the last line remains to be parsed at the end.
 
 No parsed element spans a safe line break (`_SETTLED`). An answer that is split there has the same findings as its
 pieces together, so complete lines can be parsed while the local model writes the next ones.
@@ -28,24 +28,24 @@ class TextCache(BoundedCache[str, Value]):
         super().__init__(most, max_bytes, lambda text, _: _OVERHEAD + _GROWTH * sys.getsizeof(text))
 
 
-# Line breaks that no element spans: a sum needs a number or an operator before the break, a list a comma on either
-# side.
+# Line breaks that no parsed element spans. Only a number or an operator before the break could continue a sum, and only
+# a comma next to the break could continue a list.
 _SETTLED = re.compile(r"\n(?:(?<=[A-Za-z.!?]\n)(?=[ \n]{0,4}[^\s,<>])|(?<=\d\n)(?=[ \n]{0,4}[A-Za-z#]))")
 _TRIED = 8  # line breaks tried, from the end, to find text that was already read
-_WORTH_READING = 20  # characters of new text, at least, before it is parsed
+_WORTH_READING = 20  # least number of new characters to parse at once
 
 
 class AnswerReader:
     """Cache of the findings in the complete lines of unfinished answers. Thread-safe.
 
-    Answers are keyed by their text alone, so that callers need not announce starts and ends; the oldest are evicted.
+    Answers are keyed by their text alone, so that callers need not report starts and ends. The oldest are evicted.
     """
 
     def __init__(self, most: int = QUESTIONS_AT_ONCE) -> None:
-        self._known: TextCache[AnswerFindings] = TextCache(most)  # complete lines -> findings
+        self._known: TextCache[AnswerFindings] = TextCache(most)  # complete lines of an answer -> their findings
 
     def read_ahead(self, text: str) -> None:
-        """Parse the complete lines of `text`, an answer so far."""
+        """Parse the complete lines of `text`, the answer as generated so far."""
         end = next(_settled_ends(text), 0)
         if end == 0:
             return

@@ -19,7 +19,7 @@ _LETTERS = ("Lu", "Ll", "Lt", "Lo")
 
 @dataclass(frozen=True, slots=True)
 class CalibratedOn:
-    """Kinds of requests as stored in a policy's card. Cards without this entry come from one-turn English prompts."""
+    """Kinds of requests as stored in a policy's card. Cards without this entry stand for one-turn English prompts."""
 
     # Scripts of the prompts, by Unicode name.
     scripts: tuple[str, ...] = ("Latin",)

@@ -1,6 +1,7 @@
 """A policy's gates at run time: one graph computes the question's topics, and one graph per gate computes P(gain).
 
-All gates share the topics, which are computed once per question, so that gate 3 has little left to compute.
+Topics are the main directions of a question's wording. All gates share them, and they are computed once per question,
+so that gate 3 has little left to compute.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .answer_reader import AnswerReader, TextCache
 BUCKETS, BUCKET_COUNTS, TOPICS, MEASURES, P_GAIN = "buckets", "counts", "topics", "measures", "p_gain"
 _NO_GATE_2 = 2**31
 _EMPTY = np.empty(0, np.float32)
-# Stands for the answer in gates 1 and 2, which read no answer.
+# Placeholder for the answer in gates 1 and 2, which read no answer.
 _UNREAD = AnswerFindings.of("")
 
 
@@ -34,7 +35,7 @@ class Graphs:
     gates: Mapping[Mode, Any]
 
     def read(self, counts: Array) -> Array:
-        """Return the topics of a question's counts, (COUNTS,), as (1, topics) float32."""
+        """Return a question's topics, (1, topics) float32, from its n-gram counts, (COUNTS,)."""
         buckets = np.flatnonzero(counts > 0)  # counts are not negative, and most are zero
         return self.topics.run([TOPICS], {BUCKETS: buckets, BUCKET_COUNTS: counts[buckets]})[0]
 

@@ -1,6 +1,6 @@
-"""Writing a policy folder in one step: files named by their hash, then the card that names them.
+"""Atomic replacement of a policy: write files named by their hash, then the card (`policy.json`) that names the files.
 
-The folder may be the user's own and hold other things; files that do not belong to a policy are never touched.
+The folder may be the user's own and contain other files. Files that do not belong to a policy are never touched.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def settled(folder: Path, load: Callable[[Path], T]) -> T:
 
 
 def _card(folder: Path) -> tuple[int, int] | None:
-    """Return a stamp of the card in force that also changes if the same card is written again."""
+    """Return the card's inode and time of change, which differ even after a rewrite with the same content, or None."""
     try:
         status = (folder / CARD_NAME).stat()
     except OSError:  # `load` reports the error
@@ -84,7 +84,7 @@ def _named(folder: Path) -> dict[str, str]:
     """Return the files that the card in `folder` names, with their SHA-256; empty without a readable card."""
     try:
         return msgspec.convert(read_card(folder).get("files"), dict[str, str])
-    except (ConfigurationError, msgspec.ValidationError):  # a damaged card is replaced
+    except (ConfigurationError, msgspec.ValidationError):  # a damaged card names no files
         return {}
 
 

@@ -14,14 +14,13 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 def policy_folder_of(models: dict[str, str]) -> Path:
     """Return the folder for the pair's calibrated policy in the state folder, whether or not it exists.
 
-    Pairs whose names differ only in characters that a path cannot hold share a folder; the card names the pair.
+    Pairs whose names differ only in characters that a path cannot contain share a folder; the card names the pair.
     """
     name = "--".join(_UNSAFE.sub("_", models[tier]).strip(".") or "_" for tier in ("local", "cloud"))
     return policies_folder() / name
 
 
 def policies_folder() -> Path:
-    """Return the folder that holds the policies of all pairs."""
     return settings.state_folder() / "policies"
 
 

@@ -39,7 +39,7 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 
 def _check_file(path: Path, most: int) -> None:
-    """Raises OSError, or ConfigurationError if `path` is too large or not a regular file (a device never ends)."""
+    """Raises OSError, or ConfigurationError if `path` is too large or not a regular file (a device may be endless)."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode) or status.st_size > most:
         raise ConfigurationError(f"{path} cannot be a policy file: it must be a regular file of at most {most} bytes.")

@@ -63,7 +63,7 @@ class PolicyCard:
     # Models of the pair, by tier.
     models: dict[str, Text]
     data: list[Source]
-    # Description of how the scores were made.
+    # Description of how the answers were scored.
     grading: Text
     date: Text
     rows: Count
@@ -76,11 +76,11 @@ class PolicyCard:
     missing: list[BlockName]
     # Whether the token counts were estimated from characters.
     estimated_tokens: bool
-    # Probability with which a target holds, over calibrations.
+    # Probability, over repeated calibrations, with which a target holds.
     promise_level: Annotated[float, msgspec.Meta(gt=0, lt=1)]
-    # SHA-256 of each file.
+    # SHA-256 of each file in the policy folder, by name.
     files: dict[str, str]
-    # Numbers of rows that the gates were fitted on, and of rows that thresholds come from.
+    # Number of rows that the gates were fitted on, and number of rows that thresholds are computed from.
     fitted: Count = 0
     calibrated: Count = 0
     metrics: dict[str, float] = field(default_factory=dict[str, float])
@@ -137,7 +137,7 @@ class Policy(ExportedGates):
 
     @property
     def typical_p_gain(self) -> Floats:
-        """Gate 1's P(gain) on requests like those in the calibration, (n,)."""
+        """Gate 1's P(gain) on the calibration rows, (n,), to compare with later requests."""
         return self.calibration.before
 
     def operating_point(self, target: Target) -> OperatingPoint:
@@ -152,7 +152,7 @@ def valid_card(folder: Path) -> PolicyCard:
     """Return the card of a policy. Raises ConfigurationError if it is missing, damaged, or made by another version."""
     raw = read_card(folder)
     check_versions(folder, raw, VERSIONS, _REMEDY)
-    if isinstance(delta := raw.pop("delta", None), int | float):  # cards before `promise_level`
+    if isinstance(delta := raw.pop("delta", None), int | float):  # written before `promise_level` existed
         raw.setdefault("promise_level", 1 - delta)
     try:
         return msgspec.convert(raw, PolicyCard)
@@ -161,7 +161,7 @@ def valid_card(folder: Path) -> PolicyCard:
 
 
 def checked_card(folder: Path) -> PolicyCard:
-    """Return the valid card of a policy whose files match it, without running them. Raises as `Policy.load`."""
+    """Return the card after checking the policy's files against it, without running them. Raises as `Policy.load`."""
     return settled(folder, _checked_card)
 
 
@@ -187,7 +187,7 @@ def _calibration(folder: Path, card: PolicyCard) -> CalibrationRows:
 
 
 def _check_whole(path: Path, card: PolicyCard, rows: CalibrationRows) -> None:
-    """Raises ConfigurationError unless the card names a pair and declares exactly the gates that judged its rows."""
+    """Raises ConfigurationError unless the card names both models and exactly the gates that have P(gain) in `rows`."""
     if not card.models.keys() >= {"local", "cloud"}:
         raise ConfigurationError(f"{path} is not a valid policy (it does not name a pair of models): {_REMEDY}.")
     judged = {"prompt": rows.before, "opening": rows.during, "cascade": rows.after}

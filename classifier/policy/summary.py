@@ -1,4 +1,4 @@
-"""Human-readable summary of a calibration: thresholds, guarantee, and the share that any method must escalate."""
+"""Human-readable summary of a calibration: thresholds, guarantee, and the least share that any method must escalate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .policy import Policy, PolicyCard
 
 
 def figures(policy: Policy, target: Target) -> dict[str, Any]:
-    """Return the operating point of `target` as flat numbers; `floor_*` only if a quality target promises a risk."""
+    """Return the operating point of `target` as named numbers; `alpha` and `floor_cloud_share` only for quality."""
     point = policy.operating_point(target)
     numbers: dict[str, Any] = {
         "rows": policy.card.rows,
@@ -33,14 +33,13 @@ def figures(policy: Policy, target: Target) -> dict[str, Any]:
         **policy.card.metrics,
     }
     if target.name != "cost" and target.promise == "level":
-        numbers |= {"promise_level": policy.card.promise_level, "delta": point.delta}  # `delta`: for one release
+        numbers |= {"promise_level": policy.card.promise_level, "delta": point.delta}  # `delta` will be removed
     if point.alpha is not None:
         numbers |= {"alpha": point.alpha, "floor_cloud_share": least_cloud_share(policy.card.gain_rate, point.alpha)}
     return numbers
 
 
 def sentences(policy: Policy, target: Target) -> list[str]:
-    """Return the summary of `target` as sentences."""
     card, point = policy.card, policy.operating_point(target)
     lines = [
         f"{card.rows} prompts, graded by {card.grading}. {card.fitted} fitted the gates; thresholds come from "
@@ -49,9 +48,11 @@ def sentences(policy: Policy, target: Target) -> list[str]:
         f"Target {target}: {point.cloud_share:.1%} go to the cloud ({point.before_share:.1%} before generation), "
         f"{point.quality:.1%} of the cloud's score, {_cost(target, point)}"
         + (", by estimated token counts." if card.estimated_tokens else "."),
-        *_escalated(policy, point),
-        _promise(target, point),
     ]
+    if point.escalated_score is not None and point.cloud_share != 1:  # escalated requests are harder than average
+        solo = float(policy.calibration.cloud.mean())
+        lines.append(f"The cloud scores {point.escalated_score:.1%} on escalated requests and {solo:.1%} on all.")
+    lines.append(_promise(target, point))
     for metric, other in (("judge.matching", "shared words"), ("judge.matching_embedding", "embeddings")):
         if (matching := card.metrics.get(metric)) is not None:
             told = f"Without the judge, {other} would grade: same verdict on {matching:.0%} of the judged prompts."
@@ -66,16 +67,8 @@ def sentences(policy: Policy, target: Target) -> list[str]:
     return lines
 
 
-def _escalated(policy: Policy, point: OperatingPoint) -> list[str]:
-    """Report the cloud's score on escalated requests, which are harder than average."""
-    if point.escalated_score is None or point.cloud_share == 1:
-        return []
-    solo = float(policy.calibration.cloud.mean())
-    return [f"The cloud scores {point.escalated_score:.1%} on escalated requests and {solo:.1%} on all."]
-
-
 def _bolder(policy: Policy, point: OperatingPoint) -> list[str]:
-    """Report how many more rows bolder thresholds need."""
+    """Report how many more rows are needed to keep more requests local."""
     card, known = policy.card, policy.calibration.evidence
     needed = rows_needed(policy.calibration, point.target, card.delta)
     if needed is None:
@@ -97,7 +90,7 @@ def _bolder(policy: Policy, point: OperatingPoint) -> list[str]:
 
 
 def _prompts(card: PolicyCard, held_out: int) -> int:
-    """Return the number of graded prompts that yields `held_out` calibration rows."""
+    """Return the number of graded prompts of which `held_out` become calibration rows."""
     return ceil(held_out * card.rows / max(1, card.calibrated))
 
 

@@ -1,8 +1,9 @@
-"""Export of a policy's models as ONNX graphs: one reads a question's topics, and one per gate gives P(gain).
+"""Export of a policy's models as ONNX graphs: one computes a question's topics, and one per gate computes P(gain).
 
-Only non-empty buckets are input: a question of 200 characters fills a twentieth of them, one of 2,000 a fifth. Sums run
-in double precision and are rounded where Python rounds them. Tree thresholds are rounded down to the next
-single-precision number, so that every row takes the same branch as in Python.
+The input is only the non-empty n-gram buckets, because most are empty: a question of 200 characters fills a twentieth
+of all buckets, and one of 2,000 characters fills a fifth. The graphs must reproduce the Python models. Therefore sums
+run in double precision and are rounded where Python rounds them, and tree thresholds are rounded down to the next
+single-precision number, so that every row follows the same branch.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .router_model import Forest, Ridge, RouterModel, Topics
 def topics_to_onnx(topics: Topics) -> bytes:
     """Export the graph from `buckets`, (m,) int64, and their `counts`, (m,) float32, to `topics`, (1, k) float32."""
     graph = Graph()
-    # Widened only after the rows are gathered: memory reads dominate, and a double-precision table would double them.
+    # Gather before the cast to double, because memory reads dominate, and a table of doubles would need twice as many.
     directions = graph.constant("directions", topics.directions.astype(np.float32))
     rows = graph.node("Cast", graph.node("Gather", directions, BUCKETS, axis=0), to=TensorProto.DOUBLE)
     topic_row = graph.node("MatMul", _weighted_words(graph, topics), rows)
@@ -71,7 +72,7 @@ class Graph:
         return name
 
     def curve(self, score: str, curve: ProbabilityCurve) -> str:
-        """Add the calibrated probability of a (n, 1) score."""
+        """Add the calibration curve, which converts an (n, 1) score to a probability."""
         offset = self.node("Sub", score, self.constant("curve_starts", curve.starts[None]))
         part = self.node("Div", offset, self.constant("curve_widths", curve.widths[None]))
         zero, one = self.constant("zero", np.array(0.0)), self.constant("one", np.array(1.0))
@@ -95,7 +96,7 @@ class Graph:
 
 
 def _weighted_words(graph: Graph, topics: Topics) -> str:
-    """Weight the counts, (m,) double: words and characters are each scaled to a length of 1/sqrt(2)."""
+    """Add the weighted n-gram counts, (m,) double. Words and characters are each scaled to a length of 1/sqrt(2)."""
     weights = graph.node("Gather", graph.constant("term_weights", topics.weights), BUCKETS, axis=0)
     weighted = graph.node("Mul", graph.node("Cast", BUCKET_COUNTS, to=TensorProto.DOUBLE), weights)
     squares = graph.node("Mul", weighted, weighted)
@@ -128,8 +129,8 @@ def _ridge(graph: Graph, name: str, ridge: Ridge, dense: str) -> str:
 
 
 def _forest(graph: Graph, forest: Forest, dense: str) -> str:
-    """Add the trees as one node. Each leaf holds the strong minus the weak score, divided by the number of trees."""
-    nodes: dict[str, list[Any]] = defaultdict(list)  # attributes of the node
+    """Add the trees as one node. Each leaf stores the strong minus the weak score, divided by the number of trees."""
+    nodes: dict[str, list[Any]] = defaultdict(list)  # attributes of the ONNX node
     trees = [estimator.tree_ for estimator in forest.model.estimators_]
     for i, tree in enumerate(trees):
         inner = tree.children_left >= 0
@@ -149,7 +150,7 @@ def _forest(graph: Graph, forest: Forest, dense: str) -> str:
 
 
 def _rounded_down(thresholds: Any) -> list[float]:
-    """Round down to single precision: for single-precision x, `x <= rounded` then equals `x <= threshold`."""
+    """Round down to single precision, so that `x <= rounded` equals `x <= threshold` for any single-precision x."""
     single = np.asarray(thresholds, np.float32)
     above = single.astype(np.float64) > thresholds
     return np.where(above, np.nextafter(single, np.float32(-np.inf)), single).astype(np.float32).tolist()

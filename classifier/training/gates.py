@@ -1,8 +1,8 @@
-"""Fitting of the shipped gates and their calibration rows, the base of every promise. Used by `updraft calibrate`,
-`updraft learn` and `updraft bench guarantee`.
+"""Fits the gates of a policy and computes the calibration rows, on which every promise is based. Used by
+`updraft calibrate`, `updraft learn` and `updraft bench guarantee`.
 
-Thresholds promise too much if the gates were fitted on the same rows and know their wording (decision 059).
-Representative rows are therefore split at random, and rows that repeat a held-out question are not fitted on.
+Thresholds would promise too much on rows that the gates were fitted on, because gates learn the wording of these rows
+(decision 059). Half of the representative rows are therefore held out, with all rows that repeat their questions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .router_model import MEMBERS, MIN_DIFFERENT, MIN_FITTED, MIN_LABELS, Labels
 # Share of the representative rows held out, chosen on simulated populations (`updraft bench guarantee`).
 HELD_OUT = 0.5
 _OFTEN_OPENED = 0.1
-# Assumed mean score of the cloud before any is known.
+# Mean score of the cloud that is assumed before any answer is graded.
 _CLOUD_SCORE = 0.9
 
 
@@ -34,7 +34,7 @@ _CLOUD_SCORE = 0.9
 class TrainingData:
     """Graded rows as numeric training data for the gates."""
 
-    # Features by gate.
+    # Features for each gate.
     features: Mapping[Mode, FeatureRows]
     labels: Labels
     # Tokens that the cloud reads and writes, (n,) each, and whether any count is an estimate.
@@ -70,7 +70,7 @@ def fit_gates(material: TrainingData, seed: int = 0, members: Sequence[str] = ME
         )
     fitting, calibrating = split_rows(material.labels, seed)
     opened = 0 if material.opened is None else int(material.opened[fitting].sum())
-    has_gate_2 = opened >= max(MIN_FITTED, _OFTEN_OPENED * len(fitting))  # else the threshold would be too noisy
+    has_gate_2 = opened >= max(MIN_FITTED, _OFTEN_OPENED * len(fitting))  # with fewer, its threshold is too noisy
     labels, topics = material.labels.take(fitting), Topics.fit(material.features["prompt"].counts[fitting], seed)
     routers: dict[Mode, RouterModel] = {
         mode: fit_router(rows.take(fitting), labels, topics, seed, members)
@@ -84,16 +84,16 @@ def fit_gates(material: TrainingData, seed: int = 0, members: Sequence[str] = ME
 
 
 def prompts_to_promise(quality: float, delta: float = DELTA) -> int:
-    """Return the least graded prompts, rounded up to tens, that can promise a quality below 1 if the cloud scores 0.9.
+    """Return the least number of graded prompts, rounded up to tens, that can promise `quality` (below 1).
 
-    With fewer prompts every request escalates, even with a perfect local model.
+    Assumes that the cloud scores 0.9. With fewer prompts every request escalates, even with a perfect local model.
     """
     rows = rows_to_promise(quality, _CLOUD_SCORE, delta)
     return max(MIN_LABELS, ceil(rows / HELD_OUT / 10) * 10)
 
 
 def split_rows(labels: Labels, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Split into rows to fit on and representative rows to calibrate on, both rising.
+    """Return the indices of the rows to fit on and of the representative rows to calibrate on, both ascending.
 
     Rows that repeat a held-out question but are not representative are in neither part.
     """
@@ -109,7 +109,7 @@ def calibrated(p_gain: Mapping[Mode, Floats], material: TrainingData, rows: NDAr
     """Combine held-out rows with their P(gain) from the shipped gates, which never saw these rows."""
     labels, (read, written, _) = material.labels.take(rows), material.tokens
     during = p_gain.get("opening")
-    if during is not None and material.opened is not None:  # shorter answers never reach gate 2
+    if during is not None and material.opened is not None:  # answers no longer than the opening skip gate 2
         during = np.where(material.opened[rows], during, 0.0)
     return CalibrationRows(
         before=p_gain["prompt"],

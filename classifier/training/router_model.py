@@ -1,9 +1,9 @@
 """Learns P(gain) from graded rows: the mean of two simple models, calibrated by cross-validation.
 
-All models are fitted to the gain, the strong score minus the weak one; difficulty alone says little about the gain
-(decision 002). The two models make different errors (decision 060): a ridge, and a forest that predicts both tiers'
-scores at once, which gives its splits twice the evidence. Both read blocks of measures and the topics, which are the
-main directions of the wording.
+Both models predict the gain (the strong tier's score minus the weak tier's), because difficulty alone says little about
+the gain (decision 002). Their errors differ (decision 060). One is a ridge regression. The other is a forest that
+predicts both tiers' scores at once, so that each split is chosen on twice the evidence. Both read the features of the
+blocks and the topics, which are the main directions of the wording.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from ..features.feature_rows import FeatureRows
 from ..features.wording import COUNTS
 from ..optional_imports import load_module
 
-# Minimum numbers of graded prompts for a policy, and of prompts to fit a router on.
+# Minimum number of graded prompts for a policy, and minimum number of prompts to fit one router on.
 MIN_LABELS, MIN_FITTED = 100, 40
 _TOPICS = 50
 _FOLDS = 5
-# Half of the questions are held out, and each fold needs one of the others.
+# Half of the questions are held out, and each cross-validation fold needs at least one of the remaining questions.
 MIN_DIFFERENT = 2 * _FOLDS
 _CLIP = 4.0
 _TREES, _LEAF, _LEAVES = 150, 12, 100
-# Ridge scale of a standardised measure; topics have a spread of about 0.1. The penalty suppresses small inputs most.
+# Scale of a block's features in the ridge; a small scale strengthens the penalty. Topics have a scale of about 0.1.
 _WEIGHTS: dict[BlockName, float] = {"wording": 0.03, "quantities": 0.03, "conversation": 0.03}
 _WEIGHT_OF_OTHERS = 0.2
 _PENALTY = 10.0
@@ -42,17 +42,17 @@ MEMBERS = ("ridge", "forest")
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Labels of n rows. Models are fitted on all rows by weight, and compared on the representative rows."""
+    """Labels of n rows. Models are fitted on all rows by `weight`, and calibrated on the representative rows."""
 
     # (n,) score of the weak tier.
     weak: Floats
     # (n,) score of the strong tier.
     strong: Floats
-    # (n,) equal for rows with the same question.
+    # (n,) identifier of the question, equal for rows with the same question.
     same: NDArray[Any]
     # (n,) inverse of the probability that a row was sampled; only ratios matter.
     weight: Floats
-    # (n,) rows that form a random sample of the requests.
+    # (n,) whether each row belongs to a random sample of the requests.
     representative: Bools
 
     @classmethod
@@ -74,7 +74,7 @@ class Labels:
 
     @property
     def representative_rows(self) -> NDArray[Any]:
-        """Indices of the rows to calibrate and compare on."""
+        """Indices of the representative rows, on which models are calibrated."""
         return np.flatnonzero(self.representative)
 
     @property
@@ -84,7 +84,7 @@ class Labels:
 
     @property
     def evidence(self) -> int:
-        """Number of independent rows that the representative rows count as: Kish's effective size over repetitions."""
+        """Effective number of independent representative rows (Kish's formula), which repeated questions reduce."""
         repeats = np.unique(self.same[self.representative], return_counts=True)[1]
         return int(repeats.sum() ** 2 / float((repeats**2).sum()) + 1e-9) if len(repeats) else 0
 
@@ -103,12 +103,12 @@ class Topics:
         document_frequency = np.asarray((counts > 0).sum(axis=0), np.float64).ravel()
         weights = np.log((1.0 + counts.shape[0]) / (1.0 + document_frequency)) + 1.0
         svd = load_module("sklearn.decomposition", "calibrate").TruncatedSVD(_TOPICS, random_state=seed)
-        with np.errstate(invalid="ignore"):  # explained shares are 0/0 if all prompts have the same words
+        with np.errstate(invalid="ignore"):  # explained variance is 0/0 if all prompts have the same words
             directions = np.asarray(svd.fit(_weighted(counts, weights)).components_.T, np.float32)
         return cls(weights, directions.astype(np.float64))
 
     def prepare(self, rows: FeatureRows) -> Inputs:
-        """Return topics and measures side by side."""
+        """Return the input matrix of `rows`: topics and features of the blocks side by side."""
         topics = np.asarray(_weighted(rows.counts, self.weights) @ self.directions, np.float64)
         weights = [np.full(width, _WEIGHTS.get(name, _WEIGHT_OF_OTHERS)) for name, width in rows.widths.items()]
         return Inputs(
@@ -120,9 +120,9 @@ class Topics:
 class Inputs:
     """Input matrix of the member models."""
 
-    # (n, k) topics and measures.
+    # (n, k) topics and features of the blocks.
     x: Array
-    # (k,) ridge scale of each column.
+    # (k,) scale of each column in the ridge.
     weights: Floats
 
     def take(self, rows: NDArray[Any]) -> Inputs:
@@ -171,7 +171,7 @@ class RouterModel:
         return self.blended(self.topics.prepare(rows).x)
 
     def blended(self, x: Array) -> Floats:
-        """Return the score of rows that `topics` has prepared."""
+        """Return the uncalibrated score of the rows of `x`, a matrix from `topics.prepare`."""
         return self.bias + _sum(weight * self.members[name].score(x) for name, weight in self.weights.items())
 
     def refitted(self, rows: FeatureRows, labels: Labels, seed: int = 0) -> RouterModel:
@@ -215,7 +215,7 @@ def _sum(terms: Iterable[Floats]) -> Floats:
 
 
 def _cross_fitted(inputs: Inputs, labels: Labels, seed: int, names: Sequence[str]) -> dict[str, Floats]:
-    """Return each row's scores by members that were fitted without the row's fold."""
+    """Return the scores of each row by models that were fitted on the folds without this row."""
     folds = _folds(labels, seed)
     crossed = {name: np.zeros(len(folds)) for name in names}
     for fold in range(_FOLDS):
@@ -235,7 +235,7 @@ def _fit(name: str, inputs: Inputs, labels: Labels, seed: int) -> Member:
     if name == "ridge":
         return _fit_ridge(inputs, labels.gain, labels.weight)
     ensemble = load_module("sklearn.ensemble", "calibrate")
-    # With many rows, small leaves follow single words: a typo changes more decisions, and P(gain) is calibrated worse.
+    # With many rows, small leaves would fit single words, so that typos change more decisions and calibration is worse.
     leaf = max(_LEAF, len(inputs.x) // _LEAVES)
     trees = ensemble.ExtraTreesRegressor(_TREES, min_samples_leaf=leaf, max_features=0.3, random_state=seed)
     return Forest(trees.fit(inputs.x, np.stack((labels.weak, labels.strong), axis=1), sample_weight=labels.weight))
@@ -246,7 +246,7 @@ def _fit_ridge(inputs: Inputs, gain: Floats, rows: Floats) -> Ridge:
     x, weight, share = inputs.x, inputs.weights, rows / rows.mean()
     mean: Floats = x.mean(axis=0, dtype=np.float64)
     scale: Floats = np.asarray(np.maximum(x.std(axis=0, dtype=np.float64), 1e-3), np.float64)
-    # Topics share one scale: dividing each by its own spread would make the weakest topic count as much as the first.
+    # All topics keep their scale. Divided by their own spread, the weakest topic would count as much as the first.
     scale[:_TOPICS] = 1.0
     linear = load_module("sklearn.linear_model", "calibrate").Ridge(_PENALTY, solver="cholesky")
     linear.fit(_standardised(x, mean, scale) * weight, gain, sample_weight=share)
@@ -258,7 +258,7 @@ def _standardised(x: Array, mean: Floats, scale: Floats, clip: float = _CLIP) ->
 
 
 def _weighted(counts: Any, weights: Floats) -> Any:
-    """Weight the counts and scale words and characters each to a length of 1/sqrt(2), or zero."""
+    """Weight the counts, and scale the words and the characters of each row to a length of 1/sqrt(2) (0 if empty)."""
     sparse = load_module("scipy.sparse", "calibrate")
     halves: list[Any] = []
     for half in (slice(0, COUNTS // 2), slice(COUNTS // 2, COUNTS)):

@@ -41,7 +41,7 @@ _TOLERANCE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class FitRecipe:
-    """Card entries that do not come from the rows. The same seed and rows give the same files."""
+    """Seed of the fit, and card entries that the rows do not determine. The same seed and rows give the same files."""
 
     models: dict[str, str]
     data: list[Source]
@@ -82,7 +82,7 @@ def training_data_of(rows: Sequence[GradedRow]) -> TrainingData:
 
 
 def _same(questions: Sequence[str]) -> NDArray[np.intp]:
-    """Number the questions, (n,); equal texts get equal numbers. A numpy array of texts would pad each text."""
+    """Return a number for each text, (n,), equal for equal texts. A numpy array of texts would pad every text."""
     numbers = {question: number for number, question in enumerate(sorted(set(questions)))}
     return np.array([numbers[question] for question in questions])
 
@@ -104,7 +104,7 @@ def write_policy(found: FittedGates, material: TrainingData, recipe: FitRecipe, 
         data=recipe.data,
         grading=recipe.grading,
         date=recipe.date,
-        # A row of weight 0 repeats another row, with the grades used for the promise.
+        # Rows of weight 0 are not counted: they repeat another row, with the grades used for the promise.
         rows=int(np.count_nonzero(labels.weight)),
         fitted=int(np.count_nonzero(labels.weight[found.fitting])),
         calibrated=len(calibration.local),
@@ -127,7 +127,7 @@ def write_policy(found: FittedGates, material: TrainingData, recipe: FitRecipe, 
 def estimated_tokens(rows: Sequence[GradedRow]) -> tuple[Floats, Floats, bool]:
     """Return the tokens that the cloud reads and writes for each row, (n,) each, and whether any are estimates.
 
-    Estimates assume four characters per token and a cloud's answer as long as the local one (256 tokens without one).
+    Estimates assume four characters per token and a cloud's answer as long as the local answer (or 256 tokens).
     """
     read = [row.cloud_read if row.cloud_read is not None else len(row.prompt) / _CHARS_PER_TOKEN for row in rows]
     likely = [_ANSWER_TOKENS if row.answer is None else len(row.answer) / _CHARS_PER_TOKEN for row in rows]

@@ -13,6 +13,7 @@ from ..shared.help_panels import shows
 from ..shared.option_groups import Without
 
 if TYPE_CHECKING:
+    from ...classifier.policy.policy import Policy
     from ...router.config import RouterConfig
     from .sources import CalibrationRun
 
@@ -101,8 +102,8 @@ def calibrate(
       updraft calibrate --live 400 --prompts mine.jsonl --judge bigger --budget 2 --plot curve.png
     """
     from ...classifier.optional_imports import check_fitting
+    from ..shared.plots import check_plotting
     from . import sources
-    from .plot import check_plotting
 
     _check_flags(data, live, prompts, from_log, save)
     if judge is None and (judge_url or judge_api_key_env):
@@ -162,8 +163,8 @@ def _fit(
     from ...classifier.policy.folders import policy_folder_of
     from ...classifier.policy.summary import figures
     from ...classifier.training.train import FitRecipe, fit_policy
+    from ...protocol.settings import config_file
     from ...router.factory import hashed_identity
-    from .printing import show
 
     recipe = FitRecipe(
         models=run.models,
@@ -177,9 +178,14 @@ def _fit(
     folder = out or policy_folder_of(run.models)
     policy = fit_policy(run.rows, recipe, folder)
     apart = json_output.is_stdout(json_path)
-    for line in (*show(policy, config, plot), *run.notes, _where(folder, run.models, given=out is not None)):
+    for line in (*_shown(policy, config, plot), *run.notes):
         output.echo(line, err=apart)
-    output.echo(_next(config), err=apart)
+    how = "the router loads it automatically" if out is None else f"set policy = {str(folder)!r} to use it"
+    output.echo(f"The policy for {run.models['local']} with {run.models['cloud']} is in {folder}: {how}.", err=apart)
+    name, value = config.target.name, f"{config.target.value:g}"
+    option = f"--{name.replace('_', '-')} {value}"
+    where = f"{option}, {name}={value} in code, or {name} = {value} in {config_file()}"
+    output.echo(f"To set this target: {where}.", err=apart)
     if json_path is not None:
         from ...bench.shared.report import Report
 
@@ -187,15 +193,21 @@ def _fit(
         json_output.write(json_path, report.fields())
 
 
-def _where(folder: Path, models: dict[str, str], *, given: bool) -> str:
-    pair = f"{models['local']} with {models['cloud']}"
-    how = f"set policy = {str(folder)!r} to use it" if given else "the router loads it automatically"
-    return f"The policy for {pair} is in {folder}: {how}."
+def _shown(policy: Policy, config: RouterConfig, picture: Path | None) -> list[str]:
+    """Return the curve, the promise and the data as lines; also write the curve to `picture` if it is given."""
+    from ...bench.router.plot import terminal_plot
+    from ...classifier.evaluation import cost_quality as curve
+    from ...classifier.policy.summary import sentences
 
+    rows = policy.calibration
+    routed = curve.fine_curve(rows.judged, rows.local, rows.cloud)
+    oracle = curve.fine_curve(curve.oracle_scores(rows.local, rows.cloud), rows.local, rows.cloud)
+    lines = [terminal_plot(routed, oracle), *sentences(policy, config.target)]
+    if picture is not None:
+        from ..shared.plots import curve_png
 
-def _next(config: RouterConfig) -> str:
-    from ...protocol.settings import config_file
-
-    name, value = config.target.name, f"{config.target.value:g}"
-    option = f"--{name.replace('_', '-')} {value}"
-    return f"To set this target: {option}, {name}={value} in code, or {name} = {value} in {config_file()}."
+        point = policy.operating_point(config.target)
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        picture.write_bytes(curve_png(routed, oracle, (point.cloud_share, point.quality * routed.strong)))
+        lines.append(f"The curve is in {picture}.")
+    return lines

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from ...router.tiers.interfaces import LocalTier
     from .spending import Spending
 
-_REFUSALS = (401, 403, 404)  # wrong key or model name: every prompt would fail
+_REFUSALS = (401, 403, 404)  # wrong key or model name, so every prompt would fail
 _BILLED_PERHAPS = (408, 504)
 _ANSWER_BYTES = 4096  # assumed answer size in cost estimates
 
 
 class RefusedError(UpstreamError):
-    """The cloud refuses every request: the key or the model name is wrong."""
+    """The cloud refuses every request, because the key or the model name is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class CloudModel:
             self.spending.settle(reserved, usd)
 
     async def verdict(self, messages: Messages) -> str:
-        """Return the judge's reply. Raises RefusedError if the judge refuses the key, JudgementError if it fails."""
+        """Return the judge's reply. Raises RefusedError for a refused key, JudgementError for other failures."""
         try:
             answer = await self.complete(messages)
         except RefusedError as error:
@@ -158,14 +158,17 @@ class TierPair:
             raise self._refused
         local = ComparableAnswer(pair.local, pair.local_finish)
         weak, strong = await self._grader.grade(prompt, local, ComparableAnswer(pair.cloud, pair.cloud_finish))
+        signals = (np.array(each, np.float32) for each in (pair.logprobs, pair.entropies, pair.margins))
+        packed = (pair.prompt_logprobs, pair.prompt_hidden, pair.answer_hidden)
+        states = (np.frombuffer(each, np.float32) for each in packed)
         return GradedRow(
             prompt=prompt.prompt,
             weak=weak,
             strong=strong,
             domain=prompt.kind,
             answer=pair.local,
-            signals=AnswerSignals(*(_floats(each) for each in (pair.logprobs, pair.entropies, pair.margins))),
-            states=_states(pair) if pair.prompt_hidden else None,
+            signals=AnswerSignals(*signals),
+            states=ModelStates(*states, finish_reason=pair.local_finish) if pair.prompt_hidden else None,
             cloud_read=pair.cloud_read,
             cloud_written=pair.cloud_written,
             messages=tuple(prompt.messages),
@@ -179,7 +182,7 @@ class TierPair:
         spending = self._cloud.spending
         reserved = spending.likely(self._cloud.name, _body(prompt.body))
         for_judge = spending.hold(reserved + self._judge_costs(prompt)) - reserved
-        spending.settle(reserved, 0.0)  # the budget suffices; `complete` makes its own reservation
+        spending.settle(reserved, 0.0)  # only checks the budget, since `complete` reserves again
         try:
             local, completion = await asyncio.gather(_run(self._local, prompt), self._cloud.complete(prompt.body))
         finally:
@@ -194,7 +197,7 @@ class TierPair:
         return local
 
     def _judge_costs(self, prompt: Prompt) -> float:
-        """Return the highest likely cost of both verdicts, in US dollars."""
+        """Return the highest likely cost, in US dollars, of asking the judge twice about a prompt."""
         judge = self._grader.judge
         if judge is None or prompt.grade is not None:
             return 0.0
@@ -208,8 +211,8 @@ def _body(messages: Messages) -> dict[str, Any]:
 
 
 async def _run(local: LocalTier, prompt: Prompt) -> AnsweredPair:
-    """Return a pair that holds the local answer and its signals."""
-    run = await local.start(prompt.messages, SamplingParams())  # the defaults that apply to requests without settings
+    """Return a pair in which only the local answer and its signals are set."""
+    run = await local.start(prompt.messages, SamplingParams())  # the defaults, as for a request without parameters
     try:
         async for _token in run:
             pass
@@ -229,18 +232,5 @@ async def _run(local: LocalTier, prompt: Prompt) -> AnsweredPair:
         await run.aclose()
 
 
-def _states(pair: AnsweredPair) -> ModelStates:
-    return ModelStates(
-        np.frombuffer(pair.prompt_logprobs, np.float32),
-        np.frombuffer(pair.prompt_hidden, np.float32),
-        np.frombuffer(pair.answer_hidden, np.float32),
-        pair.local_finish,
-    )
-
-
 def _packed(values: Array | None) -> bytes:
     return b"" if values is None else np.asarray(values, np.float32).tobytes()
-
-
-def _floats(values: list[float]) -> Array:
-    return np.array(values, np.float32)

@@ -40,7 +40,7 @@ class JudgeOptions:
     budget: float | None = None
 
     def config(self, config: RouterConfig) -> RouterConfig:
-        """Return settings with the judge as the cloud. The cloud's key is sent to the cloud's URL only."""
+        """Return settings in which the judge is the cloud. A judge at another URL does not get the cloud's API key."""
         assert self.model is not None
         own = self.url is None
         key = options.key_from(self.key_env, "--judge-api-key-env") if self.key_env else None
@@ -137,7 +137,7 @@ def from_log(config: RouterConfig, log: Path, judging: JudgeOptions) -> Calibrat
 
 
 def _conversation(row: Observation) -> Prompt:
-    """Return the conversation of a recorded request as a prompt of `--live`."""
+    """Return the conversation of a recorded request, in the form of a prompt for `--live`."""
     from ...classifier.features.gate_inputs import PromptView
     from ...classifier.grading.questions import Prompt
 
@@ -147,7 +147,7 @@ def _conversation(row: Observation) -> Prompt:
 
 
 async def _replayed(asking: LiveSetup, asked: list[tuple[Observation, Prompt]]) -> list[tuple[float, float] | None]:
-    """Return the scores of each request: the recorded scores if there is nothing to judge, None without a verdict."""
+    """Return each request's scores: the recorded scores if no judge is needed, or None if the judge fails."""
     from ...classifier.grading.agreement import ComparableAnswer
     from ...classifier.grading.judge import JudgementError
 
@@ -173,6 +173,7 @@ def from_life(config: RouterConfig, file: Path, n: int, judging: JudgeOptions) -
     from ...classifier.grading.grader import PairGrader
     from ...classifier.grading.questions import read_prompts
     from ...router.factory import local_identity
+    from ...router.privacy.rules import PrivacyRules
     from ..shared.console import Console
     from ..shared.watch import Watch
     from .saved_answers import SavedAnswers, prompt_key, saved_answers_file
@@ -182,8 +183,8 @@ def from_life(config: RouterConfig, file: Path, n: int, judging: JudgeOptions) -
     if len(available) < n:
         raise InvalidRequestError(f"{file} has {len(available)} prompts, but --live asks for {n}.", param="live")
     _check_allowed(config)
-    watch = Watch(Console(stderr=True))
-    prompts = _allowed(config, available[:n])
+    watch, rules = Watch(Console(stderr=True)), PrivacyRules(config.privacy)
+    prompts = [each for each in available[:n] if all(rules.search(message.text) is None for message in each.messages)]
     if len(prompts) < n:
         watch.say(f"{n - len(prompts)} of {n} prompts match a privacy rule and are not asked.")
     _check_enough(len(prompts))  # fail before anything is paid for
@@ -206,12 +207,10 @@ def from_life(config: RouterConfig, file: Path, n: int, judging: JudgeOptions) -
             asking = LiveSetup(running, judging, PairGrader(embed=_embedder()), spending)
             with watch.stage("both tiers", len(prompts)) as advance:
                 rows = asyncio.run(_asked(asking, kept, prompts, lambda: advance("")))
-            _check_rows(rows, len(prompts))
+            _check_rows(rows, len(prompts), watch.say)
         except BaseException:
             _stopped(kept)
             raise
-    for line in _lost(rows, len(prompts)):
-        watch.say(line)
     return CalibrationRun(
         rows.rows,
         models,
@@ -278,14 +277,6 @@ def _stopped(kept: SavedAnswers) -> None:
         )
 
 
-def _allowed(config: RouterConfig, prompts: list[Prompt]) -> list[Prompt]:
-    """Return the prompts in which no message matches a privacy rule."""
-    from ...router.privacy.rules import PrivacyRules
-
-    rules = PrivacyRules(config.privacy)
-    return [prompt for prompt in prompts if all(rules.search(each.text) is None for each in prompt.messages)]
-
-
 def _check_allowed(config: RouterConfig) -> None:
     """Raise ConfigurationError if the settings forbid sending every prompt to the cloud."""
     if config.offline:
@@ -298,8 +289,8 @@ def _check_allowed(config: RouterConfig) -> None:
         )
 
 
-def _check_rows(live: LiveRows, count: int) -> None:
-    """Raise UpstreamError if there are no rows, InvalidRequestError if there are too few."""
+def _check_rows(live: LiveRows, count: int, say: Callable[[str], None]) -> None:
+    """Report prompts without a graded row. Raise UpstreamError if there are no rows, InvalidRequestError if too few."""
     shown = "; ".join(live.failures[:3])
     if not live.rows and not live.unasked:
         raise UpstreamError(f"No prompt was answered by both tiers: {shown}")
@@ -307,6 +298,10 @@ def _check_rows(live: LiveRows, count: int) -> None:
     if live.unasked:
         why += f", and {live.unasked} are not: {live.budget}. Raise --budget and run the same command to resume"
     _check_enough(len(live.rows), f"{why}. {shown}".strip())
+    if live.failures:
+        say(f"{len(live.failures)} of {count} prompts failed and are left out of the policy: {shown}")
+    if live.unasked:
+        say(f"{live.unasked} of {count} prompts were not asked: {live.budget}.")
 
 
 def _for_promise(target: Target) -> int:
@@ -325,19 +320,8 @@ def _check_enough(rows: int, why: str = "") -> None:
         raise InvalidRequestError(f"{message} {why}".strip(), param="live")
 
 
-def _lost(live: LiveRows, count: int) -> list[str]:
-    """Return lines that report the prompts without a row."""
-    lines: list[str] = []
-    if live.failures:
-        shown = "; ".join(live.failures[:3])
-        lines.append(f"{len(live.failures)} of {count} prompts failed and are left out of the policy: {shown}")
-    if live.unasked:
-        lines.append(f"{live.unasked} of {count} prompts were not asked: {live.budget}.")
-    return lines
-
-
 def _notes(asking: LiveSetup, *, asked_cloud: bool = False) -> tuple[str, ...]:
-    """Return lines on the judge's verdicts and on the cost. `asked_cloud`: report the cost even without a judge."""
+    """Return lines on the judge's results and on the cost. `asked_cloud`: report the cost even without a judge."""
     judge, spending, lines = asking.grader.judge, asking.spending, list[str]()
     if judge is not None:
         counts = judge.counts

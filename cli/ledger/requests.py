@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -23,8 +24,11 @@ LedgerPath = Annotated[
 
 @contextmanager
 def open_ledger(path: Path | None) -> Iterator[Ledger]:
-    """Open the ledger at `path`, or the configured ledger, read-only. Raises InvalidRequestError if it is missing."""
-    from ...router.accounting.ledger import Ledger
+    """Open the ledger at `path`, or the configured ledger, read-only.
+
+    Raises InvalidRequestError if it is missing, and StorageError if it is damaged.
+    """
+    from ...router.accounting.ledger import Ledger, damaged
     from ...router.accounting.ledger_writer import collect_rows
     from ...router.settings_sources import load_config
 
@@ -32,9 +36,12 @@ def open_ledger(path: Path | None) -> Iterator[Ledger]:
     if path is None or not has_file(path):
         where = "The ledger is off" if path is None else f"There is no ledger at {path}"
         raise InvalidRequestError(f"{where}: name a ledger with --ledger, or send a request first.")
-    collect_rows(path)
-    with closing(Ledger(path, read_only=True)) as ledger:
-        yield ledger
+    try:
+        collect_rows(path)
+        with closing(Ledger(path, read_only=True)) as ledger:
+            yield ledger
+    except sqlite3.DatabaseError as error:
+        raise damaged(path, str(error)) from error
 
 
 def why(

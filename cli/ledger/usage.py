@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -68,7 +68,7 @@ def usage(
     if gateway is not None:
         if ledger is not None or (as_csv and as_json):
             raise InvalidRequestError("Give at most one of --gateway and --ledger, and one of --csv and --json.")
-        GatewayUsage(gateway, by, start, "csv" if as_csv else "json" if as_json else "table", rows).show()
+        _show_gateway(gateway, by, start, as_csv=as_csv, as_json=as_json, rows=rows)
         return
     from ...router.accounting.ledger import GROUPS
 
@@ -126,69 +126,53 @@ def _start(text: str) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-Form = Literal["table", "json", "csv"]
+def _show_gateway(database: str, by: str, since: float, *, as_csv: bool, as_json: bool, rows: bool) -> None:
+    """Print sums or single requests of a gateway's ledger. Raises ConfigurationError, InvalidRequestError."""
+    from ...cloud_engine.gateway.ledger.opening import open_reader
+
+    reader = open_reader(database)
+    if rows and not (as_csv or as_json):
+        raise InvalidRequestError("--rows has no table form: add --csv or --json.")
+    if rows:
+        with reader.rows(since) as requests:
+            if as_csv:
+                _write_csv(requests)
+            else:  # JSON Lines, because there may be many requests
+                for each in requests:
+                    output.echo(json.dumps(each))
+        return
+    sums = reader.totals([by], since)
+    if as_csv:
+        _write_csv(sums)
+    elif as_json:
+        json_output.show({"since": since, by: sums})
+    else:
+        _show_sums(by, sums)
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayUsage:
-    """Query of the gateway's ledger, and the output format."""
+def _show_sums(by: str, sums: list[dict[str, Any]]) -> None:
+    from rich.markup import escape
 
-    # SQLite file, or PostgreSQL URL.
-    database: str
-    # Column to group by.
-    by: str
-    # Time of the earliest request, in seconds since the epoch.
-    since: float
-    # Output format.
-    form: Form
-    # Whether to print each request instead of sums.
-    rows: bool = False
+    from ...router.accounting.explanation import printable as in_one_line
+    from ..shared.console import Console
+    from ..shared.tables import columns, dollars
 
-    def show(self) -> None:
-        """Print the result. Raises ConfigurationError, or InvalidRequestError for `rows` in table form."""
-        from ...cloud_engine.gateway.ledger.opening import open_reader
+    table = columns(by, *_SHOWN.values(), right=tuple(_SHOWN.values()))
+    for each in sums:
+        figures = [dollars(each[name], ".4f") if name == "cost_usd" else f"{each[name]:,}" for name in _SHOWN]
+        table.add_row(escape(in_one_line(str(next(iter(each.values()))))) or "-", *figures)
+    console = Console(highlight=False)
+    console.print(table)
+    if unpriced := sum(each["unpriced"] for each in sums):
+        console.print(f"{unpriced:,} requests used a model without a price: see `updraft gateway --prices`.")
 
-        reader = open_reader(self.database)
-        if not self.rows:
-            self._show_sums(reader.totals([self.by], self.since))
-        elif self.form == "table":
-            raise InvalidRequestError("--rows has no table form: add --csv or --json.")
-        else:
-            with reader.rows(self.since) as requests:
-                self._write(requests)
 
-    def _show_sums(self, sums: list[dict[str, Any]]) -> None:
-        if self.form != "table":
-            self._write(sums)
-            return
-        from rich.markup import escape
-
-        from ...router.accounting.explanation import printable as in_one_line
-        from ..shared.console import Console
-        from ..shared.tables import columns, dollars
-
-        table = columns(self.by, *_SHOWN.values(), right=tuple(_SHOWN.values()))
-        for each in sums:
-            figures = [dollars(each[name], ".4f") if name == "cost_usd" else f"{each[name]:,}" for name in _SHOWN]
-            table.add_row(escape(in_one_line(str(next(iter(each.values()))))) or "-", *figures)
-        console = Console(highlight=False)
-        console.print(table)
-        if unpriced := sum(each["unpriced"] for each in sums):
-            console.print(f"{unpriced:,} requests used a model without a price: see `updraft gateway --prices`.")
-
-    def _write(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Print CSV or JSON; single requests as JSON Lines, because there may be many."""
-        if self.form == "csv":
-            writer = csv.writer(sys.stdout, lineterminator="\n")
-            for number, each in enumerate(rows):
-                if number == 0:
-                    writer.writerow(each)
-                writer.writerow([_plain(value) for value in each.values()])
-        elif self.rows:
-            for each in rows:
-                output.echo(json.dumps(each))
-        else:
-            json_output.show({"since": self.since, self.by: list(rows)})
+def _write_csv(rows: Iterable[Mapping[str, Any]]) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    for number, each in enumerate(rows):
+        if number == 0:
+            writer.writerow(each)
+        writer.writerow([_plain(value) for value in each.values()])
 
 
 def _plain(value: object) -> object:

@@ -47,7 +47,7 @@ _VLLM = {
 
 def metrics_page() -> str:
     node = _families(node_metrics(EngineStats(), Latencies(), healthy=True))
-    gateway = _families(gateway_metrics(Counters()))
+    gateway, router = _families(gateway_metrics(Counters())), LearningCounts().metrics()
     if unknown := set(_VLLM) - {name for name, _, _ in (*node, *gateway)}:
         raise ValueError(f"There is no metric {', '.join(sorted(unknown))}: correct the table of vLLM's names.")
     return page(
@@ -59,17 +59,13 @@ def metrics_page() -> str:
         "Series of single keys (label `key`) need an API key with the scope `usage`. `tier` is the key's priority.",
         _beside_vllm(gateway),
         "## Router",
-        _plain(LearningCounts().metrics()),
+        table(("metric", "type", "meaning"), [(code(name), *rest) for name, *rest in _families(router)]),
     )
 
 
 def _beside_vllm(families: list[tuple[str, str, str]]) -> str:
     rows = [(code(name), kind, text, code(_VLLM.get(name, ""))) for name, kind, text in families]
     return table(("metric", "type", "meaning", "in vLLM"), rows)
-
-
-def _plain(metrics: Iterable[Any]) -> str:
-    return table(("metric", "type", "meaning"), [(code(name), kind, text) for name, kind, text in _families(metrics)])
 
 
 def _families(metrics: Iterable[Any]) -> list[tuple[str, str, str]]:

@@ -69,7 +69,7 @@ _GATEWAY = {
     "/admin/keys/{key_id}/rotate": "replace a key; the old key stays valid for `overlap_s` seconds; scope `admin`",
     "/admin/audit": "the last 1,000 changes to keys: time, actor, action and key; scope `admin`",
 }
-#: Error codes that are set where the error is raised: class and meaning.
+#: Class and meaning of the error codes that are set by the raising code instead of the error class.
 GIVEN_CODES: dict[str, tuple[type[errors.UpdraftError], str]] = {
     "invalid_json": (errors.InvalidRequestError, "The body is not JSON."),
     "invalid_http": (errors.InvalidRequestError, "The request is not valid HTTP, or its length is ambiguous."),

@@ -5,9 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from ...protocol.errors import ConfigurationError
 from ...protocol.safety.private_files import write_private
@@ -18,39 +16,20 @@ _UNIT = f"{LABEL}.service"
 _NO_SERVICE = "No service can be installed: run `updraft serve` yourself or under another supervisor."
 
 
-class ServiceManager(Protocol):
-    """A system's service manager. All methods raise ConfigurationError with the output of a failed system command."""
+def service_manager() -> Systemd | Launchd | TaskScheduler:
+    """Return the service manager of this system. Raises ConfigurationError if the system has no systemctl.
 
-    @property
-    def definition(self) -> Path:
-        """The file that describes the service."""
-        ...
-
-    def install(self, spec: ServiceSpec) -> None:
-        """Write the definition and start the service, replacing a running service."""
-        ...
-
-    def uninstall(self) -> None:
-        """Stop the service and remove its definition."""
-        ...
-
-    def status(self) -> str:
-        """Return the service's state as the system names it."""
-        ...
-
-
-def service_manager(platform: str = sys.platform) -> ServiceManager:
-    """Return the service manager of this system. Raises ConfigurationError if the system has no systemctl."""
-    if platform == "darwin":
+    `install` replaces a running service. Methods raise ConfigurationError with the output of a failed system command.
+    """
+    if sys.platform == "darwin":
         return Launchd()
-    if platform == "win32":
+    if sys.platform == "win32":
         return TaskScheduler()
     if shutil.which("systemctl") is None:
         raise ConfigurationError(f"This system has no systemctl. {_NO_SERVICE}")
     return Systemd()
 
 
-@dataclass(frozen=True, slots=True)
 class Systemd:
     """systemd user unit; starts at login, or at boot after `loginctl enable-linger`."""
 
@@ -79,7 +58,6 @@ class Systemd:
         return _run("systemctl", "--user", "is-active", _UNIT, fails=True) or "unknown"
 
 
-@dataclass(frozen=True, slots=True)
 class Launchd:
     """Launch agent of the user."""
 
@@ -101,7 +79,6 @@ class Launchd:
         return "active" if '"PID"' in _run("launchctl", "list", LABEL, fails=True) else "inactive"
 
 
-@dataclass(frozen=True, slots=True)
 class TaskScheduler:
     """Task of the Task Scheduler that starts at logon."""
 
@@ -132,7 +109,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _run(*command: str, fails: bool = False) -> str:
-    """Run `command` and return its output. `fails`: accept a non-zero exit code."""
+    """Run `command` and return its output. `fails`: whether a non-zero exit code is accepted."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False

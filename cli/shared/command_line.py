@@ -87,7 +87,7 @@ class CommandLine(typer.Typer):
 
 
 def _escape_help(command: Any) -> None:
-    """Escape `[words]` in help texts: rich reads them as style tags and drops unknown ones."""
+    """Escape `[words]` in help texts, because rich reads them as style tags and drops unknown tags."""
     command.help = command.help and escape(command.help)
     for param in command.params:
         if getattr(param, "help", None):

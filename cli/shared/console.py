@@ -1,4 +1,4 @@
-"""rich console that removes control characters from texts. Imported when a command runs: rich loads slowly."""
+"""A rich console that removes control characters from texts. Import this module late, because rich loads slowly."""
 
 from __future__ import annotations
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from ...protocol.errors import ConfigurationError, InvalidRequestError, UpdraftError
 
-FAILED, MISUSED = 1, 2
-
 
 def message_of(error: Exception) -> str:
     """Return the message for the user: Updraft's own, else the server's, else the exception's type and text."""
@@ -24,7 +22,7 @@ def message_of(error: Exception) -> str:
 def exit_code(error: Exception) -> int:
     """Return 2 if the user has to change the command or a setting, else 1."""
     misused = isinstance(error, InvalidRequestError | ConfigurationError)
-    return MISUSED if misused or _server_error(error).get("type") == ConfigurationError.type else FAILED
+    return 2 if misused or _server_error(error).get("type") == ConfigurationError.type else 1
 
 
 def _server_error(error: Exception) -> dict[str, Any]:

@@ -77,7 +77,7 @@ PolicyFolder = Annotated[
 ]
 
 
-#: Options of `Pair` that `--help` shows. The settings file takes the others.
+#: Options of `Pair` that `--help` shows. The others are usually set in the settings file.
 USUAL = ("--local", "--cloud-url", "--cloud-model", "--api-key-env", "--quality", "--confidence", "--promise-level")
 #: Fields of `Pair` that calibrating commands leave out: the plain threshold and the local model's formats.
 CALIBRATED = ("confidence", "confidence_signal", "tool_parser", "chat_template")
@@ -211,7 +211,7 @@ def cloud_model_of(config: RouterConfig) -> str:
 
 @contextmanager
 def with_cloud(config: RouterConfig, say: Callable[[str], None], *, nodes: int = 1) -> Iterator[RouterConfig]:
-    """Yield the configuration to run with; the packaged local model gets the packaged cloud if no cloud is configured.
+    """Yield the configuration to run with. The packaged local model gets the packaged cloud if no cloud is configured.
 
     The packaged cloud stops when the block ends. It is not started with 0 `nodes`, offline, or without torch and pyzmq.
     `say` receives progress messages, including those of the local engine's first use on this machine.

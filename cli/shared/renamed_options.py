@@ -1,4 +1,4 @@
-"""Former names of options. A command that gets one stops with an error that names the current option."""
+"""Former names of options. A command called with a former name fails and names the current option."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from ...protocol.errors import ConfigurationError
 
-#: Current name by former name, for commands that have the current and not the former one.
+#: Current name by former name. Applies to commands that have the current option but not the former option.
 RENAMED = MappingProxyType({
     "--cloud": "--cloud-url", "--cloud-key-env": "--api-key-env", "--confidence": "--promise-level",
     "--key-env": "--app-api-key-env --api-key-env", "--key-file": "--api-key-file",

@@ -77,19 +77,14 @@ def introduction(config: RouterConfig) -> list[str]:
     Raises ConfigurationError if no model is configured.
     """
     from ...router.factory import check_configured
+    from ...router.tiers.local_server.address import server_address
 
     check_configured(config)
     if config.local != "pocket":
-        local = _shown(config.local)
+        local = config.local or "none"
+        local = local if server_address(local) else Path(local).stem
         cloud = f"{config.cloud_model} at {config.cloud_url}" if config.cloud_url else "none"
         return [f"on this device: {local}; in the cloud: {cloud}"]
     from ...embedded import pocket
 
     return [pocket.ABOUT, "Try: " + "  |  ".join(pocket.EXAMPLES), SWITCH]
-
-
-def _shown(local: str | None) -> str:
-    """Return the file's name without folder and suffix, or a server as configured."""
-    from ...router.tiers.local_server.address import server_address
-
-    return "none" if local is None else local if server_address(local) else Path(local).stem

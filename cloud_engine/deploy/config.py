@@ -30,13 +30,13 @@ _OWN = (
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The gateway. Its replicas share keys, limits and ledger through files, so they run on one machine."""
+    """Settings of the gateway. Its replicas share keys, limits and ledger as files, so all must run on one machine."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8000
     # Gateway processes.
     replicas: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)] = 2
-    # On Ray, listen on `port` directly, on one machine, instead of behind Ray's slower proxies.
+    # On Ray: the gateway itself listens on `port`, on one machine. If False, Ray's slower proxies listen there.
     direct: bool = False
     # Key database. None: keys.sqlite3 in the state folder.
     keys: str | None = None
@@ -61,16 +61,16 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The number of nodes of a model. Without Ray, `min` nodes run."""
+    """Bounds on the number of nodes that serve a model. Without Ray, always `min` nodes run."""
 
     min: Positive = 1
     max: Positive = 1
 
 
 class Autoscaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Ray's autoscaling targets, between `replicas.min` and `replicas.max`."""
+    """Targets and delays of Ray's autoscaling, which runs between `replicas.min` and `replicas.max` nodes."""
 
-    # Target of running and waiting requests per node.
+    # Target number of requests per node, running and waiting ones together.
     requests: Annotated[float, msgspec.Meta(gt=0)] = 8.0
     # Target share of the KV cache in use.
     kv_usage: Fraction = 0.8
@@ -83,7 +83,6 @@ class Autoscaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One model, and the nodes that serve it."""
 
-    # Name of the deployment.
     name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
     # Model name, as in `updraft node --model`.
     model: Annotated[str, msgspec.Meta(min_length=1)]
@@ -100,7 +99,7 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     chat_template: str | None = None
     replicas: Replicas = Replicas()
     autoscaling: Autoscaling = Autoscaling()
-    # Extra replicas during an update, in percent of all; 0 stops old replicas before new ones start.
+    # Extra replicas allowed during an update, in percent. If 0, old replicas stop before new ones start.
     max_surge_percent: Annotated[int, msgspec.Meta(ge=0, le=100)] = 100
     # Time for requests in flight to finish when a node stops, in seconds.
     drain_seconds: Seconds = 60.0
@@ -141,7 +140,7 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     models: Annotated[tuple[ModelDeployment, ...], msgspec.Meta(min_length=1)]
     gateway: GatewayConfig = GatewayConfig()
-    # Allow plain HTTP beyond this machine, to callers and between machines; for private networks.
+    # Allow unencrypted HTTP between machines, for callers and nodes. Set this only in private networks.
     insecure: bool = False
     # Any text. Changing this text replaces all replicas, for example to reload a changed model folder.
     revision: str = ""
@@ -152,12 +151,12 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def url(self) -> str:
-        """URL of the gateway (on Ray, of a proxy) for nodes on the same machine."""
+        """URL at which nodes on the same machine reach the gateway, either directly or through Ray's proxy."""
         host = "127.0.0.1" if self.gateway.host in ("", "0.0.0.0", "::") else self.gateway.host
         return f"http://[{host}]:{self.gateway.port}" if ":" in host else f"http://{host}:{self.gateway.port}"
 
     def check(self) -> None:
-        """Raises ConfigurationError for invalid settings that the types allow."""
+        """Raises ConfigurationError for settings that have the right types, but invalid values or combinations."""
         check_encrypted(self.gateway.host, None, insecure=self.insecure)
         names = [model.name for model in self.models]
         if len(set(names)) < len(names) or "gateway" in names:
@@ -175,7 +174,7 @@ prepare_types(CloudConfig, EngineConfig)
 
 
 def read_config(path: Path) -> CloudConfig:
-    """Read and check a file. Raises ConfigurationError with the position, or MissingDependencyError without PyYAML."""
+    """Read and check a configuration file. Raises ConfigurationError, or MissingDependencyError without PyYAML."""
     try:
         import yaml
     except ImportError as error:
@@ -191,7 +190,7 @@ def read_config(path: Path) -> CloudConfig:
 
 
 def _resolved(config: CloudConfig) -> CloudConfig:
-    """Return the configuration with absolute paths, because replicas run in other folders."""
+    """Return the configuration with absolute paths, because replicas run in other working directories."""
     gateway = msgspec.structs.replace(
         config.gateway,
         **{name: _whole(getattr(config.gateway, name)) for name in ("keys", "db", "prices", "limits", "nodes_file")},
@@ -215,12 +214,12 @@ def _whole(place: str | None) -> str | None:
 
 
 def _whole_model(name: str) -> str:
-    """Return a model's path as absolute; hub names stay. Raises ConfigurationError if the name is ambiguous."""
+    """Make a model's path absolute; hub names stay unchanged. Raises ConfigurationError if the name could be both."""
     return str(absolute(name)) if is_node_path(name) else name
 
 
 def _loader(yaml: Any) -> Any:
-    """Return a loader of plain values that rejects duplicate keys instead of silently dropping the first."""
+    """Return a safe YAML loader class that rejects duplicate keys; PyYAML would silently keep only the last one."""
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:

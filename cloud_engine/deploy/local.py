@@ -1,4 +1,4 @@
-"""Runs a cloud as processes on one machine, restarts them after crashes, and updates nodes when the file changes."""
+"""Runs a cloud as processes on one machine; restarts crashed ones, and updates the nodes when the YAML changes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run_local(file: Path, read: Callable[[], CloudConfig], on_ready: Callable[[s
     """
     seen, config = _changed_at(file), read()
     Credentials(config.keys).prepare()
-    bind_socket(config.gateway.host, config.gateway.port).close()  # fail before starting any node
+    bind_socket(config.gateway.host, config.gateway.port).close()  # check that the port is free before starting a node
     gateway = _Server(gateway_options(config), config.gateway.drain_seconds)
     nodes: list[_Server] = []
     leaving: list[_Server] = []
@@ -47,7 +47,7 @@ def run_local(file: Path, read: Callable[[], CloudConfig], on_ready: Callable[[s
             if seen != (seen := _changed_at(file)):
                 leaving += _followed(nodes, config, read)
     finally:
-        gateway.process.stop()  # first, because requests in flight need the nodes
+        gateway.process.stop()  # the gateway first, because its requests in flight need the nodes
         for node in (every := [*nodes, *leaving]):
             node.process.ask_to_stop()
         for node in every:
@@ -74,7 +74,7 @@ def _followed(nodes: list[_Server], config: CloudConfig, read: Callable[[], Clou
 
 
 def _update(nodes: list[_Server], config: CloudConfig) -> list[_Server]:
-    """Start missing nodes, then ask superfluous ones to stop. Return those, which first finish requests in flight."""
+    """Start missing nodes, then ask superfluous ones to stop. Return the latter, which still finish requests."""
     kept: list[_Server] = []
     started: list[_Server] = []
     try:
@@ -127,5 +127,5 @@ class _Server:
             self._restart_at = now + self._quick_deaths
         if now >= self._restart_at:
             self._restart_at = 0.0
-            self.process.stop()  # releases its pipe
+            self.process.stop()  # closes the pipe of the dead process
             self._begin()

@@ -50,10 +50,6 @@ class ServerProcess:
             pipe.write(msgspec.json.encode(options, enc_hook=str))
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
     def is_alive(self) -> bool:
         return self._process.poll() is None
 

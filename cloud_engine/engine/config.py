@@ -67,7 +67,8 @@ class EngineConfig:
     cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_batch_size", "max_waiting", "num_draft_tokens", "default_max_tokens"):
+        sizes = "block_size", "max_batch_size", "token_budget", "max_waiting", "num_draft_tokens", "default_max_tokens"
+        for name in sizes:
             if not 1 <= getattr(self, name) <= _MAX_INT32:
                 raise ConfigurationError(f"{name} must be 1 to {_MAX_INT32}, got {getattr(self, name)}.", param=name)
         for name, choices in _CHOICES:
@@ -75,10 +76,6 @@ class EngineConfig:
                 raise ConfigurationError(
                     f"{name} must be {' or '.join(choices)}, got {getattr(self, name)!r}.", param=name
                 )
-        if self.token_budget > _MAX_INT32:
-            raise ConfigurationError(
-                f"token_budget must be at most {_MAX_INT32}, got {self.token_budget}.", param="token_budget"
-            )
         if self.token_budget < self.max_batch_size:
             raise ConfigurationError(
                 f"token_budget (--max-num-batched-tokens {self.token_budget}) must be at least max_batch_size "
@@ -93,9 +90,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModeLimits:
-    """Limits of an engine mode, named as in `EngineConfig`.
-
-    Within these limits, measured times decide the length of prefill chunks and drafts."""
+    """Limits of an engine mode, named as in `EngineConfig`. Measured times decide on chunks and drafts below them."""
 
     max_batch_size: int
     token_budget: int
@@ -112,7 +107,7 @@ MODES: dict[Mode, ModeLimits] = {
 
 
 def settings_of(limits: ModeLimits, **given: int | None) -> dict[str, Any]:
-    """Return `limits` as settings, overridden by the `given` values that are not None."""
+    """Return `limits` as arguments of `EngineConfig`. `given` values that are not None override the limits."""
     return asdict(limits) | {name: value for name, value in given.items() if value is not None}
 
 

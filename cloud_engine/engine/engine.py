@@ -14,7 +14,6 @@ import torch
 from ...kernels.attention.types import QuerySpan
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.sampling import PLAIN_SAMPLING
-from ...protocol.structured import Constraint
 from ...text.grammars.compiler import GrammarCompiler, Vocabulary
 from ...text.grammars.state import Grammars, GrammarState
 from ...text.logit_edits import LogitEditor
@@ -59,7 +58,7 @@ class Engine:
         draft: DraftWeights | None = None,
         drafters: Sequence[Drafter] = (),
     ) -> None:
-        """Set up the engine; `drafters` are added to those of `config`.
+        """Set up the engine. `drafters` are used in addition to the drafters that `config` enables.
 
         Raises ConfigurationError if `draft` does not share the model's vocabulary, the device is not available, or
         context and KV cache do not fit (`KVCacheSize.of`).
@@ -89,7 +88,9 @@ class Engine:
         make_ready(self._runner, graph_limits(sizes.context_length, drafts, config), config.token_budget)
         own: list[Drafter] = [NgramDrafter()] if config.ngram else []
         if draft is not None:
-            own.append(self._draft_model(served, draft))
+            vocabulary = None if served.tokenizer is None else served.tokenizer.vocabulary()
+            check_same_vocabulary(self._vocab_size, draft.weights.config.vocab_size, vocabulary, draft.vocabulary)
+            own.append(DraftModel(draft.weights, model.config, sizes, config))
         self._speculator = Speculator([*own, *drafters], config)
         self._counters = EngineStats()
         self._cache, self._scheduler, self._outputs = self._fresh_schedule()
@@ -102,7 +103,7 @@ class Engine:
     def from_folder(
         cls, folder: Path, *, draft: Path | None = None, config: EngineConfig, progress: Progress | None = None
     ) -> Engine:
-        """Load target and tokenizer from a Hugging Face style folder; `draft` is such a folder or a GGUF file.
+        """Load a model and its tokenizer from a Hugging Face style folder; `draft` may also be a GGUF file.
 
         The model is named after the folder. Raises ModelLoadError, and the errors of the constructor.
         """
@@ -131,7 +132,7 @@ class Engine:
         return self._scheduler.reads_prompts
 
     def expect(self, request: GenerationRequest) -> None:
-        """Reserve a place in the queue for a request that is being prepared, until it is added or aborted.
+        """Reserve a place in the queue until the request is added or aborted, while its constraint is being compiled.
 
         Raises the errors of `add_request`, except the one for an unusable constraint.
         """
@@ -143,7 +144,11 @@ class Engine:
 
         Another thread may call this before `add_request`, so that compiling delays no step.
         """
-        return None if request.constraint is None else self._grammar(request, request.constraint)
+        if request.constraint is None:
+            return None
+        if self._grammars is None:
+            raise ConfigurationError("This engine has no tokenizer, so it cannot constrain answers with a grammar.")
+        return self._grammars.begin(request.constraint, ignore_eos=request.params.ignore_eos)
 
     def add_request(self, request: GenerationRequest, grammar: GrammarState | None = None) -> None:
         """Queue a request. `grammar` is the result of `prepare`; if None, the constraint is compiled here.
@@ -163,7 +168,7 @@ class Engine:
             unforked=request.num_branches - 1,
             end_ids=params.end_ids(self._eos_ids),
             token_ids=list(request.prompt_ids),
-            prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # answers are no longer
+            prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # no answer is longer
             grammar=self.prepare(request) if grammar is None else grammar,
             pool=MeanPool() if request.embed else None,
             arrived=time.monotonic() if expected is None else expected[1],
@@ -174,7 +179,7 @@ class Engine:
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Drop a request and free its blocks; do nothing if the id is unknown or the request has finished.
 
-        With an `index`, drop only that answer, which must have had an output; the request's other answers continue.
+        With an `index`, drop only that answer, which must have begun already; the request's other answers continue.
         """
         expected = self._expected.pop(request_id, None) is not None
         self._counters.aborted_requests += self._outputs.drop(request_id, index) or expected
@@ -196,15 +201,21 @@ class Engine:
         return outputs
 
     def _launch(self, batch: list[ScheduledRequest]) -> LaunchedStep:
-        self._copy_blocks(self._cache.take_copies())
+        if copies := self._cache.take_copies():
+            self._runner.copy_blocks(copies)
+            self._speculator.copy_blocks(copies)
         self._speculator.propose([item for item in batch if item.state.pool is None], self._sampling_row)
         cut_drafts(batch)
         logits = score_prompts(batch, self._runner.run([_chunk(item) for item in batch]))
-        rows = self._sampling_rows(batch)
+        rows = [
+            self._sampling_row(item, index)
+            for item in batch
+            for index in range(1 if item.state.decode is item else item.num_samples)
+        ]
         return LaunchedStep(batch, sample_on_device(logits, rows), rows, logits)
 
     def _launch_ahead(self, launched: LaunchedStep) -> LaunchedStep | None:
-        """Launch the next step before `launched` is read, if its batch is certain and the device runs ahead."""
+        """Launch the next step before `launched` is read, if the device is asynchronous and the batch is certain."""
         if not self._runner.runs_ahead or not launched.is_reliable:
             return None
         batch = self._scheduler.ahead(launched.batch)
@@ -221,7 +232,7 @@ class Engine:
         ahead, self._ahead = self._ahead, None
         launched = None if ahead is None or not batch else ahead.of(batch)
         if launched is not None:
-            self._speculator.propose([], self._sampling_row)  # reset the drafting figures: this step has no drafts
+            self._speculator.propose([], self._sampling_row)  # reset the drafting statistics: this step has no drafts
         return launched
 
     def reset(self) -> list[str]:
@@ -252,12 +263,6 @@ class Engine:
             **self._speculator.counters(),
         )
 
-    def _draft_model(self, served: ServedModel, draft: DraftWeights) -> DraftModel:
-        weights, target = draft.weights, served.weights.config
-        vocabulary = None if served.tokenizer is None else served.tokenizer.vocabulary()
-        check_same_vocabulary(target.vocab_size, weights.config.vocab_size, vocabulary, draft.vocabulary)
-        return DraftModel(weights, target, self._sizes, self.config)
-
     def _fresh_schedule(self) -> tuple[KVCacheManager, Scheduler, OutputProcessor]:
         config, sizes = self.config, self._sizes
         cache = KVCacheManager(
@@ -273,28 +278,14 @@ class Engine:
         self._scheduler.check_capacity([expected for expected, _ in self._expected.values()])
 
     def _max_tokens(self, request: GenerationRequest) -> int:
-        """Return the maximum tokens of an answer: the request's limit, else the server's default within the context."""
+        """Return the maximum tokens of an answer: the request's limit, else the server's default cut to the context."""
         if request.embed:
             return 0
         left = self._limits.longest(request, self._scheduler) - len(request.prompt_ids)
         return request.params.max_tokens or min(left, self.config.default_max_tokens)
 
-    def _grammar(self, request: GenerationRequest, constraint: Constraint) -> GrammarState:
-        if self._grammars is None:
-            raise ConfigurationError("This engine has no tokenizer, so it cannot constrain answers with a grammar.")
-        return self._grammars.begin(constraint, ignore_eos=request.params.ignore_eos)
-
-    def _sampling_rows(self, batch: list[ScheduledRequest]) -> list[SamplingRow]:
-        rows: list[SamplingRow] = []
-        for item in batch:
-            if item.state.decode is item:
-                rows.append(self._sampling_row(item, 0))
-            else:
-                rows += [self._sampling_row(item, index) for index in range(item.num_samples)]
-        return rows
-
     def _sampling_row(self, item: ScheduledRequest, index: int) -> SamplingRow:
-        """Return the sampling parameters of a scheduled request's new token number `index`, after `index` drafts."""
+        """Return the sampling parameters of the token that follows the first `index` drafts of a scheduled request."""
         state = item.state
         edits = mask = None
         if state.edits:
@@ -302,11 +293,6 @@ class Engine:
         if state.grammar is not None:
             mask = state.grammar.mask(item.draft_ids[:index])
         return SamplingRow(state.seed, len(state.token_ids) + index, state.params, edits, mask)
-
-    def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        if copies:
-            self._runner.copy_blocks(copies)
-            self._speculator.copy_blocks(copies)
 
 
 def _editor(state: RequestState) -> LogitEditor:

@@ -12,7 +12,7 @@ STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
 
 @dataclass(slots=True)
 class EngineStats:
-    """Current gauges, and counters that only grow (from `steps` on)."""
+    """Gauges of the current state and, from the field `steps` on, counters that only grow."""
 
     running: int = 0
     waiting: int = 0

@@ -1,4 +1,4 @@
-"""The endpoint that apps escalate to: keys, balancing, fail-over and metering in front of the nodes. Needs no torch."""
+"""The gateway: an HTTP server that authenticates, meters and balances requests over the nodes. It needs no torch."""
 
 from .access.database import KeyDatabase as KeyDatabase
 from .access.database import NewKey as NewKey

@@ -31,7 +31,7 @@ def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
-        async with AsyncExitStack() as stack:  # closes in reverse order; a failing step does not skip the others
+        async with AsyncExitStack() as stack:  # runs the steps below in reverse order, even if one fails
             stack.callback(relay.keys.close)
             stack.push_async_callback(asyncio.to_thread, relay.tracer.flush)
             stack.push_async_callback(asyncio.to_thread, relay.accounting.ledger.close)
@@ -92,7 +92,7 @@ class _Routes:
         return send_json({"status": "ok", "nodes": len(self._registry.nodes), "healthy_nodes": healthy})
 
     async def metrics(self, request: Request) -> Response:
-        """Require a key only for metrics labelled by key."""
+        """Serve the metrics. Metrics labelled by key are included only for callers with the scope `usage`."""
         with_keys = "authorization" in request.headers or self._keys.database is None
         if with_keys:
             self._admitted(request, "usage")

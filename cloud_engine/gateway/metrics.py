@@ -23,6 +23,11 @@ _MODEL_SUMS = {
     "slo_streams": ("streams", "streams that completed"),
     "slo_streams_met": ("streams_within", "completed streams within the objective (--slo-ttft-s, --slo-tpot-s)"),
 }
+_MODEL_TIMES = {
+    "ttft": "time to first token of streams",
+    "tpot": "time per output token of streams, after the first token",
+    "e2e": "time from the request to the end of the answer",
+}
 _KEY_SUMS = {
     "requests": "requests by key",
     "prompt_tokens": "prompt tokens by key",
@@ -54,7 +59,7 @@ class WorkerGauges:
         for name, node in nodes.items():
             breaker = node.breaker
             self._write(name, (node.healthy, _STATES[breaker.state], node.in_flight), breaker.trips)
-        for priority, count in self._registry.waiting.items():
+        for priority, count in self._registry.queue.by_priority().items():
             self._write(("waiting", priority), (count,))
         ledger = self._ledger
         self._write(("ledger",), (ledger.failing, ledger.waiting), ledger.lost, ledger.failures)
@@ -91,11 +96,6 @@ def _requests(counters: Counters) -> list[Metric]:
 
 def _models(counters: Counters) -> list[Metric | Histogram]:
     models = {(("model", name[0]), ("tier", name[1])): sums for name, sums in counters.by_model.items()}
-    histograms = (
-        ("ttft", "time to first token of streams", lambda sums: sums.ttft),
-        ("tpot", "time per output token of streams, after the first token", lambda sums: sums.tpot),
-        ("e2e", "time from the request to the end of the answer", lambda sums: sums.e2e),
-    )
     return [
         *(
             _counter(name, text, {labels: sums.sum(column) for labels, sums in models.items()})
@@ -103,9 +103,11 @@ def _models(counters: Counters) -> list[Metric | Histogram]:
         ),
         *(
             Histogram(
-                f"updraft_gateway_{name}_seconds", text, samples={labels: of(sums) for labels, sums in models.items()}
+                f"updraft_gateway_{name}_seconds",
+                text,
+                samples={labels: sums.distribution(name) for labels, sums in models.items()},
             )
-            for name, text, of in histograms
+            for name, text in _MODEL_TIMES.items()
         ),
     ]
 

@@ -35,7 +35,7 @@ class Heartbeat(msgspec.Struct, forbid_unknown_fields=True):
     url: Annotated[str, msgspec.Meta(min_length=1, max_length=2048)]
     # Maximum requests in flight on the node. None: the gateway's default.
     concurrency: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
-    # `key_proof` of the node's API key. None: the node requires no key.
+    # Proof that the node knows its API key, made by `key_proof`. None: the node requires no key.
     proof: Annotated[str, msgspec.Meta(max_length=128)] | None = None
 
 
@@ -65,7 +65,7 @@ class NodeRoutes:
             {
                 "url": node.url,
                 "healthy": node.healthy,
-                "reason": node.reason,
+                "reason": node.breaker.reason,
                 "models": node.models,
                 "in_flight": in_flight.get(node.url, node.in_flight),
             }
@@ -129,7 +129,7 @@ async def _why_out_of_reach(node: Node, request: Request) -> str:
 
 
 def _is_from_this_machine(request: Request) -> bool:
-    """Return whether the caller is on this machine; a loopback connection with a proxy's headers does not count."""
+    """Return whether the caller is on this machine. Loopback connections that a proxy forwards do not count."""
     if request.client is None or not is_loopback(request.client.host):
         return False
     return host_is_loopback(request.headers.get("host", "")) and not any(map(request.headers.get, _OF_PROXIES))

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from socket import socket
 from typing import TYPE_CHECKING
 
 from ...protocol.decoding import prepare_types
@@ -53,12 +52,12 @@ class GatewayOptions:
     node_concurrency: int | None = None
     # Maximum number of queued requests while all nodes are full.
     max_waiting: int = 256
-    # Timeouts in seconds; `Relay` may exceed `whole_s` by two seconds.
+    # Timeouts in seconds. `Relay` may exceed `whole_s` by two seconds, to ask a node for the tokens used.
     timeouts: Timeouts = field(default_factory=Timeouts)
-    # Accepted `Host` and `Origin` headers, as in `Access`.
+    # Accepted `Host` and `Origin` headers; see `Access`.
     allowed_hosts: Sequence[str] = ()
     allowed_origins: Sequence[str] = ()
-    # Latency objective that streams are measured against.
+    # Latency objective. The metrics count the streams that meet it.
     objective: ServiceObjective = field(default_factory=ServiceObjective)
     # Size of the response cache in MiB, over all workers. 0: no cache.
     response_cache_mb: int = 0
@@ -66,7 +65,7 @@ class GatewayOptions:
     workers: int = 1
     # Time for requests in flight to finish after SIGTERM, in seconds.
     drain_seconds: float = DRAIN_S
-    # Certificate and key of the server. None: plain HTTP, which beyond loopback needs `insecure`.
+    # Certificate and key of the server. None: plain HTTP, allowed beyond loopback only if `insecure`.
     tls: TlsFiles | None = None
     insecure: bool = False
     ready_file: Path | None = None
@@ -74,14 +73,6 @@ class GatewayOptions:
 
 
 prepare_types(GatewayOptions)
-
-
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    """The memory shared by all workers."""
-
-    rows: SharedRows
-    balancing: SharedBalancingState
 
 
 def run_gateway(options: GatewayOptions) -> None:
@@ -95,22 +86,30 @@ def run_gateway(options: GatewayOptions) -> None:
 
     _checked(options)
     outlive_hangup()
-    import_module(f"{__package__}.app")  # loaded before forking, so that replacement workers have it
-    shared = _Shared(SharedRows(options.workers), SharedBalancingState())
+    import_module(f"{__package__}.app")  # before forking, so that no worker has to import the app
+    rows, balancing = SharedRows(options.workers), SharedBalancingState()
     with bind_socket(options.host, options.port) as sock:
-        # The workers share the socket's mode: a blocking `accept` would stall all streams of a worker.
+        # The workers share this socket. If another worker accepts a connection first, `accept` must not block.
         sock.setblocking(False)
-        if options.workers == 1:
-            if options.exit_with_parent:
-                exit_with_parent(options.drain_seconds)
-            _serve(options, sock, shared, 0)
-            return
 
         def work(number: int) -> None:
-            exit_with_parent(options.drain_seconds)
-            _serve(options, sock, shared, number)
+            if options.exit_with_parent or options.workers > 1:
+                exit_with_parent(options.drain_seconds)
+            app = _app(options, rows, balancing, number)
+            _collect_seldom()
+            serve(
+                app,
+                sock=sock,
+                ready_file=options.ready_file,
+                drain_s=options.drain_seconds,
+                announces=number == 0,
+                tls=options.tls,
+            )
 
-        Supervisor(options.workers, work, options.drain_seconds, exit_with_parent=options.exit_with_parent).run()
+        if options.workers == 1:
+            work(0)
+        else:
+            Supervisor(options.workers, work, options.drain_seconds, exit_with_parent=options.exit_with_parent).run()
 
 
 def _checked(options: GatewayOptions) -> None:
@@ -138,24 +137,11 @@ def open_gateway(options: GatewayOptions) -> FastAPI:
     from .relay.shared_rows import SharedRows
 
     _checked(options)
-    return _app(replace(options, workers=1), _Shared(SharedRows(), SharedBalancingState()), 0)
+    return _app(replace(options, workers=1), SharedRows(), SharedBalancingState(), 0)
 
 
-def _serve(options: GatewayOptions, sock: socket, shared: _Shared, worker: int) -> None:
-    app = _app(options, shared, worker)
-    _collect_seldom()
-    serve(
-        app,
-        sock=sock,
-        ready_file=options.ready_file,
-        drain_s=options.drain_seconds,
-        announces=worker == 0,
-        tls=options.tls,
-    )
-
-
-def _app(options: GatewayOptions, shared: _Shared, worker: int) -> FastAPI:
-    """Return the app of one worker. State shared with other workers is in the database and in `shared`."""
+def _app(options: GatewayOptions, rows: SharedRows, balancing: SharedBalancingState, worker: int) -> FastAPI:
+    """Return the app of one worker. State shared with other workers is in the database, `rows` and `balancing`."""
     from .app import create_gateway_app
     from .balancing.node import part_of_worker
     from .balancing.registry import NodeRegistry
@@ -171,10 +157,10 @@ def _app(options: GatewayOptions, shared: _Shared, worker: int) -> FastAPI:
     access = Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))
     upstream = Upstream(options.node_api_key, PoolLimits(connect_s=options.timeouts.connect_s))
     waiting = part_of_worker(options.max_waiting, options.workers, worker)
-    registry = NodeRegistry(_nodes(options, worker), upstream, waiting, _directory(options, worker), shared.balancing)
+    registry = NodeRegistry(_nodes(options, worker), upstream, waiting, _directory(options, worker), balancing)
     prices = {node.url: node.price for node in registry.nodes if node.price is not None}
     accounting = open_accounting(options.accounting, prices)
-    counters = Counters(shared.rows, worker, options.objective)
+    counters = Counters(rows, worker, options.objective)
     cache = ResponseCache(options.response_cache_mb * 2**20 // options.workers, registry)
     relay = Relay(Dispatch(registry, upstream, options.timeouts, counters), keys, accounting, counters, cache)
     return create_gateway_app(relay, access)

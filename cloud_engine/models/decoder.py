@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ...kernels.attention.types import Attention
 from ...kernels.kv_cache.types import Rotation
 from .config import ModelConfig
-from .layers import GatedMLP, GroupedQueryAttention, Linear, TokenEmbedding, norm, soft_capped
+from .layers import GatedMLP, GroupedQueryAttention, Linear, TokenEmbedding, norm
 from .rope import Rotary
 
 
@@ -72,5 +72,5 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden states (rows, hidden_size) to logits (rows, vocab_size) float32."""
-        logits = self.lm_head(hidden).to(torch.float32)
-        return logits if self.config.logit_soft_cap is None else soft_capped(logits, self.config.logit_soft_cap)
+        logits, cap = self.lm_head(hidden).to(torch.float32), self.config.logit_soft_cap
+        return logits if cap is None else torch.tanh(logits / cap) * cap  # hardly changes small logits (Gemma 2)

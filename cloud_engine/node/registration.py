@@ -126,7 +126,7 @@ class Registration:
         return str(error["message"])
 
     def _log_state(self, failure: str) -> None:
-        """Log each change of state once. A single failure after success is ignored: the gateway may be restarting."""
+        """Log each change of state once. A single failure after success is ignored, since the gateway may restart."""
         was_lost, self._is_lost = self._is_lost, bool(failure)
         if failure == self._logged or (self._logged == "" and not was_lost):
             return

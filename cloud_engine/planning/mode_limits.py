@@ -10,7 +10,7 @@ from pathlib import Path
 from ..engine.config import MODES, Mode, ModeLimits
 from .step_time import StepContent, StepTimeModel, read_costs
 
-_GAIN = 1.05  # minimum gain in tokens per second for which a size is doubled
+_GAIN = 1.05  # a size is doubled if tokens per second grow by at least this factor
 _CONTEXT = 512  # assumed tokens of context per request
 _CHUNKS = [2**power for power in range(6, 14)]  # candidate numbers of prompt tokens in a step
 _MAX_DRAFT = 8  # maximum draft tokens per request
@@ -28,10 +28,10 @@ def limits_from(file: Path | None, mode: Mode, max_step_ms: int | None = None) -
 
 
 def measured_limits(costs: StepTimeModel, mode: Mode, max_step_ms: int | None = None) -> ModeLimits:
-    """Compute a mode's limits from measured costs. `latency`: the largest sizes with steps within `max_step_ms`.
+    """Compute a mode's limits from measured costs.
 
-    `throughput`: the largest sizes that still gain from doubling. `balanced`: geometric means of these two.
-    """
+    `latency` has the largest sizes whose steps take at most `max_step_ms`. `throughput` doubles sizes as long as this
+    increases the throughput. `balanced` has the geometric means of both."""
     fastest = _throughput(costs)
     if mode == "throughput":
         return fastest
@@ -50,7 +50,7 @@ def _throughput(costs: StepTimeModel) -> ModeLimits:
 
 
 def _latency(costs: StepTimeModel, fastest: ModeLimits, max_step_ms: int) -> ModeLimits:
-    """Return the latency limits, at most those of `throughput`: larger ones would only slow down each stream."""
+    """Return the limits of `latency`, at most those of `throughput`, since larger ones would only slow down streams."""
     limit_s = max_step_ms / 1e3
     batch = _largest(range(1, fastest.max_batch_size + 1), lambda size: _step_s(costs, size) <= limit_s)
     most = fastest.token_budget - fastest.max_batch_size

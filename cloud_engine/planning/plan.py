@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class FleetFigures:
     tpot_p99_s: float
     # Answer tokens per second, from the first arrival to the last answer.
     tokens_per_s: float
-    # Average share of this time that a node computes.
+    # Average share of the time from first arrival to last answer in which a node computes.
     busy: float
     # Share of empty token slots in the KV blocks held by requests.
     kv_waste: float
@@ -118,22 +118,19 @@ class Planner:
         """Return the smallest fleet that meets the objective."""
         return next(each for each in self.smallest() if each.share >= self.objective.share)
 
-    def at_rate(self, factor: float) -> Planner:
-        return replace(self, trace=faster(list(self.trace), factor))
-
     def sensitivity(self) -> dict[str, int | None]:
         """Return the nodes needed at multiples of the request rate; None if more than `most_nodes` are needed."""
         nodes: dict[str, int | None] = {}
         for rate in _RATES:
             try:
-                nodes[f"{rate:g}"] = self.at_rate(rate).enough().nodes
+                nodes[f"{rate:g}"] = replace(self, trace=faster(self.trace, rate)).enough().nodes
             except ConfigurationError:  # only this rate needs too many nodes
                 nodes[f"{rate:g}"] = None
         return nodes
 
     def with_device(self, cloud_share: float) -> FleetFigures:
         """Return the smallest sufficient fleet for `cloud_share` of the requests, if devices answer the rest."""
-        left = sample(list(self.trace), cloud_share)
+        left = sample(self.trace, cloud_share)
         if not left:
             raise ConfigurationError(
                 "The cloud's share of the trace has no requests. Use a longer trace.", param="cloud_share"
@@ -159,11 +156,12 @@ class Planner:
 
     def static_tokens_per_s(self) -> tuple[float, float]:
         """Return answer tokens per second of a saturated node, with continuous batching and with static batches."""
-        at_once = replace(self, trace=[replace(row, arrived_s=0.0) for row in self._servable()], shape=self._patient())
+        patient = replace(self.shape, config=replace(self.shape.config, max_waiting=len(self.trace)))
+        at_once = replace(self, trace=[replace(row, arrived_s=0.0) for row in self._servable()], shape=patient)
         return at_once.figures(1).tokens_per_s, self._static()
 
     def _static(self) -> float:
-        """Return tokens per second of batches that last until their longest answer ends, with padded prompts."""
+        """Return tokens per second with static batches, which pad prompts and last until their longest answer ends."""
         rows, costs, size = self._servable(), self.shape.costs, self.shape.config.max_batch_size
         seconds = 0.0
         for first in range(0, len(rows), size):
@@ -179,11 +177,3 @@ class Planner:
         longest = self.shape.num_blocks * self.shape.config.block_size
         longest = min(longest, self.shape.config.context_length or longest)
         return [row for row in self.trace if row.prompt + row.output <= longest]
-
-    def _patient(self) -> NodeShape:
-        return replace(self.shape, config=replace(self.shape.config, max_waiting=len(self.trace)))
-
-
-def facts(figures: FleetFigures) -> dict[str, float | None]:
-    """Return the figures as a dictionary for JSON."""
-    return asdict(figures)

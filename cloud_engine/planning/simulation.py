@@ -19,7 +19,7 @@ from ..engine.types.request_state import RequestState, ScheduledRequest
 from .step_time import StepContent, StepTimeModel
 from .trace import PlannedRequest
 
-_ANSWER_TOKEN = 2**32 - 1  # occurs in no prompt and is no end token
+_ANSWER_TOKEN = 2**32 - 1  # every generated token; occurs in no prompt and ends no answer
 
 
 @dataclass(slots=True)
@@ -128,17 +128,16 @@ class NodeShape:
 
     config: EngineConfig
     costs: StepTimeModel
-    # Blocks of the KV cache.
     num_blocks: int
 
 
 def simulate(
     trace: Sequence[PlannedRequest], shape: NodeShape, nodes: int
 ) -> tuple[list[SimulatedAnswer], list[SimulatedNode]]:
-    """Simulate a fleet. A request goes to the node with the fewest tokens in flight; prefixes do not count."""
+    """Simulate a fleet. A request goes to the node with the fewest tokens in flight, whatever the nodes have cached."""
     caching = shape.config.prefix_caching and any(request.blocks for request in trace)
     needed = sum((row.prompt + row.output) // shape.config.block_size + 1 for row in trace)
-    num_blocks = min(shape.num_blocks, needed)  # more blocks would only waste memory
+    num_blocks = min(shape.num_blocks, needed)  # more blocks than all requests need would only waste memory
     fleet = [SimulatedNode(shape.config, shape.costs, num_blocks, caching=caching) for _ in range(nodes)]
     served: list[SimulatedAnswer] = []
     for number, request in enumerate(trace):

@@ -106,10 +106,7 @@ class NativeAttention:
     def attend(
         self, layer: LayerAttention, projected: Tensor, rotation: Rotation | None, norms: HeadNorms | None = None
     ) -> Tensor:
-        """Norm, rotate and store `projected` (rows, heads + 2 * kv_heads, head_dim), then attend causally.
-
-        Returns (rows, heads, head_dim). Rows after those of the spans are padding and get zeros.
-        """
+        """Implement `Attention.attend`."""
         self._check(projected, rotation, norms)
         cache = self._cache[layer.index].data_ptr()
         write, attend = self.heads_call, self.attention_call

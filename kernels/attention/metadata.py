@@ -138,16 +138,13 @@ class AttentionPlanner:
         sizes = _Sizes(len(plan.work), len(plan.merges), len(plan.slots), len(plan.blocks))
         return sizes.views(_staged(plan, sizes).to(self.device, non_blocking=True), plan.partial_rows, launch)
 
-    def graph_metadata(self, num_rows: int, most_sequences: int, most_blocks: int) -> GraphMetadata:
-        """Return buffers for a CUDA graph of `num_rows` rows in `most_sequences` sequences of `most_blocks` blocks."""
-        return GraphMetadata(self, num_rows, most_sequences, most_blocks)
-
 
 class GraphMetadata:
     """Metadata with fixed addresses and sizes for a CUDA graph; `update_` fills `metadata` for the next replay.
 
-    The graph is captured for `num_rows` rows with `num_rows / most_sequences` queries each. Fewer rows or sequences are
-    padded; sequences with more queries are split over more programs.
+    The graph is captured for `num_rows` rows in up to `most_sequences` of up to `most_blocks`, which have
+    `num_rows / most_sequences` queries each. Fewer rows or sequences are padded; sequences with more queries are split
+    over more programs.
     """
 
     def __init__(self, planner: AttentionPlanner, num_rows: int, most_sequences: int, most_blocks: int) -> None:

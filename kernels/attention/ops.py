@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
-
-from torch import Tensor
 
 from ...protocol.errors import ConfigurationError
 from ..runtime.backend import AttentionChoice, BackendName, has_triton
@@ -17,19 +14,8 @@ from .torch_attention import TorchAttention
 from .types import Attention, CacheSpec
 
 
-class AttentionBackend(Protocol):
-    """Owns a KV cache (layers, blocks, ...) in its own layout, and creates an `Attention` for each forward pass."""
-
-    name: BackendName
-    cache: Tensor
-
-    def begin(self, batch: RaggedBatch) -> Attention:
-        """Return the attention of one forward pass."""
-        ...
-
-
 class TorchBackend:
-    """Attention in plain torch, on any device."""
+    """Attention in plain torch, on any device. `begin` returns the attention of one forward pass."""
 
     name: BackendName = "torch"
 
@@ -75,6 +61,10 @@ class TritonBackend:
         from .triton_attention import TritonAttention
 
         return TritonAttention(self.cache, metadata, self.shape)
+
+
+#: Owners of a KV cache (layers, blocks, ...), each in its own layout.
+AttentionBackend = TorchBackend | NativeBackend | TritonBackend
 
 
 def choose_backend(

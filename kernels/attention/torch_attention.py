@@ -40,10 +40,7 @@ class TorchAttention:
     def attend(
         self, layer: LayerAttention, projected: Tensor, rotation: Rotation | None, norms: HeadNorms | None = None
     ) -> Tensor:
-        """Norm, rotate and store `projected` (rows, heads + 2 * kv_heads, head_dim), then attend causally.
-
-        Returns (rows, heads, head_dim). Rows after those of the spans are padding and get zeros.
-        """
+        """Implement `Attention.attend`."""
         cache, num_rows = self._cache[layer.index], self._num_rows
         write_kv_reference_(projected, cache.transpose(1, 2), self._slots, HeadTransform(norms), rotation)
         query = projected[:, : -cache.shape[1]]

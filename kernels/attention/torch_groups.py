@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -117,8 +118,8 @@ def _by_length(ranges: list[_KeyRange]) -> list[list[_KeyRange]]:
     short = [key_range for key_range in ranges if key_range.span.length <= _SHORT_QUERY]
     decodes = [key_range for key_range in short if key_range.span.length == 1]  # else padded to a draft's length
     for alike in (decodes, [key_range for key_range in short if key_range.span.length > 1]):
-        grouped += _with_little_padding(sorted(alike, key=_num_blocks, reverse=True))
-    return [sorted(members, key=_row) for members in grouped]
+        grouped += _with_little_padding(sorted(alike, key=attrgetter("num_blocks"), reverse=True))
+    return [sorted(members, key=attrgetter("row")) for members in grouped]
 
 
 def _with_little_padding(ranges: list[_KeyRange]) -> list[list[_KeyRange]]:
@@ -131,14 +132,6 @@ def _with_little_padding(ranges: list[_KeyRange]) -> list[list[_KeyRange]]:
             padding = 0
         grouped[-1].append(key_range)
     return grouped
-
-
-def _row(key_range: _KeyRange) -> int:
-    return key_range.row
-
-
-def _num_blocks(key_range: _KeyRange) -> int:
-    return key_range.num_blocks
 
 
 def _build(members: list[_KeyRange], cache: CacheShape, window: int | None, queries: int | None) -> AttentionGroup:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -40,26 +38,19 @@ class TritonAttention:
         self._metadata = metadata
         self._shape = shape
         self._scales = scales or CacheScales()
-        self._options = ScoreOptions(1.0, None, self._scales.key, self._scales.value)
 
     def attend(
         self, layer: LayerAttention, projected: Tensor, rotation: Rotation | None, norms: HeadNorms | None = None
     ) -> Tensor:
-        """Norm, rotate and store `projected` (rows, heads + 2 * kv_heads, head_dim), then attend causally.
-
-        Returns (rows, heads, head_dim). Rows of padding are not stored and get zeros.
-        """
+        """Implement `Attention.attend`."""
         from ..kv_cache.triton import launch_write_kv_
+        from .triton import attend
 
         transform = HeadTransform(norms, self._scales.key, self._scales.value)
         launch_write_kv_(projected, self._cache[layer.index], self._metadata.slots, transform, rotation)
-        return self._attend(layer, projected[:, : self._shape.heads])
-
-    def _attend(self, layer: LayerAttention, query: Tensor) -> Tensor:
-        from .triton import attend
-
+        query = projected[:, : self._shape.heads]
         self._check(query)
-        options = replace(self._options, scale=layer.scale, window=layer.window)
+        options = ScoreOptions(layer.scale, layer.window, self._scales.key, self._scales.value)
         return attend(query, self._cache[layer.index], self._metadata, self._shape, options)
 
     def _check(self, query: Tensor) -> None:

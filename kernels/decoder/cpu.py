@@ -84,7 +84,9 @@ class NativeDecoder:
             out=out.data_ptr(),
             heads=ctypes.pointer(attention.heads_call),
             attention=ctypes.pointer(attention.attention_call),
-            angles=(_Angles * 2)(*(_angles(rotation) for rotation in rotations)),
+            angles=(_Angles * 2)(
+                *(_Angles(each.cosine.data_ptr(), each.sine.data_ptr(), each.pairs) for each in rotations)
+            ),
             num_layers=len(self._layers),
             rows=len(hidden),
             size=self._size,
@@ -125,7 +127,3 @@ def _layer(layer: LayerWeights) -> _Layer:
         layer.rotation,
         layer.scale,
     )
-
-
-def _angles(rotation: Rotation) -> _Angles:
-    return _Angles(rotation.cosine.data_ptr(), rotation.sine.data_ptr(), rotation.pairs)

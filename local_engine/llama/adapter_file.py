@@ -10,9 +10,9 @@ from ...model_files.gguf_header import GgufHeader, GgufTensor
 from ...model_files.gguf_reader import read_header
 from ...protocol.errors import ModelLoadError
 
-_UNMULTIPLIED = frozenset({24, 25, 26, 27, 28})  # integer and float64 types: no kernel multiplies with them
+_UNMULTIPLIED = frozenset({24, 25, 26, 27, 28})  # ggml's integer and float64 types, which have no matrix kernels
 _DOWN, _UP = ".lora_a", ".lora_b"
-_EMBEDDING = "token_embd.weight"  # looked up, not multiplied, so its factors are transposed
+_EMBEDDING = "token_embd.weight"  # rows are looked up, not multiplied, so adapters store the factors transposed
 
 
 def read_adapter(path: Path | str, base: GgufHeader) -> GgufHeader:
@@ -56,7 +56,7 @@ def _complaints(header: GgufHeader, base: GgufHeader) -> Iterator[str]:
 
 
 def _fit(weight: GgufTensor, down: GgufTensor, up: GgufTensor) -> bool:
-    """Return whether the factors have the same rank and match the weights. Shapes list the fastest dimension first."""
+    """Return whether `up` times `down` has the shape of `weight`. Shapes list the fastest-changing dimension first."""
     if weight.name == _EMBEDDING:
         return weight.shape == (up.shape[1], down.shape[1]) and down.shape[0] == up.shape[0]
     ends = (down.shape[0], up.shape[1], *down.shape[2:]) == weight.shape

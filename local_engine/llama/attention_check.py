@@ -21,16 +21,16 @@ Halves = npt.NDArray[np.float16]
 class AttentionCase:
     """Inputs of an attention operation."""
 
-    # (streams, heads, rows, values).
+    # Shape (streams, heads, rows, values); a stream is a separate part of the KV cache.
     query: Floats
-    # (streams, key heads, cells, values); `value` has the same shape.
+    # Keys of cached tokens, one token per cell: (streams, key heads, cells, values). `value` has the same shape.
     key: Halves
     value: Halves
-    # (1 or streams, rows, cells), added to the scores.
+    # Numbers that are added to the attention scores, of shape (1 or streams, rows, cells).
     mask: Halves | None
 
     def expected(self) -> Floats:
-        """Compute attention by definition, in double precision: (streams, rows, heads, values)."""
+        """Compute attention by its definition in double precision; return an array (streams, rows, heads, values)."""
         together = self.query.shape[1] // self.key.shape[1]
         key, value = (np.repeat(each.astype(np.float64), together, axis=1) for each in (self.key, self.value))
         scores = self.query.astype(np.float64) @ key.swapaxes(2, 3) * self.scale
@@ -47,7 +47,7 @@ class AttentionCase:
         return self.query.shape[3] ** -0.5
 
     def computed(self, ggml: ctypes.CDLL, threads: int = 2) -> Floats | None:
-        """Compute attention with Updraft's kernel, one thread after the other; None if it does not support the case."""
+        """Call Updraft's kernel for each thread number in turn; return None if it does not support these inputs."""
         for name in ("ggml_init", "ggml_new_tensor_4d", "ggml_flash_attn_ext", "ggml_get_data"):
             getattr(ggml, name).restype = ctypes.c_void_p
         arrays = self.query, self.key, self.value, None if self.mask is None else self.mask[:, None]
@@ -58,7 +58,7 @@ class AttentionCase:
         result = ctypes.c_void_p(ggml.ggml_flash_attn_ext(context, *made, *numbers))
         function = ggml.updraft_attention
         function.restype = ctypes.c_bool
-        params = [(ctypes.c_int * 16)(thread, threads) for thread in range(threads)]  # a prefix of ggml_compute_params
+        params = [(ctypes.c_int * 16)(thread, threads) for thread in range(threads)]  # begins like ggml_compute_params
         output = all(function(each, result) for each in params) or None
         if output:
             streams, heads, rows, values = self.query.shape
@@ -69,8 +69,7 @@ class AttentionCase:
 
 
 def agrees(ggml: ctypes.CDLL) -> bool:
-    """Return whether the kernel matches the definition, for rows of one or more sequences and for a row that sees
-    nothing."""
+    """Return whether the kernel matches the definition on a sample, in which one row may attend to no cell at all."""
     case = _sample()
     output = case.computed(ggml)
     return output is not None and bool(np.abs(output - case.expected()).max() <= _TOLERANCE)
@@ -81,7 +80,7 @@ def _sample() -> AttentionCase:
     numbers = (scrambled(2 * heads * cells * values) >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - 1
     query = numbers[: heads * rows * values].reshape(1, heads, rows, values)
     key, value = numbers.astype(np.float16)[-2 * key_heads * cells * values :].reshape(2, 1, key_heads, cells, values)
-    visible = np.tri(rows, cells, cells - rows - 3, dtype=np.bool_)  # each row sees one cell more than the row before
+    visible = np.tri(rows, cells, cells - rows - 3, dtype=np.bool_)  # each row attends to one cell more
     visible[4:6] = np.arange(cells) % 3 == 1, np.arange(cells) > 90
     visible[6] = False
     return AttentionCase(query * 8, key, value, np.where(visible, 0, -np.inf).astype(np.float16)[None])

@@ -76,7 +76,7 @@ def wheel_folder(version: str | None, environ: Mapping[str, str]) -> Path:
 
 
 def pinned_version(constraints: Path) -> str | None:
-    """Return the version that the file pins, None if it pins none. Raises BuildError if the file cannot be read."""
+    """Return the version of `PACKAGE` in a constraints file; None if absent. Raises BuildError if unreadable."""
     try:
         lines = constraints.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -89,7 +89,7 @@ def pinned_version(constraints: Path) -> str | None:
 
 
 def install(version: str | None, constraints: Path | None, environ: Mapping[str, str]) -> None:
-    """Install the right build into this interpreter's environment, unless it is there already. Raises BuildError."""
+    """Install the build with Updraft's options for this interpreter, unless already installed. Raises BuildError."""
     folder = wheel_folder(version, environ)
     if _installed_from(folder):
         print(f"{PACKAGE} {importlib.metadata.version(PACKAGE)} is installed with the right options.")
@@ -97,7 +97,7 @@ def install(version: str | None, constraints: Path | None, environ: Mapping[str,
     wheel = next(folder.glob("*.whl"), None) or build(version, folder, environ)
     print(f"Installing {wheel.name}")
     limits = ["-c", str(constraints)] if constraints else []
-    _pip(["install", "-q", "--force-reinstall", "--no-deps", str(wheel)], environ)  # replaces even the same version
+    _pip(["install", "-q", "--force-reinstall", "--no-deps", str(wheel)], environ)  # also replaces the same version
     _pip(["install", "-q", *limits, str(wheel)], environ)  # installs missing dependencies
 
 
@@ -152,7 +152,7 @@ def _pip(arguments: list[str], environ: Mapping[str, str]) -> None:
 
 
 def _installed_from(folder: Path) -> bool:
-    """Return whether the installed build is the wheel in `folder`; pip records a wheel's origin (PEP 610)."""
+    """Return whether pip installed the wheel in `folder`, according to pip's record of the wheel's origin (PEP 610)."""
     try:
         origin = importlib.metadata.distribution(PACKAGE).read_text("direct_url.json") or ""
     except importlib.metadata.PackageNotFoundError:
@@ -214,7 +214,7 @@ def _require_compiler(environ: Mapping[str, str]) -> None:
 
 
 def _compiler_supports(flag: str, environ: Mapping[str, str]) -> bool:
-    """Return whether the C compiler accepts `flag`. A compiler too old to know the flag cannot emit AMX code either."""
+    """Return whether the C compiler accepts `flag`, which turns AMX off. Compilers that reject `flag` never use AMX."""
     compiler = shlex.split(environ.get("CC", "cc"))
     if not shutil.which(compiler[0], path=environ.get("PATH")):
         return True  # no compiler yet: assume that a recent one will be installed
@@ -223,7 +223,7 @@ def _compiler_supports(flag: str, environ: Mapping[str, str]) -> bool:
 
 
 def _kernels_digest() -> str:
-    """Return a digest of all kernel sources, wherever they are installed."""
+    """Return a digest of the names and contents of all kernel sources."""
     files = sorted(KERNELS.parent.iterdir())
     contents = b"\0".join(part for file in files for part in (file.name.encode(), file.read_bytes()))
     return hashlib.sha256(contents).hexdigest()
@@ -245,7 +245,7 @@ def processor() -> str:
 
 
 def build_key() -> str:
-    """Return a key of the installed libraries and the processor; empty if llama-cpp-python is not installed."""
+    """Return a digest that identifies the installed libraries and the processor; empty without llama-cpp-python."""
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or not spec.submodule_search_locations:
         return ""

@@ -35,11 +35,11 @@ class ContextOptions:
     attention, log-probabilities of a float32 model match torch within 1e-4 instead of about 1e-2.
     """
 
-    # Cells of the KV cache. All sequences share them, or each has an equal part if `separate`.
+    # Number of KV cache cells, one per token. All sequences share them; if `separate`, each has an equal part.
     n_ctx: int
     # Maximum tokens per call.
     n_batch: int
-    # Maximum outputs per call.
+    # Maximum number of tokens per call that get logits.
     n_outputs: int
     # Number of sequence ids; the ids start at 0.
     n_sequences: int
@@ -67,9 +67,9 @@ class NoKvSlotError(Exception):
 
 
 class LlamaContext:
-    """A llama.cpp context that implements `KVMemory`. Not thread-safe. `threads`: threads used by the last step.
+    """A llama.cpp context that implements `KVMemory`. Not thread-safe. `threads`: number of threads in the last call.
 
-    Hidden states are taken after the final norm. llama.cpp returns them only if every row of a call is an output.
+    Hidden states are taken after the final norm. llama.cpp returns them only if every token of a call gets logits.
     """
 
     def __init__(self, model: LlamaModel, options: ContextOptions) -> None:
@@ -108,14 +108,13 @@ class LlamaContext:
         self._api.llama_memory_seq_rm(self._memory, sequence, -1, -1)
 
     def clear(self) -> None:
-        """Empty all sequences."""
         self._api.llama_memory_clear(self._memory, False)
 
     def decode(self, rows: Sequence[TokenRows]) -> tuple[Floats, Floats | None]:
         """Evaluate at most `n_batch` tokens of any sequences.
 
-        Returns logits (n, vocab) of the outputs in order and, if every token is an output, their hidden states (n,
-        hidden), else None. Both are float32 views that the next call overwrites. Raises NoKvSlotError, EngineError.
+        Returns the requested logits (n, vocab) in order and, if every token gets logits, the hidden states (n, hidden),
+        else None. Both are float32 views that the next call overwrites. Raises NoKvSlotError, EngineError.
         """
         tokens, outputs = self._batch.fill(rows)
         self._want_hidden(tokens == outputs)
@@ -159,7 +158,7 @@ class LlamaContext:
 
 
 class _Outputs:
-    """Views of llama.cpp's output buffer, whose address stays the same until a step has more outputs than fit."""
+    """Views of llama.cpp's output buffer, whose address stays the same until a step needs a larger buffer."""
 
     def __init__(self, function: Any, width: int) -> None:
         """`function` takes a context and returns a pointer to its output rows of `width` floats."""
@@ -196,7 +195,7 @@ class _Batch:
         self._tokens, self._positions, self._sequences = (np.zeros(size, np.int32) for _ in range(3))
         self._counts, self._outputs = np.ones(size, np.int32), np.zeros(size, np.int8)
         start, step = self._sequences.ctypes.data, self._sequences.itemsize
-        self._pointers = (start + step * np.arange(size)).astype(np.uintp)  # each row has one sequence, its own entry
+        self._pointers = (start + step * np.arange(size)).astype(np.uintp)  # row i points to entry i of `_sequences`
         self.struct = api.llama_batch()
         for name, array in (
             ("token", self._tokens),

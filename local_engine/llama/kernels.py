@@ -19,7 +19,7 @@ from ...protocol.errors import ConfigurationError
 from ..machine.machine import Machine, this_machine
 from .product_check import KINDS
 
-#: "on" (default) or "off": use only llama.cpp's own kernels. Read once, when the library is loaded.
+#: "on" (default), or "off" to use only llama.cpp's own kernels. Read once, when the library is loaded.
 SWITCH = "UPDRAFT_LLAMA_KERNELS"
 MAX_HEAD_DIM = 256  # largest key or value size that Updraft's attention kernel supports
 _ATTENTION = "attention"
@@ -90,7 +90,7 @@ def _not_linked(machine: Machine) -> KernelsInUse:
 def worth_repacking(header: GgufHeader, served: KernelsInUse) -> bool:
     """Return whether repacking by llama.cpp would make some weights of the model faster.
 
-    This holds for weight types without an Updraft kernel, and for experts, whose products never reach the kernels.
+    This is true for weight types without an Updraft kernel, and for expert weights, which the kernels do not support.
     """
     ours = {kind.number for kind in KINDS if kind.name in served.types}
     matrices = [tensor for tensor in header.tensors if len(tensor.shape) > 1]

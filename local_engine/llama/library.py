@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,10 +33,10 @@ class Llama:
     logged."""
 
     def __init__(self) -> None:
-        check_switch()  # the library also reads the switch when it is loaded
+        check_switch()  # before the import, because the library reads the same variable while it loads
         try:
             from llama_cpp import llama_cpp as api
-        except (ImportError, OSError, RuntimeError) as error:  # the latter two: the library does not load
+        except (ImportError, OSError, RuntimeError) as error:  # the last two mean that the library does not load
             raise MissingDependencyError(
                 f"The on-device engine needs llama-cpp-python, which cannot be imported ({error}). Install it with: "
                 "python -m updraft.local_engine.llama.build --install"
@@ -46,7 +46,7 @@ class Llama:
         self.errors: deque[str] = deque(maxlen=8)
         self._last_level = 0
         self.log_callback = callback = api.llama_log_callback(self._log)
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))  # never freed: the library keeps a pointer to it
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))  # never freed, because the library keeps a pointer
         api.llama_log_set(callback, ctypes.c_void_p(0))
         api.llama_backend_init()
 
@@ -65,7 +65,7 @@ class Llama:
 
 def llama() -> Llama:
     """Load the library on first use, once for all threads. Raises MissingDependencyError."""
-    with _loading:  # `functools.cache` alone would let several threads load the library
+    with _loading:  # `functools.cache` alone would let several threads load the library at once
         return _loaded()
 
 
@@ -75,19 +75,19 @@ def _loaded() -> Llama:
 
 
 class LlamaModel:
-    """Mapped weights and vocabulary of one file. Thread-safe."""
+    """Memory-mapped weights and the vocabulary of one GGUF file. Thread-safe."""
 
     def __init__(
         self, path: Path, *, gpu_layers: int | None = None, repack: bool = True, missing: frozenset[int] = frozenset()
     ) -> None:
-        """Raises ModelLoadError if llama.cpp rejects the file, with its message. `gpu_layers` None: llama.cpp decides.
+        """`missing`: bytes without a token, from `plain_text.missing_bytes`. `gpu_layers` None: llama.cpp decides.
 
-        `missing`: bytes without a token, from `plain_text.missing_bytes`.
+        Raises ModelLoadError with llama.cpp's message if llama.cpp rejects the file.
         """
         library = llama()
         self._api = api = library.api
         self._missing = missing
-        self._readers = 0  # threads that read the vocabulary, which takes seconds for a long text; `close` waits
+        self._readers = 0  # number of threads in calls that use the vocabulary; `close` waits for them
         self._changed = threading.Condition()
         library.last_errors()
         params = api.llama_model_default_params()
@@ -108,46 +108,38 @@ class LlamaModel:
         self.parameters: int = api.llama_model_n_params(self._model)
         self.train_context: int = api.llama_model_n_ctx_train(self._model)
         self.is_recurrent: bool = api.llama_model_is_recurrent(self._model) or api.llama_model_is_hybrid(self._model)
-        # One call per token: with a large vocabulary, a second call would slow down loading noticeably.
+        # Keep all attributes, because reading them a second time for 150,000 tokens would slow down loading.
         attributes = list(map(api.llama_vocab_get_attr, itertools.repeat(self._vocab), range(self.vocab_size)))
         self._control = _with(attributes, api.LLAMA_TOKEN_ATTR_CONTROL)
         candidates = self._control.union(_named_ends(api, self._model, self._vocab))
         self.end_ids = frozenset(token for token in candidates if api.llama_vocab_is_eog(self._vocab, token))
-        self._control_texts = {
-            api.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace"): token
-            for token in sorted(self._control)
-        }
+        self._control_texts = {self._text(token): token for token in sorted(self._control)}
         self.control_tokens = tuple(self._control_texts)
         #: Tokens that the file does not mark as control tokens, but that llama.cpp recognizes in any text.
-        self.user_defined = tuple(
-            api.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace")
-            for token in sorted(_with(attributes, api.LLAMA_TOKEN_ATTR_USER_DEFINED))
-        )
+        self.user_defined = tuple(map(self._text, sorted(_with(attributes, api.LLAMA_TOKEN_ATTR_USER_DEFINED))))
         bos, eos = api.llama_vocab_bos(self._vocab), api.llama_vocab_eos(self._vocab)
-        #: Tokens that the file requires before a prompt, and after a raw prompt.
+        #: Texts of the BOS and EOS tokens; empty if the vocabulary has none.
+        self.bos_text, self.eos_text = (self._text(token) if token >= 0 else "" for token in (bos, eos))
+        #: `front`: BOS token that the file requires before every prompt; `back`: EOS token required after raw text.
         self.front = [bos] if api.llama_vocab_get_add_bos(self._vocab) and bos >= 0 else []
         self.back = [eos] if api.llama_vocab_get_add_eos(self._vocab) and eos >= 0 else []
         self.special_ids = self._control | _with(attributes, api.LLAMA_TOKEN_ATTR_UNKNOWN)
 
-    def text_of(self, which: Literal["bos", "eos"]) -> str:
-        """Return the text of the BOS or EOS token; empty if the vocabulary has none."""
-        with self._open() as api:
-            token = api.llama_vocab_bos(self._vocab) if which == "bos" else api.llama_vocab_eos(self._vocab)
-            return api.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace") if token >= 0 else ""
-
     @functools.cached_property
     def longest_token(self) -> int:
-        """Characters of the longest token, which limits the characters of a text of n tokens."""
-        with self._open() as api:
-            texts = (api.llama_vocab_get_text(self._vocab, token) for token in range(self.vocab_size))
-            return max(len(text.decode("utf-8", "replace")) for text in texts)
+        """Number of characters in the longest token, so that n tokens have at most n times as many characters."""
+        with self._open():
+            return max(len(self._text(token)) for token in range(self.vocab_size))
+
+    def _text(self, token: int) -> str:
+        return self._api.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace")
 
     def special_id(self, text: str) -> int | None:
         """Return the id of the control token spelled `text`; None if the model has no such token."""
         return self._control_texts.get(text)
 
     def tokenize(self, text: str, *, allow_special: bool) -> list[int]:
-        """Return the token ids of `text` alone. `allow_special`: recognize control tokens in `text`.
+        """Return the token ids of `text`, without BOS and EOS. `allow_special`: recognize control tokens in `text`.
 
         Raises InvalidRequestError for a character that the vocabulary cannot represent.
         """
@@ -169,7 +161,7 @@ class LlamaModel:
                 break
             if not capacity < -count < 2**31 - 1:
                 raise EngineError(f"llama.cpp could not tokenize {len(raw)} bytes (code {count}).")
-            capacity = -count  # more tokens than bytes: a space may take three tokens
+            capacity = -count  # a text can have more tokens than bytes, because a space may take three tokens
         tokens = buffer[:count]
         if tokens and min(tokens) < 0:
             raise InvalidRequestError("The vocabulary has no token for this text, and no unknown token.")
@@ -189,7 +181,7 @@ class LlamaModel:
 
     def token_bytes(self, token: int, *, skip_special: bool = True) -> bytes:
         """Return the bytes of a token; empty for a control token if `skip_special`. Raises InvalidRequestError."""
-        if not 0 <= token < self.vocab_size:  # llama.cpp would abort
+        if not 0 <= token < self.vocab_size:  # llama.cpp would abort the process
             raise InvalidRequestError(f"There is no token {token}: the model has {self.vocab_size:,} tokens.")
         if skip_special and token in self._control:
             return b""
@@ -208,7 +200,7 @@ class LlamaModel:
             return self._model
 
     def close(self) -> None:
-        """Unmap the weights after the last reader of the vocabulary. All contexts must be closed before."""
+        """Unmap the weights as soon as no thread uses the vocabulary. The caller must close all contexts first."""
         with self._changed:
             self._changed.wait_for(lambda: not self._readers)
             if self._model:
@@ -231,7 +223,7 @@ class LlamaModel:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Cut a text at places where tokenizers split anyway, as far as such places exist.
+    """Cut a text into pieces of at most `_LONGEST_PIECE` characters, if possible where tokenizers split words anyway.
 
     llama.cpp splits words with std::regex, whose recursion takes up to 1 kB of stack per character of a match: some
     10,000 letters without a space would crash the process.
@@ -252,12 +244,12 @@ def _with(attributes: list[int], attribute: int) -> frozenset[int]:
 
 
 def _named_ends(api: Any, model: Any, vocab: Any) -> Iterator[int]:
-    """Yield the end tokens that the file names, whether or not they are control tokens. End tokens that llama.cpp knows
-    only by their text are control tokens."""
+    """Yield the end-of-answer tokens that the file names, some of which are not control tokens. All other end-of-answer
+    tokens, which llama.cpp recognizes by their text, are control tokens."""
     for name in ("eos", "eot", "fim_pad", "fim_rep", "fim_sep"):
         token: int = getattr(api, f"llama_vocab_{name}")(vocab)
         if token >= 0:
             yield token
-    number = ctypes.create_string_buffer(16)  # "end of message": llama.cpp has no function for it
+    number = ctypes.create_string_buffer(16)  # the "end of message" token, for which llama.cpp has no function
     if api.llama_model_meta_val_str(model, b"tokenizer.ggml.eom_token_id", number, len(number)) > 0:
         yield int(number.value)

@@ -13,7 +13,7 @@ from ...text.detokenize import gpt2_byte_alphabet
 from .library import LlamaModel
 
 _ENCODERS = ("bert", "t5")
-_HEXADECIMAL_PRE = ("gemma4", "sarvam-moe")  # BPE over raw UTF-8: llama.cpp writes other bytes as <0xNN>
+_HEXADECIMAL_PRE = ("gemma4", "sarvam-moe")  # BPE tokenizers whose byte tokens are spelled <0xNN>
 _LONGEST = 6  # bytes of the longest byte token, such as <0xF1>
 
 
@@ -21,7 +21,7 @@ class PlainTextTokenizer:
     """Tokenizes user text so that special `marks` in it are read as plain text.
 
     llama.cpp recognizes USER_DEFINED tokens anywhere in a text. Each mark is therefore tokenized in two pieces, split
-    where this gives the fewest tokens, like a tokenizer without the mark.
+    at the place that gives the fewest tokens, because a tokenizer without the mark would also find few tokens.
     """
 
     def __init__(self, model: LlamaModel, marks: Iterable[str]) -> None:
@@ -30,7 +30,7 @@ class PlainTextTokenizer:
         self._cuts: dict[str, int] = {}
 
     def tokenize(self, text: str) -> list[int]:
-        """Return the token ids of `text` alone."""
+        """Return the token ids of `text`, without BOS and EOS."""
         ids: list[int] = []
         start = 0
         for match in () if self._pattern is None else self._pattern.finditer(text):
@@ -62,10 +62,10 @@ def suspicious_settings(header: GgufHeader) -> Iterator[str]:
 
 
 def missing_bytes(path: Path, header: GgufHeader) -> frozenset[int]:
-    """Return the bytes without a token in a BPE vocabulary; llama.cpp drops them from the text. Other tokenizers of
-    llama.cpp crash or hang on text that needs a missing byte.
+    """Return the bytes without a token in a BPE vocabulary, which llama.cpp silently drops from texts.
 
-    Raises ModelLoadError if the tokenizer needs a token for every byte and one is missing, or belongs to an encoder.
+    Raises ModelLoadError if the tokenizer belongs to an encoder, or if a byte without a token would make llama.cpp's
+    tokenizer of this kind crash or hang.
     """
     model, tokens = header.metadata.get("tokenizer.ggml.model"), header.arrays.get("tokenizer.ggml.tokens")
     if model in _ENCODERS:
@@ -85,7 +85,7 @@ def missing_bytes(path: Path, header: GgufHeader) -> frozenset[int]:
 
 
 def _spellings(model: object, pre: object) -> Callable[[int], set[bytes]] | None:
-    """Return a function from a byte to the texts of its byte token; None for a tokenizer without byte tokens."""
+    """Return a function from a byte to the possible texts of its token; None for a tokenizer without byte tokens."""
     if model == "llama":
         return lambda byte: {_hexadecimal(byte), *([bytes((byte,))] if 0 < byte < 128 else ())}
     if model == "rwkv":
@@ -103,7 +103,7 @@ def _hexadecimal(byte: int) -> bytes:
 
 
 def _rwkv(byte: int) -> set[bytes]:
-    """Return the byte itself and its escaped forms; a backslash before t, n, r or x encodes another byte."""
+    """Return the byte itself and its backslash escapes. A backslash before t, n, r or x would mean another byte."""
     raw = bytes((byte,))
     escaped = {9: b"t", 10: b"n", 13: b"r"}.get(byte, raw if raw not in b"tnrx" else b"x%02x" % byte)
     return {b"\\x%02x" % byte, b"\\" + escaped, *([raw] if raw != b"\\" else ())}

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 _F32 = 0  # value of enum ggml_type
-_SIZES = ((16, 1, 9), (18, 3, 8), (17, 18, 8))  # weight rows, activation rows, blocks; cover tiles and remainders
-_TOLERANCE = 1e-5  # relative to the largest result; another summation order changes results by a tenth of this
+_SIZES = ((16, 1, 9), (18, 3, 8), (17, 18, 8))  # (weight rows, activation rows, blocks) with full and partial tiles
+_TOLERANCE = 1e-5  # maximum error over the largest result; another summation order causes a tenth of this
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
@@ -26,14 +26,14 @@ class WeightKind:
     # Values per block.
     values: int
     block_bytes: int
-    # Offsets of half-precision numbers in a block.
+    # Byte offsets of the half-precision numbers (scales and minima) in a block.
     halves_at: tuple[int, ...]
-    # Type that activations are quantized to, and the bytes of its blocks.
+    # ggml type that activations are quantized to; `activation_bytes` is the size of its blocks.
     activation_type: int
     activation_bytes: int
     # ggml's function that quantizes activations.
     quantizer: str
-    # ggml's function that multiplies two rows.
+    # ggml's function that computes the dot product of two rows.
     dot: str
 
 
@@ -49,7 +49,7 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """Blocks of weights and activations in ggml's memory layout: (rows, blocks, bytes) each."""
+    """Quantized weights and activations in ggml's memory layout, two arrays of shape (rows, blocks, bytes)."""
 
     kind: WeightKind
     weights: Bytes
@@ -62,13 +62,13 @@ class Factors:
         return cls(kind, _weights(kind, rows, blocks), _activations(ggml, kind, columns, blocks))
 
     def product(self, function: Any, threads: int = 2) -> Floats | None:
-        """Compute the product with `function`, a `llamafile_sgemm`, one thread after the other: (rows of activations,
-        rows of weights). None if the function does not support the product."""
+        """Return the product (activation rows, weight rows) that `function` computes, which has the interface of
+        llama.cpp's `llamafile_sgemm`. None if the function does not support the product."""
         (rows, blocks, _), columns = self.weights.shape, len(self.activations)
         result = np.zeros((columns, rows), np.float32)
         function.restype = ctypes.c_bool
         for thread in range(threads):
-            params = (ctypes.c_int * 16)(thread, threads)  # ggml_compute_params begins with these and is shorter
+            params = (ctypes.c_int * 16)(thread, threads)  # ggml_compute_params begins with these two numbers
             computed = function(
                 params,
                 *map(ctypes.c_int64, (rows, columns, blocks)),
@@ -99,7 +99,7 @@ class Factors:
 
 
 def agrees(ggml: ctypes.CDLL, kind: WeightKind) -> bool:
-    """Return whether Updraft's products of this type equal ggml's up to the order of sums."""
+    """Return whether Updraft's kernel computes the same products as ggml, except for rounding."""
     for size in _SIZES:
         factors = Factors.scrambled(ggml, kind, size)
         product, expected = factors.product(ggml.updraft_product), factors.dots(ggml)
@@ -113,7 +113,7 @@ def _weights(kind: WeightKind, rows: int, blocks: int) -> Bytes:
     weights = (scrambled(rows * blocks * kind.block_bytes) >> np.uint64(56)).astype(np.uint8)
     weights = weights.reshape(rows, blocks, kind.block_bytes)
     for place in kind.halves_at:
-        weights[:, :, place + 1] = weights[:, :, place + 1] & 0x83 | 0x2C  # keep sign and mantissa
+        weights[:, :, place + 1] = weights[:, :, place + 1] & 0x83 | 0x2C  # set the exponent, for about 0.1
     return weights
 
 

@@ -12,7 +12,7 @@ from .kernels import KernelsInUse
 from .product_check import KINDS, InitParams, WeightKind, agrees
 
 _MEMORY_BYTES = 1 << 24  # bytes for tensors, a graph and ggml's work memory
-_ROWS, _COLUMNS = 16, 9  # from eight columns on, ggml uses another code path for K-quants
+_ROWS, _COLUMNS = 16, 9  # nine columns, because ggml uses another code path for K-quants from eight on
 _F32, _F16 = 0, 1  # values of enum ggml_type
 
 
@@ -27,7 +27,7 @@ def wrong_kernels(ggml: ctypes.CDLL, served: KernelsInUse) -> tuple[str, ...]:
 
 
 class _Graph:
-    """A graph of one operation, computed by ggml like a model's graph."""
+    """A compute graph of one operation, which ggml computes in the same way as a model's graph."""
 
     def __init__(self, ggml: ctypes.CDLL) -> None:
         self._ggml = ggml

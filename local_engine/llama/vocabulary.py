@@ -1,4 +1,4 @@
-"""Vocabulary of a GGUF file for grammars: every token's bytes, and the tokens that no text may match."""
+"""Vocabulary of a GGUF file for grammars: every token's bytes, the special tokens and the end-of-answer tokens."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def vocabulary(model: LlamaModel) -> Vocabulary:
 
 
 def grammars(model: LlamaModel) -> Grammars:
-    """Return the grammars of one model; the first grammar triggers reading the vocabulary."""
+    """Return a factory of grammar states for one model, which reads the vocabulary when it gets the first grammar."""
     compiler = GrammarCompiler(lambda: vocabulary(model), lambda text: model.tokenize(text, allow_special=False))
     return Grammars(compiler, model.vocab_size, model.end_ids)

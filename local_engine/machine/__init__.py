@@ -1,1 +1,1 @@
-"""This machine: its cores and memory, saved findings, and child processes."""
+"""This machine: its cores and memory, saved results of checks, and child processes."""

@@ -16,26 +16,24 @@ from typing import Any, Literal
 from ...protocol.safety.python_process import child_environment, python_command
 from ...protocol.safety.system import KILL, limit_time, no_core_files
 
-_BOUNDS = "UPDRAFT_CHILD"  # the parent's process id, and the child's maximum lifetime in seconds
+_BOUNDS = "UPDRAFT_CHILD"  # environment variable: the parent's process id and the child's maximum lifetime in seconds
 _GRACE_S = 5
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ChildOutcome:
-    """Outcome of a child process."""
-
     status: Literal["ok", "crashed", "timeout", "failed"]
     # Name of the signal for "crashed", exit code for "failed".
     detail: str = ""
-    # End of the child's standard error.
+    # Last 500 characters of the child's standard error.
     complaints: str = ""
     # The child's result for "ok".
     found: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 def run_child(module: str, arguments: Sequence[str], *, timeout_s: float) -> ChildOutcome:
-    """Run `python -m module arguments` with this `sys.path`; the last line on standard output must be a JSON object."""
+    """Run `python -m module arguments` with this process's `sys.path`; the last line printed must be a JSON object."""
     bounds = f"{os.getpid()} {math.ceil(timeout_s) + _GRACE_S}"
     try:
         child = subprocess.run(
@@ -62,8 +60,8 @@ def run_child(module: str, arguments: Sequence[str], *, timeout_s: float) -> Chi
 def expect_crashes() -> None:
     """Prepare a child that may crash: write no core file, and keep llama.cpp from starting a debugger.
 
-    The child also ends when its parent ends, or, on systems without such a signal, shortly after the parent's time
-    limit.
+    The child also ends when its parent ends or, on systems that cannot signal a parent's end, shortly after the
+    parent's time limit.
     """
     os.environ["GGML_NO_BACKTRACE"] = "1"
     no_core_files()

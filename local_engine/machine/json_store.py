@@ -1,4 +1,4 @@
-"""Findings about this machine or a file, saved in the state folder so that they are determined only once."""
+"""Results of checks and measurements, saved in the state folder so that each is computed only once."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Stored = TypeVar("Stored", bound=msgspec.Struct)
 
 
 class JsonStore:
-    """One small JSON file per key, under `state folder/topic/`. Safe with many processes: writes are atomic."""
+    """One small JSON file per key, under `state folder/topic/`. Processes can share it, because writes are atomic."""
 
     def __init__(self, topic: str) -> None:
         self.folder = settings.state_folder() / topic
 
     def read(self, key: str, kind: type[Stored]) -> Stored | None:
-        """Return the note; None if it is missing or unreadable."""
+        """Return the saved value of a key; None if the file is missing or unreadable."""
         return read_kept(self._file(key), kind)
 
     def write(self, key: str, note: msgspec.Struct) -> None:
-        """Save the note atomically. If the folder is not writable, log this and continue."""
+        """Save `note` as the value of `key` atomically. If the folder is not writable, log this and continue."""
         file = self._file(key)
         temporary = file.with_suffix(f".{os.getpid()}.tmp")
         try:
@@ -44,7 +44,7 @@ class JsonStore:
 
 
 def file_key(path: Path) -> str:
-    """Return a key of a file and its contents without reading it. Raises ModelLoadError if the file is missing."""
+    """Return a key that changes with the file's path, size or times. Raises ModelLoadError if the file is missing."""
     try:
         stat = path.stat()
     except OSError as error:

@@ -21,7 +21,7 @@ _INSTRUCTION_SETS = (
     *("avx512_bf16", "amx_int8", "asimd", "asimddp", "i8mm", "sve", "sme"),
 )
 _THREAD_PARAMETERS = 20_000_000
-_NO_LIMIT = 2**60  # version 1 reports "no limit" as a huge number
+_NO_LIMIT = 2**60  # version 1 of control groups reports "no limit" as a huge number
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Machine:
     cores: int
     # Number of logical processors, hyper-threads included.
     processors: int
-    # Processor time limit, in processors; None for no limit.
+    # Limit of processor time, as a number of processors; None for no limit.
     quota: float | None
     # Memory limit in bytes.
     memory: int
@@ -44,12 +44,12 @@ class Machine:
 
     @property
     def threads(self) -> int:
-        """Number of threads worth running: hyper-threads and further threads only wait for each other."""
+        """Number of threads worth running, at most one per physical core, because more would wait for each other."""
         return self.cores if self.quota is None else max(1, min(self.cores, int(self.quota)))
 
 
 def default_threads(parameters: int) -> int:
-    """Return the thread count for a model of this size; with less work each, threads mostly wait for each other."""
+    """Return the thread count for a model. A small model gets few, since threads with little work mostly wait."""
     return min(this_machine().threads, max(1, parameters // _THREAD_PARAMETERS))
 
 
@@ -79,7 +79,7 @@ def _allowed() -> set[int]:
 
 
 def _physical(root: Path, allowed: set[int]) -> int:
-    """Count the cores of the processors in `allowed`: hyper-threads of one core name the same siblings."""
+    """Count the physical cores of the processors in `allowed`; hyper-threads of one core list the same siblings."""
     folder = root / "sys/devices/system/cpu"
     siblings = {_read(folder / f"cpu{index}/topology/thread_siblings_list") for index in allowed}
     if "" not in siblings:
@@ -96,24 +96,24 @@ def _control_groups(root: Path) -> Iterator[Path]:
         if base is None or (controllers and not {"cpu", "memory"} & set(controllers.split(","))):
             continue
         inside = [part for part in Path(group).parts if part not in ("/", "..")]
-        # In a container, the path may be the host's and not visible here; the base is then the process's own group.
+        # A container may see the host's path, which does not exist here; `base` is then the process's own group.
         yield from (base.joinpath(*inside[:depth]) for depth in range(len(inside) + 1))
 
 
 def _quota(folder: Path) -> Iterator[float]:
-    """Yield the limit in processors (`cpu.max` of version 2, `cpu.cfs_*` of version 1)."""
+    """Yield the group's limit as a number of processors (`cpu.max` in version 2, `cpu.cfs_*` in version 1)."""
     words = _read(folder / "cpu.max").split() or [
         _read(folder / "cpu.cfs_quota_us"),
         _read(folder / "cpu.cfs_period_us"),
     ]
-    with contextlib.suppress(ValueError, ZeroDivisionError, IndexError):  # "max", "-1" or no such file: no limit
+    with contextlib.suppress(ValueError, ZeroDivisionError, IndexError):  # "max", "-1" and a missing file mean no limit
         quota = int(words[0]) / int(words[1])
         if quota > 0:
             yield quota
 
 
 def _memory_cap(folder: Path) -> Iterator[tuple[int, int]]:
-    """Yield the limit and the bytes left, counting inactive file pages as free because they can be reclaimed."""
+    """Yield the memory limit and the bytes left, counting inactive file pages as free because they can be reclaimed."""
     limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
     used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
     if limit.isdigit() and int(limit) < _NO_LIMIT:

@@ -4,7 +4,7 @@ A model that does not fit makes the machine thrash: mapped weights are evicted a
 check counts mapped weights as needed, although the system counts them as free.
 
 Sizes follow llama.cpp: KV cache = layers x tokens x KV heads x (key + value length) x bytes of the type; the compute
-buffer holds the largest stage, which is the logits for large vocabularies.
+buffer holds the largest intermediate result, which is the logits if the vocabulary is large.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ...protocol.errors import ModelTooLargeError
 from .machine import Machine
 
 KvCacheType = Literal["f32", "f16", "q8_0", "q4_0"]
-#: Default tokens of KV cache per model; concurrent answers share them (see `ContextLayout`).
+#: Default number of tokens in a model's KV cache, which concurrent answers share (see `ContextLayout`).
 DEFAULT_CELLS = 4096
 _BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 _CELLS = 256  # llama.cpp rounds the number of cells up to a multiple of this
 _FLOAT = 4
-_TOKEN_BYTES, _MERGE_BYTES = 220, 130  # per entry of llama.cpp's tables; measured on 152,000 tokens
+_TOKEN_BYTES, _MERGE_BYTES = 220, 130  # bytes per token and per merge in llama.cpp, measured with 152,000 tokens
 _BASE = 8 * 2**20  # bytes of graphs, thread stacks and per-thread buffers
 _RESERVE_SHARE, _MIN_RESERVE = 0.02, 128 * 2**20
 
@@ -37,7 +37,7 @@ class MemoryPlan:
     kv_cache_type: KvCacheType = "f16"
     # Maximum tokens computed at once.
     ubatch: int = 256
-    # Maximum rows with logits; None for all rows.
+    # Maximum number of tokens that get logits at once; None for all.
     outputs: int | None = None
     sequences: int = 1
     flash_attention: bool = True
@@ -47,14 +47,14 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Memory need in bytes. `weights` are used in the mapped file, or copied once into another layout, never both."""
+    """Memory need in bytes. `weights` count once, because llama.cpp uses either the mapped file or a repacked copy."""
 
     weights: int
     kv_cache: int
     compute: int
-    # Rows of logits and hidden states that are handed out.
+    # Buffer for the logits and hidden states that a step returns.
     outputs: int
-    # Vocabulary tables, graphs, threads.
+    # Vocabulary tables, compute graphs and thread stacks.
     rest: int
 
     @property
@@ -112,20 +112,20 @@ def largest_context(header: GgufHeader, plan: MemoryPlan, available: int) -> int
 
 
 def quantizable(header: GgufHeader) -> bool:
-    """Return whether the cache can have a quantized type, which requires heads of whole blocks of 32 values."""
+    """Return whether the KV cache can be quantized, which requires head lengths that are multiples of 32."""
     return all(length and length % 32 == 0 for length in head_lengths(header))
 
 
-def head_lengths(header: GgufHeader) -> tuple[int, int]:
+def head_lengths(header: GgufHeader, layer: int = 0) -> tuple[int, int]:
     """Return the lengths of a head's key and value; 0 if the header does not state them."""
-    heads = _number(header, "attention.head_count")
+    heads = _number(header, "attention.head_count", layer)
     head = _number(header, "embedding_length") // heads if heads else 0
     key, value = (_number(header, f"attention.{name}_length", default=head) for name in ("key", "value"))
     return key, value
 
 
 def _smaller_contexts(header: GgufHeader, plan: MemoryPlan, available: int) -> Iterator[str]:
-    """Yield smaller contexts that fit: in the requested cache type, and in eight bits if that allows more tokens."""
+    """Yield advice on smaller contexts that fit: with the given cache type, and with q8_0 if this fits more tokens."""
     tokens = _askable(header, largest_context(header, plan, available))
     if tokens:
         yield _smaller(tokens)
@@ -137,13 +137,13 @@ def _smaller_contexts(header: GgufHeader, plan: MemoryPlan, available: int) -> I
 
 
 def _askable(header: GgufHeader, cells: int) -> int:
-    """Return the context to suggest if `cells` fit: less the engine's extra cells, and at most the trained context."""
+    """Return the context length to suggest if `cells` fit. It is shorter, because the engine needs extra cells."""
     tokens = (cells - 1) // _CELLS * _CELLS if cells else 0
     return min(tokens, _number(header, "context_length", default=tokens))
 
 
 def _smaller(tokens: int) -> str:
-    """Suggest a context length. Below the default, `parallel=1` is needed, or answers would share the default cells."""
+    """Suggest a context length. Below the default, only `parallel=1` makes the KV cache smaller than the default."""
     return f"use context_length={tokens}{' and parallel=1' if tokens < DEFAULT_CELLS else ''}"
 
 
@@ -153,9 +153,7 @@ def _layer_cache(header: GgufHeader, plan: MemoryPlan, layer: int) -> float:
     groups = _number(header, "attention.head_count_kv", layer, default=heads)
     if not groups:
         return _recurrent_state(header) * plan.sequences
-    head = _number(header, "embedding_length") // heads if heads else 0
-    values = _number(header, "attention.key_length", default=head)
-    values += _number(header, "attention.value_length", default=head)
+    values = sum(head_lengths(header, layer))
     return _rounded(plan.context_length) * groups * values * _BYTES[plan.kv_cache_type]
 
 
@@ -167,7 +165,7 @@ def _recurrent_state(header: GgufHeader) -> int:
 
 
 def _compute(header: GgufHeader, plan: MemoryPlan) -> int:
-    """Return the bytes of the graph's largest stage plus the attention mask, which all layers share."""
+    """Return the bytes of the largest intermediate result of a step plus the attention mask, which all layers share."""
     layers = range(_number(header, "block_count"))
     width = _number(header, "embedding_length")
     heads = max((_number(header, "attention.head_count", layer) for layer in layers), default=0)
@@ -185,13 +183,12 @@ def _compute(header: GgufHeader, plan: MemoryPlan) -> int:
 
 
 def _outputs(plan: MemoryPlan) -> int:
-    """Return the maximum number of rows with logits in one step."""
+    """Return the maximum number of tokens that get logits in one step."""
     ubatch = min(plan.ubatch, plan.context_length)
     return min(plan.outputs or ubatch, ubatch)
 
 
 def vocabulary_size(header: GgufHeader) -> int:
-    """Return the number of tokens in the vocabulary."""
     tokens = header.arrays.get("tokenizer.ggml.tokens")
     return _length(tokens) or _number(header, "vocab_size")
 

@@ -6,29 +6,30 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median, median_low
 
-_PLAIN_EVERY, _DOUBT_EVERY = 64, 400  # steps with prompts before a step without, and before a remeasurement
+# Number of steps with prompts until a step runs without prompts, and until chunks that were too large are tried again.
+_PLAIN_EVERY, _DOUBT_EVERY = 64, 400
 _SAMPLES = 3  # measurements kept per chunk size
 _QUIET_STEPS = 64
-_STEPS_OF_NOISE = 128  # a step is slower than all 128 steps before it in less than 1 % of cases
+_STEPS_OF_NOISE = 128  # recent steps to keep; a step is slower than all of them in less than 1 % of cases
 _MIN_NOISE, _USUAL_NOISE, _MAX_NOISE = 1.05, 1.15, 1.4
-_PROMISED, _TARGET = 2.0, 1.8  # the target is below the limit: some gaps between tokens cannot be foreseen
+_PROMISED, _TARGET = 2.0, 1.8  # the target is below the promised maximum, because some delays cannot be foreseen
 
 
 def target_slowdown(decoding: int, catching_up: int) -> float:
     """Return the longest acceptable gap between tokens during prefill, as a multiple of the usual gap.
 
-    A fair share of the machine for the `decoding` requests sets it if that exceeds 2. Otherwise it is 1.8, so that
-    hardly one gap in a hundred is longer than twice the usual gap."""
+    If all requests share the machine equally, the multiple is 1 + `catching_up` (requests in prefill) / `decoding`.
+    Return this if it exceeds 2, else 1.8, so that hardly one gap in a hundred is longer than twice the usual gap."""
     share = 1 + catching_up / decoding
     return share if share > _PROMISED else _TARGET
 
 
 @dataclass(slots=True)
 class _Load:
-    """Step times for one number of decoding sequences and one number of threads."""
+    """Measured step times for one number of decoding sequences and one number of threads."""
 
     decoding: int
-    # Rows of the decoding sequences in a step with a chunk; 0 if chunks run in separate steps.
+    # Number of decoding sequences that share a step with a chunk of a prompt; 0 if chunks run in separate steps.
     own_rows: int
     # Times of the last steps without prompts.
     plain_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=9))
@@ -49,8 +50,8 @@ class _Load:
         return median(self.quiet_s)
 
     def usual_s(self, chunk: int) -> float | None:
-        """Return the usual seconds of a step with this chunk; None if unknown. The time of a step without prompts is
-        unknown after steps with prompts, because such a step is run to measure it."""
+        """Return the usual seconds of a step with this chunk; None if unknown. A step without prompts (`chunk` 0) that
+        follows a step with prompts counts as unknown, because it runs only to measure the time."""
         if chunk:
             known = self.mixed.get(chunk, ())
             return self.plain * median(known) if len(known) == _SAMPLES else None
@@ -59,7 +60,7 @@ class _Load:
     def add(self, chunk: int, seconds: float) -> None:
         if chunk == 0:
             self.plain_s.append(seconds)
-            if self.since_plain == 0:  # no prompt in the previous step, either
+            if self.since_plain == 0:  # the previous step had no prompt, either
                 self.quiet_s.append(seconds)
             self.since_plain = 0
         elif self.plain_s:
@@ -72,9 +73,9 @@ class _Load:
         never more than `slowest` times.
 
         A row costs no more in a larger step than in a smaller one, which bounds chunks larger than all measured ones.
-        Between two measured chunks, the cost is interpolated linearly. One slow step is no proof: a chunk that should
-        fit, judging by smaller chunks, is tried twice before it counts as too large. Slow steps within `slowest` are no
-        proof either, because the margin between `most` and `slowest` exists for them.
+        Between two measured chunks, the cost is interpolated linearly. A chunk that should fit, judging by smaller
+        chunks, is tried twice before it counts as too large, because one step may be slow by chance. A chunk whose
+        steps all stay within `slowest` never counts as too large, because `slowest` allows for other delays.
         """
         rows, cost = self.own_rows, 1.0 if self.own_rows else 0.0
         if most <= cost:
@@ -108,27 +109,27 @@ class _Load:
 
 
 class ChunkBudget:
-    """Measures the cost of chunks for each number of decoding sequences; grants the largest chunk with acceptable gaps.
+    """Decides how many prompt tokens (a chunk) a step computes, so that gaps between answer tokens stay acceptable.
 
-    Step cost is not linear (a few rows may be as cheap as one, kernels work on groups of rows), differs between
-    machines, and changes with other load. So steps are measured: now and then a step without prompts, and every step
-    with a chunk relative to it. The promise is a multiple of the gap before the prompts arrived, because prompts fill
-    the cache and thereby slow the steps without prompts, too. A chunk that was too large is tried again after 400
-    steps, once, so that hardly one gap in a hundred is an experiment. The promise concerns the slowest gaps, so the
-    budget is reduced by the slowness that other causes add.
+    Step cost is not linear (a few rows may be as cheap as one, because kernels work on groups of rows), differs between
+    machines, and changes with other load. So the budget measures steps: now and then a step without prompts, and every
+    step with a chunk, relative to that. The limit is a multiple of the gap before the prompts arrived, because prompts
+    fill the cache and thereby slow the steps without prompts, too. A chunk that was too large is tried once more after
+    400 steps, so that hardly one gap in a hundred is long because of such a trial. The limit applies to the slowest
+    gaps, so the budget allows for delays that have other causes.
     """
 
     def __init__(self, most: int, *, apart: bool = False) -> None:
-        """`most`: tokens in a step if no sequence decodes. `apart`: prompts run in separate steps, so that a reader
-        waits for two steps."""
+        """`most`: maximum prompt tokens per step. `apart`: prompts run in separate steps, so that a gap between answer
+        tokens consists of one step with a prompt and one without."""
         self._most = most
         self._apart = apart
         self._threads = 1
         self._loads: dict[tuple[int, int], _Load] = {}
-        self._slowness: deque[float] = deque(maxlen=_STEPS_OF_NOISE)  # recent step times over their usual time
+        self._slowness: deque[float] = deque(maxlen=_STEPS_OF_NOISE)  # recent step times divided by usual ones
 
     def grant(self, decoding: int, catching_up: int = 1) -> int:
-        """Return how many prompt tokens of `catching_up` sequences together may join `decoding` rows in the next step.
+        """Return how many prompt tokens of `catching_up` sequences together may join `decoding` sequences in a step.
         0 means: run a step without prompts first, to measure its time."""
         if decoding == 0:
             return self._most
@@ -137,16 +138,16 @@ class ChunkBudget:
             return 0
         usual = min(1.0, load.before_s / load.plain)
         slowest = target_slowdown(decoding, catching_up) * usual
-        waited = 1 if self._apart else 0  # for the reader's own step
+        waited = 1 if self._apart else 0  # the gap includes a step without prompts
         chunk = load.largest(slowest / self._noise() - waited, slowest - waited)
         if load.since_doubt >= _DOUBT_EVERY:
             load.doubt(chunk)
         return min(chunk, self._most)
 
     def measured(self, decoding: int, chunk: int, seconds: float, threads: int = 1) -> None:
-        """Record the `seconds` of a step with `chunk` prompt tokens, for which `decoding` sequences waited.
+        """Record the `seconds` of a step with `chunk` prompt tokens, in which `decoding` sequences decoded or waited.
 
-        The next step is expected to have as many `threads`.
+        The next step is expected to run with the same number of `threads`.
         """
         self._threads = threads
         if not decoding:
@@ -160,7 +161,7 @@ class ChunkBudget:
         load.add(chunk, seconds)
 
     def _noise(self) -> float:
-        """Return the time of the slowest recent step over its usual time, clipped so that some chunk always fits."""
+        """Return the slowest recent step's time divided by its usual time, limited so that some chunk always fits."""
         if len(self._slowness) < _STEPS_OF_NOISE // 4:
             return _USUAL_NOISE
         return min(max(*self._slowness, _MIN_NOISE), _MAX_NOISE)

@@ -14,12 +14,12 @@ from ..machine.memory_fit import DEFAULT_CELLS, KvCacheType, head_lengths
 from ..options import LocalOptions
 from .prefix_cache import Sharing
 
-_ROWS = 512  # tokens per step, as in llama_cpp.Llama; with llama.cpp's kernels, other sizes change last bits of results
-_ROWS_OF_OUR_ATTENTION = 128  # as fast as 512 rows, which take 30 MB more
+_ROWS = 512  # tokens per step as in llama_cpp.Llama, because another number can change the last bits of results
+_ROWS_OF_OUR_ATTENTION = 128  # tokens per step with Updraft's attention kernel; 512 are not faster and need 30 MB more
 _PARALLEL = 8
-_OUTPUT_VALUES = 2**22  # logits per step, 16 MiB
-_PARKED = 16  # maximum of idle sequences in the prefix cache, beside the running ones
-SMALL = 100_000_000  #: parameters below which attention is exact and prompts are scored
+_OUTPUT_VALUES = 2**22  # maximum number of logits per step (16 MiB)
+_PARKED = 16  # sequence ids for finished sequences in the prefix cache
+SMALL = 100_000_000  #: models with fewer parameters use float32 attention and score prompts by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +38,17 @@ class ContextLayout:
 
     # Maximum tokens of one prompt and its answer.
     context_length: int
-    # Answers generated at once.
+    # Maximum number of answers generated at once.
     parallel: int
-    # Cells of the whole KV cache.
+    # Number of cells in the whole KV cache, one per token.
     cells: int
-    # Sequence ids of the KV cache.
+    # Number of sequence ids in the KV cache.
     sequences: int
-    # Maximum rows and outputs of a step.
+    # Maximum number of tokens in a step (`rows`), and of tokens in a step that get logits (`outputs`).
     rows: int
     outputs: int
     kv_cache_type: KvCacheType
-    # Whether the cache is float32 without flash attention.
+    # Whether attention is computed in float32, which requires a float32 cache and no flash attention.
     exact: bool
     # Whether all prompts get log-probabilities of their tokens.
     scores_prompts: bool
@@ -64,14 +64,14 @@ class ContextLayout:
         exact = kv_cache_type == "f32" and not options.flash_attention
         scores_prompts = small if options.prompt_logprobs is None else options.prompt_logprobs
         cells = max(context_length, min(DEFAULT_CELLS, parallel * context_length))
-        # With enough cells, each answer has its own stream, so that its bits do not depend on other answers.
+        # With enough cells, each answer has its own part of the cache, so that other answers do not change its bits.
         separate = exact and scores_prompts and not model.is_recurrent and cells == parallel * context_length
         sharing: Sharing = "nothing" if separate else "whole" if model.is_recurrent else "parts"
-        if sharing == "parts":  # extra ids and cells for hidden-state probes
+        if sharing == "parts":  # more ids and cells, for probes that recompute hidden states
             sequences, cells = 2 * parallel + _PARKED, cells + 2 * parallel
         else:
-            sequences = parallel + (4 if model.is_recurrent else 0)  # each sequence has its own state or stream
-        rows = max(options.ubatch or _ROWS, sequences)  # llama.cpp requires one output per id
+            sequences = parallel + (4 if model.is_recurrent else 0)  # four more ids for finished sequences
+        rows = max(options.ubatch or _ROWS, sequences)  # llama.cpp requires at least one output per sequence id
         outputs = max(sequences, min(rows, _OUTPUT_VALUES // model.vocab_size))
         return cls(
             context_length, parallel, cells, sequences, rows, outputs, kv_cache_type, exact, scores_prompts, sharing
@@ -92,7 +92,7 @@ def settled(header: GgufHeader, options: LocalOptions) -> LocalOptions:
 
 
 def _attention_is_ours(header: GgufHeader, options: LocalOptions) -> bool:
-    """Return whether Updraft's attention kernel supports the heads and the cache of a model that is not small."""
+    """Return whether Updraft's attention kernel supports the heads and the cache of a model above `SMALL`."""
     key, value = head_lengths(header)
     supported = 0 < key == value <= MAX_HEAD_DIM and key % 16 == 0
     capped = header.hyperparameter("attn_logit_softcapping") is not None

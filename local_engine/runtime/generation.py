@@ -1,4 +1,4 @@
-"""Engine side of one answer: chooses tokens from logits, turns them into text, and sends the text to the reader."""
+"""Engine side of one answer: chooses tokens from logits, turns them into text, and sends the text to a `LocalRun`."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class LocalToken:
 
 @dataclass(frozen=True, slots=True)
 class PromptScore:
-    """Score of one prompt token at its position."""
+    """Log-probability and rank of one prompt token, given the tokens before it."""
 
     id: int
     logprob: float
-    # 1 for the most likely token.
+    # Rank among all tokens by probability; 1 for the most likely token.
     rank: int
     # The most likely ids at this position with their log-probabilities; the request sets their number.
     top: tuple[tuple[int, float], ...]
@@ -51,20 +51,20 @@ class PromptScore:
 
 @dataclass(slots=True)
 class Event:
-    """One token as sent to the reader."""
+    """One token, as sent to the reader of the answer."""
 
     token: LocalToken
     # Whether this is the end-of-turn token, which is not part of the answer.
     is_end: bool
     is_first: bool
     finish_reason: FinishReason | None
-    # For "length", the cause, or None for the request's own limit; for "stop", the matched stop string.
+    # For "length", why the answer was cut off, or None for the request's `max_tokens`; for "stop", the stop string.
     stop_reason: StopReason | None = None
     # Hidden state (hidden,) float32 that produced `token`; set for the first and the last token of an answer.
     hidden: Floats | None = None
-    # Log-probabilities (prompt_tokens - 1,) float32; sent with the first token, if requested.
+    # Log-probabilities of the prompt, (prompt_tokens - 1,) float32; sent with the first token, if requested.
     prompt_logprobs: Floats | None = None
-    # Log-probabilities with alternatives; sent with the first token, if requested.
+    # Scores of the prompt's tokens, with alternatives; sent with the first token, if requested.
     prompt_scores: list[PromptScore] | None = None
 
     @property
@@ -78,15 +78,15 @@ class EngineJob(Protocol):
     sequence: Sequence
 
     def prompt_rows(self, start: int, logits: Floats) -> None:
-        """Take logits (n, vocab) after the tokens from `start` on. Called again after a preemption."""
+        """Process logits (n, vocab), where row i follows token `start + i`. Called again after a preemption."""
         ...
 
     def choose(self, row: RowMeasure, hidden: Floats | None, /) -> None:
-        """Choose a token from the logits after all known tokens. `hidden`: hidden state (hidden,), if available."""
+        """Choose the next token from the last token's logits. `hidden`: hidden state (hidden,), if available."""
         ...
 
     def take_hidden_state(self, hidden: Floats, /) -> None:
-        """Take the hidden state at the first position of `sequence.pending_hidden`."""
+        """Receive the hidden state (hidden,) of the first position in `sequence.pending_hidden`."""
         ...
 
     def fail(self, error: UpdraftError) -> None: ...
@@ -108,7 +108,7 @@ class LocalGenerationRequest:
     detects_repetition: bool = False
     # Whether to compute log-probabilities of the prompt's tokens.
     score_prompt: bool = False
-    # Control tokens that are part of the text, mapped to their spelling.
+    # Control tokens of tool calls, which are part of the answer's text, mapped to their spelling.
     marks: Mapping[int, str] = field(default_factory=dict[int, str])
     # Ends the answer after the only allowed tool call, or after a repeated call.
     call_limit: CallLimit | None = None
@@ -130,7 +130,7 @@ class Generation:
         self._matcher = StopMatcher(params.stop)
         self._scores = np.zeros(scored, np.float32) if request.score_prompt else None
         self._prompt_scores: list[PromptScore] | None = None if params.prompt_logprobs is None else []
-        self._held: deque[Event] = deque()  # unsent, until the first has its hidden state
+        self._held: deque[Event] = deque()  # unsent events, which wait until the first has its hidden state
         self._begun = False
 
     def prompt_rows(self, start: int, logits: Floats) -> None:
@@ -138,7 +138,7 @@ class Generation:
             following = np.asarray(self._request.prompt[start + 1 : start + 1 + len(logits)], np.intp)
             scores = token_logprobs(logits[: len(following)], following)
             self._scores[start : start + len(following)] = scores
-            if self._prompt_scores is not None:  # overwritten after a preemption
+            if self._prompt_scores is not None:  # the same entries are written again after a preemption
                 count = self._request.params.prompt_logprobs or 0
                 entries = [
                     _score(*each, count) for each in zip(logits, following.tolist(), scores.tolist(), strict=False)
@@ -147,7 +147,7 @@ class Generation:
 
     def choose(self, row: RowMeasure, hidden: Floats | None) -> None:
         if self.sequence.finished:
-            return  # recomputed after a preemption, for a hidden state
+            return  # the answer has ended; its tokens were computed again only for a hidden state
         token = self._request.sampler.choose(row.logits, self._answer, row.token)
         event = self._advance(token, row)
         if event.is_first:
@@ -188,7 +188,7 @@ class Generation:
         return Event(LocalToken(token, text, signals, top), False, is_first, reason, cut or None)
 
     def _cut(self) -> StopReason | None:
-        """Return why the answer is cut off: "" for the request's own limit, None if the answer continues."""
+        """Return why the answer is cut off: "" for the request's `max_tokens`, None if the answer continues."""
         request, written = self._request, len(self._answer)
         if written == request.limit:
             return "" if request.params.max_tokens == written else "default_max_tokens"

@@ -21,7 +21,7 @@ from .generation import EngineJob
 from .prefix_cache import LocalPrefixCache
 from .scheduler import LocalScheduler, ScheduledStep, SchedulerLimits, Sequence, SequenceShare
 
-# Shorter prefixes are computed again: this is cheap, and the answer keeps the bits that it has on a fresh engine.
+# Shorter prefixes are computed again, which is cheap and gives exactly the same logits as on a new engine.
 _SHORTEST_SHARED = 16
 _CLOSED = "The local engine is closed."
 _FORKED = (
@@ -38,9 +38,9 @@ _NOT_FINITE = (
 class LoopOptions:
     """Sizes and limits of the loop."""
 
-    # Cells of the KV cache: the maximum of `Sequence.limit`.
+    # Number of KV cache cells, one per token, which no `Sequence.limit` may exceed.
     cells: int
-    # Sequence ids of the context.
+    # Number of sequence ids in the context.
     sequences: int
     # Maximum number of waiting requests.
     queue_limit: int
@@ -63,7 +63,7 @@ class LocalEngineLoop:
         # Commands from other threads. Unlike a lock, a SimpleQueue is safe to use during a garbage collection.
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._process = os.getpid()
-        self._lock = threading.RLock()  # guards the next two fields; reentrant: garbage collection may call `close`
+        self._lock = threading.RLock()  # guards the next two fields; reentrant, since a finalizer may call `close`
         self._open = 0
         self._closed = False
         self._stopped = False
@@ -79,7 +79,7 @@ class LocalEngineLoop:
         """Queue a job that fits the cache. Raises OverloadedError if the queue is full, EngineError after `close` and
         in a process forked from the engine's."""
         limits = self._options.limits
-        self.refuse_fork()  # before the lock, which a thread may have held at the fork
+        self.refuse_fork()  # before the lock, because the fork may have copied it while locked
         with self._lock:
             if self._closed:
                 raise EngineError(_CLOSED)
@@ -206,7 +206,7 @@ class LocalEngineLoop:
             self._budget.measured(step.decoding, step.chunk_tokens, seconds, self._context.threads)
 
     def _deliver(self, step: ScheduledStep, logits: Floats, hidden: Floats | None) -> None:
-        """Give every job its results: first the hidden states of probes, then the logits for new tokens."""
+        """Give every job its results: first the hidden states from probes, then the logits for new tokens."""
         for place, probe in enumerate(step.probes, len(step.decodes)):
             assert hidden is not None  # steps with probes always return hidden states
             self._jobs[probe.sequence].take_hidden_state(hidden[place].copy())
@@ -219,14 +219,14 @@ class LocalEngineLoop:
                 chosen.append((job, last - 1))
         if chosen:
             self._choose(chosen, logits, hidden)
-        for probe in step.probes:  # after `_choose`, because a probed sequence may also have decoded
+        for probe in step.probes:  # after `_choose`, because a sequence with a probe may also get a new token
             if probe.sequence in self._jobs:
                 self._end_if_done(self._jobs[probe.sequence])
 
     def _choose(self, chosen: list[tuple[EngineJob, int]], logits: Floats, hidden: Floats | None) -> None:
         """Choose a token for each job from its row. An error ends only that job."""
         places = [place for _, place in chosen]
-        rows = logits[: len(places)] if places[-1] < len(places) else logits[places]  # a view if possible
+        rows = logits[: len(places)] if places[-1] < len(places) else logits[places]  # avoids a copy if possible
         for (job, place), row in zip(chosen, self._meter.measure(rows), strict=True):
             if not row.is_finite:
                 self._fail([job.sequence], _NOT_FINITE)
@@ -259,7 +259,7 @@ def _share_rows(share: SequenceShare) -> TokenRows:
 
 
 def _places(step: ScheduledStep) -> Iterator[tuple[SequenceShare, int, int]]:
-    """Yield every share with the start and the end of its outputs."""
+    """Yield every sequence's share of the step with the start and the end of its rows in the logits."""
     at = 0
     for share in step.decodes:
         yield share, at, at + 1

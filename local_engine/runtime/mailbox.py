@@ -24,9 +24,9 @@ class Mailbox(Generic[T]):
 
     def put(self, item: T) -> None:
         self._items.put(item)
-        waiter = self._waiter
-        if waiter is not None:
-            _wake_waiter(waiter)
+        if (waiter := self._waiter) is not None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed, so no reader waits
+                waiter.get_loop().call_soon_threadsafe(_wake, waiter)
 
     def get(self) -> T:
         return self._items.get()
@@ -43,11 +43,6 @@ class Mailbox(Generic[T]):
                 await waiter
             finally:
                 self._waiter = None
-
-
-def _wake_waiter(waiter: asyncio.Future[None]) -> None:
-    with contextlib.suppress(RuntimeError):  # the event loop is closed, so no reader waits
-        waiter.get_loop().call_soon_threadsafe(_wake, waiter)
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

@@ -1,8 +1,8 @@
 """Prefix cache: which tokens are in the cells of the KV cache, and which of them the next prompt can reuse.
 
 The data structure is a radix tree. A segment is a run of tokens in its own cells, a path from the root is the content
-of one sequence, and sequences with a common prefix share its segments. Finished sequences stay until their cells are
-needed. The cache does not depend on llama.cpp: it changes the real cells through `KVMemory`.
+of one sequence, and sequences with a common prefix share its segments. Finished sequences stay (are parked) until their
+cells are needed. The cache does not depend on llama.cpp: it changes the real cells through `KVMemory`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal, Protocol
 
-#: Shared parts: any prefix; only a whole sequence (a recurrent state cannot be cut); nothing (own streams).
+#: Part of a sequence that a new prompt can reuse: any prefix, only the whole (for recurrent models), or nothing.
 Sharing = Literal["parts", "whole", "nothing"]
 
 
 class KVMemory(Protocol):
-    """Access to the real cells."""
+    """The real KV cache, whose cells llama.cpp manages."""
 
     def share(self, source: int, target: int, length: int) -> None:
         """Make the empty sequence `target` share the first `length` tokens of `source`."""
@@ -69,7 +69,7 @@ class _Segment:
 
 
 class LocalPrefixCache:
-    """Assigns the `sequences` ids of a cache with `cells` cells; at least two ids must be spare. Not thread-safe.
+    """Assigns cells and ids of a KV cache to sequences. Sharing needs two ids more than run at once. Not thread-safe.
 
     With `sharing` "whole", a prompt can reuse a parked sequence only if the whole sequence is a prefix of the prompt.
     With "parts", a common prefix of fewer than `shortest` tokens is computed again.
@@ -121,7 +121,7 @@ class LocalPrefixCache:
         return self._branch_off(segment, length - above, length, branch.id)
 
     def extend(self, branch: Branch, tokens: Sequence[int]) -> None:
-        """Append computed `tokens` to `branch`, in cells of its own. The caller has freed the cells."""
+        """Append computed `tokens` to `branch`, in cells of its own. Call `ensure_free` before."""
         tail = branch.tail
         if tail.parent is None or tail.children or len(tail.holders) > 1:
             tail = _Segment(tail, [], {branch.id})
@@ -139,7 +139,7 @@ class LocalPrefixCache:
             self._parked[branch.id] = branch
 
     def drop(self, branch: Branch) -> None:
-        """Forget a sequence, parked or not."""
+        """Remove a running or parked sequence, and free the cells that no other sequence shares."""
         self._memory.remove(branch.id)
         for segment in branch.tail.path():
             segment.holders.discard(branch.id)
@@ -180,7 +180,7 @@ class LocalPrefixCache:
                 to_visit += [(child, above + inside) for child in segment.children]
 
     def _source(self, segment: _Segment, length: int) -> int:
-        """Return a sequence to share `length` tokens from, preferably a parked one, which is then dropped last."""
+        """Return a sequence whose first `length` tokens can be shared, preferably a parked sequence."""
         holders = sorted(segment.holders, key=lambda holder: holder not in self._parked)
         if self._sharing == "parts":
             return holders[0]
@@ -188,7 +188,7 @@ class LocalPrefixCache:
 
     def _branch_off(self, segment: _Segment, inside: int, length: int, source: int | None) -> Branch:
         """Return a new sequence with the first `length` tokens of `source`; they end `inside` tokens into `segment`."""
-        if not self._ids:  # never `source`: a parked `source` was just used, and is not the only parked sequence
+        if not self._ids:  # never drops `source`, since a parked `source` is the most recently used of several
             self.drop(next(iter(self._parked.values())))
         branch = Branch(self._ids.pop(), length, self._root)
         self._branches[branch.id] = branch

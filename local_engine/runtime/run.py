@@ -29,7 +29,7 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
     `signals` has one entry per token of `token_ids`, and one more for the end-of-turn token if the model ended the
     answer. The end-of-turn token is not in `token_ids`, and is yielded only if held-back text must be sent with it.
     `finish_reason`: "stop" (end of turn or a stop string), "length", or None while running and after a cancel.
-    `stop_reason`: for "length", the cause, or None for the request's own limit; for "stop", the matched stop string.
+    `stop_reason`: for "length", the cause, or None for the request's `max_tokens`; for "stop", the matched stop string.
     `sampling`: the sampling settings in effect. `answer_hidden`: hidden state (hidden,) float32 after the final norm
     that produced the last token (or the end of turn); None before the end. `prompt_scores`: scores of all prompt tokens
     but the first, if requested; available from the first token on. Only one reader at a time.
@@ -65,7 +65,7 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
 
     @property
     def prompt_hidden(self) -> Floats:
-        """Hidden state (hidden,) float32 after the final norm, at the last prompt token; needs a first token."""
+        """Hidden state (hidden,) float32 of the last prompt token after the final norm. First read a token."""
         self._require_a_token()
         assert self._prompt_hidden is not None
         return self._prompt_hidden
@@ -84,7 +84,7 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
 
     def __next__(self) -> LocalToken:
         if not self._done:
-            self._resources.loop.refuse_fork()  # before the lock, which a thread may have held at the fork
+            self._resources.loop.refuse_fork()  # before the lock, because a fork may have copied it while locked
         with self._reading:
             token = None if self._done else self._read(self._generation.mailbox.get())
         if token is None:

@@ -1,7 +1,7 @@
 """Scheduler: plans the next step, and queues the sequences that wait for cells of the KV cache.
 
 Every sequence has known tokens and computed tokens, and each step computes some of the missing ones: a sequence that
-lacks one token decodes, a sequence that lacks more gets a chunk. No llama.cpp here: tests use plain integers.
+lacks one token decodes, a sequence that lacks more gets a chunk. Nothing in this module depends on llama.cpp.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _HEADROOM = 32
 class Sequence:
     # The prompt, followed by the answer so far.
     tokens: list[int]
-    # Maximum number of tokens.
+    # Maximum number of tokens, prompt included.
     limit: int
-    # Number of leading tokens that still need an output each; the prefix cache cannot serve them.
+    # Number of leading tokens whose logits are still needed, so that they cannot be taken from the prefix cache.
     scored: int = 0
-    # Positions to compute again for their hidden state.
+    # Positions that must be computed again, because their hidden state is missing.
     pending_hidden: list[int] = field(default_factory=list[int])
     # Whether the answer has ended; the sequence then stays only for pending hidden states.
     finished: bool = False
@@ -39,7 +39,7 @@ class Sequence:
 
 @dataclass(slots=True)
 class SequenceShare:
-    """The part of one sequence in a step: `count` tokens from `start` on, with outputs for the last or for all."""
+    """The part of one sequence in a step: `count` tokens from `start` on, with logits for the last or for all."""
 
     sequence: Sequence
     start: int
@@ -58,7 +58,7 @@ class SequenceShare:
 
 @dataclass(slots=True)
 class HiddenStateProbe:
-    """A token to compute again in `scratch`, a copy of the tokens before it, for its hidden state."""
+    """A token to compute again for its hidden state. `scratch`: temporary sequence of the preceding tokens."""
 
     sequence: Sequence
     position: int
@@ -67,8 +67,8 @@ class HiddenStateProbe:
 
 @dataclass(slots=True)
 class ScheduledStep:
-    """Decoding sequences, then probes, then chunks of prompts. `decoding`: sequences that decode now or wait to
-    decode."""
+    """Work of one step, in this order: decoding sequences, probes, chunks of prompts. `decoding`: number of sequences
+    that decode in this step or wait to decode."""
 
     decoding: int
     decodes: list[SequenceShare]
@@ -77,7 +77,7 @@ class ScheduledStep:
 
     @property
     def all_outputs(self) -> bool:
-        """Return whether every row is an output; only such a step returns hidden states."""
+        """Return whether every token gets logits; only such a step returns hidden states."""
         return all(share.outputs == share.count for share in self.chunks)
 
     @property
@@ -98,20 +98,20 @@ class SchedulerLimits:
     running: int
     # Maximum number of tokens in a step.
     rows: int
-    # Maximum number of outputs in a step; more than twice `running`.
+    # Maximum number of tokens in a step that get logits; more than twice `running`.
     outputs: int
     # Whether prompts share steps with decoding sequences and with each other.
     mixes: bool = True
-    # Hidden states come only from steps in which every row is an output. "parts": probes compute missing ones; "whole":
-    # the last prompt token waits for such a step; "nothing": every row is an output.
+    # Only a step in which every token gets logits returns hidden states. With "parts", probes compute missing states;
+    # with "whole", the last prompt token waits for such a step; with "nothing", every token gets logits.
     sharing: Sharing = "parts"
 
 
 class LocalScheduler:
     """First-come, first-served scheduling with preemption by recomputation.
 
-    Cannot deadlock: every admitted sequence fits the cache alone, and a sequence that lacks cells takes them from
-    parked sequences, then from the newest running one; so the oldest always advances.
+    Deadlocks are impossible, because the oldest sequence always advances: every sequence fits the cache alone, and a
+    step that lacks cells takes them from parked sequences, then from the newest running sequence.
     """
 
     def __init__(self, cache: LocalPrefixCache, budget: ChunkBudget, limits: SchedulerLimits) -> None:
@@ -198,13 +198,13 @@ class LocalScheduler:
             self.running.append(self.waiting.popleft())
 
     def _fits(self, sequence: Sequence, branch: Branch) -> bool:
-        """Return whether the prompt and some answer fit beside the tokens that others still have to compute."""
+        """Return whether the prompt and the start of its answer fit beside the missing tokens of running sequences."""
         reserved_cells = sum(other.behind for other in self.running)
         wanted = min(len(sequence.tokens) + _HEADROOM, sequence.limit) - branch.length
         return self._cache.available_cells() >= reserved_cells + wanted
 
     def _plan(self) -> tuple[ScheduledStep, bool]:
-        """Return the next step for the current state, and whether prompts wait until after this step."""
+        """Return the next step for the current state, and whether the step leaves out all prompts."""
         decoding = [sequence for sequence in self.running if sequence.behind == 1]
         catching_up = [sequence for sequence in self.running if sequence.behind > 1]
         step = ScheduledStep(
@@ -216,7 +216,7 @@ class LocalScheduler:
             if sequence.pending_hidden and sequence.computed > sequence.pending_hidden[0]
         ]
         if ready and not (catching_up and self._chunks_waited):
-            # Hidden states come only if every row is an output. Prompts wait for one such step, never for two.
+            # Only a step without prompts returns hidden states. Prompts wait for one such step, but not for two.
             step.probes = [self._probe(sequence) for sequence in ready]
             return step, True
         if catching_up and (self._limits.mixes or not decoding or self._chunks_waited):
@@ -272,7 +272,7 @@ class LocalScheduler:
 
 
 def _without_single_tokens(count: int, wanted: int) -> int:
-    """Return a chunk of about `count` tokens that neither is nor leaves a single token, which may round differently."""
+    """Return a chunk size near `count` so that no chunk has a single token, which might be rounded differently."""
     count = max(2, count) if count else 0
     if wanted - count != 1:
         return count

@@ -1,9 +1,10 @@
 """Gumbel noise for one row of a large vocabulary, as in `protocol.sampling_noise`, but only where noise can matter.
 
 Two double-precision logarithms for each of 150,000 tokens would cost more than the rest of sampling. So the draw is
-a race: argmax(logit / T - log(-log u)) is argmin(-log(u) / weight), with weight = exp((logit - highest) / T). As
--log(u) >= 1 - u, no token arrives before (1 - u) / weight, a bound that is cheap in single precision. Tokens whose
-bound is later than the arrival of one promising token cannot win; exact noise decides among the few others.
+treated as a race: argmax(logit / T - log(-log u)) equals argmin(-log(u) / weight), the first token to arrive, with
+weight = exp((logit - highest) / T). As -log(u) >= 1 - u, no token arrives before (1 - u) / weight, a bound that is
+cheap in single precision. Tokens whose bound is later than the arrival of one promising token cannot win; exact noise
+decides among the few others.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ Words = npt.NDArray[np.uint64]
 
 _BLOCK = 2**14
 _FEW = 512  # up to this many tokens, noise for all is as cheap as a search for the likely winners
-_FAR = np.float32(60)  # a token this far behind cannot win, and 2**31 times exp of this is finite in float32
-# Relative slack: a hundred times the float32 rounding of exp up to `_FAR`. It covers float64 rounding if
-# |logit / temperature| is below 2**42.
+_FAR = np.float32(60)  # tokens this far below the highest logit / T cannot win; 2**31 * exp(60) is finite in float32
+# Relative tolerance of the bound: a hundred times float32's rounding error of exp up to `_FAR`, which also covers
+# float64's rounding errors if |logit / temperature| is below 2**42.
 _SLACK = 1e-3
 
 
@@ -65,7 +66,7 @@ def _scores(key: int, ids: Indices, logits: Floats, temperature: float) -> Doubl
 
 
 def _earliest_arrivals(key: int, ids: Indices | None, logits: Floats, temperature: float) -> Floats:
-    """Return a lower bound of each token's arrival, float32, up to rounding."""
+    """Return a lower bound of each token's arrival time, float32 (n,), exact except for rounding."""
     highest, rate = logits.max(), np.float32(1 / temperature)
     earliest = np.empty(len(logits), np.float32)
     first = np.arange(1, min(_BLOCK, len(logits)) + 1, dtype=np.uint64) * np.uint64(GOLDEN)

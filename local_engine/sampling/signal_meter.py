@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from .signals import Floats, RowMeasure
 
-_BLOCK_LOGITS = 2**17  # logits computed at once: half a megabyte, which fits a processor's cache
+_BLOCK_LOGITS = 2**17  # number of logits processed at once: half a megabyte, which fits a processor's cache
 _MIN_LOGIT = np.float32(-1e4)  # replaces -inf, because 0 * -inf is NaN
 
 Table = npt.NDArray[np.float64]
@@ -23,7 +23,7 @@ class SignalMeter:
 
     def measure(self, logits: Floats) -> list[RowMeasure]:
         """Measure the rows of `logits` (n, vocab)."""
-        with np.errstate(invalid="ignore"):  # `RowMeasure.is_finite` reports NaN and infinity
+        with np.errstate(invalid="ignore"):  # no warnings, because `RowMeasure.is_finite` reports NaN and infinity
             parts = [self._table(logits[start : start + self._rows]) for start in range(0, len(logits), self._rows)]
         numbers = [row for part in parts for row in part.tolist()]
         return [RowMeasure(row, int(token), *rest) for row, (token, *rest) in zip(logits, numbers, strict=True)]

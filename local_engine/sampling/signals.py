@@ -27,8 +27,8 @@ class TokenSignals:
 
 @dataclass(frozen=True, slots=True)
 class RowMeasure:
-    """Measures of one row of logits. `token`: the most likely token (the first of equals); `log_total`: log of the sum
-    of all exponentials."""
+    """Measures of one row of logits. `token`: the most likely token (the first if several are equal); `log_total`: log
+    of the sum of exp(logit)."""
 
     logits: Floats
     token: int

@@ -12,12 +12,12 @@ import numpy.typing as npt
 from ...protocol.sampling import ResolvedParams
 from .gumbel_noise import Doubles, Floats, Indices, blocks
 
-_HEADS = (256, 4096)  # numbers of likeliest tokens to examine before all of them
+_HEADS = (256, 4096)  # examine the 256 likeliest tokens first, then 4,096, then all
 _GROUPS = 64
 
 
 def survivors(logits: Floats, params: ResolvedParams, temperature: float) -> Indices:
-    """Return the indices of the tokens that stay, ascending. `logits` (n,): at least one must be finite."""
+    """Return the indices of the tokens that pass all filters, ascending. `logits` (n,): at least one must be finite."""
     head, probabilities = _head(logits, params, temperature)
     inside = _inside(probabilities, params)
     head = head[inside]
@@ -34,7 +34,7 @@ def largest(logits: Floats, count: int) -> Indices:
     if count == 0:
         return np.empty(0, np.intp)
     if count <= width // 2:
-        # The largest logits lie in the columns with the largest maxima: one pass over all logits, then over a few.
+        # The largest logits lie in the columns with the largest maxima, so the sort needs only these columns.
         maxima = logits[: width * _GROUPS].reshape(_GROUPS, width).max(axis=0)
         bound = np.partition(maxima, width - count)[width - count]
         inside = (width * np.arange(_GROUPS)[:, None] + np.flatnonzero(maxima >= bound)).ravel()
@@ -46,7 +46,7 @@ def largest(logits: Floats, count: int) -> Indices:
 
 
 def _head(logits: Floats, params: ResolvedParams, temperature: float) -> tuple[Indices, Doubles]:
-    """Return the likeliest tokens, as many as top-k leaves or top-p and min-p must see, and their probabilities."""
+    """Return the likeliest tokens and their probabilities: top-k tokens, or enough for top-p and min-p."""
     size = len(logits)
     if 0 < params.top_k < size:
         head = largest(logits, params.top_k)

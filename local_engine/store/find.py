@@ -1,4 +1,4 @@
-"""Resolution of a model's name into a spec: a local file, a URL, a Python package, or a hub repository."""
+"""Resolution of a model's name into a `DownloadSpec` for a local file, a URL, a Python package or a hub repository."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...protocol import settings
 from ...protocol.errors import ConfigurationError, DownloadError, InvalidRequestError, OfflineError
 from .known_models import KNOWN_MODELS
 
-_HUB_SWITCH = {"": False, **dict.fromkeys(("0", "false", "no", "off"), False)}  # same values as the hub's own library
+_HUB_SWITCH = {"": False, **dict.fromkeys(("0", "false", "no", "off"), False)}  # values that huggingface_hub knows
 _HUB_SWITCH |= dict.fromkeys(("1", "true", "yes", "on"), True)
 
 
@@ -62,7 +62,7 @@ def is_offline() -> bool:
         "offline", False
     )
     try:
-        ours = msgspec.convert(value, bool, strict=False)  # as the router reads it
+        ours = msgspec.convert(value, bool, strict=False)  # the same conversion as in the router
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"The setting offline must be true or false, got {value!r}.") from error
     return ours or _HUB_SWITCH[theirs.lower()]
@@ -92,7 +92,7 @@ def _local_file(place: FileRef, name: str | None, sha256: str | None) -> Downloa
 
 
 def _index_file(place: IndexRef, name: str | None) -> DownloadSpec:
-    """Return the spec of a package. Known models keep their short name; other models are unknown until fetched."""
+    """Return the spec of a package, without size and checksum unless the package is one of `KNOWN_MODELS`."""
     for short, model in KNOWN_MODELS.items():
         if model.place == place:
             return DownloadSpec(name or short, str(place), place, model.size, model.sha256, model.licence)

@@ -51,7 +51,7 @@ prepare_types(Manifest)
 
 @dataclass(frozen=True, slots=True)
 class LibraryEntry:
-    """A line in the list of models."""
+    """A model, complete or not, as `updraft models` lists it."""
 
     name: str
     state: State
@@ -71,7 +71,7 @@ class Library:
         self.partial = self.folder / ".partial"
 
     def path(self, name: str) -> Path:
-        """Return the file of a model, which need not exist. Raises InvalidRequestError for an invalid name."""
+        """Return the path of a model's file, even if no file exists. Raises InvalidRequestError for an invalid name."""
         return self.folder / f"{check_name(name)}.gguf"
 
     def find(self, name: str) -> Manifest | None:
@@ -142,7 +142,7 @@ class Library:
         return path
 
     def _sync_folder(self) -> None:
-        """Make earlier renames durable before later ones."""
+        """Flush the folder to disk, so that a crash never keeps a later rename without an earlier one."""
         if (folder := open_folder(self.folder)) is not None:
             try:
                 os.fsync(folder)

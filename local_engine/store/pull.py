@@ -1,4 +1,4 @@
-"""`updraft pull`: fetches a spec into the library. A model gets its name only after all checks."""
+"""`updraft pull`: downloads a model into the library. The model gets its name only after all checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .library import Library, Manifest
 
 
 def stored(library: Library, spec: DownloadSpec) -> Manifest | None:
-    """Return the offered model if it is already stored. Raises InvalidRequestError if another model has its name."""
+    """Return the manifest if the model of `spec` is stored already. Raises InvalidRequestError if its name is taken."""
     manifest = library.find(spec.name)
     if manifest is None:
         return None
@@ -33,7 +33,7 @@ def stored(library: Library, spec: DownloadSpec) -> Manifest | None:
             f"updraft rm {spec.name}.",
             code="name_taken",
         )
-    return None  # a newer version, or a truncated file: replace it
+    return None  # another version or a truncated file, which `pull` replaces
 
 
 def pulled(library: Library, wanted: str) -> str | None:
@@ -49,16 +49,16 @@ def pulled(library: Library, wanted: str) -> str | None:
     names = {source.removeprefix(prefix): name for source, name in ready.items() if source.startswith(prefix)}
     try:
         return names[choose(f"hf:{place.repo}", [HubFile(path) for path in names], place.choice).path]
-    except (ModelNotFoundError, InvalidRequestError):  # the hub can then list its files
+    except (ModelNotFoundError, InvalidRequestError):  # not exactly one match, so the caller has to ask the hub
         return None
 
 
 def missing_bytes(library: Library, spec: DownloadSpec) -> int | None:
-    """Return the bytes still to be fetched; None if the size is unknown."""
+    """Return the bytes of disk space that the download still needs; None if the size is unknown."""
     if spec.size is None:
         return None
     if isinstance(spec.place, IndexRef):
-        return 2 * spec.size  # the wheel, and the model extracted from it
+        return 2 * spec.size  # for the wheel, and for the model extracted from the wheel
     part = library.partial / f"{spec.name}.part"
     record = read_resume_record(library.partial, spec.name)
     here = part.stat().st_size if spec.can_continue and record == spec.record and part.exists() else 0
@@ -66,14 +66,14 @@ def missing_bytes(library: Library, spec: DownloadSpec) -> int | None:
 
 
 def check_space(library: Library, spec: DownloadSpec) -> int:
-    """Return the free bytes of the library's disk. Raises DiskSpaceError if the rest of the spec does not fit."""
+    """Return the free bytes of the library's disk. Raises DiskSpaceError if the download does not fit."""
     return check_disk_space(library.folder, spec.name, missing_bytes(library, spec) or 0)
 
 
 def pull(
     library: Library, spec: DownloadSpec, *, retries: RetryLimits | None = None, report: ProgressReport | None = None
 ) -> Manifest:
-    """Fetch, check and store a spec; a model that is already stored is not fetched again.
+    """Download, check and store a model, unless it is already stored.
 
     An interrupted download continues at the next call. Raises InvalidRequestError, DownloadError (ChecksumError for
     wrong bytes, which are deleted), ModelNotFoundError, ModelLoadError if the file is not a model, DiskSpaceError,

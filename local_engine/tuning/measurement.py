@@ -19,16 +19,14 @@ _SLICES = 4
 
 
 class MeasurementJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings to measure."""
-
     path: str
     threads: int
     ubatch: int
     repack: bool
     kv_cache_type: str
     flash_attention: bool
-    prompt: int  # tokens to compute at once
-    seconds: float  # duration of the single-token steps after the prompt
+    prompt: int  # number of prompt tokens, computed in one call
+    seconds: float  # total duration of the steps with one token each
 
 
 class Speeds(msgspec.Struct, frozen=True):

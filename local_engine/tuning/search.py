@@ -10,7 +10,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -29,12 +29,12 @@ from ..trial_load import ensure_loadable
 from .measurement import MeasurementJob, Speeds
 
 BUDGET_S = 26.0
-_PROMPT, _ANSWER = 256, 128  # tokens of the request whose time is compared
+_PROMPT, _ANSWER = 256, 128  # prompt and answer tokens of the request whose time is compared
 _MIN_GAIN = 0.05
 _CONTEXT_STEP = 256
 _FEWER = (None, 4, 2, 1)  # concurrent answers
-_RUN_S = 4.0  # minimum time limit of a run, and first estimate of a run; a run starts only if it fits the time left
-_FIRST_S = 10.0  # minimum time limit for the default, whose speed every comparison needs
+_RUN_S = 4.0  # minimum time limit of a measurement, and its expected duration until one has been measured
+_FIRST_S = 10.0  # minimum time limit for the default settings, whose speed every comparison needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +49,15 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """Result of measuring a choice."""
+    """Result of measuring one set of settings."""
 
     choice: Candidate
     # Purpose of the measurement, or the reason for its failure.
     note: str
-    # Tokens per second: the fastest prompt run, and the median of the answer's slices.
+    # Tokens per second: of the fastest prompt, and the median of several short intervals of an answer.
     prompt_tokens_per_s: float = 0.0
     answer_tokens_per_s: float = 0.0
-    # The larger relative spread of the two speeds.
+    # Relative spread of the prompt speeds or of the answer speeds, whichever is larger.
     noise: float = 0.0
 
     @property
@@ -170,7 +170,7 @@ def _candidates(
 
 
 class _Search:
-    """Runs so far, and the time left."""
+    """Measurements so far, and the time left for more."""
 
     def __init__(self, path: Path, deadline: float, report: Callable[[TrialResult], None]) -> None:
         self.runs: list[TrialResult] = []
@@ -196,18 +196,15 @@ class _Search:
         return result
 
     def _prompt_length(self, choice: Candidate) -> int:
-        """Return the prompt length for all runs: the usual one, or less on a slow machine. The measurement that decides
-        also reads the file into memory."""
+        """Return the prompt length for all measurements, shorter on a slow machine. The short measurement that finds it
+        also reads the model file into memory."""
         speed = self._measure(choice, "first", prompt=32, seconds=0.1).prompt_tokens_per_s
         return next((length for length in (_PROMPT, 128, 64) if length <= speed * 1.5), 32)
 
     def _measure(self, choice: Candidate, note: str, *, prompt: int, seconds: float) -> TrialResult:
         job = MeasurementJob(
             path=str(self._path),
-            threads=choice.threads,
-            ubatch=choice.ubatch,
-            repack=choice.repack,
-            kv_cache_type=choice.kv_cache_type,
+            **asdict(choice),
             flash_attention=choice.kv_cache_type != "f32",
             prompt=prompt,
             seconds=seconds,
@@ -222,6 +219,6 @@ class _Search:
 
 
 def _measured(choice: Candidate, note: str, speeds: Speeds) -> TrialResult:
-    answer = sorted(speeds.answer)[1:]  # drop the slowest slice, which other programs disturbed
+    answer = sorted(speeds.answer)[1:]  # drop the slowest interval, which other programs may have disturbed
     noise = max((max(each) - min(each)) / statistics.median(each) for each in (answer, speeds.prompt))
     return TrialResult(choice, note, max(speeds.prompt), statistics.median(answer), noise)

@@ -1,4 +1,4 @@
-"""Fetching of an offered file into a partial file, with retries, resume, and limits on size and stalls."""
+"""Download of a file into a partial file, with retries, resume, and limits on size and stalls."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _fetch_web(spec: DownloadSpec, part: PartialFile, retries: RetryLimits, repo
                 _one_connection(client, spec, part, retries, report)
                 return
             except TemporaryError as error:
-                # Only new bytes reset the count. Otherwise a server that always starts over would be retried forever.
+                # Only new bytes reset the number of failures. Otherwise a server that starts over is retried forever.
                 if part.size >= best + retries.worthwhile:
                     failures, best = 0, part.size
                 failures += 1
@@ -77,7 +77,7 @@ def _one_connection(
     client: httpx.Client, spec: DownloadSpec, part: PartialFile, retries: RetryLimits, report: ProgressReport
 ) -> None:
     """Fetch as much as one connection delivers. Raises TemporaryError if the body is incomplete."""
-    # Always start at the original address: redirect targets may be valid for minutes only.
+    # Always start at the original address, because redirect targets may be valid for minutes only.
     headers = _continuing(spec, part)
     with closing(open_stream(client, str(spec.place), headers, spec.token)) as response:
         _check(response, spec, part)
@@ -105,7 +105,7 @@ def _continuing(spec: DownloadSpec, part: PartialFile) -> dict[str, str]:
         part.restart()
         return {}
     headers = {"range": f"bytes={part.size}-"}
-    # If-Range needs a strong validator. Otherwise `_check` compares the response, or the checksum decides.
+    # If-Range needs a strong validator. Without If-Range, `_check` or the final checksum detects a changed file.
     if spec.sha256 is None and spec.revision is None and spec.validator and spec.validator.startswith('"'):
         headers["if-range"] = spec.validator
     return headers
@@ -130,7 +130,7 @@ def _check(response: httpx.Response, spec: DownloadSpec, part: PartialFile) -> N
         raise _discarded(part, f"{spec.source} has {whole:,} bytes, {spec.size:,} were announced")
     if whole is not None and spec.size is None:
         check_disk_space(part.path.parent, spec.name, whole - part.size)
-    # Skipped for hubs: the address is pinned to a revision, and the storage server has other validators.
+    # Skip this check for hubs: their addresses are pinned to a revision, and their storage sends other validators.
     if spec.revision is None and spec.validator is not None and validator_of(response) not in (spec.validator, None):
         raise _discarded(part, f"{spec.source} changed during the download")
 

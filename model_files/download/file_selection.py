@@ -54,7 +54,7 @@ def choose(source: str, files: Sequence[HubFile], choice: str | None) -> HubFile
         raise InvalidRequestError(f"{wanted} is split into {len(fitting)} files, which is not supported.")
     if fitting:
         raise InvalidRequestError(
-            f"{wanted} could be any of {len(fitting)} files. Name one, as in {source}:{_short(fitting[0])}:\n"
+            f"{wanted} could be any of {len(fitting)} files. Name one, as in {source}:{printable(fitting[0].path)}:\n"
             f"{_listed(fitting)}",
             code="several_files",
         )
@@ -68,10 +68,6 @@ def tag_of(file: HubFile) -> str | None:
     stem = _SPLIT.sub("", file.name).removesuffix(".gguf").removesuffix(".GGUF")
     match = _TAG.search(stem)
     return match[1].upper() if match else None
-
-
-def _short(file: HubFile) -> str:
-    return printable(file.path)
 
 
 def _listed(files: Sequence[HubFile]) -> str:

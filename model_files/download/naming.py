@@ -103,7 +103,7 @@ def parse(wanted: str, endpoint: str) -> HubRef | IndexRef | UrlRef | FileRef:
 
 
 def is_path(name: str) -> bool:
-    """Return whether the argument is a path and not a name, judged by form only: a local file must not shadow a model.
+    """Return whether the argument has the form of a path. Files are not checked, so that no file can shadow a model.
 
     A path contains a separator, begins with `~`, is `.` or `..`, or ends in `.gguf`. `scheme:...` is never a path.
     """
@@ -113,9 +113,9 @@ def is_path(name: str) -> bool:
 
 
 def is_node_path(name: str) -> bool:
-    """Like `is_path`, but for a node: `owner/repo` is a repository, and any other existing file but `pocket` is a path.
+    """Return whether a node's model argument is a path: by `is_path`, or as the name of a file other than `pocket`.
 
-    Raises ConfigurationError if `owner/repo` is also an existing folder.
+    `owner/repo` is a repository on the hub. Raises ConfigurationError if it is also an existing folder.
     """
     if not _HUB_NAME.fullmatch(name) or name.lower().endswith(".gguf"):
         is_word = name not in ("", "pocket") and not _SCHEME.match(name)

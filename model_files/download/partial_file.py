@@ -25,7 +25,7 @@ _DISK_CHECK_BYTES = 4 * _BLOCK
 
 
 class ResumeRecord(msgspec.Struct, frozen=True):
-    """Content of a partial file. `identity` as in DownloadSpec; a partial file with another record is discarded."""
+    """Content of a partial file, with `DownloadSpec.identity`. A partial file with another record is discarded."""
 
     identity: str | None
     source: str
@@ -36,14 +36,14 @@ prepare_types(ResumeRecord)
 
 
 class PartialFile:
-    """Open partial file with a running SHA-256. `append` writes all bytes to the operating system."""
+    """Open partial file with a running SHA-256. `append` writes without a buffer."""
 
     def __init__(self, folder: Path, name: str, record: ResumeRecord) -> None:
         """Resume the partial file in `folder` if its record matches, else start a new one. Raises OSError."""
         self.path, self._record = folder / f"{name}.part", record
         self._record_path = resume_record_path(folder, name)
         continued = record.identity is not None and read_resume_record(folder, name) == record
-        # Unbuffered: on a full disk, a buffer would be flushed again on closing, and fail again.
+        # Unbuffered, because on a full disk closing would try again to write the buffer, and fail again.
         mode = "r+b" if continued and self.path.exists() else "w+b"
         self._file = prepared(self.path).open(mode, buffering=0)
         self._hash = hashlib.sha256()
@@ -65,7 +65,7 @@ class PartialFile:
 
     def append(self, data: bytes) -> None:
         """Write data. Raises DiskSpaceError if the disk is almost full, keeping the bytes if resume is possible."""
-        if self.size >= self._checked_size + _DISK_CHECK_BYTES:  # the size may be unknown, and other programs write too
+        if self.size >= self._checked_size + _DISK_CHECK_BYTES:  # repeated, as other programs write too
             self._checked_size = self.size
             if shutil.disk_usage(self.path.parent).free < SPARE:
                 raise self._disk_full()
@@ -82,7 +82,6 @@ class PartialFile:
             view = view[count:]
 
     def restart(self) -> None:
-        """Discard all bytes and start over."""
         self._file.seek(0)
         self._file.truncate()
         self._hash = hashlib.sha256()
@@ -93,7 +92,6 @@ class PartialFile:
         os.fsync(self._file.fileno())
 
     def discard(self) -> None:
-        """Delete the partial file and its record."""
         self._file.close()
         self.path.unlink(missing_ok=True)
         self._record_path.unlink(missing_ok=True)
@@ -169,7 +167,7 @@ def _lock_file(folder: Path, name: str) -> int:
     try:
         for needed in (folder / ".partial", folder / ".locks"):
             make_folder(needed)
-        # Never deleted: otherwise two processes could lock different files of the same name.
+        # Never delete lock files. Otherwise two processes could lock different files of the same name.
         path = folder / ".locks" / f"{name}.lock"
         return os.open(prepared(path), os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:

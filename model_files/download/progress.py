@@ -39,7 +39,7 @@ def retrying(attempt: Callable[[], Result], retries: RetryLimits, report: Progre
 def give_up_or_wait(
     error: TemporaryError, failures: int, retries: RetryLimits, report: ProgressReport, after: str = ""
 ) -> None:
-    """Sleep before the next try, or raise DownloadError, with `after` in the message, after too many failures."""
+    """Sleep before the next try. After too many failures, raise DownloadError with the text `after` in its message."""
     if failures >= retries.tries:
         raise DownloadError(f"{error}; gave up after {failures} tries{after}. Try again later.") from error
     wait_s = retries.wait_s(failures, error.wait_s)

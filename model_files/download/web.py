@@ -177,7 +177,7 @@ def _refusal(status: int, url: httpx.URL) -> UpdraftError:
 def _retry_after(response: httpx.Response) -> float:
     try:
         return max(0.0, float(response.headers.get("retry-after", "0")))
-    except ValueError:  # a date: rare, so the normal backoff is used
+    except ValueError:  # a date, which is rare: use the normal backoff
         return 0.0
 
 

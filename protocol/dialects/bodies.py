@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
-from typing import Any
 
 from ..http import sse
+from ..http.wire import close_body
 
 
 class TranslatedBody:
-    """Stream of `events(payloads of body)`, as bytes. `aclose` also closes `body`, even before iteration starts."""
+    """Stream of the bytes that `events` makes of the payloads in `body`. `aclose` also closes an unread `body`."""
 
     def __init__(
         self, body: AsyncIterator[bytes], events: Callable[[AsyncIterator[bytes]], AsyncGenerator[bytes]]
@@ -31,9 +31,7 @@ class TranslatedBody:
     async def aclose(self) -> None:
         """Close the stream and `body`. Idempotent; the caller must first cancel a pending `__anext__`."""
         try:
-            with suppress(RuntimeError):  # raised while `__anext__` is pending; the caller cancels the pending call
+            with suppress(RuntimeError):  # raised while `__anext__` is pending, which the caller cancels
                 await self._events.aclose()
         finally:
-            close: Any = getattr(self._body, "aclose", None)
-            if close is not None:
-                await close()
+            await close_body(self._body)

@@ -20,7 +20,7 @@ _NAME = re.compile(r";\s*name[*0-9]*\s*=", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class FormPart:
-    """Start of a form field; the pieces of the value follow."""
+    """Start of a form field, which is followed by the pieces of the value."""
 
     name: str
     # File name; None if the field is not a file.

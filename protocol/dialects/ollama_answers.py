@@ -122,7 +122,7 @@ def pull_line(event: dict[str, Any]) -> bytes:
 
 
 def _vector(sent: list[float] | str) -> list[float]:
-    """Decode a vector; some clouds send Base64 even if numbers were requested."""
+    """Decode a vector, since some clouds send Base64 even if numbers were requested."""
     if isinstance(sent, list):
         return sent
     raw = b64decode(sent)

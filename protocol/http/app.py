@@ -1,6 +1,6 @@
-"""ASGI app shared by daemon, gateway and node: OpenAI-shaped errors, body limits, prompt handling of disconnects.
+"""ASGI app shared by daemon, gateway and node: OpenAI-shaped errors, body limits, fast reaction to disconnects.
 
-The shell is plain ASGI: middleware that wraps request and response objects would hide client disconnects.
+The shell is plain ASGI, because middleware that wraps request and response objects would hide client disconnects.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ..errors import (
 from . import sse
 from .access import Access
 from .body_memory import BODY_OWNER, BodyMemory
-from .wire import WireRequest, WireResponse, error_body
+from .wire import WireRequest, WireResponse, close_body, error_body
 
 #: Header from the gateway to its nodes: an opaque tenant id, the same for all requests of one API key.
 TENANT_HEADER = b"x-updraft-tenant"
@@ -49,9 +49,9 @@ CLIENT_GONE = "updraft.gone"
 #: Header from the gateway to a node: id of the attempt, whose cost so far can be read at `/spent/{attempt}`.
 ATTEMPT_HEADER = b"x-updraft-attempt"
 
-LINGER_S = 2.0  # time to read the rest of a body that is already answered
+LINGER_S = 2.0  # time to read the rest of a body after an early response
 BODY_S = 120.0  # timeout for a whole body, which holds memory and counts as a request in flight
-_HEAD_ONLY = "updraft.head_only"  # scope key of a HEAD request, which is routed as GET; the server drops the body
+_HEAD_ONLY = "updraft.head_only"  # scope key of a HEAD request, which is routed as GET but gets no response body
 _MAX_HEADERS = 256
 _SINGLE = (b"host", b"transfer-encoding")
 _VERSIONS = ("1.1", "1.0", "2", "3")
@@ -93,7 +93,7 @@ def create_app(
 
 
 class HttpApp(FastAPI):
-    """FastAPI app with a fast path: endpoints of `add_post` skip FastAPI's routing but keep the same `layers`."""
+    """FastAPI app with a fast path: endpoints of `add_post` skip FastAPI's routing, but not the middleware."""
 
     def __init__(self, **fastapis: Any) -> None:
         super().__init__(**fastapis)
@@ -176,7 +176,7 @@ def upload_wire_request(request: Request) -> WireRequest:
 
 
 def _wire_request(request: Request, body: bytes = b"") -> WireRequest:
-    """Build the request from the scope: `request.url` would take a decoded `?` in the path for a query."""
+    """Build the request from the scope, because `request.url` would take a decoded `?` in the path for a query."""
     query = request.scope["query_string"].decode("latin-1")
     return WireRequest(request.method, request.scope["path"], dict(request.headers), body, query=query)
 
@@ -231,7 +231,7 @@ def while_connected(request: Request) -> Generator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        if gone and task.uncancel() == 0:  # otherwise the task was also cancelled by others: propagate
+        if gone and task.uncancel() == 0:  # otherwise others cancelled the task too, so propagate
             raise RequestCancelledError("The client closed the connection.") from None
         raise
     finally:
@@ -279,9 +279,7 @@ class _StreamedResponse(Response):
         finally:
             if heart is not None:
                 heart.cancel()
-            aclose = getattr(self._chunks, "aclose", None)  # plain iterators have no `aclose`
-            if aclose is not None:
-                await aclose()
+            await close_body(self._chunks)
 
     async def _beat(self, send: Send) -> None:
         """Send keep-alive comments. A comment may go between any two chunks, since chunks hold whole events."""
@@ -348,7 +346,7 @@ class _OuterMiddleware:
             exchange.release()
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Apply the same checks to a WebSocket; a refused handshake gets an HTTP error."""
+        """Apply the checks of HTTP requests to a WebSocket. A refused handshake gets an HTTP error."""
         try:
             _check_framing(scope)
             self._access.check(scope)
@@ -449,7 +447,7 @@ class _Exchange:
         headers = [*response.raw_headers, (b"connection", b"close")] if closes else response.raw_headers
         await self.send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         await self.send({"type": "http.response.body", "body": response.body, "more_body": closes})
-        if closes:  # closing a socket with unread bytes may destroy the response in transit: drain the body first
+        if closes:  # drain the body first, as closing a socket with unread bytes may destroy the response
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_S):
                     while (await self._receive()).get("more_body"):

@@ -25,7 +25,7 @@ HOP_BY_HOP = re.compile(
     r"|x-(amzn?|api-key|client-ip|cluster|envoy|forwarded|original|real-ip|request-id|stainless|updraft)(-.+)?"
 )
 _CREDENTIAL = re.compile(r"auth|cookie|credential|csrf|key|passw|secret|session|token")
-_KEYS = frozenset({"idempotency-key"})  # keys that are not credentials
+_KEYS = frozenset({"idempotency-key"})  # names with "key" that hold no credential
 _MAX_NAME = 100
 
 

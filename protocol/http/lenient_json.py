@@ -75,7 +75,7 @@ def _keeping(raw: bytes, name: str) -> Any:
 
 
 def json_bytes(value: Any) -> bytes:
-    """Encode as JSON, including lone surrogates: a cloud may split an emoji between two chunks of a stream."""
+    """Encode as JSON, including lone surrogates, since a cloud may split an emoji between two chunks of a stream."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:  # lone surrogates cannot be UTF-8, but JSON can escape them

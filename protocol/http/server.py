@@ -70,7 +70,7 @@ def serve(  # noqa: PLR0913
             return
         url = url_of(sock, "http" if tls is None else "https")
         if ready_file is not None:
-            write_private(ready_file, f"{url}\n")  # private: changing the file would redirect clients
+            write_private(ready_file, f"{url}\n")  # private, because changing the file would redirect clients
         sys.stdout.write(f"ready {url}\n")
         sys.stdout.flush()
         if on_ready is not None:
@@ -109,7 +109,7 @@ def serve(  # noqa: PLR0913
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Bind a socket to `host:port` (port 0: any free port) without listening: clients are refused until `serve`.
+    """Bind a socket to `host:port` (port 0: any free port) without listening, so clients are refused until `serve`.
 
     Raises PortInUseError, or ConfigurationError if the address is unusable.
     """
@@ -189,7 +189,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._traffic.draining = True
-        if os.getppid() != self._parent:  # orphaned: free the port at once for a successor
+        if os.getppid() != self._parent:  # the parent died, so free the port for a successor
             for server in self.servers:
                 server.close()
         leaving = None if self._traffic.at_drain is None else asyncio.create_task(self._traffic.at_drain())
@@ -204,7 +204,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Handle signals like uvicorn, but do not raise them again after a shutdown: the exit status would be -15."""
+        """Handle signals like uvicorn, but do not raise them again at the end, which would set exit status -15."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

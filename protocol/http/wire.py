@@ -37,7 +37,7 @@ class WireRequest:
     timeout_s: float | None = None
     # Query string without the question mark.
     query: str = ""
-    # Streamed body, for bodies that may not fit into memory; `body` is empty then.
+    # Streamed body, for bodies that may not fit into memory. In this case `body` is empty.
     upload: AsyncIterator[bytes] | None = None
     # The caller's API key for the cloud. None: the key in the settings. Only the SDK sets this, never a server.
     cloud_key: str | None = field(default=None, repr=False)
@@ -54,6 +54,13 @@ class WireResponse:
     @staticmethod
     def json(payload: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> WireResponse:
         return WireResponse(status, {"content-type": "application/json", **(headers or {})}, json_bytes(payload))
+
+
+async def close_body(body: object) -> None:
+    """Close a streamed body, unless it is a plain iterator."""
+    close: Any = getattr(body, "aclose", None)
+    if close is not None:
+        await close()
 
 
 async def off_event_loop(body: bytes, work: Callable[[], T]) -> T:

@@ -14,7 +14,7 @@ _REPLACEMENT = "[the API key]"
 
 
 class Redactor:
-    """Replacer of credentials in errors. Not for answers, which may contain the same text legitimately."""
+    """Replaces credentials in errors. Do not use it for answers, which may contain the same text legitimately."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         forms = {form for secret in secrets if secret for form in (secret, quote(secret, safe=""), quote_plus(secret))}

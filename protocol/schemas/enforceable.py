@@ -33,7 +33,7 @@ _PATTERNS = {
 }
 _MAX_LISTS = 100  # maximum lists that a set may expand to
 _MAX_DIGITS = 100  # digits of a decimal
-#: Pydantic's lookahead patterns for Decimal, up to version 2.13: limits on digits, on decimal places, both, or neither.
+#: Pydantic's lookahead patterns for Decimal, up to version 2.13, with or without limits on digits and places.
 _DECIMAL = re.compile(
     r"\^\(\?!\^\[-\+\.\]\*\$\)\[\+-\]\?0\*"
     r"(?:\(\?:\\d\{0,(?P<whole>\d+)\}\|\(\?=\[\\d\.\]\{1,(?P<length>\d+)\}0\*\$\)"
@@ -46,7 +46,7 @@ def enforceable(schema: dict[str, Any], notes: set[str], *, strict: bool) -> dic
     """Rewrite a schema so that a grammar can enforce it; adds a note to `notes` for each dropped keyword.
 
     Unknown formats such as `path` are always dropped. Other keywords that cannot be enforced are dropped unless
-        `strict`; for a strict schema, building the grammar then fails. The caller must limit the depth.
+    `strict`; for a strict schema, building the grammar then fails. The caller must limit the nesting.
     """
     return _Rewriting(schema, notes, strict=strict).schema(schema)
 
@@ -94,7 +94,7 @@ class _Rewriting:
         return schema
 
     def _set(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Rewrite `uniqueItems`: drop it for at most one item, or list all permutations if there are few."""
+        """Rewrite `uniqueItems`: drop the keyword if at most one item is allowed, or list the permutations if few."""
         rest = _without(schema, "uniqueItems")
         if schema["uniqueItems"] is False or (_is_count(most := schema.get("maxItems")) and most <= 1):
             return rest

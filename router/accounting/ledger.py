@@ -20,25 +20,25 @@ from ...protocol.errors import ConfigurationError, StorageError
 T = TypeVar("T")
 log = logging.getLogger("updraft.router")
 
-_BUSY_S = 5.0  # longest wait of a transaction for other writers
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 0.1  # pauses between attempts, doubling
+_BUSY_S = 5.0  # longest wait of a transaction for other writers, in seconds
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 0.1  # pauses between attempts, in seconds, doubled from first to last
 
 
 @dataclass(slots=True, kw_only=True)
 class LedgerRow(RequestRow):
     """The outcome and cost of one request."""
 
-    # `local`, `cloud`, `escalated`, `fallback`, `cache`, or `none` if there was no answer.
+    # Route of the answer: `local`, `cloud`, `escalated`, `fallback`, `cache`, or `none` if there was no answer.
     route: str
     # Tier that answered: `local`, `cloud` or `none`.
     tier: str
-    # Number of the gate that decided.
+    # Number of the gate that decided the route.
     gate: int
-    # Reason for the decision, as text.
+    # Reason of that gate, as text.
     reason: str
-    # P(gain) at that gate.
+    # Probability that the cloud's answer is better, P(gain), as estimated by that gate.
     p_gain: float | None
-    # Threshold of that gate.
+    # Threshold of that gate for P(gain) or for the confidence.
     threshold: float | None
     # Tokens generated on the device.
     local_tokens: int
@@ -48,7 +48,7 @@ class LedgerRow(RequestRow):
     draft_proposed: int
     # Draft tokens that the cloud accepted.
     draft_accepted: int
-    # US dollars saved compared with the best cloud alone. NULL: a price is missing.
+    # US dollars saved compared with a call of the best cloud alone. NULL: a price is missing.
     saved_usd: float | None
     # Digest of the caller's API key.
     key: str = ""
@@ -56,7 +56,7 @@ class LedgerRow(RequestRow):
     cloud_model: str = ""
     # Reason why a cloud call failed.
     failure: str = ""
-    # All verdicts in order, as JSON.
+    # Decisions of all gates in order, as JSON.
     decisions: str = "[]"
     # Prompt tokens processed on the device.
     local_prompt_tokens: int = 0
@@ -76,7 +76,7 @@ class LedgerRow(RequestRow):
 class LedgerTotals:
     """Totals over one group of requests."""
 
-    # Common day (UTC), model, tier or key of the group; empty for all requests.
+    # Day (UTC), model, tier or key that the group's requests share. Empty: the group is all requests.
     group: str
     # Number of requests.
     requests: int
@@ -94,19 +94,19 @@ class LedgerTotals:
     cost_usd: float | None
     # Number of requests that called a model without a price.
     unpriced: int
-    # US dollars saved compared with the best cloud alone, where known. None: unknown for all requests.
+    # Sum of the known `saved_usd` of the requests. None: no request has a known value.
     saved_usd: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class SpendingRow:
-    """The sums of one budget scope over one period."""
+    """Requests, tokens and cost of one budget scope in one period."""
 
     # Kind of period: `day` or `month`.
     period: str
     # First day of the period (UTC), in days since 1970.
     day: int
-    # Scope: all requests, a key, or a user of a key.
+    # Name of the scope: all requests, an API key, or a user of a key.
     scope: str
     # Number of requests.
     requests: int
@@ -118,7 +118,7 @@ class SpendingRow:
     usd: float
 
 
-# Column order in intent files that predate format numbers.
+# Column order of rows in old write-ahead files, which state no format number.
 _RECORD = (
     *("id", "started_at", "model", "route", "tier", "gate", "reason", "p_gain", "threshold", "local_tokens"),
     *("cloud_tokens", "draft_proposed", "draft_accepted", "cost_usd", "saved_usd", "latency_ms", "status", "key"),
@@ -138,7 +138,7 @@ REQUESTS = LedgerTable(
     others=(Table(name="spending", row=SpendingRow, key="period, day, scope", upgrades={4: {"period": "'day'"}}),),
     upgrades={6: {"started_at": "ts"}},
     records={0: _RECORD},
-    # `model` groups by the last cloud model called, or by route if no cloud was called.
+    # For totals by `model`, requests are grouped by the last cloud model called, or by route without a cloud.
     groups={"model": "iif(cloud_model <> '', cloud_model, route)", "tier": "tier", "key": "key"},
     sums={
         "stayed_local": f"coalesce(sum({_STAYED_LOCAL}), 0)",
@@ -154,7 +154,6 @@ REQUESTS = LedgerTable(
     place_bytes=4096,
     max_workers=256,
 )
-_INSERT = f"INSERT INTO requests ({', '.join(REQUESTS.columns)}) VALUES ({', '.join('?' * len(REQUESTS.columns))})"
 GROUPS = ("day", *REQUESTS.groups)
 
 
@@ -167,13 +166,13 @@ class Ledger:
 
     def __init__(self, path: Path, *, busy_s: float = 5.0, read_only: bool = False) -> None:
         self.path = path
-        self._unreadable: str | None = None  # error of the last `look`, if it failed
-        self._problem: str | None = None  # result of the last `check`
+        self._unreadable: str | None = None  # error of the last call of `look`, if it failed
+        self._problem: str | None = None  # result of the last call of `check`
         self._database = open_database(path, REQUESTS, busy_s=busy_s, read_only=read_only)
         self._reader = LedgerReader(REQUESTS, self._database.use)
-        #: Waits until pending rows of this process are in the file.
+        #: Function that waits until pending rows of this process are in the file.
         self.flush: Callable[[], object] = _nothing
-        #: Exclusive transaction, also across processes: rows read in the block cannot change until the block writes.
+        #: Context manager for a transaction that locks the file, so that no other thread or process writes meanwhile.
         self.transaction = self._database.transaction
 
     def check(self) -> str | None:
@@ -190,7 +189,7 @@ class Ledger:
         return problem
 
     def look(self, look: Callable[[Ledger], T]) -> T:
-        """Return the result of `look` on a separate connection. Raises ConfigurationError if that fails."""
+        """Call `look` with a read-only ledger of its own, and return its result. Raises ConfigurationError."""
         try:
             with closing(Ledger(self.path, read_only=True)) as ledger:
                 result = look(ledger)
@@ -201,11 +200,6 @@ class Ledger:
             raise unusable from error
         self._unreadable = None
         return result
-
-    def record(self, row: LedgerRow) -> None:
-        """Commit one row. Raises sqlite3.IntegrityError if the id exists."""
-        with self._database.use() as connection:
-            connection.execute(_INSERT, REQUESTS.values_of(row))
 
     def verify(self) -> None:
         """Check the whole file. Raises StorageError if it is damaged."""
@@ -218,7 +212,7 @@ class Ledger:
             raise damaged(self.path, result)
 
     def rows(self, *, limit: int = 100, tier: str | None = None) -> list[LedgerRow]:
-        """Return the newest rows, newest first, of `tier` if given."""
+        """Return up to `limit` rows, newest first. `tier`: return only requests that this tier answered."""
         with self._reader.rows(equal=[] if tier is None else [("tier", tier)], newest=limit) as rows:
             return [LedgerRow(**row) for row in rows]
 
@@ -227,12 +221,12 @@ class Ledger:
             return next((LedgerRow(**row) for row in rows), None)
 
     async def feedback(self, request_id: str, *, up: bool) -> bool:
-        """Record feedback, replacing earlier feedback. Return whether the request exists. Waits like `alone`."""
+        """Record feedback, replacing earlier feedback. Return whether the request exists. Waits for other writers."""
         query, thumb = "UPDATE requests SET feedback = ? WHERE id = ?", 1 if up else -1
         return await self.alone(lambda connection: connection.execute(query, (thumb, request_id)).rowcount > 0)
 
     def totals(self, by: str | None = None, *, since: float = 0.0) -> list[LedgerTotals]:
-        """Return totals since `since` (seconds since the epoch), per group `by` (one of `GROUPS`); None: all in one."""
+        """Return totals since `since` (epoch seconds), one per value of `by` (see `GROUPS`), or one in all."""
         sums = self._reader.totals([] if by is None else [by], since)
         return [LedgerTotals(group="" if by is None else each.pop(by), **each) for each in sums]
 
@@ -240,9 +234,9 @@ class Ledger:
         self._database.close()
 
     async def alone(self, work: Callable[[sqlite3.Connection], T], *, flushed: bool = True) -> T:
-        """Return the result of `work` in a transaction. Waits up to 5 seconds for other writers, off the event loop.
+        """Run `work` in a transaction and return its result. Waits up to 5 seconds for other writers.
 
-        `flushed`: first wait for the pending rows of this process. Otherwise try the transaction at once.
+        `flushed`: first wait until the pending rows of this process are in the file.
         """
         if flushed:
             await asyncio.to_thread(self.flush)
@@ -259,7 +253,7 @@ class Ledger:
 
 
 def _nothing() -> None:
-    """Do nothing: there is no writer, so every row is already in the file."""
+    """Do nothing, because without a writer every row is already in the file."""
 
 
 def _is_busy(error: BaseException) -> bool:

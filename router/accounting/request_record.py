@@ -24,7 +24,7 @@ from .budget import NO_CHARGE, Charge, Demand, Reservation
 from .ledger import LedgerRow
 from .prices import Prices
 
-# Limits in characters, since either text may contain callers' input and must not fill the ledger.
+# Longest model name and reason in a ledger row, in characters. Both may contain callers' input of any length.
 MAX_MODEL_CHARS, MAX_REASON_CHARS = 100, 500
 
 Route = Literal["local", "cloud", "escalated", "fallback", "cache"]
@@ -32,7 +32,7 @@ Route = Literal["local", "cloud", "escalated", "fallback", "cache"]
 
 @dataclass(frozen=True, slots=True)
 class CacheHit:
-    """The origin of a cached answer: the tier that generated it, and the tokens used then."""
+    """The origin of a cached answer: the tier that generated the answer, and the tokens used for it."""
 
     tier: Literal["local", "cloud"]
     prompt_tokens: int
@@ -41,10 +41,8 @@ class CacheHit:
 
 @dataclass(slots=True)
 class CloudCall:
-    """One call to a cloud."""
-
     model: str
-    # Charge as a function of the answer's length, if budgets apply.
+    # Charge as a function of the answer's length. None: there are no budgets.
     demand: Demand | None = None
     # Completion tokens that are charged if the cloud reports no usage.
     unreported_tokens: int = 0
@@ -52,9 +50,9 @@ class CloudCall:
     counted: ReportedUsage = field(default_factory=ReportedUsage)
     # Whether the call is free: the cloud refused it or was not reached.
     unbilled: bool = False
-    # Whether the attempt broke off: then `counted` is an estimate, and budgets are charged by `demand`.
+    # Whether the connection broke. Then `counted` is an estimate, so budgets are charged according to `demand`.
     is_broken: bool = False
-    # Whether the answer may contain hidden tokens.
+    # Whether the answer may contain hidden reasoning tokens.
     is_reasoning: bool = False
 
     @property
@@ -82,7 +80,8 @@ class CloudCall:
         if self.is_broken:
             return NO_CHARGE if self.demand is None else self.demand.charge(self.unreported_tokens)
         tokens = self.booked.prompt_tokens + self.booked.completion_tokens
-        return Charge(cloud_tokens=tokens, usd=self.usd(prices) or 0.0)  # dollar budgets require a price per model
+        # An unknown price may count as 0, because dollar budgets require a price for every model.
+        return Charge(cloud_tokens=tokens, usd=self.usd(prices) or 0.0)
 
 
 @dataclass(slots=True)
@@ -100,17 +99,17 @@ class RequestRecord:
     started: float = field(default_factory=time.monotonic)
     # Time of arrival, in seconds since the epoch.
     timestamp: float = field(default_factory=time.time)
-    # Route of the answer; None before there is an answer.
+    # Route of the answer. None: there is no answer yet.
     route: Route | None = None
-    # Decision that produced the answer.
+    # Gate decision that determined the route.
     decision: GateDecision = field(default_factory=lambda: GateDecision(0, False, "refused before routing"))
-    # All verdicts, in order.
+    # Decisions of all gates, in order.
     decisions: list[GateDecision] = field(default_factory=list[GateDecision])
-    # Text appended to the reason.
+    # Text appended to the decision's reason in the answer.
     note: str = ""
-    # Notes on parts of the request's schema that were not enforced.
+    # Notes on parts of the request's JSON schema that were not enforced.
     notes: tuple[str, ...] = ()
-    # Note on a cap that the budget put on the answer.
+    # Note that the budget capped the answer's length, if so.
     budget_note: str = ""
     # Reason why a cloud call failed.
     failure: str = ""
@@ -122,19 +121,17 @@ class RequestRecord:
     local_tokens: int = 0
     # Duration of all local runs, in seconds.
     local_s: float = 0.0
-    # Calls to clouds, in order.
     cloud_calls: list[CloudCall] = field(default_factory=list[CloudCall])
     # Duration of all cloud calls, in seconds.
     cloud_s: float = 0.0
     # Reservation in the budgets for the cloud calls.
     reserved: Reservation | None = None
-    # Deadline for waiting on the budgets, by `time.monotonic()`. 0: do not wait.
+    # Time until which the request waits for free budget, by `time.monotonic()`. 0: do not wait.
     waits_until: float = 0.0
     # Whether the route depended on the current state, such as load or budgets, so that the answer must not be cached.
     time_dependent: bool = False
     # Origin of the answer, if it came from the cache.
     cache_hit: CacheHit | None = None
-    # Trace span of the request.
     span: Span = field(default_factory=Span)
 
     @property
@@ -187,7 +184,7 @@ class RequestRecord:
 
     @property
     def saved_usd(self) -> float | None:
-        """US dollars saved compared with `top_model` alone, for an answer of the same length; may be negative.
+        """US dollars saved compared with `top_model` alone, if its answer had the same length. May be negative.
 
         None if a price is missing.
         """
@@ -204,17 +201,17 @@ class RequestRecord:
 
     @property
     def charge(self) -> Charge:
-        """The charge for the budgets."""
+        """Amounts that this request takes from its budgets."""
         clouds = sum((each.charge(self.prices) for each in self.cloud_calls), NO_CHARGE)
         asks = int(clouds.cloud_tokens > 0)
         return Charge(1, asks, clouds.cloud_tokens, self._local_usd + clouds.usd)
 
     def judged(self, decision: GateDecision) -> None:
-        """Record a verdict. Of consecutive gate-2 verdicts that let the answer continue, only the last is kept."""
+        """Add a gate decision. Of consecutive gate-2 decisions that let the answer continue, only the last is kept."""
         self._add_decision(_brief(decision))
 
     def decide(self, decision: GateDecision) -> None:
-        """Record a verdict as the decision that the answer reports."""
+        """Add a gate decision, and report it in the answer as the reason for the route."""
         self.decision = _brief(decision)
         self._add_decision(self.decision)
 
@@ -225,7 +222,7 @@ class RequestRecord:
         self.decisions.append(decision)
 
     def repeat(self, tier: Literal["local", "cloud"], usage: dict[str, Any], age_s: float) -> None:
-        """Report an answer that `tier` gave `age_s` seconds ago, with that `usage`."""
+        """Record that the answer comes from the cache. `tier` generated it `age_s` seconds ago, with this `usage`."""
         counted = ReportedUsage.of({"usage": usage}) or ReportedUsage()
         self.route = "cache"
         self.cache_hit = CacheHit(tier, counted.prompt_tokens, counted.completion_tokens)
@@ -238,17 +235,17 @@ class RequestRecord:
         return Usage.of(self.cloud.prompt_tokens, self.cloud.completion_tokens, cached=self.cloud.cached_tokens)
 
     def fell_back(self, failure: CloudFailure) -> None:
-        """Note that the local answer replaces the answer of a failed cloud call."""
+        """Record that the local answer replaces the answer of a failed cloud call."""
         self.route = "fallback"
         self.failure = failure.cause[:MAX_REASON_CHARS]
         self.note = f"fallback, because {failure.phrase}"
 
     def failed(self, failure: CloudFailure) -> None:
-        """Note that a cloud call failed and no answer replaces it."""
+        """Record that a cloud call failed and that no other answer is used."""
         self.failure, self.note = failure.cause[:MAX_REASON_CHARS], failure.phrase
 
     def count_local(self, answer: LocalAnswer, seconds: float) -> None:
-        """Add a finished local run."""
+        """Add the tokens and the duration of a finished local run."""
         self.local_s += seconds
         self.local_prompt_tokens += answer.prompt_tokens
         self.local_cached_tokens += answer.cached_tokens
@@ -260,7 +257,7 @@ class RequestRecord:
 
     @contextmanager
     def in_cloud(self) -> Generator[None]:
-        """Add the time in the block to `cloud_s`."""
+        """Add the duration of the `with` block to `cloud_s`."""
         began = time.monotonic()
         try:
             yield
@@ -288,7 +285,7 @@ class RequestRecord:
         )
 
     def traced(self, status: int) -> Attributes:
-        """Return the attributes of the request's span."""
+        """Return the attributes of the request's trace span."""
         about = {"gen_ai.request.model": self.model[:MAX_MODEL_CHARS], "http.response.status_code": status}
         tokens = usage(self.local_prompt_tokens + self.cloud_prompt_tokens, self.local_tokens + self.cloud_tokens)
         return {**about, **tokens, "updraft.route": self.route or "none", "updraft.gate": self.decision.gate}

@@ -6,11 +6,10 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from ...accounting.reported_usage import ReportedUsage
 from ...protocol.errors import BudgetExceededError, EngineError, InvalidRequestError, UpstreamError
-from ...protocol.http.forwarding import Forwarded
 from ..accounting.request_record import RequestRecord
 from ..gates.gates import GateDecision
 from ..gates.rules import Ruling, rule
@@ -21,6 +20,10 @@ from ..tiers.interfaces import CloudStream, CloudTier, LocalAnswer
 from .cloud_call import CloudAttempt, MeteredStream, after, bound_unreported, cloud_call, demand_of
 
 T = TypeVar("T")
+#: Function that returns the seconds left for a call.
+_Seconds = Callable[[], float]
+#: Function that asks one cloud.
+_Send = Callable[[CloudTier, dict[str, Any]], Awaitable[T]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,46 +38,10 @@ class CloudStreamReply:
     stream: CloudStream
 
 
-@dataclass(frozen=True, slots=True)
-class _DraftedRequest(Generic[T]):
-    """A cloud request made by `send`, with the local `draft` if the cloud accepts drafts."""
-
-    draft: str
-    forwarded: Forwarded
-    time_left_s: Callable[[], float]
-    send: Callable[[CloudTier, dict[str, Any]], Awaitable[T]]
-
-    async def sent(self, tier: CloudTier, attempt: CloudAttempt) -> tuple[T, bool]:
-        """Return the answer, and whether the draft was sent. Retry if the cloud refuses the cap of `attempt`."""
-        while True:
-            try:
-                return await self._send_to(tier, attempt.body)
-            except CloudFailure as failure:
-                if not attempt.adapt(failure):
-                    raise
-
-    async def _send_to(self, tier: CloudTier, body: dict[str, Any]) -> tuple[T, bool]:
-        """Return the answer, and whether the draft was sent. Retry without the draft if the cloud refuses the field."""
-        given = not self.draft or "prediction" in body  # the caller pays for the caller's own prediction
-        if given:
-            return await self.send(tier, body), False
-        time_left_s = self.time_left_s()
-        if not await tier.takes_drafts(body["model"], timeout_s=time_left_s, forwarded=self.forwarded):
-            return await self.send(tier, body), False
-        try:
-            return await self.send(tier, {**body, "prediction": {"type": "content", "content": self.draft}}), True
-        except CloudFailure as failure:
-            if not failure.names("prediction"):
-                raise
-        answer = await self.send(tier, body)  # a failure here means that the draft was not the cause
-        tier.refuse_drafts()
-        return answer, False
-
-
 class Escalation:
     """Calls of one request to the clouds: `ask()` for a whole reply, `open()` for a stream, `aclose()` at the end.
 
-    Both calls raise CloudFailure, and record the time and the tokens of the cloud.
+    `ask()` and `open()` raise CloudFailure, and record the time and the tokens of the cloud.
     """
 
     def __init__(
@@ -85,20 +52,20 @@ class Escalation:
         self._path = path
         self.state = state
         self.record = record
-        self._forwarded = job.forwarded  # forwarded headers with the span of the current call
+        self._forwarded = job.forwarded  # headers to forward, with the trace span of the current call
         self._stream: CloudStream | None = None
         self._race: asyncio.Task[CloudReply | CloudStreamReply] | None = None
-        self.took_draft = False  # whether the cloud that answered was sent a draft
+        self.took_draft = False  # whether the answering cloud was sent a draft
         self._streaming = 0.0  # start of the stream, by time.monotonic()
 
     async def ruling(self) -> Ruling:
-        """Apply gate 0. The budget is read only if the cloud may answer, since that waits for ledger writers."""
+        """Apply gate 0's rules. Read the budget only if a cloud may answer, since reading may wait for writers."""
         availability, budget = self.state.availability(), self.state.budget
         ruling = rule(self.job, availability)
         if budget is None or not ruling.cloud:
             return ruling
-        record, body = self.record, self.body()
-        demands = [demand_of(record, body, candidate.model, self._path) for candidate in self.candidates()]
+        record = self.record
+        demands = [demand_of(record, self.job.body, candidate.model, self._path) for candidate in self.candidates()]
         least = min(demands, key=lambda each: each.charge(each.wanted.least).usd)  # the cheapest eligible cloud
         until = time.monotonic() + min(self.state.config.cloud_timeout_s, self.job.remaining_s)
         while True:
@@ -108,10 +75,10 @@ class Escalation:
             record.time_dependent = True
             try:
                 return rule(self.job, replace(availability, over_budget=over_budget))
-            except BudgetExceededError:  # other requests may release part of their reservations
+            except BudgetExceededError:  # wait, because other requests may release part of their reservations
                 if not await budget.in_flight.settlement(until, seen):
                     raise
-        record.waits_until = 0.0 if ruling.local else until  # the device can answer at once
+        record.waits_until = 0.0 if ruling.local else until  # do not wait if the device can answer at once
         return ruling
 
     def candidates(self) -> list[CloudCandidate]:
@@ -135,21 +102,17 @@ class Escalation:
                     code="unsupported_parameter",
                 )
             if isinstance(named, str) and named not in ("cloud", config.cloud_model):
-                top = CloudCandidate(named, tiers.cloud)  # a cloud model that is not for chat
+                top = CloudCandidate(named, tiers.cloud)  # another model of that cloud, for example for embeddings
             return [next((candidate for candidate in middle_tiers if candidate.model == named), top)]
         if self.record.decision.exploration_chance:
             return [top]
         p_gain = self.record.decision.p_gain
         return [*(candidate for candidate in middle_tiers if candidate.may_do(p_gain)), top]
 
-    def body(self) -> dict[str, Any]:
-        """Return a copy of the caller's request for a cloud."""
-        return dict(self.job.body)
-
-    def race(self, time_left_s: Callable[[], float]) -> None:
-        """Ask the cloud in parallel with the device. `race_outcome()`, `lose_race()` or `aclose()` ends the race."""
-        self.record.time_dependent = True  # the result depends on timing
-        self._race = asyncio.create_task(self.ask(self.body(), time_left_s))
+    def race(self, time_left_s: _Seconds) -> None:
+        """Start a cloud call that races the local run. `race_outcome()`, `lose_race()` or `aclose()` ends the race."""
+        self.record.time_dependent = True  # the tier that answers depends on timing, so do not cache the answer
+        self._race = asyncio.create_task(self.ask(time_left_s))
 
     @property
     def racing(self) -> bool:
@@ -157,18 +120,18 @@ class Escalation:
 
     @property
     def races_excluded_cloud(self) -> bool:
-        """Return whether the last gate has ruled out the raced cloud; false until that cloud has been asked."""
+        """Return whether the latest gate decision rules out the racing cloud. False before that cloud is called."""
         has_called = self.racing and bool(self.record.cloud_calls)
         return has_called and self.record.cloud_model not in [candidate.model for candidate in self.candidates()]
 
     @property
     def has_won(self) -> bool:
-        """Return whether the raced cloud has answered, or its stream has begun."""
+        """Return whether the cloud in the race has answered, or its stream has begun."""
         race = self._race
         return race is not None and race.done() and not race.cancelled() and race.exception() is None
 
     async def unless_race_won(self, step: Awaitable[T | None]) -> T | None:
-        """Return the result of `step`, or cancel it and return None once the raced cloud has won."""
+        """Return the result of `step`, or cancel `step` and return None once the cloud has won the race."""
         race = self._race
         if race is None:
             return await step
@@ -182,7 +145,7 @@ class Escalation:
                 await asyncio.gather(task, return_exceptions=True)
 
     async def race_outcome(self) -> CloudReply | CloudStreamReply:
-        """Return the answer of the raced cloud. Raises CloudFailure."""
+        """End the race, and return the cloud's answer. Raises CloudFailure."""
         race, self._race = self._race, None
         if race is None:
             raise EngineError("The cloud was not raced.")
@@ -193,7 +156,7 @@ class Escalation:
             raise
 
     async def lose_race(self, local: LocalAnswer, note: str) -> None:
-        """Stop the raced cloud. A stopped cloud reports no usage, so the tokens of `local` are counted."""
+        """Stop the cloud in the race. A stopped cloud reports no usage, so the tokens of `local` are its estimate."""
         race, self._race = self._race, None
         if race is None:
             return
@@ -207,21 +170,18 @@ class Escalation:
             self.record.counted(ReportedUsage(local.prompt_tokens, len(local.tokens)))
         self.record.note = note
 
-    async def ask(
-        self, body: dict[str, Any], time_left_s: Callable[[], float], *, draft: str = ""
-    ) -> CloudReply | CloudStreamReply:
+    async def ask(self, time_left_s: _Seconds, *, draft: str = "") -> CloudReply | CloudStreamReply:
         """Return the whole answer, or a stream with its first content if the caller wants a stream.
 
-        `time_left_s` is called for each cloud. `draft`: local text, for clouds that accept drafts.
+        `time_left_s`: returns the timeout of the next cloud. `draft`: local text, for clouds that accept drafts.
         """
         if self.job.stream:
-            return CloudStreamReply(await self.open(body, time_left_s, draft=draft))
+            return CloudStreamReply(await self.open(self.job.body, time_left_s, draft=draft))
 
         async def complete(tier: CloudTier, sent: dict[str, Any]) -> dict[str, Any]:
-            forwarded = self._forwarded
-            return await tier.complete(self._path, sent, timeout_s=time_left_s(), forwarded=forwarded)
+            return await tier.complete(self._path, sent, timeout_s=time_left_s(), forwarded=self._forwarded)
 
-        completion = await self._try_clouds(body, _DraftedRequest(draft, self.job.forwarded, time_left_s, complete))
+        completion = await self._try_clouds(self.job.body, complete, time_left_s, draft=draft)
         if not (usage := ReportedUsage.of(completion, self.record.cloud_calls[-1].prompt_estimate)):
             bound_unreported(self.record, completion)
         self.record.counted(usage)
@@ -229,12 +189,12 @@ class Escalation:
 
     @property
     def can_continue_stream(self) -> bool:
-        """Return whether the best cloud can continue a begun stream. Smaller clouds may be ruled out."""
+        """Return whether the best cloud, which is always a candidate, can continue a begun stream."""
         cloud = self.state.tiers.cloud
         return cloud is not None and cloud.continues
 
     async def open(
-        self, body: dict[str, Any], time_left_s: Callable[[], float], *, begun: str | None = None, draft: str = ""
+        self, body: dict[str, Any], time_left_s: _Seconds, *, begun: str | None = None, draft: str = ""
     ) -> CloudStream:
         """Open a stream. `begun`: text of the last message, which the stream should continue."""
 
@@ -242,17 +202,16 @@ class Escalation:
             return await tier.open(self._path, sent, timeout_s=time_left_s(), begun=begun, forwarded=self._forwarded)
 
         options: dict[str, Any] = {**(body.get("stream_options") or {}), "include_usage": True}
-        stream = await self._try_clouds(
-            {**body, "stream": True, "stream_options": options},
-            _DraftedRequest(draft, self.job.forwarded, time_left_s, begin),
-            continuing=begun is not None,
-        )
+        body = {**body, "stream": True, "stream_options": options}
+        stream = await self._try_clouds(body, begin, time_left_s, draft=draft, continuing=begun is not None)
         if self.state.budget is not None:
             stream = MeteredStream(stream, self.state, self.record)
         self._stream, self._streaming = stream, time.monotonic()
         return stream
 
-    async def _try_clouds(self, body: dict[str, Any], request: _DraftedRequest[T], *, continuing: bool = False) -> T:
+    async def _try_clouds(
+        self, body: dict[str, Any], send: _Send[T], time_left_s: _Seconds, *, draft: str, continuing: bool = False
+    ) -> T:
         """Return the answer of the first cloud that succeeds. Raises CloudFailure if all fail or none is allowed.
 
         `continuing`: ask only clouds that can continue a message.
@@ -261,19 +220,41 @@ class Escalation:
         for candidate in candidates:
             sent = {**body, "model": candidate.model}
             try:
-                async with cloud_call(self.state, self.record, sent, self._path, draft=request.draft) as attempt:
+                async with cloud_call(self.state, self.record, sent, self._path, draft=draft) as attempt:
                     self._forwarded = attempt.forwarded(self.job.forwarded)
-                    answer, self.took_draft = await request.sent(candidate.tier, attempt)
+                    return await self._sent(candidate.tier, attempt, send, time_left_s)
             except CloudFailure as failure:
                 if candidate is candidates[-1] or isinstance(failure, CloudForbidden):
                     raise
                 self.record.judged(
                     GateDecision(0, escalate=True, reason=f"next cloud: {candidate.model} failed: {failure.cause}")
                 )
-            else:
-                return answer
         cause = "no cloud can continue the begun stream"
         raise CloudForbidden(UpstreamError(f"{cause.capitalize()}."), cause)
+
+    async def _sent(self, tier: CloudTier, attempt: CloudAttempt, send: _Send[T], time_left_s: _Seconds) -> T:
+        """Return the answer of one cloud, asked with the draft if it accepts drafts. Retry without the draft if the
+        cloud refuses the field, and with another cap if it refuses the cap of `attempt`.
+        """
+        takes_draft = bool(attempt.draft) and "prediction" not in attempt.body  # the caller's own has priority
+        if takes_draft:
+            wait_s, forwarded = time_left_s(), self.job.forwarded
+            takes_draft = await tier.takes_drafts(attempt.call.model, timeout_s=wait_s, forwarded=forwarded)
+        prediction = {"prediction": {"type": "content", "content": attempt.draft}}
+        is_refused = False
+        while True:
+            try:
+                self.took_draft = takes_draft and not is_refused
+                answer = await send(tier, attempt.body | (prediction if self.took_draft else {}))
+            except CloudFailure as failure:
+                if self.took_draft and failure.names("prediction"):
+                    is_refused = True
+                elif not attempt.adapt(failure):
+                    raise
+            else:
+                if is_refused:  # if this raises too, the draft was not the cause
+                    tier.refuse_drafts()
+                return answer
 
     async def aclose(self) -> None:
         """Stop the race and the stream. Idempotent."""

@@ -1,4 +1,4 @@
-"""Readings of a text: as written, with escapes and encodings decoded, and as JSON."""
+"""Forms in which a text can be read: as written, with escapes and encodings decoded, and as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .split_values import split_across_values
 from .text_views import strings
 
 _JSON = re.compile(r'\s*+["[{]')
-_EACH = 4  # cost of each text in characters, in addition to its length
+_EACH = 4  # characters charged to the budget per text, in addition to its length
 
 
 def decoded_forms(text: str, budget: ReadingBudget) -> Iterator[str]:

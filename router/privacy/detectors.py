@@ -39,7 +39,7 @@ _TAIL = re.compile(rf"({_MARKS})([0-9]{{1,3}})(?![0-9])")  # the last group of c
 # Prefixes of issued cards.
 _ISSUED = re.compile("[3-6]|2[2-7]")
 _MARKDOWN = str.maketrans("", "", "*_`~ \t")
-# A whole sequence of digit groups, across lines too, so that tables are not mistaken for cards.
+# A whole sequence of digit groups, also across lines: all of it must be a card, so that tables do not match.
 _ROW = re.compile(r"(?<!\d)\d++(?:(?:\s{1,3}+|-)\d++)++", re.ASCII)
 # Whole sequences of digit groups, separated by any marks.
 _RUN = re.compile(rf"(?<![0-9])[0-9]++(?:{_MARKS}+[0-9]++)++")
@@ -54,7 +54,7 @@ _ACCOUNT = re.compile(
 
 
 def _has_card(text: str) -> bool:
-    """Return whether there is a card: in groups split by a blank or hyphen, in printed groups, or alone in a row."""
+    """Return whether the text has a card number: with blanks or hyphens, in printed groups, or as a whole sequence."""
     return (
         any(_is_card(digits) for match in _DIGITS.finditer(text) for digits in _joined(re.split("[ -]", match[0]), 19))
         or any(_is_printed_card(text, match) for match in _GROUPS.finditer(text))
@@ -72,14 +72,14 @@ def _is_card(digits: str) -> bool:
 
 
 def _is_run_of_card(run: str) -> bool:
-    """Return whether all digits are one card: single, in pairs, in groups of four, or in other groups on one line."""
+    """Return whether all digits form one card number: single, in pairs, in fours, or in other groups on one line."""
     groups, (_, *between, _) = re.findall("[0-9]+", run), re.split("[0-9]+", run)
     digits, sizes, marks = "".join(groups), [len(group) for group in groups], {_mark(mark) for mark in between}
     one_line = not any("\n" in mark for mark in marks)
     width = sizes[0]
     even = {width} == set(sizes[:-1]) and sizes[-1] <= width
     spelled = even and width <= 2 and one_line and len(marks) == 1
-    # Two adjacent numbers are rarely a card.
+    # A sequence of only two numbers is rarely a card.
     others = width >= 4 and one_line and all(size >= 3 for size in sizes[1:-1]) and (len(sizes) > 2 or marks == {""})
     long = len(digits) > _PRINTED_DIGITS[1] and width in (6, 8)
     return (
@@ -119,7 +119,7 @@ def _has_iban(text: str) -> bool:
 def _joined(groups: list[str], longest: int) -> Iterator[str]:
     """Yield joined runs of neighbouring groups, of at most `longest` characters; the first group has at least four."""
     for first, group in enumerate(groups):
-        if len(group) >= 4:  # as on every card; otherwise a megabyte of single digits would take seconds
+        if len(group) >= 4:  # true of every card; without this check, a megabyte of digits takes seconds
             yield from _prefixes(groups[first : first + longest], longest)
 
 
@@ -185,7 +185,7 @@ _API_KEY = "|".join(
         rf"\beyJ{_KEY}{{10,}}\.eyJ{_KEY}{{10,}}\.{_KEY}",
         rf"\bdiscord(?:app)?\.com/api/webhooks/[0-9]{{15,20}}/{_KEY}{{20}}"
         rf"|\b[MNO]{_KEY}{{23,27}}\.{_KEY}{{6}}\.{_KEY}{{27}}",
-        # Telegram's, Twilio's, Mailchimp's.
+        # Keys of Telegram, Twilio and Mailchimp.
         rf"\b[0-9]{{8,10}}:AA{_KEY}{{30}}|\b(?:SK|AC){_HEX}{{32}}\b|\b{_HEX}{{32}}-us[0-9]{{1,2}}\b",
         rf"\bsl\.{_KEY}{{100}}|\bA{{20}}{_LETTER}{{1,40}}%{_LETTER}{{2}}|\bpat-[a-z]{{2,3}}[0-9]-[0-9a-f-]{{36}}|\bv1\.0-{_HEX}{{24}}-{_HEX}{{100}}",
         rf"\b{_WORD}{{14}}\.atlasv1\.{_KEY}{{60}}|\bpat{_WORD}{{14}}\.{_HEX}{{64}}|\b[01]/[0-9]{{16}}:{_HEX}{{32}}",

@@ -1,4 +1,4 @@
-"""Views of a text for the rules: as written, and as it looks. Each takes bounded work."""
+"""Views of a text for the privacy rules: as written, and as it looks. The work for each view is bounded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..request.json_narrowing import rows, table, tables
 from .escapes import ReadingBudget
 
 _LARGE = 10**40  # larger numbers cannot be personal data
-# Normal forms are computed piece by piece: some characters grow 18-fold, and one call blocks every thread.
+# Texts are normalized piece by piece, because some characters grow 18-fold and one call blocks every thread.
 _PIECE = re.compile(r".{1,16384}[^\x00-\x7f]{0,64}", re.DOTALL)
 # Unicode's Default_Ignorable_Code_Point: invisible characters, with variation selectors and fillers.
 _IGNORABLE = re.compile(
@@ -62,7 +62,7 @@ def written_and_visible(text: str, budget: ReadingBudget) -> Collection[str]:
 
 
 def visible(text: str, budget: ReadingBudget) -> Collection[str]:
-    """Return `text` as it looks, and in plain form."""
+    """Return `text` as it looks: normalized (`written`), and also without invisible characters (`plain`)."""
     normal = written(text, budget)
     return dict.fromkeys((normal, plain(normal)))
 
@@ -79,7 +79,7 @@ def plain(text: str) -> str:
 
 
 def _normal(form: Literal["NFD", "NFKC"], text: str, budget: ReadingBudget) -> str:
-    """Return `text` in a normal form. The text's growth counts as read."""
+    """Return `text` in a normal form, and charge the characters that this adds to the budget."""
     if text.isascii():
         return text
     pieces: list[str] = []

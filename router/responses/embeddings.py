@@ -19,7 +19,7 @@ from ..cascade.concurrent_runs import run_concurrently
 from ..tiers.interfaces import LocalTier
 from .direct import CloudOnlyError, DirectCall, DirectReply
 
-#: One token, so that the engine reads the whole input. The generated token does not matter.
+#: Generate one token, so that the engine reads the whole input. The token itself is not used.
 _READ = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
 
@@ -41,7 +41,7 @@ async def embed(call: DirectCall) -> DirectReply:
 
 
 def _not_here(call: DirectCall) -> InvalidRequestError | None:
-    """Return why the device does not answer. Vectors of two models are not comparable, so one tier answers all."""
+    """Return why the device may not answer, or None. Vectors of two models differ, so one tier answers all."""
     try:
         read_embedding(call.job.body)
     except WrongTypeError:

@@ -40,23 +40,22 @@ class StreamError(Exception):
 
 async def replay(cascade: Cascade, answer: LocalAnswer) -> AsyncGenerator[bytes]:
     """Yield a complete local answer, token by token."""
-    chunks = ChunkWriter(cascade.record, cascade.local.model_id, include_usage=cascade.job.include_usage)
-    yield chunks.role()
-    writer = _LocalText(cascade, chunks)
+    writer = _LocalText(cascade, ChunkWriter(cascade))
+    yield writer.chunks.role()
     for token in answer.tokens:
         if chunk := writer.token(token):
             yield chunk
     if chunk := writer.rest(answer):
         yield chunk
-    yield chunks.finish(writer.finish_reason, answer.usage(), answer)
+    yield writer.chunks.finish(writer.finish_reason, answer.usage(), answer)
 
 
 async def relay(
     record: RequestRecord, stream: CloudStream, *, include_usage: bool, reasoning: CloudReasoning | None = None
 ) -> AsyncGenerator[bytes]:
-    """Yield the cloud's events unchanged, except that the finish gains `updraft`.
+    """Yield the cloud's events unchanged, except that the event with the finish reason gets the `updraft` object.
 
-    `reasoning`: separates reasoning that the cloud leaves in the text.
+    `reasoning`: converter of reasoning that the cloud leaves in the text.
     """
     async for event in _relayed(record, stream, None, include_usage=include_usage, reasoning=reasoning):
         yield event
@@ -64,13 +63,12 @@ async def relay(
 
 
 async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
-    """Yield a local answer while it is generated. If it collapses, the cloud continues the streamed text."""
-    chunks = ChunkWriter(cascade.record, cascade.local.model_id, include_usage=cascade.job.include_usage)
-    writer = _LocalText(cascade, chunks)
-    yield chunks.role()
+    """Yield a local answer while it is generated. If gate 2 escalates, the cloud continues the streamed text."""
+    writer = _LocalText(cascade, ChunkWriter(cascade))
+    yield writer.chunks.role()
     collapsed = False
     try:
-        for token in run.answer.tokens.copy():  # generated before streaming could start
+        for token in run.answer.tokens.copy():  # tokens generated before the stream started
             if chunk := writer.token(token):
                 yield chunk
         async for token in run:
@@ -90,12 +88,12 @@ async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
         yield chunk
     await cascade.stop_local()
     await _judge_afterwards(cascade, run.answer)
-    yield chunks.finish(writer.finish_reason, run.answer.usage(), run.answer)
+    yield writer.chunks.finish(writer.finish_reason, run.answer.usage(), run.answer)
 
 
 async def unjudged(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
     """Yield several answers in sequence while they are generated, without gates. `run`: run of the first answer."""
-    chunks = ChunkWriter(cascade.record, cascade.local.model_id, include_usage=cascade.job.include_usage)
+    chunks = ChunkWriter(cascade)
     last, first, before = cascade.chat.num_answers - 1, run.answer, 0  # tokens of the answers between
     try:
         for chunks.index in range(last + 1):
@@ -116,7 +114,7 @@ async def unjudged(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[byt
 
 async def _written(writer: _LocalText, run: LocalGeneration) -> AsyncGenerator[bytes]:
     """Yield all text of a run, from its beginning."""
-    for token in run.answer.tokens.copy():  # generated before streaming could start
+    for token in run.answer.tokens.copy():  # tokens generated before the stream started
         if chunk := writer.token(token):
             yield chunk
     async for token in run:
@@ -127,14 +125,14 @@ async def _written(writer: _LocalText, run: LocalGeneration) -> AsyncGenerator[b
 
 
 class _LocalText:
-    """Converter of tokens to chunks, which tracks the text sent because it cannot be taken back.
+    """Converter of one local answer's tokens to chunks.
 
-    `finish_reason` is known after `rest` was called.
+    `sent`: text sent so far. `finish_reason`: set by `rest`.
     """
 
     def __init__(self, cascade: Cascade, chunks: ChunkWriter, reader: AnswerParser | None = None) -> None:
         self._cascade = cascade
-        self.reader = cascade.reader() if reader is None else reader  # a continuation may take over the parser
+        self.reader = cascade.reader() if reader is None else reader  # a continuation keeps the begun answer's parser
         self._shown = ShownTokens(cascade.local) if cascade.chat.logprobs else None
         self.chunks = chunks
         self.sent = ""
@@ -144,7 +142,7 @@ class _LocalText:
         return self._chunk(token.text, None, self._logprobs(lambda shown: shown.push(token)))
 
     def rest(self, answer: LocalAnswer) -> bytes | None:
-        """Return the text held back until the end: a partial character, stop string or tool call."""
+        """Return a chunk with the text held back so far, such as a possible stop string or tool call, or None."""
         self.finish_reason = answer.finish_reason or "stop"
         logprobs = self._logprobs(lambda shown: shown.flush(answer))
         return self._chunk(answer.text[len(self.sent) :], self.finish_reason, logprobs)
@@ -160,14 +158,14 @@ class _LocalText:
         return self.chunks.delta(delta, logprobs)
 
     def _logprobs(self, take: Callable[[ShownTokens], list[tuple[int, Token]]]) -> ChoiceLogprobs | None:
-        """Return the log-probabilities of the tokens to report now, or None without any."""
+        """Return the log-probabilities of the tokens that `take` releases, or None if it releases no tokens."""
         tokens = [] if self._shown is None else take(self._shown)
         return token_logprobs(tokens, self._cascade.local.token_bytes) if tokens else None
 
 
 async def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
-    """Apply gate 2 to the latest tokens, every `gates.tokens` tokens. An answer that has used up the caller's limit
-    ends by itself and is not judged.
+    """Apply gate 2 to the latest tokens, every `gates.tokens` tokens. An answer that has reached the caller's
+    token limit ends anyway and is not judged.
     """
     spent = len(answer.tokens)
     if spent % cascade.gates.tokens or cascade.chat.sampling().max_tokens == spent:
@@ -182,36 +180,29 @@ async def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
 
 
 async def _judge_afterwards(cascade: Cascade, answer: LocalAnswer) -> None:
-    """Apply gate 3 to text that was already streamed. It cannot be recalled, so the verdict is only recorded."""
+    """Apply gate 3 to text that was already streamed. The text cannot be recalled, so the decision is only recorded."""
     messages, quality = cascade.chat.messages, cascade.job.quality
     decision = await cascade.read(lambda: cascade.gates.after(messages, answer, quality), answer)
     if decision.escalate:
-        decision = GateDecision(
-            3,
-            False,
-            f"{decision.reason}; the answer stands, since it was already streamed",
-            decision.p_gain,
-            decision.threshold,
-            decision.confidence,
-        )
+        reason = f"{decision.reason}; the answer stands, since it was already streamed"
+        decision = replace(decision, escalate=False, reason=reason, propensity=None)
     cascade.record.decide(decision)
 
 
 async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) -> AsyncGenerator[bytes]:
-    """Let the cloud continue the streamed text. If it cannot, the local model continues."""
+    """Let the cloud continue the streamed text. If the cloud fails, the local model may continue."""
     chat = cascade.chat
     messages = continued(chat.messages, paired(writer.sent), continues=chat.continue_final_message)
-    body = cascade.escalation.body() | {
-        "messages": [
-            *cascade.job.body["messages"][: len(messages) - 1],
-            {"role": "assistant", "content": messages[-1].text},
-        ],
+    last = {"role": "assistant", "content": messages[-1].text}
+    body = cascade.job.body | {
+        "messages": [*cascade.job.body["messages"][: len(messages) - 1], last],
         "continue_final_message": True,
         "add_generation_prompt": False,
     }
     left = _left(chat, len(answer.tokens))
-    if left is None:  # the token limit is reached
-        yield _cut_off(cascade, writer, answer)
+    if left is None:
+        cascade.record.route, cascade.record.note = "local", "max_tokens was used up"
+        yield writer.chunks.finish("length", answer.usage(), answer)
         return
     body |= {name: left.max_tokens for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None}
     body |= {"min_tokens": left.min_tokens} if body.get("min_tokens") is not None else {}
@@ -233,23 +224,15 @@ async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: Local
     async for event in _relayed(cascade.record, stream, writer.chunks, reasoning=cloud_reasoning(cascade)):
         yield event
     if cascade.job.include_usage:
-        cloud = cascade.record.cloud
-        yield sse.event(
-            writer.chunks.adopt(
-                {
-                    "object": "chat.completion.chunk",
-                    "choices": [],
-                    "usage": answer.usage(cloud.completion_tokens),
-                }
-            )
-        )
+        usage = answer.usage(cascade.record.cloud.completion_tokens)
+        yield sse.event(writer.chunks.adopt({"object": "chat.completion.chunk", "choices": [], "usage": usage}))
     yield sse.DONE
 
 
 async def _continue_on_device(
     cascade: Cascade, writer: _LocalText, begun: LocalAnswer, left: SamplingParams
 ) -> AsyncGenerator[bytes]:
-    """Finish on the device an answer that began there, without gates."""
+    """Continue the local answer on the device, without gates."""
     chat = cascade.chat
     messages = continued(chat.messages, paired(writer.sent), continues=chat.continue_final_message)
     run = await cascade.continue_local(messages, left)
@@ -268,7 +251,7 @@ async def _relayed(
     include_usage: bool = False,
     reasoning: CloudReasoning | None,
 ) -> AsyncGenerator[bytes]:
-    """Yield the cloud's events without the end mark. The finish waits for the usage, which `updraft` reports."""
+    """Yield the cloud's events without the end mark. The finish comes last, since `updraft` reports the usage."""
     finish: dict[str, Any] | None = None
     counted: bytes | None = None
     written = 0
@@ -285,7 +268,7 @@ async def _relayed(
                 event = adopt.adopt(_without_role(event))  # noqa: PLW2901
             if any(choice.get("finish_reason") for choice in event["choices"]):
                 if finish is not None and _indices(finish) != _indices(event):
-                    yield sse.event(finish)  # several choices: only the last finish carries the `updraft` object
+                    yield sse.event(finish)  # with several choices, only the last finish gets the `updraft` object
                 text, finish = apart(event)
                 if text is not None:
                     written += 1
@@ -299,7 +282,7 @@ async def _relayed(
         record.failed(failure)
         raise StreamError(failure.error) from failure
     if not record.cloud.completion_tokens:
-        record.cloud.completion_tokens = written  # a server without usage sends about one token per chunk
+        record.cloud.completion_tokens = written  # estimate for a server without usage: one token per chunk
     if finish is None:
         raise StreamError(EngineError("The cloud's stream ended without a finish reason."))
     record.notes = notes_in(finish)
@@ -309,7 +292,7 @@ async def _relayed(
 
 
 def cloud_reasoning(cascade: Cascade) -> CloudReasoning | None:
-    """Return a splitter for one cloud stream, or None if the setting is off."""
+    """Return a converter of reasoning for one cloud stream, or None if the setting is off."""
     return CloudReasoning() if cascade.router_state.config.cloud_reasoning_tags else None
 
 
@@ -318,7 +301,7 @@ def _indices(event: dict[str, Any]) -> list[Any]:
 
 
 def _without_role(event: dict[str, Any]) -> dict[str, Any]:
-    """Drop the role, since a continued turn has sent one."""
+    """Return the event without the role, which the stream has already sent."""
     choices: list[dict[str, Any]] = []
     for choice in event["choices"]:
         delta = table(choice.get("delta")) or {}
@@ -327,16 +310,9 @@ def _without_role(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _left(chat: ChatRequest, spent: int) -> SamplingParams | None:
-    """Return the caller's limits minus the tokens generated on the device, or None if they are used up."""
+    """Return sampling parameters with the token limits reduced by `spent`, or None if no tokens are left."""
     params = chat.sampling()
     limit = None if params.max_tokens is None else params.max_tokens - spent
     if limit is not None and limit <= 0:
         return None
     return replace(params, max_tokens=limit, min_tokens=max(0, params.min_tokens - spent))
-
-
-def _cut_off(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) -> bytes:
-    """Return the end of a stream that has reached the caller's limit."""
-    cascade.record.route = "local"
-    cascade.record.note = "max_tokens was used up"
-    return writer.chunks.finish("length", answer.usage(), answer)

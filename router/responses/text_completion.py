@@ -12,7 +12,6 @@ from msgspec import UNSET
 
 from ...protocol.errors import EngineError, InvalidRequestError, UnsupportedFeatureError, UpdraftError, WrongTypeError
 from ...protocol.http import sse
-from ...protocol.prompts import Prompt
 from ...protocol.requests import CompletionRequest, read_completion
 from ...protocol.responses import TextChoice, TextCompletion, TextLogprobs, Usage, fingerprint
 from ..cascade.concurrent_runs import run_concurrently
@@ -24,7 +23,7 @@ from .completion import ShownTokens, prompt_logprobs, text_logprobs
 from .direct import DirectCall, DirectReply
 from .streaming import StreamError, relay
 
-MAX_ANSWERS = 128  # per request on the device, over all prompts
+MAX_ANSWERS = 128  # maximum number of answers to one request on the device, for all its prompts together
 
 
 async def complete(call: DirectCall) -> DirectReply:
@@ -35,7 +34,7 @@ async def complete(call: DirectCall) -> DirectReply:
     )
     if ruling.cloud:
         try:
-            reply = await escalation.ask(escalation.body(), call.cloud_time_left_s)
+            reply = await escalation.ask(call.cloud_time_left_s)
         except CloudFailure as failure:
             if not ruling.local or not failure.allows(call.state.config.fallback):
                 raise
@@ -69,7 +68,7 @@ def _for_the_device(body: dict[str, Any]) -> tuple[CompletionRequest | None, Inv
 
 
 def _writes_nothing(body: dict[str, Any]) -> bool:
-    """Return whether only the prompt and its scores are wanted. The engine then generates one hidden token."""
+    """Return whether only the prompt's scores are wanted. The engine then generates one token that is not sent."""
     return body.get("max_tokens") == 0 and body["max_tokens"] is not False
 
 
@@ -93,7 +92,7 @@ class _LocalAnswers:
         return completion
 
     async def begun_stream(self) -> AsyncGenerator[bytes]:
-        """Return the answers in sequence. A failure before the first piece is raised as the request's error."""
+        """Return a stream of all answers in sequence. Raises a failure that occurs before the first piece."""
         pieces = (piece for index in range(self._count) async for piece in self._pieces(index))
         self._call.closing.push_async_callback(pieces.aclose)
         return self._events(await anext(pieces), pieces)
@@ -124,8 +123,11 @@ class _LocalAnswers:
         if params.seed is not None:
             params = replace(params, seed=params.seed + again)
         if request.echo:
-            echoed = await self._text_of(prompt)
-            yield TextChoice(echoed, index=index)
+            if isinstance(prompt, str):
+                text = prompt
+            else:
+                text = await self._local.with_encoder(lambda encoder: encoder.decode(prompt, skip_special=False))
+            yield TextChoice(text, index=index)
         shown = None if request.logprobs is None or self._writes_nothing else ShownTokens(self._local)
         run = await self._local.start_text(prompt, params, constraint=request.constraint())
         sent = 0
@@ -150,11 +152,6 @@ class _LocalAnswers:
         finally:
             self._call.record.count_local(run.answer, time.monotonic() - began)
             await run.aclose()
-
-    async def _text_of(self, prompt: Prompt) -> str:
-        if isinstance(prompt, str):
-            return prompt
-        return await self._local.with_encoder(lambda encoder: encoder.decode(prompt, skip_special=False))
 
     def _usage(self) -> Usage:
         record = self._call.record

@@ -20,7 +20,7 @@ from ...protocol.decoding import read_object
 from ...protocol.errors import OverloadedError, UpdraftError, invalid_value
 from ...protocol.http import sse
 from ...protocol.http.app import Traffic
-from ...protocol.http.wire import WireRequest, WireResponse, off_event_loop
+from ...protocol.http.wire import WireRequest, WireResponse, close_body, off_event_loop
 from ..responses import completion as answer
 
 PATH = "/v1/chat/ws"
@@ -51,7 +51,7 @@ class ChatSocket:
         try:
             while (message := await self._socket.receive())["type"] == "websocket.receive":
                 await self._handle_command(message.get("bytes") or (message.get("text") or "").encode())
-        except WebSocketDisconnect:  # while sending an error
+        except WebSocketDisconnect:  # the client left while an error was being sent
             pass
         finally:
             chats = list(self._chats.values())
@@ -68,7 +68,7 @@ class ChatSocket:
                 chat_id = None
                 raise invalid_value("id", f"each message needs an id of 1 to {_MAX_ID} characters")
             if kind == "cancel":
-                if (chat := self._chats.get(chat_id)) is not None:  # already finished: nothing to cancel
+                if (chat := self._chats.get(chat_id)) is not None:  # otherwise the chat has already finished
                     chat.cancel()
             elif kind == "chat":
                 await self._begin(chat_id, fields)
@@ -120,9 +120,7 @@ class ChatSocket:
                 else:
                     await self._send("chunk", chat_id, chunk=msgspec.Raw(payload))
         finally:
-            close: Any = getattr(body, "aclose", None)
-            if close is not None:
-                await close()
+            await close_body(body)
         if not failed:
             await self._send("done", chat_id)
 

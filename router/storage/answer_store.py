@@ -9,6 +9,7 @@ from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from ...accounting.budget import DAY_S
 from ...protocol.errors import ConfigurationError, NotFoundError
 from ...protocol.http.lenient_json import json_bytes, json_of
 from ...protocol.safety.database import Database
@@ -16,7 +17,6 @@ from ...protocol.safety.shared_file import SharedFile
 from ...protocol.sqlite import tables, transaction
 
 Kind = Literal["response", "chat.completion"]
-DAY_S = 86400.0
 _SCHEMA = (
     """CREATE TABLE answers (
       position INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL, kind TEXT NOT NULL, id TEXT NOT NULL,

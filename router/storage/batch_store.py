@@ -162,7 +162,7 @@ class BatchStore:
             return _change(connection, batch_id, change)
 
     def finish(self, batch_id: str, change: Callable[[Batch], None], outputs: dict[str, FileMetadata | None]) -> Batch:
-        """Apply the last change atomically: publish the outputs that have a label, and delete the others."""
+        """Apply the last change atomically. Publish the output files that have metadata, and delete the others."""
         with self._database.transaction() as connection:
             for file_id, label in outputs.items():
                 if label is None:

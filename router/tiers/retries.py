@@ -21,7 +21,8 @@ HUNG_S = 5.0
 TRIAL_WAIT_S = 2.0
 """Seconds that the caller of a trial waits. Afterwards the trial continues in the background."""
 
-_BACKOFF_S = (0.5, 1.0)  # seconds before the second and third attempt, unless the server sends retry-after
+_BACKOFF_S = (0.5, 1.0)  # seconds before the second and third attempt, unless the server sends Retry-After
+_SILENCES = 2  # distinct requests that must time out to open the circuit, since one may just be slow
 _JITTER = 0.25  # random share added to the backoff, so that clients do not retry in step
 
 T = TypeVar("T")
@@ -36,8 +37,8 @@ class CloudCalls:
     """Sends requests to one cloud with retries. The breaker counts requests, not attempts.
 
     A 5xx, a broken connection or a short timeout may be the request's fault, so several distinct requests in a row must
-    fail to open the circuit. After a 5xx, the next request is a trial at once, since the cloud is up. A single request
-    opens the circuit if it never reaches the cloud, or if the cloud has been silent to all requests for long.
+    fail to open the circuit. After a 5xx, the next request is sent at once as a trial, since the cloud is up. A request
+    opens the circuit if it never reaches the cloud. Two requests open it if both time out while no other is answered.
     `patience_s`: timeout of an attempt, in seconds.
     """
 
@@ -45,9 +46,10 @@ class CloudCalls:
         self._url = url
         self._clock = clock
         self._breaker = Breaker(RULES, clock)
-        self._hung_s = 0.9 * min(HUNG_S, patience_s)  # timers may fire early
+        self._hung_s = 0.9 * min(HUNG_S, patience_s)  # 0.9, because timers may fire early
         self._answered_at = clock()
-        self._background: asyncio.Task[None] | None = None  # a trial whose caller has stopped waiting
+        self._silences: set[bytes] = set()  # digests of the requests that timed out since the last answer
+        self._background: asyncio.Task[None] | None = None  # the trial whose caller no longer waits, if any
 
     @property
     def is_open(self) -> bool:
@@ -76,8 +78,10 @@ class CloudCalls:
                 never_reached = failure.unbilled and failure.status is None
                 is_unbilled, reached = failure.unbilled, reached or not never_reached
                 failure.unbilled = is_unbilled and not billed
-                if self._is_hung(failure, tried_at):
-                    self._breaker.trip(failure.cause)
+                if self._is_silent(failure, tried_at):
+                    self._silences.add(digest())
+                    if len(self._silences) >= _SILENCES:
+                        self._breaker.trip(failure.cause)
                 if backoff_s is None or self.is_open or not await _waited(failure, backoff_s, until):
                     if not reached and tries > 1 and self._answered_at <= began and not self.is_open:
                         self._breaker.trip(failure.cause)
@@ -118,7 +122,7 @@ class CloudCalls:
         except CloudFailure as failure:
             self._learn(failure, None if failure.status is None else digest, trial=True)
             raise
-        except BaseException:  # the caller left, which says nothing about the cloud
+        except BaseException:  # a cancelled trial says nothing about the cloud
             self._breaker.leave_trial()
             raise
         self._succeeded()
@@ -126,25 +130,26 @@ class CloudCalls:
 
     def _succeeded(self) -> None:
         self._breaker.succeeded()
+        self._silences.clear()
         self._answered_at = self._clock()
 
     def _learn(self, failure: CloudFailure, digest: Callable[[], bytes] | None, *, trial: bool = False) -> None:
-        """Count a failed request. While the circuit is open, only trials count."""
+        """Report a failed request to the breaker. While the circuit is open, only trials count."""
         if not failure.is_unreached:
             self._succeeded()
         elif trial or not self.is_open:
             answered = failure.status is not None
             self._breaker.failed(failure.cause, None if digest is None else digest(), answered=answered)
 
-    def _is_hung(self, failure: CloudFailure, began: float) -> bool:
-        """Return whether this timeout follows a long silence of the cloud towards all requests."""
+    def _is_silent(self, failure: CloudFailure, began: float) -> bool:
+        """Return whether the failure is a long timeout during which the cloud answered no request at all."""
         return failure.is_timeout and self._answered_at <= began <= self._clock() - self._hung_s
 
 
 async def _waited(failure: CloudFailure, backoff_s: float, until: float) -> bool:
-    """Wait before the next attempt. Return False to make no further attempt.
+    """Wait before the next attempt. Return False, without waiting, if there should be no further attempt.
 
-    The wait must end before `until`. Without retry-after, the wait must also be shorter than half of the time left,
+    The wait must end before `until`. Without Retry-After, the wait must also be shorter than half of the time left,
     since another tier may need time.
     """
     if not failure.transient:
@@ -159,7 +164,7 @@ async def _waited(failure: CloudFailure, backoff_s: float, until: float) -> bool
 
 
 async def _dropped(trial: asyncio.Future[T]) -> None:
-    """Wait for an answer that nobody needs, and close it."""
+    """Wait for the answer of a trial whose caller no longer waits, and close it."""
     with suppress(CloudFailure):
         answer = await trial
         if isinstance(answer, _Closable):

@@ -9,8 +9,8 @@ from dataclasses import fields as dataclass_fields
 from pathlib import Path
 
 import pytest
+from updraft.cli.reference.__main__ import pages
 from updraft.cli.reference.fields import entries
-from updraft.cli.reference.pages import pages
 from updraft.cli.reference.routes import GIVEN_CODES
 from updraft.protocol import errors
 from updraft.protocol.settings import PROCESS_VARIABLES

@@ -15,7 +15,7 @@ def test_header_of_a_good_file(tiny):
     assert header.architecture == "llama"
     assert header.metadata["general.sampling.temp"] == 0.0
     assert header.metadata["llama.context_length"] == 256
-    assert header.tensor_count == len(tiny.weights)
+    assert len(header.tensors) == len(tiny.weights)
     assert header.data_end <= tiny.gguf.stat().st_size < header.data_end + 32
 
 
@@ -46,7 +46,7 @@ def test_header_reader_survives_any_change(tiny, tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "changed.gguf"
     path.write_bytes(content)
     try:
-        assert read_header(path).tensor_count > 0
+        assert len(read_header(path).tensors) > 0
     except ModelLoadError as error:
         assert "changed.gguf" in error.message
 

@@ -59,7 +59,7 @@ def written(tmp_path: Path, content: bytes) -> Path:
 
 def test_the_corpus_starts_from_a_sound_file(tmp_path, file) -> None:
     path = written(tmp_path, file.build())
-    assert read_header(path).tensor_count == len(file.tensors)
+    assert len(read_header(path).tensors) == len(file.tensors)
     assert try_all([path]) == [""]
 
 
@@ -116,7 +116,7 @@ def test_what_is_no_model_by_itself(tmp_path, file) -> None:
     """Image encoders have no vocabulary, and some adapters the model's."""
     bare = [(key, value) for key, value in file.values if b"tokenizer" not in key and b"vocab" not in key]
     path = written(tmp_path, File(bare, file.tensors, file.data).build())
-    assert read_header(path).tensor_count == len(file.tensors)
+    assert len(read_header(path).tensors) == len(file.tensors)
     with pytest.raises(ModelLoadError, match=r"it has no vocabulary\. Use the model that this file belongs to"):
         EngineCandidate.of(path, None, sound=pocket_small_gguf())
     with pytest.raises(ModelLoadError, match="no vocabulary"):

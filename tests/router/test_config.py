@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import updraft
 from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.settings import PROCESS_VARIABLES
 from updraft.router.accounting.budget import BudgetLimits
@@ -238,6 +239,17 @@ def test_cloud_url_is_a_base_url(given: str, used: str) -> None:
 
 def test_the_key_is_never_shown() -> None:
     assert "sk-secret" not in repr(RouterConfig(cloud_api_key="sk-secret"))
+
+
+def test_a_named_file_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong path in UPDRAFT_CONFIG would switch the user's privacy rules and budgets off without a word."""
+    monkeypatch.setenv("UPDRAFT_CONFIG", str(tmp_path / "confg.toml"))
+    with pytest.raises(ConfigurationError, match="does not exist, but UPDRAFT_CONFIG names it"):
+        load_config()
+    with pytest.raises(ConfigurationError, match="UPDRAFT_CONFIG"):
+        updraft.OpenAI(cloud_url="http://127.0.0.1:9/v1")
+    (tmp_path / "confg.toml").write_text("")
+    load_config()
 
 
 @pytest.mark.parametrize(("given", "found"), [("email", ("email",)), ("email, iban,", ("email", "iban")), ("", ())])

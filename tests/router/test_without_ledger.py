@@ -200,6 +200,18 @@ def test_a_corrupt_ledger_stops_nobody_and_comes_back(
     assert len(said) == 2, said
 
 
+def test_a_ledger_whose_links_lead_nowhere_stops_nobody(bench: Any, tmp_path: Path) -> None:
+    (tmp_path / "ledger.sqlite3").symlink_to(tmp_path / "ledger.sqlite3")
+
+    async def test() -> None:
+        b = bench(tmp_path / "ledger.sqlite3")
+        assert "error" not in await b.answer("cloud")
+        assert (await health(b)) == {"status": "ok", "ledger": "unavailable"}
+        await b.router.close()
+
+    run(test())
+
+
 def test_a_disk_that_fills_up_later_stops_nobody(bench: Any, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger.sqlite3"
 

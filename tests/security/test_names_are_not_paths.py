@@ -268,7 +268,7 @@ def test_paths_look_like_paths(name: str, path: bool) -> None:
 @pytest.mark.parametrize("name", ["auto", "local", "cloud"])
 def test_a_model_called_like_a_tier_hides_none(name: str) -> None:
     config = RouterConfig(local=f"./{name}.gguf", cloud_url="http://127.0.0.1:9", cloud_model=name)
-    names = ModelNames(config, Tiers(None, None, None)).by_tier()
+    names = ModelNames(config, Tiers(None, None, None), 0).by_tier()
     assert {each: names[each] for each in ("auto", "local", "cloud")} == {
         "auto": "auto",
         "local": "local",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from updraft.kernels.attention.launch import AttentionShape
-from updraft.kernels.attention.metadata import AttentionPlanner
+from updraft.kernels.attention.metadata import AttentionPlanner, GraphMetadata
 from updraft.kernels.attention.triton_attention import TritonAttention
 from updraft.kernels.attention.types import CacheScales, LayerAttention, QuerySpan
 
@@ -94,7 +94,7 @@ class ReplayedAttention:
         self._shape, self._layer = shape, LayerAttention(0, shape.head_dim**-0.5)
         planner = AttentionPlanner.on(place.device, shape)
         blocks = max(len(span.block_table) for span in self.spans)
-        self._buffers = planner.graph_metadata(8, most_sequences=8, most_blocks=blocks)
+        self._buffers = GraphMetadata(planner, 8, most_sequences=8, most_blocks=blocks)
         self._attention = TritonAttention(self._cache, self._buffers.metadata, shape)
         heads = shape.heads + 2 * shape.kv_heads
         self._projected = torch.randn(8, heads, shape.head_dim, device=place.device).to(place.dtype)

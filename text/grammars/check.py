@@ -27,12 +27,12 @@ from ..fair_queue import FairQueue
 from .compiler import GrammarCompiler, Vocabulary, too_complex
 
 CPU_SECONDS = 0.5  # limit per constraint; schemas of 100 kB take a fifth of it
-MEMORY_BYTES = 512 * 2**20  # in addition to the memory in use before the first grammar
-_WALL_SECONDS = 30.0  # long, because a busy machine is slow; the CPU limit matters
+MEMORY_BYTES = 512 * 2**20  # limit for the child, in addition to its memory before the first grammar
+_WALL_SECONDS = 30.0  # long, because a busy machine is slow; usually the CPU limit applies first
 _MAX_KNOWN = 1024
-_REFUSED_SECONDS = 60.0  # how long a refusal is cached: the child may have died for another reason
+_REFUSED_SECONDS = 60.0  # refusals are cached for a short time only, because the child may have died for another reason
 _MAX_WAITING = 64
-_QUEUE_TIMEOUT_S = 10.0  # enough time for several bad constraints
+_QUEUE_TIMEOUT_S = 10.0  # enough time for several constraints that reach the CPU limit
 _GRACE_SECONDS = 0.2
 _CHILD_GONE = (TimeoutError, asyncio.IncompleteReadError, ConnectionError)
 
@@ -51,17 +51,17 @@ class GrammarCheck:
     """Checker of constraints at bounded cost, for one event loop. `close` ends the child process."""
 
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
-        """`vocabulary` is called in a thread at the first constraint: building a large vocabulary takes a second."""
+        """`vocabulary` is called in a thread at the first constraint, since building a large one takes a second."""
         self._vocabulary = vocabulary
         self._queue = FairQueue("checks of new constraints", max_waiting=_MAX_WAITING, timeout_s=_QUEUE_TIMEOUT_S)
         self._child: asyncio.subprocess.Process | None = None
-        self._known: BoundedCache[bytes, tuple[_Reply, float]] = BoundedCache(_MAX_KNOWN)  # by digest, with expiry
+        self._known: BoundedCache[bytes, tuple[_Reply, float]] = BoundedCache(_MAX_KNOWN)  # digest -> reply, expiry
 
     async def check(self, constraint: Constraint, tenant: str = "") -> None:
         """Check a constraint. Raises InvalidRequestError if it is invalid or too expensive; OverloadedError if too many
         constraints are waiting, or on timeout; EngineError if the child process does not start.
 
-        Tenants take turns, one constraint at a time: a tenant's flood of bad constraints delays only that tenant."""
+        Tenants take turns, one constraint at a time, so a tenant's flood of bad constraints delays only that tenant."""
         digest = hashlib.sha256(msgspec.msgpack.encode(constraint)).digest()
         reply = self._recalled(digest)  # known constraints skip the queue
         if reply is None:
@@ -94,7 +94,7 @@ class GrammarCheck:
             why = f"compiling it takes more than {CPU_SECONDS:g} s or {MEMORY_BYTES // 2**20} MB: simplify it."
             refusal = too_complex(constraint, why)
             return _Reply(refusal.message, refusal.code)
-        except BaseException:  # cancelled: the next caller must not read this reply
+        except BaseException:  # after a cancellation, the next caller must not read this reply
             await self.close()
             raise
 

@@ -42,11 +42,11 @@ JSON_OPTIONS: JsonCompileOptions = {
     "coerce_one_of": False,
 }
 Encode = Callable[[str], list[int]]
-_MAX_LEXER_STATES = 20_000  # about 2 kB each
+_MAX_LEXER_STATES = 20_000  # about 40 MB, because a state takes about 2 kB
 _TRIAL_TOKENS = 8
-_TOKEN_CPU_SECONDS = 2.5e-3  # limit per answer and step; usual grammars take a tenth of it
-_FORCED_BYTES = 512  # bytes of forced text to tokenize; only the first token is used
-_MAX_KEPT = 64  # cached compiled grammars
+_TOKEN_CPU_SECONDS = 2.5e-3  # limit per token; usual grammars take a tenth of this time
+_FORCED_BYTES = 512  # maximum bytes of grammar-forced text to tokenize, because only the first token is used
+_MAX_KEPT = 64  # maximum number of cached grammars
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def _lark(constraint: Constraint) -> str:
 
 
 def end_ids(eos_ids: Iterable[int], vocab_size: int) -> list[int]:
-    """Return the ids that end an answer; a vocabulary without such ids gets an artificial id after the last token."""
+    """Return the ids that end an answer, or else an unused id after the last token, since llguidance needs one."""
     return sorted(eos_ids) or [vocab_size]
 
 
@@ -154,7 +154,7 @@ def _trie(vocabulary: Vocabulary, encode: Encode | None) -> llguidance.LLTokeniz
 
 
 class _Wrapper:
-    """Tokenizer interface for llguidance. Text forced by a grammar is allowed only in this tokenization."""
+    """Tokenizer interface for llguidance. `__call__` returns the only tokens allowed for text that a grammar forces."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -164,7 +164,7 @@ class _Wrapper:
         self.special_token_ids = special_ids
         self.eos_token_id = eos_id
         self._encode = encode
-        self._most = _FORCED_BYTES + 2 * max(map(len, tokens))  # llguidance does not force the last tokens
+        self._most = _FORCED_BYTES + 2 * max(map(len, tokens))  # two tokens more: llguidance ignores the last ones
         self._byte_ids = {token[0]: token_id for token_id, token in enumerate(tokens) if len(token) == 1}
 
     def __call__(self, text: str | bytes) -> list[int]:
@@ -172,7 +172,7 @@ class _Wrapper:
         ids = [] if self._encode is None else self._encode(raw.decode("utf-8", "replace"))
         if b"".join(self.tokens[token_id] for token_id in ids) == raw:
             return ids
-        return [self._byte_ids[byte] for byte in raw if byte in self._byte_ids]  # SentencePiece prepends a space
+        return [self._byte_ids[byte] for byte in raw if byte in self._byte_ids]  # if `encode` has added a space
 
 
 def _beginning(raw: bytes, most: int) -> bytes:

@@ -6,6 +6,7 @@ samples under the same masks as the target model, and acceptance works as withou
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ class Grammars:
     def __init__(
         self, compiler: GrammarCompiler, vocab_size: int, eos_ids: Iterable[int], *, num_tokens: int | None = None
     ) -> None:
-        """`vocab_size`: rows of the model's head; `num_tokens`: tokens of the tokenizer, None for the same number."""
+        """`vocab_size`: rows of the output head; `num_tokens`: tokens of the tokenizer, None for the same number."""
         self._compiler = compiler
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(eos_ids)
@@ -51,14 +52,14 @@ class Grammars:
 class GrammarState:
     """Grammar state of one answer. `param` is the request field that the grammar came from.
 
-    `complete`: only the end may follow. `error`: reason why the answer cannot continue, such as an exceeded cost limit
-    or a token missing in the vocabulary; the rest of the state is then meaningless.
+    `complete`: only the end of the answer may follow. `error`: reason why the answer cannot continue, such as an
+    exceeded cost limit or a token missing in the vocabulary; the rest of the state is then meaningless.
     """
 
     def __init__(
         self, matcher: llguidance.LLMatcher, vocab_size: int, eos_ids: Sequence[int], param: str, *, endless: bool
     ) -> None:
-        """`vocab_size`: rows of the model's head; `endless`: forbid the end while other tokens are allowed."""
+        """`vocab_size`: rows of the output head; `endless`: forbid the end while other tokens are allowed."""
         self.param = param
         self.complete = False
         self.error: str | None = None
@@ -66,21 +67,19 @@ class GrammarState:
         self._num_words = -(-vocab_size // 32)
         self._going_on = ~_bits(eos_ids, self._num_words)
         self._endless = endless
-        self._ahead: list[int] = []  # draft tokens consumed after the answer
-        self._masks: list[Mask | None] = []  # mask after k draft tokens, by k
+        self._ahead: list[int] = []  # draft tokens after the answer so far, which the matcher has consumed
+        self._masks: list[Mask | None] = []  # mask after the first k draft tokens, at index k
         self._settle()
 
     def fork(self) -> GrammarState:
         """Return an independent copy of the state, without draft tokens."""
         self._rewind(0)
-        twin = object.__new__(GrammarState)
-        for name, value in vars(self).items():
-            setattr(twin, name, value)
+        twin = copy.copy(self)
         twin._matcher, twin._ahead, twin._masks = self._matcher.deep_copy(), [], list(self._masks)
         return twin
 
     def mask(self, drafts: Sequence[int]) -> Mask | None:
-        """Return the mask after `drafts`; None if the grammar rejects a draft token, or only the end may follow."""
+        """Return the mask after `drafts`; None if the grammar rejects a draft token or requires the end."""
         return self._mask_behind(len(drafts)) if self.num_allowed(drafts) == len(drafts) else None
 
     def num_allowed(self, drafts: Sequence[int]) -> int:
@@ -96,7 +95,7 @@ class GrammarState:
         return min(len(self._ahead), len(drafts))
 
     def advance(self, tokens: Sequence[int]) -> int:
-        """Append `tokens` to the answer; return how many were accepted: fewer if the grammar was complete earlier."""
+        """Append `tokens` to the answer; return how many were accepted. A complete grammar accepts no more tokens."""
         taken = self.num_allowed(tokens)
         if taken < len(tokens) and (taken == 0 or self._mask_behind(taken) is not None):
             self.give_up()
@@ -127,7 +126,7 @@ class GrammarState:
             del self._ahead[num_tokens:], self._masks[num_tokens + 1 :]
 
     def _mask_behind(self, num_ahead: int) -> Mask | None:
-        """Return the mask after the first `num_ahead` draft tokens. Only the mask after all of them may be uncached."""
+        """Return the mask after `num_ahead` draft tokens. All but the mask after the last draft token are cached."""
         if num_ahead == len(self._masks):
             self._masks.append(self._computed())
         return self._masks[num_ahead]

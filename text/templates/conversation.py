@@ -22,9 +22,9 @@ from . import tool_messages as tool_turns
 from .tool_messages import Change
 
 END_MARK = "\U0010fffe"
-_MARKS = re.compile(r"zq\d+xk")  # markers of a Probe
-_LISTED = ("'text': '", '"text": "')  # before a text in a list printed by Python or as JSON
-_NEAR = 4096  # characters searched first: templates rarely write more between two texts
+_MARKS = re.compile(r"zq\d+xk")  # the markers that `Probe` inserts
+_LISTED = ("'text': '", '"text": "')  # prefixes of a text in a list of parts that a template printed, as Python or JSON
+_NEAR = 4096  # characters searched first, because templates rarely write more between two texts
 Level = Literal["as_is", "developer", "apart", "joined", "one_system", "no_system", "user_first"]
 _LEVELS: tuple[Level, ...] = get_args(Level)
 
@@ -39,9 +39,9 @@ class TemplateFit:
     tools_as_text: bool = False
     # Whether contents are lists of parts instead of strings.
     lists: bool = False
-    # Changes of messages, in order: `developer` becomes `system`; text and each call become separate messages; adjacent
-    # messages of one role are joined; one system message at the front; no system message; an empty user message before
-    # a leading assistant message. Each level includes the levels before it.
+    # Changes to messages; each level includes the levels before. "developer": role developer becomes system. "apart":
+    # text and each call become separate messages. "joined": adjacent messages of one role become one. "one_system": one
+    # system message, at the front. "no_system": none. "user_first": an empty user message before a leading assistant.
     level: Level = "developer"
     # Whether arguments of calls are JSON text instead of objects.
     raw_arguments: bool = False
@@ -128,10 +128,10 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Conversation of the same shape with a unique marker for each text, to detect text that a template drops."""
+    """Copy of a conversation with a unique marker instead of each text, to detect text that a template drops."""
 
     conversation: Conversation
-    # Request field of each marker's text.
+    # Map from each marker to the request field whose text the marker replaces.
     marks: dict[str, str]
 
     @staticmethod
@@ -151,8 +151,8 @@ class Probe:
         return Probe(replace(conversation, messages=messages, tools=tools), marks)
 
     def missing(self, text: str) -> str | None:
-        """Return the request field of the first missing marker; None if complete. A marker in a printed list of parts
-        counts as missing."""
+        """Return the request field of the first marker that is missing in `text`; None if all are there. A marker also
+        counts as missing if the template printed a list of parts instead of the text in the parts."""
         first: dict[str, int] = {}
         for match in _MARKS.finditer(text):
             first.setdefault(match[0], match.start())
@@ -177,8 +177,8 @@ def first_missing(messages: Sequence[Message], prompt: str) -> str | None:
 
 
 def _end_of_any(forms: list[str], prompt: str, start: int) -> int | None:
-    """Return the end of the first of `forms` in the prompt; None if missing. Searches near `start` first: texts mostly
-    come in order, and searching the whole prompt for each text would take quadratic time."""
+    """Return where the first of `forms` ends in the prompt; None if missing. Searches near `start` first, because texts
+    are mostly in order and searching the whole prompt for each text would take quadratic time."""
     near = start + max(map(len, forms)) + _NEAR
     for first, last in ((start, near), (start, None), (0, None)):
         for form in forms:
@@ -228,7 +228,7 @@ def _with_role(message: Message, role: Literal["system", "user"]) -> Message:
 
 
 def _merged(turns: Sequence[Message]) -> Message:
-    """Return the last message with the texts of all messages."""
+    """Return a copy of the last message, with the texts of all messages as its content."""
     texts: list[str] = []
     for turn in turns:
         said = parts_of(turn)
@@ -239,7 +239,7 @@ def _merged(turns: Sequence[Message]) -> Message:
 
 
 def _apart(message: Message) -> list[Message]:
-    """Split text and calls into separate messages: some templates allow only one call per message, without text."""
+    """Split text and calls into separate messages, because some templates allow one call per message and no text."""
     calls = message.tool_calls or []
     if not calls or (len(calls) == 1 and not message.text):
         return [message]
@@ -260,7 +260,7 @@ def _joined(messages: Sequence[Message]) -> list[Message]:
 
 
 def _folded(messages: Sequence[Message], keeps_first: bool, is_open: bool) -> list[Message]:
-    """Move system messages into the next user message; `keeps_first` keeps those at the front."""
+    """Move system messages into the next user message. `keeps_first`: leave those at the front where they are."""
     folded: list[Message] = []
     waiting: list[Message] = []
     at_front = keeps_first

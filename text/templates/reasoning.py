@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from ..detokenize import begun_mark
+
 OPENER, CLOSER = "<think>", "</think>"
 _BEGUN = re.compile(r"<think>(?:\\n)*['\"]\s*-?\}\}\s*(?:\{%-?\s*endif\s*-?%\}\s*)*\Z")
 
@@ -68,7 +70,7 @@ class ReasoningSplitter:
         if closed:
             self._thinking, self._answering, self._trims, self._held = False, True, True, rest
             return thoughts.rstrip()
-        begun = next((n for n in range(len(CLOSER) - 1, 0, -1) if self._held.endswith(CLOSER[:n])), 0)
+        begun = begun_mark(self._held, (CLOSER,))
         return self._taken(len(self._held[: len(self._held) - begun].rstrip()))
 
     def _answer(self) -> str:

@@ -47,14 +47,14 @@ def main() -> None:
 
 
 def _tried(program: _Program, message: bytes) -> list[dict[str, Any]] | dict[str, Any]:
-    """Return the outcome of each context, or a single failure if the template is invalid. Raises MemoryError."""
+    """Render each context; return the outcomes, or a single failure if the template is invalid. Raises MemoryError."""
     if failed := _outcome(lambda: program.compile(len(message))):
         return failed
     return [_outcome(lambda context=context: program.text(context)) or {} for context in json.loads(message)]
 
 
 def _outcome(work: Callable[[], str | None]) -> dict[str, Any]:
-    """Run `work` and return a `Rendered` as a dictionary; empty if the text is empty."""
+    """Run `work` and return its result, a `Rendered`, as a dictionary. An empty dictionary stands for an empty text."""
     try:
         text = work()
         return asdict(Rendered(text)) if text else {}
@@ -80,7 +80,7 @@ class _Program:
         _ = self._template
 
     def text(self, context: dict[str, Any]) -> str:
-        """Render a context. Raises any exception of the template."""
+        """Render the template with one context. Raises whatever the template raises."""
         return "".join(self._bounded(self._template.generate(context)))
 
     @cached_property

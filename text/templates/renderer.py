@@ -30,15 +30,15 @@ _GRACE_SECONDS = 5.0  # time for a child to exit after closing its output
 class RenderLimits:
     """Limits of one request to the child process."""
 
-    cpu_seconds: float = 1.0  # for compiling, or for all contexts; real templates take milliseconds
-    wall_seconds: float = 30.0  # long, because a busy machine is slow; the CPU limit matters
+    cpu_seconds: float = 1.0  # for compiling, or for rendering all contexts; usual templates take milliseconds
+    wall_seconds: float = 30.0  # long, because a busy machine is slow; usually the CPU limit applies first
     memory_bytes: int = 512 * 2**20  # in addition to the memory before the template is loaded; Linux only
     output_characters: int = 8 * 2**20  # for all texts together, in addition to the size of the input
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Outcome of one context, or of the whole request. `failure` is the kind of failure, `why` the reason."""
+    """Result of rendering one context, or failure of a whole request (`failure`: its kind, `why`: the reason)."""
 
     text: str = ""
     failure: Literal["refused", "failed", "stopped"] | None = None
@@ -46,7 +46,7 @@ class Rendered:
 
     @property
     def error(self) -> InvalidRequestError:
-        """Failure as an error for the client."""
+        """The failure as an exception for the client."""
         how = {"refused": "refused the messages", "failed": "failed on these messages"}.get(self.failure or "")
         why = f"The model's chat template {how or 'was stopped'}: {self.why}"
         return InvalidRequestError(why, param="messages", code=None if how else LIMIT_CODE)
@@ -74,8 +74,8 @@ class Renderer:
             self._ready_child()
 
     def render(self, contexts: Sequence[dict[str, Any]]) -> list[str]:
-        """Render all contexts in one round trip. Raises the errors of `attempt`, and InvalidRequestError if the
-        template refuses or fails on a context."""
+        """Render the template with each of `contexts` in one request to the child. Raises the errors of `attempt`, and
+        InvalidRequestError if the template refuses or fails on a context."""
         attempts = self.attempt(contexts)
         for attempt in attempts:
             if attempt.failure is not None:
@@ -83,7 +83,7 @@ class Renderer:
         return [attempt.text for attempt in attempts]
 
     def attempt(self, contexts: Sequence[dict[str, Any]]) -> list[Rendered]:
-        """Render all contexts in one round trip, and return the outcome of each.
+        """Render the template with each of `contexts` (its variables) in one request; return the outcome of each.
 
         Raises InvalidRequestError if the contexts together exceed the limits, and the errors of `compile`.
         """
@@ -109,7 +109,7 @@ class Renderer:
         reply = self._ask(child, self._first, encoded([]))  # empty message: compile only
         if not isinstance(reply, Rendered):
             return child
-        if (child.returncode or 0) > 0:  # startup failure: limits end the child by a signal
+        if (child.returncode or 0) > 0:  # the child failed to start; exceeded limits would end the child by a signal
             raise EngineError(f"Chat templates cannot be rendered: {reply.why} at startup.")
         self._end()
         how = "cannot be compiled" if reply.failure == "stopped" else "is not valid Jinja"
@@ -181,5 +181,5 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
     child.kill()
     child.wait()
     child.stdout.close()
-    with suppress(OSError):  # flushing unread input fails
+    with suppress(OSError):  # `close` flushes input that the killed child never read
         child.stdin.close()

@@ -1,6 +1,6 @@
 """Conversion of tools, calls and results to the dictionaries that chat templates expect.
 
-`change` (see `chat`) is applied to user strings, except to words of letters, digits and `_.-`. Templates compare such
+`change` maps user strings to stand-ins (see `chat`), except words of letters, digits and `_.-`. Templates compare such
 words ("string", "function") with constants, and no such word can form a control token.
 """
 
@@ -21,13 +21,13 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.-]*")
 
 
 def tool_as_dict(tool: Tool, change: Change) -> dict[str, Any]:
-    """Convert a tool. Drops `strict`, which is for the server; models were not trained with it."""
+    """Convert a tool. Drops `strict`, which only the server uses, because models were not trained with `strict`."""
     function = {key: value for key, value in msgspec.to_builtins(tool.function).items() if key != "strict"}
     return _changed({"type": tool.type, "function": function}, change)
 
 
 def fields(message: Message, change: Change, raw_arguments: bool) -> dict[str, Any]:
-    """Return the fields of a message for tool calls, or for the id of the call that the message answers.
+    """Return the tool fields of a message: its tool calls, or the id of the call that the message answers.
 
     `raw_arguments` keeps arguments as text, for templates that expect text.
     """

@@ -1,8 +1,8 @@
 """Checks of worked arithmetic: whether each stated step holds, and whether the answer follows from the steps.
 
-Small models that reason aloud leave evidence: a false equation, a number of unknown origin, a given that no step uses,
-a result that no later step uses, an answer that no step reached. The parser reads plain equations (`3 x $4 = $12`),
-chains (`8 + 6 = 14 = 14.0`) and calculator marks (`<<3*4=12>>`).
+Small models that reason aloud leave evidence of errors: a false equation, a number of unknown origin, a number of the
+question that no step uses, a result that no later step uses, or an answer that no step reached. The parser reads plain
+equations (`3 x $4 = $12`), chains (`8 + 6 = 14 = 14.0`) and calculator marks (`<<3*4=12>>`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import numpy as np
 
 from ...arrays import Array
 
-# A leading character set lets the regex engine skip ahead; a leading alternation is tried at every character.
+# The regex engine skips ahead to a leading character set, but tries a leading alternation at every character.
 _NUMBER = re.compile(r"[\d.](?:(?<=\d)[\d,]*(?:\.\d+)?|(?<=\.)\d+)")
 _TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[-+*/()%]")
 _THOUSANDS = re.compile(r",(?<=\d,)(?=\d{3}\b)")
-# Matched only at the start of a run of blanks: matching at each blank takes quadratic time on a long run.
+# Match only at the start of a run of blanks, because matching at every blank takes quadratic time on a long run.
 _TIMES = re.compile(r"(?<=[\d)\s])(?<![\d)\s][ ])[ ]*+[xX×⋅·][ ]*+(?=[\d($])|\\times|\\cdot")
 _MAY_BE_TIMES = re.compile(r"[xX×⋅·][ ]*+[\d($]|\\times|\\cdot")
 _MARK = re.compile(r"<<([^<>=]*)=([^<>=]*)>>")
@@ -67,7 +67,7 @@ class ArithmeticStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StatedSteps:
-    """Equations found in a text: those in plain text, and those in calculator marks."""
+    """Equations found in a text: `stated` in plain text, and `marked` by calculator marks (`<<3*4=12>>`)."""
 
     stated: list[ArithmeticStep]
     marked: list[ArithmeticStep]
@@ -77,12 +77,12 @@ class StatedSteps:
 
     @property
     def all(self) -> list[ArithmeticStep]:
-        """Both kinds of equations, calculator marks last, cut to the first 200."""
+        """The first 200 equations of both kinds, with the marked equations last."""
         return (self.stated + self.marked)[:_MAX_STEPS]
 
 
 def find_steps(text: str) -> StatedSteps:
-    """Return the equations of `text` between plain numbers; skip everything that is not arithmetic."""
+    """Return the equations in `text` that consist of numbers and operators only."""
     plain = _THOUSANDS.sub("", text.replace("÷", "/").replace("−", "-"))
     if _MAY_BE_TIMES.search(plain):
         plain = _TIMES.sub("*", plain)
@@ -94,7 +94,7 @@ def find_steps(text: str) -> StatedSteps:
 
 
 def final_number(text: str) -> tuple[float | None, bool]:
-    """Return the final number of the answer, and whether `####` marks it; without a mark, the last number."""
+    """Return the number after the last `####`, else the last number of the answer, and whether there is a `####`."""
     marked = _RESULT.findall(text)
     numbers = _NUMBER.findall(marked[-1] if marked else text)
     if not numbers:
@@ -104,7 +104,7 @@ def final_number(text: str) -> tuple[float | None, bool]:
 
 @dataclass(frozen=True, slots=True)
 class QuestionFacts:
-    """Facts of a question that the steps of an answer may start from."""
+    """Numbers and lengths of a question, which the steps of an answer are compared with."""
 
     # Numbers written in digits.
     numbers: tuple[float, ...]
@@ -122,7 +122,7 @@ class QuestionFacts:
 
 
 def step_checks(given: QuestionFacts, answer: str, read: StatedSteps | None = None) -> Array:
-    """Return the step features, (len(STEP_NAMES),) float32. `read`: the steps of `answer`, if already parsed."""
+    """Return the step features, (len(STEP_NAMES),) float32. `read`: the result of `find_steps(answer)`, if known."""
     return np.array([*_checks(given, answer, (read or find_steps(answer)).all).values()], np.float32)
 
 
@@ -146,7 +146,7 @@ def _checks(given: QuestionFacts, answer: str, steps: Sequence[ArithmeticStep]) 
 
 
 def _truth(steps: Sequence[ArithmeticStep]) -> dict[str, float]:
-    """Return how well the steps hold, within rounding and exactly, and how many operators they have."""
+    """Return features on how many steps are true (exactly, and within rounding) and how many operators they have."""
     wrong = [not _same(step.left, step.right, _ROUNDED) for step in steps]
     inexact = sum(not _same(step.left, step.right, _EXACT) for step in steps)
     return {
@@ -161,10 +161,10 @@ def _truth(steps: Sequence[ArithmeticStep]) -> dict[str, float]:
 
 
 def _flow(steps: Sequence[ArithmeticStep], given: Sequence[float], worded: Sequence[float]) -> dict[str, float]:
-    """Return where numbers come from and go: operands of unknown origin, unused givens and unused results."""
+    """Return features that count operands of unknown origin, unused numbers of the question, and unused results."""
     strangers = _unknown_operands(steps, {*given, *worded})
     operands = {operand for step in steps for operand in step.operands}
-    used = operands | {100 * operand for operand in operands}  # percentages may be used as fractions
+    used = operands | {100 * operand for operand in operands}  # steps may write 20 % as 0.2
     rising = sorted(used)
     never = {number for number in set(given) if number not in used and not _among(number, rising, _EXACT)}
     unused = sum(number in never for number in given)
@@ -214,7 +214,7 @@ def _dead_ends(steps: Sequence[ArithmeticStep]) -> int:
 
 
 def _ending(steps: Sequence[ArithmeticStep], given: Sequence[float], final: float | None) -> dict[str, float]:
-    """Relate the final number to the steps and the question."""
+    """Return features that compare the final number with the results of the steps and the question's numbers."""
     if final is None:
         return dict.fromkeys(_ending((), (), 0.0), 0.0) | {"no_number": 1.0}
     results = [step.right for step in steps]
@@ -237,7 +237,7 @@ def _steps(equations: Iterable[tuple[str, str]]) -> list[ArithmeticStep]:
 def _step(left: str, right: str) -> ArithmeticStep | None:
     tokens = _TOKEN.findall(left)
     try:
-        # In `3 + 4 = 7 - so`, the operator before a word is punctuation.
+        # Strip a trailing operator, which is punctuation before a word: `3 + 4 = 7 - so`.
         value, stated = _calculate(tokens), _calculate(_TOKEN.findall(right.rstrip(" .,+-*/(")))
     except _NotArithmeticError:
         return None
@@ -317,7 +317,7 @@ def _same(a: float, b: float, tolerance: float) -> bool:
 
 
 def _among(value: float, ordered: Sequence[float], tolerance: float) -> bool:
-    """Return whether the sorted `ordered` holds `value` within the tolerance, by its two nearest values."""
+    """Return whether the sorted `ordered` contains `value` within the tolerance; compares the two nearest values."""
     at = bisect_left(ordered, value)
     return (at < len(ordered) and _same(value, ordered[at], tolerance)) or (
         at > 0 and _same(value, ordered[at - 1], tolerance)

@@ -27,7 +27,7 @@ _REFUSALS = ("i cannot", "i can't", "i do not know", "i don't know", "not sure",
 REFUSAL = re.compile(rf"\b(?:{'|'.join(_REFUSALS)})\b", re.IGNORECASE)
 _BRACKETS = ("()", "[]", "{}")
 _NO_LETTER = re.compile(r"[^a-z]")
-_LETTERS = {code: None for code in range(128) if _NO_LETTER.match(chr(code))}  # table for `str.translate`
+_LETTERS = {code: None for code in range(128) if _NO_LETTER.match(chr(code))}  # `str.translate` table: keeps a-z
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class QuestionParts:
     words: frozenset[str]
     # Words that begin with a letter.
     lettered: frozenset[str]
-    # Numbers in order.
+    # Numbers as written, in the order of the question.
     numbers: tuple[str, ...]
-    # Words that begin with a letter and share a segment with the number, by number.
+    # Number -> words that begin with a letter and share a segment (text between punctuation marks) with the number.
     beside: Mapping[str, frozenset[str]]
     # All ASCII letters of the question in order, without the characters between them.
     letters: str
@@ -57,7 +57,7 @@ class QuestionParts:
 
 
 def answer_checks(text: str, mentioned: QuestionParts, parts: AnswerParts | None = None) -> Array:
-    """Return the answer features, (len(ANSWER_NAMES),) float32. `parts`: those of `text`, if already known."""
+    """Return the answer features, (len(ANSWER_NAMES),) float32. `parts`: the result of `parts_of(text)`, if known."""
     return np.array([*map(float, _checks(text, mentioned, parts or parts_of(text)).values())], np.float32)
 
 
@@ -68,7 +68,7 @@ def _checks(text: str, mentioned: QuestionParts, parts: AnswerParts) -> dict[str
     false = truths.count(False)
     working, final, marked = _split_final(text, lower)
     final_words = words_of(final.lower())
-    # Without a mark ("Answer:") the last line is the final result; all words before that line are working.
+    # Without a mark ("Answer:"), the last line is the final result, and all words before that line are the working.
     worked = words_of(working.lower()) if marked or not text.isascii() else words[: len(words) - len(final_words)]
     trigrams = list(zip(words, words[1:], words[2:], strict=False))
     opens_json = text.lstrip()[:1] in ("{", "[")
@@ -114,7 +114,7 @@ def _checks(text: str, mentioned: QuestionParts, parts: AnswerParts) -> dict[str
 
 
 def _kinks(items: Sequence[str]) -> int:
-    """Return how many steps of a list of numbers go against the direction of most steps; 0 for other lists."""
+    """Return how many neighbouring pairs in a list of numbers break the prevailing order; 0 for other lists."""
     if not all(NUMBER.fullmatch(item) for item in items):
         return 0
     numbers = [float(item) for item in items]
@@ -124,9 +124,9 @@ def _kinks(items: Sequence[str]) -> int:
 
 
 def _bindings(parts: AnswerParts, mentioned: QuestionParts) -> tuple[int, int]:
-    """Count the question's numbers in the answer: beside a word that the question puts beside the number, or not.
+    """Count the numbers that are beside the same word in answer and question, and those beside other words only.
 
-    Numbers that the question does not contain, or that stand beside none of the question's words, are not counted.
+    Numbers that are not in the question, or not beside any of the question's words, are not counted.
     """
     bound = misbound = 0
     for numbers, words in parts.segments:
@@ -150,7 +150,7 @@ def _single_letters(working: str, words: Sequence[str]) -> str:
 
 
 def _split_final(text: str, lower: str) -> tuple[str, str, bool]:
-    """Return the working, the final result, and whether a mark ("Answer: 12") precedes it; by default the last line."""
+    """Return the text before and after the last mark ("Answer:"), and True. Without a mark, split off the last line."""
     marks = list(_MARK.finditer(text)) if _may_say(_MARKS, lower) else []
     if marks:
         return text[: marks[-1].start()], text[marks[-1].end() :], True

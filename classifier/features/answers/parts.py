@@ -21,7 +21,7 @@ _INEQUALITY = re.compile(r"([-\d](?<![\d.][-\d])(?<!-(?!\d))\d*(?:\.\d+)?)\s*([<
 _SEGMENT = re.compile(r"[,;:?!\n.](?:(?<!\.)|(?!\d))")
 _ITEM = r"[^\s,;:<>.=?!]++(?:\.\d++)?"
 _LIST = re.compile(rf"(?<![^\s,;:<>=?!]){_ITEM}(?:\s*[,<>]\s*{_ITEM}){{2,}}")
-_INNER_ITEM = re.compile(rf"[,<>]\s*{_ITEM}\s*[,<>]")  # every list contains a match, and most texts do not
+_INNER_ITEM = re.compile(rf"[,<>]\s*{_ITEM}\s*[,<>]")  # cheap pre-test: most texts have no match, every list has one
 _SEPARATOR = re.compile(r"\s*[,<>]\s*")
 
 
@@ -31,17 +31,17 @@ class AnswerParts:
 
     words: list[str]
     numbers: list[str]
-    # Truth of each stated sum.
+    # For each stated sum, whether it is true.
     sums: list[bool]
-    # Truth of each stated comparison.
+    # For each stated comparison, whether it is true.
     comparisons: list[bool]
-    # Numbers and words of each segment, from `segments`.
+    # Numbers and words of each segment, as returned by `segments`.
     segments: list[tuple[frozenset[str], frozenset[str]]]
     # Items of the longest list.
     items: list[str]
 
     def __add__(self, other: AnswerParts) -> AnswerParts:
-        """Return the parts of both texts joined. Valid only if no part spans the joint (see `answer_reader`)."""
+        """Return the parts of the joined texts. Valid only if no part spans their boundary (see `answer_reader`)."""
         return AnswerParts(
             self.words + other.words,
             self.numbers + other.numbers,
@@ -64,7 +64,7 @@ def parts_of(text: str) -> AnswerParts:
 
 
 def segments(text: str) -> list[tuple[frozenset[str], frozenset[str]]]:
-    """Return the numbers and the words of each piece of `text` between punctuation marks that holds a number."""
+    """Split `text` at punctuation marks. Return the numbers and the words of each piece that contains a number."""
     numbered = ((piece, NUMBER.findall(piece)) for piece in _SEGMENT.split(text))
     return [(frozenset(numbers), frozenset(words_of(piece.lower()))) for piece, numbers in numbered if numbers]
 

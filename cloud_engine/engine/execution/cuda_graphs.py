@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -34,7 +33,7 @@ class GraphSize:
 
 @dataclass(frozen=True, slots=True)
 class GraphLimits:
-    """Limits of a step without prompts: sequences, and per sequence the rows (token and drafts) and KV blocks."""
+    """Limits of a step without prompts: its sequences, and the rows (one token plus drafts) and KV blocks of each."""
 
     sequences: int
     queries: int
@@ -42,7 +41,7 @@ class GraphLimits:
 
 
 def graph_sizes(limits: GraphLimits) -> list[GraphSize]:
-    """Return graph sizes, smallest first: one row per sequence for decodes, half or all drafts for verification."""
+    """Return graph sizes, smallest first: with one row per sequence (decodes), and with half or all of the drafts."""
     most = limits.sequences
     sizes = {size for size in (1, 2, 4, *range(8, 65, 8), *range(96, most, 32)) if size < most} | {most}
     verified = {-(-limits.queries // 2), limits.queries} - {1} if limits.queries > 1 else set[int]()
@@ -56,12 +55,8 @@ def smallest_size(sizes: Sequence[GraphSize], rows: int, sequences: int) -> Grap
     return next((size for size in sizes if size.rows >= rows and size.sequences >= sequences), None)
 
 
-class Recorder(Protocol):
-    """Records tensor operations, to replay them on the tensors' later contents."""
-
-    def __call__(self, compute: Callable[[], None]) -> Callable[[], None]:
-        """Run and record `compute`; return a callable that replays it."""
-        ...
+#: Runs and records tensor operations; returns a callable that replays them on the new contents of their input tensors.
+Recorder = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 class CudaRecorder:
@@ -69,7 +64,7 @@ class CudaRecorder:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._side = torch.cuda.Stream()  # shared: cuBLAS keeps a workspace per stream
+        self._side = torch.cuda.Stream()  # one for all captures: cuBLAS keeps a workspace per stream
 
     def __call__(self, compute: Callable[[], None]) -> Callable[[], None]:
         side = self._side
@@ -129,7 +124,7 @@ class StepGraphs:
     @torch.inference_mode()
     def _capture(self, size: GraphSize, record: Recorder) -> _Captured:
         backend = self._backend
-        metadata = backend.planner.graph_metadata(size.rows, size.sequences, self._limits.blocks)
+        metadata = GraphMetadata(backend.planner, size.rows, size.sequences, self._limits.blocks)
         token_ids = torch.zeros(size.rows, dtype=torch.int64, device=self._device)
         positions = torch.zeros_like(token_ids)
 

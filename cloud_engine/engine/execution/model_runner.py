@@ -37,7 +37,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive tokens of one sequence to compute in a pass."""
+    """Consecutive tokens of one sequence to compute in a forward pass."""
 
     token_ids: Sequence[int]
     # Position of the first token.
@@ -45,15 +45,12 @@ class Chunk:
     block_table: Sequence[int]
     # Number of tokens, counted from the end, to return logits for.
     num_logits: int
-    # Pool that receives the hidden states of all tokens.
+    # Collects the hidden states of all tokens, if the request asks for an embedding.
     pool: MeanPool | None = None
 
 
 class Runner:
-    """A model with its paged KV cache, which the attention backend owns.
-
-    On a CPU, the model's weights are repacked in place (`pack_linears`).
-    """
+    """A model with its paged KV cache. On a CPU, the model's weights are repacked in place (`pack_linears`)."""
 
     def __init__(
         self,
@@ -68,7 +65,7 @@ class Runner:
         pack_linears(model, batch_invariant=batch_invariant)
         self.model = model
         self._least_rows = least_rows(model)
-        self._block_size = block_size
+        self.block_size = block_size
         self._device = model.embed_tokens.weight.device
         spec = cache_spec(model, num_blocks, block_size)
         self._backend, why = choose_backend(spec, attention_backend, batch_invariant=batch_invariant)
@@ -81,13 +78,9 @@ class Runner:
             _LOG.info("layers: %s", "all in one C call" if self._compiled else "one kernel call at a time")
 
     @property
-    def block_size(self) -> int:
-        return self._block_size
-
-    @property
     def num_slots(self) -> int:
         """Capacity of the KV cache in tokens."""
-        return self._backend.cache.shape[1] * self._block_size
+        return self._backend.cache.shape[1] * self.block_size
 
     @property
     def attention_backend(self) -> BackendName:
@@ -114,7 +107,7 @@ class Runner:
 
     @property
     def runs_ahead(self) -> bool:
-        """Return whether the device is asynchronous: launching a step before reading the previous one saves time."""
+        """Return whether the device is asynchronous, so that it pays to launch a step before reading the last one."""
         return self._device.type == "cuda"
 
     @torch.inference_mode()
@@ -131,7 +124,7 @@ class Runner:
     def _hidden(self, spans: Sequence[QuerySpan], token_ids: Tensor) -> Tensor:
         """Return the hidden states (rows, hidden_size), including padding rows at the end."""
         num_rows = max(len(token_ids), self._least_rows)
-        batch = RaggedBatch.of(spans, num_rows, self._block_size)
+        batch = RaggedBatch.of(spans, num_rows, self.block_size)
         positions = torch.from_numpy(batch.positions().clip(0))
         if num_rows > len(token_ids):
             token_ids = functional.pad(token_ids, (0, num_rows - len(token_ids)))
@@ -149,12 +142,13 @@ class Runner:
     def extend(
         self, first: Sequence[int] | Tensor, spans: Sequence[QuerySpan], rows: Sequence[SamplingRow]
     ) -> list[list[int]]:
-        """Run several decode passes and wait once: each pass computes the tokens sampled in the pass before.
+        """Run several decode passes, but wait for the device only once. Each pass computes the last pass's new tokens.
 
-        The first pass computes `first`, which may still be in flight if the runner `runs_ahead`, and samples by `rows`,
-        which must be plain. Returns one token per row of each span; `spans` must be sorted longest first."""
+        `first` are the input tokens of the first pass, which may still be in flight if the runner `runs_ahead`. `rows`
+        are the sampling parameters of its outputs, all `is_plain`. A sequence takes part in as many passes as its span
+        is long; `spans` must be sorted longest first. Returns the sampled tokens of each sequence."""
         sampling = sampling_of(rows, self.model.config.vocab_size, self._device)
-        passes = Passes.of(spans, self._block_size)
+        passes = Passes.of(spans, self.block_size)
         if self._compiled is not None:
             attention = self._backend.begin(passes.batch)
             assert isinstance(attention, NativeAttention), "compiled layers need the native attention backend"
@@ -209,7 +203,7 @@ def _wanted_rows(chunks: Sequence[Chunk]) -> list[int]:
 
 
 def graph_limits(context_length: int, num_drafts: int, config: EngineConfig) -> GraphLimits | None:
-    """Return limits of graphs of steps without prompts, with up to `num_drafts` drafts each; None if graphs are off."""
+    """Return the limits of steps to capture, with at most `num_drafts` drafts per sequence; None if graphs are off."""
     if not config.cuda_graphs:
         return None
     return GraphLimits(config.max_batch_size, 1 + num_drafts, -(-context_length // config.block_size))

@@ -25,8 +25,8 @@ from .model_runner import Chunk, Runner
 from .sampler import log_probabilities, sample
 
 _LOG = logging.getLogger(__name__)
-_MAX_ROWS = 512  # rows to sample in the warm-up; the two kernel sizes for more rows compile quickly
-_MAX_QUERIES = 128  # tokens per sequence; attention launches do not differ above this
+_MAX_ROWS = 512  # most rows to warm up sampling for; the two kernel variants for more rows compile quickly
+_MAX_QUERIES = 128  # most tokens per sequence to warm up; longer sequences use the same attention kernels
 _REPORTED = (0, 20)  # numbers of top log-probabilities to warm up
 
 
@@ -50,12 +50,12 @@ def make_ready(runner: Runner, limits: GraphLimits | None, token_budget: int) ->
 
 
 def prompt_lengths(most: int) -> list[int]:
-    """Return prompt lengths that cover every attention launch: powers of two up to the largest tile."""
+    """Return prompt lengths that cover every variant of the attention kernels: powers of two up to the largest tile."""
     return [1 << power for power in range(_MAX_QUERIES.bit_length()) if 1 << power <= most]
 
 
 def row_counts(most: int, vocabulary: int, multiprocessors: int) -> list[int]:
-    """Return row counts up to `most` that cover every size of the kernel that combines a row's programs."""
+    """Return row counts up to `most` that cover every variant of the kernel that merges the parts of a row."""
     counts: dict[int, int] = {}
     for rows in range(1, min(most, _MAX_ROWS) + 1):
         counts.setdefault(next_power_of_2(split_row(rows, vocabulary, multiprocessors).programs), rows)

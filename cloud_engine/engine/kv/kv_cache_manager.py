@@ -14,9 +14,9 @@ from .prefix_cache import PrefixCache
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The reach of a model that has a sliding attention window in every layer."""
+    """How far back a model attends, if it has a sliding attention window in every layer."""
 
-    # Widest window in tokens, including the query's own.
+    # Widest window of all layers in tokens, including the query's own token.
     num_tokens: int
     # Maximum tokens of one request per step.
     max_chunk: int
@@ -34,11 +34,11 @@ def most_blocks(num_tokens: int, block_size: int, window: Window | None) -> int:
 class KVCacheManager:
     """Assigns blocks to requests. Works on block numbers only; the runner maps block tables to memory.
 
-    Full blocks are found again by the prefix that ends in them (`PrefixCache`), which saves computing them again.
+    Full blocks are cached under the prefix that ends in them (`PrefixCache`), so that later requests can reuse them.
 
-    With a `window`, a request takes blocks chunk by chunk and releases those that no later query sees, so it never
-    holds more than window and chunk need. All layers share one block table, so a single layer without a window
-    requires all blocks to the end.
+    With a `window`, blocks are assigned chunk by chunk, and released once no later query attends to them, so that a
+    request holds only the blocks of one window and one chunk. `window` is None if any layer attends to the whole
+    sequence, because all layers share one block table, so that this layer needs every block until the request ends.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks)
         self._prefixes = PrefixCache(self.pool, block_size, gaps=window is not None) if prefix_caching else None
         self._window = window
-        self._drafted: set[int] = set()  # registered blocks that the draft model has filled too
+        self._drafted: set[int] = set()  # registered blocks that are filled in the draft model's cache too
         self._copies: dict[int, int] = {}  # target block -> source block
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -61,12 +61,12 @@ class KVCacheManager:
     def admit(self, state: RequestState) -> bool:
         """Assign blocks for a request's known tokens, cached blocks first. If too few are free, return False.
 
-        With a window, only the first chunk gets blocks, but the pool must have all blocks that the request will hold at
-        most. On success `num_computed_tokens` covers the cached prefix, which never includes the last known token: its
-        logits are needed.
-        """
+        With a window, only the first chunk gets blocks now, but as many blocks as the request can ever hold must be
+        free. On success, `num_computed_tokens` is the length of the cached prefix. The prefix never includes the last
+        known token, because the logits of this token are needed."""
         cached = self._cached_prefix(state)
-        if not self._has_blocks(state, cached):
+        revived = sum(self.pool.references(block) == 0 for block in _held(cached))
+        if self._missing(state, cached) + revived > self.pool.num_free:
             return False
         missing = self._blocks_to_start(state, cached) - len(cached)
         for block in _held(cached):
@@ -93,10 +93,6 @@ class KVCacheManager:
         cached = self._cached_prefix(state)
         revived = sum(self.pool.references(block) == released[block] for block in _held(cached))
         return self._missing(state, cached) + revived <= self.pool.num_free + freed
-
-    def _has_blocks(self, state: RequestState, cached: list[int]) -> bool:
-        revived = sum(self.pool.references(block) == 0 for block in _held(cached))
-        return self._missing(state, cached) + revived <= self.pool.num_free
 
     def _missing(self, state: RequestState, cached: list[int]) -> int:
         """Return the number of blocks that the request needs in addition to the `cached` ones."""
@@ -130,13 +126,12 @@ class KVCacheManager:
             self.pool.release(source)
         elif written and self._prefixes is not None:
             self._prefixes.forget(state.block_table[tail])
-        for _ in range(missing):
-            state.block_table.append(self._allocate())
+        state.block_table += [self._allocate() for _ in range(missing)]
         state.num_own_slots = len(state.block_table) * self.block_size
         return True
 
     def fork(self, parent: RequestState, child: RequestState) -> None:
-        """Give `child` the parent's blocks of its computed tokens, shared without copying."""
+        """Let `child` share the parent's blocks of the computed tokens, without copying them."""
         blocks = parent.block_table[: self.blocks_for(child.num_computed_tokens)]
         for block in _held(blocks):
             self.pool.share(block)
@@ -148,7 +143,7 @@ class KVCacheManager:
         child.num_drafted_blocks = min(parent.num_drafted_blocks, full)
 
     def take_copies(self) -> list[tuple[int, int]]:
-        """Return and clear the (source, target) blocks to copy before the next pass; read all sources first."""
+        """Return and clear the (source, target) blocks to copy before the next pass. Read all sources, then write."""
         copies = [(source, target) for target, source in self._copies.items()]
         self._copies.clear()
         return copies
@@ -161,16 +156,12 @@ class KVCacheManager:
 
     def release_out_of_reach(self, states: Iterable[RequestState]) -> None:
         """Release blocks that lie wholly before the window of the next query. Registered blocks stay cached."""
-        if self._window is not None:
-            for state in states:
-                self._release_out_of_reach(state)
-
-    def _release_out_of_reach(self, state: RequestState) -> None:
-        index = self._oldest_in_reach(state.num_computed_tokens) - 1
-        while index >= 0 and state.block_table[index] != NO_BLOCK:
-            self.pool.release(state.block_table[index])
-            state.block_table[index] = NO_BLOCK
-            index -= 1
+        for state in states if self._window is not None else ():
+            index = self._oldest_in_reach(state.num_computed_tokens) - 1
+            while index >= 0 and state.block_table[index] != NO_BLOCK:
+                self.pool.release(state.block_table[index])
+                state.block_table[index] = NO_BLOCK
+                index -= 1
 
     def num_wasted_slots(self, states: Iterable[RequestState]) -> int:
         """Return the number of empty token slots in the blocks of `states`; shared blocks count once."""
@@ -220,7 +211,7 @@ class KVCacheManager:
         return block
 
     def _cached_prefix(self, state: RequestState) -> list[int]:
-        """Return the blocks of the longest cached prefix that has every block within reach of the next query."""
+        """Return the blocks of the longest cached prefix; blocks to which no later query attends may be missing."""
         if self._prefixes is None:
             return []
         end = state.num_skippable_tokens // self.block_size
@@ -231,7 +222,7 @@ class KVCacheManager:
     def _prefix_in_reach(self, cached: list[int | None]) -> list[int]:
         """Return the longest prefix whose blocks within the window of the next query are all cached."""
         end = index = len(cached)
-        blocks: list[int] = []  # from `index` to `end`
+        blocks: list[int] = []  # the blocks from `end` down to `index`
         while index > self._oldest_in_reach(end * self.block_size):
             index -= 1
             block = cached[index]

@@ -15,7 +15,7 @@ from .cache_spec import block_bytes
 from .kv_cache_manager import Window, most_blocks
 
 _HOST_CACHE_BYTES = 2**30
-_DEVICE_CACHE_SHARE = 0.8  # of free GPU memory; the rest is for activations and CUDA graphs
+_DEVICE_CACHE_SHARE = 0.8  # share of free GPU memory; the rest is for activations and CUDA graphs
 _LOG = logging.getLogger(__name__)
 
 
@@ -34,7 +34,7 @@ class KVCacheSize:
     def of(cls, models: Sequence[Decoder], config: EngineConfig) -> KVCacheSize:
         """Compute the sizes for `models`: the target and, if there is one, its draft model.
 
-        Aims at blocks for a full batch at full context, within memory. If they cannot hold the model's context once,
+        Plans enough blocks for a full batch at full context, if memory allows. If memory cannot hold even one context,
         the context is shortened to fit. Raises ConfigurationError if the configured context exceeds the model's or the
         KV cache, or if memory does not hold a single block.
         """

@@ -50,7 +50,7 @@ class _Beam:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A possible next token of a beam, from logits row `row`; `total` is the beam's log-probability including it."""
+    """A possible next token of a beam, from logits row `row`; `total` is the log-probability of beam and token."""
 
     beam: _Beam
     row: int
@@ -73,7 +73,7 @@ class BeamSearch:
         return [beam.state for beam in self._beams]
 
     def advance(self, items: Sequence[tuple[ScheduledRequest, Tensor]]) -> list[Hypothesis]:
-        """Apply a step's result to the beams: logits (1, vocab) each, or (0, vocab) for beams that are not caught up.
+        """Apply a step's logits to the beams: (1, vocab) each, or (0, vocab) for beams with uncomputed tokens left.
 
         Returns an empty list until the search is over, then the finished answers, best first; the caller then removes
         `states`.
@@ -88,7 +88,8 @@ class BeamSearch:
             return []
         logits = torch.cat([rows[beam.state] for beam in self._beams])
         kept = self._choose(logits)
-        if not kept or self._is_decided(kept[0]):
+        is_full = len(self._finished) == self._params.width
+        if not kept or (is_full and self._score(kept[0]) <= self._finished[-1].score):
             return self._finished
         self._continue(kept, logits)
         return []
@@ -99,7 +100,7 @@ class BeamSearch:
         self._cache.register(state)
 
     def _choose(self, logits: Tensor) -> list[_Candidate]:
-        """Return the candidates to continue, best first. Of those that end, keep the ones among the first `width`."""
+        """Return the candidates to continue, best first. Store ended candidates that rank among the first `width`."""
         width = self._params.width
         kept: list[_Candidate] = []
         for rank, candidate in enumerate(self._candidates(logits)):
@@ -113,7 +114,7 @@ class BeamSearch:
         return kept[:width]
 
     def _candidates(self, logits: Tensor) -> list[_Candidate]:
-        """Return the best continuations of all beams, best first; enough that at least `width` of them do not end."""
+        """Return the best continuations of all beams, best first, including at least `width` that do not end."""
         totals = torch.tensor([beam.total for beam in self._beams], dtype=torch.float64, device=logits.device)
         totals = (logits.log_softmax(dim=-1) + totals[:, None]).flatten()
         count = (1 + max(1, len(self._beams[0].state.end_ids))) * self._params.width
@@ -126,9 +127,6 @@ class BeamSearch:
 
     def _score(self, candidate: _Candidate) -> float:
         return candidate.total / (candidate.beam.state.num_generated_tokens + 1) ** self._params.length_penalty
-
-    def _is_decided(self, best: _Candidate) -> bool:
-        return len(self._finished) == self._params.width and self._score(best) <= self._finished[-1].score
 
     def _hypothesis(self, candidate: _Candidate, logits: Tensor, reason: FinishReason) -> Hypothesis:
         beam = candidate.beam
@@ -143,13 +141,14 @@ class BeamSearch:
         return [] if wanted is None else log_probabilities(row, [candidate.token], wanted)
 
     def _continue(self, kept: Sequence[_Candidate], logits: Tensor) -> None:
-        """Continue each beam with its best candidate, fork it for further ones, and drop beams without candidates."""
+        """Continue each beam with its best candidate, fork it for its other candidates, and drop beams without any."""
         continued_states: set[RequestState] = set()
         beams: list[_Beam] = []
         for candidate in kept:
             state = candidate.beam.state
             if state in continued_states:
-                state = self._fork(state)
+                parent, state = state, replace(state, unforked=0, token_ids=list(state.token_ids))
+                self._scheduler.fork(parent, state)
             continued_states.add(state)
             beams.append(_Beam(state, candidate.total, candidate.beam.logprobs + self._logprobs(candidate, logits)))
         for state in self.states:
@@ -158,8 +157,3 @@ class BeamSearch:
         for candidate, beam in zip(kept, beams, strict=True):
             beam.state.token_ids.append(candidate.token)
         self._beams = beams
-
-    def _fork(self, parent: RequestState) -> RequestState:
-        child = replace(parent, unforked=0, token_ids=list(parent.token_ids))
-        self._scheduler.fork(parent, child)
-        return child

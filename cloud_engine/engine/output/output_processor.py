@@ -1,13 +1,13 @@
 """Output processing: appends a step's sampled tokens to the answers, forks answers and finishes them.
 
-Imports no torch: everything about logits goes through `Samples`, so that tests can use plain integers.
+Imports no torch: everything about logits goes through `StepResult`, so that tests can use plain integers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,32 +15,14 @@ from ....protocol.responses import StopReason
 from ..kv.kv_cache_manager import KVCacheManager
 from ..scheduling.scheduler import Scheduler
 from ..speculation.speculator import Speculator
-from ..types.outputs import FinishReason, StepOutputs, TokenLogprob, TokenOutput
+from ..types.outputs import FinishReason, StepOutputs, TokenOutput
 from ..types.request_state import RequestState, ScheduledRequest
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..execution.step_result import StepResult
     from .beam_search import BeamSearch
-
-
-class Samples(Protocol):
-    """The results of a step: one sampled token per row, and access to the logits."""
-
-    @property
-    def tokens(self) -> list[int]: ...
-
-    def another(self, item: ScheduledRequest, row: int) -> int:
-        """Sample another token from the same row for `item`, a fork."""
-        ...
-
-    def logprobs(self, row: int, tokens: list[int], num_top: int) -> tuple[TokenLogprob, ...]:
-        """Return the log-probabilities of `tokens` in consecutive rows from `row`, each with `num_top` top tokens."""
-        ...
-
-    def logits(self, row: int, num_rows: int) -> Tensor:
-        """Return the logits of `num_rows` rows from `row`, (num_rows, vocab) float32."""
-        ...
 
 
 class OutputProcessor:
@@ -71,7 +53,7 @@ class OutputProcessor:
         return list(self._states)
 
     def begin(self, state: RequestState, search: BeamSearch | None = None) -> None:
-        """Queue the first answer of a request; further answers fork from it. Beam requests bring their `search`."""
+        """Queue the first answer of a request; further answers fork from it. Beam requests pass their `search`."""
         self._scheduler.add(state)
         self._states[state.request_id] = [state]
         if state.request.streamed:
@@ -91,7 +73,7 @@ class OutputProcessor:
             return False
         return self._forget(request_id)
 
-    def process(self, batch: Sequence[ScheduledRequest], samples: Samples) -> StepOutputs:
+    def process(self, batch: Sequence[ScheduledRequest], samples: StepResult) -> StepOutputs:
         """Apply the result of a step to its requests and return the new tokens."""
         decoded, others = self._scheduler.decodes.take(batch, samples.tokens)
         self._counters.steps += 1
@@ -143,7 +125,7 @@ class OutputProcessor:
         return outputs
 
     def _catch_up(self, item: ScheduledRequest) -> list[TokenOutput]:
-        """Advance a request for which this step samples nothing. Only the last step of an embedding has an output."""
+        """Advance a request from which this step samples nothing. Returns an output only for a completed embedding."""
         state, is_done = item.state, item.is_caught_up
         state.num_computed_tokens += item.num_tokens
         self._cache.register(state)
@@ -155,7 +137,7 @@ class OutputProcessor:
             TokenOutput(state.request_id, [], finish_reason="stop", stats=stats, embedding=tuple(state.pool.vector()))
         ]
 
-    def _branch_off(self, item: ScheduledRequest, row: int, samples: Samples) -> list[TokenOutput]:
+    def _branch_off(self, item: ScheduledRequest, row: int, samples: StepResult) -> list[TokenOutput]:
         """Fork the request's other answers at the end of its prompt, each with its own seed."""
         parent = item.state
         outputs: list[TokenOutput] = []
@@ -177,11 +159,11 @@ class OutputProcessor:
             outputs.append(self._accept(first, [samples.another(first, row)], row, samples))
         return outputs
 
-    def _accept(self, item: ScheduledRequest, sampled: list[int], row: int, samples: Samples) -> TokenOutput:
+    def _accept(self, item: ScheduledRequest, sampled: list[int], row: int, samples: StepResult) -> TokenOutput:
         """Append the accepted draft tokens and the target's own next token to the answer."""
         state = item.state
         begins = state.num_generated_tokens == 0
-        num_accepted = _agreement(item.draft_ids, sampled)
+        num_accepted = next((i for i, token in enumerate(item.draft_ids) if token != sampled[i]), len(item.draft_ids))
         ends = sampled[num_accepted] in state.end_ids
         new, finish_reason = _until_end(sampled[: num_accepted + 1], state)
         if state.grammar is not None:
@@ -258,14 +240,6 @@ def cut_drafts(batch: Sequence[ScheduledRequest]) -> None:
 
 def _stop_reason(state: RequestState, reason: FinishReason | None) -> StopReason | None:
     return "default_max_tokens" if reason == "length" and state.request.params.max_tokens is None else None
-
-
-def _agreement(draft_ids: list[int], sampled: list[int]) -> int:
-    """Return the number of draft tokens that the target confirmed: the length of the common prefix."""
-    for index, token in enumerate(draft_ids):
-        if token != sampled[index]:
-            return index
-    return len(draft_ids)
 
 
 def _until_end(tokens: list[int], state: RequestState) -> tuple[list[int], FinishReason | None]:

@@ -79,7 +79,7 @@ class _Sockets(CoreTransport):
 
 
 def main(folder: Path) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to all processes; the server shuts the core down
+    for number in (signal.SIGINT, signal.SIGTERM):  # ignore both: the server gets them too and stops the core
         signal.signal(number, signal.SIG_IGN)
     log_to_stderr()
     logging.getLogger("updraft").setLevel(logging.INFO)  # show the choices made at startup

@@ -28,5 +28,5 @@ class DraftPlanner(Protocol):
         ...
 
     def may_draft(self, sequences: int) -> bool:
-        """Return whether plain decodes may get drafts in the next step, if that has this many `sequences`."""
+        """Return whether plain decodes may get drafts in the next step, which will have this many `sequences`."""
         ...

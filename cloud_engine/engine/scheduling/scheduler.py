@@ -13,6 +13,7 @@ import time
 from bisect import insort, insort_left
 from collections.abc import Iterable, Sequence
 from itertools import chain, takewhile
+from operator import attrgetter
 
 from ....protocol.errors import OverloadedError
 from ..config import EngineConfig, Policy
@@ -24,16 +25,16 @@ from .draft_planner import DraftPlanner
 from .plain_decodes import PlainDecodes
 from .step_budget import StepBudget
 
-#: Seconds of waiting that equal one priority level, or one prompt token under "shortest-prefill".
+#: Seconds of waiting that weigh as much as one priority level, and as one prompt token in policy "shortest-prefill".
 PRIORITY_S, PREFILL_TOKEN_S = 10.0, 0.01
+_order = attrgetter("order")
 
 
 def order_of(state: RequestState, policy: Policy) -> float:
-    """Return a request's sort key among all others, lowest first; it never changes.
+    """Return the sort key of a request, lowest first. The key never changes.
 
-    Every policy includes the arrival time, so that no request starves: a later request goes first only if it arrives
-    soon after the earlier one. The effect is that of ageing the waiting requests, but the queue is never re-sorted.
-    """
+    Every policy includes the arrival time, so that no request starves: a request can only overtake requests that
+    arrived shortly before. This works like priority ageing, but never re-sorts the queue."""
     if policy == "priority":
         return state.arrived + PRIORITY_S * state.request.priority
     if policy == "shortest-prefill":
@@ -44,9 +45,9 @@ def order_of(state: RequestState, policy: Policy) -> float:
 class Scheduler:
     """Serves requests in order (`order_of`). A preempted request frees its blocks and is recomputed later.
 
-    Cannot deadlock: every admitted request fits the pool alone (`fits`), running requests take blocks in their order,
-    and a request that lacks a block preempts the last one, possibly itself. So the first request always advances. All
-    beams of a request run or wait together, so that no waiting beam holds blocks.
+    The scheduler cannot deadlock, because the first request always advances: every admitted request fits into the pool
+    alone (`fits`), running requests get blocks in order, and a request that lacks a block preempts the last request,
+    possibly itself. All beams of a request run or wait together, so that no waiting beam holds blocks.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Scheduler:
         self._prompt_tokens = 0  # prompt tokens in the last step
         self.waiting: list[RequestState] = []
         self.running: list[RequestState] = []
-        self._places = 0  # batch rows of the running requests and of the forks that they have yet to make
+        self._places = 0  # batch rows of the running requests, and rows reserved for their later forks
         self.decodes = PlainDecodes(cache)  # the running requests that only decode
         self.counters = counters or EngineStats()
 
@@ -118,10 +119,10 @@ class Scheduler:
         return [*decodes, *others]
 
     def ahead(self, batch: Sequence[ScheduledRequest]) -> list[ScheduledRequest]:
-        """Return the requests of a batch of plain decodes that will continue in the next step, with blocks allocated.
+        """Return the plain decodes of `batch` that will continue in the next step, after allocating their blocks.
 
-        Called before the batch is read. Empty if the next step may include more: drafts, or a waiting request that
-        takes the place of one that ends."""
+        This is called before the results of `batch` are read. Returns no requests if the next step may also include
+        drafts, or a waiting request in the place of a request that ends."""
         going_on = [item for item in batch if item.start + 1 < item.state.last_position]
         frees_place = bool(self.waiting) and len(going_on) < len(batch)
         if frees_place or self._speculator.may_draft(len(going_on)):
@@ -163,24 +164,24 @@ class Scheduler:
         return list(chain(self.running, self.waiting))
 
     def _continue_running(self, budget: int) -> tuple[list[ScheduledRequest], list[ScheduledRequest], int]:
-        """Return the shares of the running requests, as plain decodes and others, and the rest of `budget`.
+        """Schedule the running requests. Return the plain decodes, the other requests and the rest of `budget`.
 
-        `budget` excludes one token per running request. Requests take blocks in their order."""
+        `budget` does not include the first token of each running request. Requests get blocks in order."""
         plain, others = self.decodes.shares(self.running)
         preemptions = self.counters.preemptions
         batch: list[ScheduledRequest] = []
         for state in sorted([*others, *self.decodes.take_full()], key=_order):
             num_tokens = min(len(state.token_ids) - state.num_computed_tokens, 1 + budget)
             if not state.block_table or not self._allocate(state, num_tokens):
-                continue  # preempted, by an earlier request or as the last one
+                continue  # preempted by an earlier request, or by itself
             if state.decode is not None:
-                self.decodes.has_block(state.decode)
+                self.decodes.expect(state.decode)
             else:
                 batch.append(ScheduledRequest(state, num_tokens))
                 budget -= num_tokens - 1
         if self.counters.preemptions != preemptions:
             plain, _ = self.decodes.shares(self.running)
-            batch = [item for item in batch if item.state.block_table]  # preempted with a later beam
+            batch = [item for item in batch if item.state.block_table]  # drop preempted beams
         return plain, batch, budget
 
     def _allocate(self, state: RequestState, num_tokens: int) -> bool:
@@ -193,7 +194,7 @@ class Scheduler:
     def _yield_to_priority(self) -> None:
         """Preempt running requests for a waiting one of higher priority that does not fit otherwise.
 
-        Do this only if that frees enough capacity and this step has budget left for the waiting request.
+        Does nothing unless that frees enough capacity and this step has budget left for the waiting request.
         """
         if not self.waiting:
             return
@@ -201,7 +202,8 @@ class Scheduler:
         lesser = list(takewhile(lambda state: _yields(state, head), reversed(self.running)))
         if not lesser or self._fits_without([]) or not self._fits_without(lesser):
             return
-        missing = sum(_missing(state) for state in self.running if state.order < head.order)
+        # Uncomputed tokens beyond the one that every step computes.
+        missing = sum(state.num_uncomputed_tokens - 1 for state in self.running if state.order < head.order)
         if missing >= self._step_budget.max_prompt_tokens(self._config.token_budget - len(self.running)):
             return
         while self.running and _yields(self.running[-1], head) and not self._fits_without([]):
@@ -271,7 +273,7 @@ class Scheduler:
         self.decodes.running_changed()
 
     def _admit_waiting(self, batch: list[ScheduledRequest], budget: int) -> int:
-        """Admit waiting requests and add their shares to `batch`, within `budget`. Return the rest of the budget."""
+        """Admit waiting requests and schedule them in `batch`, within `budget`. Return the rest of the budget."""
         while self.waiting and budget > 0:
             states = self._first_waiting()
             if len(states) > budget or not self._admit(states):
@@ -283,7 +285,7 @@ class Scheduler:
         return budget
 
     def _num_fitting(self, expected: Sequence[GenerationRequest]) -> int:
-        """Return how many queued requests, in order, have places and blocks, assuming that nothing is cached."""
+        """Return how many queued requests, from the first on, would fit into batch and pool if nothing were cached."""
         places, blocks = self._config.max_batch_size - self._places, self._cache.pool.num_free
         queue = chain(
             ((1 + state.unforked, len(state.token_ids)) for state in self.waiting),
@@ -307,19 +309,10 @@ def _beams_of(state: RequestState, among: list[RequestState]) -> list[RequestSta
 
 
 def _places(states: Iterable[RequestState]) -> int:
-    """Return the batch rows of `states`, including forks that they have yet to make."""
+    """Return the number of batch rows of `states`, including rows reserved for their later forks."""
     return sum(1 + state.unforked for state in states)
 
 
 def _yields(running: RequestState, head: RequestState) -> bool:
     """Return whether a running request may be preempted for the `head` of the queue."""
     return head.request.priority < running.request.priority and head.order < running.order
-
-
-def _missing(running: RequestState) -> int:
-    """Return the number of uncomputed tokens beyond the one that every step computes."""
-    return 0 if running.decode is not None else len(running.token_ids) - running.num_computed_tokens - 1
-
-
-def _order(state: RequestState) -> float:
-    return state.order

@@ -1,8 +1,8 @@
 """Speculation: assigns drafters and draft lengths to requests. It affects only the speed of answers, not their text.
 
 A request's own prediction has precedence. It is verified whole, or its first few tokens are probed
-(`prediction_trust`), so that a useless prediction costs little. Without one, other drafters propose tokens,
-as many as `draft_length` expects to pay off.
+(`prediction_trust`), so that a useless prediction costs little. If the request has no prediction, drafters propose as
+many tokens as `draft_length` expects to pay off.
 
 Imports no torch; only drafters may import it.
 """
@@ -15,7 +15,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from ..types.acceptance import Acceptance
+from ..types.acceptance import DRAFTER_HORIZON, Acceptance
 from .draft_length import AdaptiveDraftLength, DraftCandidate, FixedDraftLength
 from .drafter import Drafter, DraftWork
 from .prediction_trust import PredictionTrust
@@ -34,7 +34,7 @@ class DrafterRecord:
 
     def __init__(self) -> None:
         self.proposed = self.accepted = 0
-        self.acceptance = Acceptance.of_drafter()
+        self.acceptance = Acceptance(DRAFTER_HORIZON)
 
 
 class Speculator:
@@ -46,7 +46,7 @@ class Speculator:
         lengths = AdaptiveDraftLength if config.draft_length == "adaptive" else FixedDraftLength
         self._draft_length = lengths(self._most)
         self._work, self._draft_s = DraftWork(), 0.0
-        self._granting_s = self._learning_s = 0.0  # seconds spent on this step's lengths and the last acceptance
+        self._granting_s = self._learning_s = 0.0  # seconds spent on choosing drafts, and on learning from steps
         self._records = {drafter.name: DrafterRecord() for drafter in drafters}
         self._trust = PredictionTrust()
         self._speculative_steps = 0
@@ -63,10 +63,7 @@ class Speculator:
     def grant(
         self, decodes: Sequence[ScheduledRequest], others: Sequence[ScheduledRequest], budget: int, grow: Grow
     ) -> list[ScheduledRequest]:
-        """Grant at most `budget` draft tokens. `grow` allocates a request's blocks, or returns False if none are free.
-
-        `decodes` are plain decodes, which have no predictions. Returns the requests that drafters will draft for.
-        """
+        """Implement `DraftPlanner.grant`."""
         started = time.perf_counter()
         asking: list[ScheduledRequest] = []
         sequences, self.draft_tokens = len(decodes) + len(others), 0
@@ -91,7 +88,7 @@ class Speculator:
         return granted_to
 
     def may_draft(self, sequences: int) -> bool:
-        """Return whether plain decodes may get drafts in the next step, if that has this many `sequences`."""
+        """Return whether plain decodes may get drafts in the next step, which will have this many `sequences`."""
         return bool(self._drafters) and not self._draft_length.rests(sequences, ahead=1)
 
     def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> None:
@@ -107,7 +104,7 @@ class Speculator:
         self._draft_s = time.perf_counter() - started
 
     def record(self, item: ScheduledRequest, accepted: int, *, ends: bool) -> None:
-        """Record that the target accepted `accepted` of a request's drafts; `ends`: the answer ends after them."""
+        """Record that the target accepted `accepted` draft tokens. `ends` is whether the answer ends after them."""
         proposed = len(item.draft_ids)
         says_end = item.draft_ends and accepted == proposed  # the predicted end counts as a guess too
         if item.drafter is None or not (proposed or says_end):
@@ -145,7 +142,7 @@ class Speculator:
         report = StepReport(
             sequences=len(batch),
             step_s=step_s + self._learning_s,
-            prefill_tokens=predicted + sum(item.num_tokens - 1 for item in batch),  # both cost the same
+            prefill_tokens=predicted + sum(item.num_tokens - 1 for item in batch),  # predicted tokens cost the same
             draft_tokens=self.draft_tokens - predicted,
             drafting=self._work.drafting,
             passes=self._work.passes,
@@ -183,7 +180,7 @@ class Speculator:
         return granted_to
 
     def _best_offer(self, state: RequestState, budget: int) -> tuple[Drafter, DraftCandidate] | None:
-        """Return the drafter with the highest acceptance rate, the first one if equal; None if no drafter offers."""
+        """Return the drafter with the highest acceptance rate, the first one if equal; None if none offers tokens."""
         remaining = state.num_remaining_tokens
         best: tuple[Drafter, DraftCandidate] | None = None
         for drafter in self._drafters:

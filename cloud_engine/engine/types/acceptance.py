@@ -4,7 +4,9 @@ from __future__ import annotations
 
 _PRIOR = 0.7  # acceptance rate assumed for a new drafter
 _PRIOR_WEIGHT = 8.0  # weight of the prior, in tested tokens
-_REQUEST_HORIZON, _DRAFTER_HORIZON = 64, 512  # decay length of past results, in tested tokens
+_REQUEST_HORIZON = 64  # decay length of past results, in tested tokens
+#: Decay length of a drafter's record over all requests, which serves as the prior of a new request.
+DRAFTER_HORIZON = 512
 
 
 class Acceptance:
@@ -24,8 +26,3 @@ class Acceptance:
 
     def estimate(self, prior: float = _PRIOR) -> float:
         return (self._accepted + _PRIOR_WEIGHT * prior) / (self._tested + _PRIOR_WEIGHT)
-
-    @classmethod
-    def of_drafter(cls) -> Acceptance:
-        """Create the record of a drafter over all requests, which serves as the prior of a new request."""
-        return cls(_DRAFTER_HORIZON)

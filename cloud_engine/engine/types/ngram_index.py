@@ -20,7 +20,7 @@ class NgramIndex:
         self._read = _SIZE  # tokens before this position are indexed
 
     def find(self, token_ids: Sequence[int]) -> int | None:
-        """Return the position after the last n-gram's earlier occurrence. `token_ids` may only grow between calls."""
+        """Return the position after an earlier copy of the text's last n-gram. The text may only grow between calls."""
         for position in range(self._read, len(token_ids)):
             self._follows[tuple(token_ids[position - _SIZE : position])] = position
         self._read = max(self._read, len(token_ids))

@@ -18,7 +18,7 @@ class UnhashedBlocks:
 
 @dataclass(slots=True, eq=False)
 class PrefixHashes:
-    """Lazily computed, chained hashes of a request's full blocks: each covers its parent's hash and its tokens.
+    """Lazily computed hashes of a request's full blocks. Each hash covers the previous hash and the block's tokens.
 
     Equal hashes (BLAKE2b) mean equal prefixes and salts. `unhashed` holds the blocks without hashes while no other
     request shares the first block.

@@ -35,7 +35,7 @@ class GenerationRequest:
     cache_salt: str = ""
     # Use beam search instead of sampling. Beams take no drafts, and all answers are returned at the end.
     beam: BeamParams | None = None
-    # Constraint on every answer.
+    # Required format of every answer, such as a JSON schema.
     constraint: Constraint | None = None
     # Return the prompt's embedding instead of generating.
     embed: bool = False

@@ -1,4 +1,4 @@
-"""The state of a request in the engine, and its share of a step. Imports no torch."""
+"""The state of a request in the engine, and its part of a step. Imports no torch."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 class DraftRecord:
     """Drafting statistics of one answer."""
 
-    # Proposed tokens.
     proposed: int = 0
-    # Accepted tokens.
     accepted: int = 0
     # Acceptance rate by drafter name.
     acceptance: dict[str, Acceptance] = field(default_factory=dict[str, Acceptance])
@@ -46,9 +44,7 @@ class RequestState:
     """
 
     request: GenerationRequest
-    # Maximum tokens of this answer.
     max_tokens: int
-    # Sampling parameters of the answer's tokens.
     params: ResolvedParams
     seed: int
     # Tokens that end the answer.
@@ -68,7 +64,7 @@ class RequestState:
     # Answers that have yet to fork off after the prompt.
     unforked: int = 0
     prompt_logprobs: list[PromptLogprob] = field(default_factory=list[PromptLogprob])
-    # Position of the answer in the request's constraint.
+    # Grammar of the request's constraint, at the position that the answer has reached.
     grammar: GrammarState | None = None
     # KV blocks that hold the computed tokens.
     block_table: list[int] = field(default_factory=list[int])
@@ -87,7 +83,7 @@ class RequestState:
     # The answer has had its first output.
     has_begun: bool = False
     drafts: DraftRecord = field(init=False, default_factory=DraftRecord)
-    # Share of the next step, if the step is certain to be a plain decode (`plain_decodes`).
+    # Work of the next step, reused as long as all steps are certain to be plain decodes (`plain_decodes`).
     decode: ScheduledRequest | None = field(init=False, default=None)
     prefix: PrefixHashes = field(init=False)
     request_id: str = field(init=False)
@@ -167,7 +163,7 @@ class RequestState:
 
 
 class ScheduledRequest(msgspec.Struct, eq=False):
-    """One request's share of a step. Its token counts are valid until the step's result is applied to the request."""
+    """One answer's part of a step. The token counts are valid until the step's result is applied to the answer."""
 
     state: RequestState
     # Known tokens to compute, beginning at `start`.
@@ -198,7 +194,7 @@ class ScheduledRequest(msgspec.Struct, eq=False):
 
     @property
     def num_prompt_scores(self) -> int:
-        """Rows, before the sampled rows, whose logits score the next prompt token."""
+        """Rows before the sampled rows whose logits give the log-probability of the next prompt token."""
         state = self.state
         if state.request.params.prompt_logprobs is None:
             return 0

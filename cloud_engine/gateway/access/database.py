@@ -86,7 +86,7 @@ class AuditEntry(msgspec.Struct, frozen=True):
     at: float
     # The admin key, or the local user, that made the change.
     actor: str
-    # create, import, rotate or revoke.
+    # Kind of change: `create`, `import`, `rotate` or `revoke`.
     action: str
     key_id: str
     # The key's name at that time.
@@ -131,9 +131,9 @@ class KeyDatabase:
             return _store_key(connection, new, digest_of(key), (actor, "create")), key
 
     def take_over(self, text: str, actor: str) -> list[KeyRecord]:
-        """Import a key file, all keys or none: lines of `name:sha256`, or a JSON object of names and hashes.
+        """Import all keys of a file, or none if one is invalid. Raises ConfigurationError, which never quotes a line.
 
-        The imported keys stay valid. Raises ConfigurationError, which never quotes a line.
+        `text`: lines of `name:sha256`, or a JSON object of names and hashes. Apps can keep using the imported keys.
         """
         try:
             lines = text.splitlines()
@@ -160,7 +160,7 @@ class KeyDatabase:
             return [_record(row) for row in rows]
 
     def rotate(self, key: str, actor: str, rotation: KeyRotation | None = None) -> tuple[KeyRecord, str]:
-        """Give a key, identified by id or name, a new secret. Raises NotFoundError."""
+        """Return a key's record and its new secret. `key`: the key's id or name. Raises NotFoundError."""
         now, fresh = time.time(), _new_key()
         until = now + (rotation or KeyRotation()).overlap_s
         with self._file.connected() as connection, transaction(connection):
@@ -185,7 +185,7 @@ class KeyDatabase:
         return record
 
     def audit(self, most: int = 1000) -> list[AuditEntry]:
-        """Return the latest changes, newest first."""
+        """Return up to `most` changes of keys, newest first."""
         with self._file.connected() as connection:
             rows = connection.execute(
                 "SELECT at, actor, action, key_id, name FROM audit ORDER BY id DESC LIMIT ?", (most,)
@@ -194,7 +194,7 @@ class KeyDatabase:
 
 
 def _store_key(connection: sqlite3.Connection, new: NewKey, digest: bytes, by: tuple[str, str]) -> KeyRecord:
-    """Insert a new key. `by`: actor and action. Raises ConfigurationError if the name is taken."""
+    """Insert a new key. `by`: actor and action for the audit log. Raises ConfigurationError if the name is taken."""
     now = time.time()
     principal = Principal(
         new_id("key"), new.name, new.tenant or new.name, new.scopes, new.priority, new.models, new.limits

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _BLOCK = 1024  # bytes of JSON, about 250 tokens
-_READ = 4 * _BLOCK  # bytes hashed of a longer block
+_READ = 4 * _BLOCK  # only the first bytes of a longer block are hashed, up to this number
 _MAX_BYTES = 2**20
 
 
 def _ends() -> tuple[int, ...]:
-    """Return the blocks' ends in bytes. Blocks grow with the bytes before them, so few blocks cover a long prompt."""
+    """Return the end of each block, in bytes. Later blocks are larger, so that few blocks cover a long prompt."""
     ends = [_BLOCK]
     while ends[-1] < _MAX_BYTES:
         ends.append(ends[-1] + max(_BLOCK, ends[-1] // 8))
@@ -42,7 +42,7 @@ class Placement:
 
     @classmethod
     def of(cls, key_name: str, model: str, body: bytes, session: str = "") -> Placement:
-        """Return the placement of a request. Hashes are scoped to the key: nodes share no caches across keys."""
+        """Return the placement of a request. The key's name is part of each hash, so affinity stays within one key."""
         scope = hash((key_name, model))
         start = max(0, next((at for name in _STARTS if (at := body.find(name)) >= 0), 0))
         name = hash((scope, session)) if session else None
@@ -75,7 +75,7 @@ class PrefixIndex:
         self._table = memoryview(mmap.mmap(-1, pairs * 16)).cast("q")
 
     def share_of(self, node: str, placement: Placement) -> float:
-        """Return the share of the prompt that the node has served before, or 2.0 if it has served the session."""
+        """Return the share of the prompt that the node has served before; 2.0, above any share, for a known session."""
         if placement.session is not None and self._has(hash((node, placement.session))):
             return 2.0
         known = bisect_left(placement.blocks, True, key=lambda block: not self._has(hash((node, block))))

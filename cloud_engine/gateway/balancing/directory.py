@@ -1,4 +1,4 @@
-"""The directory of registered nodes: a SQLite file that all workers read, beside the key database."""
+"""The directory of registered nodes: a SQLite file next to the key database, read by all workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class NodeDirectory:
-    """A lease table of nodes. Methods are thread-safe, each is one transaction, and they raise ConfigurationError."""
+    """Leases of nodes in SQLite. Each method is thread-safe and one transaction. Methods raise ConfigurationError."""
 
     path: Path
     # Maximum requests in flight on a node that reports no limit; None: unlimited.
@@ -39,7 +39,7 @@ class NodeDirectory:
         self._file.create(_SCHEMA)
 
     def register(self, url: str, concurrency: int | None, *, is_proven: bool) -> None:
-        """Register a node for one lease, timed by `boot_time`. Raises OverloadedError if the directory is full.
+        """Register a node, or renew its lease, for `LEASE_S` seconds. Raises OverloadedError if the directory is full.
 
         `is_proven`: whether the node has proved that it knows the shared node key. An unproven heartbeat cannot replace
         a proven lease, since any holder of a registration key could claim another node's URL.
@@ -81,6 +81,6 @@ class NodeDirectory:
 
 
 def _given_up(connection: sqlite3.Connection, url: str, is_proven: bool) -> bool:
-    """Delete the lease of `url`, unless the lease is proven and the caller is not. Return whether the lease is gone."""
+    """Delete the lease of `url`, unless it is proven and `is_proven` is not set. Return whether the lease is gone."""
     connection.execute("DELETE FROM leases WHERE url = ? AND is_proven <= ?", (url, is_proven))
     return connection.execute("SELECT 1 FROM leases WHERE url = ?", (url,)).fetchone() is None

@@ -17,7 +17,7 @@ from .node import Model, Node
 
 _PROBE_S = 0.5
 _MIN_TIMEOUT_S, _MAX_TIMEOUT_S = 2.0, 10.0
-_TIMEOUTS_TO_LEAVE = 3  # a busy machine may miss a probe or two; a refused connection takes the node out at once
+_TIMEOUTS_TO_LEAVE = 3  # consecutive timeouts that take a node out of rotation; a busy machine may miss a probe or two
 _MODELS_EVERY = 20  # probes
 _TOKEN_EVERY_S = 30.0  # seconds without a request on the node
 _TOKEN_TIMEOUT_S = 20.0
@@ -32,7 +32,7 @@ prepare_types(_Models)
 
 
 class ProbeTimeout:
-    """Adaptive probe timeout, as TCP's RTO: the smoothed response time plus four mean deviations, within bounds."""
+    """Adaptive, bounded probe timeout. Like TCP's retransmission timeout: mean response time plus four deviations."""
 
     def __init__(self) -> None:
         self._mean_s = self._deviation_s = 0.0
@@ -102,7 +102,7 @@ class HealthWatch:
             node.probed()
 
     def _was_late(self, since: float) -> None:
-        """Count a timed-out probe, unless the node has sent data on another connection since then."""
+        """Count a probe that timed out, unless the node has sent data on another connection since the probe began."""
         if self._upstream.last_heard(self._node.target) > since:
             self._timeouts = 0
             return

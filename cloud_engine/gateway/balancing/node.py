@@ -18,15 +18,15 @@ from ....protocol.safety.redaction import SHORTEST_KEY, is_sendable, shown_url
 from ..upstream.client import UpstreamAddress
 from ..upstream.connection import SilenceTimeouts
 
-_REPORTING_USAGE = frozenset({"updraft", "vllm", "sglang"})  # `owned_by`, if `continuous_usage_stats` is supported
-#: Consecutive good probes make an open breaker half-open. An error counts only if another node answered the request.
+_REPORTING_USAGE = frozenset({"updraft", "vllm", "sglang"})  # `owned_by` of servers with `continuous_usage_stats`
+#: Circuit breaker of a node. `recovery`: the number of good probes in a row that make an open breaker half-open.
 _BREAKER = BreakerRules(failures_to_open=5, recovery=2, max_recovery=64, by_probes=True)
 _log = logging.getLogger("updraft.gateway")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAddress:
-    """A node as the operator configures it."""
+    """The address and settings of a node."""
 
     # URL of an OpenAI-compatible server; may contain a user and a password.
     url: str = field(repr=False)
@@ -39,13 +39,13 @@ class NodeAddress:
     idle_s: float | None = None
     # Whether the node may get the shared node key: it was configured by the operator, or proved that it knows the key.
     gets_shared_key: bool = True
-    # Whether the node registered by heartbeat; its name must then resolve to an allowed address.
+    # Whether the node registered by heartbeat. Its host name must then resolve to an allowed address.
     is_registered: bool = False
     # Price of this node's tokens. None: the model's price.
     price: Price | None = None
 
     def of_worker(self, workers: int, worker: int) -> NodeAddress:
-        """Return the address with one worker's share of the limit, at least 1: workers count requests separately."""
+        """Return the address with one worker's share of the limit, at least 1. Each worker counts its own requests."""
         if self.concurrency is None:
             return self
         return replace(self, concurrency=max(1, part_of_worker(self.concurrency, workers, worker)))
@@ -66,7 +66,7 @@ class Model(msgspec.Struct):
 
 
 class Node:
-    """The state of a node. `in_flight`: this worker's requests. `has_listed`: the node has sent a model list.
+    """The state of a node. `in_flight`: requests of this worker. `has_listed`: whether the node has sent a model list.
 
     `tells_tokens`: the node reports token ids in a stream and can continue from another node's tokens. `tells_usage`:
     the node can report the usage so far on every chunk of a stream.
@@ -85,7 +85,7 @@ class Node:
         self.has_listed = False
         self.tells_usage = False
         self.tells_tokens = False
-        self.cache = self.url  # the name of the node's prefix cache
+        self.cache = self.url  # id of the node's prefix cache; changes when a restart empties the cache
         self.breaker = Breaker.unproven(_BREAKER)
         self.in_flight = 0
         self.tokens_in_flight = 0
@@ -93,11 +93,6 @@ class Node:
     @property
     def healthy(self) -> bool:
         return self.breaker.state != "open"
-
-    @property
-    def reason(self) -> str:
-        """Return why the node is out of rotation."""
-        return self.breaker.reason
 
     @property
     def has_capacity(self) -> bool:
@@ -119,7 +114,7 @@ class Node:
         self.has_listed = True
         self.tells_usage = all(model.owned_by in _REPORTING_USAGE for model in models)
         self.tells_tokens = all(model.owned_by == "updraft" for model in models)
-        if self.tells_tokens and models:  # Updraft's `created` is the node's start time: caches are no older
+        if self.tells_tokens and models:  # Updraft's `created` is the node's start time
             self.cache = f"{self.url} {models[0].created}"
 
     def failed(self, reason: str) -> None:

@@ -36,7 +36,7 @@ prepare_types(_File)
 
 
 def read_nodes(path: Path, concurrency: int | None) -> list[NodeAddress]:
-    """Read the `[[nodes]]` of a file; `concurrency` is the default. Raises ConfigurationError."""
+    """Read the `[[nodes]]` entries of a file. `concurrency`: limit for nodes without one. Raises ConfigurationError."""
     try:
         file = msgspec.convert(tomllib.loads(read_text(path, ConfigurationError)), _File)
     except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:

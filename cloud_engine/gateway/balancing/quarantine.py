@@ -12,7 +12,7 @@ from struct import Struct
 from ....protocol.errors import QuarantinedRequestError
 
 _RETRY_SHARE = 0.2
-_MAX_RETRIES = 100.0  # largest saved budget, available at the start
+_MAX_RETRIES = 100.0  # maximum number of retries saved up, and their number at the start
 _FAULTS = 2  # consecutive failures that put a request in quarantine
 _MAX_FAILURES = 4  # failures kept for each request
 _QUARANTINE_S = 300.0
@@ -50,7 +50,7 @@ class NodeFailure:
 
 
 class Quarantine:
-    """Requests in flight during node failures, by digest, shared with all processes forked from this one.
+    """The requests that were in flight when nodes failed, by digest; shared with all processes forked from this one.
 
     Writes are not locked; of two concurrent writes to the same slot, one may be lost.
     """
@@ -71,7 +71,7 @@ class Quarantine:
             )
 
     def failed(self, failure: NodeFailure, *parts: bytes) -> None:
-        """Record a node failure during this request. Identical requests on the same node at that time count once."""
+        """Record a node failure during this request. It counts once for identical requests in flight on the node."""
         digest, node, now = _digest(parts), hash(failure.node), self._clock()
         faults, failures = self._known(digest)
         if any(node == other and at >= failure.since for other, at in failures):
@@ -79,7 +79,7 @@ class Quarantine:
         failures = [*failures, (node, now)][-_MAX_FAILURES:]
         faults = 1 if failure.got_further and len(failures) < _MAX_FAILURES else faults + 1
         numbers = [number for each in failures for number in each] + [0] * (2 * (_MAX_FAILURES - len(failures)))
-        self._clear(digest)  # the digest is written last: a process killed in between leaves no record
+        self._clear(digest)  # the digest is written last, so that a process killed in between leaves no record
         _RECORD.pack_into(self._memory, _place(digest), faults, *numbers, digest)
         _TIME.pack_into(self._memory, 0, now)
 
@@ -90,7 +90,7 @@ class Quarantine:
 
     @property
     def _is_empty(self) -> bool:
-        """Return whether no node has failed lately; then no digests are computed."""
+        """Return whether no node has failed lately, so that no digests need to be computed."""
         return _TIME.unpack_from(self._memory)[0] < self._clock() - _QUARANTINE_S
 
     def _known(self, digest: bytes) -> tuple[int, list[tuple[int, float]]]:

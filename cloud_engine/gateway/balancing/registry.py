@@ -14,7 +14,6 @@ from msgspec import UNSET
 
 from ....protocol.errors import ConfigurationError, ModelNotFoundError, OverloadedError
 from ....protocol.responses import ModelCard
-from ..access.principal import Priority
 from ..upstream.client import Upstream
 from .affinity import Placement, PrefixIndex
 from .directory import NodeDirectory
@@ -62,20 +61,11 @@ class NodeRegistry:
         self.quarantine = shared.quarantine
         self._upstream = upstream
         self._selector = NodeSelector(shared.index)
-        self._queue = RequestQueue(max_waiting)
+        self.queue = RequestQueue(max_waiting)
         self._watchers: list[asyncio.Task[None]] = []
         self._registered: dict[str, tuple[Node, asyncio.Task[None]]] = {}
         self._following = asyncio.Lock()
         self._fails_to_follow = False
-
-    @property
-    def waiting(self) -> dict[Priority, int]:
-        """Return the number of queued requests by priority."""
-        return self._queue.by_priority()
-
-    def check_queue(self, place: QueuePlace) -> None:
-        """Raises OverloadedError if the queue has no place for a request of this priority and tenant."""
-        self._queue.check(place)
 
     def serves(self, model: str) -> bool:
         """Return whether any node serves the model."""
@@ -96,7 +86,7 @@ class NodeRegistry:
         await asyncio.gather(*looks)
 
     def _watch(self, node: Node) -> tuple[HealthWatch, asyncio.Task[None]]:
-        watch = HealthWatch(node, self._upstream, self._queue.serve)
+        watch = HealthWatch(node, self._upstream, self.queue.serve)
         return watch, asyncio.create_task(watch.run())
 
     async def _wait_for_first_probes(self, watch: HealthWatch) -> None:
@@ -117,7 +107,7 @@ class NodeRegistry:
         """Return why an unregistered node cannot be used; empty if it is usable."""
         await HealthWatch(node, self._upstream, lambda: None).probe(with_models=True)
         if not node.healthy:
-            return node.reason
+            return node.breaker.reason
         return "" if node.models else "its model list is empty"
 
     async def follow_directory(self) -> None:
@@ -136,7 +126,7 @@ class NodeRegistry:
             await asyncio.gather(*(self._add_node(addresses[url]) for url in fresh))
             for url, (node, _) in self._registered.items():
                 node.concurrency = addresses[url].concurrency
-        self._queue.serve()
+        self.queue.serve()
 
     async def _add_node(self, address: NodeAddress) -> None:
         node = Node(address)
@@ -178,31 +168,31 @@ class NodeRegistry:
             self.give_back(node, placement)
 
     async def take(self, placement: Placement, tried: Collection[Node], place: QueuePlace) -> Node:
-        """Reserve a node as `place` does; the caller must call `give_back`."""
-        node = None if self._queue else self._take(placement, tried)
+        """Reserve a node like `place`, but the caller must release the node with `give_back`."""
+        node = None if self.queue else self._take(placement, tried)
         if node is None:
             nodes_key = placement.model, frozenset(each.url for each in tried)
             take, give_back = partial(self._take, placement, tried), partial(self.give_back, placement=placement)
-            node = await self._queue.wait(place, nodes_key, take, give_back)
+            node = await self.queue.wait(place, nodes_key, take, give_back)
         return node
 
     def take_spare(self, placement: Placement, tried: Collection[Node]) -> Node | None:
-        """Reserve a node for a hedge. None if the hedge would have to queue, or if the retry budget is used up."""
-        if self._queue or not any(node.has_capacity for node in self._usable(placement.model, tried)):
+        """Reserve a node for a parallel second attempt (hedge). None if it must queue or no retries are left."""
+        if self.queue or not any(node.has_capacity for node in self._usable(placement.model, tried)):
             return None
         return self._take(placement, tried) if self.retries.take() else None
 
     def give_back(self, node: Node, placement: Placement) -> None:
         node.in_flight -= 1
         node.tokens_in_flight -= placement.tokens
-        self._queue.serve()
+        self.queue.serve()
 
     def placement(self, key_name: str, model: str, body: bytes, session: str) -> Placement:
         """Return the placement of a request. The prompt is hashed only if there are several nodes."""
         return Placement.of(key_name, model, body, session) if len(self.nodes) > 1 else Placement(model)
 
     def has_another(self, model: str, tried: Collection[Node]) -> bool:
-        """Return whether another healthy node serves the model."""
+        """Return whether a healthy node that is not in `tried` serves the model."""
         return bool(self._usable(model, tried))
 
     def refusal(self, model: str) -> OverloadedError | ModelNotFoundError:
@@ -215,10 +205,7 @@ class NodeRegistry:
         return OverloadedError("No node can take this request at the moment: try again shortly.")
 
     def _take(self, placement: Placement, tried: Collection[Node]) -> Node | None:
-        """Reserve the best node with capacity; None if all nodes are full.
-
-        Raises the error of `refusal` if no usable node is left.
-        """
+        """Reserve the best node with capacity; None if all are full. Raises the error of `refusal` if none is left."""
         usable = self._usable(placement.model, tried)
         if not usable:
             raise self.refusal(placement.model)
@@ -238,5 +225,5 @@ class NodeRegistry:
 def _card(name: str, listed: list[Model]) -> ModelCard:
     since = min((each.created for each in listed if isinstance(each.created, int)), default=0)
     longest = min((each.max_model_len for each in listed if isinstance(each.max_model_len, int)), default=UNSET)
-    foreign = [str(each.owned_by) for each in listed if each.owned_by != "updraft"]  # other servers' own names
+    foreign = [str(each.owned_by) for each in listed if each.owned_by != "updraft"]  # servers other than Updraft
     return ModelCard(id=name, created=since, max_model_len=longest, owned_by=foreign[0] if foreign else "updraft")

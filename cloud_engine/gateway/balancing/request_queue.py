@@ -17,14 +17,14 @@ class QueuePlace:
     """The attributes of a request that decide its turn."""
 
     priority: Priority = "interactive"
-    # Tenants of one priority take turns.
+    # Tenant of the request. Tenants with requests of the same priority take turns.
     tenant: str = ""
 
 
 @dataclass(eq=False, slots=True)
 class _Waiter:
     place: QueuePlace
-    # Equal for requests that the same set of nodes can serve.
+    # Key shared by all requests that the same nodes can serve.
     nodes_key: Hashable
     # Returns a node with a free place, or None. Raises UpdraftError if no node is left.
     take: Callable[[], Node | None]
@@ -48,7 +48,7 @@ _TenantQueues = OrderedDict[str, deque[_Waiter]]
 
 
 class RequestQueue:
-    """A queue of at most `most` requests. When full, it sheds from the lowest priority and its largest tenant."""
+    """A queue of up to `most` requests. When full, it drops a less important request or refuses the new one."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -59,6 +59,7 @@ class RequestQueue:
         return self._size
 
     def by_priority(self) -> dict[Priority, int]:
+        """Return the number of queued requests by priority."""
         return {priority: sum(map(len, queues.values())) for priority, queues in self._queues.items()}
 
     def check(self, place: QueuePlace) -> None:
@@ -73,7 +74,7 @@ class RequestQueue:
         self.check(place)
         if self._size >= self._most and (victim := self._victim(place)) is not None:
             self._remove(victim)
-            if not victim.placed.done():  # its client may have disconnected
+            if not victim.placed.done():  # done if the victim's client has disconnected
                 victim.placed.set_exception(_full())
         waiter = _Waiter(place, nodes_key, take)
         self._queues[place.priority].setdefault(place.tenant, deque()).append(waiter)
@@ -96,7 +97,7 @@ class RequestQueue:
                 pass  # one request of each tenant per round, until no node has capacity
 
     def _serve_tenant(self, waiters: Iterable[_Waiter], full: set[Hashable]) -> bool:
-        """Place one request of a tenant, and move the tenant to the end. Return False if no request fits."""
+        """Place one request of a tenant, and give the next turn to other tenants. Return False if no request fits."""
         for waiter in tuple(waiters):
             if waiter.nodes_key in full or waiter.placed.done():
                 continue
@@ -117,9 +118,9 @@ class RequestQueue:
                 del queues[waiter.place.tenant]
 
     def _victim(self, place: QueuePlace) -> _Waiter | None:
-        """Return the queued request to shed, the newest of the largest tenant in the lowest priority, or None.
+        """Return the queued request to drop for a new one: the newest of the tenant with most requests, or None.
 
-        At the new request's own priority, only a tenant with more queued requests gives up a place.
+        The lowest priority loses requests first. At the new request's priority, only larger tenants lose requests.
         """
         for priority in reversed(PRIORITIES):
             if queues := self._queues[priority]:

@@ -1,4 +1,4 @@
-"""The gateway's ledger: an intent before a request reaches a node, settled exactly once whatever the outcome."""
+"""The gateway's ledger: a row is recorded as an intent before a node gets the request, and completed exactly once."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import asyncio
 import time
 from typing import Literal
 
+from ....accounting.budget import DAY_S
 from ....accounting.ledger.store import LedgerStore
-from ....accounting.ledger.writer import DAY_S, FLUSH_S, MAX_WAITING, Entry, LedgerWriter, note
+from ....accounting.ledger.writer import FLUSH_S, MAX_WAITING, Entry, LedgerWriter, note
 from ....protocol.errors import OverloadedError
 from .metering import UsageRow, values_of
 
@@ -18,7 +19,7 @@ _CONSEQUENCES = {"stop": "are refused until it recovers", "continue": "continue,
 
 
 class UsageLedger(LedgerWriter):
-    """A ledger writer with one intent and one settlement per request. Rows older than `keep_days` are deleted."""
+    """Writes one row per request: first as an intent, last with the usage. Deletes rows older than `keep_days`."""
 
     def __init__(
         self, store: LedgerStore, *, on_failure: LedgerFailureAction = "stop", keep_days: float | None = None
@@ -32,7 +33,7 @@ class UsageLedger(LedgerWriter):
         )
 
     async def open(self, row: UsageRow) -> None:
-        """Record the intent of a request before it is sent to a node, safe from the death of this process.
+        """Record a request before it is sent to a node, so that its row survives a crash of this process.
 
         Raises OverloadedError if the ledger cannot be written and `on_failure` is `stop`.
         """
@@ -56,13 +57,13 @@ class UsageLedger(LedgerWriter):
             late.cancel()
 
     def settle(self, row: UsageRow) -> None:
-        """Write the request's final usage, with or without an intent. A second call changes nothing."""
+        """Write the final usage of a request, even if `open` recorded no intent. A second call changes nothing."""
         if row.state != "settled":
             self.book(row)
         self._settle(row.id, values_of(row))
 
     def book(self, row: UsageRow) -> None:
-        """Keep the usage so far in case this process dies. `settle` must follow."""
+        """Save the usage so far in case this process dies. The caller must still call `settle`."""
         row.worker, row.state = self.worker, "settled"
         self._journal(row.id, values_of(row))
 

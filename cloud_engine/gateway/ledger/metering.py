@@ -58,7 +58,7 @@ class UsageRow(RequestRow):
     id: str = field(default_factory=row_id)
 
 
-# Column order in intent files that predate format numbers.
+# Column order in old files of unfinished rows, which have no format number.
 _RECORD = (
     *("request_id", "key_name", "model", "node", "status", "prompt_tokens", "completion_tokens"),
     *("accepted_prediction_tokens", "rejected_prediction_tokens", "latency_ms", "ttft_ms", "retries", "bytes"),
@@ -68,7 +68,7 @@ _SUMMED = (
     *("prompt_tokens", "cached_tokens", "completion_tokens"),
     *("accepted_prediction_tokens", "rejected_prediction_tokens", "bytes"),
 )
-# Early gateways used integer ids.
+# SQL expression for the id of an old row, because early gateways used integers.
 _ID = "CASE typeof(id) WHEN 'integer' THEN printf('before-%016d', id) ELSE id END"
 
 USAGE = LedgerTable(

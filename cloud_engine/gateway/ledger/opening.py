@@ -16,7 +16,7 @@ def is_url(database: str | Path) -> bool:
 
 
 def open_store(database: str | Path) -> LedgerStore:
-    """Open for writing. Raises ConfigurationError, or MissingDependencyError without the PostgreSQL client."""
+    """Open the usage database to write. Raises ConfigurationError, or MissingDependencyError (no PostgreSQL client)."""
     if is_url(database):
         from ....accounting.ledger.postgres import PostgresStore
 
@@ -25,7 +25,7 @@ def open_store(database: str | Path) -> LedgerStore:
 
 
 def open_reader(database: str | Path) -> LedgerReader:
-    """Open for reading. Raises MissingDependencyError if the PostgreSQL client is not installed."""
+    """Open the usage database to read. Raises MissingDependencyError if the PostgreSQL client is not installed."""
     if is_url(database):
         from ....accounting.ledger import postgres
 

@@ -1,4 +1,4 @@
-"""Accounting around a request: limits and a ledger intent before, usage and settlement after."""
+"""Accounting of a request: limits are reserved and a ledger row is opened before, usage and cost are recorded after."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Accounting:
     reader: LedgerReader
     limiter: Limiter
     prices: PriceTable
-    # Prices of nodes with their own prices, by URL.
+    # Prices by node URL, for nodes that have their own.
     node_prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
     # Learned ratios of actual to estimated prompt tokens.
     prompts: PromptTokens = field(default_factory=PromptTokens)
 
     @asynccontextmanager
     async def entered(self, principal: Principal) -> AsyncGenerator[LimitReservation]:
-        """Count a request as in flight, including its upload. Raises RateLimitError or OverloadedError."""
+        """Count a request as in flight from the start of its upload. Raises RateLimitError or OverloadedError."""
         reservation = await self.limiter.enter(principal)
         try:
             yield reservation
@@ -69,9 +69,9 @@ class Accounting:
     async def admitted(
         self, principal: Principal, row: UsageRow, size: RequestSize, entered: LimitReservation | None = None
     ) -> AsyncGenerator[Account]:
-        """Reserve limits for a request and settle them at the end, with those of `entered`. The caller settles the row.
+        """Reserve limits for a request, and at the end settle them together with the limits of `entered`.
 
-        Raises RateLimitError, PermissionDeniedError or OverloadedError.
+        The caller settles `row` in the ledger. Raises RateLimitError, PermissionDeniedError or OverloadedError.
         """
         prompt_tokens = self.prompts.estimate(row.key_id, row.model, size.prompt_tokens)
         reservation = await self.limiter.admit(principal, row.model, prompt_tokens, size.answer, entered)
@@ -91,7 +91,7 @@ class Accounting:
             await reservation.settle(row.prompt_tokens, row.completion_tokens, row.cost_usd)
 
     def usage(self) -> list[dict[str, Any]]:
-        """Return sums by key and model. Waits a short time for pending rows."""
+        """Return the usage, summed by key and model. Waits a short time for pending rows."""
         self.ledger.flush()
         return self.reader.totals(["key", "model"])
 
@@ -116,7 +116,7 @@ class Account:
     # Whether the request was sent to a node.
     is_sent: bool = False
     _is_estimated: bool = False
-    # Usage at the latest booking, to skip unchanged bookings.
+    # Usage at the last call of `book`, so that a call without a change does nothing.
     _booked: tuple[int, ...] = ()
 
     @property
@@ -131,8 +131,8 @@ class Account:
         return is_topped_up
 
     def book(self, *, is_left: bool = False) -> None:
-        """Record the cost so far where it survives this process. Called before the client gets the end of an answer, so
-        that no complete answer is free. `is_left`: the client disconnected before the end.
+        """Save the cost so far in the ledger. Called before the client gets the end of an answer, so that a crash never
+        makes a complete answer free. `is_left`: the client disconnected before the end.
         """
         row, accounting = self._row, self._accounting
         if self.is_sent and not row.prompt_tokens and (row.completion_tokens or row.status == 200 or is_left):
@@ -162,7 +162,7 @@ def open_accounting(options: AccountingOptions, node_prices: Mapping[str, Price]
     prices, rules = _rules(options)
     reader = open_reader(options.database)
     ledger = UsageLedger(open_store(options.database), on_failure=options.on_failure, keep_days=options.keep_days)
-    ledger.flush()  # collects rows of dead workers first, as budgets start from the ledger
+    ledger.flush()  # first collects the rows of dead workers, because budgets start from the ledger's sums
     file = state_folder() / "gateway" if is_url(options.database) else Path(options.database)
     store = RedisStore(options.limits_url) if options.limits_url else SharedMemoryStore(Path(f"{file}.limits"))
     return Accounting(ledger, reader, Limiter(store, rules, prices, reader), prices, node_prices or {})

@@ -73,7 +73,7 @@ class LimitReservation:
 
     # Store that holds the accounts.
     store: LimitStore
-    # Claims of the latest admission.
+    # Claims of the latest admission. A claim is the demand on one account.
     claims: Sequence[Claim] = ()
     # State of the claimed accounts before the admission.
     usages: Sequence[AccountUsage] = ()
@@ -81,9 +81,9 @@ class LimitReservation:
     tokens: int = 0
     # Whether the reservation covers fewer tokens than the longest possible answer.
     is_capped: bool = False
-    # Unsettled claims, with the store's receipts.
+    # Claims to settle, with the store's receipts.
     taken: list[tuple[Claim, str]] = field(default_factory=list[tuple[Claim, str]])
-    # Unsettled claims of top-ups; their usage is charged to the first claims.
+    # Claims of top-ups to settle. They are settled with no usage, because all usage is charged to `taken`.
     added: list[tuple[Claim, str]] = field(default_factory=list[tuple[Claim, str]])
 
     async def top_up(self) -> bool:
@@ -145,7 +145,7 @@ class Limiter:
         answer: AnswerSize,
         entered: LimitReservation | None = None,
     ) -> LimitReservation:
-        """Reserve the answer's maximum, or as much as budgets allow, for a request that has `entered`.
+        """Reserve tokens for the longest possible answer, or as many as budgets allow. `entered`: result of `enter`.
 
         `prompt_tokens`: an estimate. Raises LimitError, BudgetExceededError, PermissionDeniedError or OverloadedError.
         """
@@ -157,7 +157,11 @@ class Limiter:
         claims = list(_claims(owners, price, prompt_tokens, answer))
         for claim in claims:
             if claim.kind == "tokens" and claim.amount > claim.limit:
-                raise LimitError(_too_large(claim), claim.kind, None, ())
+                message = (
+                    f"This request asks for up to {claim.amount:g} tokens, and the limit is {claim.limit:g} tokens per "
+                    "minute: lower max_tokens."
+                )
+                raise LimitError(message, claim.kind, None, ())
         wanted = None if price is None else TokenDemand(answer.least, answer.most(price.max_output))
         return await self._take(reservation, claims, wanted)
 
@@ -195,7 +199,7 @@ class Limiter:
         return price
 
     async def _seed(self, claim: Claim) -> None:
-        """Initialise a budget with the ledger's sum since the start of its period."""
+        """Initialise a budget's account with the cost in the ledger since the start of the budget's period."""
         async with self.seeding:
             try:
                 async with asyncio.timeout(_LEDGER_S):
@@ -229,7 +233,7 @@ def _claims(
 
 
 def _reserved(limit: int, prompt_tokens: int, answer: AnswerSize) -> int:
-    """Return the tokens to reserve. The prompt's estimate is capped, so that it alone never makes a request too big."""
+    """Return the tokens to reserve. The prompt's estimate is capped, because it alone must not exceed the limit."""
     written = min(answer.least, limit) if answer.limit is None else answer.most(None)
     return written + min(prompt_tokens, max(0, limit - written))
 
@@ -251,13 +255,6 @@ def _refusal(
         return BudgetExceededError(message, renews_s=wait_s)
     message += f"and this request needs {refused.amount:.6g}. Try again in {duration(wait_s)}."
     return LimitError(message, refused.kind, wait_s, _usage_headers(claims, usages, taken=False))
-
-
-def _too_large(claim: Claim) -> str:
-    return (
-        f"This request asks for up to {claim.amount:g} tokens, and the limit is {claim.limit:g} tokens per minute: "
-        "lower max_tokens."
-    )
 
 
 def _usage_headers(

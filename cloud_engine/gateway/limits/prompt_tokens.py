@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 
-_KEPT = 16  # requests per class
+_KEPT = 16  # ratios kept per class, which is a key, model and prompt size
 _LEAST = 8
 _MAX_CLASSES = 4096
 
@@ -17,7 +17,7 @@ _Class = tuple[str, str, int]
 
 
 class PromptTokens:
-    """Ratios of counted to estimated prompt tokens, by key, model and size: templates weigh more in short prompts.
+    """Ratios of counted to estimated prompt tokens by key, model and size, since templates weigh more in short prompts.
 
     Ratios are per key, so that no key can lower another key's reservations.
     """
@@ -26,7 +26,7 @@ class PromptTokens:
         self._ratios: OrderedDict[_Class, deque[float]] = OrderedDict()
 
     def estimate(self, key: str, model: str, reckoned: int) -> int:
-        """Return `reckoned`, an estimate from bytes, times the largest recent ratio; unchanged with too few samples."""
+        """Return `reckoned`, an estimate from bytes, times the largest recent ratio if there are enough ratios."""
         ratios = self._ratios.get((key, model, reckoned.bit_length()), ())
         return reckoned if len(ratios) < _LEAST else math.ceil(reckoned * max(ratios))
 

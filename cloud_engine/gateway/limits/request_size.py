@@ -17,7 +17,7 @@ from ....protocol.requests import MAX_ANSWERS, MAX_MESSAGES, check_message_count
 from ....protocol.sampling import MAX_LOGPROBS
 
 MAX_BIASES = 1024
-MAX_DOCUMENTS = 10_000  # per rerank request, Cohere's limit
+MAX_DOCUMENTS = 10_000  # per rerank request, as in Cohere's API
 MAX_DEPTH = 32
 MAX_SCHEMA_BYTES = 2**20
 _TEXT = re.compile(rb'"[^"]*"')  # a string without escaped quotes
@@ -62,7 +62,7 @@ class _Message(msgspec.Struct):
 
 
 class SizeFields(_Schemas):
-    """The fields that decide the answer's length (`LENGTH_FIELDS`), and the fields with lists."""
+    """Request fields that decide the answer's length (`LENGTH_FIELDS`) or contain lists, whose length is limited."""
 
     max_tokens: int | float | None = None
     max_completion_tokens: int | float | None = None
@@ -166,7 +166,8 @@ def _check_depth(name: str, given: bytes) -> None:
     """Check the nesting depth: each round removes the innermost brackets."""
     if len(given) > MAX_SCHEMA_BYTES:
         raise InvalidRequestError(f"{name} is longer than {MAX_SCHEMA_BYTES} bytes.", param=name, code="invalid_value")
-    brackets = _TEXT.sub(b"", _without_escapes(given)).translate(_SQUARE, _NO_BRACKETS)
+    unescaped = given.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote left starts or ends a string
+    brackets = _TEXT.sub(b"", unescaped).translate(_SQUARE, _NO_BRACKETS)
     for _ in range(MAX_DEPTH):
         if not brackets:
             return
@@ -188,8 +189,3 @@ def _check_text(name: str, given: bytes) -> None:
     except UNREADABLE as error:
         raise InvalidRequestError(f"{name} is not valid JSON: {error}", param=name, code="invalid_json") from error
     _check_depth(name, written.encode())
-
-
-def _without_escapes(value: bytes) -> bytes:
-    """Remove escaped quotes, so that every quote left starts or ends a string."""
-    return value.replace(b"\\\\", b"").replace(b'\\"', b"")

@@ -4,8 +4,8 @@ Workers write under a file lock, which the kernel releases when a worker dies. E
 store, so a kill in between leaves every account consistent. Each worker has its own column of reservations, which is
 cleared after the worker's death.
 
-Rates are kept by `boot_time`, so that changes of the wall clock neither freeze nor reset them. Values do not outlive
-a boot: the first worker empties the file.
+Rates are kept by `boot_time`, so that changes of the wall clock neither freeze nor reset them. The first
+worker empties the file, so that no value outlives a reboot.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from .store import Admission, Settlement
 
 _KEY_BYTES = 16
 _RECORD = Struct(f"=dd{MAX_WORKERS}d")  # after the key: value, expiry, reservations by worker
-_COLUMNS = tuple(Struct(f"=dd{count}d") for count in range(MAX_WORKERS + 1))  # the same, for `count` workers
+_COLUMNS = tuple(Struct(f"=dd{count}d") for count in range(MAX_WORKERS + 1))  # `_RECORD` for `count` workers
 _RECORD_BYTES = _KEY_BYTES + _RECORD.size
 _RECORDS = 65_536
 _HEADER_BYTES = 64  # one flag per worker: whether its column may be non-zero
 _MEMORY_BYTES = _HEADER_BYTES + _RECORDS * _RECORD_BYTES
-_PROBED = 16  # candidate records of one account
+_PROBED = 16  # number of records to search for one account
 _NUMBER, _USED = Struct("=d"), Struct("=dd")  # an amount; a value with its expiry
 _NOTHING = bytes(_NUMBER.size)
 _VALUE_AT, _EXPIRY_AT, _RESERVED_AT = _KEY_BYTES, _KEY_BYTES + 8, _KEY_BYTES + 16
@@ -161,7 +161,7 @@ class SharedMemoryStore:
         return None
 
     def _made(self, claim: Claim, now: float, kept: Sequence[int]) -> int:
-        """Return a record for a new account, free or expired."""
+        """Return the offset of a free or expired record that is not in `kept`, prepared for a new account."""
         key, first = _place(claim.owner, claim.kind, claim.begins, claim.name)
         for record in range(first, first + _PROBED * _RECORD_BYTES, _RECORD_BYTES):
             _, expiry, *reserved = _RECORD.unpack_from(self._memory, record + _KEY_BYTES)
@@ -172,7 +172,7 @@ class SharedMemoryStore:
         raise OverloadedError("The table of limits is full: use a Redis server (--limits-url) for this many limits.")
 
     def _sweep(self) -> bool:
-        """Clear the reservations of dead workers."""
+        """Clear the reservations of dead workers. Return whether there were any."""
         flagged = {number for number in range(MAX_WORKERS) if self._memory[number]}
         dead = flagged - self._slot.living(flagged)
         for number in dead:

@@ -25,7 +25,7 @@ class Admission:
     unknown: Claim | None = None
     # The store's clock, in seconds since the epoch.
     now: float = 0.0
-    # Claims to settle at the end.
+    # Claims, with the granted tokens added, to settle at the end of the request.
     claims: Sequence[Claim] = ()
     # Token that makes settlement idempotent; empty for stores whose replies cannot get lost.
     receipt: str = ""
@@ -39,7 +39,7 @@ class LimitStore(Protocol):
     async def admit(self, claims: Sequence[Claim], wanted: TokenDemand | None = None) -> Admission:
         """Take all claims or none, and grant completion tokens between the least and the most of `wanted`.
 
-        The claims' amounts include the least.
+        The amounts of `claims` already include the least number of tokens.
         """
         ...
 

@@ -24,7 +24,7 @@ from .passthrough import PassthroughUsage
 from .stream import NodeEvents, in_one_spelling
 from .usage import StreamMeter, meter_whole, num_text_bytes
 
-_ERROR = re.compile(rb'"error"\s*:\s*+(?!null)')  # absent or null in good answers
+_ERROR = re.compile(rb'"error"\s*:\s*+(?!null)')  # a field that is absent or null in good answers
 _ENGINE_FAILED = re.compile(rb'"type":\s?"(?:engine_error|InternalServerError|server_error)"')
 _CUT = "the budget is used up: the answer is truncated"
 
@@ -83,8 +83,9 @@ async def relay_stream(
         return
     if not call.begun.is_finished:
         raise AnswerFailure("the stream ended without [DONE]", reported_in(without_key(events.rest)))
-    wants_usage = call.usage_options.include_usage and call.row.prompt_tokens and not meter.is_reported
-    await call.emit(call.begun.ending(_usage(call) if wants_usage else None), more=False)
+    row, wants_usage = call.row, call.usage_options.include_usage and not meter.is_reported
+    usage = Usage.of(row.prompt_tokens, row.completion_tokens) if wants_usage and row.prompt_tokens else None
+    await call.emit(call.begun.ending(usage), more=False)
 
 
 async def relay_passthrough(call: Call, usage: PassthroughUsage, response: Response, without_key: WithoutKey) -> None:
@@ -145,7 +146,7 @@ class StreamReservation:
         return cls(call.account, call.account and call.account.growing)
 
     def is_short(self, text_bytes: int, texts: int, is_counted: bool = False) -> bool:
-        """Return whether the answer has outgrown its reservation. `texts`: tokens if counted, else events with text."""
+        """Return whether the answer has outgrown its reservation. `texts`: tokens if `is_counted`, else text events."""
         if (answer := self.answer) is None:
             return False
         answer.texts, answer.bytes = texts, 0 if is_counted else text_bytes
@@ -156,7 +157,7 @@ class StreamReservation:
         return self.answer is None or self.account is None or await self.account.tops_up(self.answer)
 
     def settle(self, row: UsageRow, *, is_reported: bool) -> None:
-        """Record the estimate if a stream ended without usage, because a counted event may hold several tokens."""
+        """If a stream ended without usage, record the estimate, because an event with text may hold several tokens."""
         if self.answer is not None and not is_reported:
             row.completion_tokens = max(row.completion_tokens, self.answer.written)
 
@@ -227,10 +228,6 @@ class _EventReader:
         if self.call.begun.is_finished:
             return False
         return not self.call.answered or (self.may_break and _ENGINE_FAILED.search(error) is not None)
-
-
-def _usage(call: Call) -> Usage:
-    return Usage.of(call.row.prompt_tokens, call.row.completion_tokens)
 
 
 def _odd_status(response: Response) -> str:

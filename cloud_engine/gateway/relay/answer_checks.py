@@ -191,13 +191,7 @@ def reported_in(body: bytes) -> UpstreamError | None:
 
 def chunk_of(event: bytes) -> tuple[NodeChunk, bytes]:
     """Decode a `data:` event of a completion; return it with JSON that strict parsers accept. Raises AnswerFailure."""
-    data = event[6:]
-    try:
-        if not data.isascii():
-            data.decode()
-        chunk, spelled = _CHUNK.decode(data), None
-    except UNREADABLE:
-        chunk, spelled = _decoded(_CHUNK, data)
+    chunk, spelled = _decoded(_CHUNK, event[6:])
     if chunk.choices is chunk.error is chunk.object is None and bytes(chunk.usage) in (b"", b"null"):
         raise AnswerFailure("a stream event contains no part of an answer")
     return chunk, event if spelled is None else b"data: %b\n\n" % spelled

@@ -108,7 +108,7 @@ class Call:
 
     @property
     def attempt(self) -> bytes:
-        """The id under which nodes remember the cost of this request's answer."""
+        """The id by which a node is asked for the tokens spent on this request."""
         return b"try-" + self.row.id.encode()
 
     def limit(self, cap: int) -> None:
@@ -153,15 +153,12 @@ class Call:
     async def emit(self, data: bytes, *, more: bool) -> None:
         self.row.bytes += len(data)
         if self.copied is not None:
-            self._copy(self.copied, data)
+            self.copied += data
+            if len(self.copied) > _MAX_COPIED:
+                self.copied = None
         if not more:
             self.book()
         await self.send({"type": "http.response.body", "body": data, "more_body": more})
-
-    def _copy(self, copied: bytearray, data: bytes) -> None:
-        copied += data
-        if len(copied) > _MAX_COPIED:
-            self.copied = None
 
 
 def read_call(request: Request, body: bytes, row: UsageRow, started: float, send: Send) -> Call:
@@ -178,15 +175,10 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
         if route in COUNTS:
             size = RequestSize()
     row.model = peek.model
-    usage_options, along = (
-        peek.stream_options or UsageOptions(),
-        forwarded(request.headers, request.scope["query_string"].decode()),
-    )
-    path, headers = (
-        along.target(route).encode(),
-        [(n.encode(), v.encode("latin-1")) for n, v in along.headers.items()],
-    )
-    is_stream = bool(peek.stream) and route in _STREAMED  # other routes always answer whole
+    usage_options = peek.stream_options or UsageOptions()
+    along = forwarded(request.headers, request.scope["query_string"].decode())
+    path, headers = along.target(route).encode(), [(n.encode(), v.encode("latin-1")) for n, v in along.headers.items()]
+    is_stream = bool(peek.stream) and route in _STREAMED  # other routes never stream
     about = row.request_id, path, headers, body, peek.model, is_stream, usage_options, row, started, send
     usage = PassthroughUsage(route, row, size.prompt_tokens) if route in PATHS else None
     return Call(*about, session=peek.prompt_cache_key or "", size=size, content_type=content_type, passthrough=usage)

@@ -24,7 +24,7 @@ _MORE_THAN_TEXT = re.compile(
 )
 _MAX_TEXT = 2**20  # bytes of JSON
 _DEFAULT_COMPLETION = 16  # default max_tokens of text completions in OpenAI's API
-#: Fields that rule out a continuation on another node, with the values that have no effect.
+#: Request fields that rule out a continuation on another node, unless they have one of these neutral values.
 _INEXACT: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -50,7 +50,7 @@ class PartialAnswer:
         self._is_chat = path.partition(b"?")[0].endswith(_CHAT)
         self._is_known = self._is_chat or path.partition(b"?")[0].endswith(_COMPLETIONS)
         self._body = body
-        self._shows_tokens = b'"return_token_ids"' in body  # the client may have asked for token ids itself
+        self._shows_tokens = b'"return_token_ids"' in body  # whether the client may have asked for token ids
         self._first = b""
         self._text = bytearray()
         self._tokens = bytearray()  # token ids in JSON, each followed by a comma
@@ -94,9 +94,9 @@ class PartialAnswer:
         self._is_text = _MORE_THAN_TEXT.search(event) is None and len(self._text) <= _MAX_TEXT
 
     def continued(self, counts: tuple[int, int], *, takes_tokens: bool, takes_text: bool) -> bytes | None:
-        """Return the request that continues on another node, or None. `counts`: prompt and answer tokens so far.
+        """Return the request for another node to continue with, or None. `counts`: prompt and answer tokens so far.
 
-        `takes_tokens`: the node is Updraft's. `takes_text`: the server supports `continue_final_message`.
+        `takes_tokens`: the node can continue from token ids. `takes_text`: it supports `continue_final_message`.
         """
         if not self._is_known or not self._is_text:
             return None
@@ -116,14 +116,14 @@ class PartialAnswer:
         return msgspec.json.encode(fields)
 
     def ending(self, usage: Usage | None) -> bytes:
-        """Return the last events of a stream that broke off after its finish reason. `usage`: if requested."""
+        """Return the last events of a stream that broke off after its finish reason. `usage`: sent if not None."""
         if usage is None:
             return sse.DONE
         head = msgspec.json.decode(self._first[6:] or b"{}", type=dict[str, Any])
         return sse.event({**head, "choices": [], "usage": usage}) + sse.DONE
 
     def cut(self, answers: int, note: str) -> bytes:
-        """Return the last events of a stream that the gateway truncates."""
+        """Return the last events of a stream of `answers` answers that the gateway truncates. `note`: the reason."""
         head = msgspec.json.decode(self._first[6:] or b"{}", type=dict[str, Any])
         piece: dict[str, Any] = {"delta": {}} if self._is_chat else {"text": ""}
         choices = [{"index": index, **piece, "finish_reason": "length"} for index in range(answers)]
@@ -156,7 +156,7 @@ class PartialAnswer:
         return takes_text
 
     def _adopted(self, event: bytes, before: tuple[int, int]) -> bytes | None:
-        """Return a continuing node's event as part of the first stream; None to drop it. Raises UpstreamFailure."""
+        """Rewrite a continuing node's event to fit the first node's stream. None to drop it. Raises UpstreamFailure."""
         if not event.startswith(b"data: {") or event.startswith(b'data: {"error"'):
             return event
         try:
@@ -186,7 +186,7 @@ def _count_once(usage: dict[str, Any], prompt: int, before: int) -> None:
 
 
 def _readable(event: bytes) -> bytes:
-    """Return `event`, or b"" if its JSON is invalid: a continuation then cannot take over the ids of this stream."""
+    """Return `event`, or b"" if its JSON is invalid, so that a continuation does not copy ids from it."""
     try:
         msgspec.json.decode(event[6:], type=dict[str, Any])
     except UNREADABLE:

@@ -12,11 +12,11 @@ from ..ledger.metering import RESPONSE_CACHE, UsageRow
 from .shared_rows import Name, Numbers, SharedRows
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-#: First columns in the row of a model and tier. Models that no node serves are counted as `other`.
+#: Names of the first columns in the row of a model and tier; the columns of three histograms are next.
 SUMS = ("prompt", "completion", "cached", "accepted", "rejected", "cost", "streams", "streams_within")
-_OBSERVED = len(SECONDS) + 2  # columns of one histogram: the buckets, one above all bounds, and the sum
-_E2E = len(SUMS)
-_TTFT, _TPOT = _E2E + _OBSERVED, _E2E + 2 * _OBSERVED
+_OBSERVED = len(SECONDS) + 2  # columns of one histogram: the buckets, one bucket above all bounds, and the sum
+#: First column of each histogram.
+_STARTS = {name: len(SUMS) + index * _OBSERVED for index, name in enumerate(("e2e", "ttft", "tpot"))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Counters:
         more = *tokens, row.cached_tokens, row.accepted_prediction_tokens, row.rejected_prediction_tokens, cost
         for column, number in enumerate(more):
             sums[column] += number
-        _observe(sums, _E2E, row.latency_ms / 1e3)
+        _observe(sums, "e2e", row.latency_ms / 1e3)
         key = self.own.of("key", row.key_name)
         for column, number in enumerate((1, *tokens, cost)):
             key[column] += number
@@ -63,9 +63,9 @@ class Counters:
             return
         sums, ttft_s = self.own.of("model", row.model, row.tier), row.ttft_ms / 1e3
         tpot_s = (seconds - ttft_s) / (row.completion_tokens - 1) if row.completion_tokens > 1 else 0.0
-        _observe(sums, _TTFT, ttft_s)
+        _observe(sums, "ttft", ttft_s)
         if row.completion_tokens > 1:
-            _observe(sums, _TPOT, tpot_s)
+            _observe(sums, "tpot", tpot_s)
         sums[SUMS.index("streams")] += 1
         is_within = ttft_s <= self._objective.ttft_s and tpot_s <= self._objective.tpot_s
         sums[SUMS.index("streams_within")] += is_within
@@ -90,23 +90,12 @@ class ModelSums:
     def sum(self, name: str) -> float:
         return self._numbers[SUMS.index(name)]
 
-    @property
-    def e2e(self) -> Distribution:
-        return self._distribution(_E2E)
-
-    @property
-    def ttft(self) -> Distribution:
-        return self._distribution(_TTFT)
-
-    @property
-    def tpot(self) -> Distribution:
-        return self._distribution(_TPOT)
-
-    def _distribution(self, start: int) -> Distribution:
-        *counts, total = self._numbers[start : start + _OBSERVED]
+    def distribution(self, name: str) -> Distribution:
+        """Return the distribution of `e2e`, `ttft` or `tpot`, in seconds."""
+        *counts, total = self._numbers[_STARTS[name] : _STARTS[name] + _OBSERVED]
         return Distribution(SECONDS, [int(count) for count in counts], total)
 
 
-def _observe(numbers: Numbers, start: int, seconds: float) -> None:
-    numbers[start + bisect_left(SECONDS, seconds)] += 1
-    numbers[start + _OBSERVED - 1] += seconds
+def _observe(numbers: Numbers, name: str, seconds: float) -> None:
+    numbers[_STARTS[name] + bisect_left(SECONDS, seconds)] += 1
+    numbers[_STARTS[name] + _OBSERVED - 1] += seconds

@@ -66,7 +66,7 @@ class Dispatch:
             raise
 
     def _may_be_hedged(self, call: Call) -> bool:
-        """Return whether to hedge a first attempt. Retries are never hedged: the request itself may crash nodes."""
+        """Return whether to hedge a first attempt. Retries are never hedged, because the request may crash nodes."""
         return self.timeouts.hedge_after_s is not None and call.place.priority != "batch" and call.content_type == JSON
 
     async def _hedged(self, call: Call, placement: Placement, state: _DispatchState) -> None:
@@ -75,7 +75,7 @@ class Dispatch:
 
         def start(node: Node, attempt: Coroutine[None, None, None]) -> None:
             attempts[node] = asyncio.create_task(attempt)
-            # In a callback, because a cancelled attempt may never have started.
+            # The node is released in a callback, because a cancelled task may never have started.
             attempts[node].add_done_callback(lambda _: self.registry.give_back(node, placement))
 
         first = await self.registry.take(placement, (), call.place)
@@ -83,7 +83,7 @@ class Dispatch:
         start(first, self._try(call, first, state))
         try:
             await asyncio.wait(attempts.values(), timeout=self.timeouts.hedge_after_s)
-            with suppress(QuarantinedRequestError):  # identical requests may have failed nodes in the meantime
+            with suppress(QuarantinedRequestError):  # identical requests may have crashed nodes in the meantime
                 self.registry.quarantine.check(*_identity(call))
                 is_silent = state.winner is None and not attempts[first].done()
                 hedge = self.registry.take_spare(placement, call.tried) if is_silent else None
@@ -107,7 +107,7 @@ class Dispatch:
             raise failure
 
     async def _try_beside(self, call: Call, node: Node, state: _DispatchState) -> None:
-        with suppress(OverloadedError):  # no file descriptor for the hedge: the first attempt continues
+        with suppress(OverloadedError):  # no file descriptor is free for the hedge; the first attempt continues
             await self._try(call, node, state)
 
     def _check_retry(self, call: Call, state: _DispatchState) -> None:
@@ -126,7 +126,7 @@ class Dispatch:
             raise OverloadedError("The retry budget is used up because too many requests fail: try again shortly.")
 
     async def _try(self, call: Call, node: Node, state: _DispatchState) -> None:
-        """Make one attempt, and update the health of the node and the record of the request."""
+        """Make one attempt, and update the node's health and the request's quarantine record."""
         began, size = time.monotonic(), call.begun.size
         try:
             state.is_over = await self._attempt(call, node, state)
@@ -135,7 +135,7 @@ class Dispatch:
             state.erred.append(node)
         except AnswerTooLargeError:
             raise
-        except (UpstreamTimeout, UnreadRequestError) as failure:  # about this request; probes decide the node's health
+        except (UpstreamTimeout, UnreadRequestError) as failure:  # the node may still be healthy
             state.failure = failure
             state.erred.append(node)
         except UpstreamFailure as failure:
@@ -170,9 +170,9 @@ class Dispatch:
         return True
 
     def _goes_elsewhere(self, call: Call, node: Node, status: int, state: _DispatchState) -> bool:
-        """Return whether to try another node: once after an engine failure, always if this node is full or lacks it."""
+        """Return whether to try another: once after an engine failure, always if the node is full or has no route."""
         is_full = status == OverloadedError.status
-        if call.answered:  # the client has the status of the first answer
+        if call.answered:  # the client already has the status 200, so only such an answer can be relayed
             state.engine_failures += status != 200 and not is_full
             return status != 200
         if not self.registry.has_another(call.model, call.tried) and not state.others(node):
@@ -180,7 +180,7 @@ class Dispatch:
         if status in _HAS_NO_ROUTE and call.passthrough is not None:
             return True
         if status != 200 and status not in _TRY_ELSEWHERE and state.others(node):
-            call.tried.remove(node)  # may be tried again if the hedged attempt fails
+            call.tried.remove(node)  # this node may be tried again if the other attempt fails
             return True
         if status not in _TRY_ELSEWHERE or (state.engine_failures and not is_full):
             return False
@@ -249,7 +249,7 @@ class _DispatchState:
 
 
 def _identity(call: Call) -> tuple[bytes, bytes, bytes]:
-    """Return the parts that identify a repeated request."""
+    """Return the parts by which the quarantine recognises a repeated request."""
     return call.row.key_name.encode(), call.path, call.body
 
 

@@ -27,9 +27,9 @@ OFFICIAL = frozenset((*ChatRequest.__struct_fields__, *CompletionRequest.__struc
 
 
 def checked_names(body: bytes, known: frozenset[str]) -> Iterable[str]:
-    """Return the field names of a JSON object that msgspec has validated. `known`: `OFFICIAL` and the gateway's own.
+    """Return the field names of a JSON object that msgspec has validated. `known`: names with one valid spelling.
 
-    Raises InvalidRequestError naming the field.
+    Raises InvalidRequestError for a duplicate or misspelled name.
     """
     fields = _checked(body, known, "")
     for name, nested_names in _NESTED.items():
@@ -44,7 +44,7 @@ def _checked(value: bytes, known: frozenset[str], prefix: str) -> dict[str, msgs
         if name not in known and (usual := name.casefold()) in known:
             raise _refused(prefix + name, f"must be spelled {prefix + usual!r}")
     if len(msgspec.json.encode(fields)) != len(value) and _spaced(fields) != value:
-        _check_once(value, fields, known, prefix)  # the two usual encodings cannot hide duplicates
+        _check_once(value, fields, known, prefix)  # only for unusual encodings, since re-encoding drops duplicates
     return fields
 
 
@@ -54,7 +54,7 @@ def _spaced(fields: dict[str, msgspec.Raw]) -> bytes:
 
 
 def _check_once(value: bytes, fields: dict[str, msgspec.Raw], known: frozenset[str], prefix: str) -> None:
-    """Scan the names for duplicates. For a duplicate, `fields` holds the last value."""
+    """Refuse duplicate names. `fields`: the decoded object, with the last value of a duplicate name."""
     at, seen = value.index(b"{") + 1, set[str]()
     while (written := _NAME.match(value, at)) is not None:
         name: str = msgspec.json.decode(written[1])

@@ -37,7 +37,7 @@ class PassthroughUsage:
         self._path = path
         self._prompt_estimate = prompt_estimate
         self._row = row
-        self._texts = 0
+        self.texts = 0  # events with text so far
         self._last = b""
         #: The last event read, with JSON that strict parsers accept.
         self.shown = b""
@@ -51,7 +51,7 @@ class PassthroughUsage:
         except AnswerFailure as failure:
             return failure
         self._last = event = self.shown
-        self._texts += _TEXT.fullmatch(kind) is not None
+        self.texts += _TEXT.fullmatch(kind) is not None
         if kind in _ENDS or b'_tokens"' in event:
             self._note(sse.data_of(event))
         self.ended = self.ended or kind in _ENDS
@@ -71,15 +71,10 @@ class PassthroughUsage:
             if self.is_text and not self._row.prompt_tokens:
                 self._row.completion_tokens = self._row.completion_tokens or estimated_tokens(body)
 
-    @property
-    def texts(self) -> int:
-        """Number of events with text so far."""
-        return self._texts
-
     def settle(self) -> None:
-        """Record the usage at the end of a stream; if unreported, at least one token per text event."""
+        """Record the usage at the end of a stream. If the node reported none, count a token per event with text."""
         if not (self.ended and self._row.prompt_tokens):
-            self._row.completion_tokens = max(self._row.completion_tokens, self._texts)
+            self._row.completion_tokens = max(self._row.completion_tokens, self.texts)
 
     def error_event(self, error: UpdraftError) -> bytes:
         """Return the event with which the gateway ends a stream that fails, in this API's format."""

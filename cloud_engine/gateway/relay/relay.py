@@ -37,7 +37,7 @@ from .response_cache import ResponseCache
 from .usage import read_usage
 
 _USAGE_QUERY_S = 2.0
-_AWAITED_USAGE_QUERY_S = 0.2  # if the client still waits for its error response
+_AWAITED_USAGE_QUERY_S = 0.2  # used while the client waits for its error response
 _log = logging.getLogger("updraft.gateway")
 
 
@@ -76,13 +76,13 @@ class Relay:
         """Run the steps of a request in order. Raises an UpdraftError to refuse it."""
         principal = self.keys.principal(_authorization(request))
         place = QueuePlace(principal.priority, principal.tenant)
-        self.dispatch.registry.check_queue(place)  # sheds load early: before the body is read, without a row
+        self.dispatch.registry.queue.check(place)  # refuses early, before the body is read and without a usage row
         row.key_name, row.key_id, row.tenant = principal.name, principal.key_id, principal.tenant
         row.tier = principal.priority
         principal.require("inference")
         deadline = asyncio.get_running_loop().time() + self.dispatch.timeouts.whole_s
         request.scope["state"][BODY_OWNER] = principal.tenant
-        # Before reading the body: callers at their concurrency limit need not send one.
+        # Entered before the body is read, so that a caller at its concurrency limit is refused without an upload.
         async with self.accounting.entered(principal) as entered:
             body = await read_body(request, self.dispatch.timeouts.whole_s)
             call = read_call(request, body, row, started, send)

@@ -18,8 +18,8 @@ import msgspec
 from ..balancing.registry import NodeRegistry
 from .call import Call, Header
 
-_LARGEST_SHARE = 8  # divisor: an answer above this fraction of the cache is not cached
-_OF_ONE_REQUEST = {b"traceparent", b"tracestate", b"baggage", b"idempotency-key"}  # no effect on the answer
+_LARGEST_SHARE = 8  # answers larger than 1/8 of the cache are not cached
+_OF_ONE_REQUEST = {b"traceparent", b"tracestate", b"baggage", b"idempotency-key"}  # ignored in the cache key
 _OVERHEAD = 512  # bytes per entry besides the body
 
 
@@ -40,10 +40,6 @@ class ResponseCache:
         self._size = 0
         self._kept: OrderedDict[bytes, CachedAnswer] = OrderedDict()
         self._asked: dict[bytes, asyncio.Future[CachedAnswer | None]] = {}
-
-    @property
-    def num_bytes(self) -> int:
-        return self._size
 
     async def answer(self, call: Call, ask: Callable[[Call], Awaitable[None]]) -> None:
         """Send the cached answer, or wait for the identical request in flight, or else call `ask`."""

@@ -14,10 +14,10 @@ WIDTH = 72
 
 _NAME_BYTES = 384
 _SLOT_BYTES = _NAME_BYTES + WIDTH * 8
-_SLOTS = 1024  # exceeds the sum of the limits of all kinds
+_SLOTS = 1024  # per worker; more than all kinds of names together can use
 _MAX_OF_A_KIND = {"key": 224, "model": 192, "node": 256, "status": 224}
 _SEPARATOR = "\t"
-_OTHER = "other"  # replaces the first label once a kind is full
+_OTHER = "other"  # first label of all names beyond the maximum of their kind
 _FREE = 0xFF  # first byte of a released slot; no name starts with it
 
 Name = tuple[str, ...]
@@ -62,7 +62,7 @@ class WorkerRow:
         return ((name, self._numbers(start)) for start, name in self._places())
 
     def of(self, *name: str) -> Numbers:
-        """Return the values of a name: the kind, then the label values."""
+        """Return the values of a name, which is a kind followed by label values."""
         numbers = self._slots.get(name)
         return self._added(name) if numbers is None else numbers
 

@@ -61,15 +61,10 @@ def _in_one_spelling(event: bytes) -> list[bytes]:
     data = sse.data_of(event)
     if not data:
         return [event + b"\n\n"]  # a keep-alive comment
-    if _names_error(event) and not data.startswith(b'{"error"'):
+    names_error = any(line.replace(b" ", b"") == b"event:error" for line in event.split(b"\n"))
+    if names_error and not data.startswith(b'{"error"'):
         return [sse.event({"error": error_in(data, UpstreamError.status, "The node reported an error.")})]
-    if b"\n" in data:
-        data = data.replace(b"\n", b" ")
-    return [b"data: " + piece + b"\n\n" for piece in _finish_apart(data)]
-
-
-def _names_error(event: bytes) -> bool:
-    return any(line.replace(b" ", b"") == b"event:error" for line in event.split(b"\n"))
+    return [b"data: " + piece + b"\n\n" for piece in _finish_apart(data.replace(b"\n", b" "))]
 
 
 def _finish_apart(data: bytes) -> list[bytes]:

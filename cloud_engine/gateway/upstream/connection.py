@@ -100,10 +100,6 @@ class NodeConnection(asyncio.Protocol):
             self._transport.resume_reading()
         return body
 
-    def give_up(self, failure: UpstreamFailure) -> None:
-        """Fail the request in flight."""
-        self._fail(failure)
-
     def rest(self) -> None:
         """Mark the connection idle: the response is read, and further data is unexpected."""
         self._is_busy, self._has_body, self.idle_since = False, False, self._loop.time()
@@ -126,7 +122,7 @@ class NodeConnection(asyncio.Protocol):
         try:
             body = self._parser.feed(data)
         except UpstreamFailure as failure:
-            self._fail(failure)
+            self.fail(failure)
             self._transport.abort()
             return
         if body:
@@ -155,7 +151,7 @@ class NodeConnection(asyncio.Protocol):
             failure = UnreadRequestError("the node closed the connection before it had the whole request")
         elif not self._parser.has_begun:
             failure = ClosedUnansweredError("the connection was closed")
-        self._fail(failure)
+        self.fail(failure)
 
     async def _wait(self, limit_s: float) -> None:
         """Wait for data. Raises UpstreamFailure, or UpstreamTimeout after `limit_s`."""
@@ -177,11 +173,12 @@ class NodeConnection(asyncio.Protocol):
         """Check the deadline. One timer serves all waits and is re-armed on expiry: a timer per read costs too much."""
         self._timer = None
         if self._deadline <= self._loop.time():
-            self._fail(UpstreamTimeout(f"the node was silent for {self._limit_s:g} s"))
+            self.fail(UpstreamTimeout(f"the node was silent for {self._limit_s:g} s"))
         elif self._deadline < math.inf:
             self._timer = self._loop.call_at(self._deadline, self._on_time)
 
-    def _fail(self, failure: UpstreamFailure) -> None:
+    def fail(self, failure: UpstreamFailure) -> None:
+        """Fail the request in flight."""
         self._failure = self._failure or failure
         self._wake()
 

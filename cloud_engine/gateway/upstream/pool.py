@@ -54,7 +54,7 @@ class Pool:
         return connection
 
     async def exchange(self, broken: NodeConnection) -> NodeConnection:
-        """Replace a closed connection. If that raises, as `acquire` can, the caller must still release `broken`."""
+        """Replace a closed connection. Raises the errors of `acquire`; the caller must then release `broken`."""
         connection = await self._connect()
         broken.close()
         self._busy.discard(broken)
@@ -73,7 +73,7 @@ class Pool:
     def give_up(self, reason: str) -> None:
         """Fail the requests on all busy connections with UpstreamFailure."""
         for connection in self._busy:
-            connection.give_up(UpstreamFailure(reason))
+            connection.fail(UpstreamFailure(reason))
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -99,7 +99,7 @@ class Pool:
             if error.errno in _NO_DESCRIPTORS:  # the gateway's limit: not the node's fault
                 raise OverloadedError("The gateway is out of file descriptors: try again shortly.") from error
             raise UnreachableError(f"{type(error).__name__}: {error}") from error
-        if (peer := transport.get_extra_info("peername")) is None:  # reset before the transport was made
+        if (peer := transport.get_extra_info("peername")) is None:  # the connection was reset at once
             transport.abort()
             raise UnreachableError("the connection was reset")
         if self._is_registered and not may_register(peer[0], is_local=is_no_dns_name(self._host)):
@@ -117,7 +117,7 @@ class Pool:
 def may_register(address: str, *, is_local: bool) -> bool:
     """Return whether a node may register this address. `is_local`: loopback addresses are allowed.
 
-    The refused addresses reach services of the cloud or of this machine that trust their network.
+    Refused addresses could reach cloud metadata or services of this machine, which trust local callers.
     """
     ip = ipaddress.ip_address(address)
     ip = getattr(ip, "ipv4_mapped", None) or ip

@@ -24,7 +24,7 @@ SPLIT = {
 }
 
 
-_MAX_HEAD_DIM = 2**16  # sanity limit: frequencies are computed before the shapes of weights are known
+_MAX_HEAD_DIM = 2**16  # sanity limit, because rotary frequencies are computed before weights are checked
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ..config import ModelConfig
 from ..fields import Fields
 from .family import SPLIT, Family, read_decoder, windows_of
-
-
-def read_qwen2(fields: Fields) -> ModelConfig:
-    return _read(fields, qkv_bias=True)
 
 
 def read_qwen3(fields: Fields) -> ModelConfig:
@@ -27,5 +24,5 @@ def _read(fields: Fields, **differences: Any) -> ModelConfig:
     return read_decoder(fields, windows=windows, **differences)
 
 
-QWEN2 = Family(("Qwen2ForCausalLM",), read_qwen2, SPLIT)
+QWEN2 = Family(("Qwen2ForCausalLM",), partial(_read, qkv_bias=True), SPLIT)
 QWEN3 = Family(("Qwen3ForCausalLM",), read_qwen3, SPLIT)

@@ -1,11 +1,10 @@
-"""The interface to model weights on disk, and its implementation for Hugging Face style folders."""
+"""Hugging Face style folders as checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -18,31 +17,11 @@ _INDEX = "model.safetensors.index.json"
 _BYTES_AT_ONCE = 2**24
 
 
-class Checkpoint(Protocol):
-    """A model on disk, with Hugging Face's tensor names. All methods raise ModelLoadError for damaged files.
-
-    `where` is its name in error messages; `fields` is its configuration with the keys of `config.json`.
-    """
-
-    where: str
-    fields: Fields
-
-    def difference(self, expected: set[str]) -> tuple[set[str], set[str]]:
-        """Return the `expected` tensors that are missing, and the existing tensors that are not expected."""
-        ...
-
-    def shape(self, name: str) -> tuple[int, ...]: ...
-
-    def copy_into(self, name: str, target: Tensor) -> None:
-        """Copy a tensor into `target`, which has the same shape, converting to its dtype."""
-        ...
-
-
 class SafetensorsFolder:
-    """A folder with `config.json` and `model.safetensors`, or shards with an index.
+    """A folder with `config.json` and `model.safetensors`, or shards with an index. Raises ModelLoadError if damaged.
 
-    Files are memory-mapped and unmapped after every few megabytes, so that loading never needs much more memory than
-    the weights.
+    `where` is the folder's name in error messages; `fields` is its configuration. Files are memory-mapped and unmapped
+    after every few megabytes, so that loading never needs much more memory than the weights.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -54,6 +33,7 @@ class SafetensorsFolder:
             raise ModelLoadError(f"{folder}: {layers} layers in config.json, but {len(self._file_of)} tensors.")
 
     def difference(self, expected: set[str]) -> tuple[set[str], set[str]]:
+        """Return the `expected` tensors that are missing, and the existing tensors that are not expected."""
         return expected - self._file_of.keys(), self._file_of.keys() - expected
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -61,6 +41,7 @@ class SafetensorsFolder:
             return tuple(weights.get_slice(name).get_shape())
 
     def copy_into(self, name: str, target: Tensor) -> None:
+        """Copy a tensor into `target`, which has the same shape, converting to its dtype."""
         rows = max(1, _BYTES_AT_ONCE * len(target) // max(1, target.numel() * 4))
         for start in range(0, len(target), rows):
             with _opened(self._file_of[name]) as weights:

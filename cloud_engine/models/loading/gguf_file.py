@@ -51,7 +51,7 @@ _SIZES_OF_ROPE = ("rope.dimension_count", "attention.key_length", "embedding_len
 
 
 class GgufFile:
-    """A `Checkpoint` from a GGUF file. Raises ModelLoadError for a bad header or an unknown architecture or type."""
+    """A GGUF file with the interface of `SafetensorsFolder`. Raises ModelLoadError if damaged or not supported."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -73,7 +73,8 @@ class GgufFile:
         layers = self.fields.integer("num_hidden_layers")
         if layers > len(self._tensors):
             raise ModelLoadError(f"{path}: {layers} layers in the header, but only {len(self._tensors)} tensors.")
-        self._names = gguf.get_tensor_name_map(_enum_of(gguf.MODEL_ARCH_NAMES, self._arch), layers)
+        arch = next(member for member, name in gguf.MODEL_ARCH_NAMES.items() if name == self._arch)
+        self._names = gguf.get_tensor_name_map(arch, layers)
 
     def difference(self, expected: set[str]) -> tuple[set[str], set[str]]:
         theirs = {self._gguf_name(name): name for name in expected}
@@ -184,12 +185,8 @@ def gguf_vocabulary(path: Path) -> dict[str, int] | None:
     return None if tokens is None else {token: token_id for token_id, token in enumerate(read_texts(path, tokens))}
 
 
-def _enum_of(names: Mapping[Any, str], name: str) -> Any:
-    return next(member for member, theirs in names.items() if theirs == name)
-
-
 def _to_halves(weight: Tensor, heads: int) -> None:
-    """Reorder the rows of each head in place: from adjacent rotary pairs to two halves."""
+    """Reorder the rows of each head in place, so that rotary pairs are no longer adjacent, but half a head apart."""
     per_head = weight.shape[0] // heads
     halves = weight.view(heads, per_head // 2, 2, *weight.shape[1:]).transpose(1, 2)
     weight.copy_(halves.reshape(weight.shape))

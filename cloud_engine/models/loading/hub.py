@@ -56,7 +56,7 @@ def find_model(name: str) -> Path:
 
 
 def name_of(path: Path) -> str:
-    """Return a model's name for answers: owner/repo if its path is in the hub's cache, else the folder's name."""
+    """Return a model's name for API replies: owner/repo if its path is in the hub's cache, else the folder's name."""
     for parent in path.parents:
         if parent.name.startswith("models--"):
             return parent.name.removeprefix("models--").replace("--", "/")
@@ -64,7 +64,7 @@ def name_of(path: Path) -> str:
 
 
 def _snapshot(repo: str, wanted: Callable[[str], bool]) -> Path:
-    """Return the cache folder with the wanted files, downloading missing ones; offline, the folder as it is."""
+    """Download missing files among the wanted ones, and return their cache folder; offline, return it as it is."""
     cache = _cache_of(repo)
     here = _left(cache, wanted)
     try:

@@ -13,11 +13,12 @@ from ..decoder import Decoder
 from ..families import FAMILIES
 from ..families.family import Family, architecture
 from ..fields import Fields
-from .checkpoint import Checkpoint, SafetensorsFolder
+from .checkpoint import SafetensorsFolder
 from .gguf_file import GgufFile
 
 #: Callback after each parameter, with the bytes loaded so far and the total.
 Progress = Callable[[int, int], None]
+Checkpoint = SafetensorsFolder | GgufFile
 
 
 def load_model(
@@ -73,7 +74,7 @@ def _check_names(checkpoint: Checkpoint, sources: Mapping[str, tuple[str, ...]],
 
 
 def _rows(checkpoint: Checkpoint, parts: tuple[str, ...], wanted: tuple[int, ...]) -> list[int]:
-    """Return the rows of each part, and check the shapes before memory is allocated for the parameter."""
+    """Return the number of rows of each part. Raises ModelLoadError for wrong shapes, before memory is allocated."""
     shapes = [checkpoint.shape(part) for part in parts]
     rows = [shape[0] for shape in shapes]
     if any(shape[1:] != wanted[1:] for shape in shapes) or sum(rows) != wanted[0]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
-from ....protocol.errors import InvalidRequestError, UpdraftError
+from ....protocol.errors import InvalidRequestError
 from ....protocol.responses import FinishReason, StopReason, Usage
 from ....text.detokenize import IncrementalDetokenizer, StopMatcher
 from ....text.tokenizer import Tokenizer
@@ -17,21 +17,9 @@ from ....text.tool_stream import OfferedTools
 from ...engine.types.prediction import ALIGN_ON, PredictionCursor
 
 if TYPE_CHECKING:
-    from ...engine.stats import EngineStats
+    from ...engine.process.client import EngineClient
     from ...engine.types.outputs import PromptLogprob, RequestStats, TokenLogprob, TokenOutput
     from ...engine.types.request import GenerationRequest
-
-
-class TokenSource(Protocol):
-    """The part of `EngineClient` that a node uses."""
-
-    @property
-    def failure(self) -> UpdraftError | None: ...
-    async def start(self) -> None: ...
-    async def close(self) -> None: ...
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenOutput]: ...
-    def stop_answer(self, request_id: str, index: int) -> None: ...
-    def stats(self) -> EngineStats: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +49,7 @@ class Piece:
     num_tokens: int = 0
     # Prompt tokens from the prefix cache.
     cached_tokens: int = 0
-    # Tokens since the last piece, if requested. Another node can resume the answer from all tokens so far.
+    # Tokens since the last piece, if requested. From the tokens of all pieces, another node can resume the answer.
     token_ids: list[int] = field(default_factory=list[int])
 
 
@@ -71,13 +59,13 @@ class TokenExchange:
 
     # Whether each piece includes its token ids.
     reported: bool = False
-    # First tokens of each answer, appended to its prompt. Their text has been sent already, except for an incomplete
-    # character or stop string at the end.
+    # Tokens of each answer from an earlier node, appended to the prompt. Their text has been sent already, except for
+    # an incomplete character or stop string at the end.
     given: Sequence[int] = ()
 
 
 async def pieces(
-    engine: TokenSource,
+    engine: EngineClient,
     tokenizer: Tokenizer,
     request: GenerationRequest,
     tools: OfferedTools | None = None,
@@ -100,7 +88,7 @@ async def pieces(
     async with aclosing(engine.generate(request)) as outputs:
         async for output in outputs:
             if output.index not in open_answers:
-                continue  # the answer has already ended by its text
+                continue  # a stop string or tool call has already ended the answer
             if output.error is not None:
                 param = request.constraint and request.constraint.param
                 raise InvalidRequestError(f"{param}: {output.error}", param=param, code="grammar_failed")
@@ -118,7 +106,7 @@ async def pieces(
                 del open_answers[output.index]
                 if not open_answers:
                     return
-                if output.finish_reason is None:  # ended by its text, which the engine does not see
+                if output.finish_reason is None:  # a stop string or tool call ended the answer, so stop the engine
                     engine.stop_answer(request.request_id, output.index)
 
 
@@ -152,7 +140,7 @@ class _Answer:
         self._request = request
         self._detokenizer = IncrementalDetokenizer(token_bytes)
         self._stop = StopMatcher(request.params.stop)
-        if self._stop.push(self._detokenizer.push(*given))[1]:  # a match within `min_tokens` did not count
+        if self._stop.push(self._detokenizer.push(*given))[1]:  # within `min_tokens`, a match is ignored
             self._stop = StopMatcher(request.params.stop)
         self._call_limit = tools and tools.call_limit(
             request.constraint, detects_repetition=request.params.detects_repetition
@@ -178,11 +166,11 @@ class _Answer:
             return self._finished(piece, "stop", output.stats)
         self._emitted = self._decoded + 1  # release the scores of all tokens, even those without text
         piece.stop_reason = output.stop_reason
-        reason = "length" if output.finish_reason == "length" else "stop"  # errors were raised before
+        reason = "length" if output.finish_reason == "length" else "stop"  # `pieces` has already raised errors
         return self._finished(piece, reason, output.stats)
 
     def _read(self, output: TokenOutput, piece: Piece) -> bool:
-        """Add the tokens' text to `piece`. Return True if the answer ends there; later tokens are dropped."""
+        """Add the tokens' text to `piece`. Return True if the text ends the answer; later tokens are then dropped."""
         if self._only_engine_ends and not output.logprobs:
             self.num_tokens += len(output.token_ids)
             return self._emit(self._detokenizer.push(*output.token_ids), piece)
@@ -197,14 +185,14 @@ class _Answer:
         return False
 
     def _emit(self, text: str, piece: Piece) -> bool:
-        """Add the text that is safe to send to `piece`. Return True if the answer ends there."""
+        """Add the text that is safe to send to `piece`. Return True if a stop string or tool call ends the answer."""
         self._decoded += len(text)
         too_early = self.num_tokens < self._request.params.min_tokens
         safe, stopped = (text, False) if too_early else self._stop.push(text)
         return self._show(safe, piece) or stopped
 
     def _show(self, text: str, piece: Piece) -> bool:
-        """Add `text` to `piece`, up to the end of the only allowed tool call. Return True if that was reached."""
+        """Add `text` to `piece`, up to the end of the only allowed tool call. Return True if that end was reached."""
         text, called = (text, False) if self._call_limit is None else self._call_limit.push(text)
         piece.text += text
         self._emitted += len(text)
@@ -234,7 +222,7 @@ class _Answer:
         )
 
     def _num_accepted(self) -> int:
-        """Return the number of accepted predicted tokens, counted step by step like the engine."""
+        """Return how many tokens of the request's prediction were accepted, counted per step like in the engine."""
         cursor, known = PredictionCursor(self._request.draft_ids), self._request.prompt_ids
         for new in self._steps:
             known = known[-ALIGN_ON:] + new

@@ -11,7 +11,7 @@ from ....protocol.errors import OverloadedError
 
 T = TypeVar("T")
 
-#: Maximum concurrent streams of one HTTP request, so that one client's long list leaves places for others.
+#: Maximum concurrent streams of one HTTP request, so that a long list of prompts does not fill the queue.
 AT_ONCE = 16
 #: Seconds between an HTTP request's retries to start its next stream while the queue is full.
 PAUSE_S = 0.05
@@ -20,8 +20,8 @@ PAUSE_S = 0.05
 async def fan_out(starts: Sequence[Callable[[], AsyncGenerator[T]]]) -> AsyncGenerator[tuple[int, T]]:
     """Start the streams in `starts` and yield their items as they arrive, each with the number of its stream.
 
-    The first failure ends all streams. Exception: once a stream has been accepted, streams that find the queue full are
-    retried until they are accepted too.
+    The first failure ends all streams, with one exception: once the engine has accepted a stream, streams that find
+    the queue full are retried.
     """
     waiting = iter(enumerate(starts))
     results: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()
@@ -77,7 +77,7 @@ class _Streams(Generic[T]):
                     self._results.put_nowait((number, item))
             self._taken_up = True
         except OverloadedError as error:
-            others = self._taken_up or self._num_open > 1  # another one is open: if refused, it ends all
+            others = self._taken_up or self._num_open > 1  # retry while another stream is accepted or pending
             if began or not others or error.code == "draining":
                 raise
             return False

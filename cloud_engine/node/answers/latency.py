@@ -37,6 +37,6 @@ class Latencies:
                 if piece.finish_reason is not None and piece.usage is not None:
                     self.finished[piece.finish_reason] += 1
                     self.e2e.observe(now - started)
-                    if first is not None and piece.usage.completion_tokens > 1:  # else all arrived at once
+                    if first is not None and piece.usage.completion_tokens > 1:  # else there is no time between tokens
                         self.tpot.observe((now - first) / (piece.usage.completion_tokens - 1))
                 yield piece

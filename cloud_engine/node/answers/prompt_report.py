@@ -107,7 +107,7 @@ class PromptReport(WrappedFormat):
             top_logprobs.append({**top, self._text_of(token_id): score.logprob})
         detokenizer = IncrementalDetokenizer(self.tokenizer.token_bytes)
         offsets, offset = list[int](), 0
-        for token_id in token_ids:  # special tokens have no text, and a character may span several tokens
+        for token_id in token_ids:  # a token may have no text, or only a part of a character
             offsets.append(offset)
             offset += len(detokenizer.push(token_id))
         return TextLogprobs(tokens=tokens, token_logprobs=logprobs, top_logprobs=top_logprobs, text_offset=offsets)

@@ -21,7 +21,7 @@ class TokenCounter:
     """Counts the tokens of a request in `so_far`: all answers, and the prompts whose answers have started."""
 
     def __init__(self, generations: Sequence[GenerationRequest]) -> None:
-        """Start at 0; `generations` are the request's engine requests, one per prompt."""
+        """Start counting at 0. `generations`: the engine requests of the HTTP request, one per prompt."""
         self.so_far = Usage()
         self._prompt_tokens = [len(generation.prompt_ids) for generation in generations]
         self._prompts: set[int] = set()
@@ -54,10 +54,7 @@ class RunningUsage(WrappedFormat):
 
 
 class UnstreamedUsage:
-    """Token counts so far of unstreamed answers, by the attempt id that a gateway assigns.
-
-    Keeps the last few thousand attempts, finished or not.
-    """
+    """Token counts so far of the last few thousand unstreamed answers, by the gateway's id of the attempt."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Usage] = {}

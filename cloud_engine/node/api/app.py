@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -37,7 +38,7 @@ from ....text.tokenization import DetokenizeResponse, TokenizeResponse, parse_de
 from ....text.tokenizer import Tokenizer
 from ....text.tool_formats import ToolFormat
 from ...engine.types.request import GenerationRequest
-from ..answers.answer_stream import Piece, TokenSource, pieces, total_usage
+from ..answers.answer_stream import Piece, pieces, total_usage
 from ..answers.fan_out import fan_out
 from ..answers.formats import joined
 from ..answers.latency import Latencies
@@ -49,12 +50,15 @@ from .metrics import node_metrics
 from .preprocessing import PreparedRequest, RequestPreprocessor
 from .responses import read_prompt, read_stateless, translated
 
+if TYPE_CHECKING:
+    from ...engine.process.client import EngineClient
+
 
 @dataclass(frozen=True, slots=True)
 class NodeEngine:
     """An engine with the settings that a node needs to serve it."""
 
-    engine: TokenSource
+    engine: EngineClient
     tokenizer: Tokenizer
     model_id: str
     # Maximum tokens of prompt and answer together.

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ....protocol.http.ids import new_id
 from ...engine.types.request import GenerationRequest
-from ..answers.answer_stream import TokenSource
 from ..answers.fan_out import fan_out
 
+if TYPE_CHECKING:
+    from ...engine.process.client import EngineClient
 
-async def embed(engine: TokenSource, inputs: Sequence[list[int]]) -> list[list[float]]:
+
+async def embed(engine: EngineClient, inputs: Sequence[list[int]]) -> list[list[float]]:
     """Return one vector (hidden_size,) per input, in order. Cancelling this call aborts the engine's work.
 
-    Raises the errors of `TokenSource.generate`; one invalid input fails all of them.
+    Raises the errors of `EngineClient.generate`; one invalid input fails all of them.
     """
     vectors: dict[int, list[float]] = {}
     requests = [GenerationRequest(new_id("emb"), tokens, embed=True, streamed=False) for tokens in inputs]

@@ -59,7 +59,7 @@ def node_metrics(stats: EngineStats, latencies: Latencies, *, healthy: bool) -> 
 
 
 def _shares(stats: EngineStats) -> list[Metric]:
-    """Return ready-made ratios; 0 if the denominator is 0. The last three cover the time since the start."""
+    """Return ratios of the engine's statistics, 0 if undefined. The last three cover the time since the start."""
     prediction_tokens = stats.accepted_prediction_tokens + stats.rejected_prediction_tokens
     shares = {
         "kv_usage_ratio": ("share of KV blocks in use", stats.kv_blocks_used, stats.kv_blocks_total),

@@ -84,7 +84,7 @@ class RequestPreprocessor:
         if offered is not None:
             constraint = offered.format.constraint(offered.use)
             params = replace(each.params, repetition_detection=False)  # tool arguments may be repetitive
-            # A tool call may end the answer early, so tokens must not be bundled.
+            # The text of a tool call may end the answer, so the engine must report tokens as soon as possible.
             each = replace(each, params=params, constraint=constraint, streamed=True)
         reasoning = None if each.constraint is not None else self._reasoning
         if reasoning is not None and request.begins_without_thoughts:
@@ -215,7 +215,7 @@ def _generation(
         priority=request.priority or 0,
         cache_salt=json.dumps([tenant, request.cache_salt or ""]),
         constraint=request.constraint(),
-        streamed=request.stream or bool(params.stop),  # stop strings are matched here
+        streamed=request.stream or bool(params.stop),  # this process needs tokens early to match stop strings
     )
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from typing import Any
 
-from ....protocol.http.wire import WireResponse
+from ....protocol.http.wire import WireResponse, close_body
 
 
 class InteractiveRequests:
@@ -32,7 +31,7 @@ class InteractiveRequests:
         return replace(response, body=_TrackedBody(response.body, self._end))
 
     async def none(self, patience_s: float) -> bool:
-        """Wait until no request is in progress. Return False if a request still is after `patience_s` seconds."""
+        """Wait until no request is in progress. Return False if `patience_s` seconds are not enough."""
         try:
             async with asyncio.timeout(patience_s):
                 await self._none.wait()
@@ -65,9 +64,7 @@ class _TrackedBody:
 
     async def aclose(self) -> None:
         self._end_once()
-        close: Any = getattr(self._body, "aclose", None)
-        if close is not None:
-            await close()
+        await close_body(self._body)
 
     def _end_once(self) -> None:
         end, self._end = self._end, None

@@ -22,7 +22,7 @@ from ...tiers.idle import UnloadingLocalTier
 from ..routes.route import RequestContext, Route
 
 EventEncoder = Callable[[dict[str, Any]], bytes]
-_PROGRESS_S = 0.25  # between progress events of a pull
+_PROGRESS_S = 0.25  # seconds between progress events of a pull
 
 
 class DeviceModel(msgspec.Struct):

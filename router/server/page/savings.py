@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from ....accounting.budget import DAY_S
 from ....protocol.errors import InvalidRequestError
 from ....protocol.http.wire import WireResponse
 from ...accounting.ledger import Ledger, LedgerRow, LedgerTotals
 from ..routes.openai.pagination import query_of
 from ..routes.route import RequestContext, Route
 
-_DAY_S = 86_400
 _RECENT, _MAX_ROWS, _MAX_DAYS = 1000, 1000, 365
 _ABANDONED = 499
 _FILTERS = ("limit", "tier")
@@ -66,7 +66,7 @@ class RequestSummary(msgspec.Struct):
     status: int
     cloud_model: str
     failure: str
-    # Gate verdicts in order.
+    # Decisions of the gates, in order.
     decisions: msgspec.Raw
 
 
@@ -92,7 +92,7 @@ async def requests(context: RequestContext) -> WireResponse:
 
 
 def summed(ledger: Ledger, days: int) -> Savings:
-    since = (time.time() // _DAY_S - days + 1) * _DAY_S
+    since = (time.time() // DAY_S - days + 1) * DAY_S
     recent = ledger.rows(limit=_RECENT)
     return Savings(
         days=days,

@@ -23,9 +23,8 @@ class Trace(msgspec.Struct):
 
 
 async def trace(context: RequestContext) -> WireResponse:
-    preview = await context.router.preview(context.request)
-    record = preview.record
-    return WireResponse.json(Trace(record.tier, record.reason, record.decisions, preview.local_text, record.latency_ms))
+    record, local_text = await context.router.preview(context.request)
+    return WireResponse.json(Trace(record.tier, record.reason, record.decisions, local_text, record.latency_ms))
 
 
 ROUTES = (

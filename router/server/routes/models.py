@@ -8,13 +8,11 @@ from .route import RequestContext, Route
 
 
 async def list_models(context: RequestContext) -> WireResponse:
-    await context.router.start()
-    return WireResponse.json(ModelList(context.router.models()))
+    return WireResponse.json(ModelList((await context.router.names()).cards()))
 
 
 async def retrieve(context: RequestContext) -> WireResponse:
-    await context.router.start()
-    return WireResponse.json(context.router.model(context.parameters["model"]))
+    return WireResponse.json((await context.router.names()).card(context.parameters["model"]))
 
 
 ROUTES = (

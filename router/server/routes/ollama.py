@@ -44,8 +44,7 @@ async def _answer(context: RequestContext, kind: type[OllamaChat] | type[OllamaG
     asked = await off_event_loop(request.body, lambda: read_ollama_request(read_object(request.body), kind))
     answer = OllamaAnswer(asked)
     if not asked.turns:
-        await context.router.start()
-        context.router.model(model_name(asked.model))
+        (await context.router.names()).card(model_name(asked.model))
         return WireResponse.json(answer.loaded())
     made = await context.router.chat(await off_event_loop(request.body, lambda: _chat(request, asked)))
     if made.status != 200:
@@ -83,24 +82,22 @@ async def embed_one(context: RequestContext) -> WireResponse:
 
 
 async def list_models(context: RequestContext) -> WireResponse:
-    await context.router.start()
-    return WireResponse.json({"models": [_entry(card) for card in context.router.models()]})
+    return WireResponse.json({"models": [_entry(card) for card in (await context.router.names()).cards()]})
 
 
 async def show(context: RequestContext) -> WireResponse:
     asked = decode(context.request.body, OllamaShow)
-    await context.router.start()
-    card = context.router.model(model_name(asked.model))
+    card = (await context.router.names()).card(model_name(asked.model))
     length = {"updraft.context_length": card.max_model_len} if isinstance(card.max_model_len, int) else {}
     info = {"general.architecture": "updraft", "general.basename": card.id, **length}
     return WireResponse.json({**_about(card), "capabilities": ["completion", "tools"], "model_info": info})
 
 
 async def running(context: RequestContext) -> WireResponse:
-    await context.router.start()
-    local = context.router.tiers.local
+    names = await context.router.names()
+    local = names.tiers.local
     in_memory = local is not None and (not isinstance(local, UnloadingLocalTier) or local.loaded)
-    cards = [context.router.model(local.model_id)] if local is not None and in_memory else []
+    cards = [names.card(local.model_id)] if local is not None and in_memory else []
     return WireResponse.json({"models": [{**_entry(card), "size_vram": 0} for card in cards]})
 
 

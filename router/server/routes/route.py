@@ -36,12 +36,12 @@ class RequestContext:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method of one path."""
+    """HTTP method of a path, with the handler of its requests."""
 
     method: str
     # Path template: `{name}` matches one segment, `{name:path}` one or more.
     path: str
-    # Function that answers requests. Raises UpdraftError to refuse one.
+    # Function that answers requests. Raises UpdraftError to refuse a request.
     handler: Handler
     # One line for the generated reference.
     summary: str

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...request.json_narrowing import table, tables
-from .chunks import ChunkMaker, arguments_of, completion, message, tool_call, whole
+from .chunks import ChunkMaker, arguments_of, completion, message, tool_call, usage_of, whole
 from .provider import ChatEvents
 
 _FINISHES = {
@@ -37,7 +37,7 @@ def completion_of(body: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _ToolBlock:
-    """A streamed tool call. `input`: arguments in its first event, usually empty."""
+    """A tool call in a stream. `input`: arguments in the call's first event, usually empty."""
 
     index: int
     input: Any = None
@@ -45,7 +45,7 @@ class _ToolBlock:
 
 
 class MessageEvents(ChatEvents):
-    """Translator of the events from `message_start` to `message_stop`."""
+    """Translator of one stream's events, from `message_start` to `message_stop`."""
 
     def __init__(self) -> None:
         self._chunks = ChunkMaker()
@@ -68,7 +68,7 @@ class MessageEvents(ChatEvents):
             finish = _finish((table(event.get("delta")) or {}).get("stop_reason"))
             if finish is not None:
                 return [self._chunks.delta({}, finish), self._chunks.usage(_usage(self._counts))]
-        return []  # pings, the end, and unknown future events
+        return []  # a ping, `message_stop`, or an unknown event
 
     def _start(self, begun: dict[str, Any]) -> list[dict[str, Any]]:
         self._chunks.id, self._chunks.model = str(begun.get("id")), str(begun.get("model"))
@@ -108,10 +108,4 @@ def _usage(counts: dict[str, Any]) -> dict[str, Any]:
     """Convert token counts to OpenAI's form, with cache reads and writes as prompt tokens."""
     cached = whole(counts.get("cache_read_input_tokens"))
     read = whole(counts.get("input_tokens")) + cached + whole(counts.get("cache_creation_input_tokens"))
-    written = whole(counts.get("output_tokens"))
-    return {
-        "prompt_tokens": read,
-        "completion_tokens": written,
-        "total_tokens": read + written,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
+    return usage_of(read, whole(counts.get("output_tokens")), cached)

@@ -47,6 +47,12 @@ def completion(identifier: Any, model: Any, choices: list[dict[str, Any]], usage
     }
 
 
+def usage_of(read: int, written: int, cached: int, **more: Any) -> dict[str, Any]:
+    """Return OpenAI's usage object."""
+    counts = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    return {**counts, "prompt_tokens_details": {"cached_tokens": cached}, **more}
+
+
 class ChunkMaker:
     """Builder of the chunks of one stream, which share ID, model and time."""
 

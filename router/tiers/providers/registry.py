@@ -41,7 +41,7 @@ def provider_of(name: str, url: str) -> Provider:
 
 
 def _by_url(url: httpx.URL) -> str:
-    """Return the provider's name by host: Google and Anthropic have their own APIs, except Google's `/openai` path."""
+    """Return the name of the provider at a URL. Unknown hosts count as OpenAI-compatible."""
     if url.host == "api.anthropic.com":
         return AnthropicProvider.name
     if url.host == "generativelanguage.googleapis.com" and "/openai" not in url.path:

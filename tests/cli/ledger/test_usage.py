@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ledger_rows import add_row
 from typer.testing import CliRunner
 from updraft.cli.main import app
-from updraft.protocol.errors import ConfigurationError, InvalidRequestError
+from updraft.protocol.errors import ConfigurationError, InvalidRequestError, StorageError
 from updraft.router.accounting.ledger import Ledger
 from updraft.router.accounting.prices import Prices
 from updraft.router.accounting.request_record import RequestRecord
@@ -32,7 +33,7 @@ def ledger(tmp_path: Path) -> Path:
         with_price,
         replace(cloud, id="old", started_at=now - 365 * DAY_S, cloud_model="new\x1b[2J", cost_usd=None, saved_usd=None),
     ):
-        written.record(each)
+        add_row(written, each)
     written.close()
     return path
 
@@ -97,6 +98,15 @@ def test_an_empty_ledger_has_totals_and_a_missing_one_is_named(tmp_path: Path) -
     Ledger(path).close()
     assert "total" in said("usage", ledger=path)
     assert json.loads(said("log", "--json", ledger=path)) == []
+
+
+@pytest.mark.parametrize("command", ["usage", "log", "why"])
+def test_a_damaged_ledger_is_named_with_what_to_do(ledger: Path, command: str) -> None:
+    content = ledger.read_bytes()
+    ledger.write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
+    result = CliRunner().invoke(app, [command, "--ledger", str(ledger)])
+    assert isinstance(result.exception, StorageError)
+    assert f"The ledger {ledger} is damaged" in str(result.exception)
 
 
 def test_the_price_that_a_budget_needs_is_named_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

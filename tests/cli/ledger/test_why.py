@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from ledger_rows import add_row
 from typer.testing import CliRunner
 from updraft.accounting.reported_usage import ReportedUsage
 from updraft.cli.main import app
@@ -33,7 +34,7 @@ def ledger(tmp_path: Path) -> Path:
     record.local_s, record.cloud_s = 0.25, 0.5
     path = tmp_path / "ledger.sqlite3"
     written = Ledger(path)
-    written.record(record.row(200))
+    add_row(written, record.row(200))
     written.close()
     return path
 
@@ -57,7 +58,7 @@ def test_what_a_caller_sent_commands_no_terminal(tmp_path: Path) -> None:
     record.decide(GateDecision(0, escalate=True, reason="unknown \x9b2J`\nanswered  by the device" + "x" * 5000))
     path = tmp_path / "ledger.sqlite3"
     written = Ledger(path)
-    written.record(record.row(404))
+    add_row(written, record.row(404))
     row = next(iter(written.rows()))
     written.close()
     assert (len(row.model), len(row.reason), len(row.decisions) < 1000) == (100, 500, True)

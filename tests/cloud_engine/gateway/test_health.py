@@ -77,7 +77,7 @@ def test_a_late_probe_counts_only_while_nothing_comes() -> None:
             for left in (True, True, False):
                 await watch.probe(with_models=False)
                 assert node.healthy == left
-            assert node.reason == "3 consecutive probes timed out after 0.1 s"
+            assert node.breaker.reason == "3 consecutive probes timed out after 0.1 s"
 
     asyncio.run(run())
 
@@ -113,7 +113,7 @@ def test_a_fault_of_the_gateway_takes_the_node_out_and_the_watch_goes_on(
 
         monkeypatch.setattr(upstream, "get", faulty)
         await watch.probe(with_models=True)
-        assert "the probe failed" in node.reason
+        assert "the probe failed" in node.breaker.reason
         assert "no such thing" in caplog.text
         monkeypatch.setattr(upstream, "get", answered)
         for _ in range(3):

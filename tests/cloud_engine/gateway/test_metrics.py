@@ -128,7 +128,7 @@ def test_buckets_hold_what_is_at_most_their_bound(requests: list[tuple[str, floa
         counters.count(row(model=model, latency_ms=seconds * 1e3))
     for model, sums in counters.by_model.items():
         took = [seconds * 1e3 / 1e3 for its_model, seconds in requests if its_model == model[0]]
-        distribution = sums.e2e
+        distribution = sums.distribution("e2e")
         assert sum(distribution.counts) == len(took)
         assert [sum(distribution.counts[: at + 1]) for at in range(len(SECONDS))] == [
             sum(seconds <= bound for seconds in took) for bound in SECONDS

@@ -73,7 +73,7 @@ def test_a_list_of_models_that_is_no_json_fails_the_node_alone(listed: bytes) ->
         registry = NodeRegistry([NodeAddress(url)], upstream)
         await registry.start()
         assert not registry.nodes[0].healthy
-        assert registry.nodes[0].reason != "no probe has succeeded yet"
+        assert registry.nodes[0].breaker.reason != "no probe has succeeded yet"
         await registry.close()
         await upstream.close()
         await asyncio.sleep(0)

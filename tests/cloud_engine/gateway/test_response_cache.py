@@ -166,7 +166,7 @@ def test_an_answer_is_its_own_and_memory_is_bounded(requests: list[tuple[str, in
 
             await cache.answer(call, ask)
             assert received == expected
-            assert cache.num_bytes <= 40_000
+            assert cache._size <= 40_000
 
     asyncio.run(run())
 

@@ -92,7 +92,11 @@ def test_the_smallest_fleet_is_found_and_one_node_less_is_too_small() -> None:
     enough = planner.enough()
     assert enough.nodes > 1
     assert enough.share >= 0.95 > planner.figures(enough.nodes - 1).share
-    assert planner.with_device(0.3).nodes < enough.nodes < planner.at_rate(3.0).enough().nodes
+    assert (
+        planner.with_device(0.3).nodes
+        < enough.nodes
+        < replace(planner, trace=faster(planner.trace, 3.0)).enough().nodes
+    )
     hours = sum(row.output for row in trace) / enough.tokens_per_s / 3600
     assert enough.usd_per_million == pytest.approx(enough.nodes * hours / sum(row.output for row in trace) * 1e6)
     with pytest.raises(ConfigurationError, match="Even 1 nodes"):

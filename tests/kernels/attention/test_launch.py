@@ -14,7 +14,7 @@ from updraft.kernels.attention.launch import (
     queries_per_tile,
     split_lengths,
 )
-from updraft.kernels.attention.metadata import AttentionPlanner, plan_attention
+from updraft.kernels.attention.metadata import AttentionPlanner, GraphMetadata, plan_attention
 from updraft.kernels.attention.types import QuerySpan
 from updraft.protocol.errors import ConfigurationError
 
@@ -169,7 +169,7 @@ def test_shapes_that_the_kernel_does_not_take(shape: tuple[int, int, int, int]) 
 def test_a_graph_serves_any_lengths(lengths: list[int]) -> None:
     """On a GPU so small that no more splits are planned for than there are tiles."""
     shape = AttentionShape(heads=128, kv_heads=8, head_dim=64, block_size=16)
-    graph = AttentionPlanner(shape, torch.device("cpu"), 1).graph_metadata(9, most_sequences=4, most_blocks=4)
+    graph = GraphMetadata(AttentionPlanner(shape, torch.device("cpu"), 1), 9, most_sequences=4, most_blocks=4)
     assert len(graph.metadata.work) == 6
     graph.update_([QuerySpan(16, length, [1, 2]) for length in lengths])
     assert graph.metadata.work[:, 2].sum() == 9
@@ -187,7 +187,7 @@ def test_a_graph_serves_any_lengths(lengths: list[int]) -> None:
 )
 def test_what_does_not_fit_a_graph_is_refused(spans: list[QuerySpan]) -> None:
     shape = AttentionShape(4, 2, head_dim=64, block_size=16)
-    graph = AttentionPlanner(shape, torch.device("cpu"), 8).graph_metadata(8, most_sequences=4, most_blocks=4)
+    graph = GraphMetadata(AttentionPlanner(shape, torch.device("cpu"), 8), 8, most_sequences=4, most_blocks=4)
     before = graph.metadata.work.clone()
     with pytest.raises(ConfigurationError):
         graph.update_(spans)

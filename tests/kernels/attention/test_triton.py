@@ -11,7 +11,7 @@ from attention_reference import attend_reference
 from torch import Tensor
 from torch.nn import functional
 from updraft.kernels.attention.launch import AttentionShape
-from updraft.kernels.attention.metadata import AttentionMetadata, AttentionPlanner
+from updraft.kernels.attention.metadata import AttentionMetadata, AttentionPlanner, GraphMetadata
 from updraft.kernels.attention.types import QuerySpan, ScoreOptions
 
 pytest.importorskip("triton")
@@ -203,7 +203,7 @@ def test_buffers_of_a_graph_serve_step_after_step() -> None:
     """Capacity beyond need, fewer sequences, and sequences with more queries than the graph was made for."""
     shape = AttentionShape(4, 2, head_dim=16, block_size=16)
     rule = ScoreOptions(0.25)
-    graph = make_case(shape, [], dtype=torch.float16).planner(8).graph_metadata(8, most_sequences=4, most_blocks=40)
+    graph = GraphMetadata(make_case(shape, [], dtype=torch.float16).planner(8), 8, most_sequences=4, most_blocks=40)
     addresses = [graph.metadata.work.data_ptr(), graph.metadata.blocks.data_ptr()]
     for chunks in ([(500, 2), (30, 2), (15, 2), (16, 2)], [(9, 1)], [], [(40, 1), (3, 7)]):
         rows = sum(length for _, length in chunks)

@@ -17,6 +17,7 @@ from budget_probe import spent
 from cascade_bench import run
 from hypothesis import given
 from hypothesis import strategies as st
+from ledger_rows import add_row
 from router_fakes import FakeCloud, ScriptedGates, unused_url
 from updraft.accounting.budget import TokenDemand
 from updraft.accounting.prices import Price
@@ -194,7 +195,7 @@ def test_a_new_day_is_a_new_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     reserved = asyncio.run(budget.reserve(Caller("k"), DEMAND))
     error = asyncio.run(budget.exceeded(Caller("k"), DEMAND))
     assert error is not None
-    assert error.renews_s == 6400
+    assert error.retry_after_s == 6400
     assert "1972-09-28 00:00 UTC" in error.message
     assert asyncio.run(budget.exceeded(Caller("other"), DEMAND)) is None
     now += 10_000
@@ -211,14 +212,14 @@ def test_a_month_is_a_calendar_month_and_begins_with_its_rows(tmp_path: Path, mo
     ledger = Ledger(tmp_path / "ledger.sqlite3")
     row = RequestRecord(Prices(), "big").row(200)
     first, before = (datetime(*day, tzinfo=UTC).timestamp() for day in ((2027, 1, 1), (2026, 12, 31, 23)))
-    ledger.record(replace(row, id="this", started_at=first, cloud_tokens=60))
-    ledger.record(replace(row, id="last", started_at=before, cloud_tokens=60))
+    add_row(ledger, replace(row, id="this", started_at=first, cloud_tokens=60))
+    add_row(ledger, replace(row, id="last", started_at=before, cloud_tokens=60))
     month = Budget({"all": BudgetLimits(cloud_tokens=200, period="month")}, ledger)
     day = Budget({"all": BudgetLimits(cloud_tokens=100)}, ledger)
     assert month.counts_from() == first
     reserved = asyncio.run(month.reserve(Caller(), DEMAND))
     error = asyncio.run(month.exceeded(Caller(), DEMAND))
-    assert error is not None and error.renews_s == 3600
+    assert error is not None and error.retry_after_s == 3600
     assert "160 of 200 cloud tokens" in error.message
     assert "this month; it renews at 2027-02-01 00:00 UTC" in error.message
     assert asyncio.run(day.exceeded(Caller(), DEMAND)) is None, "a day of the same scope counts for itself"
@@ -244,9 +245,9 @@ def test_old_rows_go_unless_a_running_budget_counts_them(bench: Any, budget: Bud
         now = datetime(2027, 1, 28, tzinfo=UTC).timestamp()
         ledger = Ledger(b.ledger)
         for index in range(450):
-            ledger.record(replace(row, id=f"old-{index}", started_at=now - 40 * 86_400))
-        ledger.record(replace(row, id="month", started_at=now - 20 * 86_400))
-        ledger.record(replace(row, id="new", started_at=now))
+            add_row(ledger, replace(row, id=f"old-{index}", started_at=now - 40 * 86_400))
+        add_row(ledger, replace(row, id="month", started_at=now - 20 * 86_400))
+        add_row(ledger, replace(row, id="new", started_at=now))
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr("updraft.router.router.time.time", lambda: now)
             async with bench(ESCALATE, ledger_days=10, budget=budget):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ledger_rows import add_row
 from updraft.accounting.ledger.store import SqliteStore
 from updraft.protocol.errors import ConfigurationError, StorageError
 from updraft.router.accounting.ledger import GROUPS, REQUESTS, Ledger, LedgerRow
@@ -29,8 +30,8 @@ def path(tmp_path: Path) -> Path:
 
 def test_rows_come_back_as_they_went_in(path: Path) -> None:
     ledger = Ledger(path)
-    ledger.record(ROW)
-    ledger.record(replace(ROW, id="chatcmpl-1", started_at=2.0, p_gain=None))
+    add_row(ledger, ROW)
+    add_row(ledger, replace(ROW, id="chatcmpl-1", started_at=2.0, p_gain=None))
     ledger.close()
     ledger = Ledger(path)
     assert [row.id for row in ledger.rows()] == ["chatcmpl-1", "chatcmpl-0"]
@@ -42,9 +43,9 @@ def test_rows_come_back_as_they_went_in(path: Path) -> None:
 
 def test_a_second_row_for_one_request_is_an_error(path: Path) -> None:
     ledger = Ledger(path)
-    ledger.record(ROW)
+    add_row(ledger, ROW)
     with pytest.raises(sqlite3.IntegrityError):
-        ledger.record(ROW)
+        add_row(ledger, ROW)
     ledger.close()
 
 
@@ -53,7 +54,7 @@ def test_threads_and_a_second_writer_lose_nothing(path: Path) -> None:
 
     def write(worker: int) -> None:
         for index in range(50):
-            ledgers[worker % 2].record(replace(ROW, id=f"chatcmpl-{worker}-{index}"))
+            add_row(ledgers[worker % 2], replace(ROW, id=f"chatcmpl-{worker}-{index}"))
 
     threads = [threading.Thread(target=write, args=(worker,)) for worker in range(8)]
     for thread in threads:
@@ -69,12 +70,13 @@ def test_totals(path: Path) -> None:
     ledger = Ledger(path)
     (empty,) = ledger.totals()
     assert (empty.requests, empty.local_share, empty.cost_usd, empty.saved_usd) == (0, None, 0.0, None)
-    ledger.record(replace(ROW, local_prompt_tokens=3))
+    add_row(ledger, replace(ROW, local_prompt_tokens=3))
     escalated = replace(ROW, id="b", started_at=90_000.0, route="escalated", tier="cloud", cloud_model="big", key="k")
-    ledger.record(replace(escalated, cloud_tokens=7, cloud_prompt_tokens=5, cost_usd=0.002, saved_usd=-0.001))
-    ledger.record(replace(escalated, id="c", route="fallback", tier="local", saved_usd=0.0))
-    ledger.record(
-        replace(ROW, id="d", started_at=6.0, route="none", tier="none", status=502, local_tokens=0, saved_usd=0.0)
+    add_row(ledger, replace(escalated, cloud_tokens=7, cloud_prompt_tokens=5, cost_usd=0.002, saved_usd=-0.001))
+    add_row(ledger, replace(escalated, id="c", route="fallback", tier="local", saved_usd=0.0))
+    add_row(
+        ledger,
+        replace(ROW, id="d", started_at=6.0, route="none", tier="none", status=502, local_tokens=0, saved_usd=0.0),
     )
     (total,) = ledger.totals()
     assert (total.requests, total.errors, total.stayed_local, total.local_share) == (4, 1, 1, pytest.approx(1 / 3))
@@ -93,8 +95,8 @@ def test_totals(path: Path) -> None:
 
 def test_a_cost_that_nobody_knows_is_no_number(path: Path) -> None:
     ledger = Ledger(path)
-    ledger.record(ROW)
-    ledger.record(replace(ROW, id="b", cloud_model="unlisted", cost_usd=None, saved_usd=None))
+    add_row(ledger, ROW)
+    add_row(ledger, replace(ROW, id="b", cloud_model="unlisted", cost_usd=None, saved_usd=None))
     (total,) = ledger.totals()
     assert (total.cost_usd, total.unpriced, total.saved_usd) == (None, 1, 0.001)
     assert {each.group: each.cost_usd for each in ledger.totals("model")} == {"local": 0.0, "unlisted": None}
@@ -106,7 +108,7 @@ def test_a_cost_that_nobody_knows_is_no_number(path: Path) -> None:
 def test_pruning_takes_the_oldest_first_and_leaves_the_rest(path: Path) -> None:
     ledger = Ledger(path)
     for index in range(10):
-        ledger.record(replace(ROW, id=str(index), started_at=float(index)))
+        add_row(ledger, replace(ROW, id=str(index), started_at=float(index)))
     with closing(SqliteStore(path, REQUESTS)) as store:
         assert [store.prune(before, most) for before, most in ((0.0, 5), (6.0, 4), (6.0, 4), (6.0, 4))] == [0, 4, 2, 0]
     assert [row.id for row in ledger.rows()] == ["9", "8", "7", "6"]
@@ -116,7 +118,7 @@ def test_pruning_takes_the_oldest_first_and_leaves_the_rest(path: Path) -> None:
 def test_a_tier_alone(path: Path) -> None:
     ledger = Ledger(path)
     for index, tier in enumerate(("local", "cloud", "local")):
-        ledger.record(replace(ROW, id=str(index), started_at=float(index), tier=tier))
+        add_row(ledger, replace(ROW, id=str(index), started_at=float(index), tier=tier))
     assert [row.id for row in ledger.rows(tier="local", limit=1)] == ["2"]
     ledger.close()
 
@@ -149,7 +151,7 @@ def test_a_file_of_the_first_format_goes_on_working(path: Path) -> None:
 
     def open_and_write(worker: int) -> None:
         ledger = Ledger(path)
-        ledger.record(replace(ROW, id=f"new-{worker}", key="k", local_ms=1.5))
+        add_row(ledger, replace(ROW, id=f"new-{worker}", key="k", local_ms=1.5))
         found.append(ledger.totals()[0].requests)
         ledger.close()
 
@@ -224,12 +226,12 @@ def test_to_read_makes_no_file(path: Path) -> None:
 def test_what_is_being_written_is_read(path: Path) -> None:
     path = path.with_name("one?mode=rw&two#three.sqlite3")
     writer = Ledger(path)
-    writer.record(ROW)
+    add_row(writer, ROW)
     with writer.transaction():
         reader = Ledger(path, read_only=True)
         assert reader.rows() == [ROW]
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
-            reader.record(ROW)
+            add_row(reader, ROW)
         reader.close()
     writer.close()
 

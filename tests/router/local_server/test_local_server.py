@@ -167,7 +167,7 @@ def test_a_missing_server_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     url = unused_url()
     with pytest.raises(ModelLoadError, match=f"{url}/v1 does not answer"):
         asyncio.run(load_tiers(RouterConfig(local=url)))
-    monkeypatch.setenv("UPDRAFT_CONFIG", str(tmp_path / "none.toml"))
+    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
     monkeypatch.setenv("UPDRAFT_LOCAL", url)
     (found,) = check_local()
     assert (found.status, url in found.found) == ("fail", True)
@@ -176,7 +176,7 @@ def test_a_missing_server_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_the_doctor_tells_what_a_server_gives(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bare: ScriptedProvider
 ) -> None:
-    monkeypatch.setenv("UPDRAFT_CONFIG", str(tmp_path / "none.toml"))
+    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
     monkeypatch.setenv("UPDRAFT_LOCAL", bare.url)
     (found,) = check_local()
     assert (found.status, "small, 512 tokens" in found.found) == ("warn", True)

@@ -119,7 +119,7 @@ def test_another_url_takes_no_headers_along(tmp_path: Path) -> None:
 
 
 def test_the_flag(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("UPDRAFT_CONFIG", str(tmp_path / "none.toml"))
+    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
     pair = options.Pair(local="ollama:qwen3", cloud_url="https://h", cloud_model="m", cloud_provider="gemini")
     config = pair.config()
     assert (config.local, config.cloud_url) == ("ollama:qwen3", "https://h/v1beta")

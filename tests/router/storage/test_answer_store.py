@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from updraft.accounting.budget import DAY_S
 from updraft.protocol.errors import ConfigurationError, NotFoundError
-from updraft.router.storage.answer_store import DAY_S, AnswerStore, Page, StoredAnswer
+from updraft.router.storage.answer_store import AnswerStore, Page, StoredAnswer
 
 CHAT = "chat.completion"
 

@@ -147,10 +147,21 @@ def test_a_trial_whose_caller_leaves_is_anothers_turn() -> None:
     assert not cloud.is_open
 
 
-def test_one_request_that_hangs_opens_it() -> None:
+def test_two_requests_that_meet_a_silent_cloud_open_it_and_one_that_is_repeated_does_not() -> None:
     cloud, _ = calls(60.0)
-    fail(cloud, timed_out(URL, HUNG_S), after_s=HUNG_S)
+    for _ in range(5):
+        fail(cloud, timed_out(URL, HUNG_S), b"a long answer", after_s=HUNG_S)
+    assert not cloud.is_open
+    fail(cloud, timed_out(URL, HUNG_S), b"another", after_s=HUNG_S)
     assert cloud.is_open
+
+
+def test_an_answer_ends_a_silence() -> None:
+    cloud, _ = calls(60.0)
+    for number in range(5):
+        fail(cloud, timed_out(URL, HUNG_S), b"%d" % number, after_s=HUNG_S)
+        assert asyncio.run(ask(cloud, answers)) == "answer"
+    assert not cloud.is_open
 
 
 def test_neither_a_short_deadline_nor_one_slow_answer_among_others_opens_it() -> None:
@@ -231,23 +242,23 @@ def test_nobody_waits_long_for_a_trial_and_its_late_answer_closes_the_circuit(mo
     asyncio.run(asyncio.wait_for(test(), 60))
 
 
-def test_a_hung_cloud_costs_one_request_its_timeout() -> None:
+def test_a_hung_cloud_costs_two_requests_their_timeout() -> None:
     async def test() -> None:
         asked: list[asyncio.StreamWriter] = []  # what is not kept is closed
         server = await asyncio.start_server(lambda _, writer: asked.append(writer), "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
         tier = HttpCloudTier(CloudEndpoint(url, timeout_s=1.0))
         causes: list[str] = []
-        for ask in (tier.complete, tier.open, tier.complete):
+        for ask, prompt in ((tier.complete, "1"), (tier.complete, "1"), (tier.open, "2"), (tier.complete, "3")):
             with pytest.raises(CloudFailure) as caught:
-                await ask("chat/completions", {"model": "m", "messages": []}, timeout_s=1.0)
+                await ask("chat/completions", {"model": "m", "messages": [prompt]}, timeout_s=1.0)
             causes.append(caught.value.cause)
             assert url in caught.value.error.message
         assert [cause.partition(",")[0] for cause in causes] == [
-            "it was too slow",
-            *["it is not asked for a while"] * 2,
-        ]
-        assert len(asked) == 1
+            *["it was too slow"] * 3,
+            "it is not asked for a while",
+        ], "a prompt that takes too long, also when it is repeated, keeps no other from the cloud"
+        assert len(asked) == 3
         await tier.aclose()
         server.close()
         for writer in asked:

@@ -6,6 +6,7 @@ import time
 
 import msgspec
 
+from .....accounting.budget import DAY_S
 from .....protocol.decoding import decode, prepare_types
 from .....protocol.dialects.responses_request import check_metadata
 from .....protocol.errors import InvalidRequestError
@@ -13,7 +14,7 @@ from .....protocol.http.ids import new_id
 from .....protocol.http.wire import WireResponse
 from ....storage.batch_store import Batch
 from ..route import RequestContext, Route
-from .files import BATCH_DAYS, DAY_S, expires_s
+from .files import BATCH_DAYS, expires_s
 from .pagination import list_of, page_of, query_of
 
 _ENDPOINTS = tuple(

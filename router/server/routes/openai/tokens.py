@@ -61,8 +61,7 @@ async def input_tokens(context: RequestContext) -> WireResponse:
 
 
 async def _encoded(context: RequestContext, model: str | None, work: Callable[[TextEncoder, int], T]) -> WireResponse:
-    await context.router.start()
-    local = context.router.device(model)
+    local = (await context.router.names()).device(model)
     return WireResponse.json(await local.with_encoder(lambda encoder: work(encoder, local.context_length)))
 
 

@@ -98,7 +98,7 @@ class Quota:
 
 
 class Drawn:
-    """`Samples` without a model, which confirms most drafts."""
+    """`StepResult` without a model, which confirms most drafts."""
 
     def __init__(self, batch: Sequence[ScheduledRequest], random: random.Random, noise: torch.Generator) -> None:
         self.random, self.noise = random, noise

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from updraft.cloud_engine.engine.speculation.draft_length import AdaptiveDraftLength, DraftCandidate, FixedDraftLength
 from updraft.cloud_engine.engine.speculation.step_costs import StepCosts, StepReport
-from updraft.cloud_engine.engine.types.acceptance import Acceptance
+from updraft.cloud_engine.engine.types.acceptance import DRAFTER_HORIZON, Acceptance
 from updraft.cloud_engine.engine.types.recent_median import RecentMedian
 
 MOST = 8
@@ -73,7 +73,7 @@ class Run:
     def __init__(self, machine: Machine, loads: Iterable[int], acceptance: float, chooser: FixedDraftLength):
         self._random = random.Random(1)
         self._acceptance = acceptance
-        self._all = Acceptance.of_drafter()
+        self._all = Acceptance(DRAFTER_HORIZON)
         self.drafted = self.tokens = 0
         self.seconds = plain_s = 0.0
         self.shares: list[float] = []
@@ -373,7 +373,7 @@ def test_acceptance_is_a_share(results: list[tuple[int, int]]) -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_acceptance_finds_the_share(share: float) -> None:
-    acceptance, rng = Acceptance.of_drafter(), random.Random(0)
+    acceptance, rng = Acceptance(DRAFTER_HORIZON), random.Random(0)
     for _ in range(600):
         acceptance.add(next((i for i in range(4) if rng.random() >= share), 4), 4)
     assert acceptance.estimate() == pytest.approx(share, abs=0.06)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...protocol.errors import ConfigurationError
-from ..shared import json_output, output
-from ..shared.command_line import CommandLine
+from ..protocol.errors import ConfigurationError
+from .shared import json_output, output
+from .shared.command_line import CommandLine
 
 if TYPE_CHECKING:
-    from ...cloud_engine.deploy import CloudConfig
+    from ..cloud_engine.deploy import CloudConfig
 
 app = CommandLine(help="Run a gateway and its nodes from one YAML file, as local processes or on a Ray cluster.")
 
@@ -39,11 +39,11 @@ def up(
       updraft cloud up --ray cloud.yaml
       updraft cloud up --ray cloud.yaml --address auto     update it from another terminal
     """
-    from ...cloud_engine.deploy import read_config
-    from ...cloud_engine.deploy.local import run_local
-    from ...cloud_engine.deploy.ray_cluster import run_on_ray
-    from ...cloud_engine.deploy.ray_llm import foreign_models
-    from ..shared.processes import signals_as_interrupts
+    from ..cloud_engine.deploy import read_config
+    from ..cloud_engine.deploy.local import run_local
+    from ..cloud_engine.deploy.ray_cluster import run_on_ray
+    from ..cloud_engine.deploy.ray_llm import foreign_models
+    from .shared.processes import signals_as_interrupts
 
     if local == on_ray or (local and address is not None):
         raise ConfigurationError("Give --local, or --ray with or without --address.", param="local")
@@ -69,7 +69,7 @@ def down(address: Annotated[str, typer.Option(metavar="ADDRESS", help="Address o
     Example
       updraft cloud down
     """
-    from ...cloud_engine.deploy.ray_cluster import remove_from_ray
+    from ..cloud_engine.deploy.ray_cluster import remove_from_ray
 
     remove_from_ray(address)
 
@@ -84,17 +84,17 @@ def llm_config(
     Example
       updraft cloud llm-config cloud.yaml > llm.json && serve deploy llm.json
     """
-    from ...cloud_engine.deploy import read_config
-    from ...cloud_engine.deploy.ray_llm import serve_config
+    from ..cloud_engine.deploy import read_config
+    from ..cloud_engine.deploy.ray_llm import serve_config
 
     json_output.show(serve_config(read_config(file)))
 
 
 def _with_pocket(config: CloudConfig) -> CloudConfig:
-    """Replace the name pocket by the folders of the packaged models: the cloud engine does not know the name."""
+    """Replace the name pocket, which the cloud engine does not know, by the folders of the packaged models."""
     import msgspec
 
-    from ...embedded import pocket
+    from ..embedded import pocket
 
     large, small = str(pocket.pocket_large_folder()), str(pocket.pocket_small_folder())
     models = tuple(

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..shared import json_output, options, output
+from .shared import json_output, options, output
 
 if TYPE_CHECKING:
-    from ...cloud_engine.planning.plan import FleetFigures
+    from ..cloud_engine.planning.plan import FleetFigures
 
 
 def plan(
@@ -58,14 +58,13 @@ def plan(
       updraft plan --trace gateway.sqlite3 --costs costs.json --num-gpu-blocks-override 4096 \\
           --usd-per-hour 2 --cloud-share 0.4
     """
-    from ...cloud_engine.engine.config import EngineConfig, settings_of
-    from ...cloud_engine.planning.mode_limits import limits_from
-    from ...cloud_engine.planning.plan import Planner, PlanObjective, facts
-    from ...cloud_engine.planning.simulation import NodeShape
-    from ...cloud_engine.planning.step_time import read_costs
-    from ...cloud_engine.planning.trace import faster, read_trace
-    from ..calibrate.plot import check_plotting
-    from .plot import fleets_png
+    from ..cloud_engine.engine.config import EngineConfig, settings_of
+    from ..cloud_engine.planning.mode_limits import limits_from
+    from ..cloud_engine.planning.plan import Planner, PlanObjective
+    from ..cloud_engine.planning.simulation import NodeShape
+    from ..cloud_engine.planning.step_time import read_costs
+    from ..cloud_engine.planning.trace import faster, read_trace
+    from .shared.plots import check_plotting, fleets_png
 
     if plot is not None:
         check_plotting()
@@ -78,16 +77,16 @@ def plan(
     )
     tried = planner.smallest()
     enough = next(each for each in tried if each.share >= share)
-    result: dict[str, Any] = {"nodes": enough.nodes, "limits": used, "tried": [facts(each) for each in tried]}
+    result: dict[str, Any] = {"nodes": enough.nodes, "limits": used, "tried": [asdict(each) for each in tried]}
     if cloud_share is not None:
-        result["with_device"] = facts(planner.with_device(cloud_share))
+        result["with_device"] = asdict(planner.with_device(cloud_share))
     if compare:
         continuous, static = planner.static_tokens_per_s()
         result |= {
             "nodes_by_rate": planner.sensitivity(),
             "continuous_over_static": continuous / static,
-            "preallocated": facts(planner.preallocated(enough.nodes)),
-            "modes": {name: facts(fleet) for name, fleet in planner.by_mode(enough.nodes).items()},
+            "preallocated": asdict(planner.preallocated(enough.nodes)),
+            "modes": {name: asdict(fleet) for name, fleet in planner.by_mode(enough.nodes).items()},
         }
     if plot is not None:
         plot.write_bytes(fleets_png(tried, share))
@@ -98,8 +97,8 @@ def plan(
 
 
 def _print(tried: list[FleetFigures], enough: FleetFigures, result: dict[str, Any]) -> None:
-    from ..shared.console import Console
-    from ..shared.tables import columns, dollars
+    from .shared.console import Console
+    from .shared.tables import columns, dollars
 
     headings = ("nodes", "within", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "busy", "waste", "$/M")
     table = columns(*headings, right=headings)

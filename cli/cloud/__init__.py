@@ -1,1 +1,0 @@
-"""`updraft cloud`: command that runs a gateway and its nodes."""

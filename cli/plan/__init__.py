@@ -1,1 +1,0 @@
-"""`updraft plan`: command and plot."""
