@@ -83,10 +83,10 @@ class StreamTokenEstimate:
 
     @property
     def bound(self) -> int:
-        """Upper bound on the tokens of the text: its bytes, since each token has at least one. At most `reserved`."""
-        return min(self.reserved, max(self.texts, self.bytes))
+        """Tokens to charge without usage: the bytes within `reserved`, as each token has at least one; or `written`."""
+        return max(self.written, min(self.reserved, self.bytes))
 
     @property
     def is_short(self) -> bool:
-        """Return whether the answer exceeds its reservation. The margin is wide, because `written` is an estimate."""
-        return self.written > 2 * self.reserved + _MARGIN_TOKENS
+        """Return whether the answer exceeds its reservation, by a wide margin if only its bytes say so."""
+        return self.texts > self.reserved + _MARGIN_TOKENS or self.written > 2 * self.reserved + _MARGIN_TOKENS

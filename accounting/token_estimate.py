@@ -49,7 +49,7 @@ _COUNTED = frozenset(LENGTH_FIELDS)
 _ASCII = bytes(range(128))
 _ESCAPE = 6  # characters of an escape such as `\u20ac`
 _ESCAPED_BYTES = 3  # maximum UTF-8 bytes of an escaped character
-_BYTES_PER_TOKEN = 3
+BYTES_PER_TOKEN = 3
 _ATTACHED = (b'"file_id"', b'"file_data"', b'"data"', b";base64,")
 # Attachments in messages. Each has the type of the content part, and the path of keys to the data.
 _PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -64,7 +64,7 @@ _PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
-def prompt_tokens(body: bytes, *, bytes_per_token: int = _BYTES_PER_TOKEN) -> int:
+def prompt_tokens(body: bytes, *, bytes_per_token: int = BYTES_PER_TOKEN) -> int:
     """Estimate the tokens of a JSON request. With `bytes_per_token=1`, the result is an upper bound.
 
     Non-ASCII characters always count by their bytes. An attachment counts `ATTACHED_TOKENS`.

@@ -40,6 +40,7 @@ MAX_MESSAGES = 10_000  # maximum per conversation
 MAX_ANSWERS = 128  # maximum per prompt, as at OpenAI; checked before memory is allocated for the answers
 _OUTPUTS = ("json_schema", "grammar", "structured_outputs")
 _MAX_OPTIONS = 16  # maximum number of chat template variables per request
+_SWITCHES = {"true": True, "false": False}
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MAX_ID_DIGITS = 10  # maximum digits of a token id
 #: Fields that Updraft does not implement, and the values that ask for what Updraft does anyway.
@@ -303,13 +304,15 @@ def parse_chat(body: bytes) -> ChatRequest:
 def read_chat(fields: Mapping[str, Any]) -> ChatRequest:
     """Check a decoded chat request. Raises InvalidRequestError or UnsupportedFeatureError."""
     request = convert(allowed_tools(fields), ChatRequest)
+    for name, value in (options := request.chat_template_kwargs or {}).items():
+        options[name] = _SWITCHES.get(str(value).lower(), value)  # a template reads any other text as true
     check_messages(
         request.messages,
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
     )
     check_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
-    _check_template_options(request.chat_template_kwargs or {})
+    _check_template_options(options)
     if request.tool_use is not None and request.constraint() is not None:
         raise UnsupportedFeatureError(
             "tools and a format for the answer cannot be combined: leave one out, or set tool_choice to none.",

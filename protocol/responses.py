@@ -45,15 +45,12 @@ class CompletionTokensDetails(msgspec.Struct, kw_only=True):
     draft_accepted: int | UnsetType = UNSET
 
 
-class TokenCounts(msgspec.Struct, kw_only=True):
-    """Token counts so far, as vLLM reports them in each chunk with `continuous_usage_stats`."""
+class Usage(msgspec.Struct, kw_only=True):
+    """Token counts of an answer, or of a stream so far (vLLM's `continuous_usage_stats`)."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     total_tokens: int = 0
-
-
-class Usage(TokenCounts, kw_only=True):
     prompt_tokens_details: PromptTokensDetails = msgspec.field(default_factory=PromptTokensDetails)
     completion_tokens_details: CompletionTokensDetails = msgspec.field(default_factory=CompletionTokensDetails)
 
@@ -239,7 +236,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChunkChoice]
     created: int
-    usage: TokenCounts | UnsetType | None = UNSET
+    usage: Usage | UnsetType | None = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     system_fingerprint: str | UnsetType = UNSET
     sampling: SamplingDefaults | UnsetType = UNSET
@@ -288,7 +285,7 @@ class TextCompletion(msgspec.Struct, kw_only=True):
     id: str
     model: str
     choices: list[TextChoice]
-    usage: TokenCounts | UnsetType | None = UNSET
+    usage: Usage | UnsetType | None = UNSET
     created: int = msgspec.field(default_factory=lambda: int(time.time()))
     object: Literal["text_completion"] = "text_completion"
     system_fingerprint: str | UnsetType = UNSET

@@ -257,6 +257,8 @@ class RouterConfig:
     # Seconds of silence after which `updraft serve` sends a comment in a running stream, so that proxies do not close
     # the connection. 0: never.
     heartbeat_s: float = 15.0
+    # Size limit of a request's body to `updraft serve`, in megabytes, from 1 to 256. Uploaded files have `files_mb`.
+    body_mb: int = 8
     # Host names that callers may use for `updraft serve`, besides those of loopback and its own address.
     allowed_hosts: tuple[str, ...] = ()
     # Origins whose web pages may use `updraft serve`, besides those of this machine.
@@ -271,6 +273,7 @@ class RouterConfig:
         _check(self.store_days >= 1, "store_days", "at least 1")
         _check(1 <= self.store_answers < 2**31, "store_answers", "at least 1, and below 2**31")
         _check(1 <= self.files_mb < 2**31, "files_mb", "at least 1, and below 2**31")
+        _check(1 <= self.body_mb <= 256, "body_mb", "from 1 to 256")
         _check(1 <= self.local_max_tokens < 2**31, "local_max_tokens", "at least 1, and below 2**31")
         _check(self.local_idle_s is None or self.local_idle_s >= 1, "local_idle_s", "at least 1 second")
         _check(self.confidence is None or 0 < self.confidence < 1, "confidence", "between 0 and 1")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ...accounting.reported_usage import ReportedUsage
 from ...classifier.grading.questions import Question
 from ...protocol.errors import EngineError
 from ...protocol.http.forwarding import NOTHING, Forwarded
@@ -17,7 +18,7 @@ from ...protocol.http.wire import WireRequest
 from ...router.config import RouterConfig
 from ...router.factory import load_tiers
 from ...router.router import Router
-from ...router.tiers.interfaces import CloudStream, CloudTier, CloudUsage
+from ...router.tiers.interfaces import CloudStream, CloudTier
 
 if TYPE_CHECKING:
     from ...router.state import Tiers
@@ -33,7 +34,7 @@ class DraftedQuestion:
 
     seconds: float
     text: str
-    usage: CloudUsage
+    usage: ReportedUsage
 
 
 @dataclass(slots=True)
@@ -79,7 +80,8 @@ class Comparing:
                 answer = await self._cloud.complete(path, sent, timeout_s=timeout_s, forwarded=forwarded)
                 took = time.perf_counter() - began
                 text = answer["choices"][0]["message"]["content"] or ""
-                escalation.questions[arm].append(DraftedQuestion(took, text, CloudUsage.of(answer) or CloudUsage()))
+                usage = ReportedUsage.of(answer) or ReportedUsage()
+                escalation.questions[arm].append(DraftedQuestion(took, text, usage))
         self.escalations.append(escalation)
         return answer
 

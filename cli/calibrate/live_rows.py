@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from ...accounting.reported_usage import ReportedUsage
 from ...classifier.arrays import Array
 from ...classifier.graded_row import AnswerSignals, GradedRow, ModelStates
 from ...classifier.grading.agreement import ComparableAnswer
@@ -18,7 +19,6 @@ from ...classifier.grading.judge import JudgementError, Messages
 from ...protocol.errors import BudgetExceededError, UpdraftError, UpstreamError
 from ...protocol.http.wire import WireRequest
 from ...protocol.sampling import SamplingParams
-from ...router.tiers.interfaces import CloudUsage
 from .saved_answers import AnsweredPair, SavedAnswers, prompt_key
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class CloudModel:
                 usd = reserved if response.status in _BILLED_PERHAPS else 0.0
                 failure = RefusedError if response.status in _REFUSALS else UpstreamError
                 raise failure(str(answer["error"].get("message")))
-            usage = CloudUsage.of(answer)
+            usage = ReportedUsage.of(answer)
             usd = reserved
             if usage is not None and usage.prompt_tokens:
                 usd = self.spending.cost(self.name, usage.prompt_tokens, usage.completion_tokens)
@@ -187,7 +187,7 @@ class TierPair:
             local, completion = await asyncio.gather(_run(self._local, prompt), self._cloud.complete(prompt.body))
         finally:
             spending.settle(for_judge, 0.0)
-        choice, usage = completion["choices"][0], CloudUsage.of(completion)
+        choice, usage = completion["choices"][0], ReportedUsage.of(completion)
         local.key = key
         local.cloud = str(choice["message"].get("content") or "")
         local.cloud_finish = str(choice.get("finish_reason") or "stop")

@@ -28,6 +28,8 @@ class Sequence:
     # Whether the answer has ended; the sequence then stays only for pending hidden states.
     finished: bool = False
     computed: int = 0
+    # Prompt tokens from the prefix cache. None: not admitted yet.
+    cached: int | None = None
     branch: Branch | None = None
 
     @property
@@ -192,6 +194,7 @@ class LocalScheduler:
                 self._head_waits = True
                 return
             sequence.branch, sequence.computed = branch, branch.length
+            sequence.cached = branch.length if sequence.cached is None else sequence.cached
             self.running.append(self.waiting.popleft())
 
     def _fits(self, sequence: Sequence, branch: Branch) -> bool:

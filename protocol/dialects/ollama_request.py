@@ -144,10 +144,10 @@ def chat_body(request: OllamaChat | OllamaGenerate) -> dict[str, Any]:
         del body["max_completion_tokens"]
     if isinstance(request, OllamaChat) and request.tools:
         body["tools"] = request.tools
-    if isinstance(request.think, str):
-        body["reasoning_effort"] = request.think
-    elif request.think is False:
+    if request.think in (False, "false"):
         body["reasoning_effort"] = "none"
+    elif request.think not in (None, True, "true"):
+        body["reasoning_effort"] = request.think
     if isinstance(request.format, dict):
         body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": request.format}}
     elif request.format == "json":

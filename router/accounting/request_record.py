@@ -11,13 +11,15 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET
 
+from ...accounting.reported_usage import ReportedUsage
+from ...accounting.token_estimate import BYTES_PER_TOKEN
 from ...protocol.http.ids import new_id
 from ...protocol.responses import UpdraftInfo, Usage
 from ...protocol.telemetry.tracing import Attributes, Span, usage
 from ..gates.gates import GateDecision
 from ..request.caller import Caller
 from ..tiers.failures import CloudFailure
-from ..tiers.interfaces import CloudUsage, LocalAnswer
+from ..tiers.interfaces import LocalAnswer
 from .budget import NO_CHARGE, Charge, Demand, Reservation
 from .ledger import LedgerRow
 from .prices import Prices
@@ -45,7 +47,7 @@ class CloudCall:
     # Completion tokens that are charged if the cloud reports no usage.
     unreported_tokens: int = 0
     # Usage reported by the cloud so far.
-    counted: CloudUsage = field(default_factory=CloudUsage)
+    counted: ReportedUsage = field(default_factory=ReportedUsage)
     # Whether the call is free: the cloud refused it or was not reached.
     unbilled: bool = False
     # Whether the connection broke. Then `counted` is an estimate, so budgets are charged according to `demand`.
@@ -53,18 +55,31 @@ class CloudCall:
     # Whether the answer may contain hidden reasoning tokens.
     is_reasoning: bool = False
 
+    @property
+    def booked(self) -> ReportedUsage:
+        """Usage for the ledger and the budgets: as reported by the cloud, or else by `demand`."""
+        counted, demand = self.counted, self.demand
+        if demand is None or self.is_broken or self.unbilled or counted.prompt_tokens:
+            return counted
+        return ReportedUsage(demand.fixed.cloud_tokens, max(counted.completion_tokens, self.unreported_tokens))
+
+    @property
+    def prompt_estimate(self) -> int:
+        """Estimated prompt tokens, for clouds that report only a total; 0 without budgets."""
+        return 0 if self.demand is None else self.demand.fixed.cloud_tokens // BYTES_PER_TOKEN
+
     def usd(self, prices: Prices) -> float | None:
         """Return the cost in US dollars, or None if the model has no price."""
         if self.unbilled:
             return 0.0
-        counted = self.counted
-        return prices.cloud(self.model, counted.prompt_tokens, counted.completion_tokens, counted.cached_tokens)
+        booked = self.booked
+        return prices.cloud(self.model, booked.prompt_tokens, booked.completion_tokens, booked.cached_tokens)
 
     def charge(self, prices: Prices) -> Charge:
-        """Return the tokens and dollars that the cloud reported, or else those that `demand` estimates."""
-        if self.is_broken or not (self.unbilled or self.counted.prompt_tokens):
+        """Return the call's tokens and dollars."""
+        if self.is_broken:
             return NO_CHARGE if self.demand is None else self.demand.charge(self.unreported_tokens)
-        tokens = self.counted.prompt_tokens + self.counted.completion_tokens
+        tokens = self.booked.prompt_tokens + self.booked.completion_tokens
         # An unknown price may count as 0, because dollar budgets require a price for every model.
         return Charge(cloud_tokens=tokens, usd=self.usd(prices) or 0.0)
 
@@ -100,6 +115,8 @@ class RequestRecord:
     failure: str = ""
     # Prompt tokens of all local runs.
     local_prompt_tokens: int = 0
+    # Prompt tokens of all local runs from the prefix cache.
+    local_cached_tokens: int = 0
     # Completion tokens of all local runs.
     local_tokens: int = 0
     # Duration of all local runs, in seconds.
@@ -132,9 +149,9 @@ class RequestRecord:
         return (time.monotonic() - self.started) * 1e3
 
     @property
-    def cloud(self) -> CloudUsage:
+    def cloud(self) -> ReportedUsage:
         """Usage of the last cloud call."""
-        return self.cloud_calls[-1].counted if self.cloud_calls else CloudUsage()
+        return self.cloud_calls[-1].counted if self.cloud_calls else ReportedUsage()
 
     @property
     def cloud_model(self) -> str:
@@ -144,12 +161,12 @@ class RequestRecord:
     @property
     def cloud_prompt_tokens(self) -> int:
         """Prompt tokens of all cloud calls."""
-        return sum(each.counted.prompt_tokens for each in self.cloud_calls)
+        return sum(each.booked.prompt_tokens for each in self.cloud_calls)
 
     @property
     def cloud_tokens(self) -> int:
         """Completion tokens of all cloud calls."""
-        return sum(each.counted.completion_tokens for each in self.cloud_calls)
+        return sum(each.booked.completion_tokens for each in self.cloud_calls)
 
     @property
     def cost_usd(self) -> float | None:
@@ -174,11 +191,11 @@ class RequestRecord:
         if self.route is None:
             return 0.0
         if self.cache_hit is not None:
-            alone = CloudUsage(self.cache_hit.prompt_tokens, self.cache_hit.completion_tokens)
+            alone = ReportedUsage(self.cache_hit.prompt_tokens, self.cache_hit.completion_tokens)
         elif self.tier == "cloud":
-            alone = self.cloud
+            alone = self.cloud_calls[-1].booked if self.cloud_calls else self.cloud
         else:
-            alone = CloudUsage(self.local_prompt_tokens, self.local_tokens)
+            alone = ReportedUsage(self.local_prompt_tokens, self.local_tokens)
         cost, cost_alone = self.cost_usd, CloudCall(self.top_model, counted=alone).usd(self.prices)
         return None if cost_alone is None or cost is None else cost_alone - cost
 
@@ -206,7 +223,7 @@ class RequestRecord:
 
     def repeat(self, tier: Literal["local", "cloud"], usage: dict[str, Any], age_s: float) -> None:
         """Record that the answer comes from the cache. `tier` generated it `age_s` seconds ago, with this `usage`."""
-        counted = CloudUsage.of({"usage": usage}) or CloudUsage()
+        counted = ReportedUsage.of({"usage": usage}) or ReportedUsage()
         self.route = "cache"
         self.cache_hit = CacheHit(tier, counted.prompt_tokens, counted.completion_tokens)
         self.decide(GateDecision(0, escalate=False, reason=f"cached answer of the {tier} tier, {age_s:.0f} s old"))
@@ -214,8 +231,8 @@ class RequestRecord:
     def usage(self) -> Usage:
         """Return the tokens of the answer, as counted by the tier that generated it."""
         if self.tier == "local":
-            return Usage.of(self.local_prompt_tokens, self.local_tokens)
-        return Usage.of(self.cloud.prompt_tokens, self.cloud.completion_tokens)
+            return Usage.of(self.local_prompt_tokens, self.local_tokens, cached=self.local_cached_tokens)
+        return Usage.of(self.cloud.prompt_tokens, self.cloud.completion_tokens, cached=self.cloud.cached_tokens)
 
     def fell_back(self, failure: CloudFailure) -> None:
         """Record that the local answer replaces the answer of a failed cloud call."""
@@ -231,11 +248,12 @@ class RequestRecord:
         """Add the tokens and the duration of a finished local run."""
         self.local_s += seconds
         self.local_prompt_tokens += answer.prompt_tokens
+        self.local_cached_tokens += answer.cached_tokens
         self.local_tokens += len(answer.tokens)
 
-    def counted(self, usage: CloudUsage | None) -> None:
+    def counted(self, usage: ReportedUsage | None) -> None:
         """Set the usage of the last cloud call; None if the cloud reported none."""
-        self.cloud_calls[-1].counted = usage or CloudUsage()
+        self.cloud_calls[-1].counted = usage or ReportedUsage()
 
     @contextmanager
     def in_cloud(self) -> Generator[None]:

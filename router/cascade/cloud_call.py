@@ -14,6 +14,7 @@ import msgspec
 
 from ...accounting.budget import TOP_UP, StreamTokenEstimate, TokenDemand
 from ...accounting.prices import Price
+from ...accounting.reported_usage import ReportedUsage
 from ...accounting.token_estimate import LIMITS, THINKING, answer_size, capped, prompt_tokens, text_bytes
 from ...protocol.errors import BudgetExceededError, RequestTimeoutError
 from ...protocol.http.forwarding import Forwarded
@@ -25,7 +26,7 @@ from ..gates.gates import GateDecision
 from ..request.json_narrowing import table
 from ..state import RouterState
 from ..tiers.failures import CloudFailure, CloudForbidden
-from ..tiers.interfaces import Booked, CloudStream, CloudUsage
+from ..tiers.interfaces import Booked, CloudStream
 
 _TOO_LARGE = re.compile(r"too (?:large|high|big)|at most|maximum|less than|exceed|greater than|>", re.IGNORECASE)
 
@@ -93,7 +94,7 @@ class CloudAttempt:
         record, call, budget = self.record, self.call, self.state.budget
         read = prompt_tokens(json_bytes(self.drafted))
         tokens = 0 if call.demand is None else min(call.demand.wanted.least, call.unreported_tokens)
-        broken = CloudCall(call.model, call.demand, tokens, CloudUsage(prompt_tokens=read), is_broken=True)
+        broken = CloudCall(call.model, call.demand, tokens, ReportedUsage(prompt_tokens=read), is_broken=True)
         reason = f"retry: {call.model} failed: {cause}; {read} prompt tokens are charged for the failed attempt"
         record.judged(GateDecision(0, escalate=True, reason=reason))
         record.cloud_calls[-1] = broken  # so that `after` counts the failed attempt
@@ -130,7 +131,7 @@ async def cloud_call(
 
     Raises CloudForbidden if the budget does not allow the call.
     """
-    call = CloudCall(body["model"], is_reasoning=_asks_for_reasoning(body))
+    call = CloudCall(body["model"], is_reasoning=_may_hide_tokens(body))
     attempt = CloudAttempt(state, record, call, path, body, draft)
     if state.budget is not None:
         call.demand = demand_of(record, attempt.drafted, call.model, path)
@@ -179,13 +180,10 @@ async def _reserve(attempt: CloudAttempt) -> None:
 
 
 def bound_unreported(record: RequestRecord, completion: dict[str, Any]) -> None:
-    """If an answer reports no usage, charge at most its size in bytes, because each token has at least one byte.
-
-    With hidden reasoning, the full reservation is charged.
-    """
+    """Charge an answer without usage by its size, like a stream. With hidden reasoning, at least the reservation."""
     call = record.cloud_calls[-1]
-    if not call.is_reasoning:
-        call.unreported_tokens = min(call.unreported_tokens, text_bytes(completion.get("choices")))
+    answer = StreamTokenEstimate(call.unreported_tokens, bytes=text_bytes(completion.get("choices")))
+    call.unreported_tokens = max(answer.bound, answer.reserved if call.is_reasoning else 0)
 
 
 class MeteredStream:
@@ -209,8 +207,8 @@ class MeteredStream:
         try:
             payload, event = await anext(self._stream)
         except StopAsyncIteration:
-            if self._call.is_reasoning:  # used as the charge only if the cloud reports no usage
-                self._call.unreported_tokens = self._answer.reserved
+            answer = self._answer  # used as the charge only if the cloud reports no usage
+            self._call.unreported_tokens = max(answer.bound, answer.reserved if self._call.is_reasoning else 0)
             raise
         goes_on = False
         for choice in event["choices"]:
@@ -219,7 +217,7 @@ class MeteredStream:
             size = text_bytes(table(choice.get("delta")) or choice.get("text"))
             self._answer.bytes += size if payload.isascii() and b"\\u" not in payload else 2 * size
             self._answer.texts += size > 0
-        if (usage := CloudUsage.of(event)) is not None and event["choices"]:  # the usage so far, not the final one
+        if (usage := ReportedUsage.of(event)) and event["choices"]:  # the usage so far, not the final one
             self._answer.texts, self._answer.bytes = usage.completion_tokens, 0
         self._call.unreported_tokens = max(self._call.unreported_tokens, self._answer.bound)
         if goes_on and self._answer.is_short and not await self._topped_up():
@@ -263,8 +261,8 @@ def _index(choice: dict[str, Any]) -> int:
     return index if isinstance(index, int) else 0
 
 
-def _asks_for_reasoning(body: dict[str, Any]) -> bool:
-    if body.get("reasoning_effort") not in (None, "none"):
+def _may_hide_tokens(body: dict[str, Any]) -> bool:
+    if body.get("reasoning_effort") not in (None, "none") or body.get("best_of") not in (None, body.get("n", 1)):
         return True
     tables = [options for name in THINKING if (options := table(body.get(name)))]
     return any("none" not in each.values() and "disabled" not in each.values() for each in tables)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from ...accounting.reported_usage import ReportedUsage
 from ...protocol.errors import BudgetExceededError, EngineError, InvalidRequestError, UpstreamError
 from ..accounting.request_record import RequestRecord
 from ..gates.gates import GateDecision
@@ -15,7 +16,7 @@ from ..gates.rules import Ruling, rule
 from ..request.chat_request import RoutingRequest
 from ..state import CloudCandidate, RouterState
 from ..tiers.failures import CloudFailure, CloudForbidden
-from ..tiers.interfaces import CloudStream, CloudTier, CloudUsage, LocalAnswer
+from ..tiers.interfaces import CloudStream, CloudTier, LocalAnswer
 from .cloud_call import CloudAttempt, MeteredStream, after, bound_unreported, cloud_call, demand_of
 
 T = TypeVar("T")
@@ -166,7 +167,7 @@ class Escalation:
             return
         calls = self.record.cloud_calls
         if calls and not calls[-1].unbilled and not isinstance(outcome, CloudReply):
-            self.record.counted(CloudUsage(local.prompt_tokens, len(local.tokens)))
+            self.record.counted(ReportedUsage(local.prompt_tokens, len(local.tokens)))
         self.record.note = note
 
     async def ask(self, time_left_s: _Seconds, *, draft: str = "") -> CloudReply | CloudStreamReply:
@@ -181,7 +182,7 @@ class Escalation:
             return await tier.complete(self._path, sent, timeout_s=time_left_s(), forwarded=self._forwarded)
 
         completion = await self._try_clouds(self.job.body, complete, time_left_s, draft=draft)
-        if (usage := CloudUsage.of(completion)) is None:
+        if not (usage := ReportedUsage.of(completion, self.record.cloud_calls[-1].prompt_estimate)):
             bound_unreported(self.record, completion)
         self.record.counted(usage)
         return CloudReply(completion)

@@ -46,7 +46,7 @@ def local_completion(answers: Sequence[LocalAnswer], cascade: Cascade, info: Upd
         model=local.model_id,
         system_fingerprint=fingerprint(local.model_id),
         choices=[_choice(answer, index, cascade) for index, answer in enumerate(answers)],
-        usage=Usage.of(first.prompt_tokens, sum(len(answer.tokens) for answer in answers)),
+        usage=first.usage(sum(len(answer.tokens) for answer in answers[1:])),
         sampling=first.sampling or UNSET,
         prompt_logprobs=prompt_logprobs(first, cascade.chat.prompt_logprobs, local.token_bytes),
         updraft=info,

@@ -7,12 +7,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...accounting.reported_usage import ReportedUsage
 from ...protocol.decoding import read_object
 from ...protocol.dialects.multipart import FORM, read_upload
 from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError
 from ...protocol.http.forwarding import forwarded
 from ...protocol.http.lenient_json import json_of
 from ...protocol.http.wire import WireRequest
+from ...protocol.responses import MAX_TOKENS
 from ...protocol.safety.names import check_names
 from ..accounting.request_record import RequestRecord
 from ..cascade.cloud_call import cloud_call
@@ -24,7 +26,7 @@ from ..request.json_narrowing import table
 from ..state import RouterState
 from ..tiers.cloud import json_content
 from ..tiers.failures import CloudFailure
-from ..tiers.interfaces import CloudContent, CloudUsage, Content
+from ..tiers.interfaces import CloudContent, Content
 from .streaming import StreamError
 
 #: Reply to send: JSON (a dict or a struct), server-sent events, or a cloud's unparsed response.
@@ -138,9 +140,9 @@ def _content(call: DirectCall, model: str) -> Content:
     return Content(sent.body[: place.start] + model.encode() + sent.body[place.stop :], kind, model)
 
 
-def _usage(raw: bytes) -> CloudUsage | None:
+def _usage(raw: bytes) -> ReportedUsage | None:
     try:
-        return CloudUsage.of(table(json_of(raw)) or {})
+        return ReportedUsage.of(table(json_of(raw)) or {}, MAX_TOKENS)
     except ValueError:
         return None
 

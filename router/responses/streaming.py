@@ -9,11 +9,12 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any
 
+from ...accounting.reported_usage import ReportedUsage
 from ...protocol.errors import EngineError, UpdraftError
 from ...protocol.http import sse
 from ...protocol.http.lenient_json import apart
 from ...protocol.requests import ChatRequest
-from ...protocol.responses import ChoiceLogprobs, Delta, FinishReason, Usage
+from ...protocol.responses import ChoiceLogprobs, Delta, FinishReason
 from ...protocol.safety.redaction import paired
 from ...protocol.sampling import SamplingParams
 from ...text.tool_stream import AnswerParser
@@ -23,7 +24,7 @@ from ..gates.gates import GateDecision
 from ..request.chat_request import continued
 from ..request.json_narrowing import table
 from ..tiers.failures import CloudFailure
-from ..tiers.interfaces import CloudStream, CloudUsage, LocalAnswer, LocalGeneration, Token
+from ..tiers.interfaces import CloudStream, LocalAnswer, LocalGeneration, Token
 from .cloud_reasoning import CloudReasoning
 from .completion import ChunkWriter, ShownTokens, notes_in, token_logprobs
 
@@ -46,7 +47,7 @@ async def replay(cascade: Cascade, answer: LocalAnswer) -> AsyncGenerator[bytes]
             yield chunk
     if chunk := writer.rest(answer):
         yield chunk
-    yield writer.chunks.finish(writer.finish_reason, Usage.of(answer.prompt_tokens, len(answer.tokens)), answer)
+    yield writer.chunks.finish(writer.finish_reason, answer.usage(), answer)
 
 
 async def relay(
@@ -87,14 +88,13 @@ async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
         yield chunk
     await cascade.stop_local()
     await _judge_afterwards(cascade, run.answer)
-    usage = Usage.of(run.answer.prompt_tokens, len(run.answer.tokens))
-    yield writer.chunks.finish(writer.finish_reason, usage, run.answer)
+    yield writer.chunks.finish(writer.finish_reason, run.answer.usage(), run.answer)
 
 
 async def unjudged(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
     """Yield several answers in sequence while they are generated, without gates. `run`: run of the first answer."""
     chunks = ChunkWriter(cascade)
-    last, written = cascade.chat.num_answers - 1, 0
+    last, first, before = cascade.chat.num_answers - 1, run.answer, 0  # tokens of the answers between
     try:
         for chunks.index in range(last + 1):
             run = run if chunks.index == 0 else await cascade.start_local(chunks.index)
@@ -103,11 +103,11 @@ async def unjudged(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[byt
             async for event in _written(writer, run):
                 yield event
             await cascade.stop_local()
-            written += len(run.answer.tokens)
+            before += 0 if run.answer is first else len(run.answer.tokens)
             if chunks.index < last:
                 yield chunks.end(writer.finish_reason, run.answer)
             else:
-                yield chunks.finish(writer.finish_reason, Usage.of(run.answer.prompt_tokens, written), run.answer)
+                yield chunks.finish(writer.finish_reason, first.usage(before), run.answer)
     except UpdraftError as error:
         raise StreamError(error) from error
 
@@ -202,7 +202,7 @@ async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: Local
     left = _left(chat, len(answer.tokens))
     if left is None:
         cascade.record.route, cascade.record.note = "local", "max_tokens was used up"
-        yield writer.chunks.finish("length", Usage.of(answer.prompt_tokens, len(answer.tokens)), answer)
+        yield writer.chunks.finish("length", answer.usage(), answer)
         return
     body |= {name: left.max_tokens for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None}
     body |= {"min_tokens": left.min_tokens} if body.get("min_tokens") is not None else {}
@@ -224,7 +224,7 @@ async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: Local
     async for event in _relayed(cascade.record, stream, writer.chunks, reasoning=cloud_reasoning(cascade)):
         yield event
     if cascade.job.include_usage:
-        usage = Usage.of(answer.prompt_tokens, len(answer.tokens) + cascade.record.cloud.completion_tokens)
+        usage = answer.usage(cascade.record.cloud.completion_tokens)
         yield sse.event(writer.chunks.adopt({"object": "chat.completion.chunk", "choices": [], "usage": usage}))
     yield sse.DONE
 
@@ -240,8 +240,7 @@ async def _continue_on_device(
     async for event in _written(tail, run):
         yield event
     await cascade.stop_local()
-    written = len(begun.tokens) + len(run.answer.tokens)
-    yield writer.chunks.finish(tail.finish_reason, Usage.of(begun.prompt_tokens, written), run.answer)
+    yield writer.chunks.finish(tail.finish_reason, begun.usage(len(run.answer.tokens)), run.answer)
 
 
 async def _relayed(
@@ -258,10 +257,10 @@ async def _relayed(
     written = 0
     try:
         async for payload, event in stream:
-            if (usage := CloudUsage.of(event)) is not None:
+            if usage := ReportedUsage.of(event, record.cloud_calls[-1].prompt_estimate):
                 record.counted(usage)
             if not event["choices"]:
-                counted = counted if usage is None else payload
+                counted = payload if usage else counted
                 continue
             if reasoning is not None:
                 event = reasoning.event(event)  # noqa: PLW2901

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from ...protocol.errors import EngineError, InvalidRequestError, UnsupportedFeatureError, UpdraftError, WrongTypeError
 from ...protocol.http import sse
 from ...protocol.requests import CompletionRequest, read_completion
-from ...protocol.responses import TextChoice, TextCompletion, TextLogprobs, TokenCounts, Usage, fingerprint
+from ...protocol.responses import TextChoice, TextCompletion, TextLogprobs, Usage, fingerprint
 from ..cascade.concurrent_runs import run_concurrently
 from ..cascade.escalation import CloudReply
 from ..request.chat_request import beyond_the_device, check_stream_options
@@ -153,9 +153,10 @@ class _LocalAnswers:
             self._call.record.count_local(run.answer, time.monotonic() - began)
             await run.aclose()
 
-    def _usage(self) -> TokenCounts:
+    def _usage(self) -> Usage:
         record = self._call.record
-        return Usage.of(record.local_prompt_tokens, 0 if self._writes_nothing else record.local_tokens)
+        written = 0 if self._writes_nothing else record.local_tokens
+        return Usage.of(record.local_prompt_tokens, written, cached=record.local_cached_tokens)
 
     def _completion(self, choices: list[TextChoice]) -> TextCompletion:
         return TextCompletion(

@@ -10,11 +10,10 @@ from ...protocol.errors import UnsupportedFeatureError
 from ...protocol.http.forwarding import NOTHING, Forwarded
 from ...protocol.prompts import Prompt
 from ...protocol.requests import Message
-from ...protocol.responses import MAX_TOKENS, FinishReason, StopReason
+from ...protocol.responses import FinishReason, StopReason, Usage
 from ...protocol.sampling import SamplingDefaults, SamplingParams
 from ...protocol.structured import AnswerOptions, Constraint
 from ...text.tokenization import TextEncoder
-from ..request.json_narrowing import table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,6 +61,8 @@ class LocalAnswer:
     """The local model's answer so far."""
 
     prompt_tokens: int = 0
+    # Prompt tokens from the prefix cache; known from the first token on.
+    cached_tokens: int = 0
     tokens: list[Token] = field(default_factory=list[Token])
     # Confidence signals of each token, and of the end-of-turn token of a complete answer.
     signals: list[Signals] = field(default_factory=list["Signals"])
@@ -80,6 +81,10 @@ class LocalAnswer:
     answer_hidden: NDArray[np.float32] | None = None
     # Scores of all prompt tokens but the first, if requested.
     prompt_scores: Sequence[PromptTokenScore] = ()
+
+    def usage(self, more_tokens: int = 0) -> Usage:
+        """Return the token counts, with `more_tokens` of other answers to the prompt or of a continuation."""
+        return Usage.of(self.prompt_tokens, len(self.tokens) + more_tokens, cached=self.cached_tokens)
 
 
 class LocalGeneration(Protocol):
@@ -153,45 +158,6 @@ class ChatsOnly:
 
     async def with_encoder(self, work: Callable[[TextEncoder], T]) -> T:  # noqa: ARG002
         raise UnsupportedFeatureError("This local model's tokenizer is not available here. Ask its server.")
-
-
-@dataclass(slots=True)
-class CloudUsage:
-    """Token counts reported by the cloud."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    accepted: int = 0
-    rejected: int = 0
-    # Prompt tokens that the cloud read from its cache.
-    cached_tokens: int = 0
-
-    @staticmethod
-    def of(body: dict[str, Any]) -> CloudUsage | None:
-        """Return the usage of a completion or chunk, or None if it is missing or a count is impossible. An impossible
-        count must not be charged, because it could exhaust every budget.
-        """
-        usage = table(body.get("usage"))
-        if usage is None:
-            return None
-        read, written = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
-        if read is None or written is None:
-            return None
-        details = table(usage.get("completion_tokens_details")) or {}
-        accepted, rejected = (_count(details, f"{kind}_prediction_tokens") or 0 for kind in ("accepted", "rejected"))
-        cached = _count(table(usage.get("prompt_tokens_details")) or {}, "cached_tokens") or 0
-        return CloudUsage(read, written, accepted, rejected, min(cached, read))
-
-
-def _count(counts: dict[str, Any], name: str) -> int | None:
-    """Return the count, 0 if it is missing, or None if it is impossible."""
-    value: Any = counts.get(name)
-    return 0 if value is None else counted(value)
-
-
-def counted(value: Any) -> int | None:
-    """Return `value` if it is a plausible token count, else None."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS else None
 
 
 @dataclass(frozen=True, slots=True)

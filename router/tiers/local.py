@@ -107,6 +107,7 @@ class EngineGeneration:
                 answer.answer_hidden = run.answer_hidden
             raise
         if not answer.tokens:
+            answer.cached_tokens = run.cached_tokens
             answer.prompt_hidden, answer.prompt_logprobs = run.prompt_hidden, run.prompt_logprobs
             answer.prompt_scores = run.prompt_scores or ()
         answer.tokens.append(token)

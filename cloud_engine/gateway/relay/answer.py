@@ -35,7 +35,7 @@ async def relay_whole(call: Call, response: Response, without_key: WithoutKey) -
     if status == 200:
         route = call.path.partition(b"?")[0].decode()
         body = checked_whole(route, body, content_type(response), without_key)
-        meter_whole(body, call.row) if usage is None else usage.whole(body)
+        meter_whole(body, call.row, call.size.prompt_tokens) if usage is None else usage.whole(body)
     elif status in (401, 403):
         raise AnswerFailure(f"status {status}", UpstreamError(_REFUSED % status))
     elif 400 <= status < 600:
@@ -70,7 +70,8 @@ async def relay_stream(
                 await call.emit(shown, more=not reader.ended)
             if reader.failure is not None:
                 raise reader.failure
-            if held.is_short(reader.text_bytes, *meter.written) and not reader.ended and not await held.top_up():
+            is_short = held.answer is not None and held.is_short(reader.text_bytes, *meter.written)
+            if is_short and not reader.ended and not await held.top_up():
                 call.copied = None  # do not cache: another request may have more budget
                 await call.emit(call.begun.cut(call.size.answer.answers, _CUT), more=False)
                 return

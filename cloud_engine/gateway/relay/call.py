@@ -185,7 +185,7 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
     path, headers = along.target(route).encode(), [(n.encode(), v.encode("latin-1")) for n, v in along.headers.items()]
     is_stream = bool(peek.stream) and route in _STREAMED  # other routes never stream
     about = row.request_id, path, headers, body, peek.model, is_stream, usage_options, row, started, send
-    usage = PassthroughUsage(route, row) if route in PATHS else None
+    usage = PassthroughUsage(route, row, size.prompt_tokens) if route in PATHS else None
     return Call(*about, session=peek.prompt_cache_key or "", size=size, content_type=content_type, passthrough=usage)
 
 

@@ -145,7 +145,7 @@ class PartialAnswer:
         if not text:
             return True
         messages = cast("list[dict[str, Any]]", fields["messages"])
-        if fields.get("continue_final_message"):
+        if fields.get("continue_final_message") is True:
             last = messages[-1]
             if not isinstance(last.get("content"), str):
                 return False

@@ -203,7 +203,11 @@ class Dispatch:
             await relay_passthrough(call, call.passthrough, response, without_key)
         elif call.stream and response.status == 200:
             meter = StreamMeter(
-                call.row, call.usage_options, running=node.tells_usage, begun=call.begun.num_tokens_before
+                call.row,
+                call.usage_options,
+                running=node.tells_usage,
+                begun=call.begun.num_tokens_before,
+                prompt_estimate=call.size.prompt_tokens,
             )
             may_break = not state.engine_failures and self.registry.has_another(call.model, call.tried)
             await relay_stream(call, response, meter, without_key, may_break=may_break)

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from ....accounting.reported_usage import ReportedUsage
 from ....protocol.errors import UnsupportedFeatureError, UpdraftError, UpstreamError
 from ....protocol.http import sse
 from ....protocol.http.lenient_json import error_in, json_bytes, json_of
@@ -105,9 +106,8 @@ class ServerGeneration:
         if event.get("error"):
             told = error_in(json_bytes(event), 502, "it gave no reason")
             raise UpstreamError(f"The local server at {self._url} failed: {told['message']}")
-        read = (table(event.get("usage")) or {}).get("prompt_tokens")
-        if isinstance(read, int) and 0 <= read < 2**31:
-            self.answer.prompt_tokens = read
+        if usage := ReportedUsage.of(event):
+            self.answer.prompt_tokens, self.answer.cached_tokens = usage.prompt_tokens, usage.cached_tokens
         choices = tables(event.get("choices")) or []
         if self._continuation is None or not choices:
             self._take_choices(choices)
