@@ -111,7 +111,7 @@ class Relay:
             with while_connected(request):
                 await self._answer_in_time(call, deadline)
         except (RequestCancelledError, RequestTimeoutError, RateLimitError) as error:  # the last: no memory left
-            is_left = not isinstance(error, RequestCancelledError)
+            is_left = isinstance(error, RequestCancelledError)
             most_s = _USAGE_QUERY_S if is_left else _AWAITED_USAGE_QUERY_S
             is_known = call.stream or await self._query_usage(call, most_s)
             if is_left and not is_known and call.account is not None:
