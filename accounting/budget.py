@@ -1,7 +1,8 @@
 """Budgets of calendar periods: the periods' bounds, and the completion tokens that a budget grants.
 
-A request reserves the maximum length of its answer, or is capped at its reservation, and is settled at its true cost.
-Streams are no exception, since they may contain hidden tokens that are only reported at the end.
+A request reserves the maximum length of its answer. If it can reserve less, its answer is capped at the reservation.
+At the end, the true cost replaces the reservation. This also holds for streams, because a stream may contain hidden
+tokens that are only reported at its end.
 """
 
 from __future__ import annotations

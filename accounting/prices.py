@@ -52,7 +52,7 @@ class Price:
 
     @property
     def highest_input(self) -> float:
-        """Higher price of cached and uncached prompt tokens, for estimates made before the cached tokens are known."""
+        """Higher of the prices for cached and uncached prompt tokens, for use before the cached ones are known."""
         return max(self.input, self.cached_input or 0.0)
 
 
@@ -91,7 +91,7 @@ prepare_types(_Table, _PublicPrice)
 
 @dataclass(frozen=True, slots=True)
 class PriceTable:
-    """Prices by model, newest first, each with its first day."""
+    """The prices of each model with their first days, newest first."""
 
     models: Mapping[str, Sequence[tuple[date | None, Price]]]
 

@@ -11,7 +11,7 @@ import msgspec
 from ..protocol.decoding import UNREADABLE, integral
 from ..protocol.http.lenient_json import object_of, objects_of
 
-#: Minimum reservation and minimum cap of an answer. The reservation of an answer without a limit grows by this step.
+#: Minimum reservation and minimum cap of an answer, in tokens. Reservations of unlimited answers grow by this step.
 STEP_TOKENS = 1024
 #: Assumed maximum answer of a model whose own maximum is unknown.
 LONGEST_ANSWER = 2**17
@@ -48,10 +48,10 @@ LENGTH_FIELDS = (*LENGTHENING, *MULTIPLYING, *NESTED, *THINKING, "prediction")
 _COUNTED = frozenset(LENGTH_FIELDS)
 _ASCII = bytes(range(128))
 _ESCAPE = 6  # characters of an escape such as `\u20ac`
-_ESCAPED_BYTES = 3  # most UTF-8 bytes of an escaped character
+_ESCAPED_BYTES = 3  # maximum UTF-8 bytes of an escaped character
 BYTES_PER_TOKEN = 3
 _ATTACHED = (b'"file_id"', b'"file_data"', b'"data"', b";base64,")
-# Kinds of attachments in messages: the type of the content part, and the keys that lead to the data.
+# Attachments in messages. Each has the type of the content part, and the path of keys to the data.
 _PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("image_url", ("image_url", "url")),
     ("input_audio", ("input_audio", "data")),
@@ -77,7 +77,7 @@ def prompt_tokens(body: bytes, *, bytes_per_token: int = BYTES_PER_TOKEN) -> int
 
 
 def text_bytes(value: Any) -> int:
-    """Return the UTF-8 bytes of all strings in decoded JSON, at any depth."""
+    """Return the number of UTF-8 bytes in all strings of decoded JSON, at any depth."""
     total, values = 0, [value]
     while values:
         value = values.pop()
@@ -92,13 +92,13 @@ def text_bytes(value: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AnswerSize:
-    """The most that a request allows a model to generate."""
+    """The maximum number and length of the answers to one request."""
 
     # Maximum tokens of one answer. None: no limit.
     limit: int | None = None
     # Number of answers to all prompts together.
     answers: int = 1
-    # Tokens billed besides the answers: a predicted output, whose rejected tokens are billed.
+    # Tokens of a predicted output, because rejected ones are billed in addition to the answers.
     beside: int = 0
 
     @property
@@ -106,6 +106,11 @@ class AnswerSize:
         """Tokens that a budget must have left for the request to be sent."""
         limit = STEP_TOKENS if self.limit is None else min(self.limit, STEP_TOKENS)
         return min(limit * self.answers, MAX_REQUEST_TOKENS) + self.beside
+
+    @property
+    def assumed(self) -> int:
+        """Tokens of all answers at their limit; without a limit, the least."""
+        return self.least if self.limit is None else self.most(None)
 
     def most(self, longest: int | None) -> int:
         """Return the maximum tokens of all answers. `longest`: the model's own maximum, if known."""
@@ -150,7 +155,7 @@ def answer_size(fields: Mapping[str, Any], path: str, *, prompts: int | None = N
 
 
 def capped(body: Mapping[str, Any], cap: int, limits: Sequence[str]) -> dict[str, Any]:
-    """Return `body` with all length fields lowered to `cap`. If no field of `limits` is set, the first is added."""
+    """Return `body` with all length fields lowered to `cap`. If no field of `limits` is set, add the first."""
     named = any(body.get(name) is not None for name in limits)
     changed: dict[str, Any] = dict(body) if named else {**body, limits[0]: cap}
     nested = {name: dict(inner) for name in NESTED if (inner := object_of(body.get(name)))}
@@ -170,7 +175,7 @@ def _lower(value: Any, cap: int) -> int:
 
 
 def _count(value: Any) -> int | None:
-    """Return `value` if it is an integer of at least 0, else None, as for -1, which some servers read as unlimited."""
+    """Return `value` if it is an integer of at least 0, else None. Some servers read -1 as "no limit"."""
     count = integral(value)
     return count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else None
 

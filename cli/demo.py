@@ -80,7 +80,7 @@ def _config(quality: float | None) -> RouterConfig:
 def _run(
     tasks: int, seed: int, kill_a_node: bool, config: RouterConfig, watch: Watch
 ) -> tuple[dict[str, Any], TaskOutcome]:
-    """Return the figures of `--json`, and the outcome of the routed run."""
+    """Return the figures for `--json`, and the outcome of the routed run."""
     from ..bench.cascade.questions import pocket_questions
     from ..bench.cascade.run import errors
     from .shared.measuring import run_legs

@@ -203,7 +203,7 @@ def _write(answers: Answers, path: Path) -> None:
 
 
 def _place_for(path: Path, text: str | None = None) -> Path:
-    """Return `path`, or a numbered path if the file has other contents, since older settings may refer to the file."""
+    """Return `path`, or a numbered path if this file has other contents, to which older settings may refer."""
     numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
     places = itertools.chain((path,), numbered)
     return next(each for each in places if not each.exists() or (text and each.read_bytes() == text.encode()))

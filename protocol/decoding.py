@@ -25,12 +25,12 @@ UNSUPPORTED = frozenset(
      "web_search_options")
 )  # fmt: skip
 _OPAQUE = frozenset({"parameters", "schema", "json"})  # free-form JSON, in which null is a value
-MAX_ENTRIES = 200_000  # maximum objects, lists and fields per request, which parse more slowly than text
+MAX_ENTRIES = 200_000  # maximum objects, lists and fields per request, because parsing them is slow
 _MARKS = (b"{", b"[", b":")  # each object, list or field has one of these bytes
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_MAX_NESTED = 8  # nesting depth of tool calls in messages; nulls in deeper values are kept
-_MAX_NAME = 100  # characters of a field's name quoted in an error
-_MAX_WORDS = 500  # characters of a msgspec message quoted in an error
+_MAX_NESTED = 8  # depth of tool calls in messages; nulls in deeper values are not dropped
+_MAX_NAME = 100  # maximum characters of a field's name in an error
+_MAX_WORDS = 500  # maximum characters of a msgspec message in an error
 #: Exceptions that msgspec raises for bytes that are not JSON or are nested too deeply.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 R = TypeVar("R")
@@ -55,7 +55,7 @@ def check_entries(body: bytes) -> None:
     if len(body) <= MAX_ENTRIES or len(body) - len(body.translate(None, b'{[:"')) <= MAX_ENTRIES:
         return
     quotes = body.count(b'"') - body.count(b'\\"')  # without escaped quotes, approximately
-    marks = sum(map(body.count, _MARKS))  # including marks inside strings
+    marks = sum(map(body.count, _MARKS))  # also counts marks inside strings
     if quotes > 4 * MAX_ENTRIES or (marks > MAX_ENTRIES and sum(map(_TEXT.sub(b"", body).count, _MARKS)) > MAX_ENTRIES):
         raise RequestTooLargeError(
             f"The request body holds more than {MAX_ENTRIES} objects, lists and fields, or more than "

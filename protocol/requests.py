@@ -35,15 +35,15 @@ from .structured import (
     outputs_constraint,
 )
 
-MAX_PROMPTS = 128  # per completion request
-MAX_MESSAGES = 10_000  # per conversation
-MAX_ANSWERS = 128  # per prompt: OpenAI's limit, checked before memory is allocated for the answers
+MAX_PROMPTS = 128  # maximum per completion request
+MAX_MESSAGES = 10_000  # maximum per conversation
+MAX_ANSWERS = 128  # maximum per prompt, as at OpenAI; checked before memory is allocated for the answers
 _OUTPUTS = ("json_schema", "grammar", "structured_outputs")
-_MAX_OPTIONS = 16  # chat template variables per request
+_MAX_OPTIONS = 16  # maximum number of chat template variables per request
 _SWITCHES = {"true": True, "false": False}
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_MAX_ID_DIGITS = 10  # digits of a token id
-#: Fields that other servers act on, and the values that match what Updraft does anyway.
+_MAX_ID_DIGITS = 10  # maximum digits of a token id
+#: Fields that Updraft does not implement, and the values that ask for what Updraft does anyway.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "reasoning_effort": ("none",),

@@ -294,7 +294,7 @@ class TextCompletion(msgspec.Struct, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """Entry of the model list. Unknown fields are omitted."""
+    """Entry of the model list. Fields without a known value are omitted."""
 
     id: str
     object: Literal["model"] = "model"

@@ -33,7 +33,7 @@ from .tiers.providers.registry import provider_of
 TARGETS = ("quality", "cloud_share", "cost", "confidence")
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _FRAMING = frozenset({"connection", "content-length", "content-type", "host", "transfer-encoding"})
-#: Settings that belong to one `cloud_url`, with the values to which another `cloud_url` resets them.
+#: Settings that are only valid for one `cloud_url`, with the values to reset them to if `cloud_url` changes.
 OF_CLOUD_URL: Mapping[str, Any] = MappingProxyType(
     {
         "cloud_api_key": None,
@@ -185,11 +185,11 @@ class RouterConfig:
     # Target: escalate answers in which the local model's confidence is below this number between 0 and 1. This plain
     # threshold needs no policy and promises nothing.
     confidence: float | None = None
-    # Signal for `confidence`: the geometric mean token `probability`; `entropy`, as exp(-mean entropy); or `margin`
-    # over the runner-up, as the logistic function of its mean.
+    # Signal for `confidence`: `probability` (geometric mean over tokens), `entropy` (exp(-mean entropy)) or `margin`
+    # (logistic function of the mean lead over the runner-up).
     confidence_signal: ConfidenceSignal = "probability"
-    # Strength of the promise: the target holds with the calibration's `promise_level` (`level`), or on average over
-    # calibrations (`mean`), which escalates less.
+    # Strength of the promise. `level`: the target holds with the calibration's `promise_level`. `mean`: it holds on
+    # average over calibrations, which escalates less.
     promise: Promise = "level"
     # Policy to use: `auto` (calibrated for this pair of models), a name of `updraft policy list`, or a folder.
     policy: str = "auto"
@@ -263,7 +263,7 @@ class RouterConfig:
     allowed_hosts: tuple[str, ...] = ()
     # Origins whose web pages may use `updraft serve`, besides those of this machine.
     allowed_origins: tuple[str, ...] = ()
-    # Whether `updraft serve` without a key also serves other users of this machine, which only Linux detects.
+    # Whether `updraft serve` without a key also serves other users of this machine. Only Linux detects them.
     allow_other_users: bool = False
 
     def __post_init__(self) -> None:
@@ -372,7 +372,7 @@ prepare_types(RouterConfig)
 
 
 def read_key(path: Path) -> str:
-    """Return the stripped key in a file. Raises ConfigurationError if the file is unreadable or empty."""
+    """Return the API key in a file, without outer blanks. Raises ConfigurationError if it is unreadable or empty."""
     try:
         key = read_text(path.expanduser(), ConfigurationError).strip()
     except OSError as error:
@@ -436,5 +436,5 @@ def _base_url(url: str, path: str, name: str, key: str) -> str:
 
 
 def _check(holds: bool, name: str, wanted: str) -> None:
-    if not holds:  # also NaN, which fails every comparison
+    if not holds:  # also false for NaN, which fails every comparison
         raise ConfigurationError(f"{name} must be {wanted}.", param=name)

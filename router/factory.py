@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("updraft.router")
 
-_SERVER_START_S = 5.0  # maximum wait for the local server if there is a cloud
+_SERVER_START_S = 5.0  # maximum seconds to wait for the local server if there is a cloud
 
 
 def check_configured(config: RouterConfig) -> None:
-    """Raise ConfigurationError, with the settings to set, if no tier is configured."""
+    """Raise ConfigurationError if no tier is configured. The message lists the settings to set."""
     cloud = config.cloud_url is not None and not config.offline
     if config.local is None and not cloud:
         raise ConfigurationError(
@@ -60,7 +60,7 @@ def check_configured(config: RouterConfig) -> None:
 
 
 def check_startable(config: RouterConfig) -> None:
-    """Check like `check_configured`; also raise ConfigurationError for an unusable policy, or a target without one."""
+    """Check like `check_configured`; also raise ConfigurationError for an unusable policy, or if a target lacks one."""
     check_configured(config)
     target = config.stated_target
     if target != "confidence" and not has_policy(config) and target:
@@ -157,7 +157,7 @@ def tier_endpoint(config: RouterConfig, tier: CloudTierConfig) -> CloudEndpoint:
 async def with_local(config: RouterConfig, tiers: Tiers, patience_s: float | None = None) -> Tiers:
     """Return `tiers` with the configured local model. If loading fails and there is a cloud, the cloud answers alone.
 
-    `patience_s`: limit for a local server, which may have to load the model first.
+    `patience_s`: maximum wait for a local server, which may have to load the model first.
     Raises the errors of `open_local` if there is no cloud, and ConfigurationError for an unusable policy.
     """
     if config.local is None:
@@ -181,7 +181,7 @@ async def with_local(config: RouterConfig, tiers: Tiers, patience_s: float | Non
 
 
 def load_backoff(config: RouterConfig) -> LoadBackoff:
-    """Return the pause after a failed load of the local model, which ends early if the file changes."""
+    """Return the backoff after a failed load of the local model. It ends early if the model's file changes."""
 
     def version() -> object:
         try:

@@ -25,7 +25,7 @@ class ModelNames:
 
     config: RouterConfig
     tiers: Tiers
-    # Start of the router, in seconds since the epoch, as the creation time of the models.
+    # Start of the router, in seconds since the epoch. It is reported as the models' creation time.
     created: int
 
     def by_tier(self) -> dict[str, RequestedTier]:
@@ -39,7 +39,7 @@ class ModelNames:
             names[self.tiers.local.model_id] = "local"
         elif self.config.local is not None:  # the model failed to load
             names.setdefault(self.config.local_model or Path(self.config.local).stem, "local")
-        names |= tiers  # `auto`, `local` and `cloud` win over equal names of files and cloud models
+        names |= tiers  # `auto`, `local` and `cloud` override models with the same name
         for alias, target in self.config.aliases.items():
             names[alias] = names[target]
         return names
@@ -83,7 +83,7 @@ class ModelNames:
         local = self.tiers.local
         tools = ["tools"] if local is not None and local.tool_format else []
         longest = UNSET if local is None else local.context_length  # a cloud reports its own context length
-        # The owner differs from a node's, because other routers send drafts to nodes only.
+        # `owned_by` differs from a node's, because other routers recognise nodes by it and send them drafts.
         return [
             ModelCard(
                 id=name,

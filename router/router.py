@@ -361,7 +361,7 @@ class Router:
             if threading.main_thread().is_alive():
                 log.exception("request %s failed", record.request_id)
                 failure = answer.internal_error()
-            else:  # no thread can be started any more
+            else:  # at exit, no thread can be started
                 log.debug("request %s failed at exit", record.request_id, exc_info=True)
                 failure = interpreter_ends()
         record.route = None
@@ -475,7 +475,7 @@ class Router:
         record.span.end(record.traced(status), error="" if status < 400 else str(status))
         if self._ledger_writer is not None:
             committed = None
-            if record.reserved is not None:  # requests that wait for budget wake after the commit
+            if record.reserved is not None:  # after the commit, wake requests that wait for budget
                 committed = asyncio.get_running_loop().create_future()
                 committed.add_done_callback(lambda _: self._in_flight.settled())
             self._ledger_writer.enter(record.row(status), self._settlement(record), committed)
@@ -551,7 +551,7 @@ def interpreter_ends() -> OverloadedError:
 def _budget(
     config: RouterConfig, ledger: Ledger | None, problem: str = "", in_flight: InFlight | None = None
 ) -> Budget | None:
-    """Return the budget, or None without limits. `problem`: why the ledger that holds it is not open."""
+    """Return the budget, or None without limits. `problem`: why the ledger, which holds the budget, is not open."""
     limits = dict(zip(SCOPES, (config.budget, config.budget_per_key, config.budget_per_user), strict=True))
     return Budget(limits, ledger, problem, in_flight) if any(limits.values()) else None
 

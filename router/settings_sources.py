@@ -31,7 +31,7 @@ _TABLES: dict[str, type[Any]] = {
     "privacy": Privacy,
     "cache": CacheSettings,
     "local_options": LocalModelOptions,
-    "budget": BudgetLimits,  # last, because other names begin with it
+    "budget": BudgetLimits,  # last, because the names of other tables begin with `budget`
 }
 _PAIRS = ("cloud_headers", "cloud_query")
 _RENAMED = {"middle": "middle_tiers"}
@@ -76,7 +76,7 @@ def load_config(
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Read a settings file; empty if it is missing. In one of Updraft's own folders, the file is made private.
+    """Return the settings in a file; empty if it is missing. A file in one of Updraft's own folders is made private.
 
     Raises ConfigurationError for a faulty file, and if the file that `UPDRAFT_CONFIG` names is missing: without it, the
     user's privacy rules and budgets would not apply.

@@ -42,7 +42,7 @@ class Tiers:
     middle_tiers: tuple[CloudCandidate, ...] = ()
 
     def why_not_local(self) -> UpdraftError:
-        """Return the error of a router without a local tier, without a traceback, which would grow with each raise."""
+        """Return the error of a router without a local tier. Its traceback is removed, since each raise extends it."""
         return (self.local_missing or no_local_configured()).with_traceback(None)
 
 
@@ -55,7 +55,7 @@ class RouterState:
     budget: Budget | None = None
 
     def unobserved(self) -> RouterState:
-        """Return the state for a request that no user sent, which is not explored, raced or learned from."""
+        """Return the state for a request that no user sent. It is not explored, raced or used for learning."""
         gates = self.tiers.gates
         gates = gates.unobserved() if isinstance(gates, ExplorationGates) else gates
         return replace(self, config=replace(self.config, race_above=None), tiers=replace(self.tiers, gates=gates))

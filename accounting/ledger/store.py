@@ -80,16 +80,18 @@ class LedgerStore(ABC):
 class SqliteStore(LedgerStore):
     """A SQLite file shared by several processes (WAL). A commit survives the death of any process.
 
-    `needs_intents`: whether to fail if the folder of intent files cannot be used. If False, the store then keeps
-    uncommitted rows in memory only. Raises ConfigurationError, DiskSpaceError.
+    `is_strict`: fail if the folder for intent files cannot be used, and write no file that was moved, replaced, deleted
+    or emptied. Otherwise such a file is written, and uncommitted rows may be in memory only. Raises ConfigurationError,
+    DiskSpaceError.
     """
 
-    def __init__(self, path: Path, table: LedgerTable, *, needs_intents: bool = True) -> None:
+    def __init__(self, path: Path, table: LedgerTable, *, is_strict: bool = True) -> None:
+        self._is_strict = is_strict
         self._database, kept = open_database(path, table, busy_s=table.busy_s), None
         try:
             kept = WorkerIntents(_workers_folder(path), table)
         except (ConfigurationError, DiskSpaceError) as error:
-            if needs_intents:
+            if is_strict:
                 self._database.close()
                 raise
             _log.warning("Uncommitted rows would be lost if this process were killed: %s", error)
@@ -99,6 +101,8 @@ class SqliteStore(LedgerStore):
         """Do nothing, because the file was already opened."""
 
     def write(self, intents: Sequence[Values], settled: Sequence[Values], extras: Sequence[ExtraWrite] = ()) -> None:
+        if self._is_strict and (lost := self._database.displaced()) is not None:
+            raise LedgerWriteError(f"{lost} was moved, replaced, deleted or emptied; put it back, or restart")
         try:
             with self._connected() as connection, transaction(connection):
                 if intents:

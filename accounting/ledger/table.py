@@ -51,7 +51,7 @@ class Table:
     indexes: tuple[str, ...] = ()
     # Current name of each renamed column, keyed by the former name, which SQL queries may still use.
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
-    # SQL expressions that compute the columns changed by a format from rows of earlier formats, by format number.
+    # For each format number: the columns that the format changed, with SQL expressions over rows of earlier formats.
     upgrades: Mapping[int, Mapping[str, str]] = field(default_factory=dict[int, Mapping[str, str]])
 
     @cached_property
@@ -78,7 +78,7 @@ class Table:
         ]
 
     def selection(self, existing: Container[str], file_format: int) -> str:
-        """Return SQL expressions for all columns, over an older table with the columns in `existing`."""
+        """Return SQL expressions that compute all columns from an older table, which has the columns `existing`."""
         made: dict[str, str] = {}
         for before, expressions in self.upgrades.items():
             made |= expressions if file_format < before else {}
@@ -104,11 +104,11 @@ class LedgerTable(Table):
     others: tuple[Table, ...] = ()
     # Column order in the intent records of each older format, by format number.
     records: Mapping[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
-    # SQL expressions for grouping sums, by name of the group. Grouping by day is always possible.
+    # SQL expressions by which sums can be grouped, keyed by name. Grouping by day is always possible.
     groups: Mapping[str, str]
-    # SQL aggregates to compute besides `requests` and `errors`, by name.
+    # SQL aggregates to compute in addition to `requests` and `errors`, keyed by name.
     sums: Mapping[str, str]
-    # Longest wait of a commit for other processes, in seconds.
+    # Maximum time that a commit waits for other processes, in seconds.
     busy_s: float = 2.0
     # Column with the row's state (intent, abandoned or settled). None: every row is settled.
     state: str | None = None

@@ -27,7 +27,7 @@ MAX_WAITING = 20_000
 FLUSH_S = 2.0
 CLOSE_S = 5.0
 _MAX_BATCH = 1000
-_SETTLED_S = 0.005  # delay in seconds of rows that no request waits for, so that several rows share a commit
+_SETTLED_S = 0.005  # delay of a row, in seconds, if no request waits for its commit, so that rows share one
 _RETRY_S = 0.5
 _LAST_COMMIT_S = 1.0  # seconds added to the timeout of `close`, for a commit that has already begun
 _POLL_S = 0.002
@@ -68,9 +68,9 @@ class LedgerWriter:
         consequence: str = "continue, with rows kept in memory",
     ) -> None:
         self.worker = store.worker
-        #: Rows that were lost.
+        #: Number of rows that were lost.
         self.lost = 0
-        #: Failed commits.
+        #: Number of failed commits.
         self.failures = 0
         #: Error of the last commit, or None if it succeeded.
         self.problem: str | None = None
@@ -259,7 +259,7 @@ class LedgerWriter:
                 self._store.intents.remove(each.place)
 
     def _commit(self, batch: Sequence[Entry]) -> None:
-        """Commit rows together, or one by one if one is refused. Rows are never duplicated."""
+        """Commit the rows together. If a row is refused, commit the rows one by one. No row is ever duplicated."""
         try:
             self._store.write(
                 [each.values for each in batch if not each.settled],

@@ -30,7 +30,7 @@ _WARM_UP = 3
 
 @dataclass(frozen=True, slots=True)
 class DraftedQuestion:
-    """The cloud's reply to one request: seconds until its end, its text, and the usage that the cloud reports."""
+    """The cloud's reply to one request: seconds until the reply ends, its text, and the usage in it."""
 
     seconds: float
     text: str
@@ -39,7 +39,7 @@ class DraftedQuestion:
 
 @dataclass(slots=True)
 class EscalationFigures:
-    """The replies to one escalated question, one per round in each arm: draft, no draft or useless draft."""
+    """The replies to one escalated question, by arm (`draft`, `none` or `useless`), one reply per round."""
 
     questions: dict[str, list[DraftedQuestion]] = field(default_factory=lambda: {arm: [] for arm in _ARMS})
 
@@ -110,7 +110,7 @@ class Comparing:
 
 
 async def measure(config: RouterConfig, questions: Sequence[Question], rounds: int, say: Say) -> dict[str, float]:
-    """Return figures over the questions that the router escalates with a draft; asked greedily, one at a time.
+    """Ask the questions greedily, one at a time. Return figures over the ones that the router escalates with a draft.
 
     Raises EngineError if no question was escalated with a draft.
     """
@@ -130,7 +130,7 @@ async def measure(config: RouterConfig, questions: Sequence[Question], rounds: i
 
 
 def figures(escalations: Sequence[EscalationFigures]) -> dict[str, float]:
-    """Return figures by name. `_over_none`: median seconds of an arm over the median seconds without a draft.
+    """Return figures by name. Names in `_over_none`: median seconds of an arm over the median seconds without a draft.
 
     Raises EngineError if there are no escalations.
     """

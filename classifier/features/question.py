@@ -1,7 +1,7 @@
 """Prompt normalisation, and extraction of the question from agent harnesses and chat logs.
 
-A gate that read the fixed text of a harness would decide alike on all its requests, so only the user's last question is
-kept. A text without a known wrapping is returned unchanged.
+A gate that read the fixed text of a harness would decide alike on all requests of that harness. Therefore only the
+user's last question is kept. A text without a known wrapping is returned unchanged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Asks both tiers the questions of `updraft bench live`, as `calibrate --live` does, and measures the pair."""
+"""Asks both tiers the questions of `updraft bench live`, with the code of `calibrate --live`, and measures the pair."""
 
 from __future__ import annotations
 

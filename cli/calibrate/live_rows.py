@@ -40,7 +40,7 @@ class RefusedError(UpstreamError):
 
 @dataclass(frozen=True, slots=True)
 class CloudModel:
-    """A cloud model behind its own router, so that budgets and privacy rules apply and requests reach the ledger."""
+    """A cloud model, called through a router of its own, so that budgets, privacy rules and the ledger apply."""
 
     name: str
     router: Router
@@ -99,7 +99,7 @@ class LiveRows:
     """Graded rows of a live calibration, and the prompts without a row."""
 
     rows: list[GradedRow]
-    # One line per failed prompt: id and reason.
+    # One line per failed prompt, with the prompt's id and the reason.
     failures: list[str]
     # Number of prompts that the budget left out, and the budget's error message.
     unasked: int = 0
@@ -206,12 +206,12 @@ class TierPair:
 
 
 def _body(messages: Messages) -> dict[str, Any]:
-    """Return the body of a request to the router's cloud."""
+    """Return the body of a request that the router sends to the cloud model."""
     return {"model": "cloud", "messages": messages}
 
 
 async def _run(local: LocalTier, prompt: Prompt) -> AnsweredPair:
-    """Return a pair in which only the local answer and its signals are set."""
+    """Let the local model answer. Return its answer and signals as a pair without the cloud's answer."""
     run = await local.start(prompt.messages, SamplingParams())  # the defaults, as for a request without parameters
     try:
         async for _token in run:

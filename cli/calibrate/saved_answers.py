@@ -25,7 +25,7 @@ _VERSION = 2  # format version; part of the file name, so that files of other ve
 
 
 class AnsweredPair(msgspec.Struct, omit_defaults=True):
-    """Both answers to one prompt, as a line of the file. A line that only records a cost sets no field except `usd`."""
+    """A line of the file: both answers to one prompt, or only a cost in `usd`, with all other fields unset."""
 
     key: str = ""
     local: str = ""
@@ -33,7 +33,7 @@ class AnsweredPair(msgspec.Struct, omit_defaults=True):
     logprobs: list[float] = []
     entropies: list[float] = []
     margins: list[float] = []
-    # float32 arrays that only Updraft's engines report.
+    # Log-probabilities and hidden states as float32 arrays; only Updraft's engines report them.
     prompt_logprobs: bytes = b""
     prompt_hidden: bytes = b""
     answer_hidden: bytes = b""
@@ -62,7 +62,7 @@ def _digest(text: str) -> str:
 
 
 class SavedAnswers:
-    """The locked file of kept answers. Raises ConfigurationError if the file is unusable or in use elsewhere."""
+    """The locked file of kept answers. Raises ConfigurationError if it is unusable or used by another process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -40,7 +40,7 @@ class JudgeOptions:
     budget: float | None = None
 
     def config(self, config: RouterConfig) -> RouterConfig:
-        """Return settings in which the judge is the cloud. A judge at another URL does not get the cloud's API key."""
+        """Return settings with the judge as the cloud model. A judge at another URL does not get the cloud's key."""
         assert self.model is not None
         own = self.url is None
         key = options.key_from(self.key_env, "--judge-api-key-env") if self.key_env else None
@@ -75,7 +75,7 @@ class CalibrationRun:
     grading: str
     # Metrics for the policy's card.
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-    # Lines to print after the policy's own.
+    # Lines to print after the description of the policy.
     notes: tuple[str, ...] = ()
     # Callbacks for success and for failure of the calibration.
     done: Callable[[], None] = lambda: None
@@ -137,7 +137,7 @@ def from_log(config: RouterConfig, log: Path, judging: JudgeOptions) -> Calibrat
 
 
 def _conversation(row: Observation) -> Prompt:
-    """Return the conversation of a recorded request, in the form of a prompt for `--live`."""
+    """Return the conversation of a recorded request as a `Prompt`, like the prompts of `--live`."""
     from ...classifier.features.gate_inputs import PromptView
     from ...classifier.grading.questions import Prompt
 
@@ -147,7 +147,7 @@ def _conversation(row: Observation) -> Prompt:
 
 
 async def _replayed(asking: LiveSetup, asked: list[tuple[Observation, Prompt]]) -> list[tuple[float, float] | None]:
-    """Return each request's scores: the recorded scores if no judge is needed, or None if the judge fails."""
+    """Return each request's scores. Uses recorded scores where no judge is needed; None where the judge fails."""
     from ...classifier.grading.agreement import ComparableAnswer
     from ...classifier.grading.judge import JudgementError
 

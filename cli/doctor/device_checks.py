@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ...local_engine.machine.machine import Machine
 
 _WATCH_S = 0.5
-_BUSY = 0.4  # the engine gives up a thread if other processes use this share of a processor
+_BUSY = 0.4  # the engine uses one thread less if other processes use this share of a processor
 # Instruction sets: the operating system's name for each, and the name in llama.cpp's system info.
 _FEATURES = {
     "f16c": "F16C", "fma": "FMA", "avx2": "AVX2", "avx512f": "AVX512", "avx512vbmi": "AVX512_VBMI",

@@ -17,8 +17,8 @@ from .store import obtain
 def resolve(name: str, *, yes: bool = False) -> str:
     """Return the value of `RouterConfig.local` for `name`; models of a hub or index are pulled on first use.
 
-    `yes`: do not ask before a download. Raises ModelLoadError if the file does not exist, and the errors of pulling,
-    such as InvalidRequestError for a malformed name.
+    `yes`: do not ask before a download. Raises ModelLoadError if the file does not exist, InvalidRequestError for a
+    malformed name, and the errors of a download.
     """
     if name in ("pocket", "none") or name.startswith(("ollama:", "http://", "https://")):
         return name

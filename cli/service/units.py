@@ -22,7 +22,7 @@ class ServiceSpec:
 
     # Absolute path of the program, and its arguments. Holds no secrets.
     command: tuple[str, ...]
-    # Environment variables to add to the user's.
+    # Environment variables to add to the user's environment.
     environment: Mapping[str, str]
     # File for standard output and standard error.
     output: Path

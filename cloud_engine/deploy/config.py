@@ -15,7 +15,7 @@ from ...protocol.errors import ConfigurationError, MissingDependencyError
 from ...protocol.http.tls import check_encrypted
 from ...protocol.settings import state_folder
 from ...protocol.unicode_forms import read_text
-from ..engine.config import EngineConfig, Mode, settings_of, usual_block_size
+from ..engine.config import PUBLIC_NAMES, EngineConfig, Mode, settings_of, usual_block_size
 from ..planning.mode_limits import limits_from
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1024)]
@@ -27,6 +27,15 @@ _OWN = (
     *("draft", "mode", "step_costs", "tool_parser", "chat_template"),
     *("max_surge_percent", "drain_seconds", "cpus", "labels"),
 )
+#: Current name of an engine setting by its former name.
+_RENAMED = {
+    **PUBLIC_NAMES,
+    "max_batch_size": "max_num_seqs",
+    "token_budget": "max_num_batched_tokens",
+    "policy": "scheduling_policy",
+    "num_draft_tokens": "num_speculative_tokens",
+    "prefix_caching": "enable_prefix_caching",
+}
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -36,7 +45,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8000
     # Gateway processes.
     replicas: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)] = 2
-    # On Ray: the gateway itself listens on `port`, on one machine. If False, Ray's slower proxies listen there.
+    # On Ray only. True: the gateway listens on `port` itself, on one machine. False: Ray's slower proxies listen there.
     direct: bool = False
     # Key database. None: keys.sqlite3 in the state folder.
     keys: str | None = None
@@ -92,7 +101,7 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     # Engine mode and step time file, as in `updraft node`.
     mode: Mode = "balanced"
     step_costs: str | None = None
-    # Settings of `EngineConfig`; for vLLM or SGLang, their own engine arguments.
+    # Settings of the engine, named like the options of `updraft node`; for vLLM or SGLang, their engine arguments.
     engine: dict[str, Any] = {}
     # Tool call format and chat template, as in `updraft node`.
     tool_parser: Literal["auto", "hermes", "llama3", "mistral", "mistral-args"] = "auto"
@@ -112,15 +121,19 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     def engine_config(self) -> EngineConfig:
         """Return the engine's settings. Raises ConfigurationError."""
-        unknown = sorted(self.engine.keys() - {field.name for field in fields(EngineConfig)})
-        if unknown:
-            raise ConfigurationError(f"models.{self.name}.engine has no setting {unknown[0]!r}.", param="engine")
+        names = {PUBLIC_NAMES.get(field.name, field.name): field.name for field in fields(EngineConfig)}
+        for unknown in sorted(self.engine.keys() - names.keys()):
+            fault = (
+                f"{unknown} is now {_RENAMED[unknown]}" if unknown in _RENAMED else f"there is no setting {unknown!r}"
+            )
+            raise ConfigurationError(f"models.{self.name}.engine: {fault}.", param="engine")
         device = self.engine.get("device", "cuda" if self.devices else "cpu")
         given = self.engine.get("max_step_ms")
         limits = limits_from(absolute(self.step_costs), self.mode, given if isinstance(given, int) else None)
         usual = {**settings_of(limits), "device": device, "block_size": usual_block_size(str(device))}
         try:
-            return msgspec.convert({**usual, **self.engine}, EngineConfig)
+            own = {names[name]: value for name, value in self.engine.items()}
+            return msgspec.convert({**usual, **own}, EngineConfig)
         except msgspec.ValidationError as error:
             raise ConfigurationError(f"models.{self.name}.engine: {error}", param="engine") from error
 
@@ -214,7 +227,7 @@ def _whole(place: str | None) -> str | None:
 
 
 def _whole_model(name: str) -> str:
-    """Make a model's path absolute; hub names stay unchanged. Raises ConfigurationError if the name could be both."""
+    """Make a model's path absolute; keep hub names. Raises ConfigurationError for a name that could be either."""
     return str(absolute(name)) if is_node_path(name) else name
 
 

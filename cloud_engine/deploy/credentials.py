@@ -1,4 +1,4 @@
-"""The two keys with which a gateway and its nodes authenticate, in private files next to the key database."""
+"""The two keys for authentication between a gateway and its nodes, in private files next to the key database."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ACTOR = "updraft cloud"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Creates and reads the key files. In a cluster, they must be at the same path on every machine."""
+    """Creates and reads the key files. In a cluster, the files must be at the same path on every machine."""
 
     database: Path
 

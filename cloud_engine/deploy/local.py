@@ -1,4 +1,4 @@
-"""Runs a cloud as processes on one machine; restarts crashed ones, and updates the nodes when the YAML changes."""
+"""Runs a cloud as processes on one machine; restarts crashed processes, and updates the nodes when the YAML changes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def _changed_at(file: Path) -> int:
 
 
 def _followed(nodes: list[_Server], config: CloudConfig, read: Callable[[], CloudConfig]) -> list[_Server]:
-    """Update the nodes to the file's models. If the file is invalid, log the error and change nothing."""
+    """Apply the models in the changed file to the nodes, and return the nodes that were asked to stop.
+
+    If the file is invalid, log the error and change nothing."""
     try:
         changed = read()
         if msgspec.structs.replace(changed, models=config.models) != config:
@@ -74,7 +76,7 @@ def _followed(nodes: list[_Server], config: CloudConfig, read: Callable[[], Clou
 
 
 def _update(nodes: list[_Server], config: CloudConfig) -> list[_Server]:
-    """Start missing nodes, then ask superfluous ones to stop. Return the latter, which still finish requests."""
+    """Start missing nodes, then ask superfluous nodes to stop. Return these nodes, which still finish requests."""
     kept: list[_Server] = []
     started: list[_Server] = []
     try:

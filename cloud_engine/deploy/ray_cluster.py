@@ -1,4 +1,4 @@
-"""A cloud on Ray: the resources of each deployment, and deploying, updating and removing the cloud."""
+"""Deploys, updates and removes a cloud on Ray, and sets the resources of each deployment."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -69,7 +69,8 @@ def application(config: CloudConfig) -> Any:
 
 
 def gateway_version(config: CloudConfig) -> str:
-    """Hash the options; Ray restarts the gateway if the hash changes. Behind proxies, `replicas` is not included."""
+    """Hash the options; Ray restarts the gateway if the hash changes. Behind proxies, Ray can change `replicas`
+    without a restart, so the hash does not cover it."""
     runs, is_direct = servers.gateway_options(config), config.gateway.direct
     told = runs if is_direct else replace(runs, workers=1)
     return _version(config, (told, is_direct), runs.nodes_file, runs.accounting.limits, runs.accounting.prices)
@@ -81,7 +82,7 @@ def node_version(config: CloudConfig, model: ModelDeployment) -> str:
 
 
 def _version(config: CloudConfig, runs: Any, *files: str | Path | None) -> str:
-    """Hash the options and the files read at startup. The hash does not reveal the keys among them: they are random."""
+    """Hash the options and the files read at startup. The keys in them are random, so the hash does not reveal them."""
     digest = hashlib.sha256(msgspec.json.encode((__version__, config.revision, runs), enc_hook=str))
     for file in files:
         if file is not None and Path(file).is_file():
@@ -112,7 +113,7 @@ def node_options(model: ModelDeployment) -> dict[str, Any]:
         "max_surge_percent": model.max_surge_percent,
         "ray_actor_options": _actor(model.cpus, model.devices, model.labels),
     }
-    if model.devices > 1:  # all on one machine
+    if model.devices > 1:  # keep all GPUs of a node on one machine
         options["placement_group_bundles"] = [{"CPU": model.cpus, "GPU": model.devices}]
         options["placement_group_strategy"] = "STRICT_PACK"
     if model.replicas.min == model.replicas.max:

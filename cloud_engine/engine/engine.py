@@ -84,8 +84,8 @@ class Engine:
             batch_invariant=config.batch_invariant,
             attention_backend=config.attention_backend,
         )
-        drafts = config.num_draft_tokens if draft is not None or config.ngram or drafters else 0
-        make_ready(self._runner, graph_limits(sizes.context_length, drafts, config), config.token_budget)
+        drafts = config.num_speculative_tokens if draft is not None or config.ngram or drafters else 0
+        make_ready(self._runner, graph_limits(sizes.context_length, drafts, config), config.max_num_batched_tokens)
         own: list[Drafter] = [NgramDrafter()] if config.ngram else []
         if draft is not None:
             vocabulary = None if served.tokenizer is None else served.tokenizer.vocabulary()
@@ -168,7 +168,7 @@ class Engine:
             unforked=request.num_branches - 1,
             end_ids=params.end_ids(self._eos_ids),
             token_ids=list(request.prompt_ids),
-            prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # no answer is longer
+            prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # no answer exceeds the context
             grammar=self.prepare(request) if grammar is None else grammar,
             pool=MeanPool() if request.embed else None,
             arrived=time.monotonic() if expected is None else expected[1],
@@ -215,7 +215,7 @@ class Engine:
         return LaunchedStep(batch, sample_on_device(logits, rows), rows, logits)
 
     def _launch_ahead(self, launched: LaunchedStep) -> LaunchedStep | None:
-        """Launch the next step before `launched` is read, if the device is asynchronous and the batch is certain."""
+        """Launch the next step before `launched` is read, if the device is asynchronous and the next batch is known."""
         if not self._runner.runs_ahead or not launched.is_reliable:
             return None
         batch = self._scheduler.ahead(launched.batch)
@@ -266,7 +266,7 @@ class Engine:
     def _fresh_schedule(self) -> tuple[KVCacheManager, Scheduler, OutputProcessor]:
         config, sizes = self.config, self._sizes
         cache = KVCacheManager(
-            sizes.num_blocks, config.block_size, prefix_caching=config.prefix_caching, window=sizes.window
+            sizes.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching, window=sizes.window
         )
         scheduler = Scheduler(config, cache, self._speculator, self._counters)
         return cache, scheduler, OutputProcessor(scheduler, cache, self._speculator)
@@ -278,7 +278,7 @@ class Engine:
         self._scheduler.check_capacity([expected for expected, _ in self._expected.values()])
 
     def _max_tokens(self, request: GenerationRequest) -> int:
-        """Return the maximum tokens of an answer: the request's limit, else the server's default cut to the context."""
+        """Return an answer's token limit: the request's, else the server's default, cut to the remaining context."""
         if request.embed:
             return 0
         left = self._limits.longest(request, self._scheduler) - len(request.prompt_ids)
@@ -296,7 +296,7 @@ class Engine:
 
 
 def _editor(state: RequestState) -> LogitEditor:
-    """Return the answer's logit editor, updated to its last token."""
+    """Return the answer's logit editor, extended by all tokens generated so far."""
     if state.editor is None:
         state.editor = LogitEditor(state.params, state.request.prompt_ids, state.end_ids)
     new = state.token_ids[state.num_prompt_tokens + state.editor.num_tokens :]

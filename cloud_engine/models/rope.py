@@ -97,7 +97,7 @@ class _Base:
 
     @property
     def stretch(self) -> float:
-        """Ratio of the context length to the trained one: `factor`, else computed from the two lengths."""
+        """Ratio of the context length to the trained context length: `factor`, else computed from these lengths."""
         original = self.number("original_max_position_embeddings")
         return self.number("factor", self.context_length / original)
 

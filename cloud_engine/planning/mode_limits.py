@@ -20,7 +20,7 @@ _MAX_STEP_MS = 60_000
 
 
 def limits_from(file: Path | None, mode: Mode, max_step_ms: int | None = None) -> ModeLimits:
-    """Return a mode's limits from a file of `updraft bench engine --only steps`; without a file, those of `MODES`.
+    """Return a mode's limits from a file of `updraft bench engine --only steps`; without a file, from `MODES`.
 
     Raises ConfigurationError.
     """
@@ -50,10 +50,10 @@ def _throughput(costs: StepTimeModel) -> ModeLimits:
 
 
 def _latency(costs: StepTimeModel, fastest: ModeLimits, max_step_ms: int) -> ModeLimits:
-    """Return the limits of `latency`, at most those of `throughput`, since larger ones would only slow down streams."""
+    """Return the limits of `latency`, capped by those of `throughput`: larger limits would only slow down streams."""
     limit_s = max_step_ms / 1e3
-    batch = _largest(range(1, fastest.max_batch_size + 1), lambda size: _step_s(costs, size) <= limit_s)
-    most = fastest.token_budget - fastest.max_batch_size
+    batch = _largest(range(1, fastest.max_num_seqs + 1), lambda size: _step_s(costs, size) <= limit_s)
+    most = fastest.max_num_batched_tokens - fastest.max_num_seqs
     chunks = (tokens for tokens in _CHUNKS if tokens <= most)
     chunk = _largest(chunks, lambda tokens: _step_s(costs, batch, tokens) <= limit_s)
     return ModeLimits(batch, batch + chunk, min(max_step_ms, fastest.max_step_ms), _drafts(costs, 1))

@@ -9,7 +9,7 @@ import numpy as np
 
 from .step_time import MAX_ROW_COSTS, StepContent, StepTimeModel
 
-_CONTEXT, _ROWS = 3, 6  # columns of `StepContent.context_tokens` and of the first of `rows()`
+_CONTEXT, _ROWS = 3, 6  # column of `StepContent.context_tokens`, and the first column of `rows()`
 _SMALLEST_CACHE = 9  # log2 of the smallest processor cache to try, in tokens
 _HELD_UP = 8.0  # steps slower than this multiple of the first estimate are outliers
 _ROUNDS = 5
@@ -24,7 +24,7 @@ def fit(steps: Sequence[tuple[StepContent, float]]) -> StepTimeModel:
     for filled, (content, _) in zip(contents, steps, strict=True):
         rows = content.rows()
         filled[:_ROWS], filled[_ROWS : _ROWS + len(rows)] = astuple(content), rows
-    contents[:, np.flatnonzero(contents.any(axis=0))[-1]] = 0  # not fitted: `prompt_tokens` includes its cost
+    contents[:, np.flatnonzero(contents.any(axis=0))[-1]] = 0  # drop the last column: `prompt_tokens` includes its cost
     seconds = np.array([taken for _, taken in steps])
     near = seconds <= _HELD_UP * (contents @ _non_negative(contents, seconds, seconds))
     contents, seconds = contents[near], seconds[near]

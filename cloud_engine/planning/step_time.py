@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _PREFIX, _ROWS = "step_time_", "rows_"
 _MAX_BATCH = 2**16  # largest accepted batch, in requests
-MAX_ROW_COSTS = 9  # costs for up to 512 tokens per step; in larger steps, arithmetic takes longer than reading weights
+MAX_ROW_COSTS = 9  # number of costs, for steps of up to 512 tokens; in larger steps, reading weights no longer matters
 
 
 class _Report(msgspec.Struct):
@@ -61,7 +61,7 @@ class StepContent:
 
 @dataclass(frozen=True, slots=True)
 class StepTimeModel:
-    """A linear model of the seconds of a step. Most fields are costs of the field of the same name in `StepContent`."""
+    """A linear model of step times. Most fields are the seconds per unit of the `StepContent` field of that name."""
 
     # Seconds per step, whatever its content.
     steps: float

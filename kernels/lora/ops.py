@@ -14,7 +14,7 @@ def add_lora(out: Tensor, hidden: Tensor, weights: LoraWeights, plan: LoraPlan) 
     """Add up[adapter] @ (down[adapter] @ hidden[row]) to out[row] in place, for each row of the plan with an adapter.
 
     `out` (rows, features) may be part of a fused projection's output; `hidden` is (rows, inputs). The elements of a row
-    are contiguous. Both have the dtype of the weights; the float32 sum over the inputs is rounded to it once.
+    are contiguous. Both have the dtype of the weights; the float32 sum over the inputs is rounded to it at the end.
     """
     _check(out, hidden, weights, plan)
     if uses_triton(hidden):

@@ -42,7 +42,7 @@ from .triton_ranks import (
 from .types import LOWEST_RANK, TOKEN_BITS, LogitRows, Truncation
 
 LOWEST: tl.constexpr = tl.constexpr(LOWEST_RANK)
-#: Number of rounds of the search. Each decides four bits, until a single rank is left.
+#: Number of rounds of the search. Each round decides four bits, until a single rank is left.
 ROUNDS: tl.constexpr = tl.constexpr((32 + TOKEN_BITS) // 4)
 #: Index of the row's highest rank in the state of a row.
 TOP: tl.constexpr = tl.constexpr(0)

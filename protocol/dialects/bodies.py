@@ -10,7 +10,7 @@ from ..http.wire import close_body
 
 
 class TranslatedBody:
-    """Stream of the bytes that `events` makes of the payloads in `body`. `aclose` also closes an unread `body`."""
+    """Stream of events that `events` encodes from the payloads of `body`. `aclose` also closes an unread `body`."""
 
     def __init__(
         self, body: AsyncIterator[bytes], events: Callable[[AsyncIterator[bytes]], AsyncGenerator[bytes]]

@@ -26,7 +26,7 @@ _OPTIONS = {
     },
 }  # fmt: skip
 _AT_LOADING = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "low_vram", "numa")
-#: Prefixes of images in Base64, which encode each format's magic bytes, and the media types.
+#: Media types of images by the start of their Base64 text, which encodes the format's magic bytes.
 _PICTURES = {"iVBOR": "image/png", "/9j/": "image/jpeg", "R0lG": "image/gif", "UklGR": "image/webp"}
 _UNBOUNDED = (-1, -2)  # values of `num_predict` that mean no limit
 R = TypeVar("R", bound="_ChatOptions")

@@ -101,7 +101,7 @@ class Access:
                 raise AuthenticationError("The API key is missing or wrong: send it as Authorization: Bearer KEY.")
 
     def _is_ours(self, host: str, address: str) -> bool:
-        """Return whether `host` is a valid name of this server. DNS rebinding cannot fake the socket's `address`."""
+        """Return whether `host` is a name of this server or the socket's `address`, which DNS rebinding cannot fake."""
         if not host:
             return False
         if is_loopback(host) or host == address or host in (each.lower() for each in self.allowed_hosts):

@@ -21,8 +21,8 @@ from .connection_limits import ConnectionLimits
 
 _CLOSE_CHECK_S = 0.1  # interval of checks for a closed connection while reading is paused
 _MAX_HEAD = 2**16
-_MAX_PART = 2**14  # bytes parsed at a time
-_MAX_AHEAD = 8  # pipelined requests queued before parsing pauses
+_MAX_PART = 2**14  # maximum bytes parsed at a time
+_MAX_AHEAD = 8  # maximum pipelined requests; parsing then pauses
 _UPGRADES = (b"upgrade", b"http2-settings")
 _REFUSAL = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
 READ_TIMEOUT_S = 30.0  # timeout for the head of a request, and between two pieces of the body

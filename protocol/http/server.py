@@ -34,7 +34,7 @@ DRAIN_S = 10.0
 """Default time for requests in flight to finish after SIGTERM or SIGINT, in seconds."""
 
 WEBSOCKET_MESSAGE_BYTES = 8 * 2**20  # same limit as for request bodies
-_ACCEPTED = 32  # connections accepted per loop iteration; they count against the limits two iterations later
+_ACCEPTED = 32  # maximum connections accepted per loop iteration; the limits count them two iterations later
 _BACKLOG = 1024
 _SHUTDOWN_S = 5.0  # time from the end of the drain to SIGKILL
 _PARENT_POLL_S = 0.5
@@ -184,8 +184,13 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         for sock in sockets or ():
             sock.listen(_BACKLOG)
-        if self.started:
+        if not self.started:
+            return
+        try:
             self._announce()
+        except ConfigurationError:  # stop the app in order: a cancelled lifespan would log a traceback
+            await super().shutdown(sockets)
+            raise
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._traffic.draining = True

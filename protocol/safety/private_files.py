@@ -92,7 +92,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def _create(path: Path) -> None:
-    """Create an empty file, if possible without opening it: closing it could release another thread's locks."""
+    """Create an empty file, if possible without opening it, because closing it could release another thread's locks."""
     with suppress(FileExistsError):
         try:
             os.mknod(path, stat.S_IFREG | 0o600)

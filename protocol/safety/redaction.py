@@ -47,7 +47,7 @@ def paired(text: str) -> str:
 
 
 def is_sendable(key: str) -> bool:
-    """Return whether a header can hold the key as one word. HTTP libraries quote an invalid value in their error."""
+    """Return whether the key is valid in a header. HTTP libraries would quote an invalid key in their error message."""
     return all("!" <= character <= "~" for character in key)
 
 

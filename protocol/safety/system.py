@@ -42,7 +42,7 @@ _SHORT_FOLDER = "/tmp"
 _LOCKED_BYTE = 2**30  # byte to lock on Windows; beyond all files, because a locked byte cannot be read
 _LOCK_PAUSE_S = 0.01
 _BOOT_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
-_MAX_SOCKET_PATH = 103  # bytes; macOS has the lowest limit of all systems
+_MAX_SOCKET_PATH = 103  # maximum bytes; macOS has the lowest limit of all systems
 _LISTENS = "0A"  # state of a listening socket in /proc/net/tcp
 _READS = 3  # maximum reads of a table; one read can miss a line, because the table changes meanwhile
 _MAPPED = bytes(10) + b"\xff\xff"  # prefix of IPv4 addresses mapped to IPv6
@@ -304,7 +304,7 @@ def connection_user(client: tuple[str, int], server: tuple[str, int]) -> int | N
 
 
 def _listed(host: str, port: int) -> dict[str, str]:
-    """Format a socket's address as in each table of /proc/net: hexadecimal words in native byte order."""
+    """Return how each table of /proc/net shows a socket's address: as hexadecimal words in native byte order."""
     address = ipaddress.ip_address(host.partition("%")[0])
     address = getattr(address, "ipv4_mapped", None) or address
     forms = {"tcp6": address.packed}

@@ -34,8 +34,8 @@ _EXCESS: dict[Kind, str] = {
     "usd": "${used:.4f} of ${limit:g} are used or reserved, and this request may cost ${amount:.4f}",
     "cloud_tokens": "{used} of {limit} cloud tokens are used or reserved, and this request may take {amount}",
 }
-_WOKEN = 8  # requests waiting for budget that are woken when the actual cost of another request is booked
-_RETRY_S = 1.0  # longest sleep of a waiting request, in seconds, since costs booked by other processes do not wake it
+_WOKEN = 8  # maximum number of waiting requests to wake when the actual cost of another request is booked
+_RETRY_S = 1.0  # maximum seconds between retries: costs booked by other processes do not wake a waiting request
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class Budget:
         return min(first_day(limits.period, _today()) for limits in self._limits.values()) * DAY_S
 
     async def exceeded(self, caller: Caller, demand: Demand) -> BudgetExceededError | None:
-        """Return an error if a budget cannot cover the least charge of `demand`, else None. Reserves nothing."""
+        """Return an error if a budget cannot cover the minimum charge of `demand`, else None. Reserves nothing."""
         try:
             await self._alone(lambda connection: self._checked(connection, _today(), caller, demand))
         except BudgetExceededError as error:
@@ -183,7 +183,7 @@ class Budget:
     async def reserve(self, caller: Caller, demand: Demand, held: Reservation | None = None) -> Reservation:
         """Charge `demand` to all budgets of `caller`, or raise BudgetExceededError and charge nothing.
 
-        `held`: the request's earlier reservation. The result is their sum, on the day of `held`.
+        `held`: the request's earlier reservation. The result then includes `held` and keeps its day.
         """
         before = Reservation(_today(), NO_CHARGE) if held is None else held
 
@@ -196,7 +196,7 @@ class Budget:
                 _add(connection, row, charge)
             return Reservation(before.day, before.charge + charge, tokens, before.rows | rows)
 
-        # Do not wait for a flush, because other requests could use up the budget meanwhile.
+        # Do not flush pending rows first, because other requests could use up the budget meanwhile.
         reservation = await self._alone(take, flushed=False)
         self.in_flight.count += held is None
         return reservation
@@ -225,7 +225,7 @@ class Budget:
     def _checked(
         self, connection: sqlite3.Connection, day: int, caller: Caller, demand: Demand
     ) -> tuple[list[Claim], list[AccountUsage]]:
-        """Return, per limit, a claim for the least charge and the amount used. Raises BudgetExceededError."""
+        """Return the claim for the minimum charge, and the usage, of each limit. Raises BudgetExceededError."""
         claims, usages, least = list[Claim](), list[AccountUsage](), demand.charge(demand.wanted.least)
         for scope, limits in self._limits.items():
             spent, reasons = self._spent(connection, day, scope, caller), list[str]()

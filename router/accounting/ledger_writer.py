@@ -22,7 +22,7 @@ class RequestWriter(LedgerWriter):
     def __init__(self, path: Path, keep_from: Callable[[], float] | None = None) -> None:
         """Open the ledger at `path`. Raises ConfigurationError."""
         super().__init__(
-            SqliteStore(path, REQUESTS, needs_intents=False),
+            SqliteStore(path, REQUESTS, is_strict=False),
             keep_from=keep_from,
             consequence=f"continue, with rows kept in memory. Run `updraft doctor` to check {path} for damage",
         )

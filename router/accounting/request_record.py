@@ -24,7 +24,7 @@ from .budget import NO_CHARGE, Charge, Demand, Reservation
 from .ledger import LedgerRow
 from .prices import Prices
 
-# Longest model name and reason in a ledger row, in characters. Both may contain callers' input of any length.
+# Maximum characters of the model name and of the reason in a row. Both may contain callers' input of any length.
 MAX_MODEL_CHARS, MAX_REASON_CHARS = 100, 500
 
 Route = Literal["local", "cloud", "escalated", "fallback", "cache"]
@@ -109,7 +109,7 @@ class RequestRecord:
     note: str = ""
     # Notes on parts of the request's JSON schema that were not enforced.
     notes: tuple[str, ...] = ()
-    # Note that the budget capped the answer's length, if so.
+    # Note for the answer if the budget capped its length, else empty.
     budget_note: str = ""
     # Reason why a cloud call failed.
     failure: str = ""
@@ -184,7 +184,7 @@ class RequestRecord:
 
     @property
     def saved_usd(self) -> float | None:
-        """US dollars saved compared with `top_model` alone, if its answer had the same length. May be negative.
+        """US dollars saved compared with an answer of the same length from `top_model`. May be negative.
 
         None if a price is missing.
         """

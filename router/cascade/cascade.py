@@ -35,7 +35,7 @@ from .concurrent_runs import run_concurrently
 from .escalation import CloudReply, CloudStreamReply, Escalation
 
 _LONG = 2**12  # length of question plus answer, in characters, above which the gates read them in a thread
-_LINE_BEGUN = 16  # characters at the end of the answer in which a new line end is looked for
+_LINE_BEGUN = 16  # characters at the end of the answer that are searched for a new line end
 _T = TypeVar("_T")
 
 
@@ -365,7 +365,7 @@ class Cascade:
     # Helpers
 
     async def _check_targets(self) -> None:
-        """Apply the quality or confidence that the request sets, unless it names a tier. Raises InvalidRequestError."""
+        """Apply the request's quality or confidence, unless the request names a tier. Raises InvalidRequestError."""
         job, missing = self.job, self.tiers.local_missing
         if job.requested_tier != "auto":
             return
@@ -449,9 +449,9 @@ class Cascade:
         return self.job.stream and not self.job.structured and enough
 
     def _is_graded_anyway(self, answer: LocalAnswer, decision: GateDecision) -> bool:
-        """Return whether the best cloud would answer, and so grade the local answer, if the request were not sampled.
+        """Return whether the best cloud would answer and grade the local answer even if the request were not sampled.
 
-        This is so unless a stream would have begun or a smaller cloud may answer.
+        False if a stream would have begun before, or if a smaller cloud may answer.
         """
         smaller = any(candidate.may_do(decision.p_gain) for candidate in self.tiers.middle_tiers)
         return not smaller and not self._is_past_hold(answer)

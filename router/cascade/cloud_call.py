@@ -63,7 +63,7 @@ class CloudAttempt:
     span: Span = field(default_factory=Span)
     # Cap on each answer's tokens, if the budget requires a cap.
     cap: int | None = None
-    # Request fields for the cap that the cloud has not rejected yet. Empty if the caller has set a limit.
+    # Request fields in which the cloud may accept the cap. Empty if the caller has set a limit.
     fields: tuple[str, ...] = ()
     # Request body before the cap was added. None: there is no cap.
     uncapped: dict[str, Any] | None = None
@@ -74,7 +74,7 @@ class CloudAttempt:
         return {"prediction": self.draft, **self.body} if self.draft else self.body
 
     def forwarded(self, given: Forwarded) -> Booked:
-        """Return `given` with the call's trace span in the headers, and with `_book` to call before a retry."""
+        """Return `given` with the call's trace span in the headers, and `_book` as the hook before each retry."""
         return Booked(self.span.headers(given.headers), given.query, given.api_key, self._book)
 
     def limit(self, tokens: int) -> None:
@@ -89,7 +89,7 @@ class CloudAttempt:
     async def _book(self, cause: str) -> bool:
         """Charge a broken attempt, separately from the next attempt. Return False if the budget forbids a retry.
 
-        The prompt is charged in full. The answer's length is unknown, so the least reserved length is charged.
+        The prompt is charged in full. The answer's length is unknown, so its minimum reservation is charged.
         """
         record, call, budget = self.record, self.call, self.state.budget
         read = prompt_tokens(json_bytes(self.drafted))
@@ -127,7 +127,7 @@ class CloudAttempt:
 async def cloud_call(
     state: RouterState, record: RequestRecord, body: dict[str, Any], path: str, *, draft: str = ""
 ) -> AsyncGenerator[CloudAttempt]:
-    """Context manager for a call of the cloud. First reserves the maximum cost, including that of `draft`.
+    """Context manager for a call of the cloud. It first reserves the maximum cost, including that of `draft`.
 
     Raises CloudForbidden if the budget does not allow the call.
     """
@@ -217,7 +217,7 @@ class MeteredStream:
             size = text_bytes(table(choice.get("delta")) or choice.get("text"))
             self._answer.bytes += size if payload.isascii() and b"\\u" not in payload else 2 * size
             self._answer.texts += size > 0
-        if (usage := ReportedUsage.of(event)) and event["choices"]:  # usage so far, before the stream's end
+        if (usage := ReportedUsage.of(event)) and event["choices"]:  # the usage so far, not the final one
             self._answer.texts, self._answer.bytes = usage.completion_tokens, 0
         self._call.unreported_tokens = max(self._call.unreported_tokens, self._answer.bound)
         if goes_on and self._answer.is_short and not await self._topped_up():
@@ -269,7 +269,7 @@ def _may_hide_tokens(body: dict[str, Any]) -> bool:
 
 
 def work_of(body: dict[str, Any]) -> str:
-    """Return the kind of work, for latency estimates. Streams are a kind of their own, measured to the first event."""
+    """Return the kind of work, for latency estimates. A stream is a separate kind, timed to its first event."""
     if "messages" not in body and "prompt" not in body:
         return "embeddings"
     return "cloud stream" if body.get("stream") is True else "cloud"

@@ -59,7 +59,7 @@ class Escalation:
         self._streaming = 0.0  # start of the stream, by time.monotonic()
 
     async def ruling(self) -> Ruling:
-        """Apply gate 0's rules. Read the budget only if a cloud may answer, since reading may wait for writers."""
+        """Apply gate 0's rules. Read the budget only if a cloud may answer, since the file may be locked."""
         availability, budget = self.state.availability(), self.state.budget
         ruling = rule(self.job, availability)
         if budget is None or not ruling.cloud:
@@ -82,7 +82,7 @@ class Escalation:
         return ruling
 
     def candidates(self) -> list[CloudCandidate]:
-        """Return the clouds to ask, in order of fallback. A request that names a cloud asks only that one.
+        """Return the clouds to ask, in the order in which to try them. If the request names a cloud, return only it.
 
         A request sampled for exploration goes to the best cloud, which grades the local answer.
         """
@@ -189,7 +189,7 @@ class Escalation:
 
     @property
     def can_continue_stream(self) -> bool:
-        """Return whether the best cloud, which is always a candidate, can continue a begun stream."""
+        """Return whether the best cloud, which is always a candidate, can continue a stream that the device began."""
         cloud = self.state.tiers.cloud
         return cloud is not None and cloud.continues
 
@@ -236,7 +236,7 @@ class Escalation:
         """Return the answer of one cloud, asked with the draft if it accepts drafts. Retry without the draft if the
         cloud refuses the field, and with another cap if it refuses the cap of `attempt`.
         """
-        takes_draft = bool(attempt.draft) and "prediction" not in attempt.body  # the caller's own has priority
+        takes_draft = bool(attempt.draft) and "prediction" not in attempt.body  # the caller's draft has priority
         if takes_draft:
             wait_s, forwarded = time_left_s(), self.job.forwarded
             takes_draft = await tier.takes_drafts(attempt.call.model, timeout_s=wait_s, forwarded=forwarded)
@@ -252,7 +252,7 @@ class Escalation:
                 elif not attempt.adapt(failure):
                     raise
             else:
-                if is_refused:  # if this raises too, the draft was not the cause
+                if is_refused:  # the retry without the draft succeeded, so the draft was the cause
                     tier.refuse_drafts()
                 return answer
 

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("updraft.router")
 
-# If the cloud accepted a smaller share of the draft's tokens, the local answer counts as different from the cloud's.
+# If the cloud accepted a smaller share of the draft than this, the local answer counts as different from the cloud's.
 _ACCEPTED_SHARE = 0.9
 # Maximum number of answers waiting to be stored, so that a stalled disk cannot fill the memory with texts.
 MAX_WAITING = 256
-# Longest wait in seconds for another process to finish writing, and at shutdown for all answers to be stored.
+# Maximum seconds to wait for another process that writes, and at shutdown for all answers to be stored.
 BUSY_S = 5.0
 
 

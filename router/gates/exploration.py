@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _WrappingGates:
-    """Base class of gates that wrap other gates, and delegate to these all methods that decide nothing."""
+    """Base class of gates that wrap other gates. Methods that decide nothing are delegated to the wrapped gates."""
 
     def __init__(self, gates: Gates) -> None:
         self._gates = gates
@@ -106,11 +106,11 @@ class ExplorationGates(_WrappingGates):
 
     @property
     def calibrated(self) -> PolicyGates | None:
-        """Gates of the calibrated policy, or None without one."""
+        """Gates of the calibrated policy, or None if there is no policy."""
         return self._gates if isinstance(self._gates, PolicyGates) else None
 
     def stop_exploring(self) -> bool:
-        """Stop sampling requests, if no samples are stored. Return whether sampling was on. Shadow mode continues."""
+        """Stop random sampling, because samples are not stored. Return whether it was on. Shadow mode continues."""
         if self._shadow or not self._exploration:
             return False
         self._exploration = 0.0

@@ -159,7 +159,7 @@ class PolicyGates:
         return self.target if quality is None else Target("quality", quality, promise=self.target.promise)
 
     def _promised(self, quality: float | None) -> str:
-        """Return a note for the reason if the quality is promised on average. Empty without a promise, as for costs."""
+        """Return a note for the reason if the quality is promised on average, else an empty string."""
         target = self._target_of(quality)
         kept = target.promise == "mean" and target.name != "cost" and not self._caveat
         return ", a threshold that keeps the target on average" if kept else ""

@@ -15,7 +15,7 @@ from ..privacy.unreadable import UNREADABLE
 from ..request.chat_request import RoutingRequest
 
 _NOT_CONFIGURED = "local_not_configured"
-_MAX_REASON = 200  # longest part of an error message in a reason, in characters
+_MAX_REASON = 200  # maximum characters of an error message in a reason
 
 
 @dataclass(frozen=True, slots=True)

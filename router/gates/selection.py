@@ -1,4 +1,4 @@
-"""Selection of a pair's gates: by confidence, by the calibrated policy, or without either."""
+"""Selection of a pair's gates: by confidence, by the calibrated policy, or by neither."""
 
 from __future__ import annotations
 

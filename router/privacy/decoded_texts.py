@@ -17,7 +17,7 @@ _EACH = 4  # characters charged to the budget per text, in addition to its lengt
 
 
 def decoded_forms(text: str, budget: ReadingBudget) -> Iterator[str]:
-    """Yield `text`, its decoded forms and, if it is JSON, the strings in it, which may be JSON again."""
+    """Yield `text` and its decoded forms. If a form is JSON, also yield the forms of the strings in it."""
     waiting = [text]
     while waiting:
         text = waiting.pop()

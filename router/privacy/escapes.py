@@ -1,4 +1,4 @@
-"""Decoding of escapes and encodings, also nested: JSON, programs, URLs, HTML, mail, encoded bytes."""
+"""Decoding of (nested) escapes and encodings in JSON, program code, URLs, HTML, mail and encoded bytes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BASE64 = re.compile(r"(?:[A-Za-z0-9+/_-]{60,}+\r?\n)*[A-Za-z0-9+/_-]{11,}+", re
 _HEX = re.compile(
     r"(?<![0-9a-z])(?:(?:[0-9a-f]{2}){6,}+|[0-9a-f]{2}(?:[ :][0-9a-f]{2}){5,}+)(?![0-9a-z])", re.ASCII | re.IGNORECASE
 )
-# Base32 (RFC 4648) of ASCII. One bit in five of eight letters is always zero, which is rare in words of a language.
+# Base32 (RFC 4648) of ASCII. In five of every eight letters one bit is zero. Few words of a language have this form.
 _BASE32_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 _BASE32_DIGITS = str.maketrans(_BASE32_LETTERS, "0123456789ABCDEFGHIJKLMNOPQRSTUV")
 _BASE32_GROUP = "".join(
@@ -102,7 +102,10 @@ def encoded_texts(text: str) -> Iterator[str]:
 
 
 def base85_texts(text: str, budget: ReadingBudget) -> Iterator[str]:
-    """Yield the base85 texts in undecoded `text`, since base85 uses the characters of escapes. Raises TooLongError."""
+    """Yield the base85 texts in `text`. Raises TooLongError.
+
+    The escapes in `text` must not be decoded yet, because base85 uses the same characters.
+    """
     for match in _FRAMED.finditer(text):
         yield from filter(None, (_decoded(base64.a85decode, match[1]),))
     for match in _BASE85.finditer(text):
@@ -144,7 +147,7 @@ def _character(match: re.Match[str]) -> str:
 
 
 def _of_entity(name: str) -> str:
-    """Return the character of an HTML entity. Without a semicolon, a name may run into a word."""
+    """Return the character of an HTML entity. If there is no semicolon, letters of a word may follow the name."""
     for end in range(len(name), 1, -1):
         for spelled in (name[:end], name[:end].lower()):
             meant = html5.get(spelled) or html5.get(f"{spelled};")
@@ -197,7 +200,7 @@ def _piece_of_utf7(match: re.Match[str]) -> str:
 
 
 def _readable(octets: bytes) -> str:
-    """Return the text of octets in UTF-8, or in UTF-16 if they contain a zero; "" if they are not text."""
+    """Return the text of octets in UTF-8, or in UTF-16 if they have a zero byte; "" if they are not text."""
     try:
         text = octets.decode("utf-16-le" if b"\0" in octets else "utf-8")
     except UnicodeDecodeError:

@@ -46,7 +46,7 @@ def split_across_values(value: Any, budget: ReadingBudget) -> Iterator[str]:
 
 
 def _split_digits(texts: Iterable[str], budget: ReadingBudget) -> Iterator[str]:
-    """Yield the digit groups at the end of a text and the start of the next, if they are enough for a card."""
+    """Yield the digit groups at the end of a text and the start of the next, if they have enough digits for a card."""
     last: list[str] = []  # groups at the end of the previous texts, the latest first
     for text in filter(None, map(str.strip, texts)):
         begin, end, whole = text[:_MAX_WORD], text[-_MAX_WORD:], len(text) <= _MAX_WORD

@@ -109,7 +109,7 @@ def answer_of(entry: CachedCompletion, record: RequestRecord) -> dict[str, Any]:
 
 
 async def stream_of(completion: dict[str, Any], *, include_usage: bool) -> AsyncGenerator[bytes]:
-    """Yield a completion as a stream: each choice in one chunk, then the finish with the `updraft` object."""
+    """Yield a completion as a stream: a chunk per choice, then one with the finish reasons and the `updraft` object."""
     last = ("choices", "usage", "updraft", "sampling")
     base = {name: value for name, value in completion.items() if name not in last}
     base["object"] = "chat.completion.chunk"

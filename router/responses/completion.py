@@ -68,7 +68,7 @@ def _choice(answer: LocalAnswer, index: int, cascade: Cascade) -> ChatChoice:
 def prompt_logprobs(
     answer: LocalAnswer, shown: int | None, token_bytes: TokenBytes
 ) -> list[dict[str, PromptToken] | None] | UnsetType:
-    """Return the prompt's log-probabilities in vLLM's form: per token, its own and those of the likeliest tokens."""
+    """Return the log-probabilities of each prompt token and of the likeliest tokens in its place, in vLLM's form."""
     if shown is None:
         return UNSET
     entries: list[dict[str, PromptToken] | None] = [None]
@@ -184,7 +184,7 @@ class ChunkWriter:
         return last + counted + sse.DONE
 
     def end(self, reason: FinishReason, answer: LocalAnswer, **more: Any) -> bytes:
-        """Return the chunk with the finish reason, without the end of the stream, since other answers may follow."""
+        """Return the chunk with the finish reason, without the stream's end mark, since other answers may follow."""
         stop_reason = answer.stop_reason or UNSET
         return self._chunk([ChunkChoice(Delta(), reason, self.index, stop_reason=stop_reason)], **more)
 

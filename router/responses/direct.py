@@ -1,4 +1,4 @@
-"""Requests to endpoints without gates. Only rules choose the tier, which gets the request unchanged."""
+"""Requests to endpoints without gates. Only rules choose the tier, and the request is forwarded unchanged."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def direct_job(
 
 
 def read_any_model(request: WireRequest) -> tuple[dict[str, Any], str]:
-    """Return the JSON body and its model (default `auto`), or only the model of a form. Raises InvalidRequestError."""
+    """Return the JSON body (or a placeholder for a form) and its model (default `auto`). Raises InvalidRequestError."""
     kind = request.headers.get("content-type", "")
     if kind.startswith(FORM):
         model = read_upload(kind, request.body).model

@@ -41,7 +41,7 @@ async def embed(call: DirectCall) -> DirectReply:
 
 
 def _not_here(call: DirectCall) -> InvalidRequestError | None:
-    """Return why the device may not answer, or None. Vectors of two models differ, so one tier answers all."""
+    """Return why the device may not answer, or None. Vectors of two models are not comparable."""
     try:
         read_embedding(call.job.body)
     except WrongTypeError:

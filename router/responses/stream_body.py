@@ -43,7 +43,7 @@ class StreamBody:
                 raise
             log.exception("stream failed")
             return sse.event(answer.internal_error().to_body())
-        if event.endswith(sse.DONE):  # end now, because the client may not read on after the end mark
+        if event.endswith(sse.DONE):  # end now, because the client may stop reading after the end mark
             await self._finish(200)
         return event
 

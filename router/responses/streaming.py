@@ -30,7 +30,7 @@ from .completion import ChunkWriter, ShownTokens, notes_in, token_logprobs
 
 
 class StreamError(Exception):
-    """Failure of a begun stream: `payload` is its last event, `status` the HTTP status for the ledger."""
+    """Failure of a stream that has begun. `payload`: its last event. `status`: HTTP status for the ledger."""
 
     def __init__(self, error: UpdraftError) -> None:
         super().__init__(error.message)
@@ -132,7 +132,7 @@ class _LocalText:
 
     def __init__(self, cascade: Cascade, chunks: ChunkWriter, reader: AnswerParser | None = None) -> None:
         self._cascade = cascade
-        self.reader = cascade.reader() if reader is None else reader  # a continuation keeps the begun answer's parser
+        self.reader = cascade.reader() if reader is None else reader  # a continuation keeps the answer's parser
         self._shown = ShownTokens(cascade.local) if cascade.chat.logprobs else None
         self.chunks = chunks
         self.sent = ""
@@ -251,7 +251,7 @@ async def _relayed(
     include_usage: bool = False,
     reasoning: CloudReasoning | None,
 ) -> AsyncGenerator[bytes]:
-    """Yield the cloud's events without the end mark. The finish comes last, since `updraft` reports the usage."""
+    """Yield the cloud's events without the end mark. The finish reason comes last, with the usage in `updraft`."""
     finish: dict[str, Any] | None = None
     counted: bytes | None = None
     written = 0

@@ -26,13 +26,13 @@ from .stream import HttpCloudStream
 
 log = logging.getLogger("updraft.router")
 
-MAX_BODY_BYTES = 32 * 2**20  # longest accepted answer; completions have kilobytes
+MAX_BODY_BYTES = 32 * 2**20  # maximum size of an answer; completions usually have kilobytes
 _MAX_ERROR_BYTES = 2**20
 _INCIDENTAL = frozenset({"prediction", "stream", "stream_options"})
 _KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 _MODELS_TIMEOUT_S = 2.0
 _MAX_NAMED = 20  # maximum number of models to list in an error message
-_MODELS_EVERY_S = 60.0  # seconds before the list is requested again from a cloud that was not an Updraft node
+_MODELS_EVERY_S = 60.0  # seconds before a cloud that was not an Updraft node is asked for its models again
 
 T = TypeVar("T")
 
@@ -131,7 +131,7 @@ class HttpCloudTier:
             return self._endpoint.send_drafts
         async with self._models_lock:
             if model not in self._node_models and time.monotonic() >= self._ask_for_models_at:
-                with suppress(CloudFailure, httpx.HTTPError, TimeoutError):  # a cloud without a model list is no node
+                with suppress(CloudFailure, httpx.HTTPError, TimeoutError):  # without a list, it is no Updraft node
                     async with asyncio.timeout(min(_MODELS_TIMEOUT_S, timeout_s)):
                         self._node_models = models_in(await self._models(forwarded), owner="updraft")
                 self._ask_for_models_at = time.monotonic() + _MODELS_EVERY_S

@@ -49,7 +49,7 @@ class CloudEndpoint:
     def redactor(self, callers_key: str | None) -> Redactor:
         """Return a redactor that hides the keys, and header and query values whose names suggest credentials."""
         named = [value for name, value in (*self.headers.items(), *self.query.items()) if may_open(name.lower())]
-        parts = [value.rpartition(" ")[2] for value in named]  # the key alone of `Bearer KEY`
+        parts = [value.rpartition(" ")[2] for value in named]  # in `Bearer KEY`, only `KEY`
         return Redactor(key for key in (self.api_key, callers_key, *named, *parts) if key)
 
     def redacted_error(self, raw: bytes, callers_key: str | None) -> bytes:

@@ -16,7 +16,7 @@ _ALIKE = 12  # characters at the start of the answer; a stream that repeats them
 class Continuation:
     """Check of a stream that should continue `begun`. Pass its events to `take()` while the result is "unknown".
 
-    "repeats": the stream repeats all of `begun`, which is removed from the events. "differs": the stream restarts like
+    "repeats": the stream repeats all of `begun`; the events omit the repetition. "differs": the stream restarts like
     `begun` and then deviates. "continues" is also the result for a `begun` that is short or repeats its own start
     ("0, 0, 0, 0, "), since a genuine continuation may then look like a restart.
     """

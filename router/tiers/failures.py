@@ -19,7 +19,7 @@ from .interfaces import Fallback
 #: answer was invalid; or the router did not ask it.
 FailureKind = Literal["refused", "unreachable", "invalid_answer", "not_asked"]
 
-_TRANSIENT = frozenset({408, 409, 425, 429})  # statuses to retry, besides all from 500
+_TRANSIENT = frozenset({408, 409, 425, 429})  # statuses to retry, in addition to all 5xx
 _SPENT = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "budget_exceeded"})
 _MAX_URL = 300  # characters
 
@@ -158,7 +158,7 @@ def unreachable(url: str, error: httpx.HTTPError) -> CloudFailure:
 
 
 def circuit_open(url: str, cause: str, seconds: float) -> CloudFailure:
-    """Return the failure of an open circuit: recent requests failed for `cause`, and none is sent for `seconds`."""
+    """Return the failure of an open circuit: requests failed for `cause`, and no request is sent for `seconds`."""
     message = f"The cloud at {url} is not asked for {seconds:.0f} s, because its last requests failed: {cause}."
     body = completed({"message": message, "code": CloudUnreachableError.default_code}, 502, "")
     error = RelayedError(502, body, retry_after=str(math.ceil(seconds)))

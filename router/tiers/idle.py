@@ -77,7 +77,7 @@ class UnloadingLocalTier:
         return self._tier.token_bytes(token_id, skip_special=skip_special)
 
     def pin(self, pinned: bool) -> None:
-        """Set whether the model stays loaded while idle. Unpinning raises ConfigurationError without an idle time."""
+        """Set whether the model stays loaded while idle. Unpinning raises ConfigurationError if no idle time is set."""
         if not pinned and self._idle_s is None:
             raise ConfigurationError("The model stays loaded. Set local_idle_s to change that.", param="local_idle_s")
         self.pinned = pinned

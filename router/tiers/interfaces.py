@@ -69,7 +69,7 @@ class LocalAnswer:
     text: str = ""
     # Finish reason. None: the answer is incomplete.
     finish_reason: FinishReason | None = None
-    # Why the answer ended with "length" before the request's own limit, if it did.
+    # Reason why the answer ended with "length" before the request's own limit. None: it did not.
     stop_reason: StopReason | None = None
     # Default sampling parameters that were used for fields missing in the request.
     sampling: SamplingDefaults | None = None
@@ -114,7 +114,7 @@ class LocalTier(Protocol):
 
     @property
     def reasoning(self) -> ReasoningStyle | None:
-        """Markers of the model's reasoning before an answer; None if the model has none."""
+        """Markers of the model's reasoning before an answer; None if it does not reason."""
         ...
 
     async def start(
@@ -215,7 +215,7 @@ class CloudTier(Protocol):
     def continues(self) -> bool: ...
 
     async def takes_drafts(self, model: str, *, timeout_s: float, forwarded: Forwarded = NOTHING) -> bool:
-        """Return whether to send drafts to `model` as `prediction`, for which some clouds charge. Never raises."""
+        """Return whether to send drafts to `model` as `prediction`. Some clouds charge for these. Never raises."""
         ...
 
     def refuse_drafts(self) -> None:

@@ -11,7 +11,7 @@ _FIRST_S, _LONGEST_S = 15.0, 900.0
 
 
 class LoadBackoff:
-    """Pause after a load failure, doubled after each failure. `version`: returns a value that changes with the file."""
+    """Pause after a load failure, doubled each time. `version`: returns a value that changes with the file."""
 
     def __init__(self, version: Callable[[], object] = lambda: None) -> None:
         self._version = version

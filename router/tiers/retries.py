@@ -16,13 +16,13 @@ from .interfaces import Book
 RULES = BreakerRules(failures_to_open=3, recovery=10.0, max_recovery=60.0, window_s=60.0)
 
 HUNG_S = 5.0
-"""Seconds of silence, towards all requests, after which one timeout opens the circuit."""
+"""Seconds without an answer to any request after which a single timeout opens the circuit."""
 
 TRIAL_WAIT_S = 2.0
 """Seconds that the caller of a trial waits. Afterwards the trial continues in the background."""
 
 _BACKOFF_S = (0.5, 1.0)  # seconds before the second and third attempt, unless the server sends Retry-After
-_SILENCES = 2  # distinct requests that must time out to open the circuit, since one may just be slow
+_SILENCES = 2  # distinct requests that must time out to open the circuit, since a single one may be slow
 _JITTER = 0.25  # random share added to the backoff, so that clients do not retry in step
 
 T = TypeVar("T")
@@ -36,9 +36,10 @@ class _Closable(Protocol):
 class CloudCalls:
     """Sends requests to one cloud with retries. The breaker counts requests, not attempts.
 
-    A 5xx, a broken connection or a short timeout may be the request's fault, so several distinct requests in a row must
-    fail to open the circuit. After a 5xx, the next request is sent at once as a trial, since the cloud is up. A request
-    opens the circuit if it never reaches the cloud. Two requests open it if both time out while no other is answered.
+    A 5xx, a broken connection or a short timeout may be the request's fault, so the circuit opens only after several
+    distinct requests in a row have failed. After a 5xx, the next request is sent at once as a trial, since the cloud is
+    up. A single request that never reaches the cloud opens the circuit. So do two requests that both time out while no
+    other request is answered.
     `patience_s`: timeout of an attempt, in seconds.
     """
 

@@ -41,7 +41,7 @@ class GraphLimits:
 
 
 def graph_sizes(limits: GraphLimits) -> list[GraphSize]:
-    """Return graph sizes, smallest first: with one row per sequence (decodes), and with half or all of the drafts."""
+    """Return graph sizes, smallest first: with no drafts (one row per sequence), half of the drafts, and all drafts."""
     most = limits.sequences
     sizes = {size for size in (1, 2, 4, *range(8, 65, 8), *range(96, most, 32)) if size < most} | {most}
     verified = {-(-limits.queries // 2), limits.queries} - {1} if limits.queries > 1 else set[int]()
@@ -64,7 +64,7 @@ class CudaRecorder:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._side = torch.cuda.Stream()  # one for all captures: cuBLAS keeps a workspace per stream
+        self._side = torch.cuda.Stream()  # one stream for all captures, because cuBLAS keeps a workspace per stream
 
     def __call__(self, compute: Callable[[], None]) -> Callable[[], None]:
         side = self._side
@@ -92,13 +92,13 @@ class StepGraphs:
     """All graphs of a model. Each `run` overwrites the result of the previous one."""
 
     def __init__(self, model: Decoder, backend: TritonBackend, limits: GraphLimits, record: Recorder) -> None:
-        """Capture the graphs, the largest first so that all others fit into its memory. Takes seconds."""
+        """Capture the graphs, the largest first, so that the others can reuse its memory. Takes seconds."""
         started = time.perf_counter()
         self._model, self._backend, self._limits = model, backend, limits
         self._device = backend.cache.device
         self._sizes = graph_sizes(limits)
         shape = self._sizes[-1].rows, model.config.vocab_size
-        self._logits = torch.empty(shape, dtype=torch.float32, device=self._device)  # shared: one graph runs at a time
+        self._logits = torch.empty(shape, dtype=torch.float32, device=self._device)  # shared by all graphs
         self._captured = {size: self._capture(size, record) for size in reversed(self._sizes)}
         _LOG.info("captured %d CUDA graphs in %.1f s", len(self._captured), time.perf_counter() - started)
 

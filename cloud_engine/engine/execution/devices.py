@@ -36,7 +36,7 @@ def use_device(name: str) -> None:
 def yields_to_other_processes(config: EngineConfig) -> Callable[[], None]:
     """Return a function to call before each step, which lowers torch's threads while other processes keep CPUs busy.
 
-    On GPUs, it does nothing. In batch-invariant mode, it does nothing because the thread count would affect results."""
+    The function does nothing on GPUs, and in batch-invariant mode, where the thread count would affect results."""
     if config.device != "cpu" or config.batch_invariant:
         return lambda: None
     governor = ThreadGovernor(torch.get_num_threads())

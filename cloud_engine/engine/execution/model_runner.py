@@ -142,11 +142,11 @@ class Runner:
     def extend(
         self, first: Sequence[int] | Tensor, spans: Sequence[QuerySpan], rows: Sequence[SamplingRow]
     ) -> list[list[int]]:
-        """Run several decode passes, but wait for the device only once. Each pass computes the last pass's new tokens.
+        """Run several decode passes, but wait for the device only once. Each pass decodes the last pass's tokens.
 
         `first` are the input tokens of the first pass, which may still be in flight if the runner `runs_ahead`. `rows`
-        are the sampling parameters of its outputs, all `is_plain`. A sequence takes part in as many passes as its span
-        is long; `spans` must be sorted longest first. Returns the sampled tokens of each sequence."""
+        are the sampling parameters for the outputs of the first pass, all `is_plain`. A sequence takes part in one pass
+        per token of its span; `spans` must be sorted longest first. Returns the sampled tokens of each sequence."""
         sampling = sampling_of(rows, self.model.config.vocab_size, self._device)
         passes = Passes.of(spans, self.block_size)
         if self._compiled is not None:
@@ -206,4 +206,4 @@ def graph_limits(context_length: int, num_drafts: int, config: EngineConfig) -> 
     """Return the limits of steps to capture, with at most `num_drafts` drafts per sequence; None if graphs are off."""
     if not config.cuda_graphs:
         return None
-    return GraphLimits(config.max_batch_size, 1 + num_drafts, -(-context_length // config.block_size))
+    return GraphLimits(config.max_num_seqs, 1 + num_drafts, -(-context_length // config.block_size))

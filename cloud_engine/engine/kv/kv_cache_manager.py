@@ -14,7 +14,7 @@ from .prefix_cache import PrefixCache
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How far back a model attends, if it has a sliding attention window in every layer."""
+    """The attention window of a model whose layers all have a sliding window."""
 
     # Widest window of all layers in tokens, including the query's own token.
     num_tokens: int
@@ -38,15 +38,15 @@ class KVCacheManager:
 
     With a `window`, blocks are assigned chunk by chunk, and released once no later query attends to them, so that a
     request holds only the blocks of one window and one chunk. `window` is None if any layer attends to the whole
-    sequence, because all layers share one block table, so that this layer needs every block until the request ends.
+    sequence: that layer needs every block until the request ends, and all layers share one block table.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, prefix_caching: bool = True, window: Window | None = None
+        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True, window: Window | None = None
     ) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
-        self._prefixes = PrefixCache(self.pool, block_size, gaps=window is not None) if prefix_caching else None
+        self._prefixes = PrefixCache(self.pool, block_size, gaps=window is not None) if enable_prefix_caching else None
         self._window = window
         self._drafted: set[int] = set()  # registered blocks that are filled in the draft model's cache too
         self._copies: dict[int, int] = {}  # target block -> source block
@@ -131,7 +131,7 @@ class KVCacheManager:
         return True
 
     def fork(self, parent: RequestState, child: RequestState) -> None:
-        """Let `child` share the parent's blocks of the computed tokens, without copying them."""
+        """Let `child` share the parent's blocks that hold computed tokens, without copying them."""
         blocks = parent.block_table[: self.blocks_for(child.num_computed_tokens)]
         for block in _held(blocks):
             self.pool.share(block)
@@ -189,7 +189,7 @@ class KVCacheManager:
             state.num_drafted_blocks = drafted
 
     def free(self, state: RequestState) -> None:
-        """Release all blocks, last ones first, so that a prefix stays cached longer than its continuations."""
+        """Release a request's blocks, last ones first, so that a prefix stays cached longer than its continuations."""
         for block in _held(reversed(state.block_table)):
             self._copies.pop(block, None)
             self.pool.release(block)

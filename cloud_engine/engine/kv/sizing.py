@@ -25,7 +25,7 @@ class KVCacheSize:
 
     # Maximum tokens of prompt and answer together.
     context_length: int
-    # KV blocks, enough for at least one full context.
+    # Number of KV blocks, enough for at least one full context.
     num_blocks: int
     # Widest window of the models that share the block tables; None if any of them attends to the whole sequence.
     window: Window | None
@@ -47,7 +47,7 @@ class KVCacheSize:
             )
         window = _window(models, config)
         needed = most_blocks(wanted, config.block_size, window)
-        num_blocks = config.num_blocks or min(needed * config.max_batch_size, _affordable(models, config))
+        num_blocks = config.num_blocks or min(needed * config.max_num_seqs, _affordable(models, config))
         if needed <= num_blocks:
             return cls(wanted, num_blocks, window)
         held, gib = num_blocks * config.block_size, needed * _bytes_of_block(models, config) / 2**30
@@ -66,7 +66,7 @@ class KVCacheSize:
 def _window(models: Sequence[Decoder], config: EngineConfig) -> Window | None:
     reaches = [model.config.reach for model in models]
     known = [reach for reach in reaches if reach is not None]
-    return Window(max(known), config.token_budget) if len(known) == len(reaches) else None
+    return Window(max(known), config.max_num_batched_tokens) if len(known) == len(reaches) else None
 
 
 def _bytes_of_block(models: Sequence[Decoder], config: EngineConfig) -> int:

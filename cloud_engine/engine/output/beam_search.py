@@ -141,7 +141,7 @@ class BeamSearch:
         return [] if wanted is None else log_probabilities(row, [candidate.token], wanted)
 
     def _continue(self, kept: Sequence[_Candidate], logits: Tensor) -> None:
-        """Continue each beam with its best candidate, fork it for its other candidates, and drop beams without any."""
+        """Continue each beam with its best candidate, fork it for the others, and drop beams without candidates."""
         continued_states: set[RequestState] = set()
         beams: list[_Beam] = []
         for candidate in kept:

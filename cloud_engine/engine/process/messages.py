@@ -134,7 +134,7 @@ prepare_types(_Error)
 
 
 def _plain(value: object) -> object:
-    """Encode an error as the name of its class, or of its nearest base class in `protocol.errors`, and its fields."""
+    """Encode an error as its fields and the name of its class, or of its nearest base class in `protocol.errors`."""
     if not isinstance(value, UpdraftError):
         raise NotImplementedError(f"{type(value).__name__} cannot be sent between server and core.")
     kind = next(kind for kind in type(value).__mro__ if kind.__module__ == errors.__name__)

@@ -1,6 +1,6 @@
 """Plain decodes: requests that get exactly one token per step and need no scheduling decision, the most common case.
 
-With 256 sequences, a step can spend half a microsecond of Python on each, so work is done for all at once or deferred.
+With 256 sequences, a step can spend half a microsecond of Python on each, so work is deferred, or done for all at once.
 This module imports no torch.
 """
 
@@ -104,7 +104,7 @@ class PlainDecodes:
         return DecodedTokens(request_ids, indices, tokens_of), others
 
     def expect(self, item: ScheduledRequest) -> None:
-        """Note when to check a request: it has just joined, been checked or received a block for its next token."""
+        """Set the next check of a request that has just joined, been checked or received a block for its next token."""
         state = item.state
         known = state.num_computed_tokens
         if known >= state.num_own_slots:
@@ -147,8 +147,8 @@ class _Columns:
             self._end_ids = frozenset[int]().union(*self._kinds)
 
     def ends(self, tokens: Sequence[int], due: Sequence[ScheduledRequest]) -> list[int]:
-        """Return the indices of answers that end with their new token: an end token, or, for those `due` for a check,
-        the maximum length or a repetition."""
+        """Return the indices of answers that end with their new token. All answers are checked for end tokens, but only
+        answers in `due` for the maximum length and for repetitions."""
         places = {self._place(item): item for item in due}
         ended = {
             at

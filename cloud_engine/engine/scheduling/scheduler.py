@@ -25,7 +25,7 @@ from .draft_planner import DraftPlanner
 from .plain_decodes import PlainDecodes
 from .step_budget import StepBudget
 
-#: Seconds of waiting that weigh as much as one priority level, and as one prompt token in policy "shortest-prefill".
+#: Seconds of waiting that count as much as one priority level, or as one prompt token in policy "shortest-prefill".
 PRIORITY_S, PREFILL_TOKEN_S = 10.0, 0.01
 _order = attrgetter("order")
 
@@ -61,7 +61,7 @@ class Scheduler:
         self._config = config
         self._cache = cache
         self._speculator = speculator
-        self._step_budget = StepBudget(config.max_step_ms and config.max_step_ms / 1e3, config.max_batch_size)
+        self._step_budget = StepBudget(config.max_step_ms and config.max_step_ms / 1e3, config.max_num_seqs)
         self._prompt_tokens = 0  # prompt tokens in the last step
         self.waiting: list[RequestState] = []
         self.running: list[RequestState] = []
@@ -93,7 +93,7 @@ class Scheduler:
 
     def add(self, state: RequestState) -> None:
         """Queue a request; call `check_capacity` first."""
-        state.order = order_of(state, self._config.policy)
+        state.order = order_of(state, self._config.scheduling_policy)
         insort(self.waiting, state, key=_order)
 
     def schedule(self) -> list[ScheduledRequest]:
@@ -102,11 +102,11 @@ class Scheduler:
         In the returned batch, plain decodes come first.
         """
         self._cache.release_out_of_reach(self.running)
-        if self._config.policy == "priority":
+        if self._config.scheduling_policy == "priority":
             self._yield_to_priority()
         self._admit_ahead()
         preemptions = self.counters.preemptions
-        budget = self._config.token_budget - len(self.running)
+        budget = self._config.max_num_batched_tokens - len(self.running)
         for_prompts = self._step_budget.max_prompt_tokens(budget)
         decodes, others, left = self._continue_running(for_prompts)
         if self.counters.preemptions == preemptions:
@@ -134,7 +134,7 @@ class Scheduler:
     def reads_prompts(self) -> bool:
         """Return whether the next step may contain prompt tokens, and so take much longer than a decode step."""
         others = self.decodes.others(self.running)
-        has_place = self._places < self._config.max_batch_size
+        has_place = self._places < self._config.max_num_seqs
         return bool(self.waiting and has_place) or any(state.num_uncomputed_tokens > 1 for state in others)
 
     def observe(self, sequences: int, step_s: float) -> None:
@@ -151,7 +151,7 @@ class Scheduler:
     def fork(self, parent: RequestState, child: RequestState) -> None:
         """Start running `child`, which shares the blocks of `parent`.
 
-        `_admit` has reserved a place for the fork, or the caller removes another beam.
+        `_admit` has reserved a place for the fork, or the caller removes another beam to free a place.
         """
         child.order = parent.order
         if parent.unforked:
@@ -166,7 +166,7 @@ class Scheduler:
     def _continue_running(self, budget: int) -> tuple[list[ScheduledRequest], list[ScheduledRequest], int]:
         """Schedule the running requests. Return the plain decodes, the other requests and the rest of `budget`.
 
-        `budget` does not include the first token of each running request. Requests get blocks in order."""
+        `budget` excludes the first token of each running request. Requests get blocks in the order of `running`."""
         plain, others = self.decodes.shares(self.running)
         preemptions = self.counters.preemptions
         batch: list[ScheduledRequest] = []
@@ -202,9 +202,9 @@ class Scheduler:
         lesser = list(takewhile(lambda state: _yields(state, head), reversed(self.running)))
         if not lesser or self._fits_without([]) or not self._fits_without(lesser):
             return
-        # Uncomputed tokens beyond the one that every step computes.
+        # Uncomputed tokens, except the one that each request computes in every step.
         missing = sum(state.num_uncomputed_tokens - 1 for state in self.running if state.order < head.order)
-        if missing >= self._step_budget.max_prompt_tokens(self._config.token_budget - len(self.running)):
+        if missing >= self._step_budget.max_prompt_tokens(self._config.max_num_batched_tokens - len(self.running)):
             return
         while self.running and _yields(self.running[-1], head) and not self._fits_without([]):
             self._preempt_last()
@@ -215,7 +215,7 @@ class Scheduler:
         return self._has_place(states, others) and self._cache.can_admit(states, others)
 
     def _admit_ahead(self) -> None:
-        """Admit waiting requests that precede a running one, before running requests use up the step's budget."""
+        """Admit waiting requests that sort before a running one. Call this before running requests spend the budget."""
         while self.waiting and self.running and self.waiting[0].order < self.running[-1].order:
             if not self._admit(self._first_waiting()):
                 return
@@ -245,7 +245,7 @@ class Scheduler:
         counters = self.counters
         counters.queue_seconds.observe(time.monotonic() - state.arrived)
         counters.prompt_tokens += state.num_prompt_tokens
-        if self._config.prefix_caching and state.request.uses_prefix_cache:
+        if self._config.enable_prefix_caching and state.request.uses_prefix_cache:
             counters.prefix_query_tokens += state.num_prompt_tokens
             counters.prefix_hit_tokens += state.num_cached_tokens
 
@@ -286,7 +286,7 @@ class Scheduler:
 
     def _num_fitting(self, expected: Sequence[GenerationRequest]) -> int:
         """Return how many queued requests, from the first on, would fit into batch and pool if nothing were cached."""
-        places, blocks = self._config.max_batch_size - self._places, self._cache.pool.num_free
+        places, blocks = self._config.max_num_seqs - self._places, self._cache.pool.num_free
         queue = chain(
             ((1 + state.unforked, len(state.token_ids)) for state in self.waiting),
             ((request.num_branches, len(request.prompt_ids)) for request in expected),
@@ -300,7 +300,7 @@ class Scheduler:
 
     def _has_place(self, states: list[RequestState], without: Sequence[RequestState] = ()) -> bool:
         """Return whether the batch has rows for `states` and their forks, if the requests in `without` left it."""
-        return self._places - _places(without) + _places(states) <= self._config.max_batch_size
+        return self._places - _places(without) + _places(states) <= self._config.max_num_seqs
 
 
 def _beams_of(state: RequestState, among: list[RequestState]) -> list[RequestState]:

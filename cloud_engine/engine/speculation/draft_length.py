@@ -20,8 +20,8 @@ _TRIAL_SHARE = 0.005  # share of the time that trials may lose
 _MAX_CHARGED = 2.0  # maximum time charged for verifying a token, in steps without drafts
 _UNTRIED_EACH, _UNTRIED_TOKENS = 4, 64  # maximum draft tokens, per sequence and in all, while their cost is unknown
 _TRIAL_STEPS = 3  # steps per trial; the first one warms the caches and does not count
-_REST_STEPS = 8  # a rest without planning drafts lasts this many steps, or one per sequence if that is more
-_LEARNED_OF_REST = 2  # last steps of a rest, which are measured in full
+_REST_STEPS = 8  # steps of a rest, in which no drafts are planned; or the number of sequences if that is larger
+_LEARNED_OF_REST = 2  # number of steps at the end of a rest that are measured in full
 _PAYBACK_TOKENS = 64  # the time in which a draft model catches up must pay off within this many tokens
 _MIN_GAIN = 1.02  # minimum expected speed-up of drafts; the estimates are not exact enough for less
 
@@ -104,8 +104,8 @@ class AdaptiveDraftLength(FixedDraftLength):
         super().__init__(most)
         self._costs = StepCosts()
         self._credit = DraftCredit()
-        self._rest = self._rest_size = 0  # a rest: remaining steps, and its class of batch sizes
-        self._trial_left = self._trial_length = 0  # a trial of drafts: remaining steps, and most tokens per request
+        self._rest = self._rest_size = 0  # current rest: remaining steps, class of batch sizes
+        self._trial_left = self._trial_length = 0  # current trial: remaining steps, maximum draft length
         self._trial_size = 0  # the trial's class of batch sizes
         self._since_trial_s = 0.0
         self._drafted = False  # whether the previous step had drafts
@@ -249,7 +249,7 @@ class AdaptiveDraftLength(FixedDraftLength):
         return replace(best, lengths=[min(length, best_length) for length in lengths])
 
     def _longest_drafts(self, candidates: Sequence[DraftCandidate], sequences: int, plain: _Plan) -> _Plan:
-        """Return the plan with the longest drafts for all candidates that the limits and the credit allow."""
+        """Return the plan that gives all candidates the longest drafts within the limits and the credit."""
         length, credit_s = self._max_draft_length(sequences), self._credit.of(sequences) * plain.seconds
         while length > 0:
             drafts = self._drafts_of(length, candidates, sequences, plain)
@@ -259,7 +259,7 @@ class AdaptiveDraftLength(FixedDraftLength):
         return plain
 
     def _drafts_of(self, length: int, candidates: Sequence[DraftCandidate], sequences: int, plain: _Plan) -> _Plan:
-        """Return the plan with drafts of at most `length` tokens, with the upper estimate of its cost."""
+        """Return the plan with drafts of at most `length` tokens, at the upper estimate of its cost."""
         costs = self._costs
         lengths = [min(length, candidate.limit) for candidate in candidates]
         passing = [length for length, candidate in zip(lengths, candidates, strict=True) if candidate.takes_passes]
@@ -272,7 +272,7 @@ class AdaptiveDraftLength(FixedDraftLength):
         return _Plan(lengths, tokens, seconds, sum(costs.catch_up_s(candidate.lag) for candidate in candidates))
 
     def _max_draft_length(self, sequences: int) -> int:
-        """Return the longest draft to try, limited because the cost of much longer drafts than measured is unknown."""
+        """Return the maximum draft length to try. It grows with the measured lengths, as longer drafts may be slow."""
         known, unknown = self._costs.longest(sequences), min(_UNTRIED_EACH, _UNTRIED_TOKENS // sequences)
         return min(self._most, max(1, 4 * known, unknown))
 

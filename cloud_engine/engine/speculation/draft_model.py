@@ -43,8 +43,8 @@ class DraftModel(Drafter):
     def __init__(self, draft: Decoder, target: ModelConfig, sizes: KVCacheSize, config: EngineConfig) -> None:
         """Set up the runner. Its logits are cut or padded to the target's vocabulary, which may have other padding."""
         self._runner = Runner(draft, sizes.num_blocks, config.block_size, attention_backend=config.attention_backend)
-        make_ready(self._runner, graph_limits(sizes.context_length, 1, config), config.token_budget)
-        self._most_tokens = config.token_budget
+        make_ready(self._runner, graph_limits(sizes.context_length, 1, config), config.max_num_batched_tokens)
+        self._most_tokens = config.max_num_batched_tokens
         self._block_size, self._reach = config.block_size, draft.config.reach
         self._rows = draft.config.vocab_size
         self._missing_rows = target.vocab_size - self._rows
@@ -116,7 +116,7 @@ class DraftModel(Drafter):
         return max(at_once, one_by_one)
 
     def _first_pass(self, batch: Sequence[ScheduledRequest]) -> tuple[list[ScheduledRequest], list[Chunk]]:
-        """Return the requests that get drafts, and all chunks of the first pass: those of these requests first."""
+        """Return the drafting requests, and the chunks of the first pass: first the chunks of drafting requests."""
         drafting: list[ScheduledRequest] = []
         chunks: list[Chunk] = []
         left = self._most_tokens
@@ -162,7 +162,7 @@ class DraftModel(Drafter):
         return spans[0].length
 
     def _rest(self, item: ScheduledRequest) -> QuerySpan:
-        """Return the span of all draft tokens but the last; computing each of them yields the next one."""
+        """Return the span of all draft tokens but the last; computing each of them yields the next draft token."""
         return QuerySpan(len(item.state.token_ids), item.num_drafts - 1, item.state.block_table)
 
     def _chunk(self, token_ids: list[int], start: int, state: RequestState, num_logits: int) -> Chunk:
@@ -200,5 +200,5 @@ def _can_continue(item: ScheduledRequest) -> bool:
 
 
 def _is_prompt_of_more(item: ScheduledRequest) -> bool:
-    """Return whether the item is a chunk, but not the last, of a prompt whose answer may get drafts."""
+    """Return whether the item is a chunk, but not the last one, of a prompt whose answer may later get drafts."""
     return not item.is_caught_up and item.state.num_remaining_tokens > 1 and not item.state.request.beam

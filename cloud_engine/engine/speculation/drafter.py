@@ -1,6 +1,6 @@
 """The interface of drafters, which guess the next tokens of a request for the target to verify in one pass.
 
-Drafters never change the answer (see `sampler`): a bad one only costs time. So drafters can be added freely, and
+Drafters never change the answer (see `sampler`): a bad drafter only costs time. So drafters can be added freely, and
 measurements show which ones pay off.
 """
 
@@ -50,5 +50,5 @@ class Drafter(ABC):
         return 0
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy the drafter's KV blocks as those of the served model were copied. Each pair is (source, target)."""
+        """Repeat the served model's copies of KV blocks in the drafter's cache. Each pair is (source, target)."""
         del copies

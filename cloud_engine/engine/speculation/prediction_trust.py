@@ -12,8 +12,8 @@ from collections import deque
 from .step_costs import StepCosts, StepReport
 
 _REMEMBERED = 32
-_PRIOR, _PRIOR_WEIGHT = 0.75, 4  # initial share of correct predictions, and how many predictions it counts as
-_TRUSTED_SHARE = 0.75  # minimum share of correct predictions to verify them whole while costs are unknown
+_PRIOR, _PRIOR_WEIGHT = 0.75, 4  # initial share of correct predictions, and its weight in predictions
+_TRUSTED_SHARE = 0.75  # while costs are unknown, verify predictions whole if at least this share was correct
 
 
 class PredictionTrust:
@@ -34,7 +34,8 @@ class PredictionTrust:
     def takes_whole(self, num_behind: int, sequences: int) -> bool:
         """Return whether to verify a prediction's first few tokens and the `num_behind` tokens after them in one step.
 
-        The further tokens delay the whole batch; an extra step delays only this request, 1 / `sequences` of the batch.
+        Verifying these further tokens delays the whole batch. An extra step delays only this request, which is
+        1 / `sequences` of the batch.
         """
         self.is_asked = True
         share = (sum(self._held) + _PRIOR * _PRIOR_WEIGHT) / (len(self._held) + _PRIOR_WEIGHT)

@@ -42,7 +42,7 @@ class Speculator:
 
     def __init__(self, drafters: Sequence[Drafter], config: EngineConfig) -> None:
         self._drafters = tuple(drafters)
-        self._most = config.num_draft_tokens
+        self._most = config.num_speculative_tokens
         lengths = AdaptiveDraftLength if config.draft_length == "adaptive" else FixedDraftLength
         self._draft_length = lengths(self._most)
         self._work, self._draft_s = DraftWork(), 0.0
@@ -51,7 +51,7 @@ class Speculator:
         self._trust = PredictionTrust()
         self._speculative_steps = 0
         self._accepted_tokens = 0  # accepted tokens of drafters in this step
-        self.draft_tokens = 0  # draft tokens of this step: granted at first, verified once the step is over
+        self.draft_tokens = 0  # granted draft tokens in this step; verified ones once the step is over
 
     def counters(self) -> dict[str, int]:
         """Return the counters under their names in `EngineStats`."""
@@ -142,7 +142,7 @@ class Speculator:
         report = StepReport(
             sequences=len(batch),
             step_s=step_s + self._learning_s,
-            prefill_tokens=predicted + sum(item.num_tokens - 1 for item in batch),  # predicted tokens cost the same
+            prefill_tokens=predicted + sum(item.num_tokens - 1 for item in batch),  # predictions cost like prompts
             draft_tokens=self.draft_tokens - predicted,
             drafting=self._work.drafting,
             passes=self._work.passes,
@@ -180,7 +180,7 @@ class Speculator:
         return granted_to
 
     def _best_offer(self, state: RequestState, budget: int) -> tuple[Drafter, DraftCandidate] | None:
-        """Return the drafter with the highest acceptance rate, the first one if equal; None if none offers tokens."""
+        """Return the drafter with the best acceptance rate (the first on a tie); None if no drafter offers tokens."""
         remaining = state.num_remaining_tokens
         best: tuple[Drafter, DraftCandidate] | None = None
         for drafter in self._drafters:

@@ -57,7 +57,7 @@ class StepCosts:
     def plain_s(self, sequences: int) -> float | None:
         """Return the seconds of a step without drafts; None without reliable measurements near this batch size.
 
-        The costs of drafts are measured relative to this time. A single slow step would make drafts look free for long.
+        Draft costs are relative to this time, so trusting a single slow step would make drafts look free for long.
         """
         exact = self._plain.get(sequences)
         if exact is not None and exact.is_reliable:
@@ -75,9 +75,9 @@ class StepCosts:
 
         Measured costs are shares of `plain_s`, by batch size class and draft tokens per sequence. Lengths between two
         measured ones are interpolated, and longer ones extrapolated by the measured slope. If only one length was
-        measured, the cost of longer drafts is assumed to grow half as fast as in proportion to the length. This is
-        optimistic, but a trial corrects it. `in_proportion` gives an upper estimate instead: growth in proportion or,
-        without any measurements, half a step per draft token of each sequence."""
+        measured, the cost of longer drafts is assumed to grow half as fast as their length. This is optimistic, but a
+        trial corrects it. `in_proportion` gives an upper estimate instead: growth as fast as the length or, without
+        any measurements, half a step per draft token of each sequence."""
         measured = self._shares(sequences)
         each = draft_tokens / sequences
         below = max((length for length in measured if length <= each), default=0)

@@ -10,7 +10,7 @@ _SIZE = 3  # tokens per n-gram
 class NgramIndex:
     """Maps each n-gram of `_SIZE` tokens to the position after its latest occurrence, if a token follows there.
 
-    At most one entry per token; each token is indexed once.
+    Each token is indexed once and adds at most one entry.
     """
 
     __slots__ = ("_follows", "_read")

@@ -29,7 +29,7 @@ class PrefixHashes:
     unhashed: UnhashedBlocks | None = None
 
     def extend(self, token_ids: Sequence[int], num_blocks: int, block_size: int) -> None:
-        """Hash those of the first `num_blocks` blocks of `token_ids` that have no hash yet."""
+        """Hash the first `num_blocks` blocks of `token_ids`, except blocks that already have a hash."""
         tokens = array("I", token_ids[len(self.hashes) * block_size : num_blocks * block_size])
         parent = self.hashes[-1] if self.hashes else self.salt.encode()
         data, width = tokens.tobytes(), block_size * tokens.itemsize

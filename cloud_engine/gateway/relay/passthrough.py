@@ -72,7 +72,7 @@ class PassthroughUsage:
                 self._row.completion_tokens = self._row.completion_tokens or estimated_tokens(body)
 
     def settle(self) -> None:
-        """Record the usage at the end of a stream. If the node reported none, count a token per event with text."""
+        """Record the usage of a finished stream; if the node reported no usage, one token per event with text."""
         if not (self.ended and self._row.prompt_tokens):
             self._row.completion_tokens = max(self._row.completion_tokens, self.texts)
 

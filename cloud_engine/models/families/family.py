@@ -1,4 +1,4 @@
-"""Description of a model family: reading its configuration, and the names of its tensors."""
+"""Description of a model family: the reader of its configuration, and the names of its tensors."""
 
 from __future__ import annotations
 

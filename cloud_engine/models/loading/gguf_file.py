@@ -25,7 +25,7 @@ from ....model_files.gguf_reader import read_header, read_texts
 from ....protocol.errors import MissingDependencyError, ModelLoadError
 from ..fields import Fields
 
-_NUMBERS_AT_ONCE = 2**20  # most dequantised numbers held in memory besides the model
+_NUMBERS_AT_ONCE = 2**20  # maximum dequantised numbers held in memory besides the model
 _NOT_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 #: llama.cpp's architecture -> Hugging Face's. Mistral is stored as llama.

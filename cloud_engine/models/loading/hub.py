@@ -64,7 +64,7 @@ def name_of(path: Path) -> str:
 
 
 def _snapshot(repo: str, wanted: Callable[[str], bool]) -> Path:
-    """Download missing files among the wanted ones, and return their cache folder; offline, return it as it is."""
+    """Download the `wanted` files that are not in the cache (none if offline), and return their cache folder."""
     cache = _cache_of(repo)
     here = _left(cache, wanted)
     try:

@@ -1,4 +1,4 @@
-"""Tracking of interactive requests, which batches yield to."""
+"""Tracking of interactive requests, so that batches can wait for them."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ async def _reliability(router: Router, dark: bool) -> bytes:
 
 
 def _drawn(plot: Callable[[Any, str, str], None], titles: tuple[str, str], dark: bool) -> bytes:
-    """Return the SVG of what `plot` draws, with axis `titles`. Raises MissingDependencyError without matplotlib."""
+    """Return the drawing of `plot` as SVG, with axis `titles`. Raises MissingDependencyError without matplotlib."""
     first, second, ink = _COLOURS[dark]
     figure = load_module("matplotlib.figure", "ui").Figure(figsize=(7.2, 3.6), layout="constrained")
     axes = figure.add_subplot()

@@ -49,7 +49,7 @@ class RequestSummary(msgspec.Struct):
 
     id: str
     started_at: float
-    # The former name of `started_at`.
+    # Same as `started_at`, under its former name.
     ts: float
     model: str
     route: str

@@ -25,7 +25,7 @@ class RequestContext:
     request: WireRequest
     # Values of the path's placeholders: `{model}` is `parameters["model"]`.
     parameters: Mapping[str, str]
-    # All routes of the server.
+    # All routes of the server, to describe them in `/openapi.json`.
     routes: Sequence[Route] = ()
 
     @property
@@ -48,7 +48,7 @@ class Route:
     # Structs of the request body and of the answer, if any.
     request_type: type | None = None
     response_type: type | None = None
-    # Whether the answer may be a stream, of server-sent events or, in Ollama's API, of lines.
+    # Whether the answer may be streamed, as server-sent events or (in Ollama's API) as lines.
     streams: bool = False
     # Names of the query parameters.
     query: tuple[str, ...] = ()

@@ -27,7 +27,7 @@ NONCHARACTER = "\ufdd0"
 class AnswerForm:
     """Facts about a request that are needed to read its answer."""
 
-    # Alternative tokens to report per token. None: report no log-probabilities.
+    # Number of alternative tokens to report per token. None: report no log-probabilities.
     shown: int | None = None
     tools: ToolUse | None = None
     # Marker text to put before tool calls.
@@ -134,7 +134,7 @@ class ServerGeneration:
 
 
 class _Calls:
-    """Collector of an answer's tool calls. Pieces may interleave, and some servers send whole calls without index."""
+    """Collector of an answer's tool calls. Pieces may interleave. Some servers send whole calls without index."""
 
     def __init__(self) -> None:
         self._calls: list[CalledFunction] = []
@@ -164,7 +164,7 @@ class _Calls:
         if not calls and (named or use.choice == "required"):
             raise UpstreamError("The local server made no tool call, but tool_choice requires one.")
         if not {call.name for call in calls} & {tool.function.name for tool in use.tools}:
-            opener = opener.removeprefix(NONCHARACTER)  # unknown tools, so the calls are plain text
+            opener = opener.removeprefix(NONCHARACTER)  # only unknown tools: the calls become plain text
         listed = [{"name": call.name, "arguments": call.arguments or "{}"} for call in calls]
         return opener + json_bytes(listed).decode() if listed else ""
 

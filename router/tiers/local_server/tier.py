@@ -43,7 +43,7 @@ class LocalServerModel:
     context_length: int
     # Whether the server reports log-probabilities.
     has_signals: bool
-    # Identity derived from the server's facts about the weights.
+    # Identity of the model, derived from what the server reports about the weights.
     identity: ModelIdentity
 
 
@@ -170,7 +170,7 @@ class ServerLocalTier(ChatsOnly):
             body["response_format"] = _response_format(constraint)
         if template_options := options.get("template_options"):
             body["chat_template_kwargs"] = dict(template_options)
-        if options.get("continue_final_message"):  # llama-server and Ollama do so even without these fields
+        if options.get("continue_final_message"):  # llama-server and Ollama ignore these fields and continue it
             body |= {"continue_final_message": True, "add_generation_prompt": False}
             begun = messages[-1].text
         form = AnswerForm(params.logprobs, tools, _CALLS, begun)

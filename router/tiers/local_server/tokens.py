@@ -13,7 +13,7 @@ from ...request.json_narrowing import rows, table, tables
 TOP = 8
 """Alternatives requested per token, to estimate the entropy."""
 
-_MOST = 2**20  # limit of distinct tokens; no vocabulary has more
+_MOST = 2**20  # maximum number of distinct tokens; no vocabulary has more
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ class ChatFields:
                 into[theirs] = value
 
     def end(self) -> None:
-        """Raise UnsupportedFeatureError if a remaining field would change the answer."""
+        """Raise UnsupportedFeatureError if a field that was not translated would change the answer."""
         for name, value in self._left.items():
             if value not in _NEUTRAL.get(name, ()):
                 raise self._provider.unsupported(name)

@@ -9,7 +9,7 @@ from ...request.json_narrowing import table, tables
 from .chunks import ChunkMaker, arguments_of, completion, message, tool_call, usage_of, whole
 from .provider import ChatEvents
 
-_FINISHES = {"STOP": "stop", "MAX_TOKENS": "length"}  # all other reasons: content was withheld
+_FINISHES = {"STOP": "stop", "MAX_TOKENS": "length"}  # all other reasons mean that content was withheld
 
 
 def completion_of(body: dict[str, Any]) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def completion_of(body: dict[str, Any]) -> dict[str, Any]:
 
 
 class ContentEvents(ChatEvents):
-    """Translator of one stream's events, each of which has the form of an answer with the next parts."""
+    """Translator of one stream's events. Each event is an answer object that contains only new parts."""
 
     def __init__(self) -> None:
         self._chunks = ChunkMaker()

@@ -15,7 +15,7 @@ from ....protocol.http.lenient_json import json_keeping, json_of
 from ...request.json_narrowing import table
 from ..failures import CloudFailure, refused, reported
 
-#: Request fields by the capability that they need.
+#: Request fields that need a capability, keyed by the capability.
 _NEEDED = {
     "grammars": ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar"),
     "seeds": ("seed",),
@@ -83,7 +83,7 @@ class Provider(ABC):
     name: str
     capabilities: Capabilities
     errors: ErrorMap = ErrorMap()
-    # Field of a tool call with the arguments as an object, which `read` keeps undecoded (`msgspec.Raw`).
+    # Name of the field that holds a tool call's arguments as an object. `read` does not decode it (`msgspec.Raw`).
     raw_member: str = ""
 
     def base_path(self, query: Mapping[str, str]) -> str:  # noqa: ARG002

@@ -46,7 +46,8 @@ def test_one_file_serves_node_and_gateway(monkeypatch: pytest.MonkeyPatch, file:
     ("text", "message"),
     [
         ("[node]\nmax_num_seq = 5", "Did you mean max_num_seqs"),
-        ("[node]\nmax_batch_size = 5", "Did you mean max_num_seqs"),
+        ("[node]\nmax_batch_size = 5", "is now max_num_seqs"),
+        ("[node]\ncuda_graphs = false", "is now enforce_eager, with the opposite value"),
         ("[node]\nnonsense = 5", "--help-all lists the options"),
         ("[node]\nconfig = 'x'", "Unknown option config"),
         ("max_num_seqs = 5", "Its tables are"),

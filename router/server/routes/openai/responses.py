@@ -96,7 +96,7 @@ async def input_tokens(context: RequestContext) -> WireResponse:
 
 
 async def _conversation(context: RequestContext, asked: ResponsesRequest) -> list[Item]:
-    """Return all items before the answer. Raises NotFoundError for a response or item that is not stored."""
+    """Return the conversation's items before the answer. Raises NotFoundError if a reference is not stored."""
     owner, previous = context.owner, asked.previous_response_id
     if asked.input is None and previous is None and not asked.instructions:
         raise InvalidRequestError("input is required.", param="input", code="invalid_value")
