@@ -52,7 +52,7 @@ class CloudCall:
     unbilled: bool = False
     # Whether the connection broke. Then `counted` is an estimate, so budgets are charged according to `demand`.
     is_broken: bool = False
-    # Whether the answer may contain hidden reasoning tokens.
+    # Whether the answer may contain hidden tokens, such as reasoning.
     is_reasoning: bool = False
 
     @property

@@ -260,7 +260,7 @@ async def _relayed(
             if usage := ReportedUsage.of(event, record.cloud_calls[-1].prompt_estimate):
                 record.counted(usage)
             if not event["choices"]:
-                counted = payload if usage else counted
+                counted = counted if usage is None else payload
                 continue
             if reasoning is not None:
                 event = reasoning.event(event)  # noqa: PLW2901

@@ -63,8 +63,8 @@ class StreamMeter:
         """Return `event` as the client should see it; None if only the meter needs it."""
         if b'"usage"' in event and _USAGE.search(event):
             has_choices = b'"choices"' in event and not _NO_CHOICES.search(event)
-            if not has_choices and read_usage(event[5:], self._row, self._prompt_estimate):
-                self.is_reported = True
+            if not has_choices:
+                self.is_reported = read_usage(event[5:], self._row, self._prompt_estimate) or self.is_reported
                 return event if self._asked.include_usage else None
             self._running = event[5:]
             shown = _NO_USAGE if self._asked.include_usage else b""
