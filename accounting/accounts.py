@@ -118,7 +118,7 @@ def used(claim: Claim, value: float, now: float) -> float:
 
 
 def settled(claim: Claim, value: float, amount: float, now: float) -> float:
-    """Return the stored value after a use of `amount`."""
+    """Return the value to store for an account that held `value`, after `amount` more was used."""
     if claim.ends > 0:
         return value + amount
     return 0.0 if claim.kind == "concurrent" else max(value, now) + amount * PERIOD_S / claim.limit

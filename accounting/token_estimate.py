@@ -113,7 +113,7 @@ class AnswerSize:
         return self.least if self.limit is None else self.most(None)
 
     def most(self, longest: int | None) -> int:
-        """Return the maximum tokens of all answers. `longest`: the model's own maximum, if known."""
+        """Return the maximum tokens of all answers together. `longest`: the model's maximum per answer, if known."""
         most = LONGEST_ANSWER if longest is None else longest
         if self.limit is not None:
             most = self.limit if longest is None else min(self.limit, longest)

@@ -68,7 +68,7 @@ class Message(msgspec.Struct):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    # Text, or text parts; None if the assistant only called tools. Other kinds of parts are refused.
+    # Text, or parts with text or a refusal; None if the assistant only called tools. Other parts are rejected.
     content: str | list[TextPart | RefusalPart] | None = None
     name: str | None = None
     # Tool calls of the assistant; an empty list becomes None.

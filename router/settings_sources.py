@@ -31,7 +31,7 @@ _TABLES: dict[str, type[Any]] = {
     "privacy": Privacy,
     "cache": CacheSettings,
     "local_options": LocalModelOptions,
-    "budget": BudgetLimits,  # last, because the names of other tables begin with `budget`
+    "budget": BudgetLimits,  # last: variables are matched by prefix, and `budget` is a prefix of two names above
 }
 _PAIRS = ("cloud_headers", "cloud_query")
 _RENAMED = {"middle": "middle_tiers"}

@@ -70,7 +70,10 @@ def _letters(text: str) -> str:
 
 
 def question_of(text: str) -> str:
-    """Return the last user turn's question: the text in its last question tag, else its text without context tags."""
+    """Return the question in the last user turn of `text`: the content of the turn's last question tag, if any.
+
+    Otherwise return the turn without its context tags.
+    """
     turn = _last_user_turn(text)
     if "</" not in turn:
         return turn

@@ -211,7 +211,7 @@ def _body(messages: Messages) -> dict[str, Any]:
 
 
 async def _run(local: LocalTier, prompt: Prompt) -> AnsweredPair:
-    """Let the local model answer. Return its answer and signals as a pair without the cloud's answer."""
+    """Let the local model answer. Return its answer and signals; the half for the cloud stays empty."""
     run = await local.start(prompt.messages, SamplingParams())  # the defaults, as for a request without parameters
     try:
         async for _token in run:

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..engine.config import MODES, Mode, ModeLimits
 from .step_time import StepContent, StepTimeModel, read_costs
 
-_GAIN = 1.05  # a size is doubled if tokens per second grow by at least this factor
+_GAIN = 1.05  # doubling the batch size or the chunk is worth it from this gain in tokens per second on
 _CONTEXT = 512  # assumed tokens of context per request
 _CHUNKS = [2**power for power in range(6, 14)]  # candidate numbers of prompt tokens in a step
 _MAX_DRAFT = 8  # maximum draft tokens per request

@@ -116,7 +116,7 @@ def _by_length(ranges: list[_KeyRange]) -> list[list[_KeyRange]]:
     """Group short spans, sorted by number of keys. A group ends where more padding would cost more than a new call."""
     grouped = [[key_range] for key_range in ranges if key_range.span.length > _SHORT_QUERY]
     short = [key_range for key_range in ranges if key_range.span.length <= _SHORT_QUERY]
-    decodes = [key_range for key_range in short if key_range.span.length == 1]  # apart, so that no draft pads them
+    decodes = [key_range for key_range in short if key_range.span.length == 1]  # not padded to drafts
     for alike in (decodes, [key_range for key_range in short if key_range.span.length > 1]):
         grouped += _with_little_padding(sorted(alike, key=attrgetter("num_blocks"), reverse=True))
     return [sorted(members, key=attrgetter("row")) for members in grouped]

@@ -17,7 +17,7 @@ from ..errors import InvalidRequestError
 FORWARDED = re.compile(
     r"openai-.+|anthropic-.+|helicone-.+|x-.+|http-referer|idempotency-key|traceparent|tracestate|baggage"
 )
-#: Hop-by-hop headers, dropped: HTTP framing, browser and proxy headers, openai client details, Updraft's API key.
+#: Headers for this hop only, not forwarded: HTTP framing, browsers, proxies, openai client details, Updraft's key.
 HOP_BY_HOP = re.compile(
     r"accept(-.+)?|access-control-.+|api-key|authorization|cache-control|cdn-.+|cf-.+|connection|content-.+|cookie2?|date"
     r"|dnt|expect|forwarded|from|host|http2-settings|if-.+|keep-alive|max-forwards|origin|pragma|priority|proxy-.+"

@@ -225,7 +225,7 @@ class Budget:
     def _checked(
         self, connection: sqlite3.Connection, day: int, caller: Caller, demand: Demand
     ) -> tuple[list[Claim], list[AccountUsage]]:
-        """Return the claim for the minimum charge, and the usage, of each limit. Raises BudgetExceededError."""
+        """Return, for each limit, a claim on the minimum charge and the usage so far. Raises BudgetExceededError."""
         claims, usages, least = list[Claim](), list[AccountUsage](), demand.charge(demand.wanted.least)
         for scope, limits in self._limits.items():
             spent, reasons = self._spent(connection, day, scope, caller), list[str]()

@@ -123,7 +123,7 @@ def has_data(text: str) -> bool:
 
 
 def unescaped(text: str) -> str:
-    """Return `text` with its outermost escapes decoded."""
+    """Return `text` with its escapes (backslash, percent, HTML) decoded once; nested escapes stay escaped."""
     if not any(mark in text for mark in "\\%&"):
         return text
     meant = _ESCAPE.sub(_character, text)

@@ -50,7 +50,7 @@ class CloudCalls:
         self._hung_s = 0.9 * min(HUNG_S, patience_s)  # 0.9, because timers may fire early
         self._answered_at = clock()
         self._silences: set[bytes] = set()  # digests of the requests that timed out since the last answer
-        self._background: asyncio.Task[None] | None = None  # the trial whose caller no longer waits, if any
+        self._background: asyncio.Task[None] | None = None  # a trial request of the breaker that no caller awaits
 
     @property
     def is_open(self) -> bool:

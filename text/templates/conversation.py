@@ -151,8 +151,10 @@ class Probe:
         return Probe(replace(conversation, messages=messages, tools=tools), marks)
 
     def missing(self, text: str) -> str | None:
-        """Return the request field of the first marker that is missing in `text`; None if all are there. A marker also
-        counts as missing if the template printed a list of parts instead of the text in the parts."""
+        """Return the first request field whose marker is missing in the rendered `text`; None if no marker is missing.
+
+        A marker inside a printed Python list counts as missing too: such a template does not read content parts.
+        """
         first: dict[str, int] = {}
         for match in _MARKS.finditer(text):
             first.setdefault(match[0], match.start())

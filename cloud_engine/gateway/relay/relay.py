@@ -142,7 +142,7 @@ class Relay:
             await call.emit(event, more=False)
 
     async def _query_usage(self, call: Call, most_s: float) -> bool:
-        """Ask the node for the tokens of an interrupted whole answer. Return False if they are unknown."""
+        """Ask the node how many tokens an interrupted answer (not a stream) has used. Return False if unknown."""
         if not call.tried or not call.tried[-1].tells_tokens:
             return False
         try:

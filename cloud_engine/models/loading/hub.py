@@ -71,7 +71,7 @@ def _snapshot(repo: str, wanted: Callable[[str], bool]) -> Path:
         repository = ask_hub(HubRef(repo), RetryLimits(tries=5 if here is None else 1), ProgressReport())
         files = [file for file in repository.files if wanted(file.path)]
         if not files:
-            raise ModelLoadError(f"{repo} does not contain this file, or contains no safetensors model.")
+            raise ModelLoadError(f"{repo} contains neither the requested file nor a safetensors model.")
         return _completed(cache, repository, files)
     except DownloadError as error:
         if here is not None and not isinstance(error, ChecksumError):

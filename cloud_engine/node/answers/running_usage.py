@@ -18,7 +18,7 @@ _KEPT = 4096
 
 
 class TokenCounter:
-    """Counts the tokens of a request in `so_far`: all answers, and the prompts whose answers have started."""
+    """Counts the tokens of one request: of all answers, and of the prompts whose answers have started."""
 
     def __init__(self, generations: Sequence[GenerationRequest]) -> None:
         """Start counting at 0. `generations`: the engine requests of the HTTP request, one per prompt."""
