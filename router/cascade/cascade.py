@@ -412,7 +412,7 @@ class Cascade:
         return decision
 
     async def _stops_early(self, answer: LocalAnswer) -> bool:
-        """Return whether gate 2 escalates. It judges once: at `gates.tokens` tokens, or earlier if a stream must start."""
+        """Return whether gate 2 escalates. It judges once: after `gates.tokens` tokens, or when a stream starts."""
         if not self.ruling.open:
             return False
         at = self.gates.tokens
