@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import date
+from decimal import Decimal
 from functools import lru_cache
 from typing import Literal
 
@@ -24,6 +25,11 @@ TOP_UP_TOKENS = 4096
 _MARGIN_TOKENS = 256  # tolerated excess over a reservation, because estimates of short answers are inaccurate
 _BYTES_PER_TOKEN = 4
 _EPOCH = date(1970, 1, 1).toordinal()
+
+
+def plain_number(value: float) -> str:
+    """Return a number without an exponent, rounded to six significant digits below a million, else to an integer."""
+    return f"{Decimal(f'{value:.6g}'):f}" if value < 1e6 else f"{value:.0f}"
 
 
 def first_day(period: Period, day: int) -> int:

@@ -11,6 +11,7 @@ import typer
 
 from .shared import json_output, options, output
 from .shared.command_line import CommandLine
+from .shared.help_panels import OTHER
 
 if TYPE_CHECKING:
     from ..bench.shared.report import Report
@@ -153,7 +154,8 @@ def router(
     test: Annotated[Path | None, typer.Option(help="File of rows to score instead of cross-validating.")] = None,
     labels: Annotated[int | None, typer.Option(min=100, help="Number of grades sampled per seed. [all]")] = None,
     mode: Annotated[
-        Literal["prompt", "cascade"], typer.Option(help="Decide from the prompt alone, or also from the weak answer.")
+        Literal["prompt", "cascade"],
+        typer.Option(rich_help_panel=OTHER, help="Decide from the prompt alone, or also from the weak answer."),
     ] = "prompt",
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Number of random folds or label samples.")] = 5,
     weak: Annotated[str | None, typer.Option(help="Column with the weak model's score. [weak]")] = None,

@@ -36,7 +36,7 @@ def evaluate(
     ] = None,
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Maximum questions in flight to the cloud.")] = 8,
     seed: Annotated[int, typer.Option(help="Seed that selects the tasks.")] = 0,
-    pair: Annotated[options.Pair, Without("tool_parser", "chat_template")],
+    pair: Annotated[options.Pair, Without("tool_call_parser", "chat_template")],
     json_path: json_output.File = None,
 ) -> None:
     """Ask the router and each tier alone the same questions, and compare their answers.

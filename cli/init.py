@@ -50,8 +50,8 @@ def init(
     cloud_provider: Annotated[
         str | None, typer.Option(metavar="NAME", help="API of the cloud: openai, azure, anthropic or gemini.")
     ] = None,
-    api_key_file: Annotated[Path | None, options.key_file("the cloud's API key; not copied")] = None,
-    api_key_env: Annotated[str | None, options.key_env("the cloud's API key; copied to a file")] = None,
+    api_key_file: Annotated[Path | None, options.key_file("the cloud's API key; not copied", panel="Cloud")] = None,
+    api_key_env: Annotated[str | None, options.key_env("the cloud's API key; copied to a file", panel="Cloud")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; use only the given options.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace existing settings; keep a copy of the file.")] = False,
     as_json: json_output.Flag = False,

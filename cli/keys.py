@@ -12,6 +12,7 @@ from ..protocol.errors import ConfigurationError
 from ..protocol.unicode_forms import read_text
 from .shared import json_output, options, output
 from .shared.command_line import CommandLine
+from .shared.help_panels import OTHER
 
 if TYPE_CHECKING:
     from ..cloud_engine.gateway.access.database import KeyDatabase, KeyRecord
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 app = CommandLine(help="Manage the API keys of a gateway. Changes take effect within a second, without a restart.")
 
 KeyFile = Annotated[
-    Path | None, typer.Option("--keys", metavar="PATH", help="Key database. [keys.sqlite3 in the state folder]")
+    Path | None,
+    typer.Option(
+        "--keys", metavar="PATH", rich_help_panel=OTHER, help="Key database. [keys.sqlite3 in the state folder]"
+    ),
 ]
 Which = Annotated[str, typer.Argument(metavar="KEY", help="Name or id of the key; see updraft keys list --json.")]
 

@@ -235,7 +235,7 @@ def serve(
 
 @shows(
     *("--model", "--draft", "--device", "--dtype", "--host", "--port", "--api-key-file", "--register", "--config"),
-    *("--mode", "--max-model-len", "--max-num-seqs", "--max-num-batched-tokens"),
+    *("--register-api-key-file", "--mode", "--max-model-len", "--max-num-seqs"),
 )
 def node(
     *,
@@ -259,7 +259,7 @@ def node(
     engine: EngineFlags,
     restart: Annotated[bool, typer.Option("--restart", help="Restart the engine when its process dies.")] = False,
     drain_seconds: DrainSeconds = 10.0,
-    tool_parser: Annotated[
+    tool_call_parser: Annotated[
         Literal["auto", "hermes", "llama3", "mistral", "mistral-args"],
         typer.Option("--tool-call-parser", help="Format of the model's tool calls. [auto: as its chat template]"),
     ] = "auto",
@@ -288,7 +288,7 @@ def node(
     Examples
       updraft node --model pocket --draft pocket
       updraft node --model ./models/big
-      updraft node --model ./models/big --draft ./models/small.gguf --port 0 --ready-file /tmp/node.url
+      updraft node --model ./models/big --draft ./models/small.gguf --port 0
       updraft node --model Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B
       updraft node --model ./models/big --register https://gateway:8000 --register-api-key-file node.key
       updraft node --config cloud.toml
@@ -306,7 +306,7 @@ def node(
             port=port,
             restart=restart,
             drain_seconds=drain_seconds,
-            tool_parser=tool_parser,
+            tool_call_parser=tool_call_parser,
             chat_template=chat_template,
             api_key=options.node_key(api_key_env, api_key_file),
             public_metrics=public_metrics,

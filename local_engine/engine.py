@@ -71,7 +71,7 @@ class LocalEngine:
         self._model = model
         # Cached, because a call into llama.cpp releases the GIL, and waiting to get the GIL back would delay tokens.
         self._piece = lru_cache(_PIECES)(model.token_bytes)
-        self._tool_parser = options.tool_parser
+        self._tool_call_parser = options.tool_call_parser
         sources = template_sources(header, self.model_id, options, {*model.control_tokens, *model.user_defined})
         marks = unflagged_control_tokens(model.user_defined, sources.default, sources.tool_use)
         special = [*model.control_tokens, *marks]
@@ -80,7 +80,7 @@ class LocalEngine:
         self.chat_template = ChatTemplate(
             sources, bos_token=model.bos_text, eos_token=model.eos_text, special_tokens=special
         )
-        if options.tool_parser != "auto":
+        if options.tool_call_parser != "auto":
             _ = self.tool_format  # raises an error now if the name is unknown
         self._scores_prompts = layout.scores_prompts
         self._resources = Resources(_start_loop(model, layout, options))
@@ -129,7 +129,7 @@ class LocalEngine:
         """Format of the model's tool calls; None if the chat template shows no known format."""
         from ..text.tool_formats import ToolFormat
 
-        return ToolFormat.of(self._tool_parser, self)
+        return ToolFormat.of(self._tool_call_parser, self)
 
     @property
     def reasoning(self) -> ReasoningStyle | None:

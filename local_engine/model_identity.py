@@ -46,7 +46,7 @@ def template_sources(
 ) -> TemplateSources:
     """Return the template that the options name, else the file's, else a default that suits the special `tokens`."""
     sources = TemplateSources.of(model_id, _own_templates(header), options.chat_template, tokens)
-    return sources if options.tool_parser == "auto" else replace(sources, tool_style=options.tool_parser)
+    return sources if options.tool_call_parser == "auto" else replace(sources, tool_style=options.tool_call_parser)
 
 
 def _own_templates(header: GgufHeader) -> TemplateSources | None:

@@ -29,7 +29,7 @@ _KINDS = {
     "flash_attention": _SWITCH,
     "prompt_logprobs": _SWITCH,
     "model_id": (str | None, "a string or None"),
-    "tool_parser": (str, "a string"),
+    "tool_call_parser": (str, "a string"),
     "chat_template": (str | None, "a string or None"),
 }
 
@@ -66,7 +66,7 @@ class LocalOptions:
     # Maximum tokens per answer if the request sets no `max_tokens`.
     default_max_tokens: int = 1024
     # Name of the model's tool-call format. `auto` derives the format from the chat template.
-    tool_parser: str = "auto"
+    tool_call_parser: str = "auto"
     # `chatml`, or the path of a Jinja file. None: the model file's template, else ChatML or one message per line.
     chat_template: str | None = None
 

@@ -134,7 +134,7 @@ class RouterConfig:
     local: str | None = None
     # Format of the local model's tool calls: `hermes`, `llama3`, `mistral` or `mistral-args`. `auto` detects it in the
     # chat template. Set a format if the template does not support tools: the prompt then describes them in text.
-    tool_parser: str = "auto"
+    tool_call_parser: str = "auto"
     # Chat template of the local model: `chatml`, or the path of a Jinja file. `none`: the template of the model file. A
     # file without a template gets ChatML, or one message per line if its vocabulary has no ChatML tokens.
     chat_template: str | None = None

@@ -303,7 +303,7 @@ def options_of(config: RouterConfig) -> LocalOptions:
         kv_cache_type=cast("KvCacheType | None", device.kv_cache_type),
         adapters=tuple(adapter_of(each) for each in device.adapters),
         default_max_tokens=config.local_max_tokens,
-        tool_parser=config.tool_parser,
+        tool_call_parser=config.tool_call_parser,
         chat_template=config.chat_template,
     )
 

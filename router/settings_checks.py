@@ -82,8 +82,8 @@ def _check_options(config: RouterConfig) -> None:
     except InvalidRequestError as error:
         raise ConfigurationError(f"local_options: {error.message}", param="local_options") from error
     names = (*get_args(FormatName), "auto")
-    if config.tool_parser not in names:
-        raise ConfigurationError(f"tool_parser must be one of {', '.join(names)}.", param="tool_parser")
+    if config.tool_call_parser not in names:
+        raise ConfigurationError(f"tool_call_parser must be one of {', '.join(names)}.", param="tool_call_parser")
     if config.cloud_url is not None and not config.offline:
         return
     adapters = ((each.path, "local_options.adapters") for each in options_of(config).adapters)

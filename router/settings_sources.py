@@ -34,7 +34,7 @@ _TABLES: dict[str, type[Any]] = {
     "budget": BudgetLimits,  # last: variables are matched by prefix, and `budget` is a prefix of two names above
 }
 _PAIRS = ("cloud_headers", "cloud_query")
-_RENAMED = {"middle": "middle_tiers"}
+_RENAMED = {"middle": "middle_tiers", "tool_parser": "tool_call_parser"}
 _OPTIONAL = frozenset(
     {
         *("local", "local_model", "chat_template", "cloud_url", "cloud_api_key", "cloud_api_key_file", "hold_tokens"),

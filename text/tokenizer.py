@@ -79,7 +79,9 @@ class Tokenizer:
             self._front = [self._bos_id]
 
     @classmethod
-    def from_folder(cls, folder: Path, *, chat_template: str | None = None, tool_parser: str = "auto") -> Tokenizer:
+    def from_folder(
+        cls, folder: Path, *, chat_template: str | None = None, tool_call_parser: str = "auto"
+    ) -> Tokenizer:
         """Read `tokenizer.json` and, if present, `tokenizer_config.json`, `generation_config.json` and templates.
 
         `chat_template` replaces the model's (see `TemplateSources.of`). Raises ModelLoadError naming a missing or
@@ -95,8 +97,8 @@ class Tokenizer:
             eos_ids.add(special[eos_token])
         tokens = special | _added(parsed, special=False)
         sources = TemplateSources.of(folder.name, _templates(folder, config), chat_template, tokens)
-        if tool_parser != "auto":
-            sources = replace(sources, tool_style=tool_parser)
+        if tool_call_parser != "auto":
+            sources = replace(sources, tool_style=tool_call_parser)
         marks = unflagged_control_tokens(_added(parsed, special=False), sources.default, sources.tool_use)
         template = ChatTemplate(sources, bos_token=bos_token, eos_token=eos_token, special_tokens=[*special, *marks])
         ends = PromptEnds(bos_token, eos_token, config.get("add_bos_token"), config.get("add_eos_token"))

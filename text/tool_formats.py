@@ -43,9 +43,9 @@ class ToolFormat:
     marks: dict[int, str]
 
     @staticmethod
-    def of(tool_parser: str, model: ModelText) -> ToolFormat | None:
+    def of(tool_call_parser: str, model: ModelText) -> ToolFormat | None:
         """Return the named format, or detect the model's if "auto". Raises ConfigurationError for an unknown name."""
-        return ToolFormat.detected(model) if tool_parser == "auto" else ToolFormat.named(tool_parser, model)
+        return ToolFormat.detected(model) if tool_call_parser == "auto" else ToolFormat.named(tool_call_parser, model)
 
     @staticmethod
     def named(name: str, model: ModelText) -> ToolFormat:
@@ -58,7 +58,8 @@ class ToolFormat:
             syntax = ToolSyntax("[TOOL_CALLS]", lists=True)
         else:
             raise ConfigurationError(
-                f"tool_parser must be {', '.join(get_args(FormatName))} or auto, got {name!r}.", param="tool_parser"
+                f"tool_call_parser must be {', '.join(get_args(FormatName))} or auto, got {name!r}.",
+                param="tool_call_parser",
             )
         ids = {text: model.special_id(text) for text in (syntax.opener, syntax.closer, "[CALL_ID]", "[ARGS]") if text}
         return ToolFormat(name, syntax, {token_id: text for text, token_id in ids.items() if token_id is not None})

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @shows(
     *options.USUAL,
-    *("--data", "--live", "--prompts", "--from-log", "--judge", "--judge-url", "--judge-api-key-env", "--budget"),
-    *("--weak", "--strong", "--out", "--save", "--plot", "--json"),
+    *("--data", "--live", "--prompts", "--from-log", "--judge", "--judge-url", "--judge-api-key-env"),
+    *("--judge-api-key-file", "--budget", "--weak", "--strong", "--out", "--save", "--plot", "--json"),
 )
 def calibrate(
     *,
@@ -67,6 +67,9 @@ def calibrate(
     judge_api_key_env: Annotated[
         str | None, options.key_env("the API key of --judge-url", "--judge-api-key-env")
     ] = None,
+    judge_api_key_file: Annotated[
+        Path | None, options.key_file("the API key of --judge-url", "--judge-api-key-file")
+    ] = None,
     budget: Annotated[
         float | None,
         typer.Option(min=0, metavar="USD", help="Stop asking cloud and judge before the cost could exceed this."),
@@ -106,8 +109,8 @@ def calibrate(
     from . import sources
 
     _check_flags(data, live, prompts, from_log, save)
-    if judge is None and (judge_url or judge_api_key_env):
-        raise ConfigurationError("--judge-url and --judge-api-key-env need --judge MODEL.")
+    if judge is None and (judge_url or judge_api_key_env or judge_api_key_file):
+        raise ConfigurationError("--judge-url, --judge-api-key-env and --judge-api-key-file need --judge MODEL.")
     if judge is not None and data is not None:
         raise ConfigurationError("--judge cannot be used with --data: those rows are graded already.")
     if plot is not None and plot.suffix != ".png":
@@ -118,7 +121,8 @@ def calibrate(
     config = pair.config()
     if config.local is None:
         raise ConfigurationError("No local model is configured: name one with --local.", param="local")
-    judging = sources.JudgeOptions(judge, judge_url, judge_api_key_env, budget)
+    key = options.given_key(judge_api_key_env, judge_api_key_file, "--judge-api-key")
+    judging = sources.JudgeOptions(judge, judge_url, key, budget)
     if data is not None:
         run = sources.from_file(data, weak, strong, config)
     elif live is not None and prompts is not None:

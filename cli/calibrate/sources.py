@@ -36,20 +36,19 @@ class JudgeOptions:
 
     model: str | None = None
     url: str | None = None
-    key_env: str | None = None
+    key: str | None = field(default=None, repr=False)
     budget: float | None = None
 
     def config(self, config: RouterConfig) -> RouterConfig:
         """Return settings with the judge as the cloud model. A judge at another URL does not get the cloud's key."""
         assert self.model is not None
         own = self.url is None
-        key = options.key_from(self.key_env, "--judge-api-key-env") if self.key_env else None
         return replace(
             config,
             middle_tiers=(),
             cloud_model=self.model,
             cloud_url=config.cloud_url if own else self.url,
-            cloud_api_key=key or (config.cloud_api_key if own else None),
+            cloud_api_key=self.key or (config.cloud_api_key if own else None),
             cloud_api_key_file=None,
         )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ...accounting.budget import plain_number
 from ...accounting.prices import Price
 from ...accounting.token_estimate import answer_size, prompt_tokens
 from ...protocol.errors import BudgetExceededError, ConfigurationError
@@ -53,9 +54,10 @@ class Spending:
     def hold(self, usd: float) -> float:
         """Reserve `usd`. Raises BudgetExceededError if this exceeds the limit."""
         if self._limit is not None and self.spent + self._reserved + usd > self._limit + 1e-12:
+            limit, spent, reserved, cost = map(plain_number, (self._limit, self.spent, self._reserved, usd))
             raise BudgetExceededError(
-                f"the budget of ${self._limit:g} does not cover the next request: ${self.spent:.4f} spent, "
-                f"${self._reserved:.4f} reserved, and the request may cost ${usd:.4f}"
+                f"the budget of ${limit} does not cover the next request: ${spent} spent, ${reserved} reserved, and "
+                f"the request may cost ${cost}"
             )
         self._reserved += usd
         return usd

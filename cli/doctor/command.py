@@ -20,8 +20,8 @@ def doctor(
     cloud_url: Annotated[
         str | None, typer.Option(metavar="URL", help="Endpoint to check, e.g. https://host/v1. [the configured one]")
     ] = None,
-    api_key_env: Annotated[str | None, options.key_env("the API key of --cloud-url")] = None,
-    api_key_file: Annotated[Path | None, options.key_file("the API key of --cloud-url")] = None,
+    api_key_env: Annotated[str | None, options.key_env("the API key of --cloud-url", panel="Cloud")] = None,
+    api_key_file: Annotated[Path | None, options.key_file("the API key of --cloud-url", panel="Cloud")] = None,
     as_json: json_output.Flag = False,
 ) -> None:
     """Check this installation: interpreter, packages, llama.cpp, models, settings, ports, cloud.

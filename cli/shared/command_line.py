@@ -22,8 +22,7 @@ class Command(TyperCommand):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         _escape_help(self)
-        if (shown := shown_options(self.callback)) is not None:
-            arrange(self.params, shown)
+        arrange(self.params, shown_options(self.callback))
 
     def get_help_option(self, ctx: Any) -> Any:
         option = super().get_help_option(ctx)

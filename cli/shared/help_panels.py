@@ -12,23 +12,24 @@ from . import output
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-ADVANCED = "Advanced"
-#: Options of each panel. `--help` shows the panels in this order, after a panel "Options" with all other options.
+OTHER, ADVANCED = "Options", "Advanced"
+#: Options of each panel. `--help` shows the panels in this order, after a panel `OTHER` with all other options.
 _PANELS = {
-    "Model": "--local --model --draft --device --dtype --chat-template --tool-parser --tool-call-parser",
+    "Model": "--local --model --draft --device --dtype --chat-template --tool-call-parser --shape --draft-shape",
     "Cloud": "--cloud-url --cloud-model --cloud-provider --node --nodes-file --register --register-api-key-file "
-    "--register-as --prices",
+    "--register-as --prices --judge --judge-url --judge-api-key-env --judge-api-key-file",
     "Target": "--quality --cloud-share --cost --promise --promise-level --confidence --confidence-signal "
-    "--slo-ttft-s --slo-tpot-s",
+    "--slo-ttft-s --slo-tpot-s --ttft-s --tpot-s --share",
     "Network": "--host --port --api-key-env --api-key-file --app-api-key-env --app-api-key-file --keys --no-auth "
     "--allowed-host --allowed-origin --tls-cert --tls-key --insecure --public-metrics",
     "Limits": "--mode --step-costs --max-model-len --max-num-seqs --max-num-batched-tokens --max-step-ms "
     "--default-max-tokens --max-waiting --num-gpu-blocks-override --num-speculative-tokens --node-concurrency "
     "--limits --limits-url --timeout-s --connect-timeout-s --first-token-timeout-s --idle-timeout-s "
-    "--hedge-after-s --drain-seconds",
+    "--hedge-after-s --drain-seconds --budget --running --concurrent --requests-per-minute --tokens-per-minute "
+    "--usd-per-day --usd-per-month",
     ADVANCED: "--config --db --ledger-failure --keep-days --response-cache --workers --threads --block-size "
     "--scheduling-policy --enable-prefix-caching --ngram --batch-invariant --attention-backend --enforce-eager "
-    "--restart --log-format --log-file --ready-file --exit-with-parent --help-all",
+    "--seed --seeds --svg --plot --restart --log-format --log-file --ready-file --exit-with-parent --help-all",
 }
 
 
@@ -62,12 +63,12 @@ HelpAll = Annotated[
 ]
 
 
-def arrange(params: list[Any], shown: frozenset[str]) -> None:
-    """Sort options by panel, and hide the options that are not `shown`."""
+def arrange(params: list[Any], shown: frozenset[str] | None) -> None:
+    """Sort options by panel, and hide the options that are not `shown`; None shows all options."""
     panels = {name: panel for panel, names in _PANELS.items() for name in names.split()}
-    order = [None, *_PANELS]
+    order = [None, OTHER, *_PANELS]
     for param in params:
         if param.param_type_name == "option":
-            param.hidden = shown.isdisjoint(param.opts)
-            param.rich_help_panel = param.rich_help_panel or panels.get(param.opts[0])
+            param.hidden = param.hidden or (shown is not None and shown.isdisjoint(param.opts))
+            param.rich_help_panel = param.rich_help_panel or panels.get(param.opts[0], OTHER)
     params.sort(key=lambda param: order.index(getattr(param, "rich_help_panel", None)))

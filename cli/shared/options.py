@@ -80,7 +80,7 @@ PolicyFolder = Annotated[
 #: Options of `Pair` that `--help` shows. The other options of `Pair` are usually set in the settings file.
 USUAL = ("--local", "--cloud-url", "--cloud-model", "--api-key-env", "--quality", "--confidence", "--promise-level")
 #: Fields of `Pair` that calibrating commands leave out: the plain threshold and the local model's formats.
-CALIBRATED = ("confidence", "confidence_signal", "tool_parser", "chat_template")
+CALIBRATED = ("confidence", "confidence_signal", "tool_call_parser", "chat_template")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Pair:
             "or the margin over the second-best token."
         ),
     ] = None
-    tool_parser: Annotated[
+    tool_call_parser: Annotated[
         str | None,
         typer.Option(
             metavar="FORMAT",

@@ -18,7 +18,7 @@ def ask(
     *,
     question: Annotated[str, typer.Argument(help="Question, or - to read standard input.", show_default=False)],
     tier: Annotated[options.Tier, typer.Option(help="Tier to ask; auto lets the router decide.")] = options.Tier.AUTO,
-    pair: Annotated[options.Pair, Without("tool_parser")],
+    pair: Annotated[options.Pair, Without("tool_call_parser")],
     temperature: Annotated[
         float | None, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy. [the model's own]")
     ] = None,

@@ -24,7 +24,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1024)]
 EngineKind = Literal["updraft", "vllm", "sglang"]
 _OWN = (
-    *("draft", "mode", "step_costs", "tool_parser", "chat_template"),
+    *("draft", "mode", "step_costs", "tool_call_parser", "chat_template"),
     *("max_surge_percent", "drain_seconds", "cpus", "labels"),
 )
 #: Current name of an engine setting by its former name.
@@ -104,7 +104,7 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     # Settings of the engine, named like the options of `updraft node`; for vLLM or SGLang, their engine arguments.
     engine: dict[str, Any] = {}
     # Tool call format and chat template, as in `updraft node`.
-    tool_parser: Literal["auto", "hermes", "llama3", "mistral", "mistral-args"] = "auto"
+    tool_call_parser: Literal["auto", "hermes", "llama3", "mistral", "mistral-args"] = "auto"
     chat_template: str | None = None
     replicas: Replicas = Replicas()
     autoscaling: Autoscaling = Autoscaling()
@@ -197,7 +197,8 @@ def read_config(path: Path) -> CloudConfig:
     except OSError as error:
         raise ConfigurationError(f"Cannot read {path}: {error.strerror}.") from error
     except (yaml.YAMLError, msgspec.ValidationError) as error:
-        raise ConfigurationError(f"{path}: {error}") from error
+        hint = " It is now `tool_call_parser`." if "unknown field `tool_parser`" in str(error) else ""
+        raise ConfigurationError(f"{path}: {error}{hint}") from error
     config.check()
     return _resolved(config)
 

@@ -38,7 +38,7 @@ class NodeOptions:
     # Time for requests in flight to finish after SIGTERM, in seconds.
     drain_seconds: float = DRAIN_S
     # Name of a `ToolFormat`, or "auto" to detect one in the chat template.
-    tool_parser: str = "auto"
+    tool_call_parser: str = "auto"
     # `chatml`, or the path of a Jinja file. None: the model's template, or ChatML if it has none.
     chat_template: str | None = None
     # Key that requests must send; required beyond loopback. See `Access` for this option and the next three.
@@ -96,12 +96,12 @@ def run_node(options: NodeOptions) -> None:
             with loading_bar() as progress:
                 ready = engine.wait_ready(progress)
             tokenizer = Tokenizer.from_folder(
-                folder, chat_template=options.chat_template, tool_parser=options.tool_parser
+                folder, chat_template=options.chat_template, tool_call_parser=options.tool_call_parser
             )
             if tokenizer.chat_template is not None:
                 tokenizer.chat_template.compile()
             served = NodeEngine(
-                engine, tokenizer, ready.model_id, ready.context_length, options.tool_parser, ready.sampling
+                engine, tokenizer, ready.model_id, ready.context_length, options.tool_call_parser, ready.sampling
             )
             app = create_node_app(served, access, _registration(options, sock))
             serve(app, sock=sock, ready_file=options.ready_file, drain_s=options.drain_seconds, tls=options.tls)

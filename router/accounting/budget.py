@@ -20,7 +20,7 @@ from dataclasses import astuple, dataclass
 from typing import Literal, TypeVar, get_args
 
 from ...accounting.accounts import AccountUsage, Claim, Kind, granted, renewal
-from ...accounting.budget import DAY_S, Period, TokenDemand, bounds, first_day
+from ...accounting.budget import DAY_S, Period, TokenDemand, bounds, first_day, plain_number
 from ...protocol.errors import BudgetExceededError, ConfigurationError
 from ..request.caller import Caller
 from .ledger import Ledger
@@ -31,8 +31,8 @@ T = TypeVar("T")
 log = logging.getLogger("updraft.router")
 
 _EXCESS: dict[Kind, str] = {
-    "usd": "${used:.4f} of ${limit:g} are used or reserved, and this request may cost ${amount:.4f}",
-    "cloud_tokens": "{used} of {limit} cloud tokens are used or reserved, and this request may take {amount}",
+    "usd": "${} of ${} are used or reserved, and this request may cost ${}",
+    "cloud_tokens": "{} of {} cloud tokens are used or reserved, and this request may take {}",
 }
 _WOKEN = 8  # maximum number of waiting requests to wake when the actual cost of another request is booked
 _RETRY_S = 1.0  # maximum seconds between retries: costs booked by other processes do not wake a waiting request
@@ -239,7 +239,7 @@ class Budget:
                     claims.append(Claim(scope, name, kind, limit, amount, begins, ends, per_token))
                     usages.append(AccountUsage(used, 0.0))
                     if not usages[-1].fits(claims[-1]):
-                        reasons.append(_EXCESS[kind].format(used=used, limit=limit, amount=amount))
+                        reasons.append(_EXCESS[kind].format(*map(plain_number, (used, limit, amount))))
             reasons += _share_excess(limits.cloud_share, spent, least)
             if reasons:
                 whose = {"all": "", "key": " of this key", "user": " of this user"}[scope]

@@ -132,7 +132,7 @@ def _why_local(job: RoutingRequest) -> str:
 def _no_tools() -> UnsupportedFeatureError:
     return UnsupportedFeatureError(
         "tools: the local model's chat template has no supported format for tool calls. Set "
-        "tool_parser (serve --tool-parser), for example to hermes, to describe tools in the prompt.",
+        "tool_call_parser (serve --tool-call-parser), for example to hermes, to describe tools in the prompt.",
         param="tools",
     )
 

@@ -123,7 +123,7 @@ ENGINE = {
 }  # fmt: skip
 NODE = {
     "model": "m", "draft": "d", "host": "127.0.0.2", "port": 1, "restart": True, "drain_seconds": 2.5,
-    "tool_parser": "hermes", "chat_template": "chatml", "ready_file": Path("r"), "exit_with_parent": True,
+    "tool_call_parser": "hermes", "chat_template": "chatml", "ready_file": Path("r"), "exit_with_parent": True,
     "insecure": True, "allowed_hosts": ["node.lan"], "allowed_origins": ["https://app.example"],
     "public_metrics": True,
 }  # fmt: skip

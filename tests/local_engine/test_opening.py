@@ -92,7 +92,7 @@ def test_what_was_tuned_gives_way_to_what_it_contradicts(tiny) -> None:
         {"repack": "no"},
         {"prompt_logprobs": "x"},
         {"model_id": 5},
-        {"tool_parser": None},
+        {"tool_call_parser": None},
         {"adapters": "a.gguf"},
         {"adapters": ("a.gguf",)},
         {"adapters": (LoraAdapter(None),)},

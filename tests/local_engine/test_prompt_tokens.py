@@ -120,7 +120,7 @@ def test_a_tool_format_can_be_given(tiny: TinyModel) -> None:
     with LocalEngine.load(tiny.gguf) as engine:
         assert engine.tool_format is None
         assert "SEVEN" in engine.chat_template.render(history)
-    with LocalEngine.load(tiny.gguf, LocalOptions(tool_parser="llama3")) as engine:
+    with LocalEngine.load(tiny.gguf, LocalOptions(tool_call_parser="llama3")) as engine:
         assert engine.tool_format is not None
         prompt = engine.chat_template.render(history, tools=TOOLS)
     assert '{"name": "look_up", "parameters": {"a": 7}}' in prompt

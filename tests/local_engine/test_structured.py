@@ -37,7 +37,7 @@ PERSON = {
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[LocalEngine]:
-    with LocalEngine.load(WEIGHTS / "pocket-small.gguf", LocalOptions(tool_parser="hermes")) as engine:
+    with LocalEngine.load(WEIGHTS / "pocket-small.gguf", LocalOptions(tool_call_parser="hermes")) as engine:
         yield engine
 
 
@@ -181,8 +181,8 @@ def test_the_format_of_tool_calls_comes_from_the_template_or_the_options(engine:
     assert engine.tool_format is not None and engine.tool_format.name == "hermes"
     with LocalEngine.load(WEIGHTS / "pocket-small.gguf") as plain:
         assert plain.tool_format is None  # its template knows no tools
-    with pytest.raises(ConfigurationError, match="tool_parser"):
-        LocalEngine.load(WEIGHTS / "pocket-small.gguf", LocalOptions(tool_parser="xml"))
+    with pytest.raises(ConfigurationError, match="tool_call_parser"):
+        LocalEngine.load(WEIGHTS / "pocket-small.gguf", LocalOptions(tool_call_parser="xml"))
 
 
 def test_no_text_matches_a_control_token(engine: LocalEngine, tokenizer: Tokenizer) -> None:

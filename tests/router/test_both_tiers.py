@@ -76,7 +76,9 @@ def client(node: str, gates: ScriptedGates) -> Iterator[updraft.OpenAI]:
     pytest.importorskip("llama_cpp")
 
     async def load(config: RouterConfig) -> Tiers:
-        engine = LocalEngine.load(WEIGHTS / "pocket-small.gguf", LocalOptions(tool_parser="hermes", model_id="device"))
+        engine = LocalEngine.load(
+            WEIGHTS / "pocket-small.gguf", LocalOptions(tool_call_parser="hermes", model_id="device")
+        )
         return Tiers(EngineLocalTier(engine), open_cloud(config), gates)
 
     config = RouterConfig(

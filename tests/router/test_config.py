@@ -140,7 +140,7 @@ def test_home_moves_file_and_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("toml", "env", "overrides", "message"),
     [
-        ("qualty = 1", {}, {}, "Unknown setting qualty in .*config.toml. Known: local, tool_parser"),
+        ("qualty = 1", {}, {}, "Unknown setting qualty in .*config.toml. Known: local, tool_call_parser"),
         ("", {"UPDRAFT_CLOUD_ULR": "x"}, {}, "Unknown setting cloud_ulr in the environment"),
         ("", {}, {"clod": 1}, "Unknown setting clod in the options"),
         ("[prices]\ncloud = 1", {}, {}, "Known: local_input"),
@@ -168,6 +168,7 @@ def test_home_moves_file_and_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("[budget]\neur = 1", {}, {}, "Unknown setting eur in budget in"),
         ("[budget]\nusd = -1", {}, {}, "budget: usd must be 0 or more"),
         ("middle = 5", {}, {}, "`middle` in .* is now `middle_tiers`"),
+        ("", {"UPDRAFT_TOOL_PARSER": "hermes"}, {}, "`tool_parser` in .* is now `tool_call_parser`"),
         ('promise = "confidence"', {}, {}, 'is now promise = "level"'),
         ("middle_tiers = 5", {}, {}, "must be a list of tables"),
         ('[[middle_tiers]]\nurl = "http://m"\nmodel = "m"\nkey = "k"', {}, {}, "Unknown setting key in middle_tiers"),

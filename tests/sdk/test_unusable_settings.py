@@ -83,7 +83,7 @@ CASES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "no model file": (lambda folder: {"local": str(folder / "gone.gguf")}, "there is no file"),
     "no chat template": (lambda folder: {"local": "pocket", "chat_template": str(folder / "gone")}, "chat_template"),
     "no adapter": (lambda _: {"local": "pocket", "local_options": {"adapters": ["/gone.gguf"]}}, "adapters"),
-    "a tool parser": (lambda _: {**POCKET, "tool_parser": "unknown"}, "tool_parser"),
+    "a tool parser": (lambda _: {**POCKET, "tool_call_parser": "unknown"}, "tool_call_parser"),
     "threads": (lambda _: {**POCKET, "local_options": {"threads": -1}}, "threads must be"),
     "a KV cache": (lambda _: {**POCKET, "local_options": {"kv_cache_type": "q9"}}, "kv_cache_type"),
     "a key": (lambda _: {**CLOUD, "cloud_api_key": "two words"}, "API key"),

@@ -178,7 +178,7 @@ def test_template_file_and_template_list(tmp_path, folder, caplog):
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("A")
     assert Tokenizer.from_folder(tmp_path).chat_template.tool_source == "A"
-    given = Tokenizer.from_folder(tmp_path, chat_template="chatml", tool_parser="llama3").chat_template
+    given = Tokenizer.from_folder(tmp_path, chat_template="chatml", tool_call_parser="llama3").chat_template
     assert (given.source, given.tool_source) == (CHATML_BY_DEFAULT, CHATML_BY_DEFAULT)
 
 

@@ -58,7 +58,7 @@ class KVCacheSize:
                 "(--num-gpu-blocks-override).",
                 param="context_length",
             )
-        why = f"the KV cache has {num_blocks} blocks, the whole context needs {needed} ({gib:.1f} GiB)"
+        why = f"blocks in the KV cache: {num_blocks}, for the whole context: {needed} ({gib:.1f} GiB)"
         _LOG.info("context: %d of the model's %d tokens (%s)", held, trained, why)
         return cls(held, num_blocks, window)
 

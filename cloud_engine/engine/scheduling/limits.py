@@ -73,7 +73,7 @@ class RequestLimits:
             )
         if prompt + new > self.longest(request, scheduler):
             raise ContextLengthError(
-                f"The request needs more KV cache than the server has ({self.num_blocks} blocks of "
+                f"The request needs more KV cache than the server has ({self.num_blocks} x "
                 f"{self.config.block_size} tokens). Shorten the prompt, set a lower max_tokens or use fewer beams.",
                 param="prompt",
             )

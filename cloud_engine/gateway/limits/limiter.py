@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from ....accounting.accounts import PERIOD_S, AccountUsage, Claim, Kind, Owner, renewal
-from ....accounting.budget import DAY_S, TOP_UP, Period, TokenDemand, bounds
+from ....accounting.budget import DAY_S, TOP_UP, Period, TokenDemand, bounds, plain_number
 from ....accounting.ledger.reader import LedgerReader
 from ....accounting.prices import Price, PriceTable
 from ....accounting.token_estimate import AnswerSize
@@ -158,8 +158,8 @@ class Limiter:
         for claim in claims:
             if claim.kind == "tokens" and claim.amount > claim.limit:
                 message = (
-                    f"This request asks for up to {claim.amount:g} tokens, and the limit is {claim.limit:g} tokens per "
-                    "minute: lower max_tokens."
+                    f"This request asks for up to {plain_number(claim.amount)} tokens, and the limit is "
+                    f"{plain_number(claim.limit)} tokens per minute: lower max_tokens."
                 )
                 raise LimitError(message, claim.kind, None, ())
         wanted = None if price is None else TokenDemand(answer.least, answer.most(price.max_output))
@@ -246,14 +246,14 @@ def _refusal(
     used = usage.used + usage.reserved
     dollar = "$" if refused.is_budget else ""
     message = (
-        f"This {refused.owner} is limited to {refused.limit:g} {_UNITS[refused.kind]}: "
-        f"{dollar}{used:.6g} are used or reserved, "
+        f"This {refused.owner} is limited to {plain_number(refused.limit)} {_UNITS[refused.kind]}: "
+        f"{dollar}{plain_number(used)} are used or reserved, "
     )
     if refused.is_budget and usage.used + refused.amount > refused.limit:
         renews, wait_s = renewal(refused.ends, now)
-        message += f"and this request may cost ${refused.amount:.6g}; {renews}."
+        message += f"and this request may cost ${plain_number(refused.amount)}; {renews}."
         return BudgetExceededError(message, renews_s=wait_s)
-    message += f"and this request needs {refused.amount:.6g}. Try again in {duration(wait_s)}."
+    message += f"and this request needs {plain_number(refused.amount)}. Try again in {duration(wait_s)}."
     return LimitError(message, refused.kind, wait_s, _usage_headers(claims, usages, taken=False))
 
 

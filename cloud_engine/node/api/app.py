@@ -64,7 +64,7 @@ class NodeEngine:
     # Maximum tokens of prompt and answer together.
     context_length: int
     # Name of a `ToolFormat`; "auto" detects one in the chat template.
-    tool_parser: str = "auto"
+    tool_call_parser: str = "auto"
     # The model's default sampling parameters.
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
@@ -118,7 +118,7 @@ class _Node:
         self._tracer = Tracer("updraft-node")
         self._spent = UnstreamedUsage()
         self._grammars = GrammarCheck(lambda: Vocabulary.of(served.tokenizer, served.tokenizer.eos_ids))
-        tool_format = ToolFormat.of(served.tool_parser, served.tokenizer)
+        tool_format = ToolFormat.of(served.tool_call_parser, served.tokenizer)
         about = served.model_id, served.context_length
         self._preprocessor = RequestPreprocessor(served.tokenizer, *about, tool_format, served.sampling)
 

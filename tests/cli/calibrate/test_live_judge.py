@@ -176,7 +176,9 @@ def test_a_judge_that_is_down_or_refuses(updraft: Any, server: tuple[Server, str
     sent = len(state.cloud)
     assert len(kept_in(tmp_path)) == N == sent, "both answers are there: only the verdicts are missing"
     state.broken = False
-    again = updraft(*call(url, tmp_path), env=PRICES)
+    (tmp_path / "judge.key").write_text("of-the-judge\n")
+    from_file = {"--judge-api-key-env": "--judge-api-key-file", "JUDGE_KEY": str(tmp_path / "judge.key")}
+    again = updraft(*(from_file.get(word, word) for word in call(url, tmp_path)), env=PRICES)
     assert again.returncode == 0, again.stderr
     assert len(state.cloud) == sent
 
@@ -195,4 +197,6 @@ def test_a_budget_for_cloud_and_judge(
     assert 0 < len(kept_in(tmp_path)) < N
     unpriced = in_process(*call(url, tmp_path, "--budget", "1"), env={"JUDGE_KEY": "of-the-judge"})
     assert unpriced.returncode == 2
+    both = in_process(*call(url, tmp_path, "--judge-api-key-file", "judge.key"), env=PRICES)
+    assert "Give --judge-api-key-env or --judge-api-key-file, not both." in both.stderr
     assert "--budget needs the price of big" in unpriced.stderr

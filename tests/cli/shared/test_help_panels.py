@@ -32,6 +32,29 @@ def test_the_help_of_a_server_is_short(command: str, most: int) -> None:
     assert {"--help", "--help-all", "--config"} <= set(shown)
 
 
+@pytest.mark.parametrize(
+    ("command", "panels"),
+    [
+        ("plan", {"Target", "Limits", "Advanced"}),
+        ("init", {"Model", "Cloud"}),
+        ("doctor", {"Cloud"}),
+        ("top", {"Network"}),
+        ("demo", {"Target", "Advanced"}),
+        ("bench engine", {"Model", "Limits", "Advanced"}),
+    ],
+)
+def test_other_commands_have_panels(command: str, panels: set[str]) -> None:
+    output = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200"}).output
+    assert set(PANEL.findall(output)) - {"Arguments"} == {"Options", *panels}
+
+
+@pytest.mark.parametrize("command", HIDING)
+def test_examples_use_shown_options_only(command: str) -> None:
+    shown = {*OPTION.findall(help_of(command, "--help")), "--help", "--json"}
+    examples = COMMANDS[command].help.partition("\nExample")[2]
+    assert set(re.findall(r"--[a-z][a-z-]+", examples)) <= shown
+
+
 @pytest.mark.parametrize("command", HIDING)
 def test_every_option_is_shown_with_help_all(command: str) -> None:
     names = {param.opts[0] for param in COMMANDS[command].params if param.opts[0].startswith("--")}

@@ -30,6 +30,7 @@ def test_the_current_name_is_an_option(former: str) -> None:
         (("chat", "--cloud-key-env", "KEY"), "--api-key-env"),
         (("serve", "--key-env", "KEY"), "--app-api-key-env"),
         (("top", "--key-env=KEY"), "--api-key-env"),
+        (("serve", "--tool-parser", "hermes"), "--tool-call-parser"),
         (("init", "--key-file", "key"), "--api-key-file"),
         (("gateway", "--node-api-key-file", "key"), "--api-key-file"),
         (("node", "--model", "pocket", "--max-batch-size", "4"), "--max-num-seqs"),

@@ -48,6 +48,7 @@ MODELS = "models: [{name: small, model: folder"
         (MODELS + "}, {name: small, model: b}]", "must be unique"),
         ("models: [{name: gateway, model: b}]", "must be unique"),
         (MODELS + ", replica: 3}]", "unknown field `replica`"),
+        (MODELS + ", tool_parser: hermes}]", "It is now `tool_call_parser`"),
         (MODELS + ", replicas: {min: 3, max: 2}}]", "min must not exceed max"),
         (MODELS + ", replicas: {min: 0}}]", ">= 1"),
         (MODELS + ", engine: {seats: 3}}]", "no setting 'seats'"),
