@@ -58,7 +58,7 @@ def show(name: Name, local: options.Local = None, as_json: json_output.Flag = Fa
     policy = _Policy(_folder(name), options.Pair(local).config())
     if as_json:
         return json_output.show(policy.facts(whole=True))
-    for line in (*policy.words(), *(f"{each.status}  {each.found}" for each in policy.checks())):
+    for line in (*policy.words(), *(f"{each.status}  {each.finding}" for each in policy.checks())):
         output.echo(line)
     return None
 
@@ -87,7 +87,7 @@ def verify(names: Names = None, local: options.Local = None, as_json: json_outpu
     else:
         for folder, checks in results.items():
             for each in checks:
-                output.echo(f"{each.status:4}  {folder.name}: {each.found}{f'  {each.fix}.' if each.fix else ''}")
+                output.echo(f"{each.status:4}  {folder.name}: {each.finding}{f'  {each.fix}.' if each.fix else ''}")
     if any(each.status == "fail" for checks in results.values() for each in checks):
         raise typer.Exit(1)
 
@@ -136,7 +136,7 @@ def folders() -> list[Path]:
 def check_policies(config: RouterConfig) -> list[Check]:
     """Return the problems of the policies on this machine, without hashing model files."""
     results = [(folder.name, _Policy(folder, config).checks()) for folder in folders()]
-    return [Check("policies", each.status, f"{name}: {each.found}", each.fix)
+    return [Check("policies", each.status, f"{name}: {each.finding}", each.fix)
             for name, checks in results for each in checks if each.status != "ok"]  # fmt: skip
 
 
@@ -155,7 +155,8 @@ def _unknown(name: str) -> NotFoundError:
 
 
 def _as_json(check: Check) -> dict[str, str]:
-    return {"check": check.name, "status": check.status, "found": check.found, "fix": check.fix}
+    finding = check.finding  # `found` is its former name
+    return {"check": check.name, "status": check.status, "finding": finding, "found": finding, "fix": check.fix}
 
 
 @dataclass
@@ -213,7 +214,7 @@ class _Policy:
     def row(self) -> tuple[str, ...]:
         """Return the cells of the policy's row in the table."""
         worst = next((each for status in ("fail", "warn") for each in self.checks() if each.status == status), None)
-        fits = "yes" if worst is None else worst.found
+        fits = "yes" if worst is None else worst.finding
         if isinstance(self.loaded, UpdraftError):
             return self.folder.name, "-", "-", "-", "-", fits
         card = self.loaded.card

@@ -147,21 +147,21 @@ def evaluate(
 
 
 def leave_out(
-    found: FittedGates, material: TrainingData, train: Sequence[GradedRow], test: Sequence[GradedRow], by: Grouping
+    fitted: FittedGates, material: TrainingData, train: Sequence[GradedRow], test: Sequence[GradedRow], by: Grouping
 ) -> LeaveOutReport:
     """Fit gate 3 without each group in turn and score the group's test rows.
 
     A kind is left out alone. A family is left out together with one family of every other kind, which is the harder
     test because less training data remains. `material`: features and labels of the rows `train`.
     """
-    gate, features = found.routers["cascade"], material.features["cascade"].take(found.fitting)
-    labels, told = material.labels.take(found.fitting), featurise(test, "cascade")
-    fitted_on = np.array(_groups(train, by))[found.fitting]
+    gate, features = fitted.routers["cascade"], material.features["cascade"].take(fitted.fitting)
+    labels, test_features = material.labels.take(fitted.fitting), featurise(test, "cascade")
+    fitted_on = np.array(_groups(train, by))[fitted.fitting]
     groups = np.array(_groups(test, by))
     judged = np.full(len(test), np.nan)
     for held in _left_out_together(test, by):
         rows, kept = np.flatnonzero(np.isin(groups, held)), np.flatnonzero(~np.isin(fitted_on, held))
-        judged[rows] = gate.refitted(features.take(kept), labels.take(kept)).score(told.take(rows))
+        judged[rows] = gate.refitted(features.take(kept), labels.take(kept)).score(test_features.take(rows))
     reports = group_reports(judged, test, list(groups))
     counted = [report for report in reports if np.isfinite(report.auroc)]
     return LeaveOutReport(

@@ -96,7 +96,7 @@ def _report(child: ChildOutcome) -> ProbeReport:
         return ProbeReport("crashed", f"llama.cpp crashed with {child.detail} while generating.", rebuild)
     if child.status == "failed":
         return ProbeReport("failed", f"The probe failed with {child.detail}: {child.complaints}", rebuild)
-    result = child.found
+    result = child.result
     if "import_error" in result:
         return ProbeReport("import_failed", result["import_error"], rebuild)
     if "error" in result:

@@ -89,7 +89,7 @@ def _on_trial(files: Sequence[Path], own_template: bool, timeout_s: float) -> tu
     options = [] if own_template else [_NO_TEMPLATE]
     end = run_child(__name__, [*map(str, files), *options], timeout_s=timeout_s)
     if end.status == "ok":
-        complaint = end.found["complaint"]
+        complaint = end.result["complaint"]
         return _Verdict(complaint), not complaint
     if end.status == "timeout":
         return _Verdict(f"the trial load took {end.detail}. Is the machine overloaded?"), False

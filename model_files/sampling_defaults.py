@@ -24,7 +24,7 @@ _GGUF_KEYS = {
 
 def gguf_sampling(metadata: Mapping[str, Any], where: str) -> SamplingDefaults:
     """Read the defaults in a GGUF file's metadata. Raises ModelLoadError for invalid values."""
-    return _checked({ours: metadata.get(theirs) for ours, theirs in _GGUF_KEYS.items()}, where)
+    return _checked({name: metadata.get(key) for name, key in _GGUF_KEYS.items()}, where)
 
 
 def folder_sampling(folder: Path) -> SamplingDefaults:

@@ -154,16 +154,16 @@ def tier_endpoint(config: RouterConfig, tier: CloudTierConfig) -> CloudEndpoint:
     )
 
 
-async def with_local(config: RouterConfig, tiers: Tiers, patience_s: float | None = None) -> Tiers:
+async def with_local(config: RouterConfig, tiers: Tiers, timeout_s: float | None = None) -> Tiers:
     """Return `tiers` with the configured local model. If loading fails and there is a cloud, the cloud answers alone.
 
-    `patience_s`: maximum wait for a local server, which may have to load the model first.
+    `timeout_s`: maximum wait for a local server, which may have to load the model first.
     Raises the errors of `open_local` if there is no cloud, and ConfigurationError for an unusable policy.
     """
     if config.local is None:
         return tiers
     try:
-        tier = await open_local_tier(config, None if tiers.cloud is None else patience_s)
+        tier = await open_local_tier(config, None if tiers.cloud is None else timeout_s)
     except UpdraftError as error:
         if tiers.cloud is None:
             raise
@@ -193,16 +193,16 @@ def load_backoff(config: RouterConfig) -> LoadBackoff:
     return LoadBackoff(version)
 
 
-async def open_local_tier(config: RouterConfig, patience_s: float | None = None) -> ServerLocalTier | EngineLocalTier:
+async def open_local_tier(config: RouterConfig, timeout_s: float | None = None) -> ServerLocalTier | EngineLocalTier:
     """Open the local model, on its server or in this process. Raises the errors of `open_local`."""
     address = local_server(config)
     if address is None:
         return EngineLocalTier(await asyncio.to_thread(open_local, config))
     try:
-        async with asyncio.timeout(patience_s):
+        async with asyncio.timeout(timeout_s):
             return await open_server(address, config.local_max_tokens)
     except TimeoutError as error:
-        raise ModelLoadError(f"The local server at {address.url} did not answer in {patience_s} s.") from error
+        raise ModelLoadError(f"The local server at {address.url} did not answer in {timeout_s} s.") from error
 
 
 def local_server(config: RouterConfig) -> ServerAddress | None:

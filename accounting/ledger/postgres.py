@@ -120,9 +120,9 @@ class PostgresStore(LedgerStore):
                     connection.execute("INSERT INTO usage_schema VALUES (%s)", (self.table.format,))
         (version,) = connection.execute("SELECT version FROM usage_schema").fetchone()
         if version != self.table.format:
-            database, ours = shown_url(self._url), self.table.format
+            database, needed = shown_url(self._url), self.table.format
             raise ConfigurationError(
-                f"{database} has format {version}, but this version needs {ours}: name another database."
+                f"{database} has format {version}, but this version needs {needed}: name another database."
             )
         connection.execute(f"SELECT {', '.join(self.table.columns)} FROM {self.table.name} LIMIT 0".encode())
 

@@ -179,9 +179,9 @@ class LedgerWriter:
 
     def _run(self) -> None:
         self._maintain()
-        goes_on = True
-        while goes_on or (self.waiting and self._has_time()):
-            goes_on, flushed = self._take(goes_on)
+        is_open = True
+        while is_open or (self.waiting and self._has_time()):
+            is_open, flushed = self._take(is_open)
             self._write()
             if not self.failing:
                 self._maintain()
@@ -204,14 +204,14 @@ class LedgerWriter:
         if self.waiting > kept:
             _log.error("%d rows were lost, since the ledger cannot be written.", self.waiting - kept)
 
-    def _take(self, goes_on: bool) -> tuple[bool, list[threading.Event]]:
+    def _take(self, is_open: bool) -> tuple[bool, list[threading.Event]]:
         """Move new rows to `_unwritten`. Return whether the thread continues, and the events to set after the write."""
         flushed: list[threading.Event] = []
         pause_s = _RETRY_S if self.failing else _MAINTENANCE_RETRY_S
         with contextlib.suppress(queue.Empty):
-            call = self._calls.get(timeout=0 if self._unwritten or not goes_on else pause_s)
+            call = self._calls.get(timeout=0 if self._unwritten or not is_open else pause_s)
             while True:
-                goes_on = goes_on and call != "end"
+                is_open = is_open and call != "end"
                 if isinstance(call, threading.Event):
                     flushed.append(call)
                 call = self._calls.get_nowait()
@@ -222,7 +222,7 @@ class LedgerWriter:
             for call in (*flushed, "write"):
                 self._calls.put(call)
             flushed.clear()
-        return goes_on, flushed
+        return is_open, flushed
 
     def _has_time(self) -> bool:
         return self._closes_at is None or time.monotonic() < self._closes_at
@@ -241,7 +241,7 @@ class LedgerWriter:
                 _log.error(message, error, self._consequence, exc_info=is_unknown)
             self.problem = str(error)
             self.failures += 1
-            _log_rows(self._unwritten, is_written=False)
+            _wake_waiters(self._unwritten, is_written=False)
             kept = [each for each in self._unwritten if each.settled or not self._drops_intents]
             self._unwritten = [Entry(each.values, each.settled, place=each.place, extra=each.extra) for each in kept]
         else:
@@ -276,7 +276,7 @@ class LedgerWriter:
         done = set(map(id, batch))
         self._unwritten = [each for each in self._unwritten if id(each) not in done]
         self._forget(batch)
-        _log_rows(batch, is_written=True)
+        _wake_waiters(batch, is_written=True)
 
     def _maintain(self) -> None:
         """Periodically commit the rows of dead workers, mark their intents as abandoned, and delete old rows."""
@@ -303,7 +303,7 @@ class LedgerWriter:
         self._maintenance_at = time.monotonic() + (0.0 if deleted == _PRUNED_AT_ONCE else pause_s)
 
 
-def _log_rows(batch: Sequence[Entry], *, is_written: bool) -> None:
+def _wake_waiters(batch: Sequence[Entry], *, is_written: bool) -> None:
     """Tell the requests that wait for these rows whether the rows are committed, with one call to the event loop."""
     waiting = [each.committed for each in batch if each.committed is not None]
     if not waiting:

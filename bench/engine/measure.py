@@ -134,9 +134,9 @@ class _Measured:
     def throughput(self) -> Figures:
         requests = self._requests
         tokens = sum(request.output for request in requests)
-        ours_s = self._throughput()
+        own_s = self._throughput()
         ceiling_s = self.products.seconds(step_rows(requests, engine_config(len(requests), self.setting.running)))
-        return {"tokens_per_s": tokens / ours_s, "output_tokens": tokens, "matmul_ceiling_share": ceiling_s / ours_s}
+        return {"tokens_per_s": tokens / own_s, "output_tokens": tokens, "matmul_ceiling_share": ceiling_s / own_s}
 
     def sampled(self) -> Figures:
         running = self.setting.running
@@ -190,14 +190,14 @@ class _PeerRatios:
     """Ratios of the peers' seconds to our engine's. Our engine is timed before and after each peer, because the
     machine's speed varies."""
 
-    def __init__(self, ours: Callable[[], float], say: Say) -> None:
-        self._ours, self._say = ours, say
-        self._last_s = ours()
+    def __init__(self, engine: Callable[[], float], say: Say) -> None:
+        self._engine, self._say = engine, say
+        self._last_s = engine()
 
-    def ratio(self, theirs: Callable[[], float], name: str) -> float:
-        before_s, theirs_s = self._last_s, theirs()
-        self._last_s = self._ours()
-        ratio = theirs_s / statistics.mean((before_s, self._last_s))
+    def ratio(self, peer: Callable[[], float], name: str) -> float:
+        before_s, peer_s = self._last_s, peer()
+        self._last_s = self._engine()
+        ratio = peer_s / statistics.mean((before_s, self._last_s))
         self._say(f"transformers, {name}: {ratio:.2f}x our time")
         return ratio
 

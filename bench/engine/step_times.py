@@ -137,9 +137,10 @@ def simulation_errors(model: Decoder, running: int, workload: Workload, say: Cal
         simulated[load].append(simulate(trace, shape, 1)[0])
     errors: dict[str, float] = {}
     for load in LOADS:
-        ours, theirs = _figures(simulated[load]), _figures(real[load])
-        say(f"load {load:.0%}: " + ", ".join(f"{name} {theirs[name]:.4g} ({ours[name]:.4g})" for name in ours))
-        errors |= {f"simulation_{name}_error_{load:.0%}": ours[name] / theirs[name] - 1 for name in ours}
+        estimate, actual = _figures(simulated[load]), _figures(real[load])
+        shown = (f"{name} {value:.4g} ({estimate[name]:.4g})" for name, value in actual.items())
+        say(f"load {load:.0%}: " + ", ".join(shown))
+        errors |= {f"simulation_{name}_error_{load:.0%}": estimate[name] / actual[name] - 1 for name in estimate}
     return errors
 
 

@@ -163,8 +163,8 @@ def _overload(gateway_core: int, load_core: int, seconds: float) -> Figures:
 
 def _compared(figures: Figures, setting: Setting) -> Figures:
     lowest = f"c{min(setting.concurrencies)}"
-    ours, direct = figures["updraft"], figures["direct"]
-    added = {f"added_{p}_ms": ours[lowest][f"{p}_ms"] - direct[lowest][f"{p}_ms"] for p in ("p50", "p99")}
+    gateway, direct = figures["updraft"], figures["direct"]
+    added = {f"added_{p}_ms": gateway[lowest][f"{p}_ms"] - direct[lowest][f"{p}_ms"] for p in ("p50", "p99")}
     best = {
         name: max(figures[name][f"c{each}"]["requests_per_s"] for each in setting.concurrencies)
         for name in ("updraft", "nginx", "litellm")

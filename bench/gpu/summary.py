@@ -38,7 +38,7 @@ def worst_share(prefix: str, min_bytes: float = 0.0) -> Callable[[Written], floa
     whose name starts with `prefix` and that move at least `min_bytes`."""
 
     def find(written: Written) -> float | None:
-        rows = [row for row in _ours(written) if row["case"].startswith(prefix) and _bytes(row) >= min_bytes]
+        rows = [row for row in _own_rows(written) if row["case"].startswith(prefix) and _bytes(row) >= min_bytes]
         return min((row["share"] for row in rows), default=None)
 
     return find
@@ -46,7 +46,7 @@ def worst_share(prefix: str, min_bytes: float = 0.0) -> Callable[[Written], floa
 
 def least_tflops(prefix: str) -> Callable[[Written], float | None]:
     return lambda written: min(
-        (row["tflop_per_s"] for row in _ours(written) if row["case"].startswith(prefix)), default=None
+        (row["tflop_per_s"] for row in _own_rows(written) if row["case"].startswith(prefix)), default=None
     )
 
 
@@ -55,11 +55,11 @@ def over_best_peer(prefix: str, min_bytes: float = 0.0) -> Callable[[Written], f
 
     def find(written: Written) -> float | None:
         ratios: list[float] = []
-        for ours in _ours(written):
-            if not ours["case"].startswith(prefix) or _bytes(ours) < min_bytes:
+        for own in _own_rows(written):
+            if not own["case"].startswith(prefix) or _bytes(own) < min_bytes:
                 continue
-            peers = [row["median_us"] for row in written["rows"] if row["case"] == ours["case"] and row is not ours]
-            ratios += [ours["median_us"] / best for best in [min(filter(None, peers), default=None)] if best]
+            peers = [row["median_us"] for row in written["rows"] if row["case"] == own["case"] and row is not own]
+            ratios += [own["median_us"] / best for best in [min(filter(None, peers), default=None)] if best]
         return max(ratios, default=None)
 
     return find
@@ -70,8 +70,9 @@ def time_ratio(case: str, other: str) -> Callable[[Written], float | None]:
     ratio of our median times in a pair, `case` over `other`."""
 
     def find(written: Written) -> float | None:
-        times = [[row["median_us"] for row in _ours(written) if row["case"].startswith(name)] for name in (case, other)]
-        ratios = [mine / theirs for mine, theirs in zip(*times, strict=False)]
+        rows = _own_rows(written)
+        times = [[row["median_us"] for row in rows if row["case"].startswith(name)] for name in (case, other)]
+        ratios = [one_us / other_us for one_us, other_us in zip(*times, strict=False)]
         return max(ratios, default=None)
 
     return find
@@ -131,7 +132,7 @@ def rows(written: Mapping[str, Written], limits: Iterable[Limit]) -> list[tuple[
     return table
 
 
-def _ours(written: Written) -> list[Mapping[str, Any]]:
+def _own_rows(written: Written) -> list[Mapping[str, Any]]:
     measured = written.get("rows", ())
     return [row for row in measured if row["implementation"] == "updraft" and row["median_us"] is not None]
 

@@ -133,10 +133,10 @@ def _half(setting: Setting, rows: Sequence[GradedRow], seed: int) -> Half:
 
 def _recorded(row: GradedRow) -> RecordedAnswer:
     assert row.signals is not None and row.states is not None
-    told = zip(row.signals.logprobs, row.signals.entropies, row.signals.margins, strict=True)
+    signals = zip(row.signals.logprobs, row.signals.entropies, row.signals.margins, strict=True)
     return RecordedAnswer(
         row.answer or "",
-        [TokenSignals(*map(float, each)) for each in told],
+        [TokenSignals(*map(float, each)) for each in signals],
         len(row.prompt) // 4,
         "length" if row.states.finish_reason == "length" else "stop",
         row.states.prompt_hidden,

@@ -108,13 +108,13 @@ class _Bench:
         with closing(RawLlama(self._setup)) as raw, closing(LlamaCppPython(self._setup)) as llama_cpp:
             for _ in range(2 * self._setting.rounds + 1):  # more rounds, to resolve differences of 3 %
                 prompt = self._digits(count)
-                theirs = self._raw(engine, raw, [prompt], count)
+                raw_arrivals = self._raw(engine, raw, [prompt], count)
                 params = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
                 run = partial(engine.start_text, prompt, params)
-                ours = _arrivals(lambda run=run: _noting(threads, engine, run()))
-                over_raw.append(_decoding_speed(ours) / _decoding_speed(theirs))
-                speeds.append(_decoding_speed(ours))
-                over_llama.append(count / ours[-1] / _speed(llama_cpp, [prompt], count))
+                arrivals = _arrivals(lambda run=run: _noting(threads, engine, run()))
+                over_raw.append(_decoding_speed(arrivals) / _decoding_speed(raw_arrivals))
+                speeds.append(_decoding_speed(arrivals))
+                over_llama.append(count / arrivals[-1] / _speed(llama_cpp, [prompt], count))
         return {
             "single_tokens_per_s": statistics.median(speeds),
             "single_threads": statistics.mean(threads),
@@ -127,7 +127,7 @@ class _Bench:
         name, count, rounds = "streams8", self._setting.tokens, self._setting.rounds
         if logprobs is not None:
             name, count, rounds = "streams8_logprobs", max(2, count // 4), 1
-        ours: list[float] = []
+        engine_speeds: list[float] = []
         over: dict[str, list[float]] = {}
         with ExitStack() as stack:
             speeds: dict[str, Callable[[list[str]], float]] = {
@@ -139,10 +139,10 @@ class _Bench:
                 speeds["raw"] = lambda prompts: len(prompts) * count / self._raw(engine, raw, prompts, count)[-1]
             for _ in range(rounds):
                 prompts = [self._digits(count) for _ in range(_STREAMS)]
-                ours.append(_speed(Ours(engine), prompts, count, logprobs))
+                engine_speeds.append(_speed(Ours(engine), prompts, count, logprobs))
                 for who, speed in speeds.items():
-                    over.setdefault(who, []).append(ours[-1] / speed(prompts))
-        return {f"{name}_tokens_per_s": statistics.median(ours)} | {
+                    over.setdefault(who, []).append(engine_speeds[-1] / speed(prompts))
+        return {f"{name}_tokens_per_s": statistics.median(engine_speeds)} | {
             f"{name}_over_{who}": statistics.median(ratios) for who, ratios in over.items()
         }
 

@@ -37,11 +37,11 @@ def robustness(router: RouterModel, rows: Sequence[GradedRow], mode: Mode) -> di
     """Return decision time, the exported router's error, and the share of decisions that noise leaves unchanged."""
     some = rows[:: max(1, len(rows) // _NOISY_ROWS)][:_NOISY_ROWS]
     gates = _exported(router, rows, mode)
-    ours = router.probability(featurise(some, mode))
-    theirs = np.array([_decide(gates, row, mode) for row in some])
+    fitted = router.probability(featurise(some, mode))
+    exported = np.array([_decide(gates, row, mode) for row in some])
     return {
         "decision_ms": _decision_ms(gates, rows, mode),
-        "export_gap": float(np.abs(ours - theirs).max()),
+        "export_gap": float(np.abs(fitted - exported).max()),
         "unchanged": unchanged(router, rows, mode),
         "paraphrase_flips": paraphrase_flips(router, rows[0]) if mode == "prompt" else {},
     }

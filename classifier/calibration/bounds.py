@@ -11,7 +11,7 @@ from ..arrays import Bools, Floats
 
 
 def max_losses(n: int, alpha: float, delta: float) -> int:
-    """Return the maximum number of losses in n rows that proves a loss rate of at most alpha at confidence 1 - delta.
+    """Return the maximum number of losses in n rows that proves a loss rate of at most alpha at level 1 - delta.
 
     By Clopper-Pearson, this is the largest k with P(Binomial(n, alpha) <= k) <= delta, or -1 if there is no such k.
     """
@@ -43,7 +43,7 @@ def min_rows(alpha: float, delta: float, rate: float = 0.0) -> int:
 
 
 def mean_lower_bound(mean: float, n: int, delta: float) -> float:
-    """Return a lower bound on the true mean at confidence 1 - delta, given `n` rows in [0, 1] with the mean `mean`.
+    """Return a lower bound on the true mean at level 1 - delta, given `n` rows in [0, 1] with the mean `mean`.
 
     Uses the divergence form of Hoeffding's bound (1963, theorem 1); close to Clopper-Pearson if all rows are 0 or 1.
     """
@@ -60,15 +60,15 @@ def _divergence(one: float, other: float) -> float:
     return sum(p * log(p / q) for p, q in pairs if p > 0)
 
 
-def stays_positive(mean: Floats, square: Floats, n: int, confidence: float, horizon: int) -> Bools:
-    """Return whether the mean of `horizon` further rows will be above zero with probability `confidence`, predicted
+def stays_positive(mean: Floats, square: Floats, n: int, level: float, horizon: int) -> Bools:
+    """Return whether the mean of `horizon` further rows will be above zero with probability `level`, predicted
     from `n` independent rows in [-1, 1] with this mean and mean square. Works elementwise on arrays of any shape.
 
     The plain normal prediction bound is too optimistic if losses are rare. Two corrections are therefore made: a row of
     the worst value is added, and the Cornish-Fisher term allows for the skew of a rare loss.
     """
-    z = NormalDist().inv_cdf(confidence)
+    z = NormalDist().inv_cdf(level)
     mean, square = (n * mean - 1.0) / (n + 1), (n * square + 1.0) / (n + 1)
-    ours, theirs = 1.0 / (n + 1), 1.0 / horizon
-    skew = max(0.0, z * z - 1.0) / 3.0 * (ours + theirs)
-    return mean - z * np.sqrt(np.maximum(square - mean**2, 0.0) * (ours + theirs)) - skew > 0.0
+    past_share, future_share = 1.0 / (n + 1), 1.0 / horizon
+    skew = max(0.0, z * z - 1.0) / 3.0 * (past_share + future_share)
+    return mean - z * np.sqrt(np.maximum(square - mean**2, 0.0) * (past_share + future_share)) - skew > 0.0

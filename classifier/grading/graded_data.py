@@ -144,13 +144,13 @@ def _json_object(where: str, line: str) -> Mapping[str, Any]:
 def _header(path: Path, record: Mapping[str, Any], columns: Columns) -> _Header:
     def wanted(given: str | None, known: tuple[str, ...], what: str, remedy: str) -> str:
         there = (each for each in known if each in record)  # null values are reported later, with their line
-        name = given or _found(record, known) or next(there, None)
+        name = given or _first_given(record, known) or next(there, None)
         if name is None or name not in record:
             missing = f"no column {given!r}" if given is not None else f"no {what} (looked for {', '.join(known)})"
             raise InvalidRequestError(f"{path} has {missing}{remedy}. Its columns: {', '.join(record)}.")
         return name
 
-    prompt = _found(record, _PROMPTS) or _PROMPTS[0]
+    prompt = _first_given(record, _PROMPTS) or _PROMPTS[0]
     if record.get(_MESSAGES) in (None, ""):
         prompt = wanted(None, _PROMPTS, "prompt or messages", "")
     return _Header(
@@ -160,7 +160,7 @@ def _header(path: Path, record: Mapping[str, Any], columns: Columns) -> _Header:
     )
 
 
-def _found(record: Mapping[str, Any], known: tuple[str, ...]) -> str | None:
+def _first_given(record: Mapping[str, Any], known: tuple[str, ...]) -> str | None:
     """Return the first of the known names whose value is not null."""
     return next((name for name in known if record.get(name) is not None), None)
 
@@ -170,7 +170,7 @@ def _row(where: str, record: Mapping[str, Any], header: _Header) -> GradedRow:
     prompt = PromptView.of(messages).text if messages else _text(where, record, header.prompt)
     if not prompt.strip():
         raise InvalidRequestError(f"{where}: the {header.prompt} is empty.")
-    domain, answer = (_found(record, known) for known in (_DOMAINS, _ANSWERS))
+    domain, answer = (_first_given(record, known) for known in (_DOMAINS, _ANSWERS))
     return GradedRow(
         prompt,
         _score(where, record, header.weak),

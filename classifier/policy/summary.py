@@ -55,8 +55,8 @@ def sentences(policy: Policy, target: Target) -> list[str]:
     lines.append(_promise(target, point))
     for metric, other in (("judge.matching", "shared words"), ("judge.matching_embedding", "embeddings")):
         if (matching := card.metrics.get(metric)) is not None:
-            told = f"Without the judge, {other} would grade: same verdict on {matching:.0%} of the judged prompts."
-            lines.insert(1, told)
+            agreement = f"Without the judge, {other} would grade: same verdict on {matching:.0%} of the judged prompts."
+            lines.insert(1, agreement)
     rows = policy.calibration
     if rows.evidence < len(rows.local):
         lines.insert(1, f"Some prompts repeat: {len(rows.local)} rows count as {rows.evidence} in the promise.")

@@ -92,11 +92,11 @@ def fit_training_data(material: TrainingData, recipe: FitRecipe, out: Path) -> P
     return write_policy(fit_gates(material, recipe.seed), material, recipe, policy_folder(out))
 
 
-def write_policy(found: FittedGates, material: TrainingData, recipe: FitRecipe, folder: Path) -> Policy:
+def write_policy(fitted: FittedGates, material: TrainingData, recipe: FitRecipe, folder: Path) -> Policy:
     """Write fitted gates into `folder`, and load the policy from there."""
-    calibration, labels = found.calibration, material.labels
-    features: dict[Mode, FeatureRows] = {mode: material.features[mode] for mode in found.routers}
-    made = _exported(found.routers, features) | {CALIBRATION_NAME: pack_calibration(calibration)}
+    calibration, labels = fitted.calibration, material.labels
+    features: dict[Mode, FeatureRows] = {mode: material.features[mode] for mode in fitted.routers}
+    made = _exported(fitted.routers, features) | {CALIBRATION_NAME: pack_calibration(calibration)}
     files = {stored_name(name, data): data for name, data in made.items()}
     card = PolicyCard(
         **VERSIONS,
@@ -106,7 +106,7 @@ def write_policy(found: FittedGates, material: TrainingData, recipe: FitRecipe, 
         date=recipe.date,
         # Rows of weight 0 are not counted: they repeat another row, with the grades used for the promise.
         rows=int(np.count_nonzero(labels.weight)),
-        fitted=int(np.count_nonzero(labels.weight[found.fitting])),
+        fitted=int(np.count_nonzero(labels.weight[fitted.fitting])),
         calibrated=len(calibration.local),
         local_score=float(labels.weak[labels.representative_rows].mean()),
         cloud_score=float(labels.strong[labels.representative_rows].mean()),
@@ -145,8 +145,8 @@ def _exported(routers: Mapping[Mode, RouterModel], features: Mapping[Mode, Featu
     graphs = Graphs(_session(made[TOPICS_FILE]), {mode: _session(made[GATE_FILES[mode]]) for mode in routers})
     read = [graphs.read(counts.toarray().ravel()) for counts in features["prompt"].counts]
     for mode, router in routers.items():
-        theirs = [graphs.decide(mode, *each) for each in zip(read, features[mode].measures, strict=True)]
-        gap = float(np.abs(np.array(theirs) - router.probability(features[mode])).max())
+        exported = [graphs.decide(mode, *each) for each in zip(read, features[mode].measures, strict=True)]
+        gap = float(np.abs(np.array(exported) - router.probability(features[mode])).max())
         if gap > _TOLERANCE:
             raise RuntimeError(f"the exported {GATE_FILES[mode]} differs from its Python model by {gap:.1e}")
     return made

@@ -64,12 +64,8 @@ def calibrate(
     judge_url: Annotated[
         str | None, typer.Option(metavar="URL", help="OpenAI-compatible endpoint of --judge. [the cloud's]")
     ] = None,
-    judge_api_key_env: Annotated[
-        str | None, options.key_env("the API key of --judge-url", "--judge-api-key-env")
-    ] = None,
-    judge_api_key_file: Annotated[
-        Path | None, options.key_file("the API key of --judge-url", "--judge-api-key-file")
-    ] = None,
+    judge_api_key_env: Annotated[str | None, options.key_env("the judge's API key", "--judge-api-key-env")] = None,
+    judge_api_key_file: Annotated[Path | None, options.key_file("the judge's API key", "--judge-api-key-file")] = None,
     budget: Annotated[
         float | None,
         typer.Option(min=0, metavar="USD", help="Stop asking cloud and judge before the cost could exceed this."),

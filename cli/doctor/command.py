@@ -46,7 +46,7 @@ def doctor(
         if not as_json:
             _show(check)
     if as_json:
-        json_output.show([dataclasses.asdict(check) for check in checks])
+        json_output.show([{**dataclasses.asdict(check), "found": check.finding} for check in checks])
     if any(check.status == "fail" for check in checks):
         raise typer.Exit(1)
 
@@ -57,6 +57,6 @@ def _show(check: Check) -> None:
     from ..shared.console import Console
 
     console = Console(highlight=False)
-    console.print(f"{MARKS[check.status]}  [bold]{check.name:<14}[/bold] {escape(check.found)}", soft_wrap=True)
+    console.print(f"{MARKS[check.status]}  [bold]{check.name:<14}[/bold] {escape(check.finding)}", soft_wrap=True)
     if check.fix:
         console.print(f"{'':22}[dim]-> {escape(check.fix)}[/dim]", soft_wrap=True)

@@ -12,5 +12,5 @@ class Check:
 
     name: str
     status: Literal["ok", "warn", "fail"]
-    found: str
+    finding: str
     fix: str = ""

@@ -58,10 +58,10 @@ def application(config: CloudConfig) -> Any:
         declared: Any = serve.deployment(kind)
         return declared.options(**options, _internal=True)
 
-    ours = [model for model in config.models if model.kind == "updraft"]
+    updraft_models = [model for model in config.models if model.kind == "updraft"]
     nodes = [
         deployment(EngineNode, **node_options(model), version=node_version(config, model)).bind(config, model)
-        for model in ours
+        for model in updraft_models
     ]
     kind = DirectGateway if config.gateway.direct else Gateway
     gateway = deployment(kind, **gateway_options(config), version=gateway_version(config))
@@ -72,8 +72,8 @@ def gateway_version(config: CloudConfig) -> str:
     """Hash the options; Ray restarts the gateway if the hash changes. Behind proxies, Ray can change `replicas`
     without a restart, so the hash does not cover it."""
     runs, is_direct = servers.gateway_options(config), config.gateway.direct
-    told = runs if is_direct else replace(runs, workers=1)
-    return _version(config, (told, is_direct), runs.nodes_file, runs.accounting.limits, runs.accounting.prices)
+    hashed = runs if is_direct else replace(runs, workers=1)
+    return _version(config, (hashed, is_direct), runs.nodes_file, runs.accounting.limits, runs.accounting.prices)
 
 
 def node_version(config: CloudConfig, model: ModelDeployment) -> str:

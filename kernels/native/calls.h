@@ -134,7 +134,7 @@ typedef struct {
     double eps;
 } DecoderCall;
 
-/* Bytes of scratch memory for up to as many rows as `call` has. */
+/* Bytes of scratch memory, enough for all calls with at most the rows of `call`. */
 int64_t decoder_scratch(const DecoderCall *call);
 
 /* 0, or -1 for a shape that attention does not support. */

@@ -69,19 +69,19 @@ def select_bucket(total, low, above, target, done):
 
 
 @triton.jit
-def bucket_sums(found, low, done, row_state, temperature, BY_MASS: tl.constexpr):
+def bucket_sums(ranks, low, done, row_state, temperature, BY_MASS: tl.constexpr):
     """Return the number or weight of the ranks in each of the range's 16 buckets, (16,) int64."""
-    is_in = bucket_of(found, low, done)[None, :] == tl.arange(0, 16)[:, None]
+    is_in = bucket_of(ranks, low, done)[None, :] == tl.arange(0, 16)[:, None]
     if BY_MASS:
-        weights = weights_of(found, tl.load(row_state + TOP), temperature)
+        weights = weights_of(ranks, tl.load(row_state + TOP), temperature)
         return tl.sum(tl.where(is_in, weights[None, :], 0), axis=1)
     return tl.sum(tl.where(is_in, 1.0, 0.0), axis=1).to(tl.int64)  # adding integers would spill registers
 
 
 @triton.jit
-def bucket_of(found, low, done):
+def bucket_of(ranks, low, done):
     """Return the histogram bucket, 0 to 15, of each logit rank; -1 or 16 for ranks outside the bucket range."""
-    return tl.minimum(tl.maximum((found - low) >> _shift(done), -1), 16).to(tl.int32)
+    return tl.minimum(tl.maximum((ranks - low) >> _shift(done), -1), 16).to(tl.int32)
 
 
 @triton.jit

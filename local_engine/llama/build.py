@@ -51,13 +51,13 @@ class BuildError(Exception):
 
 def build_environment(environ: Mapping[str, str], machine: str | None = None) -> dict[str, str]:
     """Return the build's environment variables. The user's values are kept and come last, so that they win."""
-    ours = {"CMAKE_ARGS": list(CMAKE_ARGS)}
+    options = {"CMAKE_ARGS": list(CMAKE_ARGS)}
     if (machine or platform.machine()).lower() in ("x86_64", "amd64"):
         flags = [flag for flag in X86_COMPILER_FLAGS if _compiler_supports(flag, environ)]
-        ours |= {"CFLAGS": flags, "CXXFLAGS": flags}
+        options |= {"CFLAGS": flags, "CXXFLAGS": flags}
         if platform.system() == "Linux":
-            ours["CMAKE_ARGS"].append(f"-DCMAKE_PROJECT_ggml_INCLUDE={KERNELS}")
-    return {name: _joined(values, environ.get(name, "")) for name, values in ours.items() if values}
+            options["CMAKE_ARGS"].append(f"-DCMAKE_PROJECT_ggml_INCLUDE={KERNELS}")
+    return {name: _joined(values, environ.get(name, "")) for name, values in options.items() if values}
 
 
 def wheel_folder(version: str | None, environ: Mapping[str, str]) -> Path:
@@ -229,10 +229,10 @@ def _kernels_digest() -> str:
     return hashlib.sha256(contents).hexdigest()
 
 
-def _joined(ours: Sequence[str], theirs: str) -> str:
+def _joined(options: Sequence[str], given: str) -> str:
     """Join Updraft's options and the user's, without repeating options that an earlier `--env` already added."""
-    own = shlex.split(theirs)
-    return " ".join([*(shlex.quote(value) for value in ours if value not in own), *([theirs] if theirs else [])])
+    words = shlex.split(given)
+    return " ".join([*(shlex.quote(value) for value in options if value not in words), *([given] if given else [])])
 
 
 def processor() -> str:

@@ -92,6 +92,6 @@ def worth_repacking(header: GgufHeader, served: KernelsInUse) -> bool:
 
     This is true for weight types without an Updraft kernel, and for expert weights, which the kernels do not support.
     """
-    ours = {kind.number for kind in KINDS if kind.name in served.types}
+    supported = {kind.number for kind in KINDS if kind.name in served.types}
     matrices = [tensor for tensor in header.tensors if len(tensor.shape) > 1]
-    return any(len(tensor.shape) > 2 or tensor.kind not in ours | _FLOATS for tensor in matrices)
+    return any(len(tensor.shape) > 2 or tensor.kind not in supported | _FLOATS for tensor in matrices)

@@ -29,7 +29,7 @@ class ChildOutcome:
     # Last 500 characters of the child's standard error.
     complaints: str = ""
     # The child's result for "ok".
-    found: dict[str, Any] = field(default_factory=dict[str, Any])
+    result: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 def run_child(module: str, arguments: Sequence[str], *, timeout_s: float) -> ChildOutcome:
@@ -52,7 +52,7 @@ def run_child(module: str, arguments: Sequence[str], *, timeout_s: float) -> Chi
     if child.returncode < 0:
         return ChildOutcome("crashed", signal.Signals(-child.returncode).name, complaints)
     try:
-        return ChildOutcome("ok", found=json.loads(child.stdout.splitlines()[-1]))
+        return ChildOutcome("ok", result=json.loads(child.stdout.splitlines()[-1]))
     except (IndexError, ValueError):
         return ChildOutcome("failed", f"code {child.returncode}", complaints)
 

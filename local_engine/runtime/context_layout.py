@@ -86,12 +86,12 @@ def settled(header: GgufHeader, options: LocalOptions) -> LocalOptions:
     if repack is None:
         repack = worth_repacking(header, library.kernels)
     computes = library.kernels.attention and not library.api.llama_supports_gpu_offload()
-    if ubatch is None and computes and header.parameters >= SMALL and _attention_is_ours(header, options):
+    if ubatch is None and computes and header.parameters >= SMALL and _has_attention_kernel(header, options):
         ubatch = _ROWS_OF_OUR_ATTENTION
     return replace(options, repack=repack, ubatch=ubatch)
 
 
-def _attention_is_ours(header: GgufHeader, options: LocalOptions) -> bool:
+def _has_attention_kernel(header: GgufHeader, options: LocalOptions) -> bool:
     """Return whether Updraft's attention kernel supports the heads and the cache of a model above `SMALL`."""
     key, value = head_lengths(header)
     supported = 0 < key == value <= MAX_HEAD_DIM and key % 16 == 0

@@ -33,7 +33,7 @@ class Sequence:
     branch: Branch | None = None
 
     @property
-    def behind(self) -> int:
+    def num_uncomputed(self) -> int:
         return len(self.tokens) - self.computed
 
 
@@ -199,14 +199,14 @@ class LocalScheduler:
 
     def _fits(self, sequence: Sequence, branch: Branch) -> bool:
         """Return whether the prompt and the start of its answer fit beside the missing tokens of running sequences."""
-        reserved_cells = sum(other.behind for other in self.running)
+        reserved_cells = sum(other.num_uncomputed for other in self.running)
         wanted = min(len(sequence.tokens) + _HEADROOM, sequence.limit) - branch.length
         return self._cache.available_cells() >= reserved_cells + wanted
 
     def _plan(self) -> tuple[ScheduledStep, bool]:
         """Return the next step for the current state, and whether the step leaves out all prompts."""
-        decoding = [sequence for sequence in self.running if sequence.behind == 1]
-        catching_up = [sequence for sequence in self.running if sequence.behind > 1]
+        decoding = [sequence for sequence in self.running if sequence.num_uncomputed == 1]
+        catching_up = [sequence for sequence in self.running if sequence.num_uncomputed > 1]
         step = ScheduledStep(
             len(decoding), [SequenceShare(sequence, sequence.computed, 1, False) for sequence in decoding]
         )
@@ -231,11 +231,11 @@ class LocalScheduler:
         so that prompts end together, or to the oldest prompts if the budget is below one token each."""
         rows = min(self._budget.grant(decoding, len(catching_up)), self._limits.rows - decoding)
         if rows >= len(catching_up):
-            catching_up = sorted(catching_up, key=lambda sequence: -sequence.behind)
+            catching_up = sorted(catching_up, key=lambda sequence: -sequence.num_uncomputed)
         outputs = self._limits.outputs - decoding - len(catching_up)
         chunks: list[SequenceShare] = []
         for place, sequence in enumerate(catching_up):
-            wanted = sequence.behind - (self._limits.sharing == "whole")
+            wanted = sequence.num_uncomputed - (self._limits.sharing == "whole")
             all_outputs = sequence.computed < sequence.scored or self._limits.sharing == "nothing"
             count = min(-(-rows // (len(catching_up) - place)), outputs if all_outputs else rows)
             if not self._limits.mixes:

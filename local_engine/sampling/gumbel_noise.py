@@ -38,8 +38,8 @@ def draw(key: int, ids: Indices | None, logits: Floats, temperature: float) -> i
         return int(_scores(key, _of(ids, np.arange(len(logits))), logits, temperature).argmax())
     earliest = _earliest_arrivals(key, ids, logits, temperature)
     promising = np.array([earliest.argmin(), logits.argmax()])
-    behind = (logits.max() - logits[promising]).astype(np.float64) / temperature
-    arrival = (np.exp(np.minimum(behind, 700)) * -np.log(uniforms(key, _of(ids, promising)))).min()
+    gap = (logits.max() - logits[promising]).astype(np.float64) / temperature
+    arrival = (np.exp(np.minimum(gap, 700)) * -np.log(uniforms(key, _of(ids, promising)))).min()
     contenders = np.flatnonzero(earliest <= np.float32(arrival * (1 + _SLACK)))
     return int(contenders[_scores(key, _of(ids, contenders), logits[contenders], temperature).argmax()])
 

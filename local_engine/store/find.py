@@ -55,17 +55,17 @@ def find(
 
 def is_offline() -> bool:
     """Return whether HF_HUB_OFFLINE or the setting `offline` (variable or file) is on. Raises ConfigurationError."""
-    theirs = os.environ.get("HF_HUB_OFFLINE", "").strip()
-    if theirs.lower() not in _HUB_SWITCH:
-        raise ConfigurationError(f"HF_HUB_OFFLINE must be 1 or 0, got {theirs!r}.")
+    hub_switch = os.environ.get("HF_HUB_OFFLINE", "").strip()
+    if hub_switch.lower() not in _HUB_SWITCH:
+        raise ConfigurationError(f"HF_HUB_OFFLINE must be 1 or 0, got {hub_switch!r}.")
     value: Any = settings.environment().get("offline") or settings.read_toml(settings.config_file()).get(
         "offline", False
     )
     try:
-        ours = msgspec.convert(value, bool, strict=False)  # the same conversion as in the router
+        setting = msgspec.convert(value, bool, strict=False)  # the same conversion as in the router
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"The setting offline must be true or false, got {value!r}.") from error
-    return ours or _HUB_SWITCH[theirs.lower()]
+    return setting or _HUB_SWITCH[hub_switch.lower()]
 
 
 def refuse_offline(what: str) -> None:

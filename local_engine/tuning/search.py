@@ -214,9 +214,9 @@ class _Search:
         end = run_child(
             "updraft.local_engine.tuning.measurement", [json.dumps(msgspec.to_builtins(job))], timeout_s=left
         )
-        if end.status != "ok" or "error" in end.found:
-            return TrialResult(choice, f"{note}: {end.found.get('error') or end.detail or end.status}")
-        return _measured(choice, note, msgspec.convert(end.found, Speeds))
+        if end.status != "ok" or "error" in end.result:
+            return TrialResult(choice, f"{note}: {end.result.get('error') or end.detail or end.status}")
+        return _measured(choice, note, msgspec.convert(end.result, Speeds))
 
 
 def _measured(choice: Candidate, note: str, speeds: Speeds) -> TrialResult:

@@ -93,9 +93,9 @@ class AnthropicEvents:
         if self._finish_reason == "stop" and message["stop_sequence"] is not None:
             reason = "stop_sequence"
         message["stop_reason"] = "refusal" if self._refused else reason
-        told = {name: message[name] for name in ("stop_reason", "stop_sequence")}
-        ours = {"updraft": message["updraft"]} if "updraft" in message else {}
-        self._emit("message_delta", delta=told, usage=message["usage"], **ours)
+        delta = {name: message[name] for name in ("stop_reason", "stop_sequence")}
+        extension = {"updraft": message["updraft"]} if "updraft" in message else {}
+        self._emit("message_delta", delta=delta, usage=message["usage"], **extension)
         self._emit("message_stop")
         return self._taken()
 

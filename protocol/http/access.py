@@ -78,7 +78,7 @@ class Access:
         address = (scope.get("server") or ("", 0))[0] or ""
         hosts = [host.lower() for host in sent.get(b"host", [""])]
         for host in hosts:
-            if not self._is_ours(_host_of(host), address.lower()):
+            if not self._is_own_host(_host_of(host), address.lower()):
                 raise PermissionDeniedError(
                     f"The Host {host[:100]!r} is not allowed: to allow it, set allowed_hosts (--allowed-host)."
                 )
@@ -100,7 +100,7 @@ class Access:
             if not hmac.compare_digest(key.encode("latin-1"), self.api_key.encode()):
                 raise AuthenticationError("The API key is missing or wrong: send it as Authorization: Bearer KEY.")
 
-    def _is_ours(self, host: str, address: str) -> bool:
+    def _is_own_host(self, host: str, address: str) -> bool:
         """Return whether `host` is a name of this server or the socket's `address`, which DNS rebinding cannot fake."""
         if not host:
             return False

@@ -109,6 +109,6 @@ def _close(path: Path, mode: int) -> None:
     with suppress(OSError):  # path of another user, or read-only mount
         status, user = path.stat(), getattr(os, "geteuid", lambda: 0)()
         bits = status.st_mode
-        is_ours = (stat.S_ISREG(bits) or stat.S_ISDIR(bits)) and (status.st_uid == user or is_own(path))
-        if is_ours and bits & 0o077 and not bits & stat.S_ISVTX:
+        is_own_file = (stat.S_ISREG(bits) or stat.S_ISDIR(bits)) and (status.st_uid == user or is_own(path))
+        if is_own_file and bits & 0o077 and not bits & stat.S_ISVTX:
             path.chmod(stat.S_IMODE(bits) & mode)

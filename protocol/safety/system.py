@@ -291,11 +291,11 @@ def connection_user(client: tuple[str, int], server: tuple[str, int]) -> int | N
 
     Returns NO_USER if the client has closed its socket, since Linux then drops the owner; None if not available.
     """
-    ours, theirs = _listed(*client), _listed(*server)
+    client_forms, server_forms = _listed(*client), _listed(*server)
     read = ""
-    for name in list(ours) * _READS:
+    for name in list(client_forms) * _READS:
         read += (table := "\n".join(_lines(Path("/proc/net") / name)))
-        if (at := table.find(f" {ours[name]} {theirs[name]} ")) >= 0:
+        if (at := table.find(f" {client_forms[name]} {server_forms[name]} ")) >= 0:
             _, _, _, _, _, _, uid, _, inode, *_ = table[at:].partition("\n")[0].split()
             return int(uid) if int(inode) else NO_USER
     # The tables are readable and complete if they list the socket of this process.

@@ -210,9 +210,9 @@ class MeteredStream:
             answer = self._answer  # used as the charge only if the cloud reports no usage
             self._call.unreported_tokens = max(answer.bound, answer.reserved if self._call.is_reasoning else 0)
             raise
-        goes_on = False
+        continues = False
         for choice in event["choices"]:
-            goes_on = goes_on or not choice.get("finish_reason")
+            continues = continues or not choice.get("finish_reason")
             self._indices[_index(choice)] = None
             size = text_bytes(table(choice.get("delta")) or choice.get("text"))
             self._answer.bytes += size if payload.isascii() and b"\\u" not in payload else 2 * size
@@ -220,7 +220,7 @@ class MeteredStream:
         if (usage := ReportedUsage.of(event)) and event["choices"]:  # the usage so far, not the final one
             self._answer.texts, self._answer.bytes = usage.completion_tokens, 0
         self._call.unreported_tokens = max(self._call.unreported_tokens, self._answer.bound)
-        if goes_on and self._answer.is_short and not await self._topped_up():
+        if continues and self._answer.is_short and not await self._topped_up():
             event = await self._cut(event)
             payload = json_bytes(event)
         return payload, event

@@ -34,7 +34,7 @@ _GROUPS = re.compile(
     r"(?:([0-9]{4})([\W_]{1,8})([0-9]{4})([\W_]{1,8})([0-9]{4})|([0-9]{6})([\W_]{1,8})([0-9]{4,5}))(?![0-9]))"
 )
 _BEFORE = re.compile(r"[0-9]{4}([\W_]{1,8})\Z")
-_BEHIND = re.compile(r"([\W_]{1,8})[0-9]{4}(?![0-9])")
+_AFTER = re.compile(r"([\W_]{1,8})[0-9]{4}(?![0-9])")
 _TAIL = re.compile(rf"({_MARKS})([0-9]{{1,3}})(?![0-9])")  # the last group of cards with 17 to 19 digits
 # Prefixes of issued cards.
 _ISSUED = re.compile("[3-6]|2[2-7]")
@@ -99,8 +99,8 @@ def _is_printed_card(text: str, match: re.Match[str]) -> bool:
     longer = tail is not None and _mark(tail[1]) in marks and _luhn(digits + tail[2])
     if len(marks) != 1 or not (longer or _luhn(digits)):
         return False
-    before, behind = _BEFORE.search(text, max(0, start - 12), start), _BEHIND.match(text, end)
-    return not any(each is not None and _mark(each[1]) in marks for each in (before, behind))
+    before, after = _BEFORE.search(text, max(0, start - 12), start), _AFTER.match(text, end)
+    return not any(each is not None and _mark(each[1]) in marks for each in (before, after))
 
 
 def _mark(separator: str) -> str:

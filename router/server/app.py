@@ -128,11 +128,11 @@ def timeout_of(headers: Mapping[str, str]) -> float | None:
 
     Raises InvalidRequestError if `x-updraft-timeout` is not a positive number. Invalid OpenAI headers are ignored.
     """
-    ours = headers.get(TIMEOUT_HEADER)
-    if ours is not None:
-        if (seconds := _seconds(ours)) is None:
+    given = headers.get(TIMEOUT_HEADER)
+    if given is not None:
+        if (seconds := _seconds(given)) is None:
             raise InvalidRequestError(
-                f"{TIMEOUT_HEADER} must be a positive number of seconds, not {ours[:40]!r}.", param=TIMEOUT_HEADER
+                f"{TIMEOUT_HEADER} must be a positive number of seconds, not {given[:40]!r}.", param=TIMEOUT_HEADER
             )
         return seconds
     timeouts = (_seconds(headers.get(name, "")) for name in _CLIENTS_TIMEOUTS)
@@ -197,7 +197,7 @@ async def _apply(router: Router, load: Callable[[], RouterConfig]) -> None:
 
 def _version(file: Path) -> tuple[int, int] | None:
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size

@@ -232,9 +232,9 @@ class HttpCloudTier:
                 raw = await _read(response, _MAX_ERROR_BYTES)
         finally:
             await response.aclose()
-        told = self._endpoint.redacted_error(raw, forwarded.api_key)
+        reason = self._endpoint.redacted_error(raw, forwarded.api_key)
         headers = {**response.headers, "location": response.headers.get(LOCATION, "")}
-        raise self._provider.refused(self._url, response.status_code, headers, told)
+        raise self._provider.refused(self._url, response.status_code, headers, reason)
 
     def _check(self, verdict: ContinuationVerdict) -> None:
         if verdict == "continues":

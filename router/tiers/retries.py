@@ -40,14 +40,14 @@ class CloudCalls:
     distinct requests in a row have failed. After a 5xx, the next request is sent at once as a trial, since the cloud is
     up. A single request that never reaches the cloud opens the circuit. So do two requests that both time out while no
     other request is answered.
-    `patience_s`: timeout of an attempt, in seconds.
+    `timeout_s`: timeout of an attempt, in seconds.
     """
 
-    def __init__(self, url: str, patience_s: float = HUNG_S, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, url: str, timeout_s: float = HUNG_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._url = url
         self._clock = clock
         self._breaker = Breaker(RULES, clock)
-        self._hung_s = 0.9 * min(HUNG_S, patience_s)  # 0.9, because timers may fire early
+        self._hung_s = 0.9 * min(HUNG_S, timeout_s)  # 0.9, because timers may fire early
         self._answered_at = clock()
         self._silences: set[bytes] = set()  # digests of the requests that timed out since the last answer
         self._background: asyncio.Task[None] | None = None  # a trial request of the breaker that no caller awaits

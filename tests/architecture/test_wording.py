@@ -7,11 +7,20 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from import_graph import sources
-from prose import ROOT, prose_pages, sentences, sentences_in_source
+from prose import (
+    ROOT,
+    commented_files,
+    headings,
+    prose_pages,
+    sentences,
+    sentences_in_comments,
+    sentences_in_source,
+)
 
 
 class Pattern(NamedTuple):
@@ -139,7 +148,8 @@ def written() -> list[tuple[str, str]]:
     docs = [(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")) for path in prose_pages()]
     return [
         *((f"{name}:{line}", sentence) for name, text in source for line, sentence in sentences_in_source(text)),
-        *((name, sentence) for name, text in docs for sentence in sentences(text)),
+        *((name, sentence) for name, text in docs for sentence in (*sentences(text), *headings(text))),
+        *((path.name, sentence) for path in commented_files() for sentence in sentences_in_comments(path)),
     ]
 
 
@@ -159,6 +169,13 @@ def test_a_pattern_finds_the_fault_only(pattern: Pattern) -> None:
 def test_allowed_texts_are_few_and_in_use() -> None:
     assert len(ALLOWED) <= 20
     assert set(ALLOWED) <= {sentence for _, sentence in written()}
+
+
+def test_comments_are_read_from_other_languages(tmp_path: Path) -> None:
+    (script := tmp_path / "a.js").write_text('/* One\n * block. */\nlet a = "http://b"; // two\n// Three\n// lines.\n')
+    assert list(sentences_in_comments(script)) == ["# One block.", "# two", "# Three lines."]
+    (makefile := tmp_path / "Makefile").write_text("# One.\nall: a  ## list # all\n\techo '#b'\n")
+    assert list(sentences_in_comments(makefile)) == ["# One.", "# list # all"]
 
 
 def test_texts_are_read_from_source() -> None:

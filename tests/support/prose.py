@@ -1,4 +1,4 @@
-"""The project's texts: sentences of the docs, and of comments, docstrings and messages in Python source."""
+"""The project's texts: sentences and headings of the docs, comments, and docstrings and messages in Python source."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CODE = re.compile(r"^(```|~~~).*?^\1[^\S\n]*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_HEADING = re.compile(r"^#{1,6} +(.*?)\s*$", re.MULTILINE)
 # A sentence ends with a mark and white space, except after these abbreviations. "0.98" and "llama.cpp" end none.
 _END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"'*`)])|(?<=[.!?]\*\*))(?<!e\.g\.)(?<!i\.e\.)(?<!al\.)\s+")
 
@@ -31,6 +32,24 @@ def pages() -> tuple[Path, ...]:
 def prose_pages() -> list[Path]:
     """Return the hand-written pages."""
     return [path for path in pages() if path.parent != ROOT / "docs" / "reference"]
+
+
+def headings(markdown: str) -> list[str]:
+    return _HEADING.findall(LINK.sub(lambda link: link["text"], CODE.sub("", markdown)))
+
+
+def commented_files() -> list[Path]:
+    """Return the Makefile and the TOML, JavaScript and C files, except for the sources in local_engine/."""
+    patterns = ("*.toml", "router/**/*.js", "examples/**/*.mjs", "kernels/**/*.[ch]")
+    return [ROOT / "Makefile", *sorted(path for pattern in patterns for path in ROOT.glob(pattern))]
+
+
+def sentences_in_comments(path: Path) -> Iterator[str]:
+    """Yield the sentences of a file's comments, which begin with "//" or "/*" in C and JavaScript, else with "#"."""
+    text, mark = path.read_text(encoding="utf-8"), "//" if path.suffix in (".c", ".h", ".js", ".mjs") else "#"
+    for match in re.finditer(rf"(?m:^[ \t]*{mark}.*\n)+|(?<=\s){mark}+ .*|/\*(?s:.*?)\*/", text):
+        plain = re.sub(rf"(?m)^[ \t]*(?:{mark}+|/?\*+(?!/))[: ]*|\*/", "", match[0])
+        yield from ("# " + sentence for sentence in sentences(cleandoc(plain)))
 
 
 def sentences(markdown: str) -> list[str]:

@@ -80,7 +80,7 @@ class GrammarState:
 
     def mask(self, drafts: Sequence[int]) -> Mask | None:
         """Return the mask after `drafts`; None if the grammar rejects a draft token or requires the end."""
-        return self._mask_behind(len(drafts)) if self.num_allowed(drafts) == len(drafts) else None
+        return self._mask_after(len(drafts)) if self.num_allowed(drafts) == len(drafts) else None
 
     def num_allowed(self, drafts: Sequence[int]) -> int:
         """Return the number of leading `drafts` that the grammar allows."""
@@ -88,7 +88,7 @@ class GrammarState:
         if shared < len(drafts):
             self._rewind(shared)
         for token in drafts[shared:]:
-            if not _allows(self._mask_behind(len(self._ahead)), token):
+            if not _allows(self._mask_after(len(self._ahead)), token):
                 break
             self._matcher.consume_token(token)
             self._ahead.append(token)
@@ -97,7 +97,7 @@ class GrammarState:
     def advance(self, tokens: Sequence[int]) -> int:
         """Append `tokens` to the answer; return how many were accepted. A complete grammar accepts no more tokens."""
         taken = self.num_allowed(tokens)
-        if taken < len(tokens) and (taken == 0 or self._mask_behind(taken) is not None):
+        if taken < len(tokens) and (taken == 0 or self._mask_after(taken) is not None):
             self.give_up()
         self._rewind(taken)
         self._ahead, self._masks = [], self._masks[taken:]
@@ -114,7 +114,7 @@ class GrammarState:
 
     def _settle(self) -> None:
         """Update `complete` and `error` for the current position."""
-        if self._mask_behind(0) is None and self.error is None:
+        if self._mask_after(0) is None and self.error is None:
             self.complete = self._matcher.is_accepting() or self._matcher.is_stopped()
             if not self.complete:
                 self.error = "this model has no token that continues the answer according to the grammar."
@@ -125,7 +125,7 @@ class GrammarState:
             self._matcher.rollback(len(self._ahead) - num_tokens)
             del self._ahead[num_tokens:], self._masks[num_tokens + 1 :]
 
-    def _mask_behind(self, num_ahead: int) -> Mask | None:
+    def _mask_after(self, num_ahead: int) -> Mask | None:
         """Return the mask after `num_ahead` draft tokens. All but the mask after the last draft token are cached."""
         if num_ahead == len(self._masks):
             self._masks.append(self._computed())

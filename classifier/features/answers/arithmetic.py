@@ -162,7 +162,7 @@ def _truth(steps: Sequence[ArithmeticStep]) -> dict[str, float]:
 
 def _flow(steps: Sequence[ArithmeticStep], given: Sequence[float], worded: Sequence[float]) -> dict[str, float]:
     """Return features that count operands of unknown origin, unused numbers of the question, and unused results."""
-    strangers = _unknown_operands(steps, {*given, *worded})
+    unknown = _unknown_operands(steps, {*given, *worded})
     operands = {operand for step in steps for operand in step.operands}
     used = operands | {100 * operand for operand in operands}  # steps may write 20 % as 0.2
     rising = sorted(used)
@@ -172,8 +172,8 @@ def _flow(steps: Sequence[ArithmeticStep], given: Sequence[float], worded: Seque
     distinct = len({(step.operands, step.left) for step in steps if step.operators})
     results = [step.right for step in steps]
     return {
-        "strangers": log1p(strangers),
-        "stranger_share": strangers / max(sum(len(step.operands) for step in steps), 1),
+        "strangers": log1p(unknown),
+        "stranger_share": unknown / max(sum(len(step.operands) for step in steps), 1),
         "unused_givens": unused,
         "unused_given_share": unused / max(len(given), 1),
         "dead_ends": log1p(dead),
@@ -188,15 +188,15 @@ def _flow(steps: Sequence[ArithmeticStep], given: Sequence[float], worded: Seque
 
 def _unknown_operands(steps: Sequence[ArithmeticStep], known: set[float]) -> int:
     """Return the number of operands that are neither in `known` nor in an earlier step; extends `known`."""
-    strangers, rising = 0, sorted(known)
+    unknown, rising = 0, sorted(known)
     for step in steps:
         for operand in step.operands:
             if operand not in known and not _among(operand, rising, _ROUNDED):
-                strangers += 1
+                unknown += 1
         known.update((step.left, step.right))
         insort(rising, step.left)
         insort(rising, step.right)
-    return strangers
+    return unknown
 
 
 def _dead_ends(steps: Sequence[ArithmeticStep]) -> int:

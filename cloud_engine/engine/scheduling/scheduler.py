@@ -278,8 +278,8 @@ class Scheduler:
             states = self._first_waiting()
             if len(states) > budget or not self._admit(states):
                 break
-            for behind, state in zip(reversed(range(len(states))), states, strict=True):
-                num_tokens = min(len(state.token_ids) - state.num_computed_tokens, budget - behind)
+            for num_after, state in zip(reversed(range(len(states))), states, strict=True):
+                num_tokens = min(len(state.token_ids) - state.num_computed_tokens, budget - num_after)
                 batch.append(ScheduledRequest(state, num_tokens))
                 budget -= num_tokens
         return budget

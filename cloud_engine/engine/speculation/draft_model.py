@@ -91,9 +91,9 @@ class DraftModel(Drafter):
         longer = [at for at, item in enumerate(drafting) if item.num_drafts > 1]
         longer.sort(key=lambda at: drafting[at].num_drafts, reverse=True)
         spans = [self._rest(drafting[at]) for at in longer]
-        behind = [msgspec.structs.replace(rows[at], position=rows[at].position + 1) for at in longer]
+        next_rows = [msgspec.structs.replace(rows[at], position=rows[at].position + 1) for at in longer]
         index = to_device(torch.tensor(longer, dtype=torch.int64), first.device)
-        rest = self._runner.extend(first[index], spans, behind) if longer else []
+        rest = self._runner.extend(first[index], spans, next_rows) if longer else []
         continued = dict(zip(longer, rest, strict=True))
         for at, (item, token) in enumerate(zip(drafting, firsts.tolist(), strict=True)):
             tokens = [token, *continued.get(at, [])]

@@ -31,8 +31,8 @@ class PredictionTrust:
     def observe(self, step: StepReport) -> None:
         self._costs.observe(step)
 
-    def takes_whole(self, num_behind: int, sequences: int) -> bool:
-        """Return whether to verify a prediction's first few tokens and the `num_behind` tokens after them in one step.
+    def takes_whole(self, num_further: int, sequences: int) -> bool:
+        """Return whether to verify a prediction's first few tokens and the `num_further` tokens after them in one step.
 
         Verifying these further tokens delays the whole batch. An extra step delays only this request, which is
         1 / `sequences` of the batch.
@@ -42,4 +42,4 @@ class PredictionTrust:
         step_s, token_s = self._costs.plain_s(sequences), self._costs.prompt_token_s
         if step_s is None or not token_s:
             return share >= _TRUSTED_SHARE
-        return share * step_s / sequences >= (1 - share) * num_behind * token_s
+        return share * step_s / sequences >= (1 - share) * num_further * token_s

@@ -100,8 +100,8 @@ class StepCosts:
         measured = self._shares(sequences)
         if len(measured) < 2:
             return 0.0
-        before, behind = (self.verify_s(sequences, sequences * each, plain_s) for each in (length - 1, length))
-        return max(0.0, min(self._rise(measured) * plain_s, behind - before)) / sequences
+        shorter_s, longer_s = (self.verify_s(sequences, sequences * each, plain_s) for each in (length - 1, length))
+        return max(0.0, min(self._rise(measured) * plain_s, longer_s - shorter_s)) / sequences
 
     def _rise(self, measured: dict[int, RecentMedian]) -> float:
         """Return the average increase of the measured costs per additional draft token of each sequence."""

@@ -71,7 +71,7 @@ class NodeRegistry:
         """Return whether any node serves the model."""
         return any(model in node.models for node in self.nodes)
 
-    def is_ours(self, model: str) -> bool:
+    def runs_updraft(self, model: str) -> bool:
         """Return whether all nodes that serve the model run Updraft."""
         return all(node.tells_tokens for node in self.nodes if model in node.models)
 

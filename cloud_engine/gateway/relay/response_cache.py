@@ -83,7 +83,7 @@ class ResponseCache:
         except (msgspec.DecodeError, RecursionError):  # nested too deeply, or a number out of range
             return None
         is_greedy = fields.get("temperature") == 0
-        is_seeded = isinstance(fields.get("seed"), int) and self._registry.is_ours(call.model)
+        is_seeded = isinstance(fields.get("seed"), int) and self._registry.runs_updraft(call.model)
         if not (is_greedy or is_seeded or call.path.startswith(b"/v1/embeddings")):
             return None
         headers = [part for name, value in call.forwarded if name not in _OF_ONE_REQUEST for part in (name, value)]

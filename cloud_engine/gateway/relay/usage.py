@@ -120,8 +120,8 @@ def usage_in(payload: bytes, prompt_estimate: int = 0) -> ReportedUsage | None:
     """Return the usage in an answer or event. Only a payload without usage at the top is decoded as a whole."""
     try:
         usage = msgspec.json.decode(payload, type=_UsagePeek).usage
-        if (found := ReportedUsage.of({"usage": usage}, prompt_estimate)) or b'"usage"' not in payload:
-            return found
+        if (reported := ReportedUsage.of({"usage": usage}, prompt_estimate)) or b'"usage"' not in payload:
+            return reported
         return ReportedUsage.of(msgspec.json.decode(payload, type=dict[str, Any]), prompt_estimate)
     except UNREADABLE:  # relayed to the client unchanged
         return None

@@ -46,7 +46,7 @@ class Family:
             else:
                 _, index, part = module.split(".", 2)
                 parts = self.layer_parts[part]
-                sources[name] = tuple(f"model.layers.{index}.{theirs}.{leaf}" for theirs in parts)
+                sources[name] = tuple(f"model.layers.{index}.{source}.{leaf}" for source in parts)
         return sources
 
 

@@ -77,9 +77,9 @@ class GgufFile:
         self._names = gguf.get_tensor_name_map(arch, layers)
 
     def difference(self, expected: set[str]) -> tuple[set[str], set[str]]:
-        theirs = {self._gguf_name(name): name for name in expected}
-        missing = {name for gguf_name, name in theirs.items() if gguf_name not in self._tensors}
-        return missing, self._tensors.keys() - theirs.keys() - set(_NOT_WEIGHTS)
+        by_gguf_name = {self._gguf_name(name): name for name in expected}
+        missing = {name for gguf_name, name in by_gguf_name.items() if gguf_name not in self._tensors}
+        return missing, self._tensors.keys() - by_gguf_name.keys() - set(_NOT_WEIGHTS)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(reversed(self._tensors[self._gguf_name(name)].shape))
@@ -117,7 +117,7 @@ class GgufFile:
         return self._header.hyperparameter(key)
 
     def _config(self) -> dict[str, Any]:
-        config = {ours: self._of_arch(theirs) for ours, theirs in _KEYS.items()}
+        config = {name: self._of_arch(key) for name, key in _KEYS.items()}
         config["sliding_window"] = config["sliding_window"] or None  # llama.cpp's converter writes 0 for no window
         if "token_embd.weight" not in self._tensors:
             raise ModelLoadError(f"{self.where}: missing tensors: token_embd.weight.")

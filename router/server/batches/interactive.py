@@ -30,10 +30,10 @@ class InteractiveRequests:
             return response
         return replace(response, body=_TrackedBody(response.body, self._end))
 
-    async def none(self, patience_s: float) -> bool:
-        """Wait until no request is in progress. Return False if `patience_s` seconds are not enough."""
+    async def wait_until_idle(self, timeout_s: float) -> bool:
+        """Wait until no request is in progress. Return False if `timeout_s` seconds are not enough."""
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 await self._none.wait()
         except TimeoutError:
             return False

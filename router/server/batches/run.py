@@ -101,7 +101,7 @@ class BatchRun:
     async def _may_send(self) -> bool:
         """Wait while interactive requests run. Return False if no more requests should be sent."""
         while self._status == "in_progress" and self._full is None:
-            if await self._background.interactive.none(POLL_S):
+            if await self._background.interactive.wait_until_idle(POLL_S):
                 return True
             batch = self._job.batch
             self._status = (await asyncio.to_thread(self._stores.batches.get, self._job.owner, batch.id)).status

@@ -104,8 +104,8 @@ class ServerGeneration:
 
     def _take(self, payload: bytes, event: dict[str, Any]) -> None:
         if event.get("error"):
-            told = error_in(json_bytes(event), 502, "it gave no reason")
-            raise UpstreamError(f"The local server at {self._url} failed: {told['message']}")
+            failure = error_in(json_bytes(event), 502, "it gave no reason")
+            raise UpstreamError(f"The local server at {self._url} failed: {failure['message']}")
         if usage := ReportedUsage.of(event):
             self.answer.prompt_tokens, self.answer.cached_tokens = usage.prompt_tokens, usage.cached_tokens
         choices = tables(event.get("choices")) or []

@@ -111,8 +111,8 @@ async def _json(
             "correct the setting `local`."
         ) from error
     if response.status_code != 200:
-        told = error_in(response.content, response.status_code, f"{path} answered {response.status_code}")
-        raise ModelLoadError(f"The local server at {address.url} refuses: {told['message']}")
+        refusal = error_in(response.content, response.status_code, f"{path} answered {response.status_code}")
+        raise ModelLoadError(f"The local server at {address.url} refuses: {refusal['message']}")
     try:
         return table(json_of(response.content)) or {}
     except ValueError as error:
@@ -186,8 +186,8 @@ class ServerLocalTier(ChatsOnly):
                 await response.aclose()
         except httpx.HTTPError as error:
             raise failed(url, error) from error
-        told = error_in(raw, response.status_code, f"it answered {response.status_code}")
-        raise UpstreamError(f"The local server at {url} refused: {told['message']}")
+        refusal = error_in(raw, response.status_code, f"it answered {response.status_code}")
+        raise UpstreamError(f"The local server at {url} refused: {refusal['message']}")
 
     def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:  # noqa: ARG002 - the server sends only text
         return self._vocabulary.bytes_of(token_id)

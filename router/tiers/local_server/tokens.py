@@ -82,9 +82,9 @@ class SeenVocabulary:
             top = [(other, value) for other, value in named if value is not None]
             logprob = _logprob(entry)
             signals = NO_SIGNALS if logprob is None else ServerSignals.of(logprob, [value for _, value in top])
-            told = tuple((self.id_of(_raw(other)), value) for other, value in top[: shown or 0])
+            alternatives = tuple((self.id_of(_raw(other)), value) for other, value in top[: shown or 0])
             own = text if at == len(reported) - 1 else ""
-            tokens.append(ServerToken(self.id_of(_raw(entry)), own, signals, told))
+            tokens.append(ServerToken(self.id_of(_raw(entry)), own, signals, alternatives))
         return tokens
 
 

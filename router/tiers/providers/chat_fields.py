@@ -74,9 +74,9 @@ class ChatFields:
 
     def move(self, into: dict[str, Any], names: Mapping[str, str]) -> None:
         """Move the fields `names` to `into`, under the provider's names for them."""
-        for name, theirs in names.items():
+        for name, provider_name in names.items():
             if (value := self.take(name)) is not None:
-                into[theirs] = value
+                into[provider_name] = value
 
     def end(self) -> None:
         """Raise UnsupportedFeatureError if a field that was not translated would change the answer."""

@@ -162,8 +162,8 @@ def _result(identifier: str, name: str, text: str) -> dict[str, Any]:
         response = table(msgspec.json.decode(text))
     except msgspec.DecodeError:
         response = None
-    told = {"result": text} if response is None else response
-    return {"functionResponse": {"id": identifier, "name": name, "response": told}}
+    result = {"result": text} if response is None else response
+    return {"functionResponse": {"id": identifier, "name": name, "response": result}}
 
 
 def _add_tools(sent: dict[str, Any], fields: ChatFields) -> None:

@@ -43,11 +43,11 @@ def test_the_processor() -> None:
     assert check_processor(changed(quota=6.0)).status == "ok"
     limited = check_processor(changed(quota=1.5))
     assert limited.status == "warn"
-    assert "1.5" in limited.found
+    assert "1.5" in limited.finding
     assert "1 threads" in limited.fix
     old = check_processor(changed(instruction_sets=("ssse3", "avx")))
     assert old.status == "warn"
-    assert "AVX2" in old.found
+    assert "AVX2" in old.finding
 
 
 def test_a_build_for_another_processor() -> None:
@@ -57,10 +57,10 @@ def test_a_build_for_another_processor() -> None:
 
 
 def test_kernels() -> None:
-    assert check_kernels(KernelsInUse(("Q8_0", "Q5_0"))).found == "Updraft's for Q8_0, Q5_0"
-    assert check_kernels(KernelsInUse(("Q8_0",), True)).found == "Updraft's for Q8_0, attention"
+    assert check_kernels(KernelsInUse(("Q8_0", "Q5_0"))).finding == "Updraft's for Q8_0, Q5_0"
+    assert check_kernels(KernelsInUse(("Q8_0",), True)).finding == "Updraft's for Q8_0, attention"
     none = check_kernels(KernelsInUse(reason="this processor has no AVX-512 VNNI"))
-    assert (none.status, none.found) == ("ok", "llama.cpp's own: this processor has no AVX-512 VNNI")
+    assert (none.status, none.finding) == ("ok", "llama.cpp's own: this processor has no AVX-512 VNNI")
     fixable = check_kernels(KernelsInUse(reason="llama-cpp-python was built without our kernels", fix="rebuild it"))
     assert (fixable.status, fixable.fix) == ("warn", "rebuild it")
 
@@ -70,17 +70,17 @@ def test_memory(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("UPDRAFT_LOCAL", "pocket")
     found = check_memory(MACHINE)
     assert found.status == "ok"
-    assert "pocket-small.gguf needs" in found.found
+    assert "pocket-small.gguf needs" in found.finding
     tight = check_memory(changed(available=10**6))
     assert tight.status == "fail"
-    assert "pocket-small.gguf needs" in tight.found
-    assert "0.0 MB are free" in tight.found
+    assert "pocket-small.gguf needs" in tight.finding
+    assert "0.0 MB are free" in tight.finding
     library = Library()
     pull(library, find(str(pocket_small_gguf()), name="mine"))
     library.path("mine").write_bytes(b"?" * library.path("mine").stat().st_size)  # `updraft verify` says so
     assert check_memory(MACHINE) == found
     monkeypatch.setenv("UPDRAFT_LOCAL", str(tmp_path / "none.gguf"))
-    assert "none.gguf" in check_memory(MACHINE).found
+    assert "none.gguf" in check_memory(MACHINE).finding
 
 
 def test_a_pulled_adapter_is_no_model_that_could_be_too_large(tmp_path) -> None:
@@ -130,7 +130,7 @@ def test_doctor_knows_the_machine_and_what_was_tuned(updraft, environment, monke
     }
     assert {"processor", "threads", "memory"} <= set(names)
     assert names["memory"]["status"] == "ok"
-    assert "was tuned" in names["tuning"]["found"]
+    assert "was tuned" in names["tuning"]["finding"]
 
 
 def test_tune_refuses_nonsense(updraft) -> None:

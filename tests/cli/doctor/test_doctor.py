@@ -32,7 +32,7 @@ def test_a_build_that_segfaults_is_reported(updraft, tmp_path, environment) -> N
     assert done.returncode == 1
     check = findings(done)["llama.cpp"]
     assert check["status"] == "fail"
-    assert "SIGSEGV" in check["found"]
+    assert "SIGSEGV" in check["finding"]
     assert REBUILD_COMMAND in check["fix"]
 
 
@@ -53,15 +53,15 @@ def test_a_build_that_does_not_import_and_a_broken_setting_are_reported(updraft,
     done = updraft("doctor", "--json", env={**env, "UPDRAFT_CONFIG": str(tmp_path / "config.toml")})
     assert done.returncode == 1
     assert findings(done)["llama.cpp"]["status"] == "fail"
-    assert "libllama.so" in findings(done)["llama.cpp"]["found"]
-    assert "qualitty" in findings(done)["settings"]["found"]
+    assert "libllama.so" in findings(done)["llama.cpp"]["finding"]
+    assert "qualitty" in findings(done)["settings"]["finding"]
 
 
 def test_a_local_model_that_does_not_load_is_reported(updraft, tmp_path) -> None:
     (tmp_path / "mine.gguf").write_bytes(b"GGUF")
     done = updraft("doctor", "--json", env={"UPDRAFT_LOCAL": str(tmp_path / "mine.gguf")})
     assert done.returncode == 1
-    assert "mine.gguf cannot be used" in findings(done)["local model"]["found"]
+    assert "mine.gguf cannot be used" in findings(done)["local model"]["finding"]
 
 
 def test_the_working_installation_is_sound(updraft) -> None:
@@ -117,16 +117,16 @@ def test_the_cloud_is_asked_for_its_models() -> None:
         page = check_cloud(url.replace("/v1", "/html"), "good")
         server.shutdown()
     assert good.status == "ok"
-    assert "big" in good.found
+    assert "big" in good.finding
     assert bad.status == "fail"
     assert "--api-key-env" in bad.fix
     assert page.status == "fail"
-    assert "not OpenAI-compatible" in page.found
+    assert "not OpenAI-compatible" in page.finding
 
 
 def test_a_key_that_no_header_carries_is_not_shown() -> None:
     check = check_cloud("http://127.0.0.1:9/v1", "sk-secret\n")
-    assert (check.status, "The API key for http://127.0.0.1:9/v1 contains a space" in check.found) == ("fail", True)
+    assert (check.status, "The API key for http://127.0.0.1:9/v1 contains a space" in check.finding) == ("fail", True)
     assert "secret" not in f"{check}"
 
 
@@ -150,7 +150,7 @@ def test_a_pair_without_a_policy_is_told_how_to_get_one(tmp_path: Path, monkeypa
     }.items():  # fmt: skip
         monkeypatch.setenv(f"UPDRAFT_{name}", str(value))
     found = check_tiers()
-    assert (found.status, "no policy for this pair" in found.found) == ("warn", True)
+    assert (found.status, "no policy for this pair" in found.finding) == ("warn", True)
     assert "updraft calibrate" in found.fix
     card = tmp_path / "policies" / "pocket-small--big" / "policy.json"
     shutil.copytree(policy_folder(), card.parent)

@@ -144,7 +144,7 @@ def call_of(fields: dict[str, Any], tenant: str) -> tuple[Call, bytearray]:
 
 
 class Ours:
-    def is_ours(self, model: str) -> bool:
+    def runs_updraft(self, model: str) -> bool:
         return True
 
 

@@ -104,7 +104,7 @@ class Machine(RuleBasedStateMachine):
         for probe in step.probes:
             probe.sequence.pending_hidden.pop(0)
         for share in (*step.decodes, *step.chunks):
-            if share.is_caught_up or share.sequence.behind == 0:
+            if share.is_caught_up or share.sequence.num_uncomputed == 0:
                 self.choose(share.sequence, token, step, ends=end == 0)
         for sequence in [s for s in self.alive if s.finished and not s.pending_hidden]:
             self.alive.remove(sequence)
@@ -211,7 +211,7 @@ def served(scheduler: LocalScheduler, cells: Cells) -> ScheduledStep:
         )
     scheduler.complete(step)
     for share in (*step.decodes, *step.chunks):
-        if share.sequence.behind == 0:
+        if share.sequence.num_uncomputed == 0:
             share.sequence.tokens.append(7)
     return step
 
@@ -248,7 +248,7 @@ def test_a_long_prompt_comes_in_chunks_beside_the_others():
     long = Sequence(list(range(100, 500)), limit=500)
     scheduler.add(long)
     slowest = 0.0
-    while long.behind > 1:
+    while long.num_uncomputed > 1:
         step = served(scheduler, memory)
         assert [share.sequence for share in step.decodes] == [talker], "never without the one who decodes"
         seconds = 0.010 * (1 + step.chunk_tokens / 16)

@@ -40,7 +40,7 @@ def measured(tmp_path, monkeypatch):
             if isinstance(found, ChildOutcome):
                 return found
             slices = [found * (1 - noise), found, found, found * (1 + noise)]
-            return ChildOutcome("ok", found={"prompt": [found * 5, found * 5], "answer": slices})
+            return ChildOutcome("ok", result={"prompt": [found * 5, found * 5], "answer": slices})
 
         monkeypatch.setattr(tuning, "run_child", run_child)
         return runs

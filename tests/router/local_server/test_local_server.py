@@ -170,7 +170,7 @@ def test_a_missing_server_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
     monkeypatch.setenv("UPDRAFT_LOCAL", url)
     (found,) = check_local()
-    assert (found.status, url in found.found) == ("fail", True)
+    assert (found.status, url in found.finding) == ("fail", True)
 
 
 def test_the_doctor_tells_what_a_server_gives(
@@ -179,7 +179,7 @@ def test_the_doctor_tells_what_a_server_gives(
     monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
     monkeypatch.setenv("UPDRAFT_LOCAL", bare.url)
     (found,) = check_local()
-    assert (found.status, "small, 512 tokens" in found.found) == ("warn", True)
+    assert (found.status, "small, 512 tokens" in found.finding) == ("warn", True)
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,9 @@ class Clock:
         return self.now
 
 
-def calls(patience_s: float = HUNG_S) -> tuple[CloudCalls, Clock]:
+def calls(timeout_s: float = HUNG_S) -> tuple[CloudCalls, Clock]:
     clock = Clock()
-    return CloudCalls(URL, patience_s, clock), clock
+    return CloudCalls(URL, timeout_s, clock), clock
 
 
 async def ask(cloud: CloudCalls, attempt: Callable[[], Awaitable[str]], body: bytes = b"body") -> str:

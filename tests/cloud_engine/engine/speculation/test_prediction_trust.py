@@ -32,7 +32,7 @@ def test_while_nothing_is_measured_three_of_four_must_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "failed", "step_ms", "token_ms", "num_behind", "whole"),
+    ("held", "failed", "step_ms", "token_ms", "num_further", "whole"),
     [
         (6, 2, 10.0, 0.01, 40, True),  # a GPU: a step costs more than any prediction
         (2, 6, 10.0, 0.01, 40, True),
@@ -43,10 +43,10 @@ def test_while_nothing_is_measured_three_of_four_must_hold() -> None:
     ],
 )
 def test_a_step_saved_is_weighed_against_tokens_wasted(
-    held: int, failed: int, step_ms: float, token_ms: float, num_behind: int, whole: bool
+    held: int, failed: int, step_ms: float, token_ms: float, num_further: int, whole: bool
 ) -> None:
     found = measured(trust(held, failed), step_ms=step_ms, token_ms=token_ms)
-    assert found.takes_whole(num_behind, 1) is whole
+    assert found.takes_whole(num_further, 1) is whole
 
 
 def test_a_step_of_many_costs_each_of_them_its_share() -> None:

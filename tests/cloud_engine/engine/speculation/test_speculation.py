@@ -24,8 +24,8 @@ from updraft.protocol.sampling import ResolvedParams
 LENGTH = 24
 
 
-def distrust(num_behind: int) -> bool:
-    assert num_behind > 0
+def distrust(num_further: int) -> bool:
+    assert num_further > 0
     return False
 
 
