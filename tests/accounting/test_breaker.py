@@ -108,7 +108,7 @@ Events = st.lists(st.tuples(st.sampled_from(["fail", "answer", "anonymous"]), st
 
 
 @given(Events)
-def test_it_opens_with_the_third_distinct_failure_in_a_row_and_never_before(events: list[tuple[str, int]]) -> None:
+def test_breaker_opens_at_the_third_distinct_failure_in_a_row(events: list[tuple[str, int]]) -> None:
     breaker, _ = timed()
     in_a_row: set[Any] = set()
     for number, (kind, body) in enumerate(events):

@@ -78,7 +78,7 @@ def test_the_web_page_is_included(wheel: list[str]) -> None:
     assert files <= set(wheel)
 
 
-def test_it_is_typed_and_has_no_stray_files(wheel: list[str]) -> None:
+def test_wheel_is_typed_and_has_no_stray_files(wheel: list[str]) -> None:
     assert "updraft/py.typed" in wheel
     # Every module in the repository root becomes part of the package.
     roots = {Path(name).parts[1] for name in wheel if len(Path(name).parts) == 2 and name.startswith("updraft/")}

@@ -56,6 +56,6 @@ def test_a_plan_is_printed_drawn_and_written_as_json(files: list[str], tmp_path:
     assert found["with_device"]["nodes"] < found["nodes"]
 
 
-def test_what_cannot_be_planned_is_said(files: list[str]) -> None:
+def test_impossible_plans_are_reported(files: list[str]) -> None:
     with pytest.raises(ConfigurationError, match="Loosen the objective"):
         CliRunner().invoke(app, [*files, "--ttft-s", "0.001"], catch_exceptions=False)

@@ -69,7 +69,7 @@ def test_a_busy_port_is_refused(updraft, command: list[str]) -> None:
     assert "in use" in done.stderr
 
 
-def test_what_keeps_a_server_from_starting_is_one_line(updraft, tmp_path: Path) -> None:
+def test_start_failures_are_one_line(updraft, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir(exist_ok=True)
     with closing(sqlite3.connect(tmp_path / "home" / "ledger.sqlite3")) as ledger:
         ledger.execute("PRAGMA user_version=99")  # a newer version's

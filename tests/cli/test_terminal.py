@@ -73,7 +73,7 @@ def test_calls_that_are_wrong(updraft, words: list[str]) -> None:
     assert is_plain(done.stdout, done.stderr)
 
 
-def test_what_the_ledger_holds(updraft, fake_cloud: Cloud) -> None:
+def test_ledger_rows_are_printable(updraft, fake_cloud: Cloud) -> None:
     with fake_cloud(broken=True) as url:
         updraft("ask", "hi", *flags(url), env={"CLOUD_KEY": "secret-key"})
     why, raw = updraft("why"), updraft("why", "--json")

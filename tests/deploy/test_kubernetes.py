@@ -165,7 +165,7 @@ def test_pods_may_do_little_and_end_in_time(rendered: dict[str, list[Object]], p
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_what_is_named_is_there(rendered: dict[str, list[Object]], profile: str) -> None:
+def test_referenced_objects_exist(rendered: dict[str, list[Object]], profile: str) -> None:
     objects = rendered[profile]
     held = {
         each["metadata"]["name"]: set(each["data"])

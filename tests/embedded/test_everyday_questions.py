@@ -62,7 +62,7 @@ def test_facts_are_understood_however_they_are_typed(answers: Answers) -> None:
 
 
 @BOTH
-def test_what_lies_outside_the_suite_gets_the_one_sentence(answers: Answers) -> None:
+def test_questions_outside_the_suite_get_the_fixed_sentence(answers: Answers) -> None:
     forms = ("Is ibuprofen safe with warfarin?", "Write a Python function that reverses a list.",
              "best pizza in Naples", "How do I fix a flat tyre?", "What should I cook tonight?",
              "Explain quantum computing to a five year old.",

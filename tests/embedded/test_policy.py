@@ -70,7 +70,7 @@ def test_the_policy_was_made_for_the_packaged_pair(policy: Policy) -> None:
     assert policy.models == {"local": pocket.SMALL, "cloud": pocket.LARGE}
 
 
-def test_it_answers_with_probabilities(policy: Policy) -> None:
+def test_policy_returns_probabilities(policy: Policy) -> None:
     for text in ("What is 2 + 2?", "", "🌀" * 50, "Put these in order: 3, 1, 2."):
         assert 0 <= policy.before(PromptView(text)) <= 1
 
@@ -157,7 +157,7 @@ def test_the_report_is_about_the_shipped_files(report: dict[str, Any], measured:
 
 
 @pytest.mark.parametrize("by", ["kind", "family"])
-def test_it_is_no_lookup_of_what_it_trained_on(report: dict[str, Any], by: str) -> None:
+def test_policy_generalises_beyond_its_training_groups(report: dict[str, Any], by: str) -> None:
     """Leaving groups out means training again, which only the training command does."""
     left = next(entry for entry in report["leave_out"] if entry["by"] == by)
     assert left["median"] >= 0.80

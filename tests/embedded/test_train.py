@@ -137,7 +137,7 @@ def test_the_schedule_warms_up_holds_and_ends_at_nothing() -> None:
     assert 0 < factors[-1] < 0.01
 
 
-def test_training_goes_on_from_an_exported_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_resumes_from_an_exported_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path / "first")
     start = tmp_path / "first" / "model"
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda _: None)

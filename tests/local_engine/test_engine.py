@@ -357,7 +357,7 @@ def test_tokens_that_do_not_exist(engine, tiny):
             engine.token_bytes(token)
 
 
-def test_what_no_token_can_hold_is_not_tokenized(tiny, engine, monkeypatch):
+def test_untokenizable_text_is_refused(tiny, engine, monkeypatch):
     assert engine._model.longest_token == max(map(len, tiny.tokenizer.get_vocab()))
     monkeypatch.setattr(engine._model, "longest_token", 40)
     most = 40 * engine.context_length

@@ -41,7 +41,7 @@ def test_a_model_of_our_own_needs_no_trial(monkeypatch) -> None:
         assert answer(engine)
 
 
-def test_what_does_not_fit_is_not_loaded(monkeypatch) -> None:
+def test_oversized_models_are_not_loaded(monkeypatch) -> None:
     monkeypatch.setattr(opening, "free_memory", lambda _machine: 2**20)
     monkeypatch.setattr(opening, "LocalEngine", None)
     with pytest.raises(ModelTooLargeError, match=r"pocket-small\.gguf needs .* 1\.0 MB are free"):
@@ -66,7 +66,7 @@ def test_plans_follow_the_options(tiny) -> None:
         plan_of(header, LocalOptions(context_length=-1))
 
 
-def test_what_was_tuned_is_used_and_flags_win(tiny) -> None:
+def test_tuned_options_apply_and_flags_win(tiny) -> None:
     remember(tiny.gguf, TunedSettings(threads=2, repack=False, context_length=128))
     found = EngineCandidate.of(tiny.gguf, LocalOptions(context_length=200), sound=pocket_small_gguf())
     assert found.options == LocalOptions(context_length=200, threads=2, repack=False)
@@ -76,7 +76,7 @@ def test_what_was_tuned_is_used_and_flags_win(tiny) -> None:
     assert EngineCandidate.of(tiny.gguf, None, sound=pocket_small_gguf()).options == LocalOptions()
 
 
-def test_what_was_tuned_gives_way_to_what_it_contradicts(tiny) -> None:
+def test_tuned_options_yield_to_contradicting_flags(tiny) -> None:
     remember(tiny.gguf, TunedSettings(threads=2, kv_cache_type="q8_0"))
     options = LocalOptions(flash_attention=False)
     found = EngineCandidate.of(tiny.gguf, options, sound=pocket_small_gguf())

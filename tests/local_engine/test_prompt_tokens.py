@@ -102,7 +102,9 @@ def test_a_file_without_a_template_gets_chatml_and_says_so(
     ("key", "says"),
     [("tokenizer.ggml.pre", "text may be split differently"), ("tokenizer.ggml.token_type", "special tokens")],
 )
-def test_what_a_tokenizer_lacks_is_told(edit: Edit, caplog: pytest.LogCaptureFixture, key: str, says: str) -> None:
+def test_missing_tokenizer_features_are_reported(
+    edit: Edit, caplog: pytest.LogCaptureFixture, key: str, says: str
+) -> None:
     with LocalEngine.load(edit({}, drop=[key])):
         pass
     assert f"edited.gguf: {key} is missing: {says}" in caplog.text

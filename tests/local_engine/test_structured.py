@@ -129,7 +129,7 @@ def test_where_an_answer_ends(engine: LocalEngine) -> None:
 
 
 @pytest.mark.parametrize("constraint", [regex("(a"), schema({"not": {}}), regex("")], ids=str)
-def test_what_cannot_be_a_constraint_is_refused_at_the_start(engine: LocalEngine, constraint: Constraint) -> None:
+def test_invalid_constraints_are_refused_at_the_start(engine: LocalEngine, constraint: Constraint) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         engine.start(ASK, SamplingParams(), constraint=constraint)
     assert caught.value.code == "invalid_grammar"

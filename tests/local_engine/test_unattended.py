@@ -49,7 +49,7 @@ def test_repetition_ends_an_answer(engine: LocalEngine) -> None:
     assert run.text == engine.token_bytes(SAME).decode() * SPAN
 
 
-def test_what_is_wanted_is_not_ended(engine: LocalEngine) -> None:
+def test_requested_repetitions_are_not_ended(engine: LocalEngine) -> None:
     left = engine.context_length - answered(engine).prompt_tokens
     assert ending(answered(engine, **FOREVER, max_tokens=120)) == (120, "length", None)
     assert ending(answered(engine, **FOREVER, max_tokens=SPAN)) == (SPAN, "length", None)

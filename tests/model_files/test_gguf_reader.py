@@ -58,7 +58,7 @@ def test_missing_file_and_folder(tmp_path):
         LocalEngine.load(tmp_path)
 
 
-def test_what_llama_cpp_refuses_is_explained(tiny, tmp_path):
+def test_llama_cpp_refusals_are_explained(tiny, tmp_path):
     """A well-formed file with an architecture llama.cpp does not know."""
     path = tmp_path / "foreign.gguf"
     path.write_bytes(tiny.gguf.read_bytes().replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0lhama", 1))

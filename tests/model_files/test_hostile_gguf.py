@@ -112,7 +112,7 @@ def test_numbers_of_each_layer(tmp_path, file, name) -> None:
     assert needed(written(tmp_path, file.build())) > 0
 
 
-def test_what_is_no_model_by_itself(tmp_path, file) -> None:
+def test_files_without_a_vocabulary_are_refused(tmp_path, file) -> None:
     """Image encoders have no vocabulary, and some adapters the model's."""
     bare = [(key, value) for key, value in file.values if b"tokenizer" not in key and b"vocab" not in key]
     path = written(tmp_path, File(bare, file.tensors, file.data).build())

@@ -35,7 +35,7 @@ def written(folder: Path, config: Any) -> Path:
         ("\ufeff" + json.dumps({"temperature": 1}), {"temperature": 1}),
     ],
 )
-def test_what_a_folder_says(tmp_path: Path, config: Any, expected: dict[str, float]) -> None:
+def test_defaults_in_a_folder(tmp_path: Path, config: Any, expected: dict[str, float]) -> None:
     assert folder_sampling(written(tmp_path, config)) == SamplingDefaults(**HABIT | expected)
 
 
@@ -57,12 +57,12 @@ def test_a_folder_that_says_nothing(tmp_path: Path) -> None:
         "[" * 100_000,
     ],
 )
-def test_what_cannot_be_used_is_refused_by_file_and_name(tmp_path: Path, config: Any) -> None:
+def test_invalid_defaults_are_refused_by_file_and_name(tmp_path: Path, config: Any) -> None:
     with pytest.raises(ModelLoadError, match=r"generation_config\.json"):
         folder_sampling(written(tmp_path, config))
 
 
-def test_what_a_gguf_file_says() -> None:
+def test_defaults_in_a_gguf_file() -> None:
     keys = {"temp": 0.3, "top_k": 7, "top_p": 0.5, "min_p": 0.25, "penalty_repeat": 1.5}
     metadata = {f"general.sampling.{name}": value for name, value in keys.items()}
     expected = {"temperature": 0.3, "top_k": 7, "top_p": 0.5, "min_p": 0.25, "repetition_penalty": 1.5}

@@ -91,7 +91,7 @@ def test_an_integral_number_is_an_integer() -> None:
 
 @pytest.mark.parametrize("field", ["audio", "functions", "function_call", "verbosity", "web_search_options",
                                    "store", "reasoning_effort"])  # fmt: skip
-def test_what_openai_knows_and_no_engine_does_is_refused_by_name_and_null_is_absent(field: str) -> None:
+def test_unsupported_openai_fields_are_refused_by_name_unless_null(field: str) -> None:
     assert chat(**{field: None}) == chat()
     with pytest.raises(UnsupportedFeatureError, match=f"^{field} ") as caught:
         chat(**{field: True if field == "store" else "high"})
@@ -161,7 +161,7 @@ def test_calls_as_openais_helpers_dump_them_are_read() -> None:
 
 
 @pytest.mark.parametrize("field", ["function_call", "audio"])
-def test_what_would_be_lost_of_a_message_is_refused_by_name(field: str) -> None:
+def test_untranslatable_message_fields_are_refused_by_name(field: str) -> None:
     with pytest.raises(UnsupportedFeatureError, match=field):
         chat(messages=[{"role": "assistant", "content": None, field: {"id": "x"}}])
 

@@ -92,7 +92,7 @@ PYDANTIC = {
 }
 
 
-def test_what_pydantic_writes_is_held_to_as_far_as_a_grammar_can_and_noted_beyond() -> None:
+def test_pydantic_schemas_are_enforced_or_noted() -> None:
     notes: set[str] = set()
     kept = enforceable(PYDANTIC, notes, strict=False)["properties"]
     assert kept["not"] == {"type": "string"}, "a property may have any name"

@@ -48,7 +48,7 @@ def test_every_reader_takes_a_mark_and_names_what_it_does_not_take(
         read(path)
 
 
-def test_what_is_compressed_is_read_alike(tmp_path: Path) -> None:
+def test_compressed_files_are_read_alike(tmp_path: Path) -> None:
     path = tmp_path / "graded.jsonl.gz"
     path.write_bytes(gzip.compress(GRADED.encode("utf-8-sig")))
     assert [row.prompt for row in read_graded(path)] == ["Grüße"] * 3

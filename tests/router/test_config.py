@@ -205,7 +205,7 @@ def test_home_moves_file_and_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ),
     ],
 )
-def test_what_is_refused(
+def test_invalid_settings_are_refused(
     tmp_path: Path, toml: str, env: dict[str, str], overrides: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):

@@ -95,7 +95,7 @@ def test_no_stream_takes_the_place_of_the_devices(bench: Any, cloud: FakeCloud, 
         ({"role": "assistant", "content": LOCAL_TEXT, "refusal": 5}, None),
     ],
 )
-def test_what_says_something_is_an_answer(
+def test_answers_with_content_are_not_garbage(
     bench: Any, cloud: FakeCloud, tmp_path: Path, message: Any, graded: tuple[float, float] | None
 ) -> None:
     """Also to those who learn from it: what they cannot read has no grade."""

@@ -37,7 +37,7 @@ def cold(cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     return make
 
 
-def test_who_gives_up_leaves_the_loading_to_the_next(cold: Any) -> None:
+def test_cancelled_waiter_does_not_cancel_the_load(cold: Any) -> None:
     local, loads, go_on = ScriptedLocal(), [], asyncio.Event()
 
     async def load(config: RouterConfig) -> Tiers:
@@ -64,7 +64,7 @@ def test_who_gives_up_leaves_the_loading_to_the_next(cold: Any) -> None:
     run(test())
 
 
-def test_what_could_not_be_loaded_has_a_row_and_is_tried_again(cold: Any) -> None:
+def test_failed_load_has_a_row_and_is_retried(cold: Any) -> None:
     local, failures = ScriptedLocal(), [ModelLoadError("The file is cut off.")]
 
     async def load(config: RouterConfig) -> Tiers:

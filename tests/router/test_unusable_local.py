@@ -102,7 +102,7 @@ def test_the_cloud_answers_alone(
     run(test())
 
 
-def test_it_is_not_tried_at_each_request_but_when_its_file_has_changed(
+def test_failed_model_is_retried_when_its_file_changes(
     cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries, open_local, file = [], factory.open_local, tmp_path / "mine.gguf"
@@ -124,7 +124,7 @@ def test_it_is_not_tried_at_each_request_but_when_its_file_has_changed(
     run(test())
 
 
-def test_it_is_tried_again_after_a_while_and_then_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_model_is_retried_with_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(load_backoff.time, "monotonic", lambda: now)
     backoff, lengths = LoadBackoff(), []

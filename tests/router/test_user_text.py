@@ -27,7 +27,7 @@ CODE = "    for x in y:\n        print(x)\nWhat does it print?"
         ("", ""),
     ],
 )
-def test_what_surrounds_a_turn_goes(text: str, sent: str) -> None:
+def test_blanks_around_a_turn_are_removed(text: str, sent: str) -> None:
     assert trimmed(text) == sent
 
 

@@ -71,7 +71,7 @@ def router_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "updraft-router"]
 
 
-def test_it_is_the_genuine_class(client: updraft.OpenAI) -> None:
+def test_clients_are_openai_classes(client: updraft.OpenAI) -> None:
     assert isinstance(client, openai.OpenAI)
     assert issubclass(updraft.AsyncOpenAI, openai.AsyncOpenAI)
 
@@ -181,7 +181,7 @@ def test_text_completions_fall_back_as_chats_do(client: updraft.OpenAI, cloud: F
     assert local.running == 0
 
 
-def test_what_the_cloud_alone_has_is_passed_on(client: updraft.OpenAI, config: RouterConfig, cloud: FakeCloud) -> None:
+def test_cloud_only_endpoints_are_passed_on(client: updraft.OpenAI, config: RouterConfig, cloud: FakeCloud) -> None:
     assert client.moderations.create(input="hi").model_extra == {"told": {"input": "hi"}, "usage": {"prompt_tokens": 3}}
     speech = client.audio.speech.create(model="tts-1", voice="alloy", input="hi")
     assert (speech.content, speech.response.headers["content-type"]) == (b"RIFF\x00\xff", "audio/wav")
@@ -282,7 +282,7 @@ def test_usage_that_was_asked_for_is_null_until_the_end(client: updraft.OpenAI) 
     assert all("usage" not in chunk.to_dict() for chunk in plain)
 
 
-def test_options_of_ours_travel_as_extra_body(client: updraft.OpenAI, cloud: FakeCloud, gates: ScriptedGates) -> None:
+def test_own_options_travel_as_extra_body(client: updraft.OpenAI, cloud: FakeCloud, gates: ScriptedGates) -> None:
     gates._after = True
     kept = client.chat.completions.create(model="auto", messages=USER, extra_body={"updraft": {"private": True}})
     assert kept.choices[0].message.content == LOCAL_TEXT
@@ -391,7 +391,7 @@ def test_an_error_in_the_middle_of_a_stream(client: updraft.OpenAI, cloud: FakeC
 
 
 @pytest.mark.parametrize("error", [b'{"error": {"message": "no more", "type": "server_error"}}', b"no JSON"])
-def test_what_comes_with_an_error_is_not_lost_with_it(client: updraft.OpenAI, cloud: FakeCloud, error: bytes) -> None:
+def test_text_before_an_error_is_delivered(client: updraft.OpenAI, cloud: FakeCloud, error: bytes) -> None:
     """In one piece: the text is read first, and the request is not made anew."""
     head = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
     texts = [{**head, "choices": [{"index": 0, "delta": {"content": word}}]} for word in ("one ", "two ")]

@@ -114,9 +114,7 @@ def test_parsed_answers_go_back(connect: Connect, cloud: FullCloud, local: Scrip
         assert [message.text for message in local.calls[-1][0]] == ["hello", '{"city": "Oslo"}', "hello"]
 
 
-def test_what_the_app_says_of_itself_reaches_the_cloud_and_no_credential_does(
-    connect: Connect, cloud: FullCloud
-) -> None:
+def test_app_headers_reach_the_cloud_without_credentials(connect: Connect, cloud: FullCloud) -> None:
     client = connect(organization="org-1", project="proj-1", default_query={"api-version": "7"})
     extra = {"X-Title": "An app", "Cookie": "a=b"}
     client.chat.completions.create(model="cloud", messages=[USER], extra_headers=extra, extra_query={"trace": "on"})
@@ -145,7 +143,7 @@ def test_what_the_app_says_of_itself_reaches_the_cloud_and_no_credential_does(
     ],
     ids=str,
 )
-def test_what_the_device_cannot_do_goes_up_and_is_refused_by_name_where_only_it_may_answer(
+def test_unsupported_fields_escalate_or_are_refused_by_name(
     connect: Connect, cloud: FullCloud, fields: dict[str, Any]
 ) -> None:
     client = connect()

@@ -9,7 +9,7 @@ import pytest
 from updraft.sdk.read_ahead import ReadAhead
 
 
-def test_what_is_ready_comes_together_and_the_rest_when_it_is_there() -> None:
+def test_ready_items_arrive_together() -> None:
     async def run() -> None:
         gate = asyncio.Event()
 
@@ -61,7 +61,7 @@ def test_a_reader_that_is_slow_or_leaves_stops_the_body() -> None:
     asyncio.run(run())
 
 
-def test_what_came_before_a_failure_is_not_lost() -> None:
+def test_items_before_a_failure_are_delivered() -> None:
     async def run() -> None:
         async def body() -> AsyncIterator[bytes]:
             yield b"a"

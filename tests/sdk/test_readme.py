@@ -36,7 +36,7 @@ def snippet() -> str:
 
 
 @pytest.mark.parametrize("code", [snippet(), ASYNC], ids=["readme", "async"])
-def test_it_runs_and_leaves_quietly(code: str, cloud: FakeCloud, tmp_path: Path) -> None:
+def test_readme_example_runs_and_exits_quietly(code: str, cloud: FakeCloud, tmp_path: Path) -> None:
     """Nobody closes the client: the interpreter's exit does, and what was seen is kept all the same."""
     ours = {"http://127.0.0.1:8000": cloud.url, '"model.gguf"': '"pocket"', '"large"': '"pocket-large"'}
     script = code

@@ -43,9 +43,7 @@ def post(gateway: Any, body: str, path: str = "chat/completions") -> httpx.Respo
     ],
 )
 @pytest.mark.parametrize("compact", [True, False])
-def test_what_others_may_read_otherwise_is_refused_by_name(
-    gateway: Any, fields: str, param: str, compact: bool
-) -> None:
+def test_ambiguous_field_names_are_refused_by_name(gateway: Any, fields: str, param: str, compact: bool) -> None:
     for body in (f'{{"model": "echo", {HI}, {fields}}}', f'{{{fields}, "model": "echo", {HI}}}'):
         sent = body.replace(": ", ":").replace(", ", ",") if compact else body
         refused = post(gateway, sent)

@@ -210,7 +210,7 @@ def test_keys_of_the_constructor(config: RouterConfig, cloud: Cloud, monkeypatch
         ({"Authorization": openai.Omit()}, "authorization"),
     ],
 )
-def test_what_is_no_key_is_refused_by_name(
+def test_invalid_keys_are_refused_by_name(
     client: updraft.OpenAI, cloud: Cloud, headers: dict[str, Any], name: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:

@@ -127,7 +127,7 @@ class TestPackages:
             *("\u0430-model", "a\u2010model", "a\uff0emodel", "a==\u0661", "a\0", "--index-url=http://h", "a -i x"),
         ],
     )
-    def test_what_is_no_project_is_refused_before_pip(self, name: str, here: Path, index: Index) -> None:
+    def test_invalid_project_names_are_refused_before_pip(self, name: str, here: Path, index: Index) -> None:
         with pytest.raises(InvalidRequestError, match="pypi:name"):
             find(f"pypi:{name}")
         assert index.received == []

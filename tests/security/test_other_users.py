@@ -161,7 +161,7 @@ def test_a_client_that_is_gone_is_nobody() -> None:
             assert PeerUser(*ends).is_other_user
 
 
-def test_what_the_system_does_not_list_is_nobodys() -> None:
+def test_unlisted_connections_have_no_user() -> None:
     """As in a container whose /proc shows another network: nothing there is of our port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         free = server.getsockname()[1]

@@ -37,7 +37,7 @@ def _read(home: Path, **variables: str) -> object:
     return json.loads(done.stdout)
 
 
-def test_a_file_of_ours_is_closed_to_others_and_stays_read_only(config: Path, tmp_path: Path) -> None:
+def test_own_file_is_made_private_and_stays_read_only(config: Path, tmp_path: Path) -> None:
     config.chmod(0o444)
     assert _read(tmp_path) == "mine"
     assert config.stat().st_mode & 0o777 == 0o400

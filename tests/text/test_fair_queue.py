@@ -51,7 +51,7 @@ def test_tenants_take_turns_and_share_the_queue(arrivals: str, expected: str) ->
     assert served(arrivals, nothing) == expected
 
 
-def test_who_is_sent_away_learns_it() -> None:
+def test_rejected_waiters_get_an_error() -> None:
     async def test(tasks: list[asyncio.Task[None]], _turns: FairQueue) -> None:
         assert [task.done() for task in tasks] == [False, False, False, True, False]
         assert isinstance(tasks[3].exception(), OverloadedError)
@@ -67,7 +67,7 @@ def test_waiting_ends() -> None:
     assert served("ab", test) == ""
 
 
-def test_who_leaves_as_it_is_given_the_turn_passes_it_on() -> None:
+def test_cancelled_waiter_passes_its_turn_on() -> None:
     async def test(tasks: list[asyncio.Task[None]], turns: FairQueue) -> None:
         turns._pass_on()
         tasks[0].cancel()

@@ -49,7 +49,7 @@ WORDS = st.sampled_from(["<think>", "</think>", "<", "</", "think>", " ", "\n", 
 
 
 @given(st.lists(WORDS, max_size=12), st.integers(0, 40), st.booleans())
-def test_it_does_not_matter_how_the_text_is_cut(words: list[str], at: int, begun: bool) -> None:
+def test_reasoning_parses_at_any_split(words: list[str], at: int, begun: bool) -> None:
     text = "".join(words)
     whole = split([text], begun=begun)
     assert split([text[:at], text[at:]], begun=begun) == whole

@@ -41,7 +41,7 @@ def test_a_loop_is_ended_soon_after_it_is_one(period: int, before: int) -> None:
     ],
     ids=["zeros", "run", "table", "code", "prose", "quoted", "late"],
 )
-def test_what_only_looks_alike_goes_on(answer: list[int]) -> None:
+def test_similar_text_is_not_repetition(answer: list[int]) -> None:
     if answer[0] == 1:
         assert not repeats(answer, len(answer))
     else:

@@ -123,7 +123,7 @@ def test_without_a_device_it_says_so(capfd: pytest.CaptureFixture[str]) -> None:
         gpu.main(["--only", "nothing"])
 
 
-def test_what_is_not_installed_is_named_first(
+def test_missing_packages_are_named_first(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gpu, "_gpu_name", lambda: "NVIDIA H200")

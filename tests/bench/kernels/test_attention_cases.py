@@ -16,7 +16,7 @@ if not torch.cuda.is_available():
 SMALL = AttentionShape(heads=4, kv_heads=2, head_dim=16, block_size=16)
 
 
-def test_what_has_to_be_moved_and_computed() -> None:
+def test_workload_bytes_and_flops() -> None:
     work = Workload("verify", 3, 2, 5, SMALL)
     assert work.bytes_moved == 2 * 16 * (3 * 5 * 2 * 2 + 2 * 3 * 2 * 4)
     assert work.flops == 4 * 16 * 4 * 3 * (4 + 5)  # the first query sees four keys, the second five

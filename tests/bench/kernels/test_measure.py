@@ -112,7 +112,7 @@ def test_rows_are_told_with_what_they_were_measured_on() -> None:
     assert written["rows"][0]["share"] == 0.5
 
 
-def test_what_was_measured_is_kept_when_a_case_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_case_keeps_earlier_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> Case:
         raise RuntimeError("out of memory")
 

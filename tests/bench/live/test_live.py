@@ -84,7 +84,7 @@ def least_kept(quality: float, held_out: int, routed: int, chance: float = 1e-3)
     return 1 - (n - 1) / routed
 
 
-def test_what_is_least_kept_is_what_halvings_show() -> None:
+def test_least_kept_matches_random_halvings() -> None:
     """Losses in a random order: thresholds go as far as the held-out rows allow, and lose what they lose elsewhere."""
     rng = np.random.default_rng(0)
     held_out, routed, chance = 50, 100, 0.1

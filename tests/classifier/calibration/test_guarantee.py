@@ -53,7 +53,7 @@ def former(material: TrainingData, seed: int, members: Sequence[str]) -> FittedG
 
 
 @RUNS
-def test_what_ships_keeps_its_promise_and_is_of_use(separable: SimulatedPopulation, runs: int) -> None:
+def test_shipped_procedure_keeps_its_promise_and_saves_calls(separable: SimulatedPopulation, runs: int) -> None:
     found = measured(separable, None, runs)
     assert found["violations"] <= limit_of_violations(runs)
     assert found["above_hindsight"] < MAX_ABOVE_HINDSIGHT

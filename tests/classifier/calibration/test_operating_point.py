@@ -109,7 +109,7 @@ def test_an_average_sends_up_less() -> None:
         Target("quality", 0.9, promise="surely")  # type: ignore[arg-type]
 
 
-def test_what_a_quality_may_lose_is_what_the_bounds_say() -> None:
+def test_allowed_losses_of_a_quality_match_the_bounds() -> None:
     """Numbers by hand, at delta 0.1 and n = 440 gains that are kept one after the other.
 
     The cloud's score is 1 in all, so at a tenth of delta it is at least 0.01 ** (1 / 440) = 0.9895883. With the rest of
@@ -128,7 +128,7 @@ def test_what_a_quality_may_lose_is_what_the_bounds_say() -> None:
     )
 
 
-def test_what_nothing_can_show_is_kept_all_the_same() -> None:
+def test_unprovable_targets_hold_by_a_constant_route() -> None:
     few = drawn(np.random.default_rng(1), 20)
     assert operating_point(few, Target("quality", 0.99)).cloud_share == 1
     assert operating_point(few, Target("cloud_share", 0.01)).cloud_share == 0

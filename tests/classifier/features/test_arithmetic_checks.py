@@ -40,7 +40,7 @@ def test_a_step_is_read(text: str, left: float, right: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x = 3", "1/0 = 3", "so = 4", "= 5", "((3 = 3", f"<<{'9' * 400}=2>>"])
-def test_what_is_no_arithmetic_is_passed_over(text: str) -> None:
+def test_text_without_arithmetic_is_skipped(text: str) -> None:
     assert find_steps(text).all == []
 
 

@@ -94,7 +94,7 @@ def test_counts_equal_a_slow_reference(text: str) -> None:
     assert found.longest_number == max(map(len, numbers), default=0)
 
 
-def test_what_is_counted() -> None:
+def test_counted_ngrams() -> None:
     found: TextCounts = count_text("what if the 12 if, 7?", CUE_HASHES)
     assert (found.words, found.word_letters, found.longest_word, found.distinct_words) == (4, 11, 4, 3)
     assert (found.numbers, found.digits, found.longest_number) == (2, 3, 2)

@@ -65,7 +65,7 @@ def test_no_gate_notices_how_a_prompt_is_typed(typed: str) -> None:
     ("one", "other"),
     [("x² + 1", "x2 + 1"), ("½ cup", "1/2 cup"), ("H₂O", "H2O"), ("a b", "ab"), ("one\ntwo", "one two"), ("①", "1")],
 )
-def test_what_has_a_meaning_of_its_own_is_kept(one: str, other: str) -> None:
+def test_meaningful_characters_are_kept(one: str, other: str) -> None:
     assert normalized_prompt(one) != normalized_prompt(other)
 
 

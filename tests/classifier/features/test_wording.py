@@ -43,7 +43,7 @@ def test_numbers_are_not_remembered() -> None:
     assert (worded("What is 17 + 25?")[1] == worded("What is 38 + 64?")[1]).all()
 
 
-def test_what_measures_say() -> None:
+def test_measure_values() -> None:
     found = dict(zip(MEASURE_NAMES, worded(QUESTION)[0].tolist(), strict=True))
     assert found["options"] == 4
     assert found["quantities"] == 1

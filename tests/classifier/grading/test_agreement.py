@@ -122,7 +122,7 @@ SENTENCE = "The old bridge over the river was built by Roman soldiers in the fir
         (f"{SENTENCE}. {SENTENCE}.", f"{SENTENCE}. Not {SENTENCE}.", True),  # too long to tell by
     ],
 )
-def test_what_only_one_denies_is_not_the_same(one: str, other: str, same: bool) -> None:
+def test_negation_on_one_side_is_a_disagreement(one: str, other: str, same: bool) -> None:
     assert agree(one, other) is agree(other, one) is same
 
 
@@ -148,7 +148,7 @@ ANY = st.text(max_size=80) | st.text('ab 1250-+*/^<>=().,:%!?\n#|[]{}"不北京�
 
 
 @given(ANY, ANY)
-def test_it_is_symmetric_and_takes_any_text(one: str, other: str) -> None:
+def test_agreement_is_symmetric_for_any_text(one: str, other: str) -> None:
     assert agree(one, other) == agree(other, one)
     assert agree(one, one)
 

@@ -56,7 +56,7 @@ def test_fields_of_later_rows_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fields", [{"weak_response": "x"}, SIGNALS])
 @pytest.mark.parametrize("first", [False, True])
-def test_what_only_some_rows_have_is_refused(tmp_path: Path, fields: dict[str, object], first: bool) -> None:
+def test_partly_filled_columns_are_refused(tmp_path: Path, fields: dict[str, object], first: bool) -> None:
     none = dict.fromkeys(fields)
     path = json_lines(tmp_path / "a.jsonl", *([fields, fields, none] if first else [{}, fields, fields]))
     with pytest.raises(InvalidRequestError, match=f"line {3 if first else 1}: no .*{next(iter(fields))}.*2 of 3 rows"):

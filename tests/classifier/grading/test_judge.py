@@ -51,7 +51,7 @@ def scored(judge: PairwiseJudge, local: str, cloud: str) -> tuple[float, float]:
     return asyncio.run(judge.scores("Why is the sky blue?", local, cloud))
 
 
-def test_who_wins_in_both_orders_wins(cache: VerdictCache) -> None:
+def test_winner_in_both_orders_wins(cache: VerdictCache) -> None:
     judge = PairwiseJudge("j", by_content, cache)
     assert scored(judge, GOOD, BAD) == (1.0, 0.0)
     assert scored(judge, BAD, GOOD) == (0.0, 1.0)
@@ -66,7 +66,7 @@ def test_a_judge_that_prefers_a_place_says_nothing(cache: VerdictCache, place: s
     assert judge.counts.disagreed == 1
 
 
-def test_what_was_judged_is_not_asked_again_and_leaves_no_text(cache: VerdictCache, tmp_path: Path) -> None:
+def test_verdicts_are_reused_and_keep_no_text(cache: VerdictCache, tmp_path: Path) -> None:
     model = ScriptedModel("[[A]]", "[[B]]")
     judge = PairwiseJudge("j", model, cache)
     assert scored(judge, GOOD, BAD) == scored(judge, GOOD, BAD) == (1.0, 0.0)
@@ -118,7 +118,7 @@ def test_a_reply_without_a_verdict_is_asked_for_again_and_then_an_error(cache: V
         ("", None),
     ],
 )
-def test_what_is_a_verdict(reply: str, verdict: str | None) -> None:
+def test_verdict_parsing(reply: str, verdict: str | None) -> None:
     assert verdict_in(reply) == verdict
 
 

@@ -327,7 +327,7 @@ def test_a_thumb_on_what_stayed_weighs_as_much_as_one_row(monkeypatch: pytest.Mo
     assert weight.max() == pytest.approx(10), "what exploration sent up stands for ten"
 
 
-def test_what_gate_1_sends_up_stays_in_the_promise(tmp_path: Path) -> None:
+def test_gate_1_escalations_stay_in_the_promise(tmp_path: Path) -> None:
     """Proofs are what the local model gets confidently wrong, and what gate 1 of the policy in use catches."""
     rng, chance = np.random.default_rng(8), random.Random(8)
     careful, careless = (

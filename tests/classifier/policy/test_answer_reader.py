@@ -67,7 +67,7 @@ def test_answers_are_told_apart_and_the_oldest_are_forgotten(searched: list[str]
     assert [len(text) for text in searched] == [len(answers[0]), len("\nAnd so on."), len("\nAnd so on.")]
 
 
-def test_an_open_bracket_or_mark_goes_on_over_the_line(searched: list[str]) -> None:
+def test_open_bracket_or_mark_spans_lines(searched: list[str]) -> None:
     for opened, closed in (("(that is\nall", ") 5 + 3 = 8"), ("<<5+3\n", "=8>>")):
         searched.clear()
         reader = AnswerReader()

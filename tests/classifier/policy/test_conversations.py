@@ -105,7 +105,7 @@ def test_files_hold_conversations_and_prompts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("messages", ["[]", '[{"role": "assistant", "content": "x"}]', '"x"', '[{"role": "king"}]'])
-def test_what_is_no_conversation_is_refused_with_its_line(tmp_path: Path, messages: str) -> None:
+def test_invalid_conversations_are_refused_with_their_line(tmp_path: Path, messages: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(f'{{"messages": {messages}, "weak": 1, "strong": 1}}\n')
     with pytest.raises(InvalidRequestError, match="line 1: messages must"):

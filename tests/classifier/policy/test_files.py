@@ -52,7 +52,7 @@ def kept(folder: Path) -> bool:
     return all((folder / name).read_text() == "precious" for name in OTHERS)
 
 
-def test_what_is_not_of_a_policy_is_never_moved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_files_are_never_moved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     before = {path: path.stat().st_ino for path in (folder, *(folder / name for name in OTHERS))}
     put(policy_folder(Path()), b"new")
@@ -93,7 +93,7 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     assert labels.read_text() == "precious"
 
 
-def test_what_killed_writers_left_is_removed(folder: Path) -> None:
+def test_files_of_killed_writers_are_removed(folder: Path) -> None:
     (folder / stored_name("gate3.onnx", b"half a policy")).write_bytes(b"half a policy")
     (folder / ".policy.partial").write_bytes(b"half a file")
     put(folder, b"new")
@@ -119,7 +119,7 @@ def test_a_damaged_file_is_written_again(folder: Path) -> None:
     assert load(folder) == b"old"
 
 
-def test_who_reads_while_a_policy_is_replaced_reads_again(folder: Path) -> None:
+def test_reader_retries_while_a_policy_is_replaced(folder: Path) -> None:
     coming = [b"new"]
 
     def slowly(folder: Path) -> bytes:

@@ -123,7 +123,7 @@ def cut(told: AnswerSignals | None, n: int) -> AnswerSignals:
     return AnswerSignals(told.logprobs[:n], told.entropies[:n], told.margins[:n])
 
 
-def test_what_was_read_ahead_changes_no_decision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_ahead_changes_no_decision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = population(20, 2, signals=True)
     plain, ahead = Policy.load(folder), Policy.load(folder)
     expected = [plain.after(view(row)) for row in rows]
@@ -297,7 +297,7 @@ def _long(path: Path) -> None:
     [lambda path: path.symlink_to("/dev/null"), lambda path: path.symlink_to(path.name), Path.mkdir, _long],
     ids=["a device", "a link to itself", "a folder", "2 GB"],
 )
-def test_what_is_no_file_or_too_long_a_one_is_not_read(
+def test_non_files_and_oversized_files_are_not_read(
     folder: Path, tmp_path: Path, name: str, make: Callable[[Path], None]
 ) -> None:
     copy = shutil.copytree(folder, tmp_path / "copy")

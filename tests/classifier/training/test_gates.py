@@ -27,7 +27,7 @@ def material(population: SimulatedPopulation) -> TrainingData:
     return population.draw(np.random.default_rng(3), N)
 
 
-def test_what_held_out_rows_hold_moves_no_gate(population: SimulatedPopulation, material: TrainingData) -> None:
+def test_held_out_rows_do_not_affect_gates(population: SimulatedPopulation, material: TrainingData) -> None:
     fitting, held_out = split_rows(material.labels, 0)
     assert sorted([*fitting, *held_out]) == [*range(N)]
     others, labels = population.draw(np.random.default_rng(4), N), material.labels

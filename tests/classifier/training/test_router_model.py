@@ -84,7 +84,7 @@ def test_token_signals_are_read(train: list[GradedRow]) -> None:
         featurise([*rows, *train], "cascade")
 
 
-def test_what_cannot_be_learned_is_refused(train: list[GradedRow]) -> None:
+def test_unlearnable_data_is_refused(train: list[GradedRow]) -> None:
     with pytest.raises(InvalidRequestError, match="at least 40 graded prompts"):
         fitted(train[:30], "prompt")
     with pytest.raises(InvalidRequestError, match="there are 150, 0 of them answered better"):

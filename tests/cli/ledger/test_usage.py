@@ -57,7 +57,7 @@ def test_usage_adds_up(ledger: Path) -> None:
     assert len(found["day"]) == 2
 
 
-def test_what_an_unpriced_model_cost_is_unknown(ledger: Path) -> None:
+def test_cost_of_an_unpriced_model_is_unknown(ledger: Path) -> None:
     found = json.loads(said("usage", "--json", ledger=ledger))
     assert (found["total"]["cost_usd"], found["total"]["unpriced"]) == (None, 1)
     text = said("usage", "--by", "model", ledger=ledger)

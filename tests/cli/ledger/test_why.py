@@ -39,7 +39,7 @@ def ledger(tmp_path: Path) -> Path:
     return path
 
 
-def test_it_says_who_why_and_for_how_much(ledger: Path) -> None:
+def test_why_names_tier_reason_and_cost(ledger: Path) -> None:
     for call in (["why", "chatcmpl-1"], ["why"]):
         printed = CliRunner().invoke(app, [*call, "--ledger", str(ledger)], env={"COLUMNS": "200"}).output
         assert "by the cloud" in printed
@@ -53,7 +53,7 @@ def test_it_says_who_why_and_for_how_much(ledger: Path) -> None:
     assert [each["gate"] for each in row["decisions"]] == [0, 2, 3]
 
 
-def test_what_a_caller_sent_commands_no_terminal(tmp_path: Path) -> None:
+def test_control_characters_of_callers_are_escaped(tmp_path: Path) -> None:
     record = RequestRecord(Prices(), "big", "chatcmpl-1", "\x1b[2J\x1b]0;mine\x07evil\u202e" + "m" * 5000)
     record.decide(GateDecision(0, escalate=True, reason="unknown \x9b2J`\nanswered  by the device" + "x" * 5000))
     path = tmp_path / "ledger.sqlite3"
@@ -68,7 +68,7 @@ def test_what_a_caller_sent_commands_no_terminal(tmp_path: Path) -> None:
     assert all(character.isprintable() for character in printed.replace("\n", ""))
 
 
-def test_what_is_not_there(ledger: Path, tmp_path: Path) -> None:
+def test_missing_rows_and_ledgers(ledger: Path, tmp_path: Path) -> None:
     assert isinstance(CliRunner().invoke(app, ["why", "nobody", "--ledger", str(ledger)]).exception, NotFoundError)
     missing = tmp_path / "none.sqlite3"
     result = CliRunner().invoke(app, ["why", "--ledger", str(missing)])

@@ -110,7 +110,7 @@ def test_from_a_model_to_a_running_service_and_away(updraft, systemd: Path, envi
 
 
 @pytest.mark.usefixtures("systemd")
-def test_what_cannot_serve_is_not_installed(updraft, environment: dict[str, str], tmp_path: Path) -> None:
+def test_unservable_settings_are_not_installed(updraft, environment: dict[str, str], tmp_path: Path) -> None:
     done = updraft("service", "install")
     assert done.returncode == 2
     assert "No model is configured" in done.stderr

@@ -196,7 +196,7 @@ def test_chat_survives_a_failing_answer(in_process, fake_cloud) -> None:
     assert done.stderr.count("The cloud is out of order.") == 2
 
 
-def test_chat_goes_on_with_a_damaged_ledger(in_process, cloud, environment) -> None:
+def test_chat_continues_with_a_damaged_ledger(in_process, cloud, environment) -> None:
     (Path(environment["UPDRAFT_HOME"]) / "ledger.sqlite3").write_bytes(b"no database, " * 1000)
     done = in_process("chat", *cloud, env={"CLOUD_KEY": KEY}, input="/model\n/tier cloud\n")
     assert done.returncode == 0

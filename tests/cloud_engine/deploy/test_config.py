@@ -87,7 +87,7 @@ MODELS = "models: [{name: small, model: folder"
         (MODELS + ", kind: sglang, mode: latency}]", "mode only applies to Updraft's engine"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, words: str) -> None:
+def test_faults_are_named(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "cloud.yaml"
     file.write_text(text)
     with pytest.raises(UpdraftError) as caught:

@@ -15,7 +15,7 @@ from ports import free_port
 pytestmark = pytest.mark.slow
 
 
-def test_what_is_killed_comes_back_and_all_ends_with_it(tmp_path: Path) -> None:
+def test_killed_processes_restart_and_stop_with_the_cloud(tmp_path: Path) -> None:
     home = home_in(tmp_path)
     key = make_key(home / "keys.sqlite3", "tester")
     config = tmp_path / "cloud.yaml"

@@ -53,7 +53,7 @@ def cloud(config: Path) -> Iterator[CloudUp]:
         shutil.rmtree(ray_folder, ignore_errors=True)
 
 
-def test_it_asks_for_a_key_and_lists_the_model(cloud: CloudUp) -> None:
+def test_gateway_requires_a_key_and_lists_the_model(cloud: CloudUp) -> None:
     assert httpx.get(f"{cloud.url}/v1/models").status_code == 401
     listed = httpx.get(f"{cloud.url}/v1/models", headers=cloud.headers).json()
     assert [model["id"] for model in listed["data"]] == [MODEL]

@@ -263,7 +263,7 @@ def test_a_request_counts_once_however_many_answers_it_has(make_engine, options)
     assert (stats.prompt_tokens, stats.prefix_query_tokens, stats.prefix_hit_tokens) == (80, 80, 32)
 
 
-def test_what_is_given_up_counts_as_far_as_it_went(make_engine, ask, run) -> None:
+def test_aborted_requests_are_counted_up_to_the_abort(make_engine, ask, run) -> None:
     """As every answer is that a stop string ends."""
     engine = make_engine()
     (whole,) = run(engine, ask([list(range(40))]))
@@ -315,7 +315,7 @@ def test_edits_do_not_depend_on_drafts_chunks_or_company(make_engine, draft, mak
     assert plain != [run(make_engine(), ask([prompt]))[0].token_ids for prompt in prompts]
 
 
-def test_what_ends_an_answer(make_engine, run, ask) -> None:
+def test_stop_reasons(make_engine, run, ask) -> None:
     free = run(make_engine(), ask([[1, 2, 3]]))[0].token_ids
     ending = free[4]
     first = free.index(ending)

@@ -85,7 +85,7 @@ def test_neither_the_prompt_nor_what_must_come_counts(model) -> None:
     assert ending(engine_of(model), asked(min_tokens=SPAN + 1)) == (SPAN + INTERVAL, "length", "repetition_detected")
 
 
-def test_what_is_wanted_is_not_ended(model) -> None:
+def test_requested_repetitions_are_not_ended(model) -> None:
     left = 700 - len(PROMPT)
     assert ending(engine_of(model), asked(max_tokens=200)) == (200, "length", None)
     assert ending(engine_of(model), asked(max_tokens=SPAN)) == (SPAN, "length", None)

@@ -88,7 +88,7 @@ def test_most_of_what_one_cache_could_hold_is_found_over_four_nodes() -> None:
     assert figures["imbalance"] < 1.5
 
 
-def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+def test_invalid_traces_are_refused(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text('{"timestamp": 1}\n')
     with pytest.raises(ConfigurationError, match="Mooncake"):
         read_trace(tmp_path / "trace", 10)

@@ -284,7 +284,7 @@ def test_numbers_that_json_has_not_become_null(setting: Setting, path: str, even
 
 
 @pytest.mark.parametrize("path", [EMBEDDINGS, RERANK])
-def test_what_has_no_stream_is_whole_whatever_is_asked_for(setting: Setting, path: str) -> None:
+def test_endpoints_without_streams_answer_whole(setting: Setting, path: str) -> None:
     setting.answer_with(JSON, json.dumps(GOOD[path]).encode())
     for _ in range(3):
         answer = setting.post(path, "alone", stream=True)

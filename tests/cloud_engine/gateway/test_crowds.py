@@ -94,7 +94,7 @@ def test_a_crowd_waits_together(spawn: Any, tmp_path: Path, crowd: int) -> None:
     assert stub.running == crowd
 
 
-def test_who_finds_the_line_full_is_refused_unread_and_costs_the_others_nothing(spawn: Any, tmp_path: Path) -> None:
+def test_full_queue_refuses_requests_unread(spawn: Any, tmp_path: Path) -> None:
     """Two are at the node and three in line. Of others neither the body is awaited nor a row written."""
     stub, chat = Stub(crowd=3), "/v1/chat/completions"
     announced = f"POST {chat} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n".encode()

@@ -165,7 +165,7 @@ async def late(request: Request) -> Response:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_who_leaves_before_the_usage_comes_pays_what_it_may_be(spawn: Any, tmp_path: Path, stream: bool) -> None:
+def test_client_that_leaves_before_the_usage_pays_the_bound(spawn: Any, tmp_path: Path, stream: bool) -> None:
     routes = [Route("/v1/models", Foreign().models), Route("/v1/chat/completions", late, methods=["POST"])]
     body = {"model": "big", "messages": [{"role": "user", "content": "word " * 1000}], "stream": stream}
 

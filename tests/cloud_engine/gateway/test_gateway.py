@@ -235,7 +235,7 @@ def test_node_killed_before_the_first_byte(spawn_gateway: Any, spawn_held_node: 
     assert gateway.healthy() == 1
 
 
-def test_what_a_hanging_node_has_not_answered_goes_to_another(
+def test_unanswered_requests_of_a_hanging_node_move_to_another(
     spawn_gateway: Any, spawn_held_node: Any, hold: Path
 ) -> None:
     nodes = [spawn_held_node() for _ in range(2)]
@@ -301,7 +301,7 @@ def test_an_engine_that_fails_in_mid_stream_is_replaced_once(spawn_gateway: Any,
     assert following["status"] == 200  # by the third node, or one whose engine is back
 
 
-def test_a_stream_of_a_node_that_hangs_goes_on_at_another(spawn_gateway: Any, spawn_held_node: Any, hold: Path) -> None:
+def test_stream_of_a_hanging_node_continues_on_another(spawn_gateway: Any, spawn_held_node: Any, hold: Path) -> None:
     nodes = [spawn_held_node() for _ in range(2)]
     gateway, text, got = spawn_gateway(*nodes), "0123456789" * 20, ""
     with gateway.client() as client:

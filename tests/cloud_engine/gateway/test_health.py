@@ -100,7 +100,7 @@ def test_a_late_connection_is_no_refused_one() -> None:
         asyncio.run(run(f"http://127.0.0.1:{listener.getsockname()[1]}"))
 
 
-def test_a_fault_of_the_gateway_takes_the_node_out_and_the_watch_goes_on(
+def test_gateway_fault_excludes_the_node_and_probing_continues(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run() -> None:

@@ -295,7 +295,7 @@ def test_a_client_that_leaves_takes_both_attempts_along(gateway: Gateway, nodes:
     assert gateway.last_row()["completion_tokens"] == 0
 
 
-def test_what_may_not_be_hedged_waits(gateway: Gateway, nodes: Nodes, open_gateway: Any, tmp_path: Path) -> None:
+def test_unhedgeable_requests_wait(gateway: Gateway, nodes: Nodes, open_gateway: Any, tmp_path: Path) -> None:
     nodes.will(answers_late)
     assert gateway.ask(batch=True, stream=False) == "".join(WORDS)
     assert len(nodes.asked) == 1
@@ -364,7 +364,7 @@ def test_a_node_that_refused_beside_one_that_died_is_asked_again(gateway: Gatewa
     assert (row["retries"], row["status"]) == (1, 200)
 
 
-def test_a_hedge_that_breaks_off_goes_on_at_the_first_node(gateway: Gateway, nodes: Nodes) -> None:
+def test_broken_hedge_continues_on_the_first_node(gateway: Gateway, nodes: Nodes) -> None:
     nodes.will(silent, breaks_off, goes_on)
     assert gateway.ask() == "".join(WORDS)
     row, (one, two, three) = gateway.last_row(), nodes.asked

@@ -56,7 +56,7 @@ def test_every_worker_tells_the_sums_of_all() -> None:
         assert math.isclose(found["updraft_gateway_e2e_seconds_sum", "m", "batch"], 0.09)
 
 
-def test_a_worker_that_replaces_another_goes_on_in_its_row() -> None:
+def test_replacement_worker_reuses_the_row() -> None:
     rows = SharedRows(2)
     Counters(rows, 1).count(row())
     Counters(rows, 1).count(row(model="n"))
@@ -135,7 +135,7 @@ def test_buckets_hold_what_is_at_most_their_bound(requests: list[tuple[str, floa
         ]
 
 
-def test_what_single_keys_did_needs_the_scope_for_usage(spawn: Any, fake_node: Any, tmp_path: Path) -> None:
+def test_metrics_per_key_need_the_usage_scope(spawn: Any, fake_node: Any, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     limits = Limits(requests_per_minute=2)
     key = make_key(keys, "canary", "inference", "usage", limits=limits)

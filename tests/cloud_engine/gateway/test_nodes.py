@@ -43,7 +43,7 @@ def test_where_a_node_is(url: str, authority: bytes, prefix: bytes) -> None:
     assert b"[" not in target.host, "the address is for the connection"
 
 
-def test_who_can_be_asked_for_running_usage() -> None:
+def test_nodes_that_report_running_usage() -> None:
     node = Node(NodeAddress("http://h"))
     for owner, tells in (("updraft", True), ("vllm", True), ("openai", False), (None, False)):
         node.serves([msgspec.convert({"id": "m", "owned_by": owner}, Model)])
@@ -95,7 +95,7 @@ def test_events_that_are_no_json_stop_no_stream(fault: bytes) -> None:
         again.read(event)
 
 
-def test_a_node_that_goes_on_may_cut_an_emoji_in_two() -> None:
+def test_continuing_node_may_split_an_emoji() -> None:
     begun = PartialAnswer(b"/v1/chat/completions", b'{"model":"m","messages":[]}')
     assert begun.continued((1, 1), takes_tokens=False, takes_text=True) is not None
     said = ""

@@ -11,7 +11,7 @@ from gateway_keys import make_key
 from tiny_model import write_model
 
 
-def test_what_one_key_has_asked_is_in_no_other_keys_cache(spawn: Any, tmp_path: Path) -> None:
+def test_prefix_caches_of_keys_are_separate(spawn: Any, tmp_path: Path) -> None:
     model = write_model(tmp_path / "tiny", 0)
     node = spawn("-m", "updraft", "node", "--port", "0", "--model", str(model), "--threads", "1", "--exit-with-parent")
     keys = {name: make_key(tmp_path / "keys", name) for name in ("alice", "bob", "carol")}

@@ -119,7 +119,7 @@ def test_every_worker_sees_a_node_come_and_leave(gateway: Gateway, spawn_fake_no
     wait_for(lambda: node.url not in httpx.get(f"{running.url}/metrics").text)  # whichever tells it, of all
 
 
-def test_who_may_not_and_what_cannot_register(gateway: Gateway, fake_node: Any, keys: Keys) -> None:
+def test_refused_registrations(gateway: Gateway, fake_node: Any, keys: Keys) -> None:
     running = gateway()
     assert announce(running.url, "stranger", fake_node.url).status_code == 401
     for key in (keys.app, keys.admin):

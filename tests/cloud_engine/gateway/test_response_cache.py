@@ -171,7 +171,7 @@ def test_an_answer_is_its_own_and_memory_is_bounded(requests: list[tuple[str, in
     asyncio.run(run())
 
 
-def test_who_waits_for_a_request_that_fails_asks_for_itself() -> None:
+def test_waiter_of_a_failed_request_sends_its_own() -> None:
     async def run() -> None:
         cache = ResponseCache(2**20, cast(NodeRegistry, Ours()))
         failing, _ = call_of(GREEDY, "a")

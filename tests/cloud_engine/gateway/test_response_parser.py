@@ -99,7 +99,7 @@ def test_any_bytes_are_an_answer_or_a_failure(raw: bytes, cuts: list[int]) -> No
         b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
     ],
 )
-def test_what_is_no_clear_answer_is_refused(raw: bytes) -> None:
+def test_ambiguous_responses_are_refused(raw: bytes) -> None:
     with pytest.raises(UpstreamFailure):
         parsed(raw, [4096])
 

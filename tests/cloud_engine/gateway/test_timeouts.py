@@ -50,7 +50,7 @@ def test_a_node_that_stops_in_its_answer_ends_the_stream(spawn: Any, spawn_fake_
     assert time.monotonic() - began > 0.5
 
 
-def test_who_leaves_is_forgotten_by_the_node(spawn: Any, spawn_fake_node: Any, tmp_path: Path) -> None:
+def test_node_drops_requests_of_clients_that_left(spawn: Any, spawn_fake_node: Any, tmp_path: Path) -> None:
     node = spawn_fake_node("--delay", "0.05")
     running = spawn("-m", "updraft", *gateway(node), "--db", str(tmp_path / "db"))
     with httpx.stream("POST", f"{running.url}/v1/chat/completions", json=STREAM, timeout=60) as response:

@@ -230,7 +230,7 @@ def test_signs_of_life_keep_a_stream_beyond_its_idle_timeout() -> None:
     asyncio.run(run())
 
 
-def test_who_leaves_closes_the_connection_at_once() -> None:
+def test_cancelled_request_closes_the_connection_at_once() -> None:
     closed = asyncio.Event()
 
     async def waits(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:

@@ -88,7 +88,7 @@ def test_a_whole_answer_without_usage_is_reckoned() -> None:
         assert row.completion_tokens == reckoned, body
 
 
-def test_what_others_say_unasked_is_shown_as_it_is() -> None:
+def test_unrequested_usage_of_other_servers_is_passed_on() -> None:
     """Some put the usage on the last chunk that has text."""
     events = [event(), event(so_far(2))]
     row, shown = metered(events, UsageOptions(include_usage=True), running=False)

@@ -198,7 +198,7 @@ def test_rows_whose_columns_would_compete_for_a_cache_line(tmp_path: Path) -> No
         assert torch.equal(one, three)
 
 
-def test_what_does_not_fit_is_refused_before_c_reads_it(tmp_path: Path) -> None:
+def test_wrong_shapes_are_refused_before_the_c_call(tmp_path: Path) -> None:
     model = load_model(saved(tmp_path, next(iter(SHAPES))))
     runner = Runner(model, 4, BLOCK)
     compiled = compile_decoder(model)

@@ -171,7 +171,7 @@ def test_streamed_echo(client: openai.OpenAI) -> None:
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(client: openai.OpenAI, options: dict[str, Any], param: str) -> None:
+def test_contradictory_options_are_refused(client: openai.OpenAI, options: dict[str, Any], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         list(client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=4, stream=False, extra_body=options))
     assert caught.value.param == param

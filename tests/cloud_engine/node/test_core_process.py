@@ -243,7 +243,7 @@ def test_sigterm_lets_requests_finish(started: Start) -> None:
         assert not core.is_running()
 
 
-def test_what_the_drain_s_deadline_finds_gets_a_typed_error(started: Start) -> None:
+def test_requests_at_the_drain_deadline_get_a_typed_error(started: Start) -> None:
     with started("--drain-seconds", "0.3") as node, concurrent.futures.ThreadPoolExecutor() as pool:
         with node.stream(**ENDLESS) as response:
             whole = pool.submit(node.post, **ENDLESS)

@@ -279,7 +279,7 @@ KINDS = {400: openai.BadRequestError, 404: openai.NotFoundError, 413: openai.API
 @pytest.mark.parametrize(
     ("path", "change", "status", "param", "code"), BAD, ids=lambda value: str(value)[:40].replace(LONG[:20], "long")
 )
-def test_what_cannot_be_served_is_refused_in_openais_words(
+def test_refusals_have_openais_error_shape(
     client: openai.OpenAI, path: str, change: dict[str, Any], status: int, param: str | None, code: str
 ) -> None:
     with pytest.raises(KINDS[status]) as caught:

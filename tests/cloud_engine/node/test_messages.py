@@ -20,7 +20,7 @@ def client(nodes: list[str]) -> Iterator[anthropic.Anthropic]:
         yield client
 
 
-def test_it_says_what_the_chat_says(client: anthropic.Anthropic, nodes: list[str]) -> None:
+def test_messages_answer_equals_the_chat_answer(client: anthropic.Anthropic, nodes: list[str]) -> None:
     with openai.OpenAI(base_url=f"{nodes[0]}/v1", api_key="none", timeout=120) as chats:
         chat = chats.chat.completions.create(**ANSWER, temperature=0)
     whole = client.messages.create(**GREEDY)

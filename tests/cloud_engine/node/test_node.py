@@ -266,7 +266,7 @@ def test_latencies_are_measured(fake_node: Any, client: openai.OpenAI) -> None:
     assert 0 < spent["updraft_ttft_seconds"] < spent["updraft_e2e_seconds"]
 
 
-def test_what_a_whole_answer_cost_is_known_by_its_attempt(fake_node: Any) -> None:
+def test_attempt_reports_the_cost_of_a_whole_answer(fake_node: Any) -> None:
     body = {"model": "echo", "messages": say("abc")}
     headers = {"x-updraft-attempt": "try-1"}
     usage = httpx.post(f"{fake_node.url}/v1/chat/completions", json=body, headers=headers, timeout=60).json()["usage"]

@@ -119,9 +119,7 @@ def test_an_answer_says_how_it_was_sampled_and_why_it_ended(nodes: list[str]) ->
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.5, "seed": 7}])
-def test_an_answer_goes_on_behind_the_tokens_that_another_node_has_given(
-    nodes: list[str], options: dict[str, Any]
-) -> None:
+def test_answer_continues_after_the_tokens_of_another_node(nodes: list[str], options: dict[str, Any]) -> None:
     """The random model writes broken characters, which no text could carry from one node to another."""
     begun: list[tuple[str, list[int]]] = []
     text, token_ids = "", list[int]()
@@ -139,7 +137,7 @@ def test_an_answer_goes_on_behind_the_tokens_that_another_node_has_given(
         assert rest.usage.completion_tokens == 24 - len(given)
 
 
-def test_what_cannot_be_continued_is_refused(nodes: list[str]) -> None:
+def test_impossible_continuations_are_refused(nodes: list[str]) -> None:
     for options in ({"n": 2}, {"response_format": {"type": "json_object"}}):
         with pytest.raises(openai.BadRequestError, match="answer_token_ids"):
             ask(nodes[0], "Hello", extra_body={"answer_token_ids": [1]}, **options)

@@ -16,7 +16,7 @@ def client(nodes: list[str]) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_it_says_what_the_chat_says(client: openai.OpenAI) -> None:
+def test_responses_answer_equals_the_chat_answer(client: openai.OpenAI) -> None:
     chat = client.chat.completions.create(
         model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=8, temperature=0
     )
@@ -44,7 +44,7 @@ def test_it_says_what_the_chat_says(client: openai.OpenAI) -> None:
         ({"model": "other"}, "model"),
     ],
 )
-def test_what_wants_a_memory_is_refused(client: openai.OpenAI, options: dict[str, Any], param: str) -> None:
+def test_stateful_requests_are_refused(client: openai.OpenAI, options: dict[str, Any], param: str) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
         client.responses.create(**{"model": "tiny", "input": "hi", **options})
     assert caught.value.param == param

@@ -230,7 +230,7 @@ def schema_of(kind: type[pydantic.BaseModel], *, strict: bool) -> Any:
     return {"type": "json_schema", "json_schema": {"name": "stay", "schema": schema, "strict": strict}}
 
 
-def test_what_a_grammar_cannot_do_is_noted_and_the_rest_holds(client: openai.OpenAI) -> None:
+def test_unsupported_keywords_are_noted_and_the_others_enforced(client: openai.OpenAI) -> None:
     form = schema_of(Stay, strict=False)
     whole = ask(client, response_format=form)
     assert {note.split()[0] for note in whole.model_extra["updraft"]["notes"]} == {"format", "uniqueItems"}

@@ -128,7 +128,7 @@ def test_a_mode_trades_even_streams_for_tokens_per_second() -> None:
     assert order[0].tpot_p99_s < order[2].tpot_p99_s / 2
 
 
-def test_what_fits_no_node_is_counted_and_nothing_else() -> None:
+def test_only_oversized_requests_are_counted_as_refused() -> None:
     trace = [PlannedRequest(0.0, 300, 5), PlannedRequest(0.1, 10, 5)]
     assert Planner(trace, SHAPE, LOOSE).figures(1).refused == 1
     with pytest.raises(ConfigurationError, match="No request"):

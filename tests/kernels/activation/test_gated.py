@@ -45,7 +45,7 @@ def test_reference_activates_the_gate_alone() -> None:
     assert torch.equal(gated_activation_reference(joint, "gelu_tanh"), functional.gelu(gate, approximate="tanh") * up)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_wrong_shapes_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="side by side"):
         gated_activation(torch.ones(2, 7), "silu")
     with pytest.raises(ConfigurationError, match="not one of"):

@@ -181,7 +181,7 @@ def test_c_gives_a_row_the_same_bits_alone_and_in_a_batch(dtype: torch.dtype, wi
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf])
 @pytest.mark.parametrize("part", [0, 2])  # a key, a value
-def test_what_is_no_number_shows(implementation: type[TorchAttention], part: int, broken: float) -> None:
+def test_nan_propagates(implementation: type[TorchAttention], part: int, broken: float) -> None:
     torch.manual_seed(0)
     batch = Batch([(70, 1), (40, 2)])
     for head_part in (part, part + 1):
@@ -191,7 +191,7 @@ def test_what_is_no_number_shows(implementation: type[TorchAttention], part: int
     assert given[1:].isfinite().all()  # the other sequence has nothing to do with it
 
 
-def test_what_c_cannot_serve_is_named() -> None:
+def test_unsupported_shapes_are_named() -> None:
     cpu = torch.device("cpu")
     assert "multiples" in (why_not_native(cpu, torch.float32, 16, 24) or "")
     assert "multiples" in (why_not_native(cpu, torch.float32, 8, 32) or "")

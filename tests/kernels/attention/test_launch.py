@@ -185,7 +185,7 @@ def test_a_graph_serves_any_lengths(lengths: list[int]) -> None:
     ],
     ids=["rows", "sequences", "blocks"],
 )
-def test_what_does_not_fit_a_graph_is_refused(spans: list[QuerySpan]) -> None:
+def test_oversized_batches_of_a_graph_are_refused(spans: list[QuerySpan]) -> None:
     shape = AttentionShape(4, 2, head_dim=64, block_size=16)
     graph = GraphMetadata(AttentionPlanner(shape, torch.device("cpu"), 8), 8, most_sequences=4, most_blocks=4)
     before = graph.metadata.work.clone()

@@ -44,7 +44,7 @@ def added(hidden: torch.Tensor, weights: LoraWeights, adapters: list[int]) -> to
 @pytest.mark.parametrize(
     ("rows", "ranks", "tile_rows"), [(1, [8], 16), (64, [16, 8, 64, 32], 16), (1500, [16] * 8, 64), (200, [128, 4], 64)]
 )
-def test_what_is_added_agrees_with_float64(rows: int, ranks: list[int], tile_rows: int, dtype: torch.dtype) -> None:
+def test_lora_delta_agrees_with_float64(rows: int, ranks: list[int], tile_rows: int, dtype: torch.dtype) -> None:
     weights = stacked(ranks, 1024, 1536, dtype)
     adapters = [0] if rows == 1 else adapters_of(rows, len(ranks))
     plan = LoraPlan(rows + 5, len(ranks), CUDA, tile_rows=tile_rows)

@@ -71,7 +71,7 @@ def test_rows_that_lie_apart_and_no_rows_at_all() -> None:
 
 @needs_c
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_not_a_number_stays_so(dtype: torch.dtype) -> None:
+def test_nan_propagates(dtype: torch.dtype) -> None:
     ours = NativeLinear(layer(64, 40, dtype, bias=False))
     rows = torch.randn(3, 64).to(dtype)
     rows[1, 5] = torch.nan
@@ -109,7 +109,7 @@ def test_rows_that_do_not_fit_are_refused(shape: tuple[int, ...]) -> None:
         NativeLinear(layer(64, 32, torch.bfloat16, bias=False))(torch.randn(4, 64))
 
 
-def test_what_it_does_not_take() -> None:
+def test_unsupported_inputs() -> None:
     assert not can_pack(torch.empty(4, 3, dtype=torch.bfloat16))  # inputs come in pairs
     assert not can_pack(torch.empty(4, 4, dtype=torch.float16))
     assert not can_pack(torch.empty(4, 4, device="meta"))

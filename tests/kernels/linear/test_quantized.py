@@ -32,7 +32,7 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
         (lambda weight: quantize_int4(weight, 64), 0.08, 0.1),
     ],
 )
-def test_what_a_format_loses_of_normal_weights(quantize, least: float, most: float) -> None:
+def test_quantisation_error_on_normal_weights(quantize, least: float, most: float) -> None:
     weight = drawn(24, 256)
     quantized = quantize(weight)
     assert quantized.shape == (24, 256)
@@ -40,7 +40,7 @@ def test_what_a_format_loses_of_normal_weights(quantize, least: float, most: flo
 
 
 @pytest.mark.parametrize("group_size", [64, 128])
-def test_what_int4_can_hold_comes_back(group_size: int) -> None:
+def test_int4_round_trip_is_exact(group_size: int) -> None:
     """Each value at its own place, with the group's scale: nothing is permuted."""
     values = torch.randint(-8, 8, (3, 2, group_size), generator=torch.Generator().manual_seed(1)).float()
     values[:, :, 5] = -8
@@ -49,7 +49,7 @@ def test_what_int4_can_hold_comes_back(group_size: int) -> None:
     assert torch.equal(quantize_int4(weight, group_size).dequantized(), weight)
 
 
-def test_what_int8_and_fp8_can_hold_comes_back() -> None:
+def test_int8_and_fp8_round_trip_is_exact() -> None:
     values = torch.randint(-127, 128, (4, 32), generator=torch.Generator().manual_seed(1)).float()
     values[:, 3] = 127
     assert torch.allclose(quantize_int8(values * 0.25).dequantized(), values * 0.25, rtol=1e-6)

@@ -72,7 +72,7 @@ def test_reference_is_torch_rms_norm(dtype) -> None:
         assert torch.equal(add_rms_norm(hidden, residual, norm), rms_norm(hidden + hidden, norm))
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_wrong_shapes_are_refused() -> None:
     norm = Norm(torch.ones(8), 1e-6)
     for hidden in (torch.ones(2, 9), torch.ones(2, 8).half(), torch.ones(8, 2).T):
         with pytest.raises(ConfigurationError, match="norm"):

@@ -119,7 +119,7 @@ def test_a_folder_that_others_can_write_to_is_closed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def test_what_cannot_be_removed_is_found_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unremovable_library_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "native"
     folder.mkdir()
     folder.chmod(0o777)
@@ -183,7 +183,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not native_library._compilers(), reason="no C compiler")
-def test_it_builds_where_there_is_a_compiler() -> None:
+def test_library_builds_with_a_compiler() -> None:
     assert load() is not None
 
 
@@ -227,7 +227,7 @@ def test_gated(size: int, activation: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(alone, got, rtol=0, atol=0, equal_nan=True)  # the same bits, whatever comes with it
 
 
-def test_what_is_trained_stays_in_torch() -> None:
+def test_training_uses_torch() -> None:
     rows = torch.randn(2, 32, requires_grad=True)
     gated_activation(rows, "silu").sum().backward()
     assert rows.grad is not None

@@ -124,7 +124,7 @@ def test_no_winner_is_ever_missed(temperature: float) -> None:
 
 @needs_c
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.5, "min_p": 0.1}, {"top_k": 3}], ids=str)
-def test_what_rounding_decides_is_left_to_the_definition(options: dict[str, Any]) -> None:
+def test_rounding_ties_use_the_reference(options: dict[str, Any]) -> None:
     params = ResolvedParams(**options)
     logits = torch.tensor([[1e30, 1e30, 0.0, 1e30], [-1e30, 2.0, torch.nan, 1.0], [torch.inf, 1.0, torch.inf, 0.0]])
     rows = [SamplingRow(3, position, params) for position in range(3)]

@@ -73,7 +73,7 @@ def test_of_equals_the_lower_ids_are_likeliest_however_many_are_asked_for(num_to
     assert torch.equal(ids, order[:, :num_top])
 
 
-def test_what_others_ask_for_changes_no_report() -> None:
+def test_reports_are_independent_of_other_rows() -> None:
     """bfloat16 has many equals."""
     logits = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0)).bfloat16().float()
     chosen = logits.argmax(dim=-1).tolist()

@@ -159,7 +159,7 @@ def test_a_row_is_shared_until_the_gpu_is_busy() -> None:
     )
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_wrong_shapes_are_refused() -> None:
     sampling = some_sampling(2)
     with pytest.raises(ConfigurationError, match="temperatures"):
         sample(some_logits(3), sampling)

@@ -85,7 +85,7 @@ def test_masked_tokens_are_never_kept() -> None:
     assert launch_thresholds(rows, truncation).tolist() == thresholds_reference(rows, truncation).tolist()
 
 
-def test_what_was_not_collected_is_read_from_the_row(monkeypatch) -> None:
+def test_uncollected_ranks_are_read_from_the_row(monkeypatch) -> None:
     monkeypatch.setattr(truncation_triton, "_CAPACITY", tl.constexpr(16))
     flat = torch.zeros(2, VOCABULARY)
     flat[:, 7] = 1.0

@@ -80,7 +80,7 @@ def test_a_row_has_the_same_bits_alone_and_in_company(ggml, case: AttentionCase,
     assert np.abs(bits - expected).max() <= moved
 
 
-def test_what_is_not_for_us_is_declined(ggml) -> None:
+def test_unsupported_shapes_are_declined(ggml) -> None:
     """Caches of float32, heads of odd or great length: ggml computes these."""
     case = AttentionCase(np.ones((1, 2, 3, 32), np.float32), *np.ones((2, 1, 2, 9, 32), np.float16), None)
     assert case.computed(ggml) is not None

@@ -144,7 +144,7 @@ def test_all_kernels_serve_and_pass_their_own_check(ggml) -> None:
 
 
 @needs_kernels
-def test_what_is_wrong_is_named(ggml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_kernels_are_named(ggml, monkeypatch: pytest.MonkeyPatch) -> None:
     agrees = self_check.agrees
     monkeypatch.setattr(self_check, "agrees", lambda library, kind: agrees(library, kind) and kind.name != "Q5_0")
     monkeypatch.setattr(self_check.attention_check, "agrees", lambda _: False)
@@ -168,7 +168,7 @@ def test_kernels_that_ggml_never_calls_are_named() -> None:
 
 
 @needs_kernels
-def test_whoever_imports_llama_cpp_first_gets_them() -> None:
+def test_kernels_load_in_any_import_order() -> None:
     code = "import llama_cpp; from updraft.local_engine.llama.library import llama; print(llama().kernels.names)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str((*NAMES, "attention"))
@@ -188,7 +188,7 @@ def test_a_product_of_another_type_is_declined(ggml) -> None:
     [((12, 14, 0), (256, 256), False), ((12, 20), (256, 256), True), ((12,), (256, 256, 8), True)],
     ids=["all ours", "IQ4_NL", "experts"],
 )
-def test_what_is_ours_is_not_repacked(kinds: tuple[int, ...], shape: tuple[int, ...], expected: bool) -> None:
+def test_types_with_a_kernel_are_not_repacked(kinds: tuple[int, ...], shape: tuple[int, ...], expected: bool) -> None:
     tensors = [GgufTensor(f"blk.{place}.weight", shape, kind, 0, 0) for place, kind in enumerate(kinds)]
     header = replace(read_header(pocket_small_gguf()), tensors=tuple(tensors))
     assert worth_repacking(header, KernelsInUse(NAMES, True)) is expected

@@ -64,7 +64,7 @@ def test_a_row_has_the_same_bits_alone_and_in_company(ggml, kind: WeightKind, si
 
 @kinds
 @pytest.mark.parametrize("size", [(32, 200, 90), (20, 600, 16), (16, 50, 150)])
-def test_what_does_not_fit_the_buffer_is_computed_in_parts(ggml, kind: WeightKind, size: tuple[int, int, int]) -> None:
+def test_products_larger_than_the_buffer_are_split(ggml, kind: WeightKind, size: tuple[int, int, int]) -> None:
     factors = Factors.scrambled(ggml, kind, size)
     check(factors, factors.product(ggml.updraft_product))
 
@@ -87,7 +87,7 @@ def test_extreme_values_are_right(ggml, kind: WeightKind) -> None:
             check(factors, factors.product(ggml.updraft_product), 4e-6)  # sums that only grow round one way
 
 
-def test_what_is_not_for_us_is_declined(ggml) -> None:
+def test_unsupported_shapes_are_declined(ggml) -> None:
     """Few rows in the matrix, short ones as of tiny models, and ones longer than any: ggml computes these."""
     sizes = {"Q8_0": [(15, 2, 8), (16, 2, 7), (16, 1, 14000)], "Q6_K": [(15, 2, 1), (16, 1, 1700)]}
     for name, declined in sizes.items():

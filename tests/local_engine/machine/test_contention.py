@@ -60,7 +60,7 @@ def governed(
         (1, 8, [8.0], [1]),
     ],
 )
-def test_what_others_use_is_left_to_them(clock, most, processors, others, threads) -> None:
+def test_cores_of_other_processes_are_left_free(clock, most, processors, others, threads) -> None:
     assert governed(clock, most, processors, others) == threads
 
 
@@ -77,7 +77,7 @@ def test_always_between_one_and_most_and_fewer_when_more_is_used(others, most) -
     assert all(later <= earlier for earlier, later in pairwise(chosen))
 
 
-def test_it_looks_five_times_a_second_and_forgets_after_a_pause(clock) -> None:
+def test_load_is_sampled_five_times_a_second(clock) -> None:
     looks = [ProcessorUsage(0.0, 0.0, 0.0), ProcessorUsage(0.25, 0.5, 0.25), ProcessorUsage(60.0, 100.0, 0.25)]
     left = list(looks)
     governor = ThreadGovernor(2, processors=2, measure=lambda: left.pop(0))

@@ -119,7 +119,7 @@ def test_layers_that_differ(tmp_path) -> None:
     assert need.kv_cache == 1024 * 2 * 128 * 2 + 2 * recurrent
 
 
-def test_what_does_not_fit_is_refused_with_the_numbers(shape_file) -> None:
+def test_oversized_models_are_refused_with_figures(shape_file) -> None:
     header = read_header(shape_file("long context"))
     options = LocalOptions(context_length=32_768)
     plan = plan_of(header, options)

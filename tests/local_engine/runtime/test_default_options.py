@@ -60,7 +60,7 @@ def test_steps_are_llama_cpps_where_heads_are_not_for_ours(monkeypatch, hyperpar
     assert settled(replace(header, metadata={**header.metadata, **metadata}), LocalOptions()).ubatch is None
 
 
-def test_what_was_asked_for_stays(monkeypatch) -> None:
+def test_explicit_options_are_kept(monkeypatch) -> None:
     monkeypatch.setattr(llama(), "kernels", KernelsInUse(("Q8_0",), True))
     header = replace(read_header(pocket_small_gguf()), tensors=LARGE)
     assert settled(header, LocalOptions()).repack is False

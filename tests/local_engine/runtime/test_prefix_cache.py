@@ -75,7 +75,7 @@ def test_the_least_recently_used_gives_way_first():
     assert a not in log.removed
 
 
-def test_what_runs_is_never_dropped():
+def test_running_branches_are_never_evicted():
     cache, _ = make(cells=20)
     running = cache.open([1] * 15)
     cache.extend(running, [1] * 15)

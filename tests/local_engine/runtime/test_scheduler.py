@@ -415,7 +415,7 @@ def test_a_slow_moment_when_the_prompts_come_is_not_what_readers_had():
     assert granted(0.010) > granted(0.015) == 1
 
 
-def test_what_other_threads_needed_is_no_measure():
+def test_steps_slowed_by_other_threads_are_not_measured():
     """Two threads, and one while another process wants a processor: chunks that were right are not tried out anew."""
     budget, over = ChunkBudget(512), 0
     for count in range(4000):
@@ -428,7 +428,7 @@ def test_what_other_threads_needed_is_no_measure():
     assert over <= 10
 
 
-def test_what_a_chunk_costs_is_counted_in_plain_steps():
+def test_chunk_cost_is_measured_in_plain_steps():
     """A process that slows every step for a while makes no chunk too large or too small."""
     budget, over, chunks = ChunkBudget(512), 0, []
     for count in range(4000):
@@ -441,7 +441,7 @@ def test_what_a_chunk_costs_is_counted_in_plain_steps():
     assert np.median(chunks[300:]) > 12
 
 
-def test_what_was_too_large_is_tried_again_once():
+def test_rejected_chunk_size_is_retried_once():
     """Where the seventh row makes a step twice as long, as with kernels that take six at once."""
     budget, gaps, chunks = ChunkBudget(512), [], []
     for count in range(64 + 1600):
@@ -556,7 +556,7 @@ def test_with_a_full_cache_each_is_preempted_once_until_one_is_alone():
     assert len(scheduler.running) == 3
 
 
-def test_who_is_alone_is_let_in_whatever_was():
+def test_single_sequence_is_always_admitted():
     scheduler, _, _ = make(running=2)
     first, second = Sequence([1, 2], limit=55), Sequence([3, 4], limit=55)
     scheduler.add(first)
@@ -586,7 +586,7 @@ def test_a_plan_that_does_not_fit_the_cache_costs_no_turn(waited, monkeypatch):
     assert bool(step.chunks) is waited
 
 
-def test_who_does_not_fit_is_looked_up_again_only_when_something_has_changed(monkeypatch):
+def test_unadmitted_prompt_is_looked_up_again_only_after_a_change(monkeypatch):
     scheduler, memory, _ = make(rows=64, running=3, cells=60)
     writer, other, large = Sequence([1] * 10, limit=50), Sequence([2] * 4, limit=50), Sequence([3] * 40, limit=55)
     for sequence in (writer, other, large):

@@ -209,7 +209,7 @@ class TestSecrets:
             get(f"{other.url}/files/tiny.gguf", library, retries)
         assert not any(with_token(received) for received in other.received)
 
-    def test_it_is_in_no_error(self, hub: Hub, library: Library, retries: RetryLimits) -> None:
+    def test_token_is_in_no_error(self, hub: Hub, library: Library, retries: RetryLimits) -> None:
         hub.cuts = 1000
         with pytest.raises(DownloadError) as caught:
             get(NAME, library, replace(retries, tries=1))
@@ -369,7 +369,7 @@ def test_a_checksum_that_the_hub_contradicts(hub: Hub, retries: RetryLimits) -> 
         find(NAME, retries=retries, sha256="1234")
 
 
-def test_what_the_hub_does_not_give(hub: Hub, retries: RetryLimits, tmp_path: Path) -> None:
+def test_missing_hub_fields(hub: Hub, retries: RetryLimits, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="no repository owner/absent"):
         find("hf:owner/absent", retries=retries)
     hub.gated = True

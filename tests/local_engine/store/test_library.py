@@ -105,7 +105,7 @@ def test_a_broken_manifest_stops_nothing_else(file: Path, library: Library, mani
     assert library.verify("mine", ProgressReport()) == "ready"
 
 
-def test_files_that_are_no_models_of_ours(file: Path, library: Library) -> None:
+def test_foreign_files_are_not_models(file: Path, library: Library) -> None:
     pull(library, find(str(file)))
     for name in ("._mine.gguf", "my other model.gguf", "pocket.gguf", ".DS_Store.json"):
         (library.folder / name).write_bytes(b"x")
@@ -166,7 +166,7 @@ def test_the_router_takes_the_name(file: Path) -> None:
 class TestOffline:
     @pytest.mark.parametrize("variable", ["UPDRAFT_OFFLINE", "HF_HUB_OFFLINE"])
     @pytest.mark.parametrize("what", ["hf:owner/repo", "https://example.org/x.gguf"])
-    def test_it_is_said(self, variable: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_offline_error_names_the_variable(self, variable: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(variable, "1")
         with pytest.raises(OfflineError, match=variable):
             find(what)
@@ -234,7 +234,9 @@ class TestSpace:
             kept = part.path.stat().st_size
         assert 16 * 2**20 <= kept <= 24 * 2**20 if identity else kept == 0
 
-    def test_what_fitted_is_continued(self, hub: Hub, library: Library, retries: RetryLimits, tmp_path: Path) -> None:
+    def test_partial_file_on_a_full_disk_is_resumed(
+        self, hub: Hub, library: Library, retries: RetryLimits, tmp_path: Path
+    ) -> None:
         """A limit of the system on the size of files, lifted afterwards."""
         program = (
             "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -283,9 +285,7 @@ def part_size(library: Library) -> int:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_stopped_pull_goes_on_where_it_was(
-    stop: signal.Signals, hub: Hub, library: Library, retries: RetryLimits
-) -> None:
+def test_stopped_pull_resumes(stop: signal.Signals, hub: Hub, library: Library, retries: RetryLimits) -> None:
     hub.pause_s = 0.1
     process = start(PULL, hub, library)
     while part_size(library) < 40_000:

@@ -122,7 +122,7 @@ def test_several_are_listed_and_none_is_guessed() -> None:
 
 
 @pytest.mark.parametrize("choice", ["Q4_K", "Q4", "K_M", "m", "m-Q4_K_M", "../x.gguf", "README.md", "Q3_K_M"])
-def test_what_is_not_there_is_told_with_what_is(choice: str) -> None:
+def test_missing_models_are_reported_with_known_ones(choice: str) -> None:
     with pytest.raises(ModelNotFoundError, match=r"It has:\n.*README|It has:\n.*gguf"):
         choose("o/r", REPO, choice)
 

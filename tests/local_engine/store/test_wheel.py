@@ -81,7 +81,7 @@ def test_the_newest_version_and_a_file_by_name_or_quantisation(index: Index, lib
     assert library.path("small").read_bytes() == NEWER
 
 
-def test_what_was_pulled_is_found_without_the_index(index: Index, library: Library) -> None:
+def test_pulled_models_load_without_the_index(index: Index, library: Library) -> None:
     get(library, "pypi:a-model==1.0", name="mine")
     requests = len(index.received)
     assert pulled(library, "pypi:a-model==1.0") == "mine"
@@ -106,7 +106,7 @@ def test_bytes_are_reported_as_they_come(index: Index, library: Library) -> None
         ("pypi:a-model==9", ModelNotFoundError, "No matching distribution found for a-model==9"),
     ],
 )
-def test_what_the_index_does_not_have(
+def test_packages_missing_on_the_index(
     index: Index, library: Library, wanted: str, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

@@ -57,14 +57,14 @@ def test_a_clear_winner_is_remembered(tiny, measured) -> None:
     assert len({job["prompt"] for job in runs[1:]}) == 1
 
 
-def test_what_is_within_the_noise_changes_nothing(tiny, measured) -> None:
+def test_differences_within_noise_change_nothing(tiny, measured) -> None:
     measured(lambda job, _: 10.4 if job["threads"] == 4 else 10.0)
     assert tune(tiny.gguf, MEMORY).settings == TunedSettings()
     measured(lambda job, _: 11.5 if job["threads"] == 4 else 10.0, noise=0.2)
     assert tune(tiny.gguf, MEMORY).settings == TunedSettings()
 
 
-def test_who_wins_once_only_does_not_win(tiny, measured) -> None:
+def test_single_win_is_not_enough(tiny, measured) -> None:
     """The default was slow because somebody else was busy."""
     measured(lambda job, number: 5.0 if number == 2 else 10.0)
     found = tune(tiny.gguf, MEMORY)

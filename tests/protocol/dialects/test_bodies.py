@@ -36,7 +36,7 @@ async def doubled(payloads: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
 
 
 @pytest.mark.parametrize("taken", [0, 1, 3])
-def test_it_is_closed_before_and_after_any_event(taken: int) -> None:
+def test_body_can_be_closed_after_any_event(taken: int) -> None:
     async def go() -> tuple[list[bytes], int]:
         body = Body()
         translated = TranslatedBody(body, doubled)

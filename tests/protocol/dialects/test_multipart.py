@@ -30,7 +30,7 @@ def parse(content_type: str, body: bytes, cuts: list[int]) -> list[tuple[FormPar
 
 
 @given(CONTENTS, st.text(st.characters(codec="utf-8", exclude_categories=["C"]), min_size=1), st.lists(st.integers(0)))
-def test_what_httpx_sends_arrives_however_it_is_cut(content: bytes, filename: str, cuts: list[int]) -> None:
+def test_httpx_forms_parse_at_any_split(content: bytes, filename: str, cuts: list[int]) -> None:
     request = httpx.Request("POST", "http://a", data={"purpose": "batch"}, files={"file": (filename, content)})
     parts = parse(request.headers["content-type"], request.read(), cuts)
     assert [(part.name, value) for part, value in parts] == [("purpose", b"batch"), ("file", content)]
@@ -72,7 +72,7 @@ def field_of(name: str, value: str) -> str:
     return f'Content-Disposition: form-data; name="{name}"\r\n\r\n{value}'
 
 
-def test_what_a_form_says_of_its_model() -> None:
+def test_model_in_a_form() -> None:
     kind = "multipart/form-data; boundary=x"
     said = field_of("model", "big")
     hidden = 'Content-Disposition: form-data; name="file"; filename="m"\r\n\r\nname="model"\r\n\r\nsmall'

@@ -69,13 +69,13 @@ def test_every_field_of_openais_is_known() -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_no_chat_can_say_is_refused_by_name(name: str) -> None:
+def test_fields_without_a_chat_equivalent_are_refused_by_name(name: str) -> None:
     with pytest.raises(InvalidRequestError, match=name.partition("_")[0]) as caught:
         chat_of(input="hello", **{name: REFUSED[name]})
     assert (caught.value.param or "").startswith(name)
 
 
-def test_what_is_taken_asks_the_same_of_a_chat() -> None:
+def test_supported_fields_become_chat_fields() -> None:
     assert chat_of(**TAKEN) == {
         "model": "auto",
         "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}],

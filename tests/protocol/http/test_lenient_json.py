@@ -34,7 +34,7 @@ def test_odd_json_is_read(raw: bytes, text: str) -> None:
     [b"", b"<html>", b"{", b"[" * 100_000, gzip.compress(b"{}", mtime=0)],
     ids=["empty", "page", "cut", "deep", "compressed"],
 )
-def test_what_is_no_json_is_said_to_be_none(raw: bytes) -> None:
+def test_invalid_json_is_reported(raw: bytes) -> None:
     with pytest.raises(ValueError, match="not JSON"):
         json_of(raw)
 

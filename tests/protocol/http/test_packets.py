@@ -80,7 +80,7 @@ def test_a_client_that_waits_before_it_sends_is_told_to_go_on() -> None:
     assert len(writes) == 3
 
 
-def test_what_is_left_of_a_head_is_no_error_when_the_client_has_gone() -> None:
+def test_pending_head_of_a_gone_client_is_no_error() -> None:
     async def head_only(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         gone.set()

@@ -86,7 +86,7 @@ def read_all(client: socket.socket) -> bytes:
     return b"".join(iter(lambda: client.recv(2**18), b""))
 
 
-def test_what_waits_is_bounded_in_requests_and_goes_on_by_itself(waiting: Server) -> None:
+def test_pipelined_requests_are_bounded_and_resume(waiting: Server) -> None:
     asked = 4_000
     with waiting.connected() as client:
         client.sendall(get("/wait") + b"".join(get(f"/{number}") for number in range(asked)) + LEAVES)
@@ -99,7 +99,7 @@ def test_what_waits_is_bounded_in_requests_and_goes_on_by_itself(waiting: Server
     assert Watched.most_waiting <= MOST
 
 
-def test_what_waits_is_bounded_in_bytes(waiting: Server) -> None:
+def test_pipelined_bytes_are_bounded(waiting: Server) -> None:
     body = b"a" * 60_000
     post = b"POST /p HTTP/1.1\r\nhost: l\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
     with waiting.connected() as client:
@@ -167,7 +167,7 @@ def test_nothing_is_lost_or_reordered_however_it_comes(
     assert Watched.most_waiting <= MOST
 
 
-def test_who_is_not_read_for_so_long_is_not_cut_off(waiting: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paused_client_is_not_timed_out(waiting: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of an upload fills what may wait behind an answer that takes its time."""
     monkeypatch.setattr(connection, "READ_TIMEOUT_S", 0.2)
     with waiting.connected() as client:

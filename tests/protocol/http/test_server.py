@@ -184,7 +184,7 @@ async def _slow(_: Request) -> Response:
 
 
 @pytest.mark.parametrize(("beginning", "end"), [(b"1;", b"\r\na\r\n0\r\n\r\n"), (b"1\r\na\r\n0\r\nx: ", b"\r\n\r\n")])
-def test_what_is_around_a_body_is_bounded(url: str, beginning: bytes, end: bytes) -> None:
+def test_chunk_extensions_and_trailers_are_bounded(url: str, beginning: bytes, end: bytes) -> None:
     head = b"POST /echo HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
     received = exchanged(url, head + beginning + b"a" * 2_000_000 + end)
     assert received == b"" or received.startswith(b"HTTP/1.1 400 "), received
@@ -251,7 +251,7 @@ HEAD = b"POST /echo HTTP/1.1\r\nhost: localhost\r\n"
         (HEAD + b"".join(b"x-%d: a\r\n" % number for number in range(300)) + b"\r\n", "too_many_headers"),
     ],
 )  # fmt: skip
-def test_what_is_no_request_gets_a_typed_error_and_the_connection_ends(url: str, request_: bytes, code: str) -> None:
+def test_malformed_request_gets_a_typed_error_and_a_close(url: str, request_: bytes, code: str) -> None:
     head, _, body = sent(url, request_).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ")
     assert b"connection: close" in head.lower()

@@ -62,13 +62,13 @@ def open_paths(folder: Path) -> list[str]:
     return [str(path) for path in (folder, *folder.rglob("*")) if path.stat().st_mode & 0o077]
 
 
-def test_what_is_made_is_closed_to_others(home: Path) -> None:
+def test_created_files_are_private(home: Path) -> None:
     keep_everything(home)
     assert (home / "ledger.sqlite3").stat().st_mode & 0o777 == 0o600
     assert home.stat().st_mode & 0o777 == 0o700
 
 
-def test_what_is_found_open_is_closed(home: Path) -> None:
+def test_open_files_are_made_private(home: Path) -> None:
     keep_everything(home)
     for path in (home, *home.rglob("*")):
         path.chmod(0o777 if path.is_dir() else 0o666)
@@ -95,7 +95,7 @@ def test_a_folder_that_is_not_ours_keeps_its_rights(home: Path, tmp_path: Path) 
         assert [path.stat().st_mode & 0o777 for path in shared.iterdir()] == [0o600] * len(list(shared.iterdir()))
 
 
-def test_what_is_downloaded_is_closed_to_others(home: Path) -> None:
+def test_downloaded_files_are_private(home: Path) -> None:
     library = Library()
     with library.lock("a"):
         part = partial_file.PartialFile(library.partial, "a", partial_file.ResumeRecord(None, "https://host/a", 3))
@@ -158,7 +158,7 @@ def test_a_file_of_another_user_keeps_its_rights(home: Path, tmp_path: Path) -> 
     assert ours.stat().st_mode & 0o777 == 0o600, "in a folder of Updraft"
 
 
-def test_what_is_no_file_keeps_its_rights(tmp_path: Path) -> None:
+def test_devices_keep_their_permissions(tmp_path: Path) -> None:
     """A ledger or log file may be named /dev/null, which all users of the machine need."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

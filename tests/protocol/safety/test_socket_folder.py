@@ -21,7 +21,7 @@ def long_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_socket_can_be_bound_in_another_folder_of_ours_alone(long_folder: Path) -> None:
+def test_socket_binds_in_a_private_folder_only(long_folder: Path) -> None:
     folder = socket_folder("updraft-test-", "commands")
     try:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700

@@ -44,7 +44,7 @@ def test_a_sequence_is_left_out_wherever_it_is_cut(sequence: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["Grüße\n\tand 日本語 🙂", "שלום עולם", "مرحبا", "👩‍👩‍👧 [31m ]52;c;"])
-def test_what_people_write_stays(text: str) -> None:
+def test_ordinary_text_is_unchanged(text: str) -> None:
     assert printable(text) == text
     stream = PrintableStream()
     assert "".join([*map(stream.feed, text), stream.end()]) == text

@@ -122,9 +122,7 @@ def test_a_restart_changes_nothing(bench: Any) -> None:
 
 
 @pytest.mark.parametrize(("mode", "kept"), [("500", False), ("down", False), ("slow", True), ("garbage", True)])
-def test_what_a_failed_cloud_may_have_charged_stays_reserved(
-    bench: Any, cloud: FakeCloud, mode: str, kept: bool
-) -> None:
+def test_possible_charge_of_a_failed_cloud_stays_reserved(bench: Any, cloud: FakeCloud, mode: str, kept: bool) -> None:
     async def test() -> None:
         cloud.mode = mode
         settings = {"down": {"cloud_url": unused_url()}, "slow": {"cloud_timeout_s": 0.2}}.get(mode, {})
@@ -284,7 +282,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": LARGE, "detail": "low"}}
         {"type": "file", "file": {"file_id": "file-1"}},
     ],
 )
-def test_what_is_attached_has_a_rate_of_its_own(part: dict[str, Any]) -> None:
+def test_attachments_have_their_own_token_bound(part: dict[str, Any]) -> None:
     body = {"messages": [{"role": "user", "content": [part]}], "max_tokens": "x", "n": True}
     assert 1500 < read_bound(body) < 2000
     assert answer_size(body, "chat/completions").least == 1024
@@ -301,7 +299,7 @@ def test_what_is_attached_has_a_rate_of_its_own(part: dict[str, Any]) -> None:
         {"input": [LARGE]},
     ],
 )
-def test_what_only_looks_attached_is_counted_by_its_bytes(fields: dict[str, Any]) -> None:
+def test_fake_attachments_are_counted_by_bytes(fields: dict[str, Any]) -> None:
     assert read_bound(fields) >= len(LARGE)
 
 

@@ -145,7 +145,7 @@ def of_format_1(path: Path) -> None:
     old.close()
 
 
-def test_a_file_of_the_first_format_goes_on_working(path: Path) -> None:
+def test_ledger_of_the_first_format_still_works(path: Path) -> None:
     of_format_1(path)
     found: list[int] = []
 
@@ -223,7 +223,7 @@ def test_to_read_makes_no_file(path: Path) -> None:
     assert not path.parent.exists()
 
 
-def test_what_is_being_written_is_read(path: Path) -> None:
+def test_pending_rows_are_read(path: Path) -> None:
     path = path.with_name("one?mode=rw&two#three.sqlite3")
     writer = Ledger(path)
     add_row(writer, ROW)

@@ -103,7 +103,7 @@ def test_budgets_wait_for_the_ledger_and_are_settled(bench: Any, cloud: FakeClou
     run(test())
 
 
-def test_who_can_spend_nothing_does_not_ask_for_the_budget(bench: Any, cloud: FakeCloud) -> None:
+def test_free_requests_skip_the_budget(bench: Any, cloud: FakeCloud) -> None:
     async def test() -> None:
         limited = {"budget": BudgetLimits(usd=0.0), "privacy": Privacy(patterns={"mine": "secret"})}
         async with bench(cache=CacheSettings(max_mb=1.0), **limited) as b:

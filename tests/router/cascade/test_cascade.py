@@ -88,7 +88,7 @@ def test_private_requests_stay_and_the_option_does_not_travel(bench: Any, cloud:
         {"verbosity": "low"},
     ],
 )
-def test_what_only_the_cloud_can_do_goes_there(bench: Any, cloud: FakeCloud, fields: dict[str, Any]) -> None:
+def test_cloud_only_features_escalate(bench: Any, cloud: FakeCloud, fields: dict[str, Any]) -> None:
     async def test() -> None:
         async with bench() as b:
             answer = await b.answer(**fields)
@@ -333,7 +333,7 @@ def test_a_local_answer_that_repeats_itself_goes_up_whatever_the_gates_think(ben
     run(test())
 
 
-def test_the_cloud_is_sent_the_requests_own_sampling_and_none_of_ours(bench: Any, cloud: FakeCloud) -> None:
+def test_cloud_gets_the_requests_own_sampling(bench: Any, cloud: FakeCloud) -> None:
     async def test() -> None:
         async with bench(ScriptedGates(after=True)) as b:
             await b.answer()
@@ -696,7 +696,7 @@ def test_settings_reach_the_answer(bench: Any) -> None:
     run(test())
 
 
-def test_what_a_caller_names_is_kept_in_short_and_commands_nothing(bench: Any) -> None:
+def test_names_of_callers_are_shortened_and_escaped(bench: Any) -> None:
     odd = "\x1b[2J\r\nset-cookie: a=b" + "x" * 10**5
 
     async def test() -> None:

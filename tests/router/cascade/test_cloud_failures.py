@@ -154,7 +154,7 @@ def test_drafts_go_to_nodes_and_where_the_user_says(
     run(test())
 
 
-def test_what_the_caller_predicts_travels_everywhere(bench: Any, cloud: FakeCloud) -> None:
+def test_callers_prediction_is_sent_to_every_cloud(bench: Any, cloud: FakeCloud) -> None:
     async def test() -> None:
         cloud.owner = "openai"
         mine = {"type": "content", "content": "mine"}
@@ -219,7 +219,7 @@ def test_a_stream_with_other_line_ends_is_relayed(bench: Any, cloud: FakeCloud, 
         ({"SSL_CERT_FILE": "/nowhere/ca.pem"}, "SSL_CERT_FILE=/nowhere/ca.pem"),
     ],
 )
-def test_what_keeps_the_cloud_from_starting_leaves_the_device_alone(
+def test_cloud_start_failure_leaves_the_device_running(
     bench: Any, variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("ALL_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE"):

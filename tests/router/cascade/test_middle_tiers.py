@@ -86,7 +86,7 @@ def test_one_up_at_a_time(bench: Any, cloud: FakeCloud, medium: FakeCloud, strea
     run(test())
 
 
-def test_what_looks_too_hard_skips_the_middle(bench: Any, cloud: FakeCloud, medium: FakeCloud) -> None:
+def test_hard_requests_skip_middle_tiers(bench: Any, cloud: FakeCloud, medium: FakeCloud) -> None:
     async def test() -> None:
         for skip_above, server in ((0.95, medium), (0.5, cloud)):
             async with bench(ScriptedGates(before=True), **settings(medium, skip_above=skip_above)) as b:
@@ -167,7 +167,7 @@ def test_a_middle_cloud_is_reserved_at_its_own_price(bench: Any, cloud: FakeClou
     run(test())
 
 
-def test_what_a_refusal_left_pays_for_the_next_cloud(bench: Any, cloud: FakeCloud, medium: FakeCloud) -> None:
+def test_budget_left_by_a_refusal_pays_the_next_cloud(bench: Any, cloud: FakeCloud, medium: FakeCloud) -> None:
     async def test() -> None:
         medium.mode = "500"
         async with bench(ScriptedGates(after=True), budget=BudgetLimits(cloud_tokens=2000), **settings(medium)) as b:

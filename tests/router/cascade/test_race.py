@@ -54,7 +54,7 @@ def test_a_live_stream_has_won_when_it_begins(bench: Any, cloud: FakeCloud) -> N
     run(test())
 
 
-def test_a_lost_race_is_counted_also_where_the_cloud_goes_on_later(bench: Any, cloud: FakeCloud) -> None:
+def test_lost_race_is_counted_before_a_later_hand_over(bench: Any, cloud: FakeCloud) -> None:
     """Begun at 2 tokens, when the cloud lost the race, and handed over at 4."""
 
     async def test() -> None:
@@ -94,7 +94,7 @@ class Clinging:
         """It holds nothing."""
 
 
-def test_who_leaves_while_the_race_is_stopped_has_a_row(tmp_path: Path) -> None:
+def test_client_that_leaves_during_a_stopped_race_has_a_row(tmp_path: Path) -> None:
     async def test() -> None:
         config = RouterConfig(ledger=tmp_path / "ledger.sqlite3", race_above=0.0)
         local = ScriptedLocal(delay_s=10.0)
@@ -156,7 +156,7 @@ def test_a_cloud_that_fails_in_the_race_leaves_the_local_answer(bench: Any, clou
     run(test())
 
 
-def test_who_does_not_race(bench: Any, cloud: FakeCloud) -> None:
+def test_requests_without_a_race(bench: Any, cloud: FakeCloud) -> None:
     async def test() -> None:
         async with bench(race_above=0.5) as b:
             assert (await b.answer())["updraft"]["route"] == "local", "P(gain) is 0.1"

@@ -52,7 +52,7 @@ def test_an_escalated_request_tells_its_steps(finished: Any, bench: Any, cloud: 
     assert "hello" not in json.dumps([dict(span.attributes) for span in spans])
 
 
-def test_what_fails_is_marked(finished: Any, bench: Any) -> None:
+def test_failed_spans_are_marked(finished: Any, bench: Any) -> None:
     async def test() -> None:
         async with bench(ScriptedGates(), has_local=False, fallback="never", cloud_url="http://127.0.0.1:1/v1") as b:
             await b.answer("cloud")

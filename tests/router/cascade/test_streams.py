@@ -162,7 +162,7 @@ SHOWN = "one two three four"
         ((" five",), f"{SHOWN} five", "escalated", True),
     ],
 )
-def test_what_was_streamed_is_never_said_again(
+def test_streamed_text_is_never_repeated(
     bench: Any, cloud: FakeCloud, words: tuple[str, ...], text: str, route: str, goes_on: bool
 ) -> None:
     async def test() -> None:
@@ -193,7 +193,7 @@ def test_a_cloud_that_is_not_said_to_continue_is_handed_no_stream(bench: Any, cl
     run(test())
 
 
-def test_a_hand_over_to_a_dead_cloud_goes_on_locally(bench: Any, cloud: FakeCloud) -> None:
+def test_hand_over_to_a_dead_cloud_continues_locally(bench: Any, cloud: FakeCloud) -> None:
     async def test() -> None:
         cloud.mode = "500"
         async with bench(ScriptedGates(during_at=4), hold_tokens=2) as b:

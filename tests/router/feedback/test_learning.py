@@ -173,7 +173,7 @@ def judged(text: str = "4") -> JudgedRequest:
     return JudgedRequest(record, ASKED, LocalAnswer(text=text, finish_reason="stop"))
 
 
-def test_what_comes_too_fast_is_dropped_and_counted(tmp_path: Path) -> None:
+def test_excess_rows_are_dropped_and_counted(tmp_path: Path) -> None:
     disk = SlowDisk(tmp_path / "experience.sqlite3")
     learner = ExperienceCollector(disk, PAIR, explored=1.0)
     try:
@@ -299,7 +299,7 @@ def test_text_is_kept_where_the_user_asks_for_it(cloud: FakeCloud, tmp_path: Pat
     assert row.grades is None, "what stays local has no label"
 
 
-def test_what_goes_up_at_once_or_stops_early_teaches_nothing(cloud: FakeCloud, tmp_path: Path) -> None:
+def test_early_escalations_are_not_learned(cloud: FakeCloud, tmp_path: Path) -> None:
     routed(cloud, tmp_path, ExplorationGates(ScriptedGates(before=True)))
     routed(cloud, tmp_path, ExplorationGates(ScriptedGates(during_at=2)))
     assert kept(tmp_path) == []
@@ -320,7 +320,7 @@ def test_exploration_sends_its_share_up_and_says_so(cloud: FakeCloud, tmp_path: 
     assert {row.id for row in rows if row.sampled} == {info["request_id"] for info in explored}
 
 
-def test_what_a_coin_sent_up_is_not_repeated(cloud: FakeCloud, tmp_path: Path) -> None:
+def test_random_escalations_are_not_repeated(cloud: FakeCloud, tmp_path: Path) -> None:
     gates = ExplorationGates(ScriptedGates(), exploration=0.25, rng=random.Random(1))  # draws the first, not the second
     same = {"messages": [{"role": "user", "content": "2 + 2?"}], "temperature": 0}
     found = routed(cloud, tmp_path, gates, 4, exploration=0.25, cache=CacheSettings(max_mb=1), asks=same)
@@ -359,7 +359,7 @@ def test_the_draw_knows_nothing_of_the_request(cloud: FakeCloud, tmp_path: Path)
         {"hold_tokens": 1, "cloud_continues": True, "asks": {"stream": True}},  # what is streamed before does not go up
     ],
 )
-def test_what_only_the_coin_grades_has_the_coins_chance(
+def test_randomly_graded_rows_have_the_coins_probability(
     cloud: FakeCloud, tmp_path: Path, unlearned: dict[str, Any]
 ) -> None:
     medium = (CloudTierConfig(cloud.url, "medium"),)
@@ -384,7 +384,7 @@ def test_what_only_the_coin_grades_has_the_coins_chance(
         },  # it is held
     ],
 )
-def test_what_gate_3_has_graded_anyway_is_certain(cloud: FakeCloud, tmp_path: Path, learned: dict[str, Any]) -> None:
+def test_rows_graded_by_gate_3_have_probability_one(cloud: FakeCloud, tmp_path: Path, learned: dict[str, Any]) -> None:
     medium = (CloudTierConfig(cloud.url, "medium", skip_above=0.5),)
     settings = {**learned, **({"middle_tiers": medium} if "middle_tiers" in learned else {})}
     gates = ExplorationGates(ScriptedGates(after=True), exploration=0.25, rng=random.Random(3))
@@ -410,7 +410,7 @@ def test_nothing_is_explored_where_nothing_is_kept(
     assert (info["tier"], info["reason"]) == shadowed, "a shadow looks on all the same"
 
 
-def test_what_is_drawn_is_neither_raced_nor_left_to_a_middle_cloud(cloud: FakeCloud, tmp_path: Path) -> None:
+def test_drawn_requests_skip_races_and_middle_tiers(cloud: FakeCloud, tmp_path: Path) -> None:
     gates = ExplorationGates(ScriptedGates(), exploration=1.0)
     slow = ScriptedLocal(delay_s=0.02)
     found = routed(

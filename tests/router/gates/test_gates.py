@@ -184,7 +184,7 @@ def test_whose_policy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         check_quality(without, 0.9)
 
 
-def test_what_a_policy_was_not_calibrated_on_escalates_before_anything_is_written() -> None:
+def test_uncalibrated_requests_escalate_before_generation() -> None:
     policy = ScriptedPolicy(before=0.0)
     gates = PolicyGates(policy, Target())
     earlier = [Message(role="user", content="Prove it."), Message(role="assistant", content="Done.")]

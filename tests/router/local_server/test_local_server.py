@@ -256,7 +256,7 @@ def test_an_ollama_that_is_not_on_the_device(monkeypatch, host: str, fault: str)
     assert "word" not in raised.value.message
 
 
-def test_what_local_may_say(monkeypatch) -> None:
+def test_values_of_local(monkeypatch) -> None:
     monkeypatch.delenv("OLLAMA_HOST", raising=False)
     ollama = server_address("ollama:qwen3:4b")
     assert ollama is not None and (ollama.url, ollama.model) == ("http://127.0.0.1:11434/v1", "qwen3:4b")

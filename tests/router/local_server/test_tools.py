@@ -120,7 +120,7 @@ def test_a_choice_that_the_server_ignores_goes_to_the_cloud(server: ScriptedProv
             client.chat.completions.create(model="local", messages=USER, tools=[TOOL], logprobs=True)
 
 
-def test_a_begun_message_goes_on_without_what_it_repeats(server: ScriptedProvider) -> None:
+def test_continued_message_drops_its_repeated_start(server: ScriptedProvider) -> None:
     begun = "The capital of Norway is"
     messages: list[Any] = [*USER, {"role": "assistant", "content": begun}]
     asked: dict[str, Any] = {

@@ -43,7 +43,7 @@ def test_its_files_want_no_key_and_its_data_does(http: TestClient) -> None:
     assert http.get("/", headers={"host": "evil.example"}).status_code == 403
 
 
-def test_what_is_asked_wrongly_is_refused_by_name(http: TestClient) -> None:
+def test_wrong_requests_are_refused_by_name(http: TestClient) -> None:
     http.headers["authorization"] = "Bearer secret"
     assert http.get("/page/..%2fassets.py").status_code == 404
     for path, param in (("/updraft/requests?limit=0", "limit"), ("/updraft/requests?tier=x", "tier"),

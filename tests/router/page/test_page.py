@@ -234,7 +234,7 @@ def test_a_model_is_pulled_and_removed(page: Watched, monkeypatch: pytest.Monkey
     tab.get_by_text("tiny-Q8_0 is removed.").wait_for()
 
 
-def test_it_fits_a_phone(page: Watched) -> None:
+def test_page_fits_a_phone(page: Watched) -> None:
     page.tab.set_viewport_size({"width": 360, "height": 740})
     for name in VIEWS:
         tab = open_view(page, name)

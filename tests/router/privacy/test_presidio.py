@@ -52,7 +52,7 @@ def presidio(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 @pytest.mark.usefixtures("presidio")
-def test_what_presidio_finds_stays_on_the_device() -> None:
+def test_presidio_matches_stay_on_the_device() -> None:
     rules = PrivacyRules(PEOPLE)
     body = {"messages": [{"role": "user", "content": "Who was Ada Lovelace?"}]}
     assert asyncio.run(rules.match(body)) == "presidio"

@@ -108,7 +108,7 @@ def no_sockets() -> Iterator[list[str]]:
         ("api_key", "-----BEGIN RSA PRIVATE KEY-----"),
     ],
 )
-def test_what_is_found(rule: str, text: str) -> None:
+def test_private_texts_match(rule: str, text: str) -> None:
     assert PrivacyRules(ALL).search(text) == rule
 
 
@@ -135,7 +135,7 @@ def test_what_is_found(rule: str, text: str) -> None:
         "",
     ],
 )
-def test_what_passes(text: str) -> None:
+def test_harmless_texts_pass(text: str) -> None:
     assert PrivacyRules(ALL).search(text) is None
 
 
@@ -326,7 +326,7 @@ def test_a_megabyte_of_single_digits_takes_less_than_a_second() -> None:
     ],
 )
 @pytest.mark.parametrize("role", ["tool", "user"])
-def test_what_is_written_as_json_is_read_as_what_it_says(role: str, content: dict[str, Any]) -> None:
+def test_escaped_json_is_decoded_before_matching(role: str, content: dict[str, Any]) -> None:
     escaped = json.dumps(content).replace("@", "\\u0040")
     for text in (escaped, json.dumps(escaped), json.dumps({"result": escaped}), f"It says:\n{json.dumps(escaped)}\n."):
         if not isinstance(content.get("card"), float) or text.startswith("{"):
@@ -356,7 +356,7 @@ def test_json_in_json_can_be_deep() -> None:
         {"tools": [{"arguments": "{nonsense"}, {"arguments": "[" * 5000}, 10**300], "seed": int(CARD), "top_p": 1e308},
     ],
 )
-def test_what_stands_apart_is_not_read_as_one(body: dict[str, Any]) -> None:
+def test_separate_values_are_not_joined(body: dict[str, Any]) -> None:
     assert run_match(body) is None
 
 
@@ -502,7 +502,7 @@ def test_names_of_fields_are_text_too() -> None:
 @pytest.mark.parametrize(
     "query", ["joe@example.com", "joe%2540example.com", "a=1&joe%40example.com=", "mail=joe@example.com"]
 )
-def test_what_travels_beside_the_body_is_read(query: str) -> None:
+def test_headers_and_query_are_scanned(query: str) -> None:
     assert run_match({"?": forwarded({}, query).texts}) == "email"
     assert run_match({"?": forwarded({f"x-{CARD}": "a"}).texts}) == "credit_card"
 

@@ -241,7 +241,7 @@ def test_a_refusal(provider: ScriptedProvider, ask: Ask, status: int, kind: str,
         ("messages", [{"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "{"}}]}]),
     ],
 )
-def test_what_it_cannot_do_is_refused_by_name(provider: ScriptedProvider, ask: Ask, field: str, value: Any) -> None:
+def test_unsupported_features_are_refused_by_name(provider: ScriptedProvider, ask: Ask, field: str, value: Any) -> None:
     with pytest.raises(CloudFailure) as raised:
         ask(NATIVE, **{field: value})
     assert (raised.value.kind, raised.value.error.status, raised.value.unbilled) == ("refused", 400, True)

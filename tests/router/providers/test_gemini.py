@@ -134,7 +134,7 @@ def test_a_stream(provider: ScriptedProvider, ask: Ask) -> None:
     assert chunks[-1]["usage"]["total_tokens"] == 19
 
 
-def test_what_a_filter_kept_back(provider: ScriptedProvider, ask: Ask) -> None:
+def test_filtered_answers(provider: ScriptedProvider, ask: Ask) -> None:
     provider.says(answer(finish="SAFETY"))
     provider.says({"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}, "usageMetadata": {"promptTokenCount": 1}})
     for _ in range(2):

@@ -72,7 +72,7 @@ def test_everything_that_changes_the_answer_is_in_the_key(bench: Any, other: dic
     run(test())
 
 
-def test_what_is_not_kept(bench: Any, cloud: FakeCloud) -> None:
+def test_uncached_answers(bench: Any, cloud: FakeCloud) -> None:
     async def test() -> None:
         async with bench(cache=ON) as b:
             for _ in range(2):
@@ -101,7 +101,7 @@ def test_what_is_not_kept(bench: Any, cloud: FakeCloud) -> None:
 
 
 @pytest.mark.parametrize("first_streams", [False, True])
-def test_what_an_answer_says_of_itself_is_kept(bench: Any, first_streams: bool) -> None:
+def test_answer_metadata_is_cached(bench: Any, first_streams: bool) -> None:
     async def test() -> None:
         async with bench(cache=ON) as b:
             b.local.stop_reason = "default_max_tokens"
@@ -176,7 +176,7 @@ def test_a_stream_in_another_shape_is_relayed_and_not_kept(bench: Any, cloud: Fa
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3000)), max_size=60))
-def test_it_never_holds_more_than_it_may_and_drops_the_oldest(puts: list[tuple[int, int]]) -> None:
+def test_cache_is_bounded_and_evicts_the_oldest(puts: list[tuple[int, int]]) -> None:
     cache, newest = AnswerCache(max_bytes=8192, ttl_s=60.0), b""
     for key, size in puts:
         newest = bytes([key])

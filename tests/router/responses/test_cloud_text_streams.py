@@ -111,7 +111,7 @@ def test_several_answers_with_scores_and_usage(client: openai.OpenAI, cloud: Clo
         (b"", True, "finish reason|connection|closed"),
     ],
 )
-def test_what_fails_in_the_middle_is_told_in_the_stream(
+def test_mid_stream_failures_are_sent_as_events(
     client: openai.OpenAI, cloud: Cloud, tmp_path: Path, end: bytes, cut: bool, says: str
 ) -> None:
     cloud.says({"index": 0, "text": "once"}, end=end)
@@ -123,7 +123,7 @@ def test_what_fails_in_the_middle_is_told_in_the_stream(
     wait_for(lambda: status_of(tmp_path) >= 500)
 
 
-def test_who_leaves_stops_the_cloud(client: openai.OpenAI, cloud: Cloud, tmp_path: Path) -> None:
+def test_client_disconnect_cancels_the_cloud(client: openai.OpenAI, cloud: Cloud, tmp_path: Path) -> None:
     cloud.says({"index": 0, "text": "once"}, end=b"")
     with client.completions.create(**ASKED) as stream:
         assert next(iter(stream)).choices[0].text == "once"

@@ -20,7 +20,7 @@ def thoughts_of(events: list[dict[str, Any]]) -> str:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_what_the_local_model_thinks(bench: Any, begun: bool) -> None:
+def test_reasoning_of_the_local_model(bench: Any, begun: bool) -> None:
     async def test() -> None:
         async with bench() as b:
             b.local.reasoning = ReasoningStyle(begun)
@@ -64,7 +64,7 @@ def test_the_thoughts_of_each_of_several_streamed_answers(bench: Any) -> None:
     run(test())
 
 
-def test_what_a_cloud_leaves_in_its_text(bench: Any, cloud: FakeCloud) -> None:
+def test_reasoning_in_a_clouds_text(bench: Any, cloud: FakeCloud) -> None:
     text = "<think>Let me see.</think>\nIt is 42."
     message = {"role": "assistant", "content": text}
     whole = {"id": "c", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}

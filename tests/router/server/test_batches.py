@@ -109,7 +109,7 @@ def daemon(cloud: FakeCloud, home: Path) -> Iterator[tuple[subprocess.Popen[str]
         yield process.popen, client
 
 
-def test_a_killed_daemon_goes_on_and_answers_each_line_once(cloud: FakeCloud, tmp_path: Path) -> None:
+def test_killed_daemon_resumes_and_answers_each_line_once(cloud: FakeCloud, tmp_path: Path) -> None:
     cloud.delay_s = 0.1
     lines = [request(f"line {number}") for number in range(12)]
     with daemon(cloud, tmp_path) as (popen, client):
@@ -326,7 +326,7 @@ def test_an_outage_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(night.output.read_text().splitlines()) == 3
 
 
-def test_what_is_not_answered_in_time_is_said_to_have_expired(tmp_path: Path) -> None:
+def test_unanswered_lines_expire(tmp_path: Path) -> None:
     night = Night(tmp_path / "files", expires_in=0)
     over = night.run()
     night.database.close()

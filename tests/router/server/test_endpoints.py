@@ -107,7 +107,7 @@ def test_the_daemon_allows_what_the_table_allows() -> None:
         assert "'a?b'" in client.get("/v1/models/a%3Fb").json()["error"]["message"]
 
 
-def test_what_others_have_and_this_has_not_is_refused_by_name() -> None:
+def test_unsupported_endpoints_are_refused_by_name() -> None:
     for method, path, says in (
         ("POST", "/v1/responses/compact", "as `input`"),
         ("POST", "/v1/conversations", "previous_response_id"),

@@ -66,7 +66,7 @@ def test_upload_list_retrieve_content_delete(url: str, folder: Path) -> None:
             ann.files.delete(each)
 
 
-def test_what_does_not_fit_leaves_nothing_behind(url: str, folder: Path) -> None:
+def test_oversized_files_leave_no_trace(url: str, folder: Path) -> None:
     with client(url, "ann") as ann:
         for wrong in (
             {"file": ("a", b"x"), "purpose": "none"},
@@ -106,7 +106,7 @@ def test_a_client_that_leaves_in_the_middle_leaves_nothing(url: str, folder: Pat
     wait_for(lambda: not list(folder.glob("file-*")))
 
 
-def test_what_has_expired_is_gone_from_the_disk(tmp_path: Path) -> None:
+def test_expired_files_are_deleted(tmp_path: Path) -> None:
     database = FilesDatabase(tmp_path)
     store = FileStore(tmp_path, database, max_bytes=100)
     kept, gone = store.begin("ann"), store.begin("ann")

@@ -117,7 +117,7 @@ def test_parallel_calls_in_a_stream(client: anthropic.Anthropic, cloud: FakeClou
     assert message.stop_reason == "tool_use"
 
 
-def test_a_prefill_goes_on_and_a_stop_sequence_is_named(client: anthropic.Anthropic, local: ScriptedLocal) -> None:
+def test_prefill_is_continued_and_the_stop_sequence_named(client: anthropic.Anthropic, local: ScriptedLocal) -> None:
     local.stop_reason = "END"
     begun: Any = [*HELLO["messages"], {"role": "assistant", "content": "one two"}]
     message = client.messages.create(model="local", max_tokens=9, messages=begun, stop_sequences=["END"])
@@ -137,7 +137,7 @@ def test_a_prefill_goes_on_and_a_stop_sequence_is_named(client: anthropic.Anthro
         ({"max_tokens": 0}, "max_tokens"),
     ],
 )
-def test_what_no_chat_can_say_is_refused_by_name(
+def test_fields_without_a_chat_equivalent_are_refused_by_name(
     client: anthropic.Anthropic, options: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(anthropic.BadRequestError) as caught:

@@ -95,7 +95,7 @@ def test_a_response_with_its_reason(client: openai.OpenAI) -> None:
     assert raw.headers["x-updraft-tier"] == "local"
 
 
-def test_what_a_prompt_would_cost(client: openai.OpenAI) -> None:
+def test_input_token_counts(client: openai.OpenAI) -> None:
     count = client.responses.input_tokens.count
     asked: dict[str, Any] = {"model": "auto", "input": "hello", "tools": [TOOL], "reasoning": {"effort": "high"}}
     assert count(**asked, truncation="auto").input_tokens == len("hello") + 1
@@ -106,7 +106,7 @@ def test_what_a_prompt_would_cost(client: openai.OpenAI) -> None:
         count()
 
 
-def test_what_may_be_left_out_and_what_has_no_effect(client: openai.OpenAI) -> None:
+def test_optional_and_ignored_fields(client: openai.OpenAI) -> None:
     assert client.responses.create(instructions="Say hello.").output_text
     tool: Any = {**TOOL, "allowed_callers": ["direct"], "defer_loading": False}
     hints: dict[str, Any] = {"prompt_cache_retention": "24h", "service_tier": "flex", "stream_options": {}}

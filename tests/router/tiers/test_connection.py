@@ -36,7 +36,7 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
         ("*", ["any.where", "127.0.0.1"]),
     ],
 )
-def test_who_is_reached_without_the_proxy(no_proxy: str, passed_by: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_that_bypass_the_proxy(no_proxy: str, passed_by: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALL_PROXY", "http://proxy.example:3128")
     monkeypatch.setenv("NO_PROXY", no_proxy)
     for host in passed_by:
@@ -59,7 +59,7 @@ def test_who_is_reached_without_the_proxy(no_proxy: str, passed_by: list[str], m
         "//",
     ],
 )
-def test_who_is_not_named_goes_through_it(no_proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_hosts_use_the_proxy(no_proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "proxy.example:3128")
     monkeypatch.setenv("NO_PROXY", no_proxy)
     assert proxy_for(httpx.URL("http://example.com/v1")) == "http://proxy.example:3128"

@@ -42,7 +42,7 @@ def read(begun: str, pieces: list[str]) -> tuple[str, str]:
         ("0, 0, 0, 0, 0, ", ["0, 0, 0, 0, 0, ", "0"], "continues", "0, 0, 0, 0, 0, 0"),
     ],
 )
-def test_what_a_cloud_says_first(begun: str, pieces: list[str], verdict: str, shown: str) -> None:
+def test_verdict_on_a_clouds_first_text(begun: str, pieces: list[str], verdict: str, shown: str) -> None:
     assert read(begun, pieces) == (verdict, shown)
 
 

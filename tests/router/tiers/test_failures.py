@@ -86,7 +86,7 @@ def test_a_long_body_is_shortened() -> None:
         (503, "unreachable", True),
     ],
 )
-def test_what_another_try_may_help(status: int, kind: str, transient: bool) -> None:
+def test_transient_statuses(status: int, kind: str, transient: bool) -> None:
     failure = refused(URL, status, {}, b"{}")
     assert (failure.kind, failure.transient) == (kind, transient)
     assert failure.allows("any")

@@ -76,7 +76,7 @@ def test_a_redirect_is_one_wherever_it_leads(target: str) -> None:
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "text/html; charset=utf-8"])
-def test_what_is_called_a_page_or_a_whole_answer_is_no_stream(content_type: str) -> None:
+def test_other_content_types_are_no_stream(content_type: str) -> None:
     with pytest.raises(CloudFailure, match="other than an event stream"):
         streamed(*TEXT, content_type=content_type)
 

@@ -75,7 +75,7 @@ def test_an_open_one_asks_nobody_and_says_so() -> None:
 @pytest.mark.parametrize(
     "answer", [invalid_answer(URL, "it is odd"), refused(URL, 401, {}, b""), refused(URL, 429, {}, b"")]
 )
-def test_who_answers_is_reached(answer: CloudFailure) -> None:
+def test_any_answer_resets_the_failures(answer: CloudFailure) -> None:
     cloud, _ = calls()
     for _ in range(3):
         for number in range(RULES.failures_to_open - 1):
@@ -293,7 +293,7 @@ def busy(seconds: str) -> CloudFailure:
     return refused(URL, 429, {"retry-after": seconds}, b"")
 
 
-def test_what_passes_is_tried_again_after_the_wait_that_the_server_asks_for() -> None:
+def test_transient_failures_are_retried_after_the_requested_wait() -> None:
     made, took, failure = attempts(busy("0.2"), busy("0.3"), None)
     assert (made, failure) == (3, None)
     assert took >= 0.49
@@ -301,7 +301,7 @@ def test_what_passes_is_tried_again_after_the_wait_that_the_server_asks_for() ->
 
 
 @pytest.mark.parametrize("failure", [busy("3600"), refused(URL, 401, {}, b""), invalid_answer(URL, "it is odd")])
-def test_what_does_not_pass_in_time_is_tried_once(failure: CloudFailure) -> None:
+def test_waits_beyond_the_deadline_are_not_retried(failure: CloudFailure) -> None:
     made, took, raised = attempts(failure)
     assert (made, raised) == (1, failure)
     assert took < 25, "it had 30 s"

@@ -144,7 +144,7 @@ def test_one_tenants_flood_does_not_stand_before_another(monkeypatch: pytest.Mon
     checking(test)
 
 
-def test_who_waits_too_long_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_checks_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("updraft.text.grammars.check._QUEUE_TIMEOUT_S", 0.1)
 
     async def test(check: GrammarCheck) -> None:
@@ -205,7 +205,7 @@ def test_a_child_that_its_limits_ended_leaves_no_warning(
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
 
 
-def test_who_leaves_takes_no_one_elses_answer_along() -> None:
+def test_cancelled_check_keeps_other_answers() -> None:
     async def test(check: GrammarCheck) -> None:
         left = asyncio.create_task(check.check(HOSTILE["half a gigabyte of states"]))
         await asyncio.sleep(0.6)

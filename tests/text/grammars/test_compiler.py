@@ -84,9 +84,7 @@ def test_holds_text_to_it(
         ("gbnf", 'leaf ::= "a"', "root"),
     ],
 )
-def test_what_it_cannot_hold_an_answer_to_is_refused(
-    compiler: GrammarCompiler, kind: str, source: Any, says: str
-) -> None:
+def test_unenforceable_grammars_are_refused(compiler: GrammarCompiler, kind: str, source: Any, says: str) -> None:
     with pytest.raises(InvalidRequestError, match=says) as caught:
         compiler.compile(constraint(kind, source))
     assert (caught.value.param, caught.value.code) == ("response_format", "invalid_grammar")
@@ -159,7 +157,7 @@ def test_masks_are_those_of_all_forced_text(
     assert beginning.complete and whole.complete
 
 
-def test_what_is_dear_in_every_token_is_refused(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grammars_with_slow_tokens_are_refused(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("updraft.text.grammars.compiler._TOKEN_CPU_SECONDS", 0.0)
     with pytest.raises(InvalidRequestError, match=r"every token takes .* shorten") as caught:
         compiler.compile(constraint("regex", "[a-z]{30}"))

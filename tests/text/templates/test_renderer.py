@@ -132,7 +132,7 @@ def test_a_template_writes_a_bounded_text(source: str) -> None:
     assert template.render(ONE) == "fine"
 
 
-def test_what_users_write_is_no_output_of_the_template() -> None:
+def test_user_text_is_separated_from_template_output() -> None:
     template = Template("{{ messages[0].content }}", RenderLimits(output_characters=100))
     assert len(template.render([Message("user", "é" * 100_000)])) == 100_000
 
@@ -217,7 +217,7 @@ def test_no_process_before_the_first_use() -> None:
     assert len(children() - before) == 1
 
 
-def test_what_ended_while_idle_is_replaced() -> None:
+def test_idle_child_that_exited_is_replaced() -> None:
     template = Template("x")
     child = child_of(template)
     child.kill()
@@ -251,9 +251,7 @@ def test_a_process_ends_with_its_parent(number: signal.Signals) -> None:
         wait_for(lambda: gone(child))
 
 
-def test_it_sees_neither_our_environment_nor_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_child_sees_no_environment_or_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "jinja2.py").write_text("raise SystemExit('imported from the working directory')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", "a-secret")
@@ -279,7 +277,7 @@ def test_a_template_is_no_longer_than_templates_are() -> None:
         Renderer("x" * 2_000_000, RenderLimits())
 
 
-def test_what_becomes_of_each_context_is_told() -> None:
+def test_attempt_reports_each_context() -> None:
     renderer = Renderer("{% if a %}{{ raise_exception('no') }}{% endif %}{{ b + 1 }}", RenderLimits())
     refused, failed, fine = renderer.attempt([{"a": 1}, {}, {"b": 1}])
     assert (refused.failure, refused.why) == ("refused", "no")

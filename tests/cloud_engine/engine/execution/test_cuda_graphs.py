@@ -58,7 +58,7 @@ def test_few_graphs_and_none_too_many_rows(limits: GraphLimits) -> None:
 
 
 @pytest.mark.parametrize(("rows", "sequences"), [(21, 4), (5, 5)])
-def test_what_does_not_fit_runs_without(rows: int, sequences: int) -> None:
+def test_oversized_batches_run_without_a_graph(rows: int, sequences: int) -> None:
     assert smallest_size(graph_sizes(GraphLimits(4, 5, 4)), rows, sequences) is None
 
 

@@ -25,13 +25,13 @@ def test_a_numbered_one_becomes_the_current_one(name: str, current: list[int], t
 
 
 @pytest.mark.parametrize("name", ["tpu", "cuda:", "cuda:-1", "cuda:one", "cuda:2 ", "CPU", "", "cpu:0"])
-def test_what_is_no_device(name: str, two_devices: list[int]) -> None:
+def test_invalid_devices(name: str, two_devices: list[int]) -> None:
     with pytest.raises(ConfigurationError, match="cpu, cuda or cuda:NUMBER") as caught:
         use_device(name)
     assert caught.value.param == "device" and not two_devices
 
 
-def test_one_that_is_not_there(two_devices: list[int]) -> None:
+def test_missing_device(two_devices: list[int]) -> None:
     with pytest.raises(ConfigurationError, match="cuda:2 not found; torch sees 2 devices, from 0"):
         use_device("cuda:2")
     assert not two_devices

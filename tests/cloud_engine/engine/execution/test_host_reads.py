@@ -69,7 +69,7 @@ def test_requests_get_the_log_probabilities_they_asked_for(make_engine, make_pro
             assert [token for token, _ in score.top] == [token for token, _ in expected.top]
 
 
-def test_what_is_on_the_device_stays_there() -> None:
+def test_tensors_on_the_device_are_not_copied() -> None:
     values = torch.arange(6).view(2, 3)
     assert to_device(values, torch.device("cpu")) is values
     assert HostCopy(values).tolist() == [[0, 1, 2], [3, 4, 5]]

@@ -81,7 +81,7 @@ def test_answers_are_the_same(temperature, block_size, ahead, monkeypatch, make_
     assert not ahead
 
 
-def test_who_ends_by_a_token_was_computed_in_vain(ahead, monkeypatch, make_engine, make_prompts, ask, run):
+def test_step_after_a_stop_token_is_discarded(ahead, monkeypatch, make_engine, make_prompts, ask, run):
     requests = ask(make_prompts(8, seed=3), max_tokens=30)
     monkeypatch.setattr(Runner, "runs_ahead", False)
     answers = [result.token_ids for result in run(make_engine(), requests)]
@@ -97,7 +97,7 @@ def test_who_ends_by_a_token_was_computed_in_vain(ahead, monkeypatch, make_engin
 
 
 @pytest.mark.parametrize("at", range(2, 9))
-def test_who_is_aborted_or_comes_in_between(at, ahead, make_engine, make_prompts, ask, run):
+def test_aborts_and_arrivals_between_steps(at, ahead, make_engine, make_prompts, ask, run):
     first, late = ask(make_prompts(4, seed=4), max_tokens=20), ask(make_prompts(2, seed=5), max_tokens=20)
     late = [replace(request, request_id=f"late{number}") for number, request in enumerate(late)]
     expected = [result.token_ids for result in run(make_engine(), [*first, *late])]
@@ -137,7 +137,7 @@ def test_a_small_pool_with_preemptions(ahead, monkeypatch, make_engine, make_pro
     [{"presence_penalty": 0.5}, {"logprobs": 2}, {"min_tokens": 12, "stop_token_ids": (3,)}],
     ids=lambda params: next(iter(params)),
 )
-def test_who_has_to_be_read_first_waits(params, ahead, make_engine, make_prompts, ask, run):
+def test_requests_that_need_the_last_token_wait(params, ahead, make_engine, make_prompts, ask, run):
     """A penalty needs to know the last token, and log-probabilities are told of its step."""
     run(make_engine(), ask(make_prompts(4), max_tokens=12, **params))
     assert not ahead
@@ -165,7 +165,7 @@ def test_nothing_is_launched_ahead_of_prompts(ahead, make_engine, make_prompts, 
     assert ahead.num_in_vain(steps) == 0
 
 
-def test_who_waits_for_a_place_gets_it_at_once(ahead, monkeypatch, make_engine, make_prompts, ask):
+def test_waiting_request_gets_a_free_slot_at_once(ahead, monkeypatch, make_engine, make_prompts, ask):
     """One of two ends while the other goes on: the step behind that has a prompt in it."""
     requests = [
         replace(request, params=replace(request.params, max_tokens=length))
@@ -184,7 +184,7 @@ def test_nothing_is_launched_ahead_of_a_long_prompt(ahead, make_engine, ask):
     assert ahead.num_in_vain(steps) == 0
 
 
-def test_what_drafts_cost_is_not_put_down_to_a_step_without(ahead, monkeypatch, draft, make_engine, make_prompts, ask):
+def test_draft_cost_is_not_charged_to_plain_steps(ahead, monkeypatch, draft, make_engine, make_prompts, ask):
     engine = make_engine(draft=draft, draft_length="adaptive")
     monkeypatch.setattr(engine._speculator._draft_length, "rests", lambda sequences, ahead=0: True)
     for request in ask(make_prompts(2), max_tokens=10):

@@ -89,7 +89,7 @@ EverythingIsFound.TestCase.settings = settings(stateful_step_count=40, suppress_
 TestEverythingIsFound = EverythingIsFound.TestCase
 
 
-def test_what_nobody_shares_is_not_hashed() -> None:
+def test_unshared_blocks_are_not_hashed() -> None:
     cache = KVCacheManager(100, BLOCK)
     alone = make_state([number % 7 for number in range(40)])
     assert cache.admit(alone)
@@ -116,7 +116,7 @@ def test_a_finished_request_is_found_until_its_blocks_are_needed() -> None:
     assert again.num_computed_tokens == 4
 
 
-def test_who_lost_its_first_block_while_it_waited_starts_anew() -> None:
+def test_request_without_its_first_block_starts_anew() -> None:
     cache = KVCacheManager(6, BLOCK)
     state = make_state([1, 2, 3, 4, 5])
     assert cache.admit(state)

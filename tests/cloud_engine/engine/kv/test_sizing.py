@@ -80,7 +80,7 @@ def test_a_window_needs_no_more_than_it_sees() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_had_is_refused_with_what_can(config, reason) -> None:
+def test_impossible_sizes_are_refused_with_possible_ones(config, reason) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         KVCacheSize.of([shape_of()], EngineConfig(**config))
 
@@ -89,4 +89,4 @@ def test_the_size_of_the_cache_is_logged(caplog: pytest.LogCaptureFixture) -> No
     with caplog.at_level("INFO", "updraft"):
         KVCacheSize.of([shape_of()], EngineConfig())
     assert "16384 of the model's 131072 tokens" in caplog.text
-    assert "needs 8192 (8.0 GiB)" in caplog.text
+    assert "for the whole context: 8192 (8.0 GiB)" in caplog.text

@@ -103,7 +103,7 @@ def test_a_prefix_is_found_by_the_blocks_in_reach_of_its_end(make_windowed, expe
     assert again.token_ids == expected[3]
 
 
-def test_what_cannot_fit_is_refused(make_windowed, ask) -> None:
+def test_oversized_requests_are_refused(make_windowed, ask) -> None:
     with pytest.raises(ContextLengthError, match="context is 48 tokens"):
         make_windowed(num_blocks=3, max_num_batched_tokens=32).add_request(ask([random_tokens(90)])[0])
 

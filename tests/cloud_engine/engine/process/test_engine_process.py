@@ -182,7 +182,7 @@ def test_the_last_words_of_a_core_are_told(tmp_path: Path, monkeypatch: pytest.M
         engine.wait_ready()
 
 
-def test_what_cannot_be_loaded_is_the_error_it_was(tmp_path: Path) -> None:
+def test_load_errors_keep_their_type(tmp_path: Path) -> None:
     with (
         EngineProcess(Load(str(tmp_path), None, CONFIG)) as engine,
         pytest.raises(ModelLoadError, match=r"config\.json"),

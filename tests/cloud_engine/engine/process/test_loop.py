@@ -80,7 +80,7 @@ def test_short_steps_are_told_of_together(run, streamed: bool, every_s: float) -
     assert len(tokens_of(script, "a")) == TOKENS
 
 
-def test_whoever_reads_along_does_not_wait_for_whoever_does_not(run) -> None:
+def test_fast_readers_do_not_wait_for_slow_ones(run) -> None:
     whole, streamed = asked("whole", streamed=False), asked("streamed", streamed=True, tokens=20)
     script = run(1.01 * REPORT_EVERY_S, (0, whole), (10, streamed))
     steps = [step for step, _ in script.outputs()]

@@ -161,7 +161,7 @@ def test_an_error_of_the_core_alone_arrives_as_its_public_kind() -> None:
 
 
 @pytest.mark.parametrize("request_", [GenerationRequest("a", [1], priority=2**70), GenerationRequest("\ud800", [1])])
-def test_what_msgpack_cannot_hold_is_the_request_s_fault(request_: GenerationRequest) -> None:
+def test_unencodable_values_are_request_errors(request_: GenerationRequest) -> None:
     with pytest.raises(InvalidRequestError, match="cannot be encoded"):
         messages.encode_command(messages.Add(request_))
 

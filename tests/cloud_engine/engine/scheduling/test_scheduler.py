@@ -285,7 +285,7 @@ class Simulation(RuleBasedStateMachine):
         self.answers.drop(state.request_id, data.draw(st.sampled_from([None, state.index])))
 
     @invariant()
-    def what_came_out_is_what_is_known(self) -> None:
+    def known_tokens_match_the_output(self) -> None:
         for state in self.scheduler.requests():
             generated = state.token_ids[state.num_prompt_tokens :]
             assert state.request.beam or generated == self.generated.get((state.request_id, state.index), [])
@@ -315,7 +315,7 @@ class Simulation(RuleBasedStateMachine):
             assert needed <= len(state.block_table) <= most
 
     @invariant()
-    def what_is_expected_is_what_comes_next(self) -> None:
+    def prepared_decodes_match_the_state(self) -> None:
         assert all(state.decode is None for state in self.scheduler.waiting)
         for state in self.scheduler.running:
             if state.decode is not None:
@@ -537,7 +537,7 @@ def test_drafts_leave_prompts_their_pace() -> None:
     assert 66 <= sizes[-3] <= 75
 
 
-def test_what_predictions_take_is_not_put_down_to_prompts() -> None:
+def test_prediction_time_is_not_charged_to_prompts() -> None:
     """Else each prompt that comes with one would make the pieces of the next prompts smaller."""
     first = make_state("a", [0] * 300, 400)  # of which the pace is learned
     predicted = [make_state(f"{index}", [index] * 40, 400, draft=[2] * 300) for index in range(1, 13)]
@@ -655,7 +655,7 @@ def test_drafts_that_a_grammar_cut_are_not_taken_for_verified() -> None:
 
 
 @pytest.mark.parametrize("policy", ["priority", "shortest-prefill"])
-def test_who_waits_long_enough_goes_first(policy: Policy) -> None:
+def test_starved_requests_go_first(policy: Policy) -> None:
     scheduler = small(policy)
     waiting = make_state("waiting", [1] * 30, 3, priority=2)
     waiting.arrived -= 60.0

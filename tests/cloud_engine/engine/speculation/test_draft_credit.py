@@ -10,7 +10,7 @@ MAX_LOSS = 2.0
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(-5.0, MAX_LOSS)), max_size=400))
-def test_who_drafts_only_with_credit_never_loses_more_than_a_small_share(steps: list[tuple[bool, float]]) -> None:
+def test_drafting_on_credit_bounds_the_loss(steps: list[tuple[bool, float]]) -> None:
     credit, lost = DraftCredit(), 0.0
     for number, (wants_to, loss) in enumerate(steps, start=1):
         drafts = wants_to and not credit.is_overdrawn(4)
@@ -19,7 +19,7 @@ def test_who_drafts_only_with_credit_never_loses_more_than_a_small_share(steps: 
         assert lost <= 6 + MAX_LOSS + 0.01 * number + 1e-9
 
 
-def test_what_was_overdrawn_has_to_be_made_up_for() -> None:
+def test_overdrawn_credit_is_repaid() -> None:
     credit = DraftCredit()
     credit.settle(4, 8.01)
     assert credit.is_overdrawn(5)

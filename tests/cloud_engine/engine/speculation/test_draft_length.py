@@ -158,7 +158,7 @@ def test_never_slower_where_the_load_changes(machine: str, acceptance: float) ->
     assert min(run.shares[4000:]) >= 0.98
 
 
-def test_it_recovers_when_drafts_become_good() -> None:
+def test_length_recovers_when_drafts_become_good() -> None:
     chooser = AdaptiveDraftLength(MOST)
     poor = Run(MACHINES["memory"], [4] * 1000, 0.0, chooser)
     good = Run(MACHINES["memory"], [4] * 1000, 0.98, chooser)
@@ -177,7 +177,7 @@ def test_requests_get_lengths_of_their_own() -> None:
     assert (short, none) == (2, 0)
 
 
-def test_who_has_little_left_need_not_catch_up() -> None:
+def test_short_remainders_do_not_catch_up() -> None:
     """A draft model as slow at reading as the target is at writing: not worth a long prompt for a few tokens."""
     chooser = AdaptiveDraftLength(MOST)
     for _ in range(3):
@@ -207,7 +207,7 @@ def test_the_first_step_of_its_kind_does_not_count() -> None:
     assert costs.drafting_s(4, 0) == 0
 
 
-def test_what_catching_up_costs_is_known_from_the_first_time_on() -> None:
+def test_catch_up_cost_is_known_after_one_step() -> None:
     """It mostly is the first step of its kind. What a pass takes anyway is left out."""
     costs = StepCosts()
     costs.observe(StepReport(4, 0.01))
@@ -241,7 +241,7 @@ def test_drafts_without_passes_that_come_and_go_are_not_tried_for_ever() -> None
 
 @pytest.mark.parametrize("cold_s", [0.0005, 0.002, 0.005, 0.02])
 @pytest.mark.parametrize(("share", "acceptance"), [(0.5, 0.3), (0.1, 0.6), (0.1, 0.9), (0.02, 0.3)])
-def test_what_changing_from_drafts_to_none_costs_is_theirs(cold_s: float, share: float, acceptance: float) -> None:
+def test_cost_of_switching_drafts_off_is_charged_to_drafts(cold_s: float, share: float, acceptance: float) -> None:
     """N-grams that come and go: the step behind them finds other things in the caches than it needs."""
     chooser, rng = AdaptiveDraftLength(MOST), random.Random(2)
     seconds = tokens = 0.0
@@ -277,7 +277,7 @@ def test_nobody_to_draft_for_decides_nothing() -> None:
     assert not chooser.rests(1)
 
 
-def test_what_verification_costs_is_learned_for_each_class_of_batch_sizes() -> None:
+def test_verification_cost_is_learned_per_batch_size_class() -> None:
     """That it was free for a few sequences says nothing of many."""
     costs = StepCosts()
     for _ in range(3):
@@ -297,7 +297,7 @@ def test_a_trial_ends_where_the_batch_changes_and_nobody_catches_up_for_it() -> 
     assert chooser.plan([DraftCandidate(0.9, MOST, True, 1)] * 32, 32) == [2] * 32  # a trial of its own
 
 
-def test_what_further_passes_cost_is_known_by_their_number() -> None:
+def test_cost_of_further_passes_depends_on_their_number() -> None:
     """Of one call for all of them a part does not depend on how many there are."""
     costs = StepCosts()
     for passes in (8, 8, 2, 2):
@@ -398,7 +398,7 @@ def test_a_rest_is_known_to_end_before_the_step_behind_the_next() -> None:
     assert not chooser.rests(8)
 
 
-def test_that_long_drafts_looked_slow_says_nothing_against_short_ones() -> None:
+def test_slow_long_drafts_do_not_count_against_short_ones() -> None:
     """They were tried in a bad moment; a first token each was verified as fast as none."""
     chooser = AdaptiveDraftLength(MOST)
     good = [DraftCandidate(0.9, MOST, True, 1)] * 64
@@ -446,7 +446,7 @@ def test_nobody_looks_for_drafts_for_a_while_where_looking_has_cost_too_much() -
     assert not chooser.rests(64)
 
 
-def test_what_deciding_takes_does_not_make_a_plain_step_longer() -> None:
+def test_decision_time_is_not_part_of_a_plain_step() -> None:
     costs = StepCosts()
     for _ in range(3):
         costs.observe(StepReport(4, 0.013, deciding_s=0.003))

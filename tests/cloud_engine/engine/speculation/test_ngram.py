@@ -14,7 +14,7 @@ def searched(tokens: list[int]) -> int | None:
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=80), st.lists(st.integers(1, 9), max_size=20))
-def test_it_finds_what_a_search_finds(text: list[int], jumps: list[int]) -> None:
+def test_ngram_index_matches_a_search(text: list[int], jumps: list[int]) -> None:
     index, end = NgramIndex(), 1
     for jump in [*jumps, len(text)]:
         assert index.find(text[:end]) == searched(text[:end])

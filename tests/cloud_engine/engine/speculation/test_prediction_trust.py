@@ -56,7 +56,7 @@ def test_a_step_of_many_costs_each_of_them_its_share() -> None:
     assert (found.takes_whole(60, 1), found.takes_whole(60, 32)) == (True, False)
 
 
-def test_what_one_batch_size_costs_says_nothing_of_another() -> None:
+def test_costs_are_kept_per_batch_size() -> None:
     """Eight sequences take not eight times as long as one: what is beyond a plain step of eight is the tokens'."""
     found = trust(0, 32)
     for _ in range(3):

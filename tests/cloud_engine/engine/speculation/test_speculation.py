@@ -324,7 +324,7 @@ class Alone(Drafter):
         ([], 0, False, True, (0, 0)),
     ],
 )
-def test_that_an_answer_ends_is_a_guess_like_any_other(draft, accepted, says_end, ends, counted) -> None:
+def test_predicted_end_counts_as_a_draft(draft, accepted, says_end, ends, counted) -> None:
     speculator = Speculator([drafter := Alone()], EngineConfig())
     request = GenerationRequest("r", [1])
     state = RequestState(request, 10, ResolvedParams(), 0, frozenset({2}), [1], PredictionCursor([]))

@@ -26,9 +26,7 @@ LONG = 1020  # bytes of the longest record
 
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.sampled_from(["add", "remove", "reopen"]), st.binary(min_size=1, max_size=LONG + 2))))
-def test_what_was_added_stands_there_until_it_is_removed(
-    tmp_path_factory: pytest.TempPathFactory, events: list[tuple[str, bytes]]
-) -> None:
+def test_intents_stay_until_removal(tmp_path_factory: pytest.TempPathFactory, events: list[tuple[str, bytes]]) -> None:
     path = tmp_path_factory.mktemp("intents") / "file"
     file, expected = IntentFile(path, places=2), dict[int, bytes]()
     for event, record in events:
@@ -73,7 +71,7 @@ def test_more_requests_than_places_all_have_rows(tmp_path: Path) -> None:
     assert (states.count("settled"), states.count("abandoned"), len(states)) == (4190, 11, 4201)
 
 
-def test_what_was_settled_before_a_kill_keeps_its_tokens(tmp_path: Path) -> None:
+def test_settled_tokens_survive_a_kill(tmp_path: Path) -> None:
     """The database is locked, so that nothing is committed before."""
     path = tmp_path / "usage"
     program = (

@@ -126,7 +126,7 @@ def test_several_processes_write_one_ledger(where: str) -> None:
     assert Counter(each["completion_tokens"] for each in found) == dict.fromkeys(range(200), 4)
 
 
-def test_what_a_killed_worker_opened_is_abandoned_and_nothing_else(where: str) -> None:
+def test_only_intents_of_killed_workers_are_abandoned(where: str) -> None:
     """Every intent that was promised becomes a row, once; those of a worker that lives stay open."""
     with start(where, 20, "--hold") as living, start(where, 10_000) as victim:
         go(living)
@@ -183,7 +183,7 @@ asyncio.run(work())
 """
 
 
-def test_what_is_booked_survives_a_kill(where: str) -> None:
+def test_booked_usage_survives_a_kill(where: str) -> None:
     path = os.pathsep.join([str(Path(ledger_worker.__file__).parent), *sys.path])
     subprocess.run([sys.executable, "-c", BOOKED, where], check=False, env={**os.environ, "PYTHONPATH": path})
     UsageLedger(open_store(where)).close()

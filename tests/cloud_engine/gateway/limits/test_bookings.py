@@ -55,7 +55,7 @@ def booked(tmp_path: Path, path: str, answer: Callable[[Call], Coroutine[Any, An
     return sent
 
 
-def test_what_a_stream_costs_is_booked_before_its_client_has_the_end(tmp_path: Path) -> None:
+def test_stream_cost_is_booked_before_the_end_is_sent(tmp_path: Path) -> None:
     """The death of the worker behind any event, and a limit store that hangs, leave what the client has been told."""
     chunk = b'data: {"choices":[{"index":0,"delta":{%b},"finish_reason":%b}]}\n\n'
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}\n\n'
@@ -95,7 +95,7 @@ def test_so_is_an_answer_of_another_api_and_a_whole_one(tmp_path: Path) -> None:
         (True, 400, None, 0),
     ],
 )
-def test_who_pays_for_a_prompt_that_no_node_counted(
+def test_charge_for_a_prompt_that_no_node_counted(
     tmp_path: Path, is_sent: bool, status: int, error: Exception | None, paid: int
 ) -> None:
     row = UsageRow(request_id="id", node="http://node", model="m", status=status)

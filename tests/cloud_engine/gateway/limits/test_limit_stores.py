@@ -220,7 +220,7 @@ def test_nothing_outlives_a_boot(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
-def test_what_cannot_be_settled_now_is_settled_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_settlements_are_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that was stopped while it held the memory."""
     monkeypatch.setattr(shared_memory, "_LOCK_S", 0.05)
 

@@ -119,7 +119,7 @@ def test_a_full_disk(hub: Hub, monkeypatch) -> None:
         ("owner/one", ModelLoadError, "nor a safetensors model"),
     ],
 )
-def test_what_the_hub_does_not_have(hub: Hub, name: str, error: type[UpdraftError], reason: str) -> None:
+def test_files_missing_on_the_hub(hub: Hub, name: str, error: type[UpdraftError], reason: str) -> None:
     with pytest.raises(error, match=reason):
         find_model(name)
 

@@ -88,7 +88,7 @@ def read(source: Any, tokenizer: Any, request: GenerationRequest) -> list[Piece]
 
 
 @given(st.binary(min_size=1, max_size=40), st.data())
-def test_another_node_goes_on_behind_the_reported_tokens(text: bytes, data: st.DataObject) -> None:
+def test_another_node_continues_after_the_reported_tokens(text: bytes, data: st.DataObject) -> None:
     """Wherever a stream breaks off: within a character, in bytes that are none, or within a stop string."""
     tokens = list(text)
     request = GenerationRequest("r", [0], SamplingParams(stop=("ab", "\xe9x")))
@@ -147,7 +147,7 @@ def test_an_offset_is_where_the_text_of_a_token_begins() -> None:
 
 
 @pytest.mark.parametrize(("steps", "paced"), [([[97], [97], [97, 33]], 1), ([[97, 97, 97, 33]], 0)])
-def test_what_comes_at_once_has_no_pace(steps: list[list[int]], paced: int) -> None:
+def test_tokens_in_one_event_have_no_pace(steps: list[list[int]], paced: int) -> None:
     latencies, request = Latencies(), GenerationRequest("r", [0], SamplingParams(stop=("!",)))
     source: Any = Once(*steps)
 

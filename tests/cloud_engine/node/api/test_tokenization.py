@@ -83,7 +83,7 @@ TOOL = {"type": "function", "function": {"name": "look_up"}}
         ({"prompt": "a", "tools": [TOOL]}, "tools"),
     ],
 )
-def test_what_chat_refuses_is_refused(body: dict[str, Any], param: str) -> None:
+def test_chat_refusals_apply_to_tokenization(body: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         parse_tokenize(json.dumps(body).encode())
     assert caught.value.param == param
