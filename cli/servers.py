@@ -84,8 +84,7 @@ class RegistrationFlags:
     """Options for the registration of a node with a gateway."""
 
     register: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Gateway to register with, at every address of its host name."),
+        str | None, typer.Option(metavar="URL", help="Gateway to register with, at every address of its host name.")
     ] = None
     register_api_key_file: Annotated[
         Path | None,

@@ -102,10 +102,7 @@ class LocalEngine:
             read_adapter(adapter.path, header)
         options = settled(header, options)
         model = LlamaModel(
-            path,
-            gpu_layers=options.gpu_layers,
-            repack=options.repack is not False,
-            missing=missing_bytes(path, header),
+            path, gpu_layers=options.gpu_layers, repack=options.repack is not False, missing=missing_bytes(path, header)
         )
         try:
             if options.context_length is not None and options.context_length > model.train_context:

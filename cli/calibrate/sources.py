@@ -271,8 +271,7 @@ def _stopped(kept: SavedAnswers) -> None:
     kept.close()
     if kept.pairs:
         output.echo(
-            f"{len(kept.pairs)} answered prompts are kept in {kept.path}: run the same command to resume.",
-            err=True,
+            f"{len(kept.pairs)} answered prompts are kept in {kept.path}: run the same command to resume.", err=True
         )
 
 

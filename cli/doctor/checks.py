@@ -164,9 +164,7 @@ def check_policy() -> Check:
         return f"for the packaged pair, {pair}; sha256 {file_sha256(folder / 'policy.json')[:12]}"
 
     return _reported(
-        "policy",
-        look,
-        "pip install '.[edge]' in a clone of Updraft, or recreate it: python -m updraft.embedded.policy",
+        "policy", look, "pip install '.[edge]' in a clone of Updraft, or recreate it: python -m updraft.embedded.policy"
     )
 
 

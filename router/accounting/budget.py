@@ -271,12 +271,7 @@ class Budget:
                 "SELECT count(*), coalesce(sum(cloud_tokens + cloud_prompt_tokens > 0), 0),"
                 " coalesce(sum(cloud_tokens + cloud_prompt_tokens), 0), total(cost_usd)"
                 f" FROM requests WHERE started_at >= :from AND started_at < :to{whose}",
-                {
-                    "from": first * DAY_S,
-                    "to": bounds(period, day)[1],
-                    "key": caller.key,
-                    "user": caller.user,
-                },
+                {"from": first * DAY_S, "to": bounds(period, day)[1], "key": caller.key, "user": caller.user},
             ).fetchone()
         )
         connection.execute("INSERT INTO spending VALUES (?, ?, ?, ?, ?, ?, ?)", (period, first, name, *astuple(spent)))

@@ -96,7 +96,7 @@ def _row(
 class Trained:
     """A policy of the population in a folder, and the Python models behind it."""
 
-    found: FittedGates
+    fitted: FittedGates
     material: TrainingData
     recipe: FitRecipe
     folder: Path
@@ -122,6 +122,6 @@ def trained(calibration: list[GradedRow], tmp_path_factory: pytest.TempPathFacto
     material, folder = training_data_of(calibration), tmp_path_factory.mktemp("policy")
     data = [Source("population", "0" * 64, len(calibration))]
     recipe = FitRecipe({"local": "small", "cloud": "large"}, data, "the population's laws", "2026-01-31")
-    found = fit_gates(material, recipe.seed)
-    write_policy(found, material, recipe, folder)
-    return Trained(found, material, recipe, folder)
+    fitted = fit_gates(material, recipe.seed)
+    write_policy(fitted, material, recipe, folder)
+    return Trained(fitted, material, recipe, folder)

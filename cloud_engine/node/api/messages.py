@@ -9,12 +9,7 @@ import msgspec
 from ....protocol.decoding import read_object
 from ....protocol.dialects.bodies import TranslatedBody
 from ....protocol.dialects.messages_events import streamed_message, whole_message
-from ....protocol.dialects.messages_request import (
-    MessagesRequest,
-    chat_body,
-    read_count_request,
-    read_messages_request,
-)
+from ....protocol.dialects.messages_request import MessagesRequest, chat_body, read_count_request, read_messages_request
 from ....protocol.http.wire import WireResponse
 
 

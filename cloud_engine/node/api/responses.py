@@ -13,12 +13,7 @@ from ....protocol.decoding import read_object, unsupported
 from ....protocol.dialects.bodies import TranslatedBody
 from ....protocol.dialects.responses_events import begun_response, streamed_response, whole_response
 from ....protocol.dialects.responses_items import Item, items_of
-from ....protocol.dialects.responses_request import (
-    ResponsesRequest,
-    chat_body,
-    prompt_body,
-    read_responses_request,
-)
+from ....protocol.dialects.responses_request import ResponsesRequest, chat_body, prompt_body, read_responses_request
 from ....protocol.errors import InvalidRequestError
 from ....protocol.http.wire import WireResponse
 

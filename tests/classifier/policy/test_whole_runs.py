@@ -54,7 +54,7 @@ def test_the_loaded_policy_gives_the_python_probabilities(
         "opening": [policy.during(view) for view in views],
         "cascade": [policy.after(view) for view in views],
     }
-    for mode, router in trained.found.routers.items():
+    for mode, router in trained.fitted.routers.items():
         assert np.abs(found[mode] - router.probability(featurise(held_out, mode))).max() <= 1e-5, mode
 
 
@@ -66,7 +66,7 @@ def test_graphs_agree_with_python_far_outside_the_training_range_too(trained: Tr
     }
     graphs = Graphs(sessions[TOPICS_FILE], {mode: sessions[name] for mode, name in GATE_FILES.items()})
     rng = np.random.default_rng(0)
-    for mode, router in trained.found.routers.items():
+    for mode, router in trained.fitted.routers.items():
         width = sum(policy.card.blocks[mode].values())
         wild = (rng.normal(size=(100, 50 + width)) * 1e3).astype(np.float32)
         expected = np.clip(router.curve(router.blended(wild)), 0.0, 1.0)
@@ -78,7 +78,7 @@ def test_graphs_agree_with_python_far_outside_the_training_range_too(trained: Tr
 def test_the_gates_beat_token_confidence_on_known_and_on_unseen_kinds(
     trained: Trained, policy: Policy, calibration: list[GradedRow], held_out: list[GradedRow]
 ) -> None:
-    left_out = [leave_out(trained.found, trained.material, calibration, held_out, by) for by in ("kind", "family")]
+    left_out = [leave_out(trained.fitted, trained.material, calibration, held_out, by) for by in ("kind", "family")]
     point = policy.operating_point(Target("quality", 0.98))
     report = evaluate(policy_probabilities(policy, held_out), held_out, [point], left_out)
     gate3 = report.gates["gate3"]
@@ -97,13 +97,13 @@ def test_the_gates_beat_token_confidence_on_known_and_on_unseen_kinds(
 
 
 def test_calibration_improves_on_the_raw_score(trained: Trained, held_out: list[GradedRow]) -> None:
-    router, rows = trained.found.routers["cascade"], featurise(held_out, "cascade")
+    router, rows = trained.fitted.routers["cascade"], featurise(held_out, "cascade")
     raw = 1 / (1 + np.exp(-router.score(rows)))
     assert ece(router.probability(rows), gains(held_out)) < ece(raw, gains(held_out))
 
 
 def test_the_same_rows_give_the_same_files(trained: Trained, policy: Policy, tmp_path: Path) -> None:
-    again = write_policy(trained.found, trained.material, trained.recipe, tmp_path)
+    again = write_policy(trained.fitted, trained.material, trained.recipe, tmp_path)
     assert again.card == policy.card
 
 
