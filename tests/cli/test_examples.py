@@ -52,7 +52,7 @@ def test_a_missing_argument_is_said(environment: dict[str, str], tmp_path: Path)
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
-def test_a_program_says_what_it_shows(path: Path) -> None:
+def test_example_programs_describe_themselves(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
 
 

@@ -72,7 +72,7 @@ def test_one_look_at_a_gateway(updraft: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "no address"])
-def test_where_no_gateway_answers_that_is_said(updraft: Any, url: str) -> None:
+def test_missing_gateway_is_reported(updraft: Any, url: str) -> None:
     done = updraft("top", url, "--once")
     assert done.returncode == 1
     assert "No gateway answers" in done.stderr

@@ -113,7 +113,7 @@ def test_every_object_fits_its_schema(rendered: dict[str, list[Object]], profile
             validate(each, "1.32", strict=True)
 
 
-def test_a_schema_refuses_what_is_misspelt(rendered: dict[str, list[Object]]) -> None:
+def test_schema_refuses_misspelt_fields(rendered: dict[str, list[Object]]) -> None:
     (scaled,) = kinds(rendered["gpu"], "ScaledObject")
     spec = {**scaled["spec"], "maxReplicas": 3}
     with pytest.raises(jsonschema.ValidationError, match="maxReplicas"):

@@ -35,7 +35,7 @@ def test_a_question_is_asked_the_way_people_type(kind: str, prompt: str, forms: 
 
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"outside"}))
-def test_other_words_keep_what_is_asked(kind: str) -> None:
+def test_paraphrases_keep_the_question(kind: str) -> None:
     """Every figure of a question stays in it, and so do its names and letters."""
     rng = random.Random(kind)
     for _ in range(400):

@@ -63,7 +63,7 @@ def launched_kernels(sources: Iterable[str]) -> set[str]:
     return set(jitted) - called
 
 
-def test_kernels_are_told_from_what_they_call() -> None:
+def test_kernels_are_distinguished_from_helpers() -> None:
     first = "@triton.jit(do_not_specialize=['n'])\ndef outer(n):\n    inner(n)\n\ndef plain():\n    outer[1](2)\n"
     assert launched_kernels([first, "@triton.jit\ndef inner(n): ...\n"]) == {"outer"}
 

@@ -272,7 +272,7 @@ def test_four_threads_get_the_answers_of_one(engine):
     assert together == {i: [alone[i]] * 3 for i in range(4)}
 
 
-def test_an_abandoned_run_does_not_block_and_can_go_on(engine):
+def test_abandoned_run_does_not_block_and_can_continue(engine):
     expected = [token.id for token in engine.start_text("the", SamplingParams(max_tokens=8, temperature=0))]
     paused = engine.start_text("the", SamplingParams(max_tokens=8, temperature=0))
     got = [next(paused).id, next(paused).id]

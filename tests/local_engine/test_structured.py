@@ -109,7 +109,7 @@ def test_regex_choice_and_grammar(engine: LocalEngine, constraint: Constraint, p
         assert answer.finish_reason in ("stop", "length")
 
 
-def test_where_an_answer_ends(engine: LocalEngine) -> None:
+def test_end_of_an_answer(engine: LocalEngine) -> None:
     def one(constraint: Constraint, **params: Any) -> tuple[str, str | None]:
         answer = run(engine, constraint, **params)
         return answer.text, answer.finish_reason
@@ -192,7 +192,7 @@ def test_no_text_matches_a_control_token(engine: LocalEngine, tokenizer: Tokeniz
 
 
 @pytest.mark.parametrize("parallel", [True, False])
-def test_an_answer_that_may_call_once_ends_behind_its_call(
+def test_answer_with_one_allowed_call_ends_after_it(
     engine: LocalEngine, monkeypatch: pytest.MonkeyPatch, parallel: bool
 ) -> None:
     """The model is made to write two."""

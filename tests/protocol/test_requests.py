@@ -74,7 +74,7 @@ def test_integers_out_of_all_bounds_are_refused_by_name(ask: Any, param: str, va
 
 
 @pytest.mark.parametrize("count", [-1, 21])
-def test_a_completion_is_told_of_its_own_field(count: int) -> None:
+def test_completion_errors_name_its_own_field(count: int) -> None:
     with pytest.raises(InvalidRequestError, match=r"^logprobs must be between 0 and 20") as caught:
         completion(logprobs=count)
     assert caught.value.param == "logprobs"

@@ -108,7 +108,7 @@ def test_pydantic_schemas_are_enforced_or_noted() -> None:
     assert [note.split()[0] for note in sorted(notes)] == ["format", "not", "propertyNames", "uniqueItems"]
 
 
-def test_a_strict_schema_keeps_what_is_too_much() -> None:
+def test_strict_schema_keeps_unenforceable_keywords() -> None:
     notes: set[str] = set()
     kept = enforceable(PYDANTIC, notes, strict=True)["properties"]
     assert kept["tags"]["uniqueItems"] is True

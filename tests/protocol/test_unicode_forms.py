@@ -30,7 +30,7 @@ READERS: list[tuple[Callable[[Path], Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("read", "name", "text"), READERS, ids=[name for _, name, _ in READERS])
-def test_every_reader_takes_a_mark_and_names_what_it_does_not_take(
+def test_every_reader_accepts_a_bom_and_names_other_encodings(
     read: Callable[[Path], Any], name: str, text: str, tmp_path: Path
 ) -> None:
     path = tmp_path / name

@@ -106,7 +106,7 @@ def test_a_prompt_alone_comes_back_without_an_answer(client: openai.OpenAI) -> N
         client.completions.create(**{**asked, "max_tokens": -2})
 
 
-def test_stream_options_need_a_stream_whoever_would_answer(client: openai.OpenAI) -> None:
+def test_stream_options_need_a_stream_on_every_tier(client: openai.OpenAI) -> None:
     options: Any = {"stream_options": {"include_usage": True}}
     for create in (
         lambda **more: client.chat.completions.create(messages=USER, **more),

@@ -72,7 +72,7 @@ def test_a_model_that_does_not_come_back_is_tried_again_by_the_next() -> None:
     run(test())
 
 
-def test_a_model_sleeps_when_told_and_stays_when_pinned() -> None:
+def test_sleep_and_pin() -> None:
     async def test() -> None:
         tier = UnloadingLocalTier(ScriptedLocal(), ScriptedLocal, idle_s=0.02)
         tier.pin(True)

@@ -42,7 +42,7 @@ def test_from_a_file_and_the_environment(tmp_path: Path) -> None:
         load_config(environ={}, file=file)
 
 
-def test_how_strongly_an_adapter_applies() -> None:
+def test_adapter_scale() -> None:
     assert adapter_of("b.gguf:0.5") == LoraAdapter(Path("b.gguf"), 0.5)
     assert adapter_of("C:/a.gguf") == LoraAdapter(Path("C:/a.gguf"))
     assert adapter_of("a.gguf") == LoraAdapter(Path("a.gguf"))

@@ -100,7 +100,7 @@ KINDS = ["of another user", "missing", "the folder of another user", "a file", "
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_requests_go_on(kind: str, shared_cloud: FakeCloud, tmp_path: Path) -> None:
+def test_requests_continue(kind: str, shared_cloud: FakeCloud, tmp_path: Path) -> None:
     done = python("-c", APP, shared_cloud.url, "{}", **_home(kind, tmp_path))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -254,7 +254,7 @@ def _delete_log(file: Path) -> None:
 @pytest.mark.parametrize(
     "harm", [lambda file: file.rename(file.with_name("moved")), Path.unlink, _empty, _replace, _delete_log]
 )
-def test_a_ledger_that_goes_away_while_it_is_open_is_told_once(
+def test_ledger_that_disappears_is_reported_once(
     bench: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], object]
 ) -> None:
     ledger = tmp_path / "ledger.sqlite3"

@@ -88,7 +88,7 @@ def test_tools_round_trip(connect: Connect, cloud: FullCloud) -> None:
     assert cloud.bodies[2]["messages"][1] == called.message.model_dump()
 
 
-def test_streams_and_what_they_accumulate_go_back(connect: Connect, cloud: FullCloud) -> None:
+def test_streams_and_accumulated_answers_round_trip(connect: Connect, cloud: FullCloud) -> None:
     client = connect()
     with client.chat.completions.stream(model="cloud", messages=[USER], tools=TOOLS) as stream:
         final = stream.get_final_completion()

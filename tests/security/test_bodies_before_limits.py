@@ -89,7 +89,7 @@ def test_many_large_bodies_of_a_key_with_one_place_take_the_memory_of_one(busy: 
     wait_for(lambda: busy.chat(busy.narrow) == 200)
 
 
-def test_a_stranger_sends_no_body(busy: Busy) -> None:
+def test_unauthenticated_client_sends_no_body(busy: Busy) -> None:
     with busy.begun("nobody") as client:
         assert status_of(client.recv(4096)) == 401
 
@@ -108,7 +108,7 @@ def test_announced_bodies_fill_the_share_of_their_tenant_alone(busy: Busy) -> No
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer wrong"}])
-def test_a_node_reads_no_body_of_a_stranger(node: Any, headers: dict[str, str]) -> None:
+def test_node_reads_no_unauthenticated_body(node: Any, headers: dict[str, str]) -> None:
     address = urlsplit(node.url)
     lines = [f"{name}: {value}" for name, value in headers.items()]
     head = "\r\n".join([f"POST {CHAT} HTTP/1.1", "host: localhost", f"content-length: {BODY_BYTES}", *lines, "", ""])

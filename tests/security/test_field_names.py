@@ -55,7 +55,7 @@ def test_ambiguous_field_names_are_refused_by_name(gateway: Any, fields: str, pa
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_names_within_texts_and_tools_are_nobodys_business(gateway: Any, indent: int | None) -> None:
+def test_names_within_texts_and_tools_are_allowed(gateway: Any, indent: int | None) -> None:
     text = 'Say {"model": 1, "model": 2, "Stream": true} and \\ "'
     body = {
         "model": "echo",

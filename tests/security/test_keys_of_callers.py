@@ -321,7 +321,7 @@ def test_a_background_response_keeps_its_key(config: RouterConfig, cloud: Cloud,
 
 
 @pytest.mark.parametrize("key", [B, "k", "word"])
-def test_a_key_is_told_to_nobody(
+def test_key_is_in_no_output(
     client: updraft.OpenAI, config: RouterConfig, cloud: Cloud, caplog: pytest.LogCaptureFixture, key: str
 ) -> None:
     caplog.set_level(logging.DEBUG)

@@ -127,7 +127,7 @@ def test_a_node_without_a_key_refuses_them_too(tmp_path: Path) -> None:
         (socket.AF_INET6, "::", "::ffff:127.0.0.1"),
     ],
 )
-def test_whose_a_connection_is(family: int, server_at: str, client_at: str) -> None:
+def test_user_of_a_connection(family: int, server_at: str, client_at: str) -> None:
     """An IPv4 client of a server on both families has one more form there, and another one in the kernel's table."""
     with socket.create_server((server_at, 0), family=family, dualstack_ipv6=server_at == "::") as server:
         address = (client_at, server.getsockname()[1])

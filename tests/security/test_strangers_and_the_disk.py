@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 
-def test_a_stranger_leaves_a_count(gateway: Any) -> None:
+def test_unauthenticated_requests_leave_only_a_count(gateway: Any) -> None:
     def refused() -> float:
         text = httpx.get(f"{gateway.url}/metrics").text
         counts = [line for line in text.splitlines() if line.startswith('updraft_gateway_requests_total{status="401"}')]

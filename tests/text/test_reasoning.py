@@ -58,7 +58,7 @@ def test_reasoning_parses_at_any_split(words: list[str], at: int, begun: bool) -
     assert len("".join(whole).replace(" ", "").replace("\n", "")) >= len("".join(bare.split())), "nothing is lost"
 
 
-def test_a_call_inside_thoughts_is_none() -> None:
+def test_call_inside_thoughts_is_ignored() -> None:
     text = f"<think>I could write {CALL}</think>{CALL}"
     message, reason = AnswerParser(TOOLS, ReasoningStyle()).whole(text, "stop")
     assert reason == "tool_calls"

@@ -108,7 +108,7 @@ def test_typed_control_tokens_stay_text(tokenizer):
     assert tokenizer.decode(ids) == f"user\n{hostile}\nassistant\n"
 
 
-def test_others_go_on_while_a_long_text_is_read(tokenizer):
+def test_long_tokenization_releases_other_threads(tokenizer):
     """Between two turns of the other thread the process computes for a fraction of the whole time."""
     text = "What the assistant knows. \u00e9" * 40_000
     reader = threading.Thread(target=tokenizer.encode, args=(text,))
@@ -234,13 +234,13 @@ def test_marks_that_are_not_called_special_stay_text(folder):
     assert tokenizer.encode("<think>") == [plain.token_to_id("<think>")]  # no template writes it
 
 
-def test_which_tokens_are_marks():
+def test_tokens_that_are_marks():
     tokens = ["<|turn>", "[INST]", "<unused7>", "<s>", "<h2>", "</table>", "\n\n", "  ", "word", "[]", "a|>", "<a b>"]
     assert unflagged_control_tokens(tokens) == ["<|turn>", "[INST]", "<unused7>"]
     assert unflagged_control_tokens(tokens, "{{ '<s>' }}\n\n<h1>") == ["<|turn>", "[INST]", "<unused7>", "<s>"]
 
 
-def test_a_missing_pre_tokenizer_is_told(caplog):
+def test_missing_pre_tokenizer_is_reported(caplog):
     library = byte_level()
     Tokenizer(library.to_str(), eos_ids=[])
     assert caplog.text == ""

@@ -242,7 +242,7 @@ TWO_CALLS = (
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_an_answer_that_may_call_once_ends_behind_its_call(tokenizer: Tokenizer, size: int) -> None:
+def test_answer_with_one_allowed_call_ends_after_it(tokenizer: Tokenizer, size: int) -> None:
     tools = [Tool("function", Function(name)) for name in ("f", "g")]
     hermes = ToolFormat.named("hermes", tokenizer)
     assert OfferedTools(hermes, ToolUse(tools)).call_limit(None, detects_repetition=False) is None

@@ -171,9 +171,7 @@ def test_random_models_are_of_their_shape() -> None:
     assert draft.config.context_length == model.config.context_length
 
 
-def test_ratios_are_their_seconds_over_ours_of_the_best_of_their_settings(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_ratios_compare_the_best_peer_setting_with_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Ours are taken before and after each of theirs, and the mean of both counts."""
     theirs = {(64, 512): 16.0, (128, 1024): 12.0, (128, 2048): 30.0}
     monkeypatch.setattr(peers, "load", lambda *_: None)

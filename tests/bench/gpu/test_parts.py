@@ -86,7 +86,7 @@ def test_each_part_runs_whatever_becomes_of_the_others(tmp_path: Path) -> None:
     assert read(results, "gpu-2026-01-01") == {"writes": {}}
 
 
-def test_parts_have_what_is_left_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_share_the_remaining_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "_TOTAL_S", 2)
     sleeps = [Part(name, 60, ("timeit", "-n", "1", "-r", "1", "import time; time.sleep(60)")) for name in "ab"]
     started = time.monotonic()

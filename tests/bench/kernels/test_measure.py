@@ -58,7 +58,9 @@ def test_times_are_percentiles() -> None:
         (4_000_000, 1_600_000_000, 1.0, "matmul"),
     ],
 )
-def test_a_share_is_the_slower_ceilings_time_over_ours(bytes_moved: int, flops: int, share: float, bound: str) -> None:
+def test_share_is_the_slower_limits_time_over_the_kernels(
+    bytes_moved: int, flops: int, share: float, bound: str
+) -> None:
     case = Case("case", nothing, bytes_moved, flops)
     row = Row.of(case, "ours", Times(median=2e-6, p20=1e-6, p80=3e-6), CEILINGS)
     assert (row.share, row.bound) == (share, bound)
@@ -102,7 +104,7 @@ def measured_rows() -> list[Row]:
     return list(rows_of(case, CEILINGS, constant(2e-6)))
 
 
-def test_rows_are_told_with_what_they_were_measured_on() -> None:
+def test_rows_are_reported_with_their_device() -> None:
     written = json.loads(json.dumps(report_of("NVIDIA H200", {"short": True}, Measured(CEILINGS, measured_rows()))))
     assert written["config"] == {"bench": "kernels", "device": "NVIDIA H200", "short": True}
     assert written["commit"] and re.fullmatch(r"\d{4}-\d\d-\d\d", written["date"])
@@ -124,7 +126,7 @@ def test_failed_case_keeps_earlier_measurements(monkeypatch: pytest.MonkeyPatch)
     assert kept == [["one"], ["one", "two"]]
 
 
-def test_the_table_names_a_case_once_and_what_is_missing() -> None:
+def test_table_names_each_case_once_and_missing_peers() -> None:
     console = Console(width=140, record=True, file=None)
     with console.capture() as captured:
         console.print(kernels_table(measured_rows(), "NVIDIA H200"))

@@ -29,7 +29,7 @@ def test_there_are_300_different_questions_and_their_answers_are_right() -> None
         assert not question.grade("I do not know."), question.prompt
 
 
-def test_the_stub_cloud_knows_what_is_on_its_sheet() -> None:
+def test_stub_cloud_answers_from_its_sheet() -> None:
     with stub_cloud({"What is 2 + 2?": "4"}) as url:
 
         def ask(text: str) -> str:

@@ -66,7 +66,7 @@ def test_raw_decoding_writes_what_the_engine_writes(setup: Setup, engine: LocalE
         assert [step[number] for step in steps] == run.token_ids
 
 
-def test_peers_count_what_they_wrote(setup: Setup, engine: LocalEngine) -> None:
+def test_peers_count_their_tokens(setup: Setup, engine: LocalEngine) -> None:
     for logprobs in (None, 5):
         peer = LlamaCppPython(setup, logprobs=logprobs is not None)
         assert peer.answer(PROMPT, 7, logprobs) == local.Ours(engine).answer(PROMPT, 7, logprobs) == 7

@@ -99,7 +99,9 @@ def test_a_report_is_flat_and_complete(tmp_path: Path) -> None:
     assert written["versions"]["numpy"]
 
 
-def test_a_copy_without_its_history_is_told_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_without_history_gets_its_commit_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(report, "__file__", str(tmp_path / "report.py"))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert Report.of({}, {}).commit == "unknown"

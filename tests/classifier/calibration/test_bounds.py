@@ -26,7 +26,7 @@ def test_as_bold_as_clopper_and_pearson_allow(n: int, alpha: float) -> None:
 @pytest.mark.parametrize(
     ("n", "alpha", "most"), [(99, 0.05, 4), (98, 0.05, 3), (19, 0.05, 0), (18, 0.05, -1), (9, 0.0, -1)]
 )
-def test_how_many_losses_an_average_allows(n: int, alpha: float, most: int) -> None:
+def test_allowed_losses_on_average(n: int, alpha: float, most: int) -> None:
     assert max_losses_on_average(n, alpha) == most
     assert (most + 1) / (n + 1) <= alpha or most == -1
     assert (most + 2) / (n + 1) > alpha

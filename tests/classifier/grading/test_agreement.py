@@ -187,7 +187,7 @@ def test_json_knows_truth_from_one_and_long_numbers_apart() -> None:
     assert agree("[1e9999999999999999999]", "[1e9999999999999999999]")
 
 
-def test_an_answer_that_is_none_counts_against_its_tier() -> None:
+def test_missing_answer_counts_against_its_tier() -> None:
     assert grades(ComparableAnswer("Paris"), ComparableAnswer("Paris")) == (1, 1)
     assert grades(ComparableAnswer("Rome"), ComparableAnswer("Paris")) == (0, 1)
     assert grades(ComparableAnswer("Paris"), ComparableAnswer("")) == (1, 0)

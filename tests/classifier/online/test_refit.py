@@ -133,7 +133,7 @@ def test_a_block_that_one_row_lacks_is_read_by_no_gate(tmp_path: Path) -> None:
     assert policy.reads_answers
 
 
-def test_answers_that_end_early_are_none_of_gate_twos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_answers_do_not_train_gate_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, _ = observed(300, 1, 1.0)
     assert training_data_of(rows, monkeypatch).opened.all()
     experience = ExperienceStore(tmp_path / "e.sqlite3")
@@ -176,7 +176,7 @@ def test_the_store_is_bounded_and_keeps_the_newest(tmp_path: Path) -> None:
     experience.close()
 
 
-def test_a_file_that_is_none(tmp_path: Path) -> None:
+def test_invalid_experience_file(tmp_path: Path) -> None:
     (tmp_path / "e.sqlite3").write_bytes(b"no database at all, but long enough to be looked at" * 30)
     with pytest.raises(ConfigurationError, match=r"Cannot use .* for experience"):
         ExperienceStore(tmp_path / "e.sqlite3")

@@ -56,7 +56,7 @@ def test_at_the_end_only_the_last_line_is_left(searched: list[str]) -> None:
     assert len(searched) == 3
 
 
-def test_answers_are_told_apart_and_the_oldest_are_forgotten(searched: list[str]) -> None:
+def test_answers_are_cached_separately_and_the_oldest_evicted(searched: list[str]) -> None:
     reader = AnswerReader(2)
     answers = [f"The {number} of them that were there were seen by all of us.\nAnd so on." for number in range(3)]
     for answer in answers:

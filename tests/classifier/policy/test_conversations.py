@@ -50,7 +50,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
     return fit_policy(population(400, 0), RECIPE, tmp_path_factory.mktemp("policy"))
 
 
-def test_and_why_depends_on_what_it_is_asked_about(policy: Policy) -> None:
+def test_follow_up_why_depends_on_its_question(policy: Policy) -> None:
     hard, easy = (
         policy.before(PromptView.of(conversation(first, "Yes.", "And why?")))
         for first in ("Prove rigorously that every lamp is compact.", "What colour is a ripe lamp?")
@@ -58,7 +58,7 @@ def test_and_why_depends_on_what_it_is_asked_about(policy: Policy) -> None:
     assert hard > easy + 0.3
 
 
-def test_follow_ups_rank_by_what_they_follow(policy: Policy) -> None:
+def test_follow_ups_rank_by_the_earlier_turn(policy: Policy) -> None:
     later = population(200, 1)
     p_gain = np.array([policy.before(prompt_of(row)) for row in later])
     assert auroc(p_gain, gains(later)) > 0.8
@@ -72,7 +72,7 @@ def test_the_card_says_how_long_the_conversations_were(policy: Policy) -> None:
     assert policy.calibrated_on.lacks(longer[:-1]) is None
 
 
-def test_a_question_that_follows_nothing_is_what_it_was() -> None:
+def test_single_question_keeps_its_features() -> None:
     asked = "What is 12 + 7?"
     alone = ParsedRun.of(view_of(GradedRow(asked, 0.0, 0.0)))
     first = ParsedRun.of(view_of(GradedRow(asked, 0.0, 0.0, messages=(Message(role="user", content=asked),))))

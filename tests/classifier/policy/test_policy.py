@@ -107,7 +107,7 @@ def test_no_promise_counts_on_gate_two_for_answers_that_end_before_it_is_asked(t
 
 
 @pytest.mark.parametrize("tokens", [3, OPENING_TOKENS])
-def test_without_answers_that_go_on_there_is_no_gate_two(tmp_path: Path, tokens: int) -> None:
+def test_gate_2_needs_long_answers(tmp_path: Path, tokens: int) -> None:
     """Its threshold would be that of rows it never judges: nought, and all that is longer would escalate."""
     rows = [replace(row, signals=cut(row.signals, tokens)) for row in population(200, 4, signals=True)]
     longer = population(50, 5, signals=True)
@@ -339,7 +339,7 @@ COLUMNS = {name: np.ones(3, np.float32) for name in ("before", "local", "cloud",
         _claiming(2**50),
     ],
 )
-def test_calibration_rows_that_are_none_are_refused(data: bytes) -> None:
+def test_invalid_calibration_rows_are_refused(data: bytes) -> None:
     with pytest.raises(ConfigurationError, match="calibrate again"):
         unpack_calibration(Path("calibration.npz"), data)
 
@@ -386,7 +386,7 @@ def test_a_long_prompt_costs_the_others_no_memory() -> None:
     assert labels.different == 21
 
 
-def test_the_clouds_score_on_what_goes_up_is_told_beside_its_own(tmp_path: Path) -> None:
+def test_clouds_score_on_escalated_requests_is_reported(tmp_path: Path) -> None:
     """Here the cloud is right half as often on what the device cannot do."""
     rng = np.random.default_rng(0)
     hard = [row.prompt.startswith("Prove") for row in population(400, 0)]

@@ -115,7 +115,7 @@ def test_tuning(monkeypatch) -> None:
     assert check_tuning().fix == ""
 
 
-def test_doctor_knows_the_machine_and_what_was_tuned(updraft, environment, monkeypatch) -> None:
+def test_doctor_reports_the_machine_and_tuned_options(updraft, environment, monkeypatch) -> None:
     done = updraft("tune", "--json", env={"UPDRAFT_LOCAL": "pocket"})
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

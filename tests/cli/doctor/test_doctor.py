@@ -143,7 +143,7 @@ def test_variables_of_other_commands_are_no_typos(updraft) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_pair_without_a_policy_is_told_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pair_without_a_policy_gets_a_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Path(__file__).resolve().parents[3] / "embedded" / "weights" / "pocket-small.gguf"
     for name, value in {
         "HOME": tmp_path, "LOCAL": model, "CLOUD_URL": "http://127.0.0.1:9/v1", "CLOUD_MODEL": "big",

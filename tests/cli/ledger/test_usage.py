@@ -71,7 +71,7 @@ def test_since_when(ledger: Path, since: str, requests: int) -> None:
     assert json.loads(said("usage", "--json", "--since", since, ledger=ledger))["total"]["requests"] == requests
 
 
-def test_a_time_that_is_none_is_refused(ledger: Path) -> None:
+def test_invalid_times_are_refused(ledger: Path) -> None:
     result = CliRunner().invoke(app, ["usage", "--since", "yesterday", "--ledger", str(ledger)])
     assert isinstance(result.exception, InvalidRequestError)
     assert "7d" in result.exception.message

@@ -22,7 +22,7 @@ def paint(*, first: int = 1, colours: Annotated[Colours, Without("back")], last:
     print(first, colours, last)
 
 
-def test_fields_stand_in_the_place_of_their_group() -> None:
+def test_fields_replace_their_group_in_order() -> None:
     app = CommandLine()
     app.command()(paint)
     told = CliRunner().invoke(app, ["--help"]).stdout

@@ -66,7 +66,7 @@ def test_a_child_that_dies_at_once_says_why(folder: Path, children: list[Child])
         start(children, folder, "--fail").wait_ready(30)
 
 
-def test_a_long_start_is_told_of(folder: Path, children: list[Child], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_start_is_reported(folder: Path, children: list[Child], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("updraft.cli.shared.processes.QUIET_S", 0.2)
     lines: list[str] = []
     child = start(children, folder, "--silent")

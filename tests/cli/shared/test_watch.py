@@ -51,7 +51,7 @@ def test_a_step_is_taken_away_on_a_terminal() -> None:
     assert "\n" not in file.getvalue()
 
 
-def test_a_first_use_is_told_and_nothing_after_it() -> None:
+def test_only_the_first_use_is_reported() -> None:
     lines: list[str] = []
     log = logging.getLogger("updraft.local.first_use")
     with first_uses_reported(lines.append):

@@ -43,7 +43,7 @@ def pulled_before(environment: dict[str, str]) -> None:
     )
 
 
-def test_nobody_to_ask(index: Index, updraft) -> None:
+def test_chat_without_a_model(index: Index, updraft) -> None:
     done = updraft("chat", input="hi\n")
     assert done.returncode == 2
     assert "No model is set. Fetch a small default model with `updraft pull smollm2`" in done.stderr

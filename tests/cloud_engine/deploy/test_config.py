@@ -118,7 +118,7 @@ def test_files_are_those_of_the_folder_where_the_command_ran(tmp_path: Path, mon
     assert (model.model, model.draft, model.chat_template) == (str(tmp_path / "mine"), "pocket", "chatml")
 
 
-def test_a_cluster_that_is_not_there_is_told_at_once() -> None:
+def test_missing_cluster_is_reported_at_once() -> None:
     """Also where something else listens, which speaks HTTP/1: Ray would wait for minutes, and not hear Ctrl-C."""
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
         Thread(target=other.serve_forever, daemon=True).start()
@@ -149,7 +149,7 @@ def test_a_direct_gateway_is_one_process_on_a_machine_that_is_named() -> None:
             check_machines(changed, machines)
 
 
-def test_a_port_that_is_taken_is_told_before_a_node_starts(tmp_path: Path) -> None:
+def test_busy_port_is_reported_before_a_node_starts(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -169,7 +169,7 @@ def test_several_answers_stand_each_where_they_are(engine_of: Any, tokenizer: To
     assert all(text[-1].isupper() and text[0].islower() for text in got)
 
 
-def test_where_an_answer_ends(engine_of: Any, tokenizer: Tokenizer, run: Any) -> None:
+def test_end_of_an_answer(engine_of: Any, tokenizer: Tokenizer, run: Any) -> None:
     def one(constraint: Constraint, engine: Engine | None = None, **params: Any) -> tuple[str, str]:
         result = run(engine or engine_of(), [request("r", constraint, **params)])[0]
         return tokenizer.decode(result.token_ids, skip_special=False), result.finish_reason
@@ -196,7 +196,7 @@ def test_scores_are_of_the_raw_distribution(engine_of: Any, run: Any) -> None:
     assert any(score.logprob < score.top[-1][1] for score in held.logprobs)
 
 
-def test_penalties_and_truncation_choose_among_what_is_allowed(engine_of: Any, tokenizer: Tokenizer, run: Any) -> None:
+def test_penalties_and_truncation_apply_to_allowed_tokens(engine_of: Any, tokenizer: Tokenizer, run: Any) -> None:
     letters = tuple((tokenizer.encode(letter)[0], -100.0) for letter in "ab")
     options = [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 0.9}, {"typical_p": 1e-6}, {"logit_bias": letters}]
     options += [{"frequency_penalty": 2.0, "repetition_penalty": 2.0}]

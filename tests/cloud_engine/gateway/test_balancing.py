@@ -137,7 +137,7 @@ def test_a_request_that_failed_two_nodes_is_kept_out_for_a_while() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=4, max_size=4))
-def test_nobody_ends_more_than_four_nodes_nor_is_refused_for_one_or_for_getting_further(
+def test_request_fails_on_at_most_four_nodes(
     deaths: list[tuple[str, bool]],
 ) -> None:
     now, most = 1000.0, next((n for n, (_, further) in enumerate(deaths[1:], 2) if not further), 4)

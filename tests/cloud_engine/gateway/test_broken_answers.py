@@ -148,7 +148,7 @@ WHOLE = [
 
 
 @pytest.mark.parametrize(("path", "kind", "body"), WHOLE)
-def test_a_whole_answer_that_is_none_is_no_success(setting: Setting, path: str, kind: str, body: bytes) -> None:
+def test_invalid_whole_answer_is_a_failure(setting: Setting, path: str, kind: str, body: bytes) -> None:
     setting.answer_with(kind, body)
     for answer in setting.post_until_asked(path):
         assert (answer.status_code, answer.json()) == (200, GOOD[path])

@@ -159,7 +159,7 @@ def ask_stubs(spawn: Any, tmp_path: Path, stubs: list[Stub], **asked: Any) -> li
     raise AssertionError("the first stub was never asked")
 
 
-def test_servers_like_vllm_go_on_with_the_text(spawn: Any, tmp_path: Path) -> None:
+def test_vllm_servers_continue_from_the_text(spawn: Any, tmp_path: Path) -> None:
     stubs = [Stub(breaks_after=3), Stub()]
     *got, row = ask_stubs(spawn, tmp_path, stubs, stream_options={"include_usage": True})
     assert text_of(got) == ANSWER
@@ -206,7 +206,7 @@ def test_a_request_that_gets_further_each_time_may_lose_three_nodes(
         (Stub(), {}, {"delta": {"reasoning_content": "hm"}}),
     ],
 )
-def test_where_no_other_node_could_go_on_exactly_the_client_is_told(
+def test_client_gets_an_error_if_no_node_can_continue_exactly(
     spawn: Any, tmp_path: Path, second: Stub, asked: dict[str, Any], chunk: dict[str, Any]
 ) -> None:
     *got, row = ask_stubs(spawn, tmp_path, [Stub(second.owner, 3, chunk), second], **asked)

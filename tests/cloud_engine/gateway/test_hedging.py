@@ -311,7 +311,7 @@ def test_unhedgeable_requests_wait(gateway: Gateway, nodes: Nodes, open_gateway:
 
 
 @pytest.mark.parametrize("first", [is_full_when_another_is_asked, dies_when_another_is_asked])
-def test_where_the_first_attempt_fails_the_hedge_is_the_next(gateway: Gateway, nodes: Nodes, first: Behaviour) -> None:
+def test_failed_first_attempt_makes_the_hedge_the_next(gateway: Gateway, nodes: Nodes, first: Behaviour) -> None:
     nodes.will(first, streams_when_released)
     with ThreadPoolExecutor() as pool:
         text = pool.submit(gateway.ask)
@@ -343,7 +343,7 @@ def test_a_node_that_refuses_does_not_end_the_other_attempt(
     assert gateway.hedges("won") == won + (refusing == 0)
 
 
-def test_where_both_nodes_refuse_the_last_says_so(gateway: Gateway, nodes: Nodes) -> None:
+def test_last_refusal_is_returned(gateway: Gateway, nodes: Nodes) -> None:
     nodes.will(refuses(429, when_another_is_asked=True), refuses(400, when_another_is_asked=True))
     with pytest.raises(AssertionError, match=r'"message":"No\."'):
         gateway.ask()

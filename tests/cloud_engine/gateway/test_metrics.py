@@ -122,7 +122,7 @@ def test_labels_stay_within_bounds() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 400)), max_size=30))
-def test_buckets_hold_what_is_at_most_their_bound(requests: list[tuple[str, float]]) -> None:
+def test_bucket_bounds_are_inclusive(requests: list[tuple[str, float]]) -> None:
     counters = Counters()
     for model, seconds in requests:
         counters.count(row(model=model, latency_ms=seconds * 1e3))

@@ -37,7 +37,7 @@ def test_an_unusable_url_is_refused_in_words(url: str) -> None:
         ("http://[::1]:8000", b"[::1]:8000", b""),
     ],
 )
-def test_where_a_node_is(url: str, authority: bytes, prefix: bytes) -> None:
+def test_node_addresses(url: str, authority: bytes, prefix: bytes) -> None:
     target = Node(NodeAddress(url)).target
     assert (target.authority, target.prefix) == (authority, prefix)
     assert b"[" not in target.host, "the address is for the connection"
@@ -50,7 +50,7 @@ def test_nodes_that_report_running_usage() -> None:
         assert (node.models, node.tells_usage) == (("m",), tells)
 
 
-def test_a_model_is_unknown_once_every_node_has_said_what_it_serves() -> None:
+def test_unlisted_model_is_unknown_after_all_probes() -> None:
     registry = NodeRegistry([NodeAddress("http://a"), NodeAddress("http://b")], Upstream(None))
     first, second = registry.nodes
     first.serves([Model("m")])

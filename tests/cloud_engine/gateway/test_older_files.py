@@ -56,7 +56,7 @@ def test_a_table_of_somebody_else_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["lines", "json"])
-def test_keys_of_a_key_file_go_on_working(tmp_path: Path, form: str) -> None:
+def test_keys_of_a_key_file_still_work(tmp_path: Path, form: str) -> None:
     digests = {name: hashlib.sha256(f"updraft-{name}".encode()).hexdigest() for name in ("team-a", "team-b")}
     lines = "# keys\n\n" + "".join(f"{name}:{digest}\n" for name, digest in digests.items())
     old, new = tmp_path / "keys.txt", tmp_path / "keys.sqlite3"

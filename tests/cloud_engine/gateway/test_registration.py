@@ -152,7 +152,7 @@ def test_refused_registrations(gateway: Gateway, fake_node: Any, keys: Keys) -> 
     assert nodes_of(running.url, keys) == []
 
 
-def test_every_gateway_behind_a_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_registers_with_every_address_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """As behind a headless service of Kubernetes. One of them is down."""
     told: list[tuple[str, str, str]] = []
 

@@ -79,7 +79,7 @@ def counting_node() -> Iterator[tuple[str, list[bytes], Event]]:
             thread.join()
 
 
-def test_a_gateway_repeats_what_it_kept(spawn: Any, tmp_path: Path) -> None:
+def test_gateway_repeats_cached_answers(spawn: Any, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     one, other = (make_key(keys, name, "inference", "usage") for name in ("one", "other"))
     with counting_node() as (node, bodies, go):

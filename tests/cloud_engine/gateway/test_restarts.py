@@ -117,7 +117,7 @@ def test_keys_that_are_made_at_once_work_at_every_worker_until_they_are_revoked(
         wait_for(lambda: {each.status_code for each in pool.map(lambda key: ask(url, key), asked)} == {401})
 
 
-def test_a_budget_is_spent_once_whoever_is_killed(start: Callable[..., Any], fake_node: Any, tmp_path: Path) -> None:
+def test_budget_holds_across_kills(start: Callable[..., Any], fake_node: Any, tmp_path: Path) -> None:
     """By `kill -9` of the workers, and of the whole gateway; what is spent is what the ledger says."""
     (tmp_path / "prices.toml").write_text(PRICES)
     key = make_key(tmp_path / "keys", "tester", limits=Limits(usd_per_day=1.0))

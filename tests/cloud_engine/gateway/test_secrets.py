@@ -145,7 +145,7 @@ def test_a_short_key_of_a_node_is_refused_at_the_start() -> None:
         Upstream("secret")
 
 
-def test_an_address_that_is_none_is_quoted_without_its_password(tmp_path: Path) -> None:
+def test_invalid_address_is_quoted_without_its_password(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "updraft", "gateway", "--no-auth", "--db", str(tmp_path / "db")]
     done = subprocess.run(
         [*command, "--node", f"ftp://operator:{PASSWORD}@host"], capture_output=True, text=True, check=False

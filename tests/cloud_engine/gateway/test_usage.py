@@ -64,7 +64,7 @@ def test_a_whole_stream_costs_what_its_end_says() -> None:
 
 
 @pytest.mark.parametrize("compact", [True, False])
-def test_where_nothing_is_said_a_chunk_with_text_is_a_token(compact: bool) -> None:
+def test_unreported_usage_counts_a_token_per_text_chunk(compact: bool) -> None:
     events = [event(content=None, compact=compact), *[event(compact=compact)] * 3]
     row, shown = metered([*events, b"data: [DONE]\n\n"], UsageOptions(), running=False)
     assert (row.prompt_tokens, row.completion_tokens) == (0, 3)

@@ -81,7 +81,7 @@ def test_a_session_stays_at_its_node_whichever_worker_is_asked(
     assert len(served("node")) == 1
 
 
-def test_a_killed_worker_is_replaced_and_what_it_counted_stays(
+def test_killed_worker_is_replaced_and_its_counters_stay(
     spawn: Any, spawn_held_node: Any, hold: Path, tmp_path: Path
 ) -> None:
     node = spawn_held_node()

@@ -176,7 +176,7 @@ def leaving_client(node: Node, body: dict[str, Any]) -> Iterator[None]:
         yield
 
 
-def test_a_killed_core_is_told_to_everyone(started: Start) -> None:
+def test_killed_core_fails_every_request(started: Start) -> None:
     with (
         started("--max-num-seqs", "2") as node,
         concurrent.futures.ThreadPoolExecutor() as pool,

@@ -77,7 +77,7 @@ def test_edits() -> None:
     assert torch.equal(on_gpu.cpu(), logits)
 
 
-def test_a_graph_samples_what_is_in_its_buffers() -> None:
+def test_graph_samples_from_its_buffers() -> None:
     logits, sampling = some_logits(8).cuda(), on_device(some_sampling(8, truncated=True))
     sample(logits, sampling)  # compiled before the capture
     torch.cuda.synchronize()

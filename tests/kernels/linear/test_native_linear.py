@@ -155,7 +155,7 @@ def test_weights_are_packed_where_they_lie() -> None:
 @needs_c
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("outputs", [37, 96, 5000])
-def test_the_rows_of_packed_weights_are_what_they_were(outputs: int, dtype: torch.dtype) -> None:
+def test_packing_keeps_the_rows(outputs: int, dtype: torch.dtype) -> None:
     linear = layer(130, outputs, dtype, bias=False)
     plain = linear.weight.clone()
     embedding = NativeEmbedding(NativeLinear(linear, take_over=True))

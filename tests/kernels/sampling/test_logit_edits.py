@@ -43,7 +43,7 @@ def test_kernel_is_the_reference_to_the_last_bit(number) -> None:
     assert int((got != logits).sum()) >= touched * 0.9  # what stays -inf is not changed
 
 
-def test_the_engine_chooses_what_is_largest_behind_the_edits() -> None:
+def test_engine_takes_the_largest_edited_logit() -> None:
     logits = torch.randn(6, 30, generator=torch.Generator().manual_seed(1))
     token_ids = [int(row.argmax()) for row in logits]
     edits = some_edits(list(range(6)), token_ids)

@@ -121,7 +121,7 @@ def test_the_share_of_a_program_changes_nothing(monkeypatch) -> None:
     ]
 
 
-def test_a_threshold_cuts_off_what_is_below_it() -> None:
+def test_threshold_drops_smaller_logits() -> None:
     logits, sampling = some_logits(5), some_sampling(5, temperatures=(1.0, 0.0))
     kept = ranks(logits).sort(dim=-1, descending=True).values[:, 3].contiguous()
     got = launch_sample(logits, sampling, kept)

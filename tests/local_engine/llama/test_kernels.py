@@ -82,7 +82,7 @@ def scores(path: Path, to: Path, switch: str) -> tuple[np.ndarray, list[int]]:
 
 
 @needs_kernels
-def test_llama_cpp_computes_with_ours_and_says_the_same(mixed: Path, tmp_path: Path) -> None:
+def test_llama_cpp_gives_the_same_answers_with_the_kernels(mixed: Path, tmp_path: Path) -> None:
     """As far as two roundings of activations to eight bits let it, which is what another order of sums comes to."""
     ours, (products, attentions) = scores(mixed, tmp_path / "ours.npy", "on")
     theirs, none = scores(mixed, tmp_path / "theirs.npy", "off")

@@ -26,7 +26,7 @@ LARGE = (GgufTensor("token_embd.weight", (4096, 32000), 8, 0, 0),)
     ],
     ids=["ours", "asked for", "llama.cpp's", "small"],
 )
-def test_steps_are_short_where_attention_is_ours(monkeypatch, attention, tensors, ubatch, expected) -> None:
+def test_steps_are_short_with_the_attention_kernel(monkeypatch, attention, tensors, ubatch, expected) -> None:
     monkeypatch.setattr(llama(), "kernels", KernelsInUse(("Q8_0",), attention))
     header = replace(read_header(pocket_small_gguf()), tensors=tensors)
     assert settled(header, LocalOptions(ubatch=ubatch)).ubatch == expected
@@ -53,7 +53,9 @@ def test_steps_are_llama_cpps_where_its_attention_computes(monkeypatch, options:
     ],
     ids=["odd heads", "long heads", "keys unlike values", "soft caps"],
 )
-def test_steps_are_llama_cpps_where_heads_are_not_for_ours(monkeypatch, hyperparameters: dict[str, object]) -> None:
+def test_steps_keep_llama_cpps_length_without_the_attention_kernel(
+    monkeypatch, hyperparameters: dict[str, object]
+) -> None:
     monkeypatch.setattr(llama(), "kernels", KernelsInUse(("Q8_0",), True))
     header = replace(read_header(pocket_small_gguf()), tensors=LARGE)
     metadata = {f"{header.architecture}.{name}": value for name, value in hyperparameters.items()}

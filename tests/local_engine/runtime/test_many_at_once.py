@@ -288,7 +288,7 @@ def test_a_row_that_is_no_number_ends_its_run_only(tiny, monkeypatch):
         drain(engine)
 
 
-def test_a_fault_of_the_engine_is_told_and_survived(tiny, monkeypatch):
+def test_engine_fault_is_reported_and_survived(tiny, monkeypatch):
     with LocalEngine.load(tiny.gguf) as engine:
         monkeypatch.setattr(engine._resources.loop._scheduler, "complete", lambda step: 1 / 0)
         with pytest.raises(EngineError, match="ZeroDivisionError") as failure:
@@ -352,7 +352,7 @@ def test_kv_cache_types(engine, kv_cache_type):
         assert low <= difference <= high
 
 
-def test_a_kv_cache_type_that_does_not_divide_is_told(tiny):
+def test_indivisible_kv_cache_type_is_reported(tiny):
     with pytest.raises(ModelLoadError, match="kv_cache_type"):
         LocalEngine.load(tiny.gguf, LocalOptions(kv_cache_type="q8_0"))
 
@@ -396,7 +396,7 @@ def test_idle_costs_nothing(engine):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-def test_a_forked_process_is_told(engine):
+def test_forked_process_gets_an_error(engine):
     """The engine's thread is not in it, so that nobody would ever answer."""
     child = os.fork()
     if not child:

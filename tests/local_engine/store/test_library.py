@@ -314,7 +314,7 @@ def test_two_pulls_at_once_are_one_download(hub: Hub, library: Library) -> None:
     assert library.verify("tiny", ProgressReport()) == "ready"
 
 
-def test_nobody_removes_what_is_being_pulled(hub: Hub, library: Library, retries: RetryLimits) -> None:
+def test_model_in_download_cannot_be_removed(hub: Hub, library: Library, retries: RetryLimits) -> None:
     hub.pause_s = 0.05
     spec = find(hub.url + ADDRESS, retries=retries)
     thread = threading.Thread(target=pull, args=(library, spec), kwargs={"retries": retries})

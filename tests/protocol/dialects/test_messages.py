@@ -105,7 +105,7 @@ def test_a_cut_answer_is_the_same_in_ollamas_lines(
 
 
 @given(CALLS)
-def test_arguments_that_are_no_object_are_not_told_as_one(calls: list[tuple[str, str]]) -> None:
+def test_non_object_arguments_are_not_sent_as_objects(calls: list[tuple[str, str]]) -> None:
     """A call that was cut is told without arguments; else the model is to blame."""
     broken = [(name, f"[{arguments}") for name, arguments in calls]
     if broken:

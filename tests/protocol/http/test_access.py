@@ -98,7 +98,7 @@ def test_a_key_is_asked_for_everywhere_but_by_health() -> None:
     assert lets_in(Access(api_key="key", public_paths=("/health", "/metrics")), host, path="/metrics")
 
 
-def test_refused_requests_reach_no_route_and_are_told_what_to_set() -> None:
+def test_refused_requests_reach_no_route_and_name_the_setting() -> None:
     reached: list[str] = []
 
     async def route(request: Request) -> Response:

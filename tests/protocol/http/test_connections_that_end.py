@@ -108,7 +108,7 @@ def post(size: int) -> bytes:
 @pytest.mark.parametrize(
     "behind", [get("/n") * 8, get("/n") * 300, post(70_000) + bytes(70_000), b"BROKEN\0\r\n\r\n", b""]
 )
-def test_a_client_that_leaves_is_noticed_behind_what_it_sent(app: App, behind: bytes, secured: Any) -> None:
+def test_disconnect_is_noticed_after_unread_data(app: App, behind: bytes, secured: Any) -> None:
     with connected(app, *secured) as client:
         client.sendall(get("/wait") + behind)
         assert app.begun.wait(20)
@@ -131,7 +131,7 @@ def test_an_answer_that_nobody_reads_does_not_keep_its_connection(
         assert Watched.ended.acquire(timeout=20)
 
 
-def test_a_body_behind_its_answer_is_not_waited_for(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_body_after_its_answer_is_not_awaited(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "LINGER_S", 0.2)
     with connected(app, None) as client:
         client.sendall(post(10**12))
@@ -143,7 +143,7 @@ def test_a_body_behind_its_answer_is_not_waited_for(app: App, monkeypatch: pytes
         assert Watched.ended.acquire(timeout=20)
 
 
-def test_a_body_that_ends_soon_behind_its_answer_is_read_to_its_end(app: App) -> None:
+def test_body_that_ends_soon_after_its_answer_is_read(app: App) -> None:
     with connected(app, None) as client:
         client.sendall(post(1000))
         assert b"</p>" in client.recv(1000)

@@ -72,7 +72,7 @@ def test_a_head_waits_for_no_body() -> None:
             assert client.makefile("rb").read().endswith(b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n")
 
 
-def test_a_client_that_waits_before_it_sends_is_told_to_go_on() -> None:
+def test_expect_continue_is_answered() -> None:
     writes: list[bytes] = []
     with serving(app, protocol=recording(writes)) as url:
         exchanged(url, post("/read", b"x", "expect: 100-continue"))

@@ -322,7 +322,7 @@ def test_a_client_that_reads_nothing_is_cut_off_and_one_that_reads_slowly_is_not
         assert ended.acquire(timeout=30)
 
 
-def test_disconnect_closes_the_stream_at_once_whatever_waits_behind_it(url: str) -> None:
+def test_disconnect_closes_the_stream_despite_pipelined_requests(url: str) -> None:
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20) as client:
         client.sendall(
             b"GET /endless HTTP/1.1\r\nhost: localhost\r\n\r\nGET /closed HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -361,7 +361,7 @@ def test_busy_port_is_named() -> None:
             bind_socket("127.0.0.1", port)
 
 
-def test_sigterm_finishes_what_is_in_flight_and_refuses_the_rest() -> None:
+def test_sigterm_finishes_requests_in_flight_and_refuses_others() -> None:
     with (
         running() as (url, process),
         httpx.Client(base_url=url) as client,

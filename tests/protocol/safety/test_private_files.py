@@ -87,7 +87,7 @@ def test_the_files_of_a_database_that_is_in_use_are_closed_too(home: Path) -> No
         assert open_paths(home) == []
 
 
-def test_a_folder_that_is_not_ours_keeps_its_rights(home: Path, tmp_path: Path) -> None:
+def test_foreign_folder_keeps_its_permissions(home: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir(mode=0o755)
     with closing(Ledger(shared / "ledger.sqlite3")):

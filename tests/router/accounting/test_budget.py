@@ -146,7 +146,7 @@ def test_no_answer_outlives_a_ledger_that_cannot_be_read(bench: Any, cloud: Fake
     run(test())
 
 
-def test_prices_of_models_decide_what_is_spent(bench: Any) -> None:
+def test_model_prices_determine_spending(bench: Any) -> None:
     async def test() -> None:
         prices = Prices(models={"pocket-large": Price(input=1000.0, output=10_000.0)})
         async with bench(ESCALATE, prices=prices, budget=BudgetLimits(usd=50.0)) as b:

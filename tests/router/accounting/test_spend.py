@@ -125,7 +125,7 @@ def test_a_stream_is_cut_whose_cloud_ignores_the_cap(spending: Callable[..., Any
         assert cloud.ended(1) and cloud.written < 80_000
 
 
-def test_a_stream_that_its_reader_leaves_costs_what_was_written(spending: Callable[..., Any]) -> None:
+def test_abandoned_stream_costs_its_written_tokens(spending: Callable[..., Any]) -> None:
     """It has reserved 131,072 tokens, and no usage comes."""
 
     async def test(cloud: LongCloud) -> None:
@@ -552,9 +552,7 @@ def test_a_request_waits_for_one_that_reserved_before_the_limits_changed(spendin
 
 
 @pytest.mark.parametrize("between", [BudgetLimits(usd=1.0, period="month"), BudgetLimits()])
-def test_a_request_costs_what_it_took_whatever_limits_it_ends_with(
-    spending: Callable[..., Any], between: BudgetLimits
-) -> None:
+def test_request_is_charged_once_despite_changed_limits(spending: Callable[..., Any], between: BudgetLimits) -> None:
     """Its reservation is in the row of the day alone."""
 
     async def test(cloud: LongCloud) -> None:

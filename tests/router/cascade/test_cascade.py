@@ -281,7 +281,7 @@ def test_gate_1_sends_no_draft(bench: Any, cloud: FakeCloud) -> None:
     run(test())
 
 
-def test_gate_2_stops_the_local_run_and_sends_what_it_wrote(bench: Any, cloud: FakeCloud) -> None:
+def test_gate_2_stops_the_local_run_and_sends_its_draft(bench: Any, cloud: FakeCloud) -> None:
     async def test() -> None:
         async with bench(ScriptedGates(during_at=2)) as b:
             info = (await b.answer())["updraft"]

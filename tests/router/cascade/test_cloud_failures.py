@@ -97,7 +97,7 @@ def test_a_busy_cloud_is_asked_again_and_answers(bench: Any, cloud: FakeCloud, s
     run(test())
 
 
-def test_a_wait_beyond_the_deadline_is_told_on(bench: Any, cloud: FakeCloud) -> None:
+def test_retry_after_beyond_the_deadline_reaches_the_caller(bench: Any, cloud: FakeCloud) -> None:
     async def test() -> None:
         cloud.mode, cloud.headers = "429", {"retry-after": "3600"}
         async with bench(cloud_timeout_s=60.0) as b:
@@ -270,7 +270,7 @@ def test_a_network_in_no_proxy_keeps_the_cloud_within_reach(
         (200, True, b'data: {"error": {"message": "Wrong key: sk-mine-1", "code": 401}}\n\n'),
     ],
 )
-def test_a_key_that_the_cloud_quotes_is_not_told_on(
+def test_key_quoted_by_the_cloud_is_redacted(
     bench: Any, cloud: FakeCloud, status: int, stream: bool, told: bytes
 ) -> None:
     async def test() -> None:
@@ -285,7 +285,7 @@ def test_a_key_that_the_cloud_quotes_is_not_told_on(
     run(test())
 
 
-def test_a_short_key_mangles_no_message_and_is_not_told_on(bench: Any, cloud: FakeCloud) -> None:
+def test_short_key_is_redacted_without_damage(bench: Any, cloud: FakeCloud) -> None:
     async def test() -> None:
         async with bench(cloud_api_key="e") as b:
             cloud.says = (400, b'{"error": {"message": "Set the temperature.", "type": "invalid_request_error"}}')

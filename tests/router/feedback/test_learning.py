@@ -126,7 +126,7 @@ def calling(arguments: str) -> dict[str, Any]:
         (CALL, {"role": "assistant", "content": None, "audio": {"id": "1"}}, None),
     ],
 )
-def test_tool_calls_are_compared_by_what_they_call(
+def test_tool_calls_are_compared_by_function_and_arguments(
     cloud: FakeCloud, tmp_path: Path, local: str, message: dict[str, Any], graded: tuple[float, float] | None
 ) -> None:
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
@@ -279,9 +279,7 @@ def test_a_middle_cloud_teaches_nothing_about_the_pair(cloud: FakeCloud, tmp_pat
     assert kept(tmp_path) == []
 
 
-def test_a_file_that_is_none_stops_learning_and_no_answer(
-    cloud: FakeCloud, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_invalid_file_stops_learning_only(cloud: FakeCloud, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "experience.sqlite3"
     path.write_bytes(b"garbage-garbage" * 100)
     found = routed(cloud, tmp_path, ExplorationGates(ScriptedGates(after=True)), 3)

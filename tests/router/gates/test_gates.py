@@ -154,7 +154,7 @@ def test_the_target_of_the_router_and_that_of_a_request() -> None:
     assert policy.targets == [Target("cloud_share", 0.2), Target("quality", 0.9)]
 
 
-def test_whose_policy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choice_of_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = ScriptedPolicy()
     monkeypatch.setattr(Policy, "load", lambda folder: policy)
 
@@ -200,7 +200,7 @@ def test_uncalibrated_requests_escalate_before_generation() -> None:
     assert not gates.before([*earlier, Message(role="user", content="почему?")], None).escalate
 
 
-def test_a_policy_folder_that_is_none(tmp_path: Path) -> None:
+def test_invalid_policy_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no policy"):
         load_gates(GateSelection(str(tmp_path / "x"), PAIR))
 

@@ -93,7 +93,7 @@ def test_its_logprobs_decide_by_confidence(daemon: str, cloud: FakeCloud) -> Non
         assert none.choices[0].message.content == CLOUD_TEXT, "no policy, no local answer"
 
 
-def test_a_server_of_several_models_is_told_apart(daemon: str) -> None:
+def test_server_of_several_models_needs_a_name(daemon: str) -> None:
     with pytest.raises(ModelLoadError, match=r"auto.*tiny.*local_model"):
         asyncio.run(load_tiers(RouterConfig(local=daemon)))
 

@@ -90,7 +90,7 @@ def say(tab: Any, text: str) -> Any:
     return turn
 
 
-def test_chat_says_who_answered_how_sure_what_it_cost_and_why(page: Watched) -> None:
+def test_chat_shows_tier_gain_cost_and_reason(page: Watched) -> None:
     tab = open_view(page, "Chat")
     easy = say(tab, EASY)
     expect(easy).to_contain_text("On device")

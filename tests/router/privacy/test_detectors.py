@@ -49,7 +49,7 @@ def twice(text: str, times: int) -> str:
         "?to=" + "".join(f"%{octet:02X}" for octet in "jane@example.org".translate({64: 0xFF20}).encode()),
     ],
 )
-def test_an_address_is_found_behind_its_escapes(text: str) -> None:
+def test_escaped_address_is_found(text: str) -> None:
     assert ALL.search(f"see {text} please") == "email"
 
 

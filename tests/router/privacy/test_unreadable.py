@@ -135,7 +135,7 @@ def test_the_work_of_reading_is_counted(monkeypatch: pytest.MonkeyPatch) -> None
         assert asyncio.run(rules.match(message(text))) == TOO_LONG
 
 
-def test_others_go_on_while_a_long_text_is_read() -> None:
+def test_long_scan_does_not_block_the_event_loop() -> None:
     """The event loop turns many times during one search."""
     rules = PrivacyRules(Privacy(builtin=tuple(BUILTIN)))
 

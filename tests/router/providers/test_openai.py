@@ -44,7 +44,7 @@ def test_azures_paths(provider: ScriptedProvider, ask: Ask, query: dict[str, str
     assert "authorization" not in asked.headers
 
 
-def test_a_secret_in_a_header_is_told_to_nobody(provider: ScriptedProvider, ask: Ask) -> None:
+def test_secret_header_is_redacted(provider: ScriptedProvider, ask: Ask) -> None:
     provider.says({"error": {"message": "Bad x-token: tok-secret-2"}}, 403)
     with pytest.raises(CloudFailure) as raised:
         ask({"cloud_headers": {"X-Token": "tok-secret-2"}})

@@ -16,7 +16,7 @@ def response(number: int = 0, status: str = "in_progress") -> BackgroundResponse
     return BackgroundResponse("me", {"id": f"resp_{number}", "status": status}, [], streamed=True)
 
 
-def test_a_complete_response_is_stored_whoever_cancels_it() -> None:
+def test_complete_response_is_stored_despite_a_cancel() -> None:
     async def go() -> tuple[list[str], list[str]]:
         done: list[str] = []
         may_store = asyncio.Event()

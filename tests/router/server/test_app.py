@@ -162,7 +162,7 @@ def test_other_machines_need_a_key() -> None:
     assert "secret" not in repr(DaemonOptions(api_key="secret"))
 
 
-def test_every_answer_says_what_it_took(cloud: FakeCloud) -> None:
+def test_every_answer_reports_its_processing_time(cloud: FakeCloud) -> None:
     router = Router(RouterConfig(cloud_url=cloud.url, cloud_model="big", local=None, ledger=None))
     with TestClient(daemon_app(router), base_url="http://127.0.0.1") as http:
         for path, status in (("/v1/models", 200), ("/v1/models/none", 404), ("/nowhere", 404)):

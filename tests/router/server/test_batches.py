@@ -164,7 +164,7 @@ def test_the_answers_and_the_errors_of_each_endpoint(
         client.batches.cancel(batch.id)
 
 
-def test_faults_of_the_input_are_told_by_line_and_nothing_is_sent(client: openai.OpenAI, cloud: FakeCloud) -> None:
+def test_input_errors_are_reported_by_line_before_any_request(client: openai.OpenAI, cloud: FakeCloud) -> None:
     good = request("a")
     over = end_of(
         client,

@@ -53,7 +53,7 @@ def test_the_method_chooses_among_routes_of_one_path() -> None:
     assert ask("GET", "/things/a/parts/b/c")[:2] == (200, {"thing": "a", "part": "b/c"})
 
 
-def test_a_wrong_method_is_told_the_right_ones_and_a_wrong_path_what_there_is() -> None:
+def test_wrong_methods_and_paths_name_the_right_ones() -> None:
     status, body, allowed = ask("DELETE", "/things")
     assert (status, body["error"]["code"], allowed) == (405, "method_not_allowed", "GET, POST")
     for path in ("/", "/thing", "/things/a/b", "/things/a/parts", "/v1x0", "/x/things"):
@@ -69,13 +69,13 @@ def test_an_exception_that_nobody_expected_tells_nothing() -> None:
 
 
 @given(st.text(min_size=1).filter(lambda text: "/" not in text), st.text(min_size=1))
-def test_placeholders_give_back_what_was_put_in(thing: str, part: str) -> None:
+def test_placeholders_round_trip(thing: str, part: str) -> None:
     route = TABLE[4]
     assert route.match(f"/things/{thing}/parts/{part}") == {"thing": thing, "part": part}
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
-def test_no_route_stands_in_the_way_of_another(route: Route) -> None:
+def test_no_route_shadows_another(route: Route) -> None:
     path = re.sub(r"\{.*?\}", "some", route.path)
     found = [other for other in ROUTES if other.method == route.method and other.match(path) is not None]
     assert found[0] is route

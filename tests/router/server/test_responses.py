@@ -199,7 +199,7 @@ def test_the_events_of_reasoning_and_calls(client: openai.OpenAI, cloud: FakeClo
     assert all(item.to_dict()["status"] == "completed" for item in response.output)
 
 
-def test_how_an_answer_may_end(client: openai.OpenAI, cloud: FakeCloud) -> None:
+def test_ends_of_an_answer(client: openai.OpenAI, cloud: FakeCloud) -> None:
     cut = streamed(client, model="local", max_output_tokens=2)[-1]
     assert (cut.type, cut.response.incomplete_details.reason) == ("response.incomplete", "max_output_tokens")
     assert cut.response.output[0].status == "incomplete"

@@ -47,7 +47,7 @@ def test_verdict_on_a_clouds_first_text(begun: str, pieces: list[str], verdict: 
 
 
 @given(st.text(max_size=40), st.lists(st.text(max_size=8), min_size=1, max_size=8))
-def test_nothing_is_lost_but_what_is_said_again(begun: str, pieces: list[str]) -> None:
+def test_only_the_repeated_text_is_dropped(begun: str, pieces: list[str]) -> None:
     verdict, shown = read(begun, pieces)
     whole = "".join(pieces)
     assert verdict != "unknown"

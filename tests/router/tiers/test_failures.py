@@ -142,7 +142,7 @@ def test_an_error_in_a_stream_keeps_its_words() -> None:
     assert not failure.unbilled
 
 
-def test_only_what_was_never_sent_is_certainly_free() -> None:
+def test_only_unsent_requests_are_certainly_free() -> None:
     assert unreachable(URL, httpx.ConnectError("refused")).unbilled
     assert not unreachable(URL, httpx.ReadError("reset")).unbilled
     assert refused(URL, 500, {}, b"").unbilled

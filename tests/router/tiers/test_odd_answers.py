@@ -96,7 +96,7 @@ def test_only_a_stream_that_ends_early_is_asked_for_again(content_type: str, aga
 
 
 @pytest.mark.parametrize("raw", [b"<html>", b"{}", b'{"choices": [{}]}'])
-def test_a_whole_answer_that_is_none_names_the_cloud(raw: bytes) -> None:
+def test_invalid_whole_answer_names_the_cloud(raw: bytes) -> None:
     with pytest.raises(CloudFailure) as caught:
         completion_in(raw, URL, OpenAIProvider(), lambda error: error)
     assert URL in caught.value.error.message

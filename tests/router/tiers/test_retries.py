@@ -219,7 +219,7 @@ class Stream:
         self.closed.set()
 
 
-def test_nobody_waits_long_for_a_trial_and_its_late_answer_closes_the_circuit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_trial_answer_closes_the_circuit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "TRIAL_WAIT_S", 0.01)
     cloud, clock = opened()
     clock.now += COOL_DOWN_S

@@ -70,7 +70,7 @@ def test_the_models_there_are() -> None:
 
 
 @pytest.mark.parametrize("models", [(500, {}), (200, []), (200, {"data": []}), (200, {"data": [{"id": "moon"}]})])
-def test_a_cloud_without_a_useful_list_says_what_it_said(models: tuple[int, Any]) -> None:
+def test_clouds_own_error_without_a_model_list(models: tuple[int, Any]) -> None:
     with cloud((404, UNKNOWN), models) as (url, _):
         assert refused(url, "moon").error.message == "The model `moon` does not exist."
 

@@ -178,7 +178,7 @@ def test_the_template_named_tool_use_serves_tools() -> None:
     assert template.render([Message("user", "Hi")]).startswith("<|im_start|>")
 
 
-def test_a_text_that_a_template_would_drop_for_what_it_says_stays() -> None:
+def test_users_text_survives_a_template_that_drops_thoughts() -> None:
     """Thoughts of the assistant may go, as models are trained; words of a user may not."""
     source = CHATML.replace("message.content", "message.content.split('</think>')[-1]")
     messages = [Message("user", "What is </think> for?"), Message("assistant", "hm</think>It ends.")]
@@ -187,7 +187,7 @@ def test_a_text_that_a_template_would_drop_for_what_it_says_stays() -> None:
     assert "It ends." in prompt
 
 
-def test_where_a_template_comes_from(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_template_sources(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     own = TemplateSources("own")
     assert TemplateSources.of("m", own, None, ()) is own
     assert TemplateSources.of("m", own, "chatml", ()).default == CHATML

@@ -317,7 +317,7 @@ def test_block_whitespace_as_in_transformers() -> None:
     assert Template(source).render([Message("user", "x")]) == "x\n"
 
 
-def test_filters_and_methods_mean_what_they_meant() -> None:
+def test_filters_and_methods_keep_their_meaning() -> None:
     source = """{{ ['b', 'a'] | sort | join(', ') }}|{{ 'a-b'.split('-')[1] }}|{{ 'x' | center(3) }}|{{ '%02d' % 7 }}|{{
     '{:>3}'.format('y') }}|{{ 'a\nb' | indent(2) }}|{{ {'b': 1, 'a': [2]} | dictsort }}|{{ [1, 1, 2] | unique | list
     }}|{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | map('upper') | join('+') }}|{{
@@ -328,7 +328,7 @@ def test_filters_and_methods_mean_what_they_meant() -> None:
     assert Template(source).render([Message("user", "hi")]) == expected
 
 
-def test_operators_mean_what_they_meant() -> None:
+def test_operators_keep_their_meaning() -> None:
     source = "{{ 1 + 2 }}{{ 3 * 4 }}{{ 2 ** 5 }}{{ 'a' + 'b' }}{{ 'a' * 3 }}{{ 1 ~ none ~ 'x' ~ messages[0].role }}"
     source += "{% for a in 'xyz' %}{{ a }}{{ loop.length }}{% if loop.last %}!{% endif %}{% else %}none{% endfor %}"
     assert Template(source).render([Message("user", "hi")]) == "31232abaaa1Nonexuserx3y3z3!"

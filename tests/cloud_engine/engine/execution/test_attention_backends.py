@@ -69,7 +69,7 @@ def test_the_choice_and_its_reason(target) -> None:
         choose_backend(cache_spec(target, 6, 8), "native")
 
 
-def test_a_window_in_any_layer_is_told_to_the_planner(target) -> None:
+def test_planner_gets_the_window_of_any_layer(target) -> None:
     assert not cache_spec(target, 6, 16).windowed
     config = replace(target.config, windows=(None, 8))
     assert config.windowed and not replace(config, windows=(None, target.config.context_length)).windowed

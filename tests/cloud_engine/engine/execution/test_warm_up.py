@@ -96,14 +96,14 @@ def test_passes_and_samples(target, monkeypatch, tmp_path: Path, caplog) -> None
     assert len(ways) == 11 and any(edited for *_, edited in ways) and {way[3] for way in ways} == {True, False}
 
 
-def test_answers_behind_it_are_the_same(monkeypatch, draft, make_engine, make_prompts, ask, run) -> None:
+def test_answers_after_warm_up_are_the_same(monkeypatch, draft, make_engine, make_prompts, ask, run) -> None:
     requests = ask(make_prompts(5), max_tokens=12)
     expected = [result.token_ids for result in run(make_engine(draft=draft), requests)]
     monkeypatch.setattr(Runner, "runs_ahead", True)
     assert [result.token_ids for result in run(make_engine(draft=draft), requests)] == expected
 
 
-def test_where_kernels_are_kept(monkeypatch) -> None:
+def test_kernel_cache_folder(monkeypatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", "/one")
     assert kernel_cache() == Path("/one")
     monkeypatch.delenv("TRITON_CACHE_DIR")

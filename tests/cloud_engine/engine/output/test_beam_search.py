@@ -167,7 +167,7 @@ def test_aborted_at_any_step_it_leaves_nothing(make_beams) -> None:
         assert not engine.has_work
 
 
-def test_beams_share_the_blocks_of_what_they_have_in_common(make_beams) -> None:
+def test_beams_share_the_blocks_of_their_common_prefix(make_beams) -> None:
     engine = make_beams(block_size=16)
     engine.add_request(search(random_tokens(40), width=8, max_tokens=30))
     for _ in range(3):

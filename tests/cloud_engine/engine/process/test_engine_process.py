@@ -170,7 +170,7 @@ def test_a_core_that_dies_while_loading_says_so(folder: Path) -> None:
         assert time.monotonic() - started < core_process.HUNG_S / 2
 
 
-def test_the_last_words_of_a_core_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_output_of_a_dead_core_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\necho 'first light' >&2\necho 'what(): out of paper'\nexit 3\n")
     program.chmod(0o700)
@@ -208,7 +208,7 @@ def test_a_core_that_talks_nonsense_is_ended(folder: Path, monkeypatch: pytest.M
     serve(folder, scenario)
 
 
-def test_closing_ends_what_is_in_flight(folder: Path) -> None:
+def test_closing_ends_requests_in_flight(folder: Path) -> None:
     async def scenario(engine: EngineProcess, core: psutil.Process) -> None:
         running = asyncio.create_task(outputs(engine, request("running")))
         await until(lambda: engine.stats().running == 1)

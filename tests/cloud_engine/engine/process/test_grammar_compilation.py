@@ -97,7 +97,7 @@ def test_requests_being_prepared_wait_in_the_queue(make_engine, compiler):
     serve(make_engine(max_waiting=1, max_num_seqs=1), scenario)
 
 
-def test_an_abort_takes_back_what_was_not_begun(make_engine, compiler):
+def test_abort_cancels_a_pending_compilation(make_engine, compiler):
     async def scenario(engine: ThreadedEngine) -> None:
         tasks = [asyncio.create_task(answer(engine, constrained(name))) for name in ("begun", "queued", "kept")]
         await until(lambda: compiler.compiled == ["begun"] and engine.stats().waiting == 3)

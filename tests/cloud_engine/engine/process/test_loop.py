@@ -70,7 +70,7 @@ def tokens_of(script: Script, name: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("streamed", "every_s"), [(True, REPORT_EVERY_S), (False, REPORT_WHOLE_EVERY_S)])
-def test_short_steps_are_told_of_together(run, streamed: bool, every_s: float) -> None:
+def test_outputs_of_short_steps_are_batched(run, streamed: bool, every_s: float) -> None:
     script = run(every_s / 9.5, (0, asked("a", streamed=streamed)))
     steps = [step for step, _ in script.outputs()]
     assert steps == [1, 11, 21, 31, 41, 51, 60], "the first token at once, and the end"
@@ -90,7 +90,7 @@ def test_fast_readers_do_not_wait_for_slow_ones(run) -> None:
     assert len(tokens_of(script, "whole")) == TOKENS
 
 
-def test_the_end_of_an_answer_is_told_at_once_while_others_go_on(run) -> None:
+def test_end_of_an_answer_is_sent_at_once(run) -> None:
     script = run(0.0, (0, asked("a", streamed=False)), (0, asked("b", streamed=False, tokens=25)))
     assert [step for step, _ in script.outputs()] == [1, 25, 60]
 
@@ -101,7 +101,7 @@ def test_a_reader_who_left_holds_nobody_to_short_pauses(run) -> None:
     assert [step for step, _ in script.outputs()] == [1, 2, 3, 4, 5, 15, 25, 35, 45, 55, 60]
 
 
-def test_nobody_waits_for_a_step_with_prompts_to_hear_of_the_one_before(run) -> None:
+def test_outputs_are_sent_before_a_step_with_prompts(run) -> None:
     """It may take long: a prompt of several steps begins at the eleventh."""
     prompt = Add(GenerationRequest("long", [1] * 100, SamplingParams(temperature=0.0, max_tokens=1), streamed=False))
     script = run(0.0, (0, asked("a", streamed=True, tokens=30)), (10, prompt), max_num_batched_tokens=33)
@@ -110,7 +110,7 @@ def test_nobody_waits_for_a_step_with_prompts_to_hear_of_the_one_before(run) -> 
     assert steps[5:] == [14, 30]
 
 
-def test_an_engine_at_rest_has_told_everything(run) -> None:
+def test_idle_engine_has_sent_all_outputs(run) -> None:
     """Also of a request that was given up, and counters without any outputs."""
     script = run(0.0, (0, asked("a", streamed=False)), (30, Abort("a")))
     step, last = script.reports[-1]

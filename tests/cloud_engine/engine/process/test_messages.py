@@ -121,7 +121,7 @@ def test_outputs_and_counters_arrive(steps: list[StepOutputs], stats: EngineStat
 
 
 @given(st.sampled_from(ERRORS), TEXT, st.none() | TEXT, st.none() | TEXT, st.lists(TEXT, max_size=3))
-def test_an_error_arrives_as_what_it_was(
+def test_errors_keep_their_type(
     kind: type[UpdraftError], message: str, param: str | None, code: str | None, ids: list[str]
 ) -> None:
     sent = kind(message, param=param, code=code)

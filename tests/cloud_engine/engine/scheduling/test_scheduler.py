@@ -432,7 +432,7 @@ def test_shared_slots_are_wasted_once() -> None:
     assert cache.num_wasted_slots([parent, child]) == 4
 
 
-def test_decodes_go_on_while_a_long_prompt_is_prefilled() -> None:
+def test_decodes_continue_during_a_long_prefill() -> None:
     cache = KVCacheManager(100, BLOCK)
     scheduler = plain_scheduler(EngineConfig(block_size=BLOCK, max_num_seqs=4, max_num_batched_tokens=8), cache)
     long, short = make_state("long", [1] * 30, 4), make_state("short", [1, 2], 4)
@@ -573,7 +573,7 @@ def test_a_higher_priority_takes_the_place_of_a_running_request() -> None:
     assert scheduler.counters.preemptions == 1
 
 
-def test_a_long_prefill_does_not_use_up_the_budget_of_who_comes_first() -> None:
+def test_long_prefill_leaves_budget_to_earlier_requests() -> None:
     config = EngineConfig(block_size=BLOCK, max_num_seqs=4, max_num_batched_tokens=8, scheduling_policy="priority")
     scheduler = plain_scheduler(config, KVCacheManager(100, BLOCK))
     scheduler.add(make_state("long", [1] * 30, 9, priority=1))
@@ -600,7 +600,7 @@ def test_a_higher_priority_takes_blocks_where_there_are_none() -> None:
 
 
 @pytest.mark.parametrize("blocks", [100, 9], ids=["no places", "no blocks"])
-def test_nobody_gives_way_in_vain(blocks: int) -> None:
+def test_no_preemption_without_enough_gain(blocks: int) -> None:
     """The last of the running alone do not have what the head of the queue needs, and the others stay."""
     scheduler = small("priority", batch=3 if blocks == 100 else 9, blocks=blocks)
     scheduler.add(make_state("first", [1] * 9, 9, priority=-1))
@@ -626,7 +626,7 @@ def test_nothing_is_preempted_for_beams_that_do_not_fit_together() -> None:
     assert scheduler.counters.preemptions == 0
 
 
-def test_nobody_gives_way_while_an_earlier_prompt_takes_all_the_time() -> None:
+def test_no_preemption_while_an_earlier_prompt_uses_the_budget() -> None:
     scheduler = small("priority", batch=2)
     scheduler.add(make_state("later", [1] * 5, 99, priority=1))
     ran(scheduler)

@@ -270,7 +270,7 @@ def test_drafts_that_take_no_pass_are_not_free() -> None:
     assert tokens / seconds > 0.98 * 100
 
 
-def test_nobody_to_draft_for_decides_nothing() -> None:
+def test_steps_without_drafting_requests_decide_nothing() -> None:
     chooser = AdaptiveDraftLength(MOST)
     chooser.observe(StepReport(1, 0.01))
     assert chooser.plan([], 1) == []
@@ -324,7 +324,7 @@ def test_a_trial_is_several_steps_long_and_of_long_drafts() -> None:
     assert lengths == [2, 2, 2, 0, 0, 0]
 
 
-def test_drafts_of_a_new_length_are_made_until_it_is_known_what_they_cost() -> None:
+def test_new_draft_lengths_are_tried_until_their_cost_is_known() -> None:
     """Their first step is cold and dear, and no reason to go back to none."""
     chooser = AdaptiveDraftLength(MOST)
     good = [DraftCandidate(0.95, MOST, True, 1, 64)] * 64
@@ -387,7 +387,7 @@ def test_one_step_that_was_held_up_does_not_count() -> None:
     assert recent.median == 0.1
 
 
-def test_a_rest_is_known_to_end_before_the_step_behind_the_next() -> None:
+def test_pause_counts_steps_in_flight() -> None:
     chooser = AdaptiveDraftLength(4)
     chooser._rest_for(2, 8)
     assert chooser.rests(8) and chooser.rests(8, ahead=1) and chooser.rests(15)
@@ -435,7 +435,7 @@ def test_one_step_that_was_held_up_is_not_what_a_step_costs() -> None:
     assert costs.plain_s(15) == 0.012
 
 
-def test_nobody_looks_for_drafts_for_a_while_where_looking_has_cost_too_much() -> None:
+def test_costly_lookups_pause_drafting() -> None:
     """Lookups that find nothing are not free: they pay as drafts do."""
     chooser = AdaptiveDraftLength(MOST)
     for _ in range(40):

@@ -399,7 +399,7 @@ def test_a_draft_padded_differently_drafts(rows, plain, target, fresh_draft, mak
     assert stats.draft_accepted > 0.1 * stats.draft_proposed > 0
 
 
-def test_rows_behind_the_target_s_vocabulary_are_never_drafted(plain, target, fresh_draft, make_engine, ask, run):
+def test_tokens_beyond_the_targets_vocabulary_are_never_drafted(plain, target, fresh_draft, make_engine, ask, run):
     """Though the draft model thinks them the likeliest: the target has no embedding for them."""
     prompts, expected = plain
     padded = resized(fresh_draft, 120)

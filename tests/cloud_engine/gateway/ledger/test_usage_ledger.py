@@ -191,9 +191,7 @@ def test_booked_usage_survives_a_kill(where: str) -> None:
     assert found == {("request-1", "settled", 7), ("request-2", "abandoned", 0)}
 
 
-def test_a_server_that_is_gone_is_told_at_the_start_and_stops_no_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_database_is_reported_at_the_start_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("psycopg")
     monkeypatch.setenv("UPDRAFT_HOME", str(home_in(tmp_path)))
     store = open_store("postgresql://tester:secret@127.0.0.1:1/none")

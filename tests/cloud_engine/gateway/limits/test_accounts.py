@@ -83,7 +83,7 @@ def test_an_expired_account_is_as_good_as_a_new_one(requests: list[tuple[float, 
 
 
 @given(st.lists(st.floats(0, 10), max_size=30), st.floats(0.01, 100))
-def test_a_budget_is_the_sum_of_what_was_spent(spent: list[float], limit: float) -> None:
+def test_budget_is_the_sum_of_spending(spent: list[float], limit: float) -> None:
     asked, value = Claim("key", "k", "usd_per_day", limit, 1.0, 86_400.0, 172_800.0), 0.0
     for usd in spent:
         value = settled(asked, value, usd, 100_000.0)

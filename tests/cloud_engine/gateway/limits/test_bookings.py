@@ -125,9 +125,7 @@ def test_charge_for_a_prompt_that_no_node_counted(
         (AnswerSize(900), UsageRow(request_id="id", prompt_tokens=5, completion_tokens=3), 3),  # the node told
     ],
 )
-def test_the_longest_answer_is_booked_if_nobody_knows_what_was_written(
-    tmp_path: Path, size: AnswerSize, row: UsageRow, written: int
-) -> None:
+def test_unknown_length_books_the_longest_answer(tmp_path: Path, size: AnswerSize, row: UsageRow, written: int) -> None:
     async def work() -> None:
         accounting = open_accounting(AccountingOptions(str(tmp_path / "usage")))
         async with accounting.admitted(ANONYMOUS, row, RequestSize(100, size)) as account:

@@ -118,7 +118,7 @@ def test_an_answer_that_the_budget_covers_is_sent_and_answered_as_it_is(
     assert "max_tokens" not in gateway.cloud.requests[0]
 
 
-def test_short_answers_give_back_what_they_do_not_use(gateway: Spending, key: str) -> None:
+def test_short_answers_release_their_reservation(gateway: Spending, key: str) -> None:
     gateway.cloud.tokens = 100
     assert [gateway.ask(key, max_tokens=15_000).status_code for _ in range(20)] == [200] * 20
 

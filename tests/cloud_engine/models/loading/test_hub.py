@@ -44,7 +44,7 @@ def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield server
 
 
-def test_a_repository_without_what_is_not_needed(hub: Hub) -> None:
+def test_repository_without_optional_files(hub: Hub) -> None:
     folder = find_model("owner/model")
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
     assert name_of(folder) == "owner/model"

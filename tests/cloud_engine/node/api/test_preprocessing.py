@@ -33,7 +33,9 @@ def jobs() -> RequestPreprocessor:
     ],
     ids=str,
 )
-def test_whose_tokens_are_wanted_at_once(jobs: RequestPreprocessor, options: dict[str, Any], streamed: bool) -> None:
+def test_requests_that_need_each_token_at_once(
+    jobs: RequestPreprocessor, options: dict[str, Any], streamed: bool
+) -> None:
     """Of what a client reads along with, and where the text itself may end an answer, which the engine cannot know."""
     body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], **options}
     (generation,) = jobs.chat(msgspec.json.encode(body), "me").generations

@@ -47,7 +47,7 @@ class Patient(Tokenizer):
         ("/tokenize", b'{"prompt": "A"}', {"count": 1, "max_model_len": 4096, "tokens": [1], "token_strs": None}),
     ],
 )
-def test_others_are_answered_meanwhile(path: str, body: bytes, answer: dict[str, Any]) -> None:
+def test_other_requests_are_answered_meanwhile(path: str, body: bytes, answer: dict[str, Any]) -> None:
     tokenizer = Patient.from_folder(POCKET)
     assert isinstance(tokenizer, Patient)
     engine: Any = Engine()
