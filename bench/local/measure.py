@@ -69,7 +69,7 @@ def measure(setting: Setting, say: Say) -> dict[str, float]:
     return headline | {f"{name}.{key}": value for name, figures in by_model.items() for key, value in figures.items()}
 
 
-class Ours:
+class OwnEngine:
     """The on-device engine with the interface of `Peer`."""
 
     def __init__(self, engine: LocalEngine) -> None:
@@ -139,7 +139,7 @@ class _Bench:
                 speeds["raw"] = lambda prompts: len(prompts) * count / self._raw(engine, raw, prompts, count)[-1]
             for _ in range(rounds):
                 prompts = [self._digits(count) for _ in range(_STREAMS)]
-                engine_speeds.append(_speed(Ours(engine), prompts, count, logprobs))
+                engine_speeds.append(_speed(OwnEngine(engine), prompts, count, logprobs))
                 for who, speed in speeds.items():
                     over.setdefault(who, []).append(engine_speeds[-1] / speed(prompts))
         return {f"{name}_tokens_per_s": statistics.median(engine_speeds)} | {

@@ -69,7 +69,7 @@ def test_raw_decoding_writes_what_the_engine_writes(setup: Setup, engine: LocalE
 def test_peers_count_their_tokens(setup: Setup, engine: LocalEngine) -> None:
     for logprobs in (None, 5):
         peer = LlamaCppPython(setup, logprobs=logprobs is not None)
-        assert peer.answer(PROMPT, 7, logprobs) == local.Ours(engine).answer(PROMPT, 7, logprobs) == 7
+        assert peer.answer(PROMPT, 7, logprobs) == local.OwnEngine(engine).answer(PROMPT, 7, logprobs) == 7
         peer.close()
 
 

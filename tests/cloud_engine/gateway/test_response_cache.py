@@ -143,7 +143,7 @@ def call_of(fields: dict[str, Any], tenant: str) -> tuple[Call, bytearray]:
     return Call("x", b"/v1/chat/completions", [], body, "m", False, UsageOptions(), row, 0.0, send, place), received
 
 
-class Ours:
+class UpdraftNodes:
     def runs_updraft(self, model: str) -> bool:
         return True
 
@@ -156,7 +156,7 @@ _REQUESTS = st.tuples(
 @given(st.lists(_REQUESTS, max_size=60))
 def test_an_answer_is_its_own_and_memory_is_bounded(requests: list[tuple[str, int, dict[str, Any]]]) -> None:
     async def run() -> None:
-        cache = ResponseCache(40_000, cast(NodeRegistry, Ours()))
+        cache = ResponseCache(40_000, cast(NodeRegistry, UpdraftNodes()))
         for tenant, number, sampling in requests:
             call, received = call_of({"messages": number, **sampling}, tenant)
             expected = f"{tenant} {number} {sampling}".encode() * (300 if number % 3 else 1)
@@ -173,7 +173,7 @@ def test_an_answer_is_its_own_and_memory_is_bounded(requests: list[tuple[str, in
 
 def test_waiter_of_a_failed_request_sends_its_own() -> None:
     async def run() -> None:
-        cache = ResponseCache(2**20, cast(NodeRegistry, Ours()))
+        cache = ResponseCache(2**20, cast(NodeRegistry, UpdraftNodes()))
         failing, _ = call_of(GREEDY, "a")
         waiting, received = call_of(GREEDY, "a")
         started = asyncio.Event()
