@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "guides" / "first-hour.md").read_text(encoding="utf-8")
 PROMPTS = ROOT / "examples" / "first-hour.jsonl"
 CLOUD = "https://api.openai.com/v1"
-INSTALL, *SESSION = re.findall(r"^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+CONSOLE = re.findall(r"^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+INSTALL, SESSION = "".join(CONSOLE[:4]), CONSOLE[4:]
 NEXT = "the next command"
 # As the functions of a shell, so that they are found whatever the path is.
 COMMANDS = 'updraft() { "$PYTHON" -m updraft "$@"; }\npython() { "$PYTHON" "$@"; }\n'

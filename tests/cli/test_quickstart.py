@@ -1,6 +1,7 @@
 """The quick start runs as it is written, in a shell and against the real models of the package.
 
-`make demo` is left out: `test_demo.py` runs that command. `. .venv/bin/activate` becomes the environment of the tests.
+`make demo` is left out: `test_demo.py` runs that command. `. .venv/bin/activate` becomes the environment of the tests,
+and the server takes a free port.
 """
 
 from __future__ import annotations
@@ -54,9 +55,8 @@ def test_the_demo_is_the_command_that_is_tested() -> None:
 
 @pytest.mark.slow
 def test_a_question_is_answered_and_explained(shell) -> None:
-    script = block(2, "sh")
-    assert script.startswith(". .venv/bin/activate\n")
-    done = shell(script.partition("\n")[2])
+    assert block(2, "sh") == ". .venv/bin/activate\n"
+    done = shell(block(3, "sh") + block(4, "sh"))
     assert done.returncode == 0, done.stderr
     assert "42" in done.stdout
     assert "gate" in done.stdout
@@ -64,7 +64,7 @@ def test_a_question_is_answered_and_explained(shell) -> None:
 
 def test_the_program_runs(environment: dict[str, str], tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error::RuntimeWarning", "-c", block(3, "python")],
+        [sys.executable, "-W", "error::RuntimeWarning", "-c", block(5, "python")],
         env=environment,
         cwd=tmp_path,
         capture_output=True,
@@ -80,7 +80,9 @@ def test_the_program_runs(environment: dict[str, str], tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_the_server_answers_curl(shell) -> None:
-    done = shell(block(4, "sh"))
+    serve = block(6, "sh").replace("\n", " --port 0 --ready-file url.txt &\n")
+    ask = block(7, "sh").replace("http://127.0.0.1:4114", "$(cat url.txt)")
+    done = shell(f"{serve}until [ -s url.txt ]; do sleep 0.2; done\n{ask}kill %1\n")
     assert done.returncode == 0, done.stderr
     assert '"content":"' in done.stdout.replace('": "', '":"')
     assert '"tier":"local"' in done.stdout.replace('": "', '":"')

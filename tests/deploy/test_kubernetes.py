@@ -44,8 +44,8 @@ Object = dict[str, Any]
 def commands_of_the_guide() -> str:
     """The commands that make the keys and render the manifests of a profile."""
     blocks = re.findall(r"^```sh\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    keys, rendered = [block for block in blocks if "updraft keys" in block or "kubectl kustomize" in block]
-    return keys + rendered
+    first, last = (blocks.index(block) for block in blocks if block.startswith(("cd ", "kubectl kustomize")))
+    return "".join(blocks[first : last + 1])
 
 
 @pytest.fixture(scope="module")
