@@ -15,6 +15,7 @@ import msgspec
 from ...accounting.budget import TOP_UP, StreamTokenEstimate, TokenDemand
 from ...accounting.prices import Price
 from ...accounting.token_estimate import LIMITS, THINKING, answer_size, capped, prompt_tokens, text_bytes
+from ...protocol.dialects.chat_chunks import index_of
 from ...protocol.errors import BudgetExceededError, RequestTimeoutError
 from ...protocol.http.forwarding import Forwarded
 from ...protocol.http.lenient_json import json_bytes
@@ -215,7 +216,7 @@ class MeteredStream:
         goes_on = False
         for choice in event["choices"]:
             goes_on = goes_on or not choice.get("finish_reason")
-            self._indices[_index(choice)] = None
+            self._indices[index_of(choice, 0)] = None
             size = text_bytes(table(choice.get("delta")) or choice.get("text"))
             self._answer.bytes += size if payload.isascii() and b"\\u" not in payload else 2 * size
             self._answer.texts += size > 0
@@ -250,17 +251,12 @@ class MeteredStream:
         self._record.time_dependent = True
         await self._stream.aclose()
         is_text = event.get("object") == "text_completion"
-        pieces = {_index(choice): choice for choice in event["choices"]}
+        pieces = {index_of(choice, 0): choice for choice in event["choices"]}
         empty: dict[str, Any] = {"text": ""} if is_text else {"delta": {}}
         choices = [
             {**empty, **pieces.get(index, {}), "index": index, "finish_reason": "length"} for index in self._indices
         ]
         return {**event, "choices": choices}
-
-
-def _index(choice: dict[str, Any]) -> int:
-    index = choice.get("index")
-    return index if isinstance(index, int) else 0
 
 
 def _asks_for_reasoning(body: dict[str, Any]) -> bool:

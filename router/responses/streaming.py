@@ -21,7 +21,6 @@ from ..accounting.request_record import RequestRecord
 from ..cascade.cascade import Cascade
 from ..gates.gates import GateDecision
 from ..request.chat_request import continued
-from ..request.json_narrowing import table
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import CloudStream, CloudUsage, LocalAnswer, LocalGeneration, Token
 from .cloud_reasoning import CloudReasoning
@@ -266,7 +265,7 @@ async def _relayed(
             if reasoning is not None:
                 event = reasoning.event(event)  # noqa: PLW2901
             if adopt is not None:
-                event = adopt.adopt(_without_role(event))  # noqa: PLW2901
+                event = adopt.adopt(event)  # noqa: PLW2901
             if any(choice.get("finish_reason") for choice in event["choices"]):
                 if finish is not None and _indices(finish) != _indices(event):
                     yield sse.event(finish)  # several choices: only the last finish carries the `updraft` object
@@ -299,15 +298,6 @@ def cloud_reasoning(cascade: Cascade) -> CloudReasoning | None:
 
 def _indices(event: dict[str, Any]) -> list[Any]:
     return [choice.get("index") for choice in event["choices"]]
-
-
-def _without_role(event: dict[str, Any]) -> dict[str, Any]:
-    """Drop the role, since a continued turn has sent one."""
-    choices: list[dict[str, Any]] = []
-    for choice in event["choices"]:
-        delta = table(choice.get("delta")) or {}
-        choices.append({**choice, "delta": {name: value for name, value in delta.items() if name != "role"}})
-    return {**event, "choices": choices}
 
 
 def _left(chat: ChatRequest, spent: int) -> SamplingParams | None:
