@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from ...protocol.dialects.chat_chunks import index_of
+from ...protocol.embeddings import base64_of, vector_of
 from ...protocol.http.lenient_json import json_bytes, json_of
-from ..request.json_narrowing import table, tables
+from ..request.json_narrowing import rows, table, tables
 from .failures import invalid_answer
 from .interfaces import CloudUsage
 from .providers.provider import Provider
@@ -34,11 +36,21 @@ def completion_in(
     return body
 
 
-def embeddings_in(raw: bytes, url: str) -> dict[str, Any]:
-    """Return the decoded answer. Raises CloudFailure if it has no embeddings."""
+def embeddings_in(raw: bytes, url: str, encoding: Any) -> dict[str, Any]:
+    """Return the answer with its vectors in the requested encoding, by index. Raises CloudFailure if it has none."""
     answer = _table(raw, url)
-    if not tables(answer.get("data")):
+    entries = tables(answer.get("data"))
+    if not entries:
         raise invalid_answer(url, "its answer has no embeddings")
+    try:
+        for entry in entries:
+            if encoding == "base64" and (numbers := rows(entry.get("embedding"))) is not None:
+                entry["embedding"] = base64_of(numbers)
+            elif encoding in (None, "float") and isinstance(text := entry.get("embedding"), str):
+                entry["embedding"] = vector_of(text)
+    except (OverflowError, ValueError, struct.error) as error:
+        raise invalid_answer(url, "its answer has an embedding that is neither numbers nor base64") from error
+    entries.sort(key=lambda entry: index_of(entry, 0))
     return answer
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -234,3 +236,31 @@ def test_an_answer_whose_tokens_all_went_into_thoughts(
     assert (text, calls) == ("", [])
     about = http.post(path, json={"model": "cloud", "stream": False, **ASKED[path]}).json()["updraft"]
     assert (about["route"], about["cloud_tokens"]) == ("cloud", 4)
+
+
+VECTOR = [0.5, -1.25, 3.0, 0.0]
+PACKED = base64.b64encode(struct.pack("<4f", *VECTOR)).decode()
+
+
+@pytest.mark.parametrize("sent", [VECTOR, PACKED])
+@pytest.mark.parametrize(("encoding", "expected"), [("base64", PACKED), ("float", VECTOR), (None, VECTOR)])
+def test_vectors_have_the_encoding_that_was_asked_for(
+    http: httpx.Client, cloud: ScriptedProvider, sent: Any, encoding: Any, expected: Any
+) -> None:
+    answer = {"object": "list", "data": [{"index": index, "embedding": sent} for index in (1, 0)]}
+    cloud.says(answer)
+    cloud.says(answer)
+    asked = {"model": "cloud", "input": ["a", "b"], **({"encoding_format": encoding} if encoding else {})}
+    data = http.post("/v1/embeddings", json=asked).json()["data"]
+    assert [(each["index"], each["embedding"]) for each in data] == [(0, expected), (1, expected)]
+    lists = http.post("/api/embed", json={"model": "cloud", "input": ["a", "b"]}).json()["embeddings"]
+    assert lists == [VECTOR, VECTOR]
+
+
+@pytest.mark.parametrize(("encoding", "sent"), [("base64", ["x"]), ("float", "*"), ("float", "AAA=")])
+def test_a_vector_that_nobody_can_read_is_an_error_of_the_cloud(
+    http: httpx.Client, cloud: ScriptedProvider, encoding: str, sent: Any
+) -> None:
+    cloud.says({"object": "list", "data": [{"index": 0, "embedding": sent}]})
+    reply = http.post("/v1/embeddings", json={"model": "cloud", "input": "a", "encoding_format": encoding})
+    assert (reply.status_code, "neither numbers nor base64" in reply.text) == (502, True)
