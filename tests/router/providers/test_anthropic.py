@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -182,6 +183,63 @@ def test_a_stream(provider: ScriptedProvider, ask: Ask) -> None:
     assert chunks[-1]["usage"]["prompt_tokens"] == 25
     assert chunks[-1]["usage"]["completion_tokens"] == 9
     assert {chunk["id"] for chunk in chunks} == {"msg_1"}
+
+
+def blocks_of(provider: ScriptedProvider) -> list[dict[str, Any]]:
+    return [block for message in provider.asked[-1].body["messages"] for block in message["content"]]
+
+
+def test_ids_of_other_models_become_ids_of_the_api(provider: ScriptedProvider, ask: Ask) -> None:
+    long = "x" * 80
+    given = [
+        "functions.read:0",
+        "functions_read_0",
+        "",
+        "call|1",
+        "call|1",
+        f"{long}1",
+        f"{long}2",
+        "toolu_1",
+        "\u00e9",
+    ]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Read."}]
+    for identifier in given:
+        messages += [
+            {"role": "assistant", "content": None, "tool_calls": [{**CALL, "id": identifier}]},
+            {"role": "tool", "tool_call_id": identifier, "content": identifier},
+        ]
+    both = [{**CALL, "id": "same"}, {**CALL, "id": "same"}]
+    results = [{"role": "tool", "tool_call_id": "same", "content": text} for text in "12"]
+    messages += [{"role": "assistant", "content": "", "tool_calls": both}, *results]
+    for _ in range(2):
+        provider.says(MESSAGE)
+        ask(NATIVE, messages=messages)
+    assert provider.asked[0].body == provider.asked[1].body, "a conversation keeps its IDs, which caches rely on"
+    calls = [block["id"] for block in blocks_of(provider) if block["type"] == "tool_use"]
+    assert [block["tool_use_id"] for block in blocks_of(provider) if block["type"] == "tool_result"] == calls
+    assert len(set(calls)) == len(calls) == len(given) + 2
+    assert all(re.fullmatch("[A-Za-z0-9_-]{1,64}", each) for each in calls)
+    assert calls[7] == "toolu_1", "an ID that the API takes stays as it is"
+
+
+def test_blank_texts_are_left_out(provider: ScriptedProvider, ask: Ask) -> None:
+    provider.says(MESSAGE)
+    parts = [{"type": "text", "text": text} for text in ("one", " \n", "two")]
+    messages = [
+        {"role": "system", "content": " \n"},
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": "\n\n"},
+        {"role": "user", "content": "three"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "\t"},
+        {"role": "assistant", "content": "So far:  "},
+    ]
+    ask(NATIVE, messages=messages)
+    body = provider.asked[-1].body
+    assert "system" not in body
+    assert [turn["role"] for turn in body["messages"]] == ["user", "assistant", "user", "assistant"]
+    assert [block["text"] for block in blocks_of(provider) if "text" in block] == ["one", "two", "three", "So far:"]
+    assert [block["content"] for block in blocks_of(provider) if block["type"] == "tool_result"] == [[]]
 
 
 def test_a_cut_stream_and_an_error_in_one(provider: ScriptedProvider, ask: Ask) -> None:
