@@ -28,6 +28,8 @@ class _Message:
                 self.add(object_of(value))
             elif name in _TEXTS and isinstance(value, str):
                 self.texts.setdefault(name, []).append(value)
+            elif name == "thinking_blocks":  # as LiteLLM names them; a chunk holds whole blocks
+                self.fields[name] = [*self.fields.get(name, ()), *objects_of(value)]
             elif value is not None and name != "index":
                 self.fields[name] = value
 

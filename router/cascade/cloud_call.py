@@ -217,7 +217,8 @@ class MeteredStream:
         for choice in event["choices"]:
             goes_on = goes_on or not choice.get("finish_reason")
             self._indices[index_of(choice, 0)] = None
-            size = text_bytes(table(choice.get("delta")) or choice.get("text"))
+            delta = table(choice.get("delta")) or {"content": choice.get("text")}
+            size = text_bytes({**delta, "thinking_blocks": None})  # which repeat text, or hold signatures
             self._answer.bytes += size if payload.isascii() and b"\\u" not in payload else 2 * size
             self._answer.texts += size > 0
         if (usage := CloudUsage.of(event)) is not None and event["choices"]:  # a running usage report

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 from ...request.json_narrowing import table
-from .anthropic_answers import MessageEvents, completion_of
+from .anthropic_answers import MessageEvents, completion_of, signed_thoughts
 from .chat_fields import ChatFields, Image, add_turn
 from .provider import Capabilities, ErrorMap, Provider, ProviderCall, with_query
 
@@ -118,7 +118,7 @@ def _turns(fields: ChatFields) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _blocks(message: dict[str, Any], fields: ChatFields, ids: _CallIds) -> list[dict[str, Any]]:
-    blocks = _content(message, fields)
+    blocks = signed_thoughts(message.get("thinking_blocks")) + _content(message, fields)
     for call in fields.calls(message):
         blocks.append({"type": "tool_use", "id": ids.of_call(call.id), "name": call.name, "input": call.arguments})
     return blocks
