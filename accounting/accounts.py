@@ -40,7 +40,7 @@ class Claim(msgspec.Struct, frozen=True):
     begins: float = 0.0
     # End of the budget's period, in seconds since the epoch. 0: not a budget.
     ends: float = 0.0
-    # Amount added by each completion token that is granted beyond the least grant.
+    # Additional amount per completion token that is granted beyond the minimum grant.
     per_token: float = 0.0
 
     @property
@@ -57,7 +57,7 @@ class Claim(msgspec.Struct, frozen=True):
 
     @property
     def is_reserved(self) -> bool:
-        """Return whether the amount is settled later. Counts of requests are final at admission."""
+        """Return whether the amount is reserved first and settled later. Counts of requests are final at once."""
         return self.kind != "requests"
 
     def extended(self, tokens: int) -> Claim:
@@ -68,7 +68,7 @@ class Claim(msgspec.Struct, frozen=True):
 class AccountUsage(msgspec.Struct, frozen=True):
     """The state of an account before a claim."""
 
-    # Amount used; for a rate, the amount not yet drained.
+    # Amount used. For a rate: the part that has not yet drained.
     used: float
     # Amount reserved by requests in flight.
     reserved: float
@@ -78,7 +78,7 @@ class AccountUsage(msgspec.Struct, frozen=True):
         return claim.amount <= 0 or self.used + self.reserved + claim.amount <= claim.limit * (1 + _ROUNDING)
 
     def wait_s(self, claim: Claim, now: float) -> float:
-        """Return the seconds until the claim fits, if requests in flight use all of their reservations."""
+        """Return the seconds until the claim fits, assuming that requests in flight use their reservations in full."""
         if claim.is_budget and self.used + claim.amount > claim.limit:
             return max(0.0, claim.ends - now)
         if not claim.is_rate:
@@ -88,14 +88,14 @@ class AccountUsage(msgspec.Struct, frozen=True):
 
 
 def account_name(owner: Owner, kind: Kind, begins: float, name: str) -> str:
-    """Return the account's name in the store; each period of a budget has a separate account."""
+    """Return the account's name in the store. Each period of a budget has a separate account."""
     return f"{owner} {kind} {begins:.0f} {name}"
 
 
 def granted(wanted: TokenDemand, claims: Sequence[Claim], usages: Sequence[AccountUsage], *, alone: bool = True) -> int:
-    """Return the completion tokens to reserve. All claims must fit with `wanted.least` tokens.
+    """Return the completion tokens to reserve. The claims, which are for `wanted.least` tokens, must fit.
 
-    `alone`: no request holds a reservation that `usages` do not show.
+    `alone`: False if other requests hold reservations that are missing in `usages`.
     """
     available = math.inf
     for claim, usage in zip(claims, usages, strict=True):
@@ -111,19 +111,22 @@ def renewal(ends: float, now: float) -> tuple[str, float]:
 
 
 def used(claim: Claim, value: float, now: float) -> float:
-    """Return the amount in use at `now`, from an account's stored `value`. Times are by the store's clock."""
+    """Return the amount in use at `now`, from an account's stored `value`. Times are read from the store's clock."""
     if claim.ends > 0:
         return value
     return 0.0 if claim.kind == "concurrent" else max(0.0, value - now) * claim.limit / PERIOD_S
 
 
 def settled(claim: Claim, value: float, amount: float, now: float) -> float:
-    """Return the stored value after a use of `amount`."""
+    """Return the value to store for an account that held `value`, after `amount` more was used."""
     if claim.ends > 0:
         return value + amount
     return 0.0 if claim.kind == "concurrent" else max(value, now) + amount * PERIOD_S / claim.limit
 
 
 def expires(claim: Claim, value: float, ahead: float = 0.0) -> float:
-    """Return the time from which an unreserved account equals a new one. `ahead`: store clock minus wall clock."""
+    """Return the time from which the store may delete an account without reservations.
+
+    `ahead`: seconds by which the store's clock is ahead of the wall clock.
+    """
     return claim.ends + ahead if claim.is_budget else value

@@ -20,7 +20,7 @@ class BreakerRules:
 
     # Consecutive distinct failed requests that open the breaker.
     failures_to_open: int
-    # First recovery period, in seconds, or as a number of good probes if `by_probes`; doubled by each consecutive trip.
+    # First recovery period, in seconds, or in good probes if `by_probes`. Each consecutive trip doubles the period.
     recovery: float
     # Longest recovery period, in the same unit.
     max_recovery: float
@@ -77,7 +77,7 @@ class Breaker:
         return "trial"
 
     def leave_trial(self) -> None:
-        """End a trial without a result; the next request becomes the trial."""
+        """End a trial without a result, so that the next request becomes the trial."""
         self._on_trial = False
 
     def succeeded(self) -> None:
@@ -90,9 +90,9 @@ class Breaker:
     def failed(self, reason: str, request: bytes | None = None, *, answered: bool = False) -> bool:
         """Count a request that failed after its retries. Return whether the failure opened the breaker.
 
-        `request`: the request's digest. Repeats of a failed request do not count and do not reopen a half-open breaker.
-        None: the failure does not depend on the request. `answered`: the server itself answered with an error, so the
-        next request is a trial at once.
+        `request`: the request's digest; None if the failure does not depend on the request. Repeats of a failed request
+        do not count and do not reopen a half-open breaker. `answered`: whether the server itself answered with an
+        error. In this case there is no recovery period, and the next request is a trial.
         """
         self._on_trial = False
         now, key = self._clock(), object() if request is None else request

@@ -1,7 +1,8 @@
 """Budgets of calendar periods: the periods' bounds, and the completion tokens that a budget grants.
 
-A request reserves the maximum length of its answer, or is capped at its reservation, and is settled at its true cost.
-Streams are no exception, since they may contain hidden tokens that are only reported at the end.
+A request reserves the maximum length of its answer. If it can reserve less, its answer is capped at the reservation.
+At the end, the true cost replaces the reservation. This also holds for streams, because a stream may contain hidden
+tokens that are only reported at its end.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from .token_estimate import STEP_TOKENS
 
 DAY_S = 86_400
 Period = Literal["day", "month"]
-#: One answer gets 1/SHARE of what is left of a budget, if other answers are in flight or its maximum does not fit.
+#: One answer reserves at most 1/SHARE of the remaining budget if other requests hold reservations, or if the maximum
+#: length of the answer does not fit.
 SHARE = 4
 #: Tokens reserved by one top-up of a stream that exceeds its reservation.
 TOP_UP_TOKENS = 4096
-_MARGIN_TOKENS = 256  # margin for short answers, where estimates are least accurate
+_MARGIN_TOKENS = 256  # tolerated excess over a reservation, because estimates of short answers are inaccurate
 _BYTES_PER_TOKEN = 4
 _EPOCH = date(1970, 1, 1).toordinal()
 
@@ -41,11 +43,11 @@ def bounds(period: Period, day: int) -> tuple[float, float]:
 class TokenDemand:
     """The completion tokens that a request asks of a budget."""
 
-    # Least grant; with fewer tokens the request is refused.
+    # Minimum grant. The request is refused if the budget has fewer tokens left.
     least: int
-    # Largest useful grant; with these tokens the answer needs no cap.
+    # Maximum useful grant. An answer with this grant needs no cap.
     most: int
-    # Whether the caller or the price names the maximum; a known maximum is granted if it fits.
+    # Whether the request or the price table states the maximum. A stated maximum is granted if it fits.
     is_known: bool = False
 
     def granted(self, available: float, *, alone: bool) -> int | None:
@@ -81,10 +83,10 @@ class StreamTokenEstimate:
 
     @property
     def bound(self) -> int:
-        """Upper bound on the text's tokens, at most `reserved`: each token has at least one byte."""
-        return min(self.reserved, max(self.texts, self.bytes))
+        """Tokens to charge without usage: the bytes within `reserved`, as each token has at least one; or `written`."""
+        return max(self.written, min(self.reserved, self.bytes))
 
     @property
     def is_short(self) -> bool:
-        """Return whether the answer exceeds its reservation by a wide margin, because `written` is an estimate."""
-        return self.written > 2 * self.reserved + _MARGIN_TOKENS
+        """Return whether the answer exceeds its reservation, by a wide margin if only its bytes say so."""
+        return self.texts > self.reserved + _MARGIN_TOKENS or self.written > 2 * self.reserved + _MARGIN_TOKENS

@@ -17,7 +17,7 @@ from ..protocol.errors import ConfigurationError
 
 _MAX_BYTES = 64_000_000
 _FETCH_S = 30.0
-MAX_USD = 1e9  # per million tokens; larger sums could overflow to infinity and never leave a budget
+MAX_USD = 1e9  # maximum per million tokens, so that the sums in a budget cannot overflow to infinity
 Dollars = Annotated[float, msgspec.Meta(ge=0, le=MAX_USD)]
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 
@@ -32,7 +32,7 @@ class Price:
     output: float = 0.0
     # Price of cached prompt tokens. None: same as `input`.
     cached_input: float | None = None
-    # Longest answer of the model, in tokens, reserved for answers without a limit. None: unknown.
+    # Maximum tokens of the model's answers, reserved if a request sets no limit. None: unknown.
     max_output: int | None = None
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class Price:
 
     @property
     def highest_input(self) -> float:
-        """Higher price of cached and uncached prompt tokens, for estimates made before the cached tokens are known."""
+        """Higher of the prices for cached and uncached prompt tokens, for use before the cached ones are known."""
         return max(self.input, self.cached_input or 0.0)
 
 
@@ -91,7 +91,7 @@ prepare_types(_Table, _PublicPrice)
 
 @dataclass(frozen=True, slots=True)
 class PriceTable:
-    """Prices by model, newest first, each with its first day."""
+    """The prices of each model with their first days, newest first."""
 
     models: Mapping[str, Sequence[tuple[date | None, Price]]]
 
@@ -177,7 +177,7 @@ def _bytes_of(source: str) -> bytes:
 
 
 def _fetched(source: str) -> bytes:
-    import httpx  # not needed for local files
+    import httpx  # imported late, because local files need no HTTP client
 
     try:
         parts, size = list[bytes](), 0

@@ -11,7 +11,7 @@ import msgspec
 from ..protocol.decoding import UNREADABLE, integral
 from ..protocol.http.lenient_json import object_of, objects_of
 
-#: Smallest reservation and smallest cap of an answer, and the step by which reservations without a limit grow.
+#: Minimum reservation and minimum cap of an answer, in tokens. Reservations of unlimited answers grow by this step.
 STEP_TOKENS = 1024
 #: Assumed maximum answer of a model whose own maximum is unknown.
 LONGEST_ANSWER = 2**17
@@ -19,14 +19,14 @@ LONGEST_ANSWER = 2**17
 ATTACHED_TOKENS = 1500
 #: Upper bound on the tokens counted for one request, so that ledgers and accounts cannot overflow.
 MAX_REQUEST_TOKENS = 2**40
-#: Fields that limit the answer, by path. Other paths generate no text, or are billed by other units.
+#: Request fields that limit the answer, by API path. Other paths generate no text or are billed in other units.
 LIMITS: Mapping[str, tuple[str, ...]] = {
     "chat/completions": ("max_tokens", "max_completion_tokens"),
     "completions": ("max_tokens",),
     "responses": ("max_output_tokens",),
     "messages": ("max_tokens",),
 }
-#: Fields that lengthen an answer, or limit it on some servers only.
+#: Request fields that can lengthen an answer, or that limit an answer on some servers only.
 LENGTHENING = (
     *("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "n_predict", "num_predict"),
     *("max_new_tokens", "max_length", "min_length", "min_new_tokens"),
@@ -38,9 +38,9 @@ WRITES_NOTHING = (
 )
 #: Fields that multiply the number of answers.
 MULTIPLYING = ("n", "best_of", "num_return_sequences", "num_beams", "candidate_count")
-#: Nested tables that may hold any of these fields.
+#: Nested objects that may hold any of the fields above.
 NESTED = ("options", "parameters", "extra_body", "generation_config", "generationConfig")
-#: Tables with a reasoning budget, and the name of the budget's field.
+#: Objects with a reasoning budget, and the name of the budget's field.
 THINKING = {"thinking": "budget_tokens", "reasoning": "max_tokens"}
 #: All fields that `answer_size` reads, apart from the prompts.
 LENGTH_FIELDS = (*LENGTHENING, *MULTIPLYING, *NESTED, *THINKING, "prediction")
@@ -48,10 +48,10 @@ LENGTH_FIELDS = (*LENGTHENING, *MULTIPLYING, *NESTED, *THINKING, "prediction")
 _COUNTED = frozenset(LENGTH_FIELDS)
 _ASCII = bytes(range(128))
 _ESCAPE = 6  # characters of an escape such as `\u20ac`
-_ESCAPED_BYTES = 3  # most UTF-8 bytes of an escaped character
-_BYTES_PER_TOKEN = 3
+_ESCAPED_BYTES = 3  # maximum UTF-8 bytes of an escaped character
+BYTES_PER_TOKEN = 3
 _ATTACHED = (b'"file_id"', b'"file_data"', b'"data"', b";base64,")
-# Attachments in messages: the type of the part, and the path to the data.
+# Attachments in messages. Each has the type of the content part, and the path of keys to the data.
 _PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("image_url", ("image_url", "url")),
     ("input_audio", ("input_audio", "data")),
@@ -64,7 +64,7 @@ _PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
-def prompt_tokens(body: bytes, *, bytes_per_token: int = _BYTES_PER_TOKEN) -> int:
+def prompt_tokens(body: bytes, *, bytes_per_token: int = BYTES_PER_TOKEN) -> int:
     """Estimate the tokens of a JSON request. With `bytes_per_token=1`, the result is an upper bound.
 
     Non-ASCII characters always count by their bytes. An attachment counts `ATTACHED_TOKENS`.
@@ -77,7 +77,7 @@ def prompt_tokens(body: bytes, *, bytes_per_token: int = _BYTES_PER_TOKEN) -> in
 
 
 def text_bytes(value: Any) -> int:
-    """Return the UTF-8 bytes of all strings in decoded JSON, at any depth."""
+    """Return the number of UTF-8 bytes in all strings of decoded JSON, at any depth."""
     total, values = 0, [value]
     while values:
         value = values.pop()
@@ -92,13 +92,13 @@ def text_bytes(value: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AnswerSize:
-    """The most that a request allows a model to generate."""
+    """The maximum number and length of the answers to one request."""
 
     # Maximum tokens of one answer. None: no limit.
     limit: int | None = None
     # Number of answers to all prompts together.
     answers: int = 1
-    # Tokens billed besides the answers: a predicted output, whose rejected tokens are billed.
+    # Tokens of a predicted output, because rejected ones are billed in addition to the answers.
     beside: int = 0
 
     @property
@@ -107,8 +107,13 @@ class AnswerSize:
         limit = STEP_TOKENS if self.limit is None else min(self.limit, STEP_TOKENS)
         return min(limit * self.answers, MAX_REQUEST_TOKENS) + self.beside
 
+    @property
+    def assumed(self) -> int:
+        """Tokens of all answers at their limit; without a limit, the least."""
+        return self.least if self.limit is None else self.most(None)
+
     def most(self, longest: int | None) -> int:
-        """Return the maximum tokens of all answers. `longest`: the model's own maximum, if known."""
+        """Return the maximum tokens of all answers together. `longest`: the model's maximum per answer, if known."""
         most = LONGEST_ANSWER if longest is None else longest
         if self.limit is not None:
             most = self.limit if longest is None else min(self.limit, longest)
@@ -150,7 +155,7 @@ def answer_size(fields: Mapping[str, Any], path: str, *, prompts: int | None = N
 
 
 def capped(body: Mapping[str, Any], cap: int, limits: Sequence[str]) -> dict[str, Any]:
-    """Return `body` with all length fields lowered to `cap`. Without any field of `limits`, the first one is added."""
+    """Return `body` with all length fields lowered to `cap`. If no field of `limits` is set, add the first."""
     named = any(body.get(name) is not None for name in limits)
     changed: dict[str, Any] = dict(body) if named else {**body, limits[0]: cap}
     nested = {name: dict(inner) for name in NESTED if (inner := object_of(body.get(name)))}
@@ -170,7 +175,7 @@ def _lower(value: Any, cap: int) -> int:
 
 
 def _count(value: Any) -> int | None:
-    """Return `value` if it is a count, else None; also for -1, which some servers read as unlimited."""
+    """Return `value` if it is an integer of at least 0, else None. Some servers read -1 as "no limit"."""
     count = integral(value)
     return count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else None
 

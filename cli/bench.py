@@ -49,7 +49,7 @@ def sdk(
     calls: Annotated[int, typer.Option(min=1, help="Number of calls of each kind.")] = 2000,
     json_path: json_output.File = None,
 ) -> None:
-    """Measure the time that the SDK adds to an openai client call, with a stub engine against an instant transport.
+    """Measure the time that the SDK adds to a call of an openai client. A stub replaces the engine.
 
     \b
     Example
@@ -66,7 +66,7 @@ def engine(
         str, typer.Option(help="pocket (the demo model), or random weights: qwen2.5-0.5b, qwen3-0.6b, llama-3.1-8b.")
     ] = "pocket",
     requests: Annotated[int, typer.Option(min=1, help="Number of queued requests.")] = 256,
-    running: Annotated[int, typer.Option(min=1, help="Most requests that run at a time.")] = 32,
+    running: Annotated[int, typer.Option(min=1, help="Maximum requests that run at a time.")] = 32,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -160,9 +160,10 @@ def router(
     strong: Annotated[str | None, typer.Option(help="Column with the strong model's score. [strong]")] = None,
     json_path: json_output.File = None,
 ) -> None:
-    """Measure a router learned from graded prompts by RouteLLM's protocol: APGR, CPT50, CPT80, calibration, guarantee.
+    """Measure a router that is trained on graded prompts, by RouteLLM's protocol: APGR, CPT50, CPT80, calibration.
 
-    Shares and CPTs are fractions of 1. Without --test, rows are scored by five-fold cross-validation.
+    Also measures the guarantee. Shares and CPTs are fractions of 1. Without --test, rows are scored by five-fold
+    cross-validation.
 
     \b
     Examples
@@ -185,7 +186,7 @@ def router(
 
 @app.command()
 def guarantee(
-    runs: Annotated[int, typer.Option(min=1, help="Calibrations per population and number of rows.")] = 500,
+    runs: Annotated[int, typer.Option(min=1, help="Calibrations for each population and number of rows.")] = 500,
     blend: Annotated[
         bool, typer.Option("--blend", help="Choose among all router models (slow) instead of the ridge alone.")
     ] = False,
@@ -193,8 +194,8 @@ def guarantee(
 ) -> None:
     """Check calibrated guarantees on simulated populations of known risk: fit, calibrate, and compute the true risk.
 
-    Takes about 20 minutes on one core. A violation is a true risk above alpha; at most one run in ten may violate.
-    The cloud share "above hindsight" is the share that the same gates need not have escalated.
+    Takes about 20 minutes on one core. A run whose true risk exceeds the promised risk alpha is a violation; at most
+    one run in ten may be a violation. The cloud share "above hindsight" is the share of needless escalations.
 
     \b
     Examples
@@ -223,7 +224,7 @@ def live(
     """Calibrate a real local model and a stub cloud on half of 300 questions, and route the other half.
 
     The model answers each question once, as for calibrate --live. For each split, the router then routes the other
-    half at several qualities, and at last the model answers one half again. AUROC: how well gates and mean
+    half at several qualities. Finally, the model answers one half again. AUROC: how well gates and mean
     log-probability detect wrong answers.
 
     \b
@@ -251,7 +252,7 @@ def local(
     tokens: Annotated[int, typer.Option(min=8, max=256, help="Tokens of each prompt and of each answer.")] = 64,
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; each runs every engine once.")] = 3,
     prefill_seconds: Annotated[
-        float, typer.Option(min=1, help="Most seconds to measure a 4k prefill while other streams decode.")
+        float, typer.Option(min=1, help="Time limit for measuring a 4k prefill beside decoding streams, in seconds.")
     ] = 30.0,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of every engine. [Updraft's default]")] = None,
     llama_server: Annotated[

@@ -28,7 +28,7 @@ COVERS = {"all": {"edge", "calibrate", "cloud", "train", "scale", "dev", "all"}}
 
 
 class SetupError(Exception):
-    """Setup failure that the user has to fix; the message says how."""
+    """Setup failure that the user has to fix. The message says how."""
 
 
 def main() -> int:

@@ -91,7 +91,7 @@ def llm_config(
 
 
 def _with_pocket(config: CloudConfig) -> CloudConfig:
-    """Replace the name pocket by the folders of the packaged models: the cloud engine does not know the name."""
+    """Replace the name pocket, which the cloud engine does not know, by the folders of the packaged models."""
     import msgspec
 
     from ..embedded import pocket

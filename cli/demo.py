@@ -72,7 +72,7 @@ def _config(quality: float | None) -> RouterConfig:
     from ..router.accounting.prices import Prices
     from ..router.config import RouterConfig
 
-    prices = Prices(cloud_input=0.5, cloud_output=1.5)  # prices of a mid-size model: the pocket cloud has none
+    prices = Prices(cloud_input=0.5, cloud_output=1.5)  # prices of a mid-size model, as the pocket cloud has none
     config = RouterConfig(local="pocket", cloud_model="pocket-large", prices=prices)
     return config if quality is None else replace(config, quality=quality)
 
@@ -80,7 +80,7 @@ def _config(quality: float | None) -> RouterConfig:
 def _run(
     tasks: int, seed: int, kill_a_node: bool, config: RouterConfig, watch: Watch
 ) -> tuple[dict[str, Any], TaskOutcome]:
-    """Return the figures of `--json`, and the routed leg."""
+    """Return the figures for `--json`, and the outcome of the routed run."""
     from ..bench.cascade.questions import pocket_questions
     from ..bench.cascade.run import errors
     from .shared.measuring import run_legs
@@ -104,7 +104,7 @@ def _run(
 
 
 def _legs(questions: list[Question], sample: list[Question]) -> list[Leg]:
-    """Return the legs of the demo. The one-at-a-time legs measure the latency of cloud and router without load."""
+    """Return the runs (legs) of the demo. Runs with one request at a time measure the latency without load."""
     from ..bench.cascade.run import Leg
 
     return [

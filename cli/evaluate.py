@@ -34,9 +34,9 @@ def evaluate(
     tier: Annotated[
         list[Tier] | None, typer.Option(help="Tier to measure; repeatable. [all that are configured]")
     ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Most questions in flight to the cloud.")] = 8,
+    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Maximum questions in flight to the cloud.")] = 8,
     seed: Annotated[int, typer.Option(help="Seed that selects the tasks.")] = 0,
-    pair: Annotated[options.Pair, Without("cloud_provider", "tool_parser", "chat_template")],
+    pair: Annotated[options.Pair, Without("tool_parser", "chat_template")],
     json_path: json_output.File = None,
 ) -> None:
     """Ask the router and each tier alone the same questions, and compare their answers.
@@ -80,7 +80,7 @@ def evaluate(
 
 
 def check_answered(errors: Mapping[str, Any]) -> None:
-    """Raise UpdraftError if questions got no answer, according to `errors` of `bench.cascade.run.errors`."""
+    """Raise UpdraftError if questions got no answer. `errors` is the result of `bench.cascade.run.errors`."""
     if errors["count"]:
         kinds = ", ".join(f"{n} {kind}" for kind, n in errors["by_kind"].items())
         raise UpdraftError(f"{errors['count']} questions got no answer: {kinds}. First error: {errors['first']}")

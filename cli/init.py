@@ -110,7 +110,7 @@ def _keep_old(path: Path, asks: bool, force: bool) -> None:
 
 
 def _named(given: str | None, asks: bool, question: str, default: str) -> str | None:
-    """Return the option's value, or else the user's answer to `question`; None for `none`."""
+    """Return the option's value, or else the user's answer to `question`. The value `none` becomes None."""
     if given is None:
         given = str(typer.prompt(question, default=default, err=True)) if asks else "none"
     return None if given.strip() in ("", "none") else given.strip()
@@ -142,7 +142,7 @@ def _key(key_file: Path | None, key_env: str | None, asks: bool) -> str | None:
 
 
 def _try_models(answers: Answers) -> None:
-    """Send each model a tiny request. Raises ConfigurationError if there is no model, UpstreamError if one fails."""
+    """Send each model a tiny request. Raises ConfigurationError without a model, UpstreamError if a model fails."""
     from ..router.config import RouterConfig
 
     if answers.local is None and answers.cloud_url is None:
@@ -203,7 +203,7 @@ def _write(answers: Answers, path: Path) -> None:
 
 
 def _place_for(path: Path, text: str | None = None) -> Path:
-    """Return `path`, numbered if that file exists with other contents than `text`: older settings may refer to it."""
+    """Return `path`, or a numbered path if this file has other contents, to which older settings may refer."""
     numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
     places = itertools.chain((path,), numbered)
     return next(each for each in places if not each.exists() or (text and each.read_bytes() == text.encode()))

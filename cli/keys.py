@@ -39,14 +39,14 @@ def create(
         list[str] | None, typer.Option("--model", help="Model that the key may use; repeatable. [all]")
     ] = None,
     priority: Annotated[
-        Literal["interactive", "escalation", "batch"], typer.Option(help="Scheduling class of the key's requests.")
+        Literal["interactive", "escalation", "batch"], typer.Option(help="Class of the key's requests in the queue.")
     ] = "interactive",
     expires_in_days: Annotated[float | None, typer.Option(min=0, help="Days until expiry. [never]")] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Most requests started per minute.")] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Most tokens per minute.")] = None,
-    concurrent: Annotated[int | None, typer.Option(min=1, help="Most requests in flight.")] = None,
-    usd_per_day: Annotated[float | None, typer.Option(min=0, help="Most US dollars per UTC day.")] = None,
-    usd_per_month: Annotated[float | None, typer.Option(min=0, help="Most US dollars per UTC month.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Maximum requests per minute.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Maximum tokens per minute.")] = None,
+    concurrent: Annotated[int | None, typer.Option(min=1, help="Maximum requests in flight.")] = None,
+    usd_per_day: Annotated[float | None, typer.Option(min=0, help="Budget in US dollars per UTC day.")] = None,
+    usd_per_month: Annotated[float | None, typer.Option(min=0, help="Budget in US dollars per UTC month.")] = None,
     as_json: json_output.Flag = False,
 ) -> None:
     """Create a key and print it. It cannot be shown again: only its hash is stored.

@@ -25,10 +25,10 @@ def learn(
     out: options.PolicyFolder = None,
     json_path: json_output.File = None,
 ) -> None:
-    """Refit the pair's policy on requests that the router recorded. Escalations and feedback are the labels.
+    """Refit the pair's policy on requests that the router recorded, graded by the cloud's answers and by feedback.
 
-    Escalations alone give one-sided labels. Set exploration (0.05, for example) or shadow = true in the settings
-    for a while, so that both tiers answer a random share of the requests.
+    Escalated requests alone are a biased sample. So set exploration (0.05, for example) or shadow = true in the
+    settings for a while: both tiers then answer a random share of the requests.
     Routers load the new policy when they start. Needs pip install '.[calibrate]' in a clone of Updraft.
 
     \b
@@ -65,7 +65,7 @@ def learn(
     folder = out or policy_folder_of(models)
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     recipe = FitRecipe(models, [], GRADING, date, promise_level, local_model=hashed_identity(config))
-    with suppress(ConfigurationError):  # keep the existing policy's kinds of requests
+    with suppress(ConfigurationError):  # there may be no earlier policy to copy `calibrated_on` from
         recipe = replace(recipe, calibrated_on=Policy.load(policy_folder_of(models)).calibrated_on)
     policy = fit(sound, recipe, folder)
     for line in (*sentences(policy, config.target), f"Policy for {pair_name(models)} in {folder}."):

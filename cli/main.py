@@ -97,7 +97,7 @@ app.add_typer(bench.app, name="bench")
 
 def main() -> None:
     """Run the command line. Exit codes: 0 success, 1 failure, 2 wrong usage or settings, 130 interrupted."""
-    # Drop empty and relative entries: programs in the working folder would run as compilers and system tools.
+    # Drop empty and relative entries, because they would let programs in the working folder replace system tools.
     programs = filter(os.path.isabs, os.environ.get("PATH", "").split(os.pathsep))
     os.environ["PATH"] = os.pathsep.join(programs) or os.defpath  # an empty PATH also means the working folder
     if os.environ.get("UPDRAFT_DEBUG"):

@@ -37,7 +37,7 @@ def plan(
     limits: options.BatchLimits,
     block_size: Annotated[int, typer.Option(min=1, max=1_024, help="Option --block-size of the nodes.")] = 16,
     context_length: Annotated[
-        int | None, typer.Option("--max-model-len", min=1, max=10_000_000, help="As in the nodes. [as the KV cache]")
+        int | None, typer.Option("--max-model-len", min=1, max=10_000_000, help="As in the nodes. [KV cache size]")
     ] = None,
     usd_per_hour: Annotated[float | None, typer.Option(min=0, max=1_000_000, help="Price of a node.")] = None,
     cloud_share: Annotated[
@@ -119,8 +119,8 @@ def _print(tried: list[FleetFigures], enough: FleetFigures, result: dict[str, An
     output.echo(f"{nodes} the objective for {enough.share:.1%} of the requests.")
     limits = result["limits"]
     output.echo(
-        f"Each node runs with --max-num-seqs {limits['max_batch_size']} "
-        f"--max-num-batched-tokens {limits['token_budget']} --max-step-ms {limits['max_step_ms']}, "
+        f"Each node runs with --max-num-seqs {limits['max_num_seqs']} "
+        f"--max-num-batched-tokens {limits['max_num_batched_tokens']} --max-step-ms {limits['max_step_ms']}, "
         "as --mode and --step-costs set them. Speculation, prefix cache affinity and the network are not simulated."
     )
     if enough.refused:

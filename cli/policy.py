@@ -65,7 +65,7 @@ def show(name: Name, local: options.Local = None, as_json: json_output.Flag = Fa
 
 @app.command()
 def verify(names: Names = None, local: options.Local = None, as_json: json_output.Flag = False) -> None:
-    """Check policies: their files, their versions, and the local model that they were made for.
+    """Check the files and versions of policies, and whether the local model is the one that was calibrated.
 
     Reads the whole model file: its hash, quantisation and chat template must match the calibration.
     Exit code 1 if any check fails.
@@ -98,7 +98,7 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: json_output.Flag = False,
 ) -> None:
-    """Delete policies from the state folder, after confirmation. Their pairs have no promise until recalibrated.
+    """Delete policies from the state folder, after confirmation. Recalibrate to set a target for the pair again.
 
     \b
     Example
@@ -254,7 +254,10 @@ class _Policy:
         return [same, Check("engine", "warn", text, "answers may differ slightly: run updraft calibrate again")]
 
     def _served_check(self, models: dict[str, str], made: ModelIdentity, whole: bool) -> Check | None:
-        """Check the model of the local server, which is only asked if `whole`; None if it is not the policy's model."""
+        """Check that the local server runs the policy's model. `whole`: ask the server.
+
+        Returns None if no local server is configured, or if it serves a model of another name.
+        """
         from ..model_files.identity import SERVED
         from ..router.factory import local_server, served_model
         from ..router.gates.selection import other_weights

@@ -41,7 +41,7 @@ class AccessFlags:
         typer.Option(
             "--allowed-host",
             metavar="NAME",
-            help="Host name that clients may use; repeatable. IP addresses are always allowed.",
+            help="Host name that clients may use; repeatable. A server beyond loopback also allows all IP addresses.",
         ),
     ] = None
     allowed_origins: Annotated[
@@ -128,24 +128,24 @@ class EngineFlags(options.BatchLimits):
         typer.Option("--num-gpu-blocks-override", min=1, help="KV cache blocks. [for a full batch, if memory allows]"),
     ] = None
     default_max_tokens: Annotated[
-        int, typer.Option(min=1, help="Most tokens per answer if the request sets no max_tokens.")
+        int, typer.Option(min=1, help="Maximum tokens per answer if the request sets no max_tokens.")
     ] = 4096
-    policy: Annotated[
+    scheduling_policy: Annotated[
         Literal["fcfs", "priority", "shortest-prefill"],
-        typer.Option("--scheduling-policy", help="Order: by arrival, by the priority field, or short prompts first."),
+        typer.Option(help="Order: by arrival, by the priority field, or short prompts first."),
     ] = "fcfs"
     max_waiting: Annotated[
-        int, typer.Option(min=1, help="Most requests that wait for a slot in the batch; others are refused.")
+        int, typer.Option(min=1, help="Maximum requests that wait for a slot in the batch; others are refused.")
     ] = 256
-    prefix_caching: Annotated[
+    enable_prefix_caching: Annotated[
         bool,
         typer.Option(
             "--enable-prefix-caching/--no-enable-prefix-caching", help="Reuse the KV cache of equal prefixes."
         ),
     ] = True
-    num_draft_tokens: Annotated[
+    num_speculative_tokens: Annotated[
         int | None,
-        typer.Option("--num-speculative-tokens", min=1, help="Most tokens drafted per step and request. [as --mode]"),
+        typer.Option("--num-speculative-tokens", min=1, help="Maximum draft tokens per step and request. [as --mode]"),
     ] = None
     ngram: Annotated[bool, typer.Option("--ngram", help="Also draft from repetitions in prompt and answer.")] = False
     device: Annotated[str, typer.Option(envvar="UPDRAFT_DEVICE", help="Device: cpu, cuda or cuda:NUMBER.")] = "cpu"
@@ -228,7 +228,7 @@ def serve(
     for line in introduction(config):
         output.note(line)
     with options.with_cloud(config, output.note) as running:
-        # No reload with the packaged cloud, because the settings file does not hold its address.
+        # No reload with the packaged cloud: the settings file does not hold its address.
         reload = Reload(config_file(), load) if running == config else None
         run_daemon(replace(daemon, config=running, reload=reload))
 
@@ -333,10 +333,10 @@ def gateway(
         typer.Option(metavar="TOML", help="File of nodes with their own keys, limits, timeouts and prices."),
     ] = None,
     node_concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Most requests in flight per node; others wait. [no limit]")
+        int | None, typer.Option(min=1, help="Maximum requests in flight per node; others wait. [no limit]")
     ] = None,
     max_waiting: Annotated[
-        int, typer.Option(min=0, help="Most waiting requests; beyond that, the lowest priority is refused.")
+        int, typer.Option(min=0, help="Maximum waiting requests; beyond it, the lowest priority is refused.")
     ] = 256,
     db: Annotated[
         str | None,
@@ -377,7 +377,9 @@ def gateway(
     timeout_s: Annotated[float, typer.Option(help="Timeout of a request, body included, in seconds.")] = 600.0,
     connect_timeout_s: Annotated[float, typer.Option(help="Timeout of connections to nodes, in seconds.")] = 2.0,
     first_token_timeout_s: Annotated[float, typer.Option(help="Timeout until a stream begins, in seconds.")] = 120.0,
-    idle_timeout_s: Annotated[float, typer.Option(help="Longest silence of a stream, in seconds.")] = 30.0,
+    idle_timeout_s: Annotated[
+        float, typer.Option(help="Maximum pause within a stream. Comments extend both timeouts up to four times.")
+    ] = 30.0,
     hedge_after_s: Annotated[
         float | None, typer.Option(help="Seconds without an answer until a second node gets the request, too. [never]")
     ] = None,
@@ -387,9 +389,7 @@ def gateway(
     slo_ttft_s: Annotated[
         float, typer.Option(min=0.001, help="Objective for metrics: seconds to a stream's first token.")
     ] = 1.0,
-    slo_tpot_s: Annotated[
-        float, typer.Option(min=0.001, help="Objective for metrics: seconds per token after it.")
-    ] = 0.1,
+    slo_tpot_s: Annotated[float, typer.Option(min=0.001, help="Objective for metrics: seconds per later token.")] = 0.1,
     access: AccessFlags,
     ready_file: ReadyFile = None,
     exit_with_parent: ExitWithParent = False,

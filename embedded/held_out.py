@@ -44,7 +44,7 @@ class GateReport:
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """Results on one kind or family. The AUROCs predict "local is wrong"; NaN if a class has too few rows."""
+    """Results on one kind or family. The AUROCs are for "local answer is wrong"; NaN if a class has too few rows."""
 
     group: str
     rows: int

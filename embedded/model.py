@@ -50,7 +50,7 @@ class _Attention(nn.Module):
         v = self.v_proj(x).view(batch, length, self.kv_heads, self.size).transpose(1, 2)
         groups = self.heads // self.kv_heads
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        # torch's fused attention takes two to three times as long as this, compiled for a CPU and on short rows.
+        # Compiled for a CPU, on short rows, these lines are two to three times as fast as torch's fused attention.
         scores = (q @ k.transpose(-1, -2)).float() * self.size**-0.5
         mixed = scores.masked_fill(~mask, float("-inf")).softmax(-1).to(v.dtype) @ v
         return self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))

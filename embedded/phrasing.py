@@ -50,7 +50,7 @@ _UNIT_NAMES = {
 }  # fmt: skip
 _NAMED = 0.35
 
-# Text of a question (a regular expression) and its possible replacements, with groups named by their number.
+# A regular expression for a part of a question, and its possible replacements, which refer to groups by number.
 _RULES = tuple((re.compile(rf"(?<!\w)(?:{old})"), tuple(new)) for old, new in (
     # chains
     (r"Start with (?=\d)", ("Begin with ", "Take ", "Start at ", "Starting with ", "Start from ")),

@@ -1,7 +1,7 @@
 """The on-device engine: a small GGUF model in this process that serves many requests at once.
 
 The engine reports the signals that the router's gates use. Per token: log-probability, entropy and margin. Per prompt:
-a hidden state and, if cheap or requested, the log-probabilities of its tokens.
+a hidden state and, for small models or on request, the log-probabilities of the prompt's tokens.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ __all__ = ["LocalEngine", "LocalOptions", "LocalRun", "LocalToken", "LoraAdapter
 
 log = logging.getLogger("updraft.local_engine")
 _PIECES = 4096  # maximum number of tokens whose bytes are cached
-# Characters per token. A prompt of at most `context_length` times this many characters skips the exact check (0.2 s).
+# A prompt with at most this many characters per token of context skips the exact length check, which takes 0.2 s.
 _USUAL_TOKEN = 16
 
 
 class LocalEngine:
-    """A loaded model and the thread that runs it (`LocalEngineLoop`). Thread-safe, also for event loops."""
+    """A loaded model and the thread that runs it (`LocalEngineLoop`). Threads and event loops can share the engine."""
 
     def __init__(self, model: LlamaModel, header: GgufHeader, model_id: str, options: LocalOptions) -> None:
         """Private: call `LocalEngine.load` instead."""
@@ -171,7 +171,8 @@ class LocalEngine:
         return self._start(prompt, params, constraint, offered)
 
     def start_text(self, prompt: Prompt, params: SamplingParams, *, constraint: Constraint | None = None) -> LocalRun:
-        """Continue raw text, to which the BOS and EOS tokens that the model requires are added, or unchanged token ids.
+        """Continue a prompt without a chat template. Text gets the BOS and EOS tokens that the model requires; token
+        ids stay unchanged.
 
         Raises the same errors as `start`.
         """
@@ -210,7 +211,7 @@ class LocalEngine:
         return tokens if tokens[:1] == self._model.front else self._model.front + tokens
 
     def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes:
-        """Return the bytes of one token, for the `bytes` of log-probabilities. Control tokens are empty by default."""
+        """Return the bytes of one token, for the `bytes` of log-probabilities; empty for control tokens by default."""
         return self._model.token_bytes(token_id, skip_special=skip_special)
 
     def score(self, token_ids: Sequence[int]) -> Floats:
@@ -228,7 +229,7 @@ class LocalEngine:
         return scoring.result.result()
 
     def close(self) -> None:
-        """Free the model after the current step. Active runs raise EngineError."""
+        """Free the model after the current step. Active runs then raise EngineError."""
         self.chat_template.close()
         self._resources.close()
 
@@ -290,7 +291,7 @@ class LocalEngine:
 
 
 def _start_loop(model: LlamaModel, layout: ContextLayout, options: LocalOptions) -> LocalEngineLoop:
-    """Create the context that the options describe, and start its thread."""
+    """Create the context that the options describe, and start the engine's thread."""
     context = LlamaContext(
         model,
         ContextOptions(

@@ -44,7 +44,7 @@ def engine_version() -> str:
 def template_sources(
     header: GgufHeader, model_id: str, options: LocalOptions, tokens: Container[str]
 ) -> TemplateSources:
-    """Return the file's templates, or the one that the options name. `tokens`: special tokens, to select a default."""
+    """Return the template that the options name, else the file's, else a default that suits the special `tokens`."""
     sources = TemplateSources.of(model_id, _own_templates(header), options.chat_template, tokens)
     return sources if options.tool_parser == "auto" else replace(sources, tool_style=options.tool_parser)
 

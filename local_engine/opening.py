@@ -23,7 +23,7 @@ from .trial_load import ensure_loadable
 
 @dataclass(frozen=True, slots=True)
 class EngineCandidate:
-    """A model file that could be loaded. `need`: bytes of memory. `sound`: a file known to load, used to test the build
+    """A model file to check and load. `need`: bytes of memory. `sound`: a file known to load, used to test the build
     of llama.cpp."""
 
     path: Path

@@ -10,7 +10,7 @@ from .gguf_header import GgufArray, GgufHeader
 
 _STRING, _FLOAT = 8, 6
 _INTEGERS = frozenset({4, 5})
-# Hyperparameter -> minimum and maximum. 512 layers and experts are llama.cpp's limits; others are beyond any model.
+# Hyperparameter -> minimum and maximum. 512 layers and experts are llama.cpp's limits; no model reaches the others.
 _RANGES = {
     "block_count": (1, 512),
     "context_length": (1, 2**31 - 1),
@@ -44,7 +44,7 @@ def invalid_value(header: GgufHeader) -> str:
 
 
 def missing_part(header: GgufHeader) -> str:
-    """Return what a valid file lacks to be a model, worded as the end of a sentence; empty if it is a model."""
+    """Return the part that a valid file lacks to be a model, worded as the end of a sentence; empty for a model."""
     if header.metadata.get("general.type") == "adapter":
         return "it is an adapter"
     if "tokenizer.ggml.tokens" not in header.arrays and header.hyperparameter("vocab_size") is None:

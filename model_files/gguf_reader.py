@@ -32,10 +32,10 @@ _BLOCKS = {
     **{34: (256, 54), 35: (256, 66), 39: (32, 17), 40: (64, 36), 41: (128, 18)},
 }
 _REMOVED = frozenset({4, 5, 31, 32, 33, 36, 37, 38})  # types removed from llama.cpp, which aborts on some of them
-_MAX_HEADER = 2**26  # bytes; a vocabulary of 260,000 tokens with merges takes about 20 MB
+_MAX_HEADER = 2**26  # maximum bytes; a vocabulary of 260,000 tokens with merges takes about 20 MB
 _MAX_ENTRIES = 2**16  # limit for metadata values and for tensors; models of 100 layers with experts have about 3,000
 _MAX_KEPT = 4096  # maximum length of arrays whose items are kept, such as one value per layer
-_MAX_NAME, _MAX_KEY = 63, 65535  # bytes; the first is llama.cpp's limit, the second the format's
+_MAX_NAME, _MAX_KEY = 63, 65535  # maximum bytes; the first is llama.cpp's limit, the second the format's
 
 
 def read_header(path: Path) -> GgufHeader:

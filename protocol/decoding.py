@@ -18,18 +18,19 @@ from .errors import (
     WrongTypeError,
 )
 
-#: OpenAI fields that Updraft does not implement. Logs may name these fields; other unknown names are the caller's text.
+#: OpenAI fields that Updraft does not implement. Logs may name these fields but no other unknown field, because other
+#: names may be private text of the caller.
 UNSUPPORTED = frozenset(
     ("audio", "context_management", "conversation", "function_call", "functions", "moderation", "personality",
      "web_search_options")
 )  # fmt: skip
 _OPAQUE = frozenset({"parameters", "schema", "json"})  # free-form JSON, in which null is a value
-MAX_ENTRIES = 200_000  # objects, lists and fields per request: each takes longer to parse than plain text
-_MARKS = (b"{", b"[", b":")  # one mark per entry
+MAX_ENTRIES = 200_000  # maximum objects, lists and fields per request, because parsing them is slow
+_MARKS = (b"{", b"[", b":")  # each object, list or field has one of these bytes
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_MAX_NESTED = 8  # depth at which tool calls of messages sit; deeper values keep their nulls
-_MAX_NAME = 100  # characters of a field's name quoted in an error
-_MAX_WORDS = 500  # characters of a msgspec message quoted in an error
+_MAX_NESTED = 8  # depth of tool calls in messages; nulls in deeper values are not dropped
+_MAX_NAME = 100  # maximum characters of a field's name in an error
+_MAX_WORDS = 500  # maximum characters of a msgspec message in an error
 #: Exceptions that msgspec raises for bytes that are not JSON or are nested too deeply.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 R = TypeVar("R")
@@ -54,7 +55,7 @@ def check_entries(body: bytes) -> None:
     if len(body) <= MAX_ENTRIES or len(body) - len(body.translate(None, b'{[:"')) <= MAX_ENTRIES:
         return
     quotes = body.count(b'"') - body.count(b'\\"')  # without escaped quotes, approximately
-    marks = sum(map(body.count, _MARKS))  # including marks inside strings
+    marks = sum(map(body.count, _MARKS))  # also counts marks inside strings
     if quotes > 4 * MAX_ENTRIES or (marks > MAX_ENTRIES and sum(map(_TEXT.sub(b"", body).count, _MARKS)) > MAX_ENTRIES):
         raise RequestTooLargeError(
             f"The request body holds more than {MAX_ENTRIES} objects, lists and fields, or more than "
@@ -91,7 +92,7 @@ def read_kept(path: Path, kind: type[R]) -> R | None:
 
 
 def prepare_types(*kinds: Any) -> None:
-    """Build msgspec's type information at import: two threads building the same type at once crash the process."""
+    """Build msgspec's type information at import, because two threads that build one type at once crash the process."""
     for kind in kinds:
         msgspec.json.Decoder(kind)
 
@@ -141,7 +142,7 @@ def _without_nulls(value: Any, depth: int) -> object:
         return _present(cast("dict[str, Any]", value), depth)
     if isinstance(value, list) and depth <= _MAX_NESTED:
         items = cast("list[Any]", value)
-        if {dict, list}.isdisjoint(map(type, items)):  # no copy: a list may hold millions of token ids
+        if {dict, list}.isdisjoint(map(type, items)):  # no copy, because a list may hold millions of ids
             return items
         return [_without_nulls(item, depth + 1) if isinstance(item, dict | list) else item for item in items]
     return cast("object", value)

@@ -17,7 +17,7 @@ MAX_INPUTS = 2048
 
 
 class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Request body. `dimensions` is refused: only some models are trained to have their vectors shortened."""
+    """Request body. `dimensions` is refused, because only some models are trained for shortened vectors."""
 
     model: str
     input: WirePrompts

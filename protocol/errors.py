@@ -54,7 +54,6 @@ class InvalidRequestError(UpdraftError):
 
 
 def invalid_value(param: str, fault: str) -> InvalidRequestError:
-    """Build the error for one invalid field."""
     return InvalidRequestError(f"{param}: {fault}.", param=param, code="invalid_value")
 
 
@@ -65,7 +64,7 @@ class UnsupportedFeatureError(InvalidRequestError):
 
 
 class UnknownFieldError(InvalidRequestError):
-    """Unknown field. The name is the caller's text: responses may repeat it, logs must not."""
+    """Unknown field. The name is the caller's text, so responses may repeat the name but logs must not."""
 
     default_code = "invalid_value"
 
@@ -127,7 +126,7 @@ class MethodNotAllowedError(InvalidRequestError):
 
     def __init__(self, message: str, allowed: str = "", **named: str | None) -> None:
         super().__init__(message, **named)
-        self.allowed = allowed  # methods, for the header of this name
+        self.allowed = allowed  # methods of the route, for the header `allow`
 
     def headers(self) -> dict[str, str]:
         return super().headers() | ({"allow": self.allowed} if self.allowed else {})
@@ -143,7 +142,7 @@ class RateLimitError(UpdraftError):
 
 
 class BudgetExceededError(RateLimitError):
-    """The daily cloud budget is spent."""
+    """A cloud budget is spent."""
 
     default_code = "budget_exceeded"
     retryable = False
@@ -211,7 +210,7 @@ class EngineError(UpdraftError):
 
 
 class EngineDownError(EngineError):
-    """The engine has died or is restarting: retry on another node, or on this node later."""
+    """The engine has died or is restarting. Retry on another node, or on this node later."""
 
     status = 503
     default_code = "engine_down"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .errors import invalid_value
 
 Prompt = str | list[int]
-#: One prompt or several, as sent by the client; `prompts_of` resolves which.
+#: One prompt or several prompts, as sent by the client. `prompts_of` tells these cases apart.
 WirePrompts = str | list[str | int | list[int]]
 
 _MAX_ID = 2**31 - 1

@@ -35,14 +35,15 @@ from .structured import (
     outputs_constraint,
 )
 
-MAX_PROMPTS = 128  # per completion request
-MAX_MESSAGES = 10_000  # per conversation
-MAX_ANSWERS = 128  # per prompt: OpenAI's limit, checked before memory is allocated for the answers
+MAX_PROMPTS = 128  # maximum per completion request
+MAX_MESSAGES = 10_000  # maximum per conversation
+MAX_ANSWERS = 128  # maximum per prompt, as at OpenAI; checked before memory is allocated for the answers
 _OUTPUTS = ("json_schema", "grammar", "structured_outputs")
-_MAX_OPTIONS = 16  # chat template variables per request
+_MAX_OPTIONS = 16  # maximum number of chat template variables per request
+_SWITCHES = {"true": True, "false": False}
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_MAX_ID_DIGITS = 10  # digits of a token id
-#: Fields that other servers act on, and the values that match what Updraft does anyway.
+_MAX_ID_DIGITS = 10  # maximum digits of a token id
+#: Fields that Updraft does not implement, and the values that ask for what Updraft does anyway.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "reasoning_effort": ("none",),
@@ -67,7 +68,7 @@ class Message(msgspec.Struct):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    # Text, or text parts; None if the assistant only called tools. Other kinds of parts are refused.
+    # Text, or parts with text or a refusal; None if the assistant only called tools. Other parts are rejected.
     content: str | list[TextPart | RefusalPart] | None = None
     name: str | None = None
     # Tool calls of the assistant; an empty list becomes None.
@@ -80,7 +81,7 @@ class Message(msgspec.Struct):
     reasoning_content: Any = None
     # vLLM's name for `reasoning_content`.
     reasoning: Any = None
-    # Unsupported, like `audio`: refused, because dropping the field would lose content.
+    # Refused, like `audio`, because dropping an unsupported field would lose content.
     function_call: Any = None
     audio: Any = None
 
@@ -303,13 +304,15 @@ def parse_chat(body: bytes) -> ChatRequest:
 def read_chat(fields: Mapping[str, Any]) -> ChatRequest:
     """Check a decoded chat request. Raises InvalidRequestError or UnsupportedFeatureError."""
     request = convert(allowed_tools(fields), ChatRequest)
+    for name, value in (options := request.chat_template_kwargs or {}).items():
+        options[name] = _SWITCHES.get(str(value).lower(), value)  # a template reads any other text as true
     check_messages(
         request.messages,
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
     )
     check_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
-    _check_template_options(request.chat_template_kwargs or {})
+    _check_template_options(options)
     if request.tool_use is not None and request.constraint() is not None:
         raise UnsupportedFeatureError(
             "tools and a format for the answer cannot be combined: leave one out, or set tool_choice to none.",
@@ -341,7 +344,7 @@ def _check_shared(request: ChatRequest | CompletionRequest) -> None:
     check_names(msgspec.structs.asdict(request))
     for param, count in (("n", request.n), ("best_of", request.best_of)):
         if count is not None and not 1 <= count <= MAX_ANSWERS:
-            bound = "at least 1" if count < 1 else f"at most {MAX_ANSWERS}"  # no range: a server may have a lower limit
+            bound = "at least 1" if count < 1 else f"at most {MAX_ANSWERS}"  # no range, as a server may allow less
             raise InvalidRequestError(f"{param} must be {bound}, got {count}.", param=param, code="invalid_value")
     if request.priority is not None and not -(2**63) <= request.priority < 2**63:
         raise InvalidRequestError(
@@ -404,7 +407,7 @@ def _check_turns(messages: list[Message]) -> None:
 
 
 def _check_template_options(options: Mapping[str, Any]) -> None:
-    """Allow only simple words: a template may insert a value into the prompt as control tokens."""
+    """Allow only simple words, because a template may insert a value into the prompt as control tokens."""
     words = [*options, *(value for value in options.values() if isinstance(value, str))]
     if len(options) > _MAX_OPTIONS or not all(_WORD.fullmatch(word) for word in words):
         raise InvalidRequestError(

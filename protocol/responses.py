@@ -21,7 +21,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 #: The stop string that ended the answer, as in vLLM. With finish reason "length" and no limit in the request:
 #: `default_max_tokens` (the server's limit or the end of the context) or `repetition_detected`.
 StopReason = str
-MAX_TOKENS = 2**32  # per request: a larger count in an upstream's usage cannot be real
+MAX_TOKENS = 2**32  # maximum per request; a larger count in an upstream's usage cannot be real
 
 
 def fingerprint(model: str) -> str:
@@ -45,15 +45,12 @@ class CompletionTokensDetails(msgspec.Struct, kw_only=True):
     draft_accepted: int | UnsetType = UNSET
 
 
-class TokenCounts(msgspec.Struct, kw_only=True):
-    """Token counts so far, as vLLM reports them in each chunk with `continuous_usage_stats`."""
+class Usage(msgspec.Struct, kw_only=True):
+    """Token counts of an answer, or of a stream so far (vLLM's `continuous_usage_stats`)."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     total_tokens: int = 0
-
-
-class Usage(TokenCounts, kw_only=True):
     prompt_tokens_details: PromptTokensDetails = msgspec.field(default_factory=PromptTokensDetails)
     completion_tokens_details: CompletionTokensDetails = msgspec.field(default_factory=CompletionTokensDetails)
 
@@ -86,7 +83,7 @@ class ChatTokenLogprob(msgspec.Struct):
     def of(
         token: int, logprob: float, top: Iterable[tuple[int, float]], token_bytes: Callable[[int], bytes]
     ) -> ChatTokenLogprob:
-        """Build the entry of one token. A token may hold part of a character: use `bytes` for the exact content."""
+        """Build the entry of one token. A token may hold part of a character, so `bytes` has the exact content."""
 
         def shown(token: int, logprob: float) -> tuple[str, float, list[int]]:
             raw = token_bytes(token)
@@ -239,7 +236,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChunkChoice]
     created: int
-    usage: TokenCounts | UnsetType | None = UNSET
+    usage: Usage | UnsetType | None = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     system_fingerprint: str | UnsetType = UNSET
     sampling: SamplingDefaults | UnsetType = UNSET
@@ -288,7 +285,7 @@ class TextCompletion(msgspec.Struct, kw_only=True):
     id: str
     model: str
     choices: list[TextChoice]
-    usage: TokenCounts | UnsetType | None = UNSET
+    usage: Usage | UnsetType | None = UNSET
     created: int = msgspec.field(default_factory=lambda: int(time.time()))
     object: Literal["text_completion"] = "text_completion"
     system_fingerprint: str | UnsetType = UNSET
@@ -297,7 +294,7 @@ class TextCompletion(msgspec.Struct, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """Entry of the model list. Unknown fields are omitted."""
+    """Entry of the model list. Fields without a known value are omitted."""
 
     id: str
     object: Literal["model"] = "model"

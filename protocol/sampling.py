@@ -8,7 +8,7 @@ from typing import Any
 
 from .errors import InvalidRequestError
 
-#: Lower temperatures could overflow logits / temperature, and would be greedy in effect anyway.
+#: Lower temperatures count as 0, because logits / temperature could overflow and sampling would be greedy anyway.
 MIN_TEMPERATURE = 1e-5
 #: Maximum number of alternatives reported per token.
 MAX_LOGPROBS = 20

@@ -56,7 +56,7 @@ def _folder(kind: Literal["config", "state"]) -> Path:
     import platformdirs
 
     find = platformdirs.user_config_dir if kind == "config" else platformdirs.user_state_dir
-    with suppress(RuntimeError):  # newer versions raise it without HOME and a passwd entry; older versions return "~"
+    with suppress(RuntimeError):  # platformdirs finds no home folder; its older versions return "~" instead
         if (folder := Path(find("updraft", appauthor=False))).is_absolute():
             return folder
     return Path("/nonexistent/updraft")

@@ -49,7 +49,6 @@ def create_tables(connection: sqlite3.Connection, schema: Iterable[str]) -> None
 
 
 def tables(connection: sqlite3.Connection) -> frozenset[str]:
-    """Return the names of the tables in the file."""
     return frozenset(name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'"))
 
 

@@ -18,7 +18,7 @@ from .errors import UpdraftError
 
 _MAX_MARKS = 30
 _SNIFFED = 64  # bytes
-_MARKS = {  # UTF-32 first: its little-endian mark begins with that of UTF-16
+_MARKS = {  # UTF-32 is first, because its little-endian mark begins with UTF-16's
     "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
     "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
 }
@@ -54,8 +54,8 @@ def _other_encoding(start: bytes) -> str | None:
 
 
 def normalized(form: Literal["NFC", "NFD", "NFKC"], text: str) -> str:
-    """Normalize `text`. Marks beyond 30 on one letter are dropped: no language uses as many, and sorting them takes
-    quadratic time while holding the GIL.
+    """Normalize `text`. Marks beyond 30 on one letter are dropped, because no language uses as many and sorting them
+    takes quadratic time while holding the GIL.
     """
     if text.isascii():
         return text

@@ -33,7 +33,7 @@ from .tiers.providers.registry import provider_of
 TARGETS = ("quality", "cloud_share", "cost", "confidence")
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _FRAMING = frozenset({"connection", "content-length", "content-type", "host", "transfer-encoding"})
-#: Settings that belong to one `cloud_url`, with the values that they have for another URL.
+#: Settings that are only valid for one `cloud_url`, with the values to reset them to if `cloud_url` changes.
 OF_CLOUD_URL: Mapping[str, Any] = MappingProxyType(
     {
         "cloud_api_key": None,
@@ -93,7 +93,7 @@ class LocalModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class CloudTierConfig:
-    """A cloud between the device and the best cloud."""
+    """A smaller cloud, which is asked before the best cloud."""
 
     # Base URL of the server.
     url: str
@@ -101,17 +101,17 @@ class CloudTierConfig:
     model: str
     # API key of the server.
     api_key: str | None = field(default=None, repr=False)
-    # Prices of the model, as in `prices.models`.
+    # Prices of the model (see `prices.models`).
     price: Price | None = None
     # P(gain) from which this cloud is skipped and the next cloud is asked.
     skip_above: float | None = None
-    # Whether the cloud can continue an assistant's last message, as `cloud_continues`.
+    # Whether the cloud can continue an assistant's last message (see `cloud_continues`).
     continues: bool = False
-    # API of the cloud, as `cloud_provider`.
+    # API of the cloud (see `cloud_provider`).
     provider: str = "auto"
-    # Headers of every request, as `cloud_headers`.
+    # Headers of every request (see `cloud_headers`).
     headers: dict[str, str] = field(default_factory=dict[str, str], repr=False)
-    # Query parameters of every request, as `cloud_query`.
+    # Query parameters of every request (see `cloud_query`).
     query: dict[str, str] = field(default_factory=dict[str, str], repr=False)
 
     def __post_init__(self) -> None:
@@ -157,7 +157,7 @@ class RouterConfig:
     # API key of the cloud. The key must come from the source that sets `cloud_url`, or from one that overrides it. A
     # key in the file is never sent to a URL from the environment, a flag or an argument.
     cloud_api_key: str | None = field(default=None, repr=False)
-    # File with the cloud's API key, read if `cloud_api_key` is not set. The same rule for sources applies.
+    # File with the cloud's API key, read if `cloud_api_key` is not set. `cloud_api_key`'s rule for sources applies.
     cloud_api_key_file: Path | None = None
     # Model to ask the cloud for. Required with `cloud_url`.
     cloud_model: str = ""
@@ -185,17 +185,17 @@ class RouterConfig:
     # Target: escalate answers in which the local model's confidence is below this number between 0 and 1. This plain
     # threshold needs no policy and promises nothing.
     confidence: float | None = None
-    # Signal for `confidence`: the geometric mean token `probability`; `entropy`, as exp(-mean entropy); or `margin`
-    # over the runner-up, as the logistic function of its mean.
+    # Signal for `confidence`: `probability` (geometric mean over tokens), `entropy` (exp(-mean entropy)) or `margin`
+    # (logistic function of the mean lead over the runner-up).
     confidence_signal: ConfidenceSignal = "probability"
-    # Strength of the promise: the target holds with the calibration's `promise_level` (`level`), or on average over
-    # calibrations (`mean`), which escalates less.
+    # Strength of the promise. `level`: the target holds with the calibration's `promise_level`. `mean`: it holds on
+    # average over calibrations, which escalates less.
     promise: Promise = "level"
     # Policy to use: `auto` (calibrated for this pair of models), a name of `updraft policy list`, or a folder.
     policy: str = "auto"
     # Whether a policy calibrated for other models may be used.
     allow_foreign_policy: bool = False
-    # Show a stream after this many local tokens, if `cloud_continues`. `none`: after the whole answer was judged.
+    # Show a stream after this many local tokens, if `cloud_continues` is true. `none`: after the answer was judged.
     hold_tokens: int | None = None
     # Token limit of a local answer if the request sets no `max_tokens`.
     local_max_tokens: int = 1024
@@ -249,7 +249,7 @@ class RouterConfig:
     files_mb: int = 1024
     # Share of the requests, sampled at random, that both tiers answer, so that training labels are not biased.
     exploration: float = 0.0
-    # Decide and record, but answer every request from the cloud.
+    # Decide on each request and record the decision, but answer every request from the cloud.
     shadow: bool = False
     # Other names for models: `"gpt-4o" = "auto"`. The right side is `auto`, `local`, `cloud`, a model of a cloud, or
     # another alias.
@@ -257,20 +257,23 @@ class RouterConfig:
     # Seconds of silence after which `updraft serve` sends a comment in a running stream, so that proxies do not close
     # the connection. 0: never.
     heartbeat_s: float = 15.0
+    # Size limit of a request's body to `updraft serve`, in megabytes, from 1 to 256. Uploaded files have `files_mb`.
+    body_mb: int = 8
     # Host names that callers may use for `updraft serve`, besides those of loopback and its own address.
     allowed_hosts: tuple[str, ...] = ()
     # Origins whose web pages may use `updraft serve`, besides those of this machine.
     allowed_origins: tuple[str, ...] = ()
-    # Whether `updraft serve` without a key also serves other users of this machine, which only Linux detects.
+    # Whether `updraft serve` without a key also serves other users of this machine. Only Linux detects them.
     allow_other_users: bool = False
 
     def __post_init__(self) -> None:
-        _ = self.stated_target, self.target  # both raise if invalid
+        _ = self.stated_target, self.target  # both raise ConfigurationError for invalid targets
         _check(0 <= self.heartbeat_s < float("inf"), "heartbeat_s", "0 or more seconds")
         _check(0 <= self.exploration <= 1, "exploration", "a share from 0 to 1")
         _check(self.store_days >= 1, "store_days", "at least 1")
         _check(1 <= self.store_answers < 2**31, "store_answers", "at least 1, and below 2**31")
         _check(1 <= self.files_mb < 2**31, "files_mb", "at least 1, and below 2**31")
+        _check(1 <= self.body_mb <= 256, "body_mb", "from 1 to 256")
         _check(1 <= self.local_max_tokens < 2**31, "local_max_tokens", "at least 1, and below 2**31")
         _check(self.local_idle_s is None or self.local_idle_s >= 1, "local_idle_s", "at least 1 second")
         _check(self.confidence is None or 0 < self.confidence < 1, "confidence", "between 0 and 1")
@@ -339,7 +342,7 @@ class RouterConfig:
         """Target of a policy, by default quality 0.98. Raises ConfigurationError if the value is out of range."""
         price = self.prices.of_cloud(self.cloud_model)
         if self.cost is not None and price is None:
-            Target.of(self.quality, self.cloud_share, self.cost, (1.0, 1.0))  # report an invalid value first
+            Target.of(self.quality, self.cloud_share, self.cost, (1.0, 1.0))  # raises if the value itself is invalid
             self._check_price(self.cloud_model, "the target cost")
         prices = None if price is None else (price.input, price.output)
         return replace(Target.of(self.quality, self.cloud_share, self.cost, prices), promise=self.promise)
@@ -369,7 +372,7 @@ prepare_types(RouterConfig)
 
 
 def read_key(path: Path) -> str:
-    """Return the stripped key in a file. Raises ConfigurationError if the file is unreadable or empty."""
+    """Return the API key in a file, without outer blanks. Raises ConfigurationError if it is unreadable or empty."""
     try:
         key = read_text(path.expanduser(), ConfigurationError).strip()
     except OSError as error:
@@ -433,5 +436,5 @@ def _base_url(url: str, path: str, name: str, key: str) -> str:
 
 
 def _check(holds: bool, name: str, wanted: str) -> None:
-    if not holds:  # also NaN, which fails every comparison
+    if not holds:  # also false for NaN, which fails every comparison
         raise ConfigurationError(f"{name} must be {wanted}.", param=name)

@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("updraft.router")
 
-_SERVER_START_S = 5.0  # maximum wait for the local server if there is a cloud
+_SERVER_START_S = 5.0  # maximum seconds to wait for the local server if there is a cloud
 
 
 def check_configured(config: RouterConfig) -> None:
-    """Raise ConfigurationError, with the settings to set, if no tier is configured."""
+    """Raise ConfigurationError if no tier is configured. The message lists the settings to set."""
     cloud = config.cloud_url is not None and not config.offline
     if config.local is None and not cloud:
         raise ConfigurationError(
@@ -60,7 +60,7 @@ def check_configured(config: RouterConfig) -> None:
 
 
 def check_startable(config: RouterConfig) -> None:
-    """Check like `check_configured`; also raise ConfigurationError for an unusable policy, or a target without one."""
+    """Check like `check_configured`; also raise ConfigurationError for an unusable policy, or if a target lacks one."""
     check_configured(config)
     target = config.stated_target
     if target != "confidence" and not has_policy(config) and target:
@@ -83,7 +83,7 @@ def has_policy(config: RouterConfig) -> bool:
         return False
     address = local_server(config)
     if address is not None and address.model is None:
-        return True  # only the server knows the model; its gates check the policy later
+        return True  # only the server knows the model, so the policy is checked later
     name = model_file(config).stem if address is None else str(address.model)
     selection = selection_of(config, name)
     try:
@@ -157,7 +157,7 @@ def tier_endpoint(config: RouterConfig, tier: CloudTierConfig) -> CloudEndpoint:
 async def with_local(config: RouterConfig, tiers: Tiers, patience_s: float | None = None) -> Tiers:
     """Return `tiers` with the configured local model. If loading fails and there is a cloud, the cloud answers alone.
 
-    `patience_s`: limit for a local server, which may have to load the model first.
+    `patience_s`: maximum wait for a local server, which may have to load the model first.
     Raises the errors of `open_local` if there is no cloud, and ConfigurationError for an unusable policy.
     """
     if config.local is None:
@@ -181,12 +181,12 @@ async def with_local(config: RouterConfig, tiers: Tiers, patience_s: float | Non
 
 
 def load_backoff(config: RouterConfig) -> LoadBackoff:
-    """Return the pause after a failed load of the local model, which ends early if the file changes."""
+    """Return the backoff after a failed load of the local model. It ends early if the model's file changes."""
 
     def version() -> object:
         try:
             status = model_file(config).stat()
-        except (OSError, UpdraftError):  # no file, or a server
+        except (OSError, UpdraftError):  # the file is missing, or a server has the model
             return None
         return status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -218,7 +218,7 @@ def has_model_file(config: RouterConfig) -> bool:
 def served_model(config: RouterConfig) -> LocalServerModel | None:
     """Ask the local server for its model. Return None if the local model is a file.
 
-    Not for use on an event loop. Raises ModelLoadError.
+    Blocks, so must not run on an event loop. Raises ModelLoadError.
     """
     address = local_server(config)
 
@@ -309,7 +309,7 @@ def options_of(config: RouterConfig) -> LocalOptions:
 
 
 def load_learner(config: RouterConfig, tiers: Tiers) -> ExperienceCollector | None:
-    """Return the collector of experience from use, or None if a tier or the experience file is missing.
+    """Return the collector of experience, the judged answers to learn from; None if a tier or the file is missing.
     A missing file must not prevent answers. Without a collector, exploration is switched off.
     """
     if tiers.local is None or tiers.cloud is None:

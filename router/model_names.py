@@ -25,7 +25,7 @@ class ModelNames:
 
     config: RouterConfig
     tiers: Tiers
-    # Start of the router, in seconds since the epoch, as the creation time of the models.
+    # Start of the router, in seconds since the epoch. It is reported as the models' creation time.
     created: int
 
     def by_tier(self) -> dict[str, RequestedTier]:
@@ -39,7 +39,7 @@ class ModelNames:
             names[self.tiers.local.model_id] = "local"
         elif self.config.local is not None:  # the model failed to load
             names.setdefault(self.config.local_model or Path(self.config.local).stem, "local")
-        names |= tiers  # `auto`, `local` and `cloud` win over equal names of files and cloud models
+        names |= tiers  # `auto`, `local` and `cloud` override models with the same name
         for alias, target in self.config.aliases.items():
             names[alias] = names[target]
         return names
@@ -69,7 +69,7 @@ class ModelNames:
         return "cloud"
 
     def device(self, model: str | None) -> LocalTier:
-        """Return the local model, which `model` must select if given. Raises InvalidRequestError."""
+        """Return the local model. Raises InvalidRequestError if `model` selects the cloud."""
         if self.tiers.local is None:
             raise self.tiers.why_not_local()
         if model is not None and self.requested_tier(model) == "cloud":
@@ -83,7 +83,7 @@ class ModelNames:
         local = self.tiers.local
         tools = ["tools"] if local is not None and local.tool_format else []
         longest = UNSET if local is None else local.context_length  # a cloud reports its own context length
-        # The owner differs from a node's, so that other routers send no drafts.
+        # `owned_by` differs from a node's, because other routers recognise nodes by it and send them drafts.
         return [
             ModelCard(
                 id=name,

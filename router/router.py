@@ -94,7 +94,7 @@ class Router:
         self._budget: Budget | None = None
         self._in_flight = InFlight()  # requests with a reservation, kept across budget changes
         self._ledger_problem: str | None = None  # why the ledger is not open
-        self._ledger_tried = 0.0  # time of the last attempt, by time.monotonic()
+        self._ledger_tried = 0.0  # time of the last attempt to open the ledger, by time.monotonic()
         self._ledger_retry: asyncio.Task[None] | None = None
         self._learner: ExperienceCollector | None = None
         self._loading: asyncio.Task[None] | None = None
@@ -292,7 +292,7 @@ class Router:
         return self._respond(cascade, reply, slot)
 
     async def preview(self, request: WireRequest) -> tuple[RequestRecord, str]:
-        """Return the gates' verdicts on a chat request, and the local text generated for the gates.
+        """Return a record with the gates' decisions on a chat request, and the local text generated for the gates.
 
         Asks no cloud, and stores and counts nothing. Raises UpdraftError.
         """
@@ -364,14 +364,14 @@ class Router:
             if threading.main_thread().is_alive():
                 log.exception("request %s failed", record.request_id)
                 failure = answer.internal_error()
-            else:  # no thread can be started any more
+            else:  # at exit, no thread can be started
                 log.debug("request %s failed at exit", record.request_id, exc_info=True)
                 failure = interpreter_ends()
         record.route = None
         try:
             if answering.call is not None:
                 await answering.call.aclose()
-        finally:  # even if this wait is cancelled
+        finally:  # write the row even if this wait is cancelled
             response = self._refuse(record, failure)
         return response
 
@@ -478,7 +478,7 @@ class Router:
         record.span.end(record.traced(status), error="" if status < 400 else str(status))
         if self._ledger_writer is not None:
             committed = None
-            if record.reserved is not None:  # requests waiting for budget read it after the commit
+            if record.reserved is not None:  # after the commit, wake requests that wait for budget
                 committed = asyncio.get_running_loop().create_future()
                 committed.add_done_callback(lambda _: self._in_flight.settled())
             self._ledger_writer.enter(record.row(status), self._settlement(record), committed)
@@ -554,7 +554,7 @@ def interpreter_ends() -> OverloadedError:
 def _budget(
     config: RouterConfig, ledger: Ledger | None, problem: str = "", in_flight: InFlight | None = None
 ) -> Budget | None:
-    """Return the budget, or None without limits. `problem`: why the ledger that holds it is not open."""
+    """Return the budget, or None without limits. `problem`: why the ledger, which holds the budget, is not open."""
     limits = dict(zip(SCOPES, (config.budget, config.budget_per_key, config.budget_per_user), strict=True))
     return Budget(limits, ledger, problem, in_flight) if any(limits.values()) else None
 

@@ -52,7 +52,7 @@ def _check_ledger(path: Path | None) -> None:
 
 
 def _check_database(setting: str, path: Path | None, table: str) -> None:
-    """Raise ConfigurationError for a path that holds something else. Unreadable databases are allowed."""
+    """Raise ConfigurationError for a path that is not a database with `table`. Unreadable databases are allowed."""
     if path is None:
         return
     problem = ""

@@ -31,7 +31,7 @@ _TABLES: dict[str, type[Any]] = {
     "privacy": Privacy,
     "cache": CacheSettings,
     "local_options": LocalModelOptions,
-    "budget": BudgetLimits,  # last, because other names begin with it
+    "budget": BudgetLimits,  # last: variables are matched by prefix, and `budget` is a prefix of two names above
 }
 _PAIRS = ("cloud_headers", "cloud_query")
 _RENAMED = {"middle": "middle_tiers"}
@@ -49,8 +49,8 @@ def load_config(
 ) -> RouterConfig:
     """Return the user's settings: TOML file, then `UPDRAFT_*`, then `overrides` (as `RouterConfig` fields; tables
     such as `prices` may be mappings). A cloud key counts only if it is set by the source that sets the cloud's URL, or
-    by a later source. By default the ledger and the folder of files are on, in the state folder, as is the experience
-    while exploring. Raises ConfigurationError.
+    by a later source. By default the state folder holds the ledger and the files and, while exploring, the experience
+    (the judged answers to learn from). Raises ConfigurationError.
     """
     path = settings.config_file() if file is None else file
     given = read_settings(path)
@@ -65,7 +65,7 @@ def load_config(
         values["experience"] = experience_file() if keeps else None
     if (keeps := _SWITCHES.get(values.get("store"))) is not None:
         values["store"] = state / "answers.sqlite3" if keeps else None
-    # msgspec does not list the choices of these.
+    # Set these settings without msgspec, whose errors would not list the allowed values.
     words = {name: values.pop(name) for name in ("promise", "fallback", "confidence_signal") if name in values}
     try:
         config = replace(msgspec.convert(values, RouterConfig, strict=False, dec_hook=_decode), **words)
@@ -76,7 +76,7 @@ def load_config(
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Read a settings file; empty if it is missing. In one of Updraft's own folders, the file is made private.
+    """Return the settings in a file; empty if it is missing. A file in one of Updraft's own folders is made private.
 
     Raises ConfigurationError for a faulty file, and if the file that `UPDRAFT_CONFIG` names is missing: without it, the
     user's privacy rules and budgets would not apply.
@@ -102,7 +102,7 @@ def _merge(into: dict[str, Any], update: dict[str, Any], source: str) -> None:
     if update.get("promise") == "confidence":
         raise ConfigurationError(f'promise = "confidence" in {source} is now promise = "level".', param="promise")
     _refuse_unknown(update, _KNOWN, source)
-    if any(update.get(name) is not None for name in TARGETS):  # a target replaces that of an earlier source
+    if any(update.get(name) is not None for name in TARGETS):  # a target replaces the target of an earlier source
         into.update(dict.fromkeys(TARGETS))
     if update.get("cloud_url") not in (None, into.get("cloud_url")):  # a key belongs to the URL it was set with
         into.update(OF_CLOUD_URL)

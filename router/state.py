@@ -26,17 +26,15 @@ class CloudCandidate:
     shares_key: bool = False
 
     def may_do(self, p_gain: float | None) -> bool:
-        """Return whether this cloud may answer a request with this P(gain). None means that it was not computed."""
+        """Return whether this cloud may answer a request with this P(gain), which is None if no gate computed it."""
         return p_gain is None or self.skip_above is None or p_gain < self.skip_above
 
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """Tiers of a router."""
-
     local: LocalTier | None
     cloud: CloudTier | None
-    # None without a local tier.
+    # Gates that decide between the tiers; None without a local model.
     gates: Gates | None
     # Why the configured local model is unusable.
     local_missing: UpdraftError | None = None
@@ -44,22 +42,20 @@ class Tiers:
     middle_tiers: tuple[CloudCandidate, ...] = ()
 
     def why_not_local(self) -> UpdraftError:
-        """Return the error of a router without a local tier, without a traceback, which would grow with each raise."""
+        """Return the error of a router without a local tier. Its traceback is removed, since each raise extends it."""
         return (self.local_missing or no_local_configured()).with_traceback(None)
 
 
 @dataclass(frozen=True, slots=True)
 class RouterState:
-    """State of one router."""
-
     config: RouterConfig
     tiers: Tiers
     latency: LatencyEstimates
-    # None without limits.
+    # Cloud budget; None if no limit is set.
     budget: Budget | None = None
 
     def unobserved(self) -> RouterState:
-        """Return the state for a request that no user sent, which is not explored, raced or learned from."""
+        """Return the state for a request that no user sent. It is not explored, raced or used for learning."""
         gates = self.tiers.gates
         gates = gates.unobserved() if isinstance(gates, ExplorationGates) else gates
         return replace(self, config=replace(self.config, race_above=None), tiers=replace(self.tiers, gates=gates))

@@ -1,4 +1,4 @@
-"""Layer 7: drop-in OpenAI clients. `import updraft` imports this package, which loads `openai`, only on first use."""
+"""Layer 7: drop-in OpenAI clients. This package loads `openai`, so `import updraft` imports it only on first use."""
 
 from .client import AsyncOpenAI, OpenAI
 

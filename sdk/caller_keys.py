@@ -27,7 +27,7 @@ class CallerKeys:
     checks_url: bool = False
 
     def check_url(self, url: Any) -> None:
-        """Raise InvalidRequestError for a URL of another server than the router. `url` is a URL of httpx or httpx2."""
+        """Raise InvalidRequestError if `url`, a URL of httpx or httpx2, names a server other than the router."""
         if self.checks_url and f"{url.scheme}://{url.netloc.decode()}/v1" != BASE_URL:
             raise InvalidRequestError(
                 "base_url belongs to the router. Set cloud_url in a separate client instead.",
@@ -39,7 +39,7 @@ class CallerKeys:
         """Return the request's own API key, or None to use the key in the settings. `headers` have lower-case names.
 
         Raises InvalidRequestError for two different keys, for a header without a key, and for a request from which the
-        caller removed openai's Authorization header. Other HTTP requests of the client need no key.
+        caller removed openai's Authorization header. Requests that openai's methods did not send need no key.
         """
         if self.own is None:
             return None

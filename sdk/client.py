@@ -92,15 +92,15 @@ class OpenAI(_Routed, openai.OpenAI):
 
     cloud_url, cloud_api_key, cloud_model: the cloud; cloud_provider: its API. local: a GGUF file, the name of a pulled
     model, or a local server such as "ollama:qwen3". local_options: options of a model file in this process.
-    quality, cloud_share, cost: the target, of which at most one may be set: the share of the cloud's quality to keep,
-    the largest share of requests to escalate, or the most US dollars to spend per 1,000 requests. A target needs a
-    calibrated policy. promise: "level" or "mean", the strength of the target's promise. confidence: instead of a
-    target, a plain threshold for the local model's confidence, measured by confidence_signal: "probability", "entropy"
-    or "margin". ledger: the file with one row per request; None: no ledger. All of these override `config`. Without
-    `config`, the user's settings apply (`load_config`). All other arguments are upstream's, but `api_key` is an alias
-    of `cloud_api_key`, never read from OPENAI_API_KEY, and `base_url` and `http_client` belong to the router. A key
-    that a copy or a request sets (`with_options(api_key=...)`, `client.api_key = ...`, a callable, the header
-    Authorization) is sent to the cloud instead, for these requests.
+    At most one target may be set, and a target needs a calibrated policy. quality: the share of the cloud's quality to
+    keep. cloud_share: the maximum share of requests to escalate. cost: the maximum US dollars per 1,000 requests.
+    promise: "level" or "mean", the strength of the target's promise. confidence: instead of a target, a plain threshold
+    for the local model's confidence, measured by confidence_signal: "probability", "entropy" or "margin". ledger: the
+    file with one row per request; None: no ledger. All of these override `config`. Without `config`, the user's
+    settings apply (`load_config`). All other arguments are those of `openai.OpenAI`, but `api_key` is an alias of
+    `cloud_api_key`, never read from OPENAI_API_KEY, and `base_url` and `http_client` belong to the router. A key that a
+    copy or a request sets (`with_options(api_key=...)`, `client.api_key = ...`, a callable, the header Authorization)
+    replaces `cloud_api_key` for these requests.
 
     Raises ConfigurationError for unusable settings, or if no model is configured. Close the client, or use it as a
     context manager.
@@ -115,7 +115,7 @@ class OpenAI(_Routed, openai.OpenAI):
 
 
 class AsyncOpenAI(_Routed, openai.AsyncOpenAI):
-    """`openai.AsyncOpenAI` with the arguments of `OpenAI`."""
+    """`openai.AsyncOpenAI` with the arguments of `updraft.OpenAI`."""
 
     _http_client = staticmethod(_async_client)
 

@@ -1,4 +1,4 @@
-"""Read-ahead of a streamed body for another thread. Ready chunks are passed together, because each transfer is slow."""
+"""Reads a streamed body for another thread. Joins ready chunks, because each transfer between threads is slow."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 
 from ..protocol.http.wire import close_body
 
-_MOST_BYTES = 2**16  # most bytes to buffer before pausing the body
+_MOST_BYTES = 2**16  # maximum bytes in the buffer; then reading pauses
 
 
 class ReadAhead:
-    """Reads `body` on the router's event loop: all ready chunks while `take` waits, and otherwise one chunk ahead."""
+    """Reads `body` on the router's event loop: all ready chunks during `take`, and one chunk between two calls."""
 
     def __init__(self, body: AsyncIterator[bytes]) -> None:
         self._body = body

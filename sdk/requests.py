@@ -28,7 +28,7 @@ def routing(reply: Any) -> UpdraftInfo | None:
 
 
 class Requests:
-    """`client.updraft`: explanations and feedback, by the `routing(reply).request_id` of an answer."""
+    """`client.updraft`: explains answers and records feedback. An answer's id is `routing(reply).request_id`."""
 
     def __init__(self, client: openai.OpenAI) -> None:
         self._client = client
@@ -38,7 +38,7 @@ class Requests:
         return msgspec.convert(self._client.get(_path(request_id), cast_to=object), Explanation)
 
     def feedback(self, request_id: str, thumb: Thumb) -> FeedbackNote:
-        """Record whether an answer was good ("up" or "down"); the last call counts. Raises the errors of `why`."""
+        """Record whether an answer was good ("up" or "down"); a later call replaces it. Raises the errors of `why`."""
         path = f"{_path(request_id)}/feedback"
         return msgspec.convert(self._client.post(path, cast_to=object, body={"thumb": thumb}), FeedbackNote)
 

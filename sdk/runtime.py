@@ -1,4 +1,4 @@
-"""Router of a client on its own event loop and thread, shared by sync and async callers."""
+"""Runs the router of a client on an event loop in its own thread, for sync and async callers."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ class Runtime:
 
     @property
     def is_of_the_parent(self) -> bool:
-        """Return whether this process is a fork of the one that started the router."""
+        """Return whether this process is a fork of the process that started the router."""
         return self._pid not in (None, os.getpid())
 
     def _check_process(self) -> None:
-        """Check for a fork before taking the lock, which a thread of the parent may have held at the fork."""
+        """Raise OverloadedError after a fork. Call this before taking the lock, which the fork may have left locked."""
         if self.is_of_the_parent:
             raise OverloadedError(
                 "This answer began before os.fork() and stayed with the parent process. Ask again in the child.",

@@ -25,7 +25,7 @@ from .runtime_pool import RuntimeLease
 T = TypeVar("T")
 
 IDENTIFYING = CallerKeys()
-GRACE_S = 1.0  # seconds to wait beyond the deadline, as the router itself enforces it
+GRACE_S = 1.0  # seconds to wait beyond the deadline, so that the router can report the timeout first
 
 
 def httpx_of_openai() -> Any:
@@ -196,7 +196,7 @@ class _Bridge:
 
 
 def _timeout_s(request: Any) -> float | None:
-    """Return httpx's read timeout, which limits the wait for the start of the answer, and between two chunks."""
+    """Return httpx's read timeout. It limits the wait for the start of the answer, and the pause between two chunks."""
     return request.extensions.get("timeout", {}).get("read")
 
 

@@ -1,7 +1,7 @@
 """Detection of control tokens, such as turn marks, that model files do not flag as special.
 
-Such tokens are USER_DEFINED in GGUF, and added but not special in tokenizer.json. Users must not be able to write
-them. The same category also contains harmless tokens (runs of spaces, words, HTML tags), which users may write.
+GGUF files mark such tokens as USER_DEFINED; tokenizer.json lists them as added, but not special. Users must not be able
+to write them. Both lists also contain harmless tokens (runs of spaces, words, HTML tags), which users may write.
 """
 
 from __future__ import annotations

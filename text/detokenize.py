@@ -36,7 +36,7 @@ class IncrementalDetokenizer:
 class StopMatcher:
     """Incremental search for stop strings; the result does not depend on how the text is split into pushes.
 
-    Among several matches, the match that ends first wins, and the longest of those with the same end. Text that may
+    Of several matches, the match that ends first wins; of matches with the same end, the longest wins. Text that may
     still become a stop string is held back.
     """
 
@@ -67,7 +67,7 @@ class StopMatcher:
 
 
 def begun_mark(text: str, marks: Sequence[str]) -> int:
-    """Return the length of the longest suffix of `text` that may grow into one of `marks`, none of which it holds."""
+    """Return the length of the longest suffix of `text` with which one of `marks` begins. `text` contains no mark."""
     longest = min(max(map(len, marks), default=1) - 1, len(text))
     lengths = range(longest, 0, -1)
     return next((length for length in lengths if any(mark.startswith(text[-length:]) for mark in marks)), 0)

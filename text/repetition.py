@@ -1,8 +1,8 @@
 """Detection of endlessly repeating answers, the same for both engines and checked at fixed lengths.
 
 An answer repeats itself if it ends with one period repeated at least `MIN_REPEATS` times, over at least `SPAN` tokens.
-A list of a hundred zeros is shorter, and the rows of a table or of indented code differ. Checks at fixed lengths make
-the result independent of the number of tokens per step.
+A list of a hundred zeros does not count, because it is shorter; rows of a table or of code do not count, because they
+differ. Checks at fixed lengths make the result independent of the number of tokens per step.
 """
 
 from __future__ import annotations

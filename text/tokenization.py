@@ -29,7 +29,7 @@ class TextEncoder(Protocol):
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Tokenization of `prompt` or `messages`. Prompts use `add_special_tokens`, messages the next three fields."""
+    """Request to tokenize `prompt` or `messages`. `add_special_tokens` is for prompts, the next three for messages."""
 
     model: str | None = None
     prompt: str | None = None

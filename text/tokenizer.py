@@ -60,7 +60,7 @@ class Tokenizer:
             self._plain_mode = tokenizers.Tokenizer.from_str(_with_special(parsed, marks) if marks else definition)
         except Exception as error:  # the library raises no more specific type
             raise ModelLoadError(f"The tokenizer definition is unusable: {error}") from error
-        for mode in (self._special_mode, self._plain_mode):  # switch off training settings in the file
+        for mode in (self._special_mode, self._plain_mode):  # truncation and padding in the file are for training
             mode.no_truncation()
             mode.no_padding()
         self._plain_mode.encode_special_tokens = True
@@ -114,7 +114,8 @@ class Tokenizer:
     def encode_prompt(self, text: str) -> list[int]:
         """Encode a raw prompt, adding the special tokens that the model expects around it (usually BOS)."""
         ids = _ids(self._plain_mode, text, add_special_tokens=True)
-        begun, ended = ids[:1] == [self._bos_id], ids[-1:] == [self._eos_id]  # tokenizer.json adds these, not text
+        # BOS and EOS can only come from tokenizer.json, because the plain mode never finds special tokens in the text.
+        begun, ended = ids[:1] == [self._bos_id], ids[-1:] == [self._eos_id]
         wants_bos, wants_eos = self._ends.add_bos, self._ends.add_eos
         if wants_bos is not None and wants_bos != begun and self._bos_id is not None:
             ids = [self._bos_id, *ids] if wants_bos else ids[1:]

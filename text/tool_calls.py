@@ -177,7 +177,7 @@ class ToolCallParser:
         return self._back_to_text()
 
     def _drop(self, length: int) -> None:
-        """Skip characters; they are restored to the text if no declared call follows."""
+        """Skip characters of the answer. `_back_to_text` emits them as text if no declared call follows."""
         self._opening += self._buffer[:length]
         self._buffer = self._buffer[length:]
 
@@ -188,7 +188,7 @@ class ToolCallParser:
         return True
 
     def _hand_on(self) -> None:
-        """Emit the name as soon as the text is certainly a call, then the arguments."""
+        """Emit the function's name as soon as the text is certainly a call, then the arguments as they arrive."""
         call = self._call
         if not call.announced and call.name in self._names and self._looks_like_call(call):
             call.announced = self._called = True
@@ -200,7 +200,7 @@ class ToolCallParser:
             call.arguments = ""
 
     def _looks_like_call(self, call: _CallReader) -> bool:
-        """Return whether the object is a call. Without opener and arguments, it may be a JSON answer with a `name`."""
+        """Return whether the object is a call, which has an opener or arguments, not a JSON answer with a `name`."""
         marked = not self._syntax.bare or self._marked
         return bool(call.name) and (marked or call.has_arguments)
 
@@ -220,7 +220,7 @@ class ToolCallParser:
         self._marked = False
 
     def _back_to_text(self) -> bool:
-        """End a series of calls. Emit its original text, or only undeclared calls if the series had a declared one."""
+        """End a series of calls. Emit its original text if no call was declared, else only the undeclared calls."""
         self._parsed.content += self._undeclared if self._called else self._opening
         self._opening = self._undeclared = ""
         self._in_list = self._marked = self._called = False

@@ -31,7 +31,7 @@ def open_database(path: Path, table: LedgerTable, *, busy_s: float, read_only: b
 
 @contextmanager
 def open_to_read(path: Path, table: LedgerTable) -> Generator[sqlite3.Connection]:
-    """Open a connection that blocks no writer. Raises ConfigurationError, also for SQLite errors in the block."""
+    """Yield a read-only connection that blocks no writer. SQLite errors in the block become ConfigurationError."""
     try:
         with (
             closing(open_database(path, table, busy_s=_READ_S, read_only=True)) as database,
@@ -72,7 +72,7 @@ def _migrate(connection: sqlite3.Connection, table: Table, file_format: int) -> 
 def _prepare_to_read(connection: sqlite3.Connection, path: Path, table: LedgerTable) -> None:
     """Present an older format as the current one, through a temporary view. The file is not changed."""
     file_format, existing = _format(connection, path, table), columns(connection, table.name)
-    if not existing:  # created but not yet filled, or truncated
+    if not existing:  # the file was only just created, or was truncated
         raise StorageError(f"The {table.purpose} {path} is empty: the next start initialises it.", param=table.param)
     if {*existing} != {*table.columns}:
         connection.execute("PRAGMA temp_store=MEMORY")

@@ -1,8 +1,8 @@
-"""Write-ahead records of ledger rows in a mapped file that outlives a killed worker, without waiting for the disk.
+"""Write-ahead records of ledger rows in a memory-mapped file, which survives a killed worker without disk flushes.
 
-Each request has a slot with the row to commit if the worker dies: first an abandoned row, finally the settled row.
-The length is written last, so a kill in between leaves every slot consistent. Rows that do not fit go to an overflow
-file. Committing a row twice is harmless.
+Each request has a slot with the row to commit if the worker dies. At first, the row says that the request was
+abandoned. At the end, it is the settled row. A record's length is written last, so that a kill in between leaves every
+slot consistent. Records that do not fit go to an overflow file. Committing a row twice is harmless.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class OverflowFile:
                 os.write(self._file, _SIGNED.pack(-length))
 
     def records(self) -> dict[int, bytes]:
-        """Return the records by position."""
+        """Return the records, keyed by position."""
         with self._lock:
             return self._read()[0]
 
@@ -95,7 +95,7 @@ class OverflowFile:
     def after_fork(self, in_child: bool, /) -> None:
         """Close the file in a forked child, which must not write to the parent's file."""
         if in_child:
-            self._release()  # without the lock: a thread that does not exist in the child may hold it
+            self._release()  # no lock, since a thread missing in the child may hold it
 
     def _release(self) -> None:
         file, self._file = self._file, -1
@@ -164,7 +164,7 @@ class IntentFile:
         self._free.append(place)
 
     def records(self) -> dict[int, bytes]:
-        """Return the records of both files, by place."""
+        """Return the records of both files, keyed by place."""
         return {**self._mapped(), **{self._places + at: record for at, record in self.overflow.records().items()}}
 
     def _mapped(self) -> dict[int, bytes]:

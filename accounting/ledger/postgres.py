@@ -113,7 +113,7 @@ class PostgresStore(LedgerStore):
         """Create the tables if they do not exist."""
         if connection.execute("SELECT to_regclass('usage_schema')").fetchone()[0] is None:
             with connection.transaction():
-                connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCKS,))  # concurrent IF NOT EXISTS can fail
+                connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCKS,))  # concurrent CREATEs can fail
                 for statement in (*self.table.create(postgres=True), _FORMAT):
                     connection.execute(statement.encode())
                 if connection.execute("SELECT version FROM usage_schema").fetchone() is None:

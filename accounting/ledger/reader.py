@@ -27,7 +27,7 @@ class LedgerReader:
     rowid: str = "rowid"
 
     def totals(self, by: Sequence[str] = (), since: float = 0.0) -> list[dict[str, Any]]:
-        """Return sums over the rows since `since`, grouped by `by`: names of the table's groups, or `day`."""
+        """Return sums over the rows since `since`, grouped by the columns in `by`: keys of `table.groups`, or `day`."""
         table = self.table
         groups = {name: self.day_sql if name == "day" else table.groups[name] for name in by}
         named = {text if text.isidentifier() else name: text for name, text in groups.items()}
@@ -53,7 +53,7 @@ class LedgerReader:
         return self._select(query, [since, *(value for _, value in equal)])
 
     def spent(self, column: str, value: str, since: float) -> float:
-        """Return the US dollars of rows since `since` with `value` in `column`."""
+        """Return the total cost, in US dollars, of the rows since `since` whose `column` is `value`."""
         spent = f"SELECT COALESCE(SUM(cost_usd), 0.0) AS usd FROM {self.table.name}"
         with self._select(f"{spent} WHERE {column} = ? AND started_at >= ?", [value, since]) as rows:
             return next(rows)["usd"]

@@ -34,7 +34,7 @@ class RowRefusedError(Exception):
 class LedgerStore(ABC):
     """A connection to the ledger's database, for one thread at a time."""
 
-    # Whether intents are committed to the database, and so survive the loss of this machine.
+    # Whether intents (rows of requests in flight) are committed to the database and survive a loss of this machine.
     commits_intents = False
 
     def __init__(self, table: LedgerTable, kept: WorkerIntents | None, worker: str) -> None:
@@ -66,7 +66,7 @@ class LedgerStore(ABC):
 
     @abstractmethod
     def abandon(self) -> int:
-        """Mark the intents of dead workers as abandoned, and return their number."""
+        """Mark intents (rows of unfinished requests) of dead workers as abandoned. Return the number of rows."""
 
     @abstractmethod
     def prune(self, before: float, most: int) -> int:
@@ -80,25 +80,29 @@ class LedgerStore(ABC):
 class SqliteStore(LedgerStore):
     """A SQLite file shared by several processes (WAL). A commit survives the death of any process.
 
-    `needs_intents`: fail if the folder for intent files cannot be used; otherwise keep uncommitted rows in memory only.
-    Raises ConfigurationError, DiskSpaceError.
+    `is_strict`: fail if the folder for intent files cannot be used, and write no file that was moved, replaced, deleted
+    or emptied. Otherwise such a file is written, and uncommitted rows may be in memory only. Raises ConfigurationError,
+    DiskSpaceError.
     """
 
-    def __init__(self, path: Path, table: LedgerTable, *, needs_intents: bool = True) -> None:
+    def __init__(self, path: Path, table: LedgerTable, *, is_strict: bool = True) -> None:
+        self._is_strict = is_strict
         self._database, kept = open_database(path, table, busy_s=table.busy_s), None
         try:
             kept = WorkerIntents(_workers_folder(path), table)
         except (ConfigurationError, DiskSpaceError) as error:
-            if needs_intents:
+            if is_strict:
                 self._database.close()
                 raise
             _log.warning("Uncommitted rows would be lost if this process were killed: %s", error)
         super().__init__(table, kept, "" if kept is None else kept.slot.id)
 
     def check(self) -> None:
-        """Do nothing: the file was already opened."""
+        """Do nothing, because the file was already opened."""
 
     def write(self, intents: Sequence[Values], settled: Sequence[Values], extras: Sequence[ExtraWrite] = ()) -> None:
+        if self._is_strict and (lost := self._database.displaced()) is not None:
+            raise LedgerWriteError(f"{lost} was moved, replaced, deleted or emptied; put it back, or restart")
         try:
             with self._connected() as connection, transaction(connection):
                 if intents:

@@ -49,9 +49,9 @@ class Table:
     key: str = "id"
     # Index definitions: the part of `CREATE INDEX` from the name on.
     indexes: tuple[str, ...] = ()
-    # Current names of renamed columns, by the former names that SQL may still use.
+    # Current name of each renamed column, keyed by the former name, which SQL queries may still use.
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
-    # SQL expressions by format: how to compute columns from rows of any earlier format.
+    # For each format number: the columns that the format changed, with SQL expressions over rows of earlier formats.
     upgrades: Mapping[int, Mapping[str, str]] = field(default_factory=dict[int, Mapping[str, str]])
 
     @cached_property
@@ -78,7 +78,7 @@ class Table:
         ]
 
     def selection(self, existing: Container[str], file_format: int) -> str:
-        """Return SQL expressions for all columns, over an older table with the columns in `existing`."""
+        """Return SQL expressions that compute all columns from an older table, which has the columns `existing`."""
         made: dict[str, str] = {}
         for before, expressions in self.upgrades.items():
             made |= expressions if file_format < before else {}
@@ -102,15 +102,15 @@ class LedgerTable(Table):
     param: str
     # Further tables in the file.
     others: tuple[Table, ...] = ()
-    # Column order of intent records, by older format.
+    # Column order in the intent records of each older format, by format number.
     records: Mapping[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
-    # SQL expressions by which sums can be grouped, by name; the day is always available.
+    # SQL expressions by which sums can be grouped, keyed by name. Grouping by day is always possible.
     groups: Mapping[str, str]
-    # SQL aggregates to compute besides `requests` and `errors`, by name.
+    # SQL aggregates to compute in addition to `requests` and `errors`, keyed by name.
     sums: Mapping[str, str]
-    # Longest wait of a commit for other processes, in seconds.
+    # Maximum time that a commit waits for other processes, in seconds.
     busy_s: float = 2.0
-    # Column with the row's state. None: every row is settled.
+    # Column with the row's state (intent, abandoned or settled). None: every row is settled.
     state: str | None = None
     # Columns that settling a row does not change.
     fixed: frozenset[str] = frozenset()
@@ -127,7 +127,7 @@ class LedgerTable(Table):
         return attrgetter(*self.columns)
 
     def insert(self, mark: str, *, settle: bool) -> str:
-        """Return the statement that inserts a row. `settle`: update an existing intent. Settled rows never change."""
+        """Return the statement that inserts a row. `settle`: overwrite an existing row, unless that row is settled."""
         marks, names = ", ".join(mark for _ in self.columns), ", ".join(self.columns)
         action = "NOTHING"
         if settle and self.state is not None:

@@ -16,7 +16,7 @@ MAX_WORKERS = 32
 
 
 class WorkerSlot:
-    """A numbered slot in `folder`, one of `most`, held until `close()` or the death of the process.
+    """One of `most` numbered slots in `folder`. The process holds the slot until `close()` or its own death.
 
     Raises StorageError if all slots are taken, or the folder cannot be used.
     """
@@ -47,7 +47,7 @@ class WorkerSlot:
             self.close()
 
     def living(self, numbers: Iterable[int]) -> set[int]:
-        """Return the numbers of the slots that are held."""
+        """Return those of `numbers` whose slots are held by live workers."""
         return {number for number in numbers if self._holder(number)}
 
     def live_ids(self) -> list[str]:

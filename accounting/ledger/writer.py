@@ -27,9 +27,9 @@ MAX_WAITING = 20_000
 FLUSH_S = 2.0
 CLOSE_S = 5.0
 _MAX_BATCH = 1000
-_SETTLED_S = 0.005  # seconds that rows without a waiter may wait, to share a commit with an intent
+_SETTLED_S = 0.005  # delay of a row, in seconds, if no request waits for its commit, so that rows share one
 _RETRY_S = 0.5
-_LAST_COMMIT_S = 1.0  # seconds of grace for the last commit
+_LAST_COMMIT_S = 1.0  # seconds added to the timeout of `close`, for a commit that has already begun
 _POLL_S = 0.002
 _MAINTENANCE_S = 60.0
 _MAINTENANCE_RETRY_S = 5.0  # seconds before maintenance is retried after a failure
@@ -42,9 +42,9 @@ class Entry(msgspec.Struct, frozen=True):
 
     # Values in column order.
     values: Values
-    # Whether the row is settled, or still an intent.
+    # Whether the row is settled. False: an intent, which is the row of a request in flight.
     settled: bool
-    # Resolved by the commit, for requests that wait for it.
+    # Resolved when the row is committed; None if no request waits for the commit.
     committed: asyncio.Future[bool] | None = None
     # Slot of the row's record in the intent file, until the commit.
     place: int | None = None
@@ -68,9 +68,9 @@ class LedgerWriter:
         consequence: str = "continue, with rows kept in memory",
     ) -> None:
         self.worker = store.worker
-        #: Rows that were lost.
+        #: Number of rows that were lost.
         self.lost = 0
-        #: Failed commits.
+        #: Number of failed commits.
         self.failures = 0
         #: Error of the last commit, or None if it succeeded.
         self.problem: str | None = None
@@ -97,7 +97,6 @@ class LedgerWriter:
 
     @property
     def failing(self) -> bool:
-        """Return whether the last commit failed."""
         return self.problem is not None
 
     def flush(self, timeout_s: float = FLUSH_S, *, collect: bool = False) -> bool:
@@ -206,7 +205,7 @@ class LedgerWriter:
             _log.error("%d rows were lost, since the ledger cannot be written.", self.waiting - kept)
 
     def _take(self, goes_on: bool) -> tuple[bool, list[threading.Event]]:
-        """Move new rows to `_unwritten`. Return whether the thread continues, and the events to set after it."""
+        """Move new rows to `_unwritten`. Return whether the thread continues, and the events to set after the write."""
         flushed: list[threading.Event] = []
         pause_s = _RETRY_S if self.failing else _MAINTENANCE_RETRY_S
         with contextlib.suppress(queue.Empty):
@@ -230,7 +229,7 @@ class LedgerWriter:
 
     def _write(self) -> None:
         if not self._unwritten:
-            self.problem = None  # unknown until the next row
+            self.problem = None  # whether writing works is unknown until the next row
             return
         self._committing_since = time.monotonic()
         try:
@@ -260,7 +259,7 @@ class LedgerWriter:
                 self._store.intents.remove(each.place)
 
     def _commit(self, batch: Sequence[Entry]) -> None:
-        """Commit rows together, or one by one if one is refused. Rows are never duplicated."""
+        """Commit the rows together. If a row is refused, commit the rows one by one. No row is ever duplicated."""
         try:
             self._store.write(
                 [each.values for each in batch if not each.settled],
@@ -305,7 +304,7 @@ class LedgerWriter:
 
 
 def _log_rows(batch: Sequence[Entry], *, is_written: bool) -> None:
-    """Wake all waiters of this commit with one call."""
+    """Tell the requests that wait for these rows whether the rows are committed, with one call to the event loop."""
     waiting = [each.committed for each in batch if each.committed is not None]
     if not waiting:
         return

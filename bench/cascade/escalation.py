@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ...accounting.reported_usage import ReportedUsage
 from ...classifier.grading.questions import Question
 from ...protocol.errors import EngineError
 from ...protocol.http.forwarding import NOTHING, Forwarded
@@ -17,7 +18,7 @@ from ...protocol.http.wire import WireRequest
 from ...router.config import RouterConfig
 from ...router.factory import load_tiers
 from ...router.router import Router
-from ...router.tiers.interfaces import CloudStream, CloudTier, CloudUsage
+from ...router.tiers.interfaces import CloudStream, CloudTier
 
 if TYPE_CHECKING:
     from ...router.state import Tiers
@@ -29,16 +30,16 @@ _WARM_UP = 3
 
 @dataclass(frozen=True, slots=True)
 class DraftedQuestion:
-    """The cloud's reply to one request: seconds until its end, its text, and the usage that the cloud reports."""
+    """The cloud's reply to one request: seconds until the reply ends, its text, and the usage in it."""
 
     seconds: float
     text: str
-    usage: CloudUsage
+    usage: ReportedUsage
 
 
 @dataclass(slots=True)
 class EscalationFigures:
-    """The replies to one escalated question, one per round in each arm: draft, no draft or useless draft."""
+    """The replies to one escalated question, by arm (`draft`, `none` or `useless`), one reply per round."""
 
     questions: dict[str, list[DraftedQuestion]] = field(default_factory=lambda: {arm: [] for arm in _ARMS})
 
@@ -79,7 +80,8 @@ class Comparing:
                 answer = await self._cloud.complete(path, sent, timeout_s=timeout_s, forwarded=forwarded)
                 took = time.perf_counter() - began
                 text = answer["choices"][0]["message"]["content"] or ""
-                escalation.questions[arm].append(DraftedQuestion(took, text, CloudUsage.of(answer) or CloudUsage()))
+                usage = ReportedUsage.of(answer) or ReportedUsage()
+                escalation.questions[arm].append(DraftedQuestion(took, text, usage))
         self.escalations.append(escalation)
         return answer
 
@@ -108,7 +110,7 @@ class Comparing:
 
 
 async def measure(config: RouterConfig, questions: Sequence[Question], rounds: int, say: Say) -> dict[str, float]:
-    """Return figures over the questions that the router escalates with a draft; asked greedily, one at a time.
+    """Ask the questions greedily, one at a time. Return figures over the ones that the router escalates with a draft.
 
     Raises EngineError if no question was escalated with a draft.
     """
@@ -128,7 +130,7 @@ async def measure(config: RouterConfig, questions: Sequence[Question], rounds: i
 
 
 def figures(escalations: Sequence[EscalationFigures]) -> dict[str, float]:
-    """Return figures by name. `_over_none`: median seconds of an arm over the median seconds without a draft.
+    """Return figures by name. Names in `_over_none`: median seconds of an arm over the median seconds without a draft.
 
     Raises EngineError if there are no escalations.
     """

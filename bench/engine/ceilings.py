@@ -15,7 +15,7 @@ from ...kernels.linear.ops import implementations
 
 
 class MatrixProducts:
-    """The matrix products of a model without its other work, in the fastest available implementation.
+    """The matrix products of a model, without the rest of its computation, in the fastest available implementation.
 
     `weight_bytes`: bytes of weights that one decoding step reads. `flops_per_token`: operations per token, without the
     output head, because a prompt needs the head only for its last token.
@@ -24,7 +24,7 @@ class MatrixProducts:
     def __init__(self, model: Decoder) -> None:
         self.weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
         if not model.config.tie_word_embeddings:
-            self.weight_bytes -= model.embed_tokens.weight.nbytes  # a step reads only a few rows of them
+            self.weight_bytes -= model.embed_tokens.weight.nbytes  # a step reads only a few of the embeddings
         linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
         self._dtype, self._device = model.embed_tokens.weight.dtype, model.embed_tokens.weight.device
         self._layers = [
@@ -35,7 +35,7 @@ class MatrixProducts:
 
     @torch.inference_mode()
     def seconds(self, steps: Sequence[tuple[int, int]]) -> float:
-        """Return the total seconds of `steps`: (rows in the layers, rows in the head) each. Times each size once."""
+        """Return the total seconds of `steps`, pairs of (rows in layers, rows in head). Equal steps are timed once."""
         layers, head = (cache(partial(self._time, part)) for part in (self._layers, [self._head]))
         return sum(layers(rows) + (head(samples) if samples else 0.0) for rows, samples in steps)
 
@@ -47,14 +47,14 @@ class MatrixProducts:
                 forms[form](inputs[size])
 
         computes = [partial(compute, form) for form in range(min(len(forms) for _, forms in layers))]
-        if self._device.type == "cuda":  # as in the engine, graphs avoid that the GPU waits for launches
+        if self._device.type == "cuda":  # as in the engine, so that the GPU never waits for launches
             record = CudaRecorder()
             computes = [record(each) for each in computes]
         return min(_seconds(self._device, each) for each in computes * 3)
 
 
 def memory_bandwidth(device: torch.device, size: int | None = None) -> float:
-    """Return bytes per second read by a sum over `size` bytes of float32, the best of five."""
+    """Return the memory bandwidth in bytes per second: the best of five float32 sums that read `size` bytes each."""
     size = size or (2**31 if device.type == "cuda" else 2**29)
     data = torch.ones(size // 4, device=device)
     return max(size / _seconds(device, data.sum) for _ in range(5))

@@ -21,12 +21,13 @@ from ..shared.workload import WorkloadRequest
 
 BUDGET = 512
 GREEDY = SamplingParams(temperature=0.0)
-_TOKENS = 640  # maximum tokens per sequence, which give the size of the KV cache on a CUDA device
+_TOKENS = 640  # maximum tokens per sequence, to size the KV cache on a CUDA device
 
 
 def engine_config(requests: int, running: int) -> EngineConfig:
-    """Return the configuration for throughput: `requests` queued, `running` at once, and 16 tokens of each per step."""
-    return EngineConfig(max_batch_size=running, token_budget=16 * running, max_waiting=requests)
+    """Return a configuration for throughput. At most `requests` requests are queued and `running` requests run at once,
+    and each step computes up to 16 tokens per running request."""
+    return EngineConfig(max_num_seqs=running, max_num_batched_tokens=16 * running, max_waiting=requests)
 
 
 def make_engine(model: Decoder, config: EngineConfig, **others: Any) -> Engine:
@@ -37,7 +38,7 @@ def make_engine(model: Decoder, config: EngineConfig, **others: Any) -> Engine:
         gc.collect()
         torch.cuda.empty_cache()
         size = usual_block_size("cuda")
-        tokens = config.max_batch_size * _TOKENS if config.num_blocks is None else config.num_blocks * config.block_size
+        tokens = config.max_num_seqs * _TOKENS if config.num_blocks is None else config.num_blocks * config.block_size
         config = replace(config, device="cuda", block_size=size, num_blocks=-(-tokens // size))
     return Engine(ServedModel(model), config, **others)
 

@@ -25,7 +25,7 @@ def invariance_figures(folder: Path, dtype: torch.dtype, requests: Sequence[Work
     of three pairs. `divergence_rate`: without the mode, the share of greedy answers that differ between a request alone
     and in a batch. `divergence_rate_invariant`: the same with the mode, which must be 0.
     """
-    plain, invariant = (ServedModel(load_model(folder, dtype=dtype)) for _ in range(2))  # each mode packs its own
+    plain, invariant = (ServedModel(load_model(folder, dtype=dtype)) for _ in range(2))  # each mode packs one model
     pairs = [
         (_served(invariant, requests, invariant=True), _served(plain, requests, invariant=False))
         for _ in range(_ROUNDS)
@@ -44,7 +44,7 @@ def _served(
     served: ServedModel, requests: Sequence[WorkloadRequest], *, invariant: bool
 ) -> tuple[float, list[list[int]]]:
     """Return the seconds for all requests, and their answers."""
-    config = EngineConfig(max_batch_size=_RUNNING, max_waiting=len(requests), batch_invariant=invariant)
+    config = EngineConfig(max_num_seqs=_RUNNING, max_waiting=len(requests), batch_invariant=invariant)
     engine = Engine(served, config)
     answers: list[list[int]] = [[] for _ in requests]
     add(engine, requests)

@@ -34,7 +34,7 @@ from .speed import (
 from .step_gaps import step_gaps
 from .step_times import measured_step_time, simulation_errors
 
-#: (blocks of 256 tokens, tokens per step) tried with transformers' continuous batching; the best setting counts.
+#: Settings to try with transformers' continuous batching: (blocks of 256 tokens, tokens per step). The best one counts.
 CB_SETTINGS = ((64, 512), (128, 1024), (128, 2048))
 #: The same for a CUDA device, which has more memory.
 CB_SETTINGS_CUDA = ((1024, 4096), (1024, 8192))
@@ -50,11 +50,11 @@ class Setting:
     shape: str = "pocket"
     dtype: str = "bfloat16"
     workload: Workload = field(default_factory=Workload)
-    # Most sequences running at once.
+    # Maximum number of sequences that run at once.
     running: int = 32
     threads: int | None = None
     device: str = "cpu"
-    # Ways of running transformers to compare with.
+    # Batching modes of transformers to compare with.
     peers: Literal["all", "static", "continuous", "none"] = "all"
     # Groups of figures to measure, from `GROUPS`; empty for every group the device supports.
     only: Sequence[str] = ()
@@ -81,8 +81,8 @@ class Setting:
 
 
 def measure(setting: Setting, say: Say, keep: Callable[[Figures], None] = lambda _: None) -> Figures:
-    """Return flat figures by name; `vs_*` is our tokens per second over the peer's. `keep` gets all figures so far
-    after every group."""
+    """Return flat figures by name; `vs_*` is our tokens per second over the peer's. After every group, `keep` is called
+    with all figures so far."""
     keep_freed_memory()  # as a deployed engine does; the peers benefit too
     if setting.threads is not None:
         torch.set_num_threads(setting.threads)
@@ -96,7 +96,7 @@ def measure(setting: Setting, say: Say, keep: Callable[[Figures], None] = lambda
 
 
 class _Measured:
-    """Lazily built parts of a measurement, and the groups of figures that need several of them."""
+    """The parts of a measurement, built on first use, and the groups of figures that need several of these parts."""
 
     def __init__(self, setting: Setting, say: Say) -> None:
         self.setting, self.say = setting, say
@@ -109,7 +109,7 @@ class _Measured:
     def _model_and_products(self) -> tuple[Decoder, MatrixProducts]:
         """Build the model and its matrix products before any engine rearranges the weights."""
         setting = self.setting
-        needs_folder = not {"start", "invariance", "peers"}.isdisjoint(setting.groups)  # for other processes and peers
+        needs_folder = not {"start", "invariance", "peers"}.isdisjoint(setting.groups)  # for peers and child processes
         if needs_folder or setting.shape == "pocket":
             model = load_model(self.folder, dtype=DTYPES[setting.dtype], device=setting.device)
         else:
@@ -169,7 +169,7 @@ class _Measured:
         return figures
 
     def _continuous_batching_ratios(self, model: Any, against: _PeerRatios) -> Figures:
-        """Return our ratio to the best setting of continuous batching. A setting that fails is reported and skipped."""
+        """Return our speed over that of continuous batching with its best setting. Settings that fail are skipped."""
         ratios: list[float] = []
         for blocks, tokens in cb_settings(self.setting.device):
             name = f"continuous batching, {blocks} blocks, {tokens} tokens"
@@ -187,7 +187,8 @@ class _Measured:
 
 
 class _PeerRatios:
-    """Ratios of the peers' seconds to ours. Ours are timed before and after each peer, as speed varies."""
+    """Ratios of the peers' seconds to our engine's. Our engine is timed before and after each peer, because the
+    machine's speed varies."""
 
     def __init__(self, ours: Callable[[], float], say: Say) -> None:
         self._ours, self._say = ours, say

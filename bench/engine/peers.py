@@ -25,7 +25,7 @@ def load(folder: Path, dtype: torch.dtype, device: str) -> Any:
 
 
 def static_batches(model: Any, requests: Sequence[WorkloadRequest], batch_size: int) -> float:
-    """Return the seconds for all requests in batches by order of arrival; a batch ends with its longest answer."""
+    """Return the seconds for all requests in static batches, filled in order of arrival."""
     import transformers
 
     started = time.perf_counter()

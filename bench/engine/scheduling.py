@@ -30,12 +30,14 @@ _VOCABULARY = 32
 
 def scheduler_microseconds(sequences: int = 256, rounds: int = 15) -> float:
     """Return the microseconds per step that an engine takes without its tensor work, while every sequence decodes.
-    The median of `rounds` engines, because another process may interrupt a round, which takes 30 milliseconds."""
+    The result is the median over `rounds` engines, because another process may interrupt a round of 30 milliseconds."""
     return statistics.median(_scheduler_microseconds(sequences) for _ in range(rounds))
 
 
 def _scheduler_microseconds(sequences: int, steps: int = 200) -> float:
-    config = EngineConfig(max_batch_size=sequences, token_budget=8192, max_waiting=sequences, num_blocks=sequences * 20)
+    config = EngineConfig(
+        max_num_seqs=sequences, max_num_batched_tokens=8192, max_waiting=sequences, num_blocks=sequences * 20
+    )
     engine = _Unmodelled(ServedModel(_smallest_model()), config)
     for number in range(sequences):
         params = SamplingParams(temperature=0.0, max_tokens=steps + 40, ignore_eos=True)
@@ -73,7 +75,9 @@ def step_rows(requests: Sequence[WorkloadRequest], config: EngineConfig) -> list
 def kv_waste(workload: Workload, running: int = 64) -> float:
     """Return the share of unused token slots in used blocks, over all steps, at the workload's real lengths."""
     requests = draw(Workload(512, max_prompt=8192, max_output=2048, seed=workload.seed, trace=workload.trace), 32)
-    config = EngineConfig(max_batch_size=running, token_budget=2048, max_waiting=len(requests), num_blocks=2**16)
+    config = EngineConfig(
+        max_num_seqs=running, max_num_batched_tokens=2048, max_waiting=len(requests), num_blocks=2**16
+    )
     wasted = used = 0
     for scheduler, cache, _ in _played(requests, config):
         wasted += cache.num_wasted_slots(scheduler.running)
@@ -87,7 +91,7 @@ def _played(
     """Schedule all requests to their end, without a model. After every step, yield (scheduler, cache, rows), where
     `rows` is (tokens computed, tokens sampled)."""
     blocks = config.num_blocks or sum((len(work.prompt) + work.output) // config.block_size + 1 for work in requests)
-    cache = KVCacheManager(blocks, config.block_size, prefix_caching=False)
+    cache = KVCacheManager(blocks, config.block_size, enable_prefix_caching=False)
     scheduler = Scheduler(config, cache, Speculator([], config))
     greedy = ResolvedParams(temperature=0.0)
     for number, work in enumerate(requests):

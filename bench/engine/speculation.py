@@ -41,7 +41,7 @@ _CELLS = 128  # KV cache slots per request: prompt, answer and drafts, rounded u
 
 
 def pocket_figures(loads: Sequence[int]) -> dict[str, float]:
-    """Measure the pocket pair on its tasks with and without the draft model: greedy, with each of `loads` in flight.
+    """Measure the pocket pair on its tasks with and without the draft model, with each number of requests in `loads`.
 
     Both engines alternate in short blocks, and the median of their ratios counts, so that other load on the machine
     cancels out. `spec_on_over_off_*`: tokens per second with the draft over those without. `spec_step_share`: share of
@@ -67,7 +67,7 @@ def pocket_figures(loads: Sequence[int]) -> dict[str, float]:
 
 
 def oracle_target(like: Decoder) -> Decoder:
-    """Create a model of a real model's shape with random weights, 1 GB in the dtype of `like`; needs no download."""
+    """Create a model with random weights in the shape of a real model. It takes 1 GB in the dtype of `like`."""
     weight = like.embed_tokens.weight
     return random_model(shape_config(_ORACLE_SHAPE), weight.dtype, weight.device)
 
@@ -80,7 +80,7 @@ def draft_of(target: Decoder, shape: str) -> Decoder:
 
 
 def oracle_figures(target: Decoder, draft: Decoder, acceptances: Sequence[float]) -> dict[str, float]:
-    """Return the speed with simulated drafts over the speed without, by acceptance rate, one request at a time."""
+    """Return the speed with simulated drafts over the speed without drafts, by acceptance rate, for single requests."""
     return {f"spec_oracle{round(10 * each):02d}_speedup": _oracle_speedup(target, draft, each) for each in acceptances}
 
 
@@ -106,7 +106,7 @@ def uniform_logits(target: Decoder) -> Generator[None]:
 
 
 def _oracle_speedup(target: Decoder, draft: Decoder, acceptance: float, load: int = 1) -> float:
-    config = EngineConfig(max_batch_size=load, prefix_caching=False, max_waiting=load)
+    config = EngineConfig(max_num_seqs=load, enable_prefix_caching=False, max_waiting=load)
     config = replace(config, num_blocks=load * _CELLS // config.block_size + 1)
     vocabulary = target.config.vocab_size
     prompts = [[(token + number) % vocabulary for token in range(1, _PROMPT + 1)] for number in range(load)]
@@ -125,7 +125,7 @@ class OracleDrafter(DraftModel):
     """A drafter that knows the answer, which all requests share, and proposes each token correctly with probability
     `acceptance`.
 
-    The draft model runs, so that it takes its real time, but its proposals are replaced.
+    The draft model runs, so that the measured time includes drafting, but its proposals are replaced.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class OracleDrafter(DraftModel):
 
 
 class _Stream:
-    """An engine with always `load` requests in flight, which are pocket tasks in the same order for every engine."""
+    """An engine that always has `load` requests in flight. All engines get the same pocket tasks in the same order."""
 
     def __init__(self, engine: Engine, load: int) -> None:
         self.engine = engine
@@ -163,7 +163,7 @@ class _Stream:
         self._in_flight = 0
 
     def run(self, seconds: float) -> float:
-        """Return tokens per second over about `seconds`; unfinished requests continue in the next block."""
+        """Return tokens per second over about `seconds`; unfinished requests continue in the next run."""
         tokens, started = 0, time.perf_counter()
         while time.perf_counter() - started < seconds:
             for number, prompt in itertools.islice(self._prompts, self._load - self._in_flight):
@@ -176,7 +176,8 @@ class _Stream:
 
 
 def _in_turns(off: _Stream, on: _Stream) -> tuple[list[float], float]:
-    """Run both in turns. Return the speed of `on` over that of `off` by pair of runs, and the median speed of `on`."""
+    """Run both in turns. Return the speed of `on` over the speed of `off` for each pair of runs, and the median speed
+    of `on`."""
     off.run(_BLOCK_S)
     on.run(2 * _BLOCK_S)
     pairs: list[tuple[float, float]] = []
@@ -188,7 +189,9 @@ def _in_turns(off: _Stream, on: _Stream) -> tuple[list[float], float]:
 
 
 def _pocket_engine(load: int, *, with_draft: bool) -> Engine:
-    config = EngineConfig(max_batch_size=load, token_budget=2048, prefix_caching=False, max_waiting=2 * load)
+    config = EngineConfig(
+        max_num_seqs=load, max_num_batched_tokens=2048, enable_prefix_caching=False, max_waiting=2 * load
+    )
     draft = pocket.pocket_small_folder() if with_draft else None
     return Engine.from_folder(pocket.pocket_large_folder(), draft=draft, config=config)
 

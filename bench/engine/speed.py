@@ -23,7 +23,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SAMPLED = SamplingParams(temperature=0.7, top_p=0.9, seed=0)
 _PREFIX_TOKENS = 4096
 _PREFIX_S = 20  # minimum seconds to measure the cost of prefix lookups that find nothing
-_SMALL = EngineConfig(max_batch_size=8, token_budget=BUDGET, prefix_caching=False)
+_SMALL = EngineConfig(max_num_seqs=8, max_num_batched_tokens=BUDGET, enable_prefix_caching=False)
 
 
 def serving_time(
@@ -42,7 +42,7 @@ def sampled_over_greedy(model: Decoder, requests: Sequence[WorkloadRequest], run
 
 
 def decode_figures(model: Decoder, weight_bytes: int, tokens: int = 24, rounds: int = 5) -> dict[str, float]:
-    """Measure the decoding of one sequence and of eight, and the share of memory bandwidth that one sequence uses.
+    """Measure the decoding speed of one and of eight sequences, and the share of memory bandwidth that one uses.
 
     Figures are medians of `rounds`. The bandwidth is measured before and after each round.
     """
@@ -74,8 +74,8 @@ def prefill_figures(model: Decoder, products: MatrixProducts, length: int = 448)
 
 
 def prefix_figures(model: Decoder, pairs: int = 7) -> dict[str, float]:
-    """Measure the time to the first token of a long prompt with a cached prefix over the time without. Also measure the
-    cost of prefix lookups that find nothing: seconds with the cache over seconds without the cache, minus one.
+    """Measure the time to the first token of a long prompt with a cached prefix, over the time without it. Also measure
+    the cost of prefix lookups that find nothing: seconds with the cache over seconds without the cache, minus one.
 
     The long prompt is shortened to the model's context if necessary.
     """
@@ -89,7 +89,7 @@ def prefix_figures(model: Decoder, pairs: int = 7) -> dict[str, float]:
             for number in range(4)
         ]
         order = (False, True) if len(ratios) % 2 else (True, False)
-        took = {on: serve(make_engine(model, replace(_SMALL, prefix_caching=on)), requests) for on in order}
+        took = {on: serve(make_engine(model, replace(_SMALL, enable_prefix_caching=on)), requests) for on in order}
         ratios.append(took[True] / took[False])
     return {
         "prefix_tokens": length,
@@ -113,7 +113,7 @@ def start_figures(folder: Path, dtype: str, device: str) -> dict[str, float]:
 
 def _warm_over_cold(model: Decoder, length: int) -> float:
     shared = [token % model.config.vocab_size for token in range(length)]
-    config = EngineConfig(max_batch_size=8, token_budget=BUDGET, num_blocks=2 * length // 16 + 8)
+    config = EngineConfig(max_num_seqs=8, max_num_batched_tokens=BUDGET, num_blocks=2 * length // 16 + 8)
     engine = make_engine(model, config)
     cold_s, *warm_s = [serve(engine, [WorkloadRequest([*shared, 7], 1)]) for _ in range(4)]
     return statistics.median(warm_s) / cold_s

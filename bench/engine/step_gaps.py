@@ -15,7 +15,7 @@ from ..shared.workload import WorkloadRequest
 from .driving import add, engine_config, make_engine
 
 _STEPS, _WARM_STEPS, _PROMPT = 50, 20, 64
-_TO_HOST, _COPIES = "Memcpy DtoH", ("Memcpy", "Memset")  # names in the profiler
+_TO_HOST, _COPIES = "Memcpy DtoH", ("Memcpy", "Memset")  # names of memory operations in the profiler
 
 
 class Activity(NamedTuple):
@@ -27,9 +27,9 @@ class Activity(NamedTuple):
 
 
 def step_gaps(model: Decoder, sequences: int) -> dict[str, float]:
-    """Return `step_gap_share`: share of the decoding time of `sequences` in which nothing runs between two steps.
+    """Decode `sequences` sequences. Return `step_gap_share`, the share of time in which the GPU idles between steps.
 
-    `step_idle_share`: the same plus the gaps between the kernels of a step. `step_us`: time of a step. The profiler
+    `step_idle_share` also counts the gaps between the kernels of a step. `step_us` is the time of a step. The profiler
     slows the host down, so all figures are upper bounds.
     """
     engine = make_engine(model, engine_config(sequences, sequences))
@@ -79,7 +79,7 @@ def _idle_within(ran: Sequence[Activity], start: float, end: float) -> float:
 
 def idle_time(ran: Iterable[Activity]) -> tuple[float, float]:
     """Return the time in which nothing ran, between the first start and the last end, and the length of that span.
-    `ran`: in any order, may overlap. Raises ValueError if it is empty."""
+    The activities in `ran` may overlap and have any order. Raises ValueError if `ran` is empty."""
     ordered = sorted(ran)
     if not ordered:
         raise ValueError("the profile has no activity on the device")

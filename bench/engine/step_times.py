@@ -34,8 +34,8 @@ _QUANTILES = {"p50": 50, "p99": 99}
 
 
 class _Recording(Engine):
-    """An engine that records the content and the time of each step. The time runs by `clock` from the end of the
-    previous step, so that it includes the adding of requests.
+    """An engine that records the content and the time of each step. The time is measured by `clock` from the end of the
+    previous step, so that it includes the time to add requests.
     """
 
     def __init__(self, model: Decoder, config: EngineConfig, clock: Clock) -> None:
@@ -71,7 +71,7 @@ def measured_steps(
 ) -> Iterator[tuple[StepContent, float]]:
     """Yield steps of batches from one to `running` requests. A new request replaces each finished one.
 
-    Prompts come from the workload; every second one is cut, so that chunks of all lengths occur. Answers are short.
+    Prompts come from the workload; every second prompt is cut, so that chunks of all lengths occur. Answers are short.
     """
     between = (3 * 2**power // 2 for power in range(1, (running // 3).bit_length() + 1))
     sizes = sorted({running, *(2**power for power in range(running.bit_length())), *between})
@@ -82,7 +82,7 @@ def measured_steps(
         drawn[::2] = [
             replace(work, prompt=work.prompt[: round(len(work.prompt) ** random.random())]) for work in drawn[::2]
         ]
-        engine = _Recording(model, replace(engine_config(len(drawn), running), max_batch_size=size), clock)
+        engine = _Recording(model, replace(engine_config(len(drawn), running), max_num_seqs=size), clock)
         coming, left = enumerate(drawn), [work.output for work in drawn]
         places = size
         while True:

@@ -1,6 +1,6 @@
 """Prefix-cache hit rate of the gateway's routing: a trace, replayed over simulated nodes.
 
-The gateway's own code chooses the node of each request, with its bounded index of prefixes, from request bodies as long
+The gateway's own code chooses the node of each request, with its bounded index of prefixes. Request bodies are as long
 as in the trace. Simulated nodes never evict blocks, so the upper bound is a single cache shared by all nodes.
 """
 
@@ -22,7 +22,7 @@ from ...cloud_engine.gateway.balancing.selection import NodeSelector
 from ...protocol.errors import ConfigurationError
 
 _BLOCK_TOKENS, _BLOCK_BYTES = 512, 2048  # size of each prompt block in the trace
-_PREFILL_PER_S, _TOKEN_S = 20_000.0, 0.02  # of a simulated node: prompt tokens per second, seconds per answer token
+_PREFILL_PER_S, _TOKEN_S = 20_000.0, 0.02  # simulated speed: prompt tokens per second, seconds per answer token
 
 
 class TraceRequest(NamedTuple):
@@ -46,7 +46,7 @@ def read_trace(path: Path, most: int) -> list[TraceRequest]:
 def replay(trace: Sequence[TraceRequest], nodes: int, seed: int = 0, workers: int = 1) -> dict[str, float]:
     """Return hit rates as shares of the prompts' blocks, the busiest node's load over the mean, and the decision time.
 
-    Each request goes to a random worker of the gateway, which does not know the load from the other workers.
+    Each request goes to a random worker of the gateway. Workers do not know each other's load on the nodes.
     """
     simulated, index, random = [_SimulatedNode() for _ in range(nodes)], PrefixIndex(), Random(seed)
     views = [[Node(NodeAddress(f"http://node{number}")) for number in range(nodes)] for _ in range(workers)]
@@ -83,7 +83,7 @@ def replay(trace: Sequence[TraceRequest], nodes: int, seed: int = 0, workers: in
 
 @dataclass(slots=True)
 class _Cache:
-    """Cached blocks, each keyed by the hash of the chain of blocks that ends with it."""
+    """Cached blocks. The key of a block is the hash of the chain of blocks that ends with this block."""
 
     blocks: set[int] = field(default_factory=set[int])
     hits: int = 0

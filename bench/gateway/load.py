@@ -22,7 +22,7 @@ class LoadResult:
     refused: list[float] = field(default_factory=list[float])
     # Number of stream events.
     frames: int = 0
-    # Number of other answers whose status was not 200, and of broken connections.
+    # Number of answers with another error status, plus the number of broken connections.
     failures: int = 0
     seconds: float = 0.0
 
@@ -37,7 +37,7 @@ def percentile_ms(seconds: list[float], share: float) -> float:
 
 
 class _Client(asyncio.Protocol):
-    """One connection. Calls `on_answer` when it may send again, and `on_lost` when it is closed."""
+    """One connection. Calls `on_answer` when it can send the next request, and `on_lost` when it is closed."""
 
     def __init__(
         self, load: LoadResult, on_answer: Callable[[_Client], None], on_lost: Callable[[_Client], None]

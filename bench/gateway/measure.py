@@ -82,7 +82,7 @@ def _all(server: Server, setting: Setting, say: Callable[[str], None]) -> Figure
         figures["memory"] = asyncio.run(_memory(server, setting.memory_seconds))
         figures["memory_of_streams"] = asyncio.run(_memory(server, setting.memory_seconds, _SHORT_STREAM))
     best = max(figures[f"c{each}"]["requests_per_s"] for each in setting.concurrencies)
-    figures["frontier"] = _frontier(server, best, min(setting.seconds, _FRONTIER_S))  # last: requests stay in flight
+    figures["frontier"] = _frontier(server, best, min(setting.seconds, _FRONTIER_S))  # last, as requests may outlive it
     say(f"{server.name}: { {name: each for name, each in figures.items() if not name.startswith('c')} }")
     return figures
 
@@ -121,7 +121,7 @@ def _driven(server: Server, concurrency: int, seconds: float, *, stream: bool = 
 
 
 async def _memory(server: Server, seconds: float, stream_tokens: int = 0) -> Figures:
-    """Return the least-squares slope of the resident memory over the requests, without the first fifth."""
+    """Return the growth of resident memory per request: a least-squares slope without the first fifth of samples."""
     load = LoadResult()
     request = request_for(server.url, server.key, stream=bool(stream_tokens), tokens=stream_tokens)
     concurrency = 128 if stream_tokens else 16  # streams mostly wait for tokens, so a full load needs more of them

@@ -1,6 +1,6 @@
 """`make gpu`: the tests that need a CUDA device, then every measurement that needs one, in parts.
 
-Each part has a share of ten minutes, the time for which a GPU is borrowed, and runs even if others fail. Its figures
+All parts together take at most ten minutes. Each part has its own time limit and runs even if others fail. Its figures
 are written to `<gpu>-<date>-<part>.json` as soon as they are known. A summary table comes last.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ...protocol.safety.python_process import child_environment, python_command
 
-#: Packages that the parts import, except torch, which is checked before these.
+#: Packages that the parts import, except torch, which is checked first.
 NEEDED = (
     *("hypothesis", "jinja2", "llguidance", "msgspec", "numpy", "platformdirs", "psutil", "pytest", "pytest_timeout"),
     *("rich", "safetensors", "tokenizers", "transformers", "triton", "typer"),

@@ -16,7 +16,8 @@ _MISSES = "MISSES"
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A bound on a figure of `part`, at least or at most `limit`. `find` extracts the figure from the part's output."""
+    """A limit on a figure of `part`, which must be at least or at most `limit`. `find` extracts the figure from the
+    part's output."""
 
     name: str
     part: str
@@ -65,8 +66,8 @@ def over_best_peer(prefix: str, min_bytes: float = 0.0) -> Callable[[Written], f
 
 
 def time_ratio(case: str, other: str) -> Callable[[Written], float | None]:
-    """Return a function that finds the highest ratio of our median times in cases that start with `case` to those that
-    start with `other`. Cases are paired in order."""
+    """Return a function that pairs the cases whose names start with `case` and `other`, in order, and finds the highest
+    ratio of our median times in a pair, `case` over `other`."""
 
     def find(written: Written) -> float | None:
         times = [[row["median_us"] for row in _ours(written) if row["case"].startswith(name)] for name in (case, other)]
@@ -94,8 +95,8 @@ LIMITS: Sequence[Limit] = (
 
 
 def show_summary(results: Path, stem: str, codes: Mapping[str, int]) -> bool:
-    """Print a line for every part that ran and every limit, and return whether no limit is missed. Limits without a new
-    measurement are shown as not measured."""
+    """Print a line for every part that ran and for every limit. Return whether every measured limit holds. Limits
+    without a new measurement are shown as not measured."""
     from rich.console import Console
     from rich.table import Table
 

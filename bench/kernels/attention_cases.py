@@ -48,7 +48,7 @@ class Workload:
 
     @property
     def is_causal(self) -> bool:
-        """Return whether dense peers mask later keys. Without it, a few queries see a few keys too many."""
+        """Return whether dense peers mask later keys. Without the mask, a few queries see a few keys too many."""
         return self.queries == self.context
 
     @property

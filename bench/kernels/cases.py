@@ -31,7 +31,7 @@ from .measure import Case, Run
 _DTYPE = torch.bfloat16
 _SETS = 4
 _RANK = 16
-_HIDDEN, _INTERMEDIATE, _VOCABULARY = 4096, 14336, 128256  # of Llama 3.1 8B
+_HIDDEN, _INTERMEDIATE, _VOCABULARY = 4096, 14336, 128256  # sizes of Llama 3.1 8B
 _FORMATS: Mapping[str, Callable[[Tensor], QuantizedWeight]] = {
     "fp8": quantize_fp8,
     "int8": quantize_int8,

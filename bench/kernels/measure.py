@@ -36,7 +36,7 @@ class Case:
     bytes_moved: int
     # Minimum number of operations.
     flops: int = 0
-    # Makers of the other implementations' `run`. A maker raises ImportError if its package is not installed.
+    # Functions that create the `run` of each peer. They raise ImportError if the peer's package is not installed.
     peers: Mapping[str, Callable[[], Run]] = field(default_factory=dict[str, Callable[[], Run]])
     sets: int = 4
 
@@ -53,7 +53,7 @@ class Ceilings:
     floor: float
 
     def seconds(self, case: Case) -> float:
-        """Return the least possible time of a case, bound by its bytes or its operations."""
+        """Return the minimum time of a case, which is limited by its bytes or by its operations."""
         return max(case.bytes_moved / self.copy, case.flops / self.matmul)
 
 
@@ -74,7 +74,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Figures of one implementation. `share`: least possible over measured time; `note`: why figures are missing."""
+    """Figures of one implementation. `share`: minimum time over measured time; `note`: why figures are missing."""
 
     case: str
     implementation: str
@@ -116,7 +116,7 @@ def measure(
 ) -> Measured:
     """Measure the ceilings, then every case with its peers. A case's tensors are freed before the next is made.
 
-    `keep` gets all results so far after every case.
+    After every case, `keep` is called with all results so far.
     """
     ceilings = measured_ceilings(clock)
     say(
@@ -135,7 +135,7 @@ def measure(
 
 
 def rows_of(case: Case, ceilings: Ceilings, clock: Clock) -> Iterator[Row]:
-    """Yield our row, whose errors are raised, then a row per peer, with a note if the peer cannot run."""
+    """Yield our row, then a row per peer. Errors of our kernel are raised; a peer that cannot run gets a note."""
     yield Row.of(case, OURS, Times.of(clock(case.run, case.sets)), ceilings)
     for name, make in case.peers.items():
         try:
@@ -201,7 +201,7 @@ def require_cuda() -> str:
 
 
 def report_of(device: str, config: Mapping[str, Any], measured: Measured) -> dict[str, Any]:
-    """Return the fields of a `Report` on the ceilings, with all rows."""
+    """Return the fields of a `Report` whose metrics are the ceilings, plus all rows."""
     ceilings = measured.ceilings
     report = Report.of(
         {"bench": "kernels", "device": device, **config},

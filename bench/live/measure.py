@@ -1,7 +1,7 @@
 """Calibrates a real local model and a stub cloud on half of the questions, routes the other half, and checks quality.
 
-The local model answers each question once; every seed splits the same answers into other halves. The real router
-routes, over HTTP to a stub cloud that knows the answers.
+The local model answers each question once; every seed splits the same answers into two different halves. The
+real router routes, and sends escalated questions over HTTP to a stub cloud that knows the answers.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def measure(setting: Setting, seeds: int, say: Callable[[str], None]) -> dict[st
 
 
 def measure_engine(setting: Setting, engine: LocalEngine) -> dict[str, float]:
-    """Route the second half through the running model instead of its recorded answers.
+    """Route the second half of the questions through the running model instead of replaying its recorded answers.
 
     The policy is fitted on the first half and uses hidden states. Closes the engine.
     """

@@ -33,7 +33,7 @@ def _question(number: int, kind: str, text: str, answer: str) -> Question:
 
 
 def _arithmetic() -> list[tuple[str, str, str]]:
-    """Return sums, differences, products and quotients, from one digit to three."""
+    """Return sums, differences, products and quotients of numbers with one to three digits."""
     draw = random.Random(0).randint
     questions: list[tuple[str, str, str]] = []
     for level in range(_ARITHMETIC // 4):

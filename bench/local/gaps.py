@@ -18,7 +18,7 @@ _IDLE_TOKENS = 64  # tokens of each stream before the long prompt starts
 
 def gaps_during_prefill(engine: LocalEngine, prompt: str, seconds: float) -> dict[str, float]:
     """Return the median gap of three streams alone, the 99th percentile of their gaps during the prefill of `prompt`,
-    and the ratio of the two. Streams may be as long as the prompt, which is cancelled after `seconds`.
+    and the ratio of the two. Streams may be as long as the prompt. The prefill is cancelled after `seconds`.
 
     Raises EngineError if no stream got two tokens.
     """

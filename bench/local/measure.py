@@ -70,7 +70,7 @@ def measure(setting: Setting, say: Say) -> dict[str, float]:
 
 
 class Ours:
-    """The on-device engine behind the interface of `Peer`."""
+    """The on-device engine with the interface of `Peer`."""
 
     def __init__(self, engine: LocalEngine) -> None:
         self._engine = engine
@@ -180,7 +180,8 @@ class _Bench:
         }
 
     def _gaps(self) -> dict[str, float]:
-        """Measure three streams during a prompt of a quarter of the context, which is larger than in other groups."""
+        """Measure the gaps of three streams during the prefill of a prompt that fills a quarter of the context. The
+        context is longer than in the other groups."""
         trained = int(read_header(self._setup.path).hyperparameter("context_length") or _CONTEXT)
         setup = replace(self._setup, context_length=min(4 * _CONTEXT, trained))
         with self._engine(setup) as engine:

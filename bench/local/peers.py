@@ -1,6 +1,6 @@
 """Peers that run a GGUF file from Python: llama.cpp's bare functions, `llama_cpp.Llama`, and HTTP servers.
 
-Each peer gets our settings where it has the same ones, and its own best settings otherwise.
+Each peer runs with our settings where it supports them, and with its own best settings otherwise.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RawLlama:
         self._batch = api.llama_batch_init(BATCH, 0, 1)
 
     def steps(self, prompts: Sequence[Sequence[int]], count: int) -> Iterator[list[int]]:
-        """Yield greedy answers of `count` tokens, one token per answer and step, ignoring ends of turns.
+        """Yield greedy answers of `count` tokens, one token per answer and step, past end-of-turn tokens.
 
         Prompts have at most `BATCH` tokens and are computed one by one.
         """

@@ -18,7 +18,7 @@ def main(path: str, context_length: int, threads: int) -> None:
         _print("first token")
         fill = "3141592653" * (context_length // 10)
         next(engine.start_text(fill[: context_length - 1], SamplingParams(max_tokens=1, temperature=0)))
-        import psutil  # imported late, as the time to the first token is measured
+        import psutil  # imported late, to keep it out of the time to the first token
 
         _print(str(psutil.Process().memory_info().rss))
 

@@ -147,6 +147,6 @@ def half_splits(p_gain: Floats, gain: Bools, alpha: float, rule: Rule, *, splits
 
 
 def _chance_above(lost: int, n: int, drawn: int, alpha: float) -> float:
-    """Return the probability that more than alpha of `drawn` new rows are lost, after `lost` of `n` (beta-binomial)."""
+    """Return the probability that more than alpha of `drawn` new rows are lost, if `lost` of `n` rows were lost."""
     few = np.arange(int(alpha * drawn + 1e-9) + 1)
     return 1.0 - float(betabinom.pmf(few, drawn, lost + 0.5, n - lost + 0.5).sum())

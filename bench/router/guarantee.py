@@ -32,7 +32,7 @@ ROWS = (150, 400, 2_000)
 _SIZE = 10_000
 _KINDS, _WORDS_OF_KIND, _OWN_WORDS, _WORDS, _TAIL, _SIGNALS = 12, 20, 4, 20, 3_000, 8
 
-# Key of a result: the name of the gates, and alpha.
+# Key of a result: a name in `GATES`, and alpha.
 Setup = tuple[str, float]
 # Combinations of gates to test, by name.
 GATES: dict[str, tuple[Mode, ...]] = {
@@ -165,7 +165,7 @@ def measure(runs: int, say: Callable[[str], None], procedure: Procedure | None =
 
 
 def limit_of_violations(runs: int) -> float:
-    """Return the highest rate of violations to expect in `runs` at a true rate of delta: two standard errors more."""
+    """Return the highest violation rate to expect in `runs` at a true rate of delta: delta plus two standard errors."""
     return DELTA + 2 * sqrt(DELTA * (1 - DELTA) / runs)
 
 

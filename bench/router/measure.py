@@ -256,7 +256,7 @@ def _promise(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, Any]:
 
 
 def split_figures(splits: guarantee.HalfSplits, of: str) -> dict[str, float]:
-    """Return figures by name. Names end in `of`: the kind of promise, unless it is the default, and alpha."""
+    """Return figures by name. Names end in `of`, which states alpha and any kind of promise other than the default."""
     return {
         f"risk_{of}": splits.risk,
         f"exceedance_{of}": splits.exceedance,

@@ -91,14 +91,14 @@ def _above(p_gain: Floats, share: float) -> float:
 
 
 def _asking(row: GradedRow, prompt: str) -> GradedRow:
-    """Return the row with another last question."""
+    """Return a copy of the row whose last question is `prompt`."""
     if row.messages is None:
         return replace(row, prompt=prompt)
     return replace(row, prompt=prompt, messages=(*row.messages[:-1], Message(role="user", content=prompt)))
 
 
 def _typo(text: str, rng: np.random.Generator) -> str:
-    """Make one typo inside a word: swap two letters, or drop, double or replace one."""
+    """Make one typo inside a word: swap two letters, or drop, double or replace one letter."""
     places = [i for i in range(len(text) - 1) if text[i].isalpha() and text[i + 1].isalpha()]
     if not places:
         return text
@@ -150,7 +150,7 @@ def _decide(gates: ExportedGates, row: GradedRow, mode: Mode) -> float:
 
 
 def _decision_ms(gates: ExportedGates, rows: Sequence[GradedRow], mode: Mode) -> dict[str, float | None]:
-    """Time features and model together, for prompts of 2,000 characters joined from the file's prompts.
+    """Time features and model together on prompts of 2,000 characters, which are joined from the file's prompts.
 
     In a cascade, gate 3 is timed from the end of the answer. By then, the question and all lines of the answer but the
     last are parsed. `cpu_`: processor time, which excludes the time of other processes.
@@ -177,7 +177,7 @@ def long_prompts(prompts: Sequence[str]) -> list[str]:
 
 def timed(prepared: Callable[[int], Callable[[], object]]) -> dict[str, float | None]:
     """Return percentiles, in milliseconds, over a thousand decisions without the first hundred. `prepared(i)` does the
-    work ahead of decision i and returns the decision. `cpu_` is processor time, without waiting for other processes.
+    work ahead of decision i and returns a function that decides. `cpu_`: processor time, without other processes.
     """
     taken: Floats = np.zeros((2, _DECISIONS))
     for i in range(_DECISIONS):

@@ -28,7 +28,7 @@ class RecordedAnswer:
 
 
 class RecordedTier(ChatsOnly):
-    """`LocalTier` that replays answers by the text of the last message."""
+    """`LocalTier` that looks up the recorded answer to the text of the last message."""
 
     context_length = 2048
     tool_format = None
@@ -49,7 +49,7 @@ class RecordedTier(ChatsOnly):
 
 
 class RecordedGeneration:
-    """`LocalGeneration` that returns all text with the last token, so that during generation gates see only signals."""
+    """`LocalGeneration` that returns all text with the last token, so that gate 2 sees only signals."""
 
     def __init__(self, recorded: RecordedAnswer) -> None:
         self._recorded = recorded

@@ -11,7 +11,7 @@ from ..arrays import Bools, Floats
 
 
 def max_losses(n: int, alpha: float, delta: float) -> int:
-    """Return the most losses in n rows that prove a true loss rate of at most alpha, at confidence 1 - delta.
+    """Return the maximum number of losses in n rows that proves a loss rate of at most alpha at confidence 1 - delta.
 
     By Clopper-Pearson, this is the largest k with P(Binomial(n, alpha) <= k) <= delta, or -1 if there is no such k.
     """
@@ -26,12 +26,13 @@ def max_losses(n: int, alpha: float, delta: float) -> int:
 
 
 def max_losses_on_average(n: int, alpha: float) -> int:
-    """Return the most losses k in n rows with (k + 1) / (n + 1) <= alpha, or -1. The next row is counted as lost."""
+    """Return the largest number k of losses in n rows with (k + 1) / (n + 1) <= alpha, or -1. The bound counts the next
+    row as lost."""
     return max(-1, floor(alpha * (n + 1) + 1e-9) - 1)
 
 
 def min_rows(alpha: float, delta: float, rate: float = 0.0) -> int:
-    """Return the least n for which `max_losses` allows n * rate losses. `rate`: expected loss rate, below alpha."""
+    """Return the smallest n for which `max_losses` allows n * rate losses. `rate`: expected loss rate, below alpha."""
     n, lost = 1, 0
     while True:
         while max_losses(n, alpha, delta) < lost:

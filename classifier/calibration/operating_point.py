@@ -1,4 +1,4 @@
-"""Gate thresholds that keep a target, computed from calibration rows, with a stated probability or on average.
+"""Gate thresholds, computed from calibration rows, that keep a target with a stated probability or on average.
 
 Two quantities can be promised: the risk, which is the share of requests that stay local although only the cloud was
 right, and the cloud share, which is the share of requests that escalate. Each is bounded by Clopper-Pearson, or on
@@ -101,7 +101,7 @@ def rows_needed(rows: CalibrationRows, target: Target, delta: float = DELTA) -> 
 
 
 def rows_to_promise(quality: float, cloud_score: float, delta: float = DELTA) -> int:
-    """Return the least number of calibration rows that can promise `quality` (below 1), if no row is lost."""
+    """Return the minimum number of calibration rows that can promise `quality` (below 1), if no row is lost."""
 
     def promises(n: int) -> bool:
         alpha = (1.0 - quality) * mean_lower_bound(cloud_score, n, _DELTA_OF_SCORE * delta)
@@ -111,7 +111,7 @@ def rows_to_promise(quality: float, cloud_score: float, delta: float = DELTA) ->
 
 
 def least_cloud_share(mu: float, alpha: float) -> float:
-    """Return the least share of requests that any method must escalate if only the cloud is right on the share `mu`
+    """Return the minimum share of requests that any method must escalate if only the cloud is right on the share `mu`
     and at most the share `alpha` may be lost. An oracle, which escalates only such requests, reaches this share.
     """
     return max(0.0, mu - alpha)
@@ -131,12 +131,12 @@ def _holds(path: ThresholdPath, rows: CalibrationRows, target: Target, alpha: fl
     """Return for each step of the path, (m,), whether the target can be shown to hold at this step."""
     n, evidence, mean = len(rows.gain), rows.evidence, target.promise == "mean"
     if alpha is not None:
-        # Conformal risk control is valid, as loss minus allowed loss is at most 1 per row and never falls on the path.
+        # Conformal risk control applies: loss minus allowed loss is at most 1 per row and never falls along the path.
         most = alpha * evidence - 1.0 + 1e-9 if mean else max_losses(evidence, alpha, (1.0 - _DELTA_OF_SCORE) * delta)
         return path.sums(rows.gain) * evidence <= most * n
     if target.name == "cloud_share":
         most = max_losses_on_average(evidence, target.value) if mean else max_losses(evidence, target.value, delta)
-        # The bounds assume one gate with the P(gain) of a row as threshold. Each further gate may add one row.
+        # The bounds assume one gate with the P(gain) of a row as threshold. Each further gate may escalate one more.
         most -= sum(gate is not None for gate in (rows.after, rows.during))
         return path.sums(np.zeros(n), 1.0) * evidence <= most * n
     dollars = rows.dollars(target)

@@ -33,7 +33,7 @@ class ProbabilityCurve:
 
 
 def fit_curve(scores: Floats, positive: Bools) -> ProbabilityCurve:
-    """Fit the curve from held-out `scores` to the rate of `positive` rows."""
+    """Fit a curve that maps held-out `scores` to the share of `positive` rows."""
     slope, offset = fit_platt(scores, positive)
     bins = int(np.clip(len(scores) // _MIN_ROWS_PER_BIN, 1, _BINS))
     order = np.argsort(scores, kind="stable")

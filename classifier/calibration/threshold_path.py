@@ -65,7 +65,7 @@ class ThresholdPath:
 
     @classmethod
     def of(cls, rows: GateProbabilities) -> ThresholdPath:
-        """Build a path with a step for each P(gain) of the last gate. Earlier gates escalate as much as allowed."""
+        """Build a path with a step for each P(gain) of the last gate. `_EARLY_WASTE` limits the earlier gates."""
         judged = rows.before if rows.after is None else rows.after
         after = np.concatenate(([ALWAYS], np.unique(judged), [NEVER]))
         before, during = after, np.full(len(after), NEVER)
@@ -86,7 +86,7 @@ class ThresholdPath:
 
     def walk(self, holds: Bools, *, back: bool = False) -> Thresholds:
         """Return the thresholds of the last step before `holds`, (m,), becomes false. The walk starts at the step that
-        escalates every request (with `back`, no request). This starting step counts as true in any case.
+        escalates every request (with `back`, no request). The starting step always counts as true.
         """
         steps = np.arange(len(holds))[:: -1 if back else 1]
         failing = np.flatnonzero(~holds[steps])

@@ -15,7 +15,7 @@ from ..arrays import Array
 # Number of questions whose parsed form a policy caches, enough for the requests in flight.
 QUESTIONS_AT_ONCE = 64
 EARLIER_TURNS = 2  # number of user turns read before the last user turn
-_QUESTION_CHARS, _ANSWER_CHARS = 2_000, 400  # read of each earlier turn: the question's end, the answer's beginning
+_QUESTION_CHARS, _ANSWER_CHARS = 2_000, 400  # lengths of a question's end and an answer's beginning
 
 
 class Signals(Protocol):

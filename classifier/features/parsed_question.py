@@ -82,7 +82,7 @@ CONVERSATION_NAMES = (*_NAMES, *(f"earlier_{name}" for name in MEASURE_NAMES))
 
 
 def repeated_question(prompt: PromptView) -> str:
-    """Return a text that is equal for all prompts with the same question, which no gate can tell apart."""
+    """Return a text that is equal for prompts that no gate can tell apart, because they ask the same question."""
     return "\0".join((_question(prompt.text), *map(normalized_prompt, chain.from_iterable(prompt.earlier))))
 
 

@@ -1,7 +1,7 @@
 """Prompt normalisation, and extraction of the question from agent harnesses and chat logs.
 
-A gate that read the fixed text of a harness would decide alike on all its requests, so only the user's last question is
-kept. A text without a known wrapping is returned unchanged.
+A gate that read the fixed text of a harness would decide alike on all requests of that harness. Therefore only the
+user's last question is kept. A text without a known wrapping is returned unchanged.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ def _letters(text: str) -> str:
 
 
 def question_of(text: str) -> str:
-    """Return the last user turn's question: the text in its last question tag, else its text without context tags."""
+    """Return the question in the last user turn of `text`: the content of the turn's last question tag, if any.
+
+    Otherwise return the turn without its context tags.
+    """
     turn = _last_user_turn(text)
     if "</" not in turn:
         return turn

@@ -34,7 +34,7 @@ for _table in (_LOWEST, _HIGHEST, _UNKNOWN, _ROW_OF_CUTOFF, _ALL_CUTOFFS, _ALL_P
 
 
 def signals(view: RunView, first: int | None = None) -> Array:
-    """Summarise the signals of the generated tokens (of `first` tokens, if given): (len(SIGNAL_NAMES),) float32.
+    """Summarise the signals of the generated tokens (of the first `first`, if given): (len(SIGNAL_NAMES),) float32.
 
     Raises ValueError if the three signal arrays differ in length.
     """

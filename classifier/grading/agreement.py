@@ -27,7 +27,7 @@ from .normalization import NormalizedAnswer
 GRADING = (
     "agreement: the cloud's answer counts as right unless it is empty, cut off or a refusal; the local one if it agrees"
 )
-# Most words of a short answer, which agrees if the other contains it, and of a brief answer (a sentence or two).
+# Maximum numbers of words: a short answer agrees if the other answer contains it; a brief one has a sentence or two.
 _SHORT, _BRIEF = 12, 30
 _OVERLAP = 0.6
 
@@ -68,7 +68,8 @@ def is_free_text(local: ComparableAnswer, cloud: ComparableAnswer) -> bool:
 
 
 def contradict(one: str, other: str) -> bool:
-    """Return whether two texts end in different numbers, or (if either is short) only one of them has a negation."""
+    """Return whether two texts contradict each other: they end in different numbers, or only one has a negation. The
+    negations count only if either text is short."""
     both = NormalizedAnswer.of(one), NormalizedAnswer.of(other)
     first, second = both[0].result, both[1].result
     if first is not None and second is not None and not first.same(second):

@@ -16,7 +16,7 @@ from .questions import Prompt
 
 BY_ANSWER = "reference answers of the file"
 GraderName = Literal["reference", "judge", "embedding", "agreement"]
-# Least cosine similarity of two replies that count as the same; a round number, not fitted to data.
+# Minimum cosine similarity of two replies that count as the same; a round number, not fitted to data.
 SIMILAR = 0.8
 _BY_EMBEDDING = (
     f"similarity of sentence embeddings ({EMBEDDING_MODEL}): the local answer counts as right if its cosine with the "

@@ -21,7 +21,7 @@ from ...protocol.sqlite import create_tables
 
 Verdict = Literal["A", "B", "tie"]
 Messages = list[dict[str, Any]]
-ATTEMPTS = 3  # most requests per verdict
+ATTEMPTS = 3  # maximum number of requests per verdict
 _PROMPT_VERSION = 1  # part of the cache key, because a new prompt needs new verdicts
 _RULES = """You compare two answers to the same request. Judge how well each answers it: correct, complete, to the \
 point. Length, style and order do not count.
@@ -172,7 +172,7 @@ class VerdictCache:
         self._connection.execute("INSERT OR REPLACE INTO verdicts VALUES (?, ?)", (self._hash(*parts), verdict))
 
     def mark(self, *parts: str) -> str:
-        """Return a delimiter for the texts in `parts`, which no answer can guess."""
+        """Return a delimiter that no answer can guess, for the texts in `parts`."""
         return f"=={self._hash('mark', *parts).hex()[:12]}=="
 
     def close(self) -> None:

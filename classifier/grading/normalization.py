@@ -57,7 +57,7 @@ _DENIALS = frozenset(
 )
 _CHANGES = frozenset("-!<>≤≥≠*/^")  # tokens that change the meaning of the next word
 _CHARACTER = re.compile(f"[{_BLANKLESS}]")
-_NO_NAME = 6  # least characters of a name that may be reordered; a shorter one could be another name
+_NO_NAME = 6  # minimum characters of a name that may be reordered; a shorter one could be another name
 
 _CHARACTERS = str.maketrans({"−": "-", "–": "-", "⁄": "/", "÷": "/", "×": "*", "⋅": "*", "’": "'", "≈": "="})
 _VULGAR = re.compile(r"(\d?)([¼-¾⅐-⅞])")
@@ -98,7 +98,8 @@ class _Result:
     denied: bool
 
     def same(self, other: _Result) -> bool:
-        """Return whether the results agree. If either has one entry, only the last counts, as others may be working."""
+        """Return whether the results agree. If either has one entry, only the last entries are compared, because the
+        earlier ones may be working steps."""
         if self.denied != other.denied:
             return False
         if 1 in (len(self.parts), len(other.parts)):

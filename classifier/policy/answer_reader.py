@@ -17,7 +17,7 @@ from ..features.gate_inputs import QUESTIONS_AT_ONCE
 
 Value = TypeVar("Value")
 _MAX_BYTES = 2**25
-_GROWTH = 8  # most bytes of a parsed entry per byte of text, because words and numbers become objects
+_GROWTH = 8  # maximum bytes of a parsed entry per byte of text, because words and numbers become objects
 _OVERHEAD = 2**16  # bytes of an entry regardless of its text, mostly n-gram counts
 
 
@@ -31,8 +31,8 @@ class TextCache(BoundedCache[str, Value]):
 # Line breaks that no parsed element spans. Only a number or an operator before the break could continue a sum, and only
 # a comma next to the break could continue a list.
 _SETTLED = re.compile(r"\n(?:(?<=[A-Za-z.!?]\n)(?=[ \n]{0,4}[^\s,<>])|(?<=\d\n)(?=[ \n]{0,4}[A-Za-z#]))")
-_TRIED = 8  # line breaks tried, from the end, to find text that was already read
-_WORTH_READING = 20  # least number of new characters to parse at once
+_TRIED = 8  # maximum number of line breaks to try, last first, to find text that was already read
+_WORTH_READING = 20  # minimum number of new characters to parse at once
 
 
 class AnswerReader:

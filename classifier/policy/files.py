@@ -72,7 +72,7 @@ def settled(folder: Path, load: Callable[[Path], T]) -> T:
 
 
 def _card(folder: Path) -> tuple[int, int] | None:
-    """Return the card's inode and time of change, which differ even after a rewrite with the same content, or None."""
+    """Return the card's inode and time of change, which every rewrite changes; None if the card cannot be read."""
     try:
         status = (folder / CARD_NAME).stat()
     except OSError:  # `load` reports the error

@@ -76,7 +76,7 @@ class PolicyCard:
     missing: list[BlockName]
     # Whether the token counts were estimated from characters.
     estimated_tokens: bool
-    # Probability, over repeated calibrations, with which a target holds.
+    # Confidence level: the share of repeated calibrations whose thresholds keep the target.
     promise_level: Annotated[float, msgspec.Meta(gt=0, lt=1)]
     # SHA-256 of each file in the policy folder, by name.
     files: dict[str, str]
@@ -91,7 +91,7 @@ class PolicyCard:
 
     @property
     def delta(self) -> float:
-        """Return the probability with which a target may be missed."""
+        """Return the highest probability that a target is missed."""
         return round(1 - self.promise_level, 12)
 
 
@@ -141,7 +141,7 @@ class Policy(ExportedGates):
         return self.calibration.before
 
     def operating_point(self, target: Target) -> OperatingPoint:
-        """Return the thresholds for `target`, with the card's `promise_level` or on average."""
+        """Return the thresholds that keep `target`, with the card's `promise_level` or on average."""
         return operating_point(self.calibration, target, self.card.delta, self._path)
 
     def thresholds_for(self, target: Target) -> Thresholds:

@@ -1,4 +1,4 @@
-"""Human-readable summary of a calibration: thresholds, guarantee, and the least share that any method must escalate."""
+"""Human-readable summary of a calibration: thresholds, guarantee, and the minimum cloud share of any method."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _bolder(policy: Policy, point: OperatingPoint) -> list[str]:
 
 
 def _prompts(card: PolicyCard, held_out: int) -> int:
-    """Return the number of graded prompts of which `held_out` become calibration rows."""
+    """Return the number of graded prompts that yield `held_out` calibration rows."""
     return ceil(held_out * card.rows / max(1, card.calibrated))
 
 

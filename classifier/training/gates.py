@@ -57,7 +57,7 @@ class FittedGates:
 def fit_gates(material: TrainingData, seed: int = 0, members: Sequence[str] = MEMBERS) -> FittedGates:
     """Fit the gates on one part of the rows and judge the held-out part with them. The gates share their topics.
 
-    Raises InvalidRequestError as `fit_router` does, or for fewer than 100 representative rows or 10 different ones.
+    Raises the errors of `fit_router`, and InvalidRequestError for fewer than 100 representative or 10 different rows.
     """
     if len(material.labels.representative_rows) < MIN_LABELS:
         raise InvalidRequestError(
@@ -70,7 +70,7 @@ def fit_gates(material: TrainingData, seed: int = 0, members: Sequence[str] = ME
         )
     fitting, calibrating = split_rows(material.labels, seed)
     opened = 0 if material.opened is None else int(material.opened[fitting].sum())
-    has_gate_2 = opened >= max(MIN_FITTED, _OFTEN_OPENED * len(fitting))  # with fewer, its threshold is too noisy
+    has_gate_2 = opened >= max(MIN_FITTED, _OFTEN_OPENED * len(fitting))  # fewer give a noisy threshold
     labels, topics = material.labels.take(fitting), Topics.fit(material.features["prompt"].counts[fitting], seed)
     routers: dict[Mode, RouterModel] = {
         mode: fit_router(rows.take(fitting), labels, topics, seed, members)
@@ -84,7 +84,7 @@ def fit_gates(material: TrainingData, seed: int = 0, members: Sequence[str] = ME
 
 
 def prompts_to_promise(quality: float, delta: float = DELTA) -> int:
-    """Return the least number of graded prompts, rounded up to tens, that can promise `quality` (below 1).
+    """Return the minimum number of graded prompts, rounded up to tens, that can promise `quality` (below 1).
 
     Assumes that the cloud scores 0.9. With fewer prompts every request escalates, even with a perfect local model.
     """

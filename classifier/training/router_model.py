@@ -42,7 +42,7 @@ MEMBERS = ("ridge", "forest")
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Labels of n rows. Models are fitted on all rows by `weight`, and calibrated on the representative rows."""
+    """Labels of n rows. Models are fitted on all rows, weighted by `weight`, and calibrated on representative rows."""
 
     # (n,) score of the weak tier.
     weak: Floats
@@ -95,7 +95,7 @@ class Topics:
 
     # (COUNTS,) weight of each n-gram bucket.
     weights: Floats
-    # (COUNTS, 50) directions of most variance among weighted prompts; rounded to float32, as exported.
+    # (COUNTS, 50) directions of largest variance among weighted prompts; rounded to float32, as exported.
     directions: Floats
 
     @classmethod
@@ -246,7 +246,7 @@ def _fit_ridge(inputs: Inputs, gain: Floats, rows: Floats) -> Ridge:
     x, weight, share = inputs.x, inputs.weights, rows / rows.mean()
     mean: Floats = x.mean(axis=0, dtype=np.float64)
     scale: Floats = np.asarray(np.maximum(x.std(axis=0, dtype=np.float64), 1e-3), np.float64)
-    # All topics keep their scale. Divided by their own spread, the weakest topic would count as much as the first.
+    # All topics keep their scale. If each were divided by its spread, the weakest would count as much as the first.
     scale[:_TOPICS] = 1.0
     linear = load_module("sklearn.linear_model", "calibrate").Ridge(_PENALTY, solver="cholesky")
     linear.fit(_standardised(x, mean, scale) * weight, gain, sample_weight=share)

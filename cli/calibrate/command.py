@@ -73,7 +73,7 @@ def calibrate(
     ] = None,
     weak: Annotated[str | None, typer.Option(help="Column of --data with the local model's score. [weak]")] = None,
     strong: Annotated[str | None, typer.Option(help="Column of --data with the cloud model's score. [strong]")] = None,
-    pair: Annotated[options.Pair, Without("cloud_provider", *options.CALIBRATED)],
+    pair: Annotated[options.Pair, Without(*options.CALIBRATED)],
     promise_level: options.PromiseLevel = 0.9,
     out: options.PolicyFolder = None,
     save: Annotated[

@@ -1,4 +1,4 @@
-"""Asks both tiers the questions of `updraft bench live`, as `calibrate --live` does, and measures the pair."""
+"""Asks both tiers the questions of `updraft bench live`, with the code of `calibrate --live`, and measures the pair."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def measured(
     local: str, questions: Sequence[Question], seeds: int, answers: Path, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Return figures of the model `local` with a stub cloud that knows the answers; keeps answers in `answers`."""
+    """Measure the model `local` with a stub cloud that knows the answers. The file `answers` keeps local answers."""
     from ...bench.live.measure import measure, measure_engine
     from ...bench.live.stub_cloud import CLOUD_MODEL, stub_cloud
     from ...router.config import RouterConfig

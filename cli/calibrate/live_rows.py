@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from ...accounting.reported_usage import ReportedUsage
 from ...classifier.arrays import Array
 from ...classifier.graded_row import AnswerSignals, GradedRow, ModelStates
 from ...classifier.grading.agreement import ComparableAnswer
@@ -18,7 +19,6 @@ from ...classifier.grading.judge import JudgementError, Messages
 from ...protocol.errors import BudgetExceededError, UpdraftError, UpstreamError
 from ...protocol.http.wire import WireRequest
 from ...protocol.sampling import SamplingParams
-from ...router.tiers.interfaces import CloudUsage
 from .saved_answers import AnsweredPair, SavedAnswers, prompt_key
 
 if TYPE_CHECKING:
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from ...router.tiers.interfaces import LocalTier
     from .spending import Spending
 
-_REFUSALS = (401, 403, 404)  # wrong key or model name: every prompt would fail
+_REFUSALS = (401, 403, 404)  # wrong key or model name, so every prompt would fail
 _BILLED_PERHAPS = (408, 504)
 _ANSWER_BYTES = 4096  # assumed answer size in cost estimates
 
 
 class RefusedError(UpstreamError):
-    """The cloud refuses every request: the key or the model name is wrong."""
+    """The cloud refuses every request, because the key or the model name is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class CloudModel:
-    """A cloud model behind its own router, so that budgets and privacy rules apply and requests reach the ledger."""
+    """A cloud model, called through a router of its own, so that budgets, privacy rules and the ledger apply."""
 
     name: str
     router: Router
@@ -60,7 +60,7 @@ class CloudModel:
                 usd = reserved if response.status in _BILLED_PERHAPS else 0.0
                 failure = RefusedError if response.status in _REFUSALS else UpstreamError
                 raise failure(str(answer["error"].get("message")))
-            usage = CloudUsage.of(answer)
+            usage = ReportedUsage.of(answer)
             usd = reserved
             if usage is not None and usage.prompt_tokens:
                 usd = self.spending.cost(self.name, usage.prompt_tokens, usage.completion_tokens)
@@ -69,7 +69,7 @@ class CloudModel:
             self.spending.settle(reserved, usd)
 
     async def verdict(self, messages: Messages) -> str:
-        """Return the judge's reply. Raises RefusedError if the judge refuses the key, JudgementError if it fails."""
+        """Return the judge's reply. Raises RefusedError for a refused key, JudgementError for other failures."""
         try:
             answer = await self.complete(messages)
         except RefusedError as error:
@@ -99,7 +99,7 @@ class LiveRows:
     """Graded rows of a live calibration, and the prompts without a row."""
 
     rows: list[GradedRow]
-    # One line per failed prompt: id and reason.
+    # One line per failed prompt, with the prompt's id and the reason.
     failures: list[str]
     # Number of prompts that the budget left out, and the budget's error message.
     unasked: int = 0
@@ -182,12 +182,12 @@ class TierPair:
         spending = self._cloud.spending
         reserved = spending.likely(self._cloud.name, _body(prompt.body))
         for_judge = spending.hold(reserved + self._judge_costs(prompt)) - reserved
-        spending.settle(reserved, 0.0)  # the budget suffices; `complete` makes its own reservation
+        spending.settle(reserved, 0.0)  # only checks the budget, since `complete` reserves again
         try:
             local, completion = await asyncio.gather(_run(self._local, prompt), self._cloud.complete(prompt.body))
         finally:
             spending.settle(for_judge, 0.0)
-        choice, usage = completion["choices"][0], CloudUsage.of(completion)
+        choice, usage = completion["choices"][0], ReportedUsage.of(completion)
         local.key = key
         local.cloud = str(choice["message"].get("content") or "")
         local.cloud_finish = str(choice.get("finish_reason") or "stop")
@@ -197,7 +197,7 @@ class TierPair:
         return local
 
     def _judge_costs(self, prompt: Prompt) -> float:
-        """Return the highest likely cost of both verdicts, in US dollars."""
+        """Return the highest likely cost, in US dollars, of asking the judge twice about a prompt."""
         judge = self._grader.judge
         if judge is None or prompt.grade is not None:
             return 0.0
@@ -206,13 +206,13 @@ class TierPair:
 
 
 def _body(messages: Messages) -> dict[str, Any]:
-    """Return the body of a request to the router's cloud."""
+    """Return the body of a request that the router sends to the cloud model."""
     return {"model": "cloud", "messages": messages}
 
 
 async def _run(local: LocalTier, prompt: Prompt) -> AnsweredPair:
-    """Return a pair that holds the local answer and its signals."""
-    run = await local.start(prompt.messages, SamplingParams())  # the defaults that apply to requests without settings
+    """Let the local model answer. Return its answer and signals; the half for the cloud stays empty."""
+    run = await local.start(prompt.messages, SamplingParams())  # the defaults, as for a request without parameters
     try:
         async for _token in run:
             pass

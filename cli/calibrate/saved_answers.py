@@ -21,11 +21,11 @@ from ...protocol.safety.private_files import create_private, private_file
 from ...protocol.safety.system import locked
 from ...protocol.settings import state_folder
 
-_VERSION = 2  # format version, part of the file name: files of other versions are not read
+_VERSION = 2  # format version; part of the file name, so that files of other versions are not read
 
 
 class AnsweredPair(msgspec.Struct, omit_defaults=True):
-    """Both answers to one prompt. Lines that only record spending have an empty `key` and set `usd` alone."""
+    """A line of the file: both answers to one prompt, or only a cost in `usd`, with all other fields unset."""
 
     key: str = ""
     local: str = ""
@@ -33,7 +33,7 @@ class AnsweredPair(msgspec.Struct, omit_defaults=True):
     logprobs: list[float] = []
     entropies: list[float] = []
     margins: list[float] = []
-    # float32 arrays that only Updraft's engines report.
+    # Log-probabilities and hidden states as float32 arrays; only Updraft's engines report them.
     prompt_logprobs: bytes = b""
     prompt_hidden: bytes = b""
     answer_hidden: bytes = b""
@@ -52,7 +52,7 @@ def prompt_key(messages: list[dict[str, Any]]) -> str:
 
 
 def saved_answers_file(models: dict[str, str], local: ModelIdentity) -> Path:
-    """Return the path of a pair's file; other weights or another chat template get another file."""
+    """Return the path of a pair's file. The name depends on the local model's weights and chat template."""
     name = _digest(json.dumps([_VERSION, models, local.weights, local.template], sort_keys=True))
     return state_folder() / "calibrations" / f"{name}.jsonl"
 
@@ -62,7 +62,7 @@ def _digest(text: str) -> str:
 
 
 class SavedAnswers:
-    """The file of kept answers, locked. Raises ConfigurationError if it is unusable or another process holds it."""
+    """The locked file of kept answers. Raises ConfigurationError if it is unusable or used by another process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -40,7 +40,7 @@ class JudgeOptions:
     budget: float | None = None
 
     def config(self, config: RouterConfig) -> RouterConfig:
-        """Return settings with the judge as the cloud. The cloud's key is sent to the cloud's URL only."""
+        """Return settings with the judge as the cloud model. A judge at another URL does not get the cloud's key."""
         assert self.model is not None
         own = self.url is None
         key = options.key_from(self.key_env, "--judge-api-key-env") if self.key_env else None
@@ -75,7 +75,7 @@ class CalibrationRun:
     grading: str
     # Metrics for the policy's card.
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-    # Lines to print after the policy's own.
+    # Lines to print after the description of the policy.
     notes: tuple[str, ...] = ()
     # Callbacks for success and for failure of the calibration.
     done: Callable[[], None] = lambda: None
@@ -137,7 +137,7 @@ def from_log(config: RouterConfig, log: Path, judging: JudgeOptions) -> Calibrat
 
 
 def _conversation(row: Observation) -> Prompt:
-    """Return the conversation of a recorded request as a prompt of `--live`."""
+    """Return the conversation of a recorded request as a `Prompt`, like the prompts of `--live`."""
     from ...classifier.features.gate_inputs import PromptView
     from ...classifier.grading.questions import Prompt
 
@@ -147,7 +147,7 @@ def _conversation(row: Observation) -> Prompt:
 
 
 async def _replayed(asking: LiveSetup, asked: list[tuple[Observation, Prompt]]) -> list[tuple[float, float] | None]:
-    """Return the scores of each request: the recorded scores if there is nothing to judge, None without a verdict."""
+    """Return each request's scores. Uses recorded scores where no judge is needed; None where the judge fails."""
     from ...classifier.grading.agreement import ComparableAnswer
     from ...classifier.grading.judge import JudgementError
 
@@ -290,7 +290,7 @@ def _check_allowed(config: RouterConfig) -> None:
 
 
 def _check_rows(live: LiveRows, count: int, say: Callable[[str], None]) -> None:
-    """Report the prompts without a row. Raise UpstreamError without any row, InvalidRequestError with too few."""
+    """Report prompts without a graded row. Raise UpstreamError if there are no rows, InvalidRequestError if too few."""
     shown = "; ".join(live.failures[:3])
     if not live.rows and not live.unasked:
         raise UpstreamError(f"No prompt was answered by both tiers: {shown}")
@@ -321,7 +321,7 @@ def _check_enough(rows: int, why: str = "") -> None:
 
 
 def _notes(asking: LiveSetup, *, asked_cloud: bool = False) -> tuple[str, ...]:
-    """Return lines on the judge's verdicts and on the cost. `asked_cloud`: report the cost even without a judge."""
+    """Return lines on the judge's results and on the cost. `asked_cloud`: report the cost even without a judge."""
     judge, spending, lines = asking.grader.judge, asking.spending, list[str]()
     if judge is not None:
         counts = judge.counts

@@ -1,4 +1,4 @@
-"""Budget of a calibration: reserves the likely cost of each request in advance, to stay within the limit."""
+"""Budget of a calibration. Reserves the likely cost of each request in advance, to stay within the limit."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def run_checks(cloud: str | None, key: str | None, begin: Callable[[str], None])
     yield check_settings()
     yield from check_ledger()
     yield check_tiers()
-    with suppress(UpdraftError):  # check_settings reports it
+    with suppress(UpdraftError):  # `check_settings` reports this error
         yield from check_policies(load_config())
     yield check_port(SERVE_PORT)
     begin("trying the local model")
@@ -104,7 +104,7 @@ def check_packages(group: str) -> Check:
 
 
 def check_llama() -> Iterator[Check]:
-    """Generate a few tokens in a separate process: a wrong build of llama.cpp crashes on its first token."""
+    """Generate a few tokens in a separate process, because a wrong build of llama.cpp crashes on its first token."""
     from ...embedded import pocket
     from ...local_engine.build_check import probe
 
@@ -124,7 +124,7 @@ def check_llama() -> Iterator[Check]:
 
 
 def check_torch() -> Check:
-    """Import torch in a separate process: the import takes seconds, and a broken build can crash."""
+    """Import torch in a separate process, because the import takes seconds and a broken build can crash."""
     program = (
         "import torch; gpu = torch.cuda.is_available() and torch.cuda.get_device_name();"
         "print(torch.__version__, 'on', gpu or f'the CPU, {torch.get_num_threads()} threads')"
@@ -201,7 +201,7 @@ def check_ledger() -> Iterator[Check]:
             raise ConfigurationError(f"{path} cannot be written, so requests go unrecorded: {folder} is not writable")
         return f"{path} is created with the first request"
 
-    with suppress(UpdraftError):  # check_settings reports it
+    with suppress(UpdraftError):  # `check_settings` reports this error
         path = load_config().ledger
         yield _reported("ledger", look, "set ledger or UPDRAFT_HOME to a folder that you can write to")
 
@@ -256,7 +256,7 @@ def check_local() -> Iterator[Check]:
     from ...router.factory import has_model_file, model_file, open_local, served_model
     from ...router.settings_sources import load_config
 
-    with suppress(ConfigurationError):  # check_settings reports it
+    with suppress(ConfigurationError):  # `check_settings` reports this error
         config = load_config()
 
         def load() -> str:
@@ -289,7 +289,7 @@ def check_cloud(url: str, key: str | None) -> Check:
     from ...router.tiers.connection import open_client
 
     config = RouterConfig(cloud_url=url, cloud_api_key=key, cloud_model="unasked", cloud_timeout_s=10.0)
-    with suppress(UpdraftError):  # check_settings reports it
+    with suppress(UpdraftError):  # `check_settings` reports this error
         own = load_config()
         if own.cloud_url == config.cloud_url:
             config = replace(own, cloud_api_key=key, cloud_timeout_s=10.0)

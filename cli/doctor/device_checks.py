@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ...local_engine.machine.machine import Machine
 
 _WATCH_S = 0.5
-_BUSY = 0.4  # the engine gives up a thread if other processes use this share of a processor
-# Instruction sets by the names of the operating system, with their names in llama.cpp's system info.
+_BUSY = 0.4  # the engine uses one thread less if other processes use this share of a processor
+# Instruction sets: the operating system's name for each, and the name in llama.cpp's system info.
 _FEATURES = {
     "f16c": "F16C", "fma": "FMA", "avx2": "AVX2", "avx512f": "AVX512", "avx512vbmi": "AVX512_VBMI",
     "avx512_vnni": "AVX512_VNNI", "avx512_bf16": "AVX512_BF16", "asimd": "NEON", "asimddp": "DOTPROD",
@@ -48,7 +48,7 @@ def unused_instruction_sets(machine: Machine, system_info: str) -> list[str]:
 
 
 def check_kernels(served: KernelsInUse) -> Check:
-    """Report which operations run on Updraft's kernels; warn if a fix lets more of them do so."""
+    """Report which operations run on Updraft's kernels. Warn if a fix would let more operations use these kernels."""
     facts = f"Updraft's for {', '.join(served.names)}" if served.names else "llama.cpp's own"
     facts += f": {served.reason}" if served.reason else ""
     return Check("kernels", "warn" if served.fix else "ok", facts, served.fix)

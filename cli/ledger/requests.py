@@ -26,7 +26,7 @@ LedgerPath = Annotated[
 def open_ledger(path: Path | None) -> Iterator[Ledger]:
     """Open the ledger at `path`, or the configured ledger, read-only.
 
-    Raises InvalidRequestError if it is missing, and StorageError if it is damaged.
+    Raises InvalidRequestError if the ledger is missing, and StorageError if it is damaged.
     """
     from ...router.accounting.ledger import Ledger, damaged
     from ...router.accounting.ledger_writer import collect_rows

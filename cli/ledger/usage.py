@@ -39,7 +39,7 @@ _SHOWN = {
 def usage(
     by: Annotated[
         Literal["day", "model", "tier", "key", "tenant", "node"],
-        typer.Option(help="Kind of groups to sum up; tenant and node need --gateway."),
+        typer.Option(help="Column by which to group the sums; tenant and node need --gateway."),
     ] = "day",
     since: Annotated[
         str | None,

@@ -17,8 +17,8 @@ from .store import obtain
 def resolve(name: str, *, yes: bool = False) -> str:
     """Return the value of `RouterConfig.local` for `name`; models of a hub or index are pulled on first use.
 
-    `yes`: do not ask before a download. Raises ModelLoadError if the file does not exist, and the errors of pulling,
-    such as InvalidRequestError for a malformed name.
+    `yes`: do not ask before a download. Raises ModelLoadError if the file does not exist, InvalidRequestError for a
+    malformed name, and the errors of a download.
     """
     if name in ("pocket", "none") or name.startswith(("ollama:", "http://", "https://")):
         return name
@@ -37,7 +37,7 @@ def resolve(name: str, *, yes: bool = False) -> str:
 
 
 def default_local() -> str | None:
-    """Return the path of smollm2 if the settings name no model and no cloud, else None; pulls it after a prompt.
+    """Return the path of smollm2, pulled after a prompt if missing. None if the settings name a model or a cloud.
 
     Raises ConfigurationError if smollm2 is not pulled and there is no terminal for the prompt.
     """

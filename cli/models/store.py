@@ -159,7 +159,7 @@ def _print_no_models(library: Library) -> None:
 
 @contextmanager
 def _reporting(title: str) -> Iterator[ProgressReport]:
-    """Show a progress bar on standard error while the block runs; without a terminal, only messages."""
+    """Show a progress bar on standard error while the block runs. Without a terminal, show messages only."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     from ...model_files.download.progress import ProgressReport

@@ -39,7 +39,7 @@ _COMPLETION = (
 )
 
 
-_SHARED = 3  # an option of this many commands or more moves to the table of shared options
+_SHARED = 3  # options that at least this many commands have are listed in the table of shared options
 
 
 def cli_page() -> str:

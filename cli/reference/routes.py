@@ -59,7 +59,7 @@ _GATEWAY = {
     "/v1/audio/translations": "relayed; nodes without this route answer 404",
     "/v1/models": "the models of all nodes that are up, with the smallest `max_model_len` of their nodes",
     "/v1/models/{model}": "the model of this name, with the smallest `max_model_len` of its nodes",
-    "/health": "200 while any node is up, else 503",
+    "/health": "200 while any node is up, else 503; `ledger` is `unavailable` while rows cannot be written",
     "/metrics": "see [metrics](metrics.md)",
     "/admin/nodes": "GET: the nodes, with the reason if a node is down; scope `admin`. "
     "POST: heartbeat of a node; DELETE: end of its registration; scope `node`",
@@ -69,7 +69,7 @@ _GATEWAY = {
     "/admin/keys/{key_id}/rotate": "replace a key; the old key stays valid for `overlap_s` seconds; scope `admin`",
     "/admin/audit": "the last 1,000 changes to keys: time, actor, action and key; scope `admin`",
 }
-#: Error codes that are set where the error is raised: class and meaning.
+#: Class and meaning of the error codes that are given where the error is raised, not by its class.
 GIVEN_CODES: dict[str, tuple[type[errors.UpdraftError], str]] = {
     "invalid_json": (errors.InvalidRequestError, "The body is not JSON."),
     "invalid_http": (errors.InvalidRequestError, "The request is not valid HTTP, or its length is ambiguous."),
@@ -98,7 +98,7 @@ GIVEN_CODES: dict[str, tuple[type[errors.UpdraftError], str]] = {
     "grammar_failed": (errors.InvalidRequestError, "No token can continue the answer under this constraint."),
     "engine_restarting": (errors.EngineDownError, "The engine died and is restarting."),
     "other_user": (errors.PermissionDeniedError, "This server has no key and was started by another user."),
-    "body_memory_exceeded": (errors.RateLimitError, "The bodies of your requests in flight are too large in total."),
+    "body_memory_exceeded": (errors.RateLimitError, "Your bodies and unread answers are too large in total."),
     "draining": (errors.OverloadedError, "The server is shutting down."),
 }
 _ERRORS = """The body has OpenAI's format: `{"error": {"message", "type", "param", "code"}}`. `x-should-retry` says
@@ -170,7 +170,7 @@ def _error_row(error: type[errors.UpdraftError], name: str, text: str) -> tuple[
 
 
 def _tree(error: type[errors.UpdraftError]) -> Iterator[type[errors.UpdraftError]]:
-    """Yield the subclasses in `protocol.errors` only, because the set of other loaded modules varies."""
+    """Yield the subclasses in `protocol.errors` only, because other modules may not be loaded."""
     for each in error.__subclasses__():
         if each.__module__ == errors.__name__:
             yield each

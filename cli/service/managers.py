@@ -19,7 +19,8 @@ _NO_SERVICE = "No service can be installed: run `updraft serve` yourself or unde
 def service_manager() -> Systemd | Launchd | TaskScheduler:
     """Return the service manager of this system. Raises ConfigurationError if the system has no systemctl.
 
-    `install` replaces a running service. Methods raise ConfigurationError with the output of a failed system command.
+    The manager's `install` replaces a running service. Its methods raise ConfigurationError with the output of a failed
+    system command.
     """
     if sys.platform == "darwin":
         return Launchd()
@@ -109,7 +110,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _run(*command: str, fails: bool = False) -> str:
-    """Run `command` and return its output. `fails`: accept a non-zero exit code."""
+    """Run `command` and return its output. `fails`: whether a non-zero exit code is accepted."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False

@@ -22,7 +22,7 @@ class ServiceSpec:
 
     # Absolute path of the program, and its arguments. Holds no secrets.
     command: tuple[str, ...]
-    # Environment variables to add to the user's.
+    # Environment variables to add to the user's environment.
     environment: Mapping[str, str]
     # File for standard output and standard error.
     output: Path
@@ -78,7 +78,7 @@ def launchd_plist(spec: ServiceSpec) -> str:
 
 
 def windows_task(spec: ServiceSpec) -> str:
-    """Return a task in version 1.2 of the schema. A shell sets the environment, because a task cannot."""
+    """Return a task in the Task Scheduler's XML, version 1.2. A shell sets the environment, because a task cannot."""
     settings = "".join(f'set "{name}={value}" && ' for name, value in sorted(spec.environment.items()))
     line = f"{settings}{subprocess.list2cmdline(spec.command)} >> {subprocess.list2cmdline([str(spec.output)])} 2>&1"
     task = ElementTree.Element("Task", {"version": "1.2", "xmlns": _TASKS})

@@ -1,4 +1,4 @@
-"""Base classes of all commands: they escape brackets in help texts and let `--json` omit its path."""
+"""Base classes of all commands. They escape brackets in help texts and accept `--json` without a path."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _printable_errors() -> Iterator[None]:
     try:
         yield
     except typer.Abort as error:
-        if isinstance(error.__context__, KeyboardInterrupt):  # typer raises Abort for end of input, too
+        if isinstance(error.__context__, KeyboardInterrupt):  # typer also raises Abort at end of input
             raise KeyboardInterrupt from error
         raise
     except Exception as error:
@@ -87,7 +87,7 @@ class CommandLine(typer.Typer):
 
 
 def _escape_help(command: Any) -> None:
-    """Escape `[words]` in help texts: rich reads them as style tags and drops unknown ones."""
+    """Escape `[words]` in help texts, because rich reads them as style tags and drops unknown tags."""
     command.help = command.help and escape(command.help)
     for param in command.params:
         if getattr(param, "help", None):

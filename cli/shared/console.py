@@ -1,4 +1,4 @@
-"""rich console that removes control characters from texts. Imported when a command runs: rich loads slowly."""
+"""A rich console that removes control characters from texts. Import this module late, because rich loads slowly."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ from ...protocol.safety.terminal_text import printable
 class Console(RichConsole):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            # Escape sequences of rich itself are control segments and styles, so they survive.
+            # Rich keeps its own escape sequences in control segments and styles, not in the text.
             yield segment if segment.control else segment._replace(text=printable(segment.text))

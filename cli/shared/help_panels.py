@@ -13,7 +13,7 @@ from . import output
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 ADVANCED = "Advanced"
-#: Options of each panel, in the order of the panels. Other options of a command come first, as "Options".
+#: Options of each panel. `--help` shows the panels in this order, after a panel "Options" with all other options.
 _PANELS = {
     "Model": "--local --model --draft --device --dtype --chat-template --tool-parser --tool-call-parser",
     "Cloud": "--cloud-url --cloud-model --cloud-provider --node --nodes-file --register --register-api-key-file "

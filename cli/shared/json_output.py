@@ -31,7 +31,7 @@ def tell(facts: Any, text: object, *, as_json: bool) -> None:
 
 
 def is_stdout(path: Path | None) -> bool:
-    """Return whether figures go to standard output, so that all other output must go to standard error."""
+    """Return whether `--json` writes to standard output. All other output must then go to standard error."""
     return path == Path(STDOUT)
 
 

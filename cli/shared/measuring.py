@@ -1,4 +1,4 @@
-"""Runs the legs of `bench.cascade` and shows the progress of each."""
+"""Runs the legs of `bench.cascade`, each a set of questions to one model, and shows their progress."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run_legs(
     *,
     on_reply: Callable[[Leg, int], None] = lambda _leg, _done: None,
 ) -> dict[str, TaskOutcome]:
-    """Run the legs one after the other through one client, and return each leg's outcome by name.
+    """Run the legs (sets of questions) one after the other through one client. Return each leg's outcome by name.
 
     `on_reply` is called after each reply with the leg and the number of its replies so far.
     """

@@ -77,7 +77,7 @@ PolicyFolder = Annotated[
 ]
 
 
-#: Options of `Pair` that `--help` shows. The settings file takes the others.
+#: Options of `Pair` that `--help` shows. The other options of `Pair` are usually set in the settings file.
 USUAL = ("--local", "--cloud-url", "--cloud-model", "--api-key-env", "--quality", "--confidence", "--promise-level")
 #: Fields of `Pair` that calibrating commands leave out: the plain threshold and the local model's formats.
 CALIBRATED = ("confidence", "confidence_signal", "tool_parser", "chat_template")
@@ -171,11 +171,11 @@ class BatchLimits:
         Literal["latency", "balanced", "throughput"],
         typer.Option(help="Preset for the limits below: low latency per stream, high total throughput, or a balance."),
     ] = "balanced"
-    max_batch_size: Annotated[
-        int | None, typer.Option("--max-num-seqs", min=1, help="Most requests in one step. [as --mode]")
+    max_num_seqs: Annotated[
+        int | None, typer.Option("--max-num-seqs", min=1, help="Maximum requests in one step. [as --mode]")
     ] = None
-    token_budget: Annotated[
-        int | None, typer.Option("--max-num-batched-tokens", min=1, help="Most tokens in one step. [as --mode]")
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option("--max-num-batched-tokens", min=1, help="Maximum tokens in one step. [as --mode]")
     ] = None
     max_step_ms: Annotated[
         int | None,
@@ -211,7 +211,7 @@ def cloud_model_of(config: RouterConfig) -> str:
 
 @contextmanager
 def with_cloud(config: RouterConfig, say: Callable[[str], None], *, nodes: int = 1) -> Iterator[RouterConfig]:
-    """Yield the configuration to run with; the packaged local model gets the packaged cloud if no cloud is configured.
+    """Yield the configuration to run with. The packaged local model gets the packaged cloud if no cloud is configured.
 
     The packaged cloud stops when the block ends. It is not started with 0 `nodes`, offline, or without torch and pyzmq.
     `say` receives progress messages, including those of the local engine's first use on this machine.

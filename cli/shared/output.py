@@ -1,4 +1,4 @@
-"""Terminal output of commands; removes control characters from text of models, servers and files."""
+"""Terminal output of commands. Removes control characters from texts of models, servers and files."""
 
 from __future__ import annotations
 

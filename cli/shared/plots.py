@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_plotting() -> None:
-    """Raise MissingDependencyError without matplotlib; call it before rows are paid for."""
+    """Raise MissingDependencyError without matplotlib. Call this function before requests that cost money."""
     load_module("matplotlib.figure", "ui")
 
 

@@ -54,7 +54,7 @@ class Child:
         return self._process.poll() is None
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S, say: Callable[[str], None] = lambda _line: None) -> str:
-        """Wait for the process and return its address. Raises ChildError if it dies first or takes too long.
+        """Wait until the process is ready and return its address. Raises ChildError if the process dies or is too slow.
 
         `say` receives the elapsed time and the latest log line every few seconds.
         """

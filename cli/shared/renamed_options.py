@@ -1,4 +1,4 @@
-"""Former names of options. A command that gets one stops with an error that names the current option."""
+"""Former names of options. A command called with a former name fails and names the current option."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from ...protocol.errors import ConfigurationError
 
-#: Current name by former name, for commands that have the current and not the former one.
+#: Current name by former name. An entry applies to commands that have the current option but not the former option.
 RENAMED = MappingProxyType({
     "--cloud": "--cloud-url", "--cloud-key-env": "--api-key-env", "--confidence": "--promise-level",
     "--key-env": "--app-api-key-env --api-key-env", "--key-file": "--api-key-file",
@@ -30,7 +30,10 @@ def current_name(former: str, options: Collection[str]) -> str | None:
 
 def check_renamed(arguments: Iterable[str], options: Collection[str]) -> None:
     """Raise ConfigurationError if a former name is among the arguments of a command with these `options`."""
+    before = ""
     for argument in takewhile(lambda word: word != "--", arguments):
-        former = argument.partition("=")[0]
+        if argument == "--promise=confidence" or (before, argument) == ("--promise", "confidence"):
+            raise ConfigurationError("`--promise confidence` is now `--promise level`.", param="--promise")
+        former = before = argument.partition("=")[0]
         if (name := current_name(former, options)) is not None:
             raise ConfigurationError(f"`{former}` is now `{name}`.", param=former)

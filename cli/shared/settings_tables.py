@@ -15,7 +15,7 @@ from .renamed_options import current_name
 
 
 def _cloud_table(context: typer.Context, file: Path | None) -> None:
-    """Read the options of a node or gateway, which has no settings file unless one is given."""
+    """Read the options of a node or gateway from `file`. There is no default file."""
     from ...router.settings_sources import read_settings
 
     if file is not None:
@@ -48,6 +48,11 @@ RouterConfigFile = Annotated[
 ]
 
 
+def _key(option: str) -> str:
+    """Return an option's name in a table."""
+    return option.removeprefix("--").replace("-", "_")
+
+
 def _use(context: typer.Context, tables: dict[str, Any], file: Path) -> None:
     """Make the values of the command's table the defaults of its options. Raises ConfigurationError."""
     name = context.command.name or ""
@@ -59,8 +64,11 @@ def _use(context: typer.Context, tables: dict[str, Any], file: Path) -> None:
     for key, value in table.items():
         option = f"--{key.replace('_', '-')}"
         if (param := options.get(option)) is None:
-            names = [name[2:].replace("-", "_") for name in (current_name(option, options), *options) if name]
-            near = names[:1] if len(names) > len(options) else get_close_matches(key, names, 1)
+            names = [name for param in options.values() for name in (*param.opts, *param.secondary_opts)]
+            if (current := current_name(option, names)) is not None:
+                now = _key(current.removeprefix("--no-")) + ", with the opposite value" * current.startswith("--no-")
+                raise ConfigurationError(f"{key} in [{name}] of {file} is now {now}.", param=key)
+            near = get_close_matches(key, map(_key, options), 1)
             hint = f"Did you mean {near[0]}?" if near else "--help-all lists the options."
             raise ConfigurationError(f"Unknown option {key} in [{name}] of {file}. {hint}", param=key)
         kind = list if param.multiple else bool if param.is_flag else (str, int, float)

@@ -107,7 +107,7 @@ def facts_table(facts: Mapping[str, str]) -> Table:
 def examples_of(outcome: TaskOutcome, n: int = 5) -> list[Reply]:
     """Return up to `n` typical replies, alternating between routes and preferring kinds of question not yet chosen."""
     answered = sorted((r for r in outcome.replies if r.info is not None), key=lambda r: len(r.question.prompt + r.text))
-    # Start at the second third by length: the shortest exchanges are not typical.
+    # The shortest third comes last, because these exchanges are not typical.
     typical = answered[len(answered) // 3 :] + answered[: len(answered) // 3]
     of_route: dict[str, list[Reply]] = {}
     for reply in typical:

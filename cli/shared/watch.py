@@ -18,7 +18,7 @@ Advance = Callable[[str], None]
 
 @contextmanager
 def first_uses_reported(say: Callable[[str], None]) -> Iterator[None]:
-    """Pass the local engine's first-use log messages to `say`; first use on a machine takes seconds to a minute."""
+    """Pass log messages about the local engine's first use on this machine, which can take a minute, to `say`."""
     log, handler = logging.getLogger("updraft.local.first_use"), _ReportHandler(say)
     level, propagate = log.level, log.propagate
     log.addHandler(handler)

@@ -32,7 +32,7 @@ class WordWrap:
                 self._blanks += part
             else:
                 self._word += part
-                if _cells(self._word) >= self._columns:  # URLs and scripts without blanks: the terminal breaks the line
+                if _cells(self._word) >= self._columns:  # too long, such as a URL: the terminal breaks the line
                     self._end_word()
 
     def end(self) -> None:

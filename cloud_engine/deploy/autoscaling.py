@@ -6,9 +6,9 @@ from typing import Any
 
 
 class LoadAutoscaler:
-    """Returns the number of nodes that brings requests and KV usage per node to their targets.
+    """The policy by which Ray chooses the number of nodes, so that requests and KV usage per node meet their targets.
 
-    Ray applies delays and bounds. `context` is Ray's `AutoscalingContext`.
+    Ray itself applies the delays and the bounds. `context` is Ray's `AutoscalingContext`.
     """
 
     def __init__(self, requests: float, kv_usage: float) -> None:

@@ -15,7 +15,7 @@ from ...protocol.errors import ConfigurationError, MissingDependencyError
 from ...protocol.http.tls import check_encrypted
 from ...protocol.settings import state_folder
 from ...protocol.unicode_forms import read_text
-from ..engine.config import EngineConfig, Mode, settings_of, usual_block_size
+from ..engine.config import PUBLIC_NAMES, EngineConfig, Mode, settings_of, usual_block_size
 from ..planning.mode_limits import limits_from
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1024)]
@@ -27,16 +27,25 @@ _OWN = (
     *("draft", "mode", "step_costs", "tool_parser", "chat_template"),
     *("max_surge_percent", "drain_seconds", "cpus", "labels"),
 )
+#: Current name of an engine setting by its former name.
+_RENAMED = {
+    **PUBLIC_NAMES,
+    "max_batch_size": "max_num_seqs",
+    "token_budget": "max_num_batched_tokens",
+    "policy": "scheduling_policy",
+    "num_draft_tokens": "num_speculative_tokens",
+    "prefix_caching": "enable_prefix_caching",
+}
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The gateway. Its replicas share keys, limits and ledger through files, so they run on one machine."""
+    """Settings of the gateway. Its replicas share keys, limits and ledger as files, so all must run on one machine."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8000
     # Gateway processes.
     replicas: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)] = 2
-    # On Ray, listen on `port` directly, on one machine, instead of behind Ray's slower proxies.
+    # On Ray only. True: the gateway listens on `port` itself, on one machine. False: Ray's slower proxies listen there.
     direct: bool = False
     # Key database. None: keys.sqlite3 in the state folder.
     keys: str | None = None
@@ -61,16 +70,16 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The number of nodes of a model. Without Ray, `min` nodes run."""
+    """Bounds on the number of nodes that serve a model. Without Ray, always `min` nodes run."""
 
     min: Positive = 1
     max: Positive = 1
 
 
 class Autoscaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Ray's autoscaling targets, between `replicas.min` and `replicas.max`."""
+    """Targets and delays of Ray's autoscaling, which runs between `replicas.min` and `replicas.max` nodes."""
 
-    # Target of running and waiting requests per node.
+    # Target number of requests per node, running and waiting ones together.
     requests: Annotated[float, msgspec.Meta(gt=0)] = 8.0
     # Target share of the KV cache in use.
     kv_usage: Fraction = 0.8
@@ -83,7 +92,6 @@ class Autoscaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One model, and the nodes that serve it."""
 
-    # Name of the deployment.
     name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
     # Model name, as in `updraft node --model`.
     model: Annotated[str, msgspec.Meta(min_length=1)]
@@ -93,14 +101,14 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     # Engine mode and step time file, as in `updraft node`.
     mode: Mode = "balanced"
     step_costs: str | None = None
-    # Settings of `EngineConfig`; for vLLM or SGLang, their own engine arguments.
+    # Settings of the engine, named like the options of `updraft node`; for vLLM or SGLang, their engine arguments.
     engine: dict[str, Any] = {}
     # Tool call format and chat template, as in `updraft node`.
     tool_parser: Literal["auto", "hermes", "llama3", "mistral", "mistral-args"] = "auto"
     chat_template: str | None = None
     replicas: Replicas = Replicas()
     autoscaling: Autoscaling = Autoscaling()
-    # Extra replicas during an update, in percent of all; 0 stops old replicas before new ones start.
+    # Extra replicas allowed during an update, in percent. If 0, old replicas stop before new ones start.
     max_surge_percent: Annotated[int, msgspec.Meta(ge=0, le=100)] = 100
     # Time for requests in flight to finish when a node stops, in seconds.
     drain_seconds: Seconds = 60.0
@@ -113,15 +121,19 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     def engine_config(self) -> EngineConfig:
         """Return the engine's settings. Raises ConfigurationError."""
-        unknown = sorted(self.engine.keys() - {field.name for field in fields(EngineConfig)})
-        if unknown:
-            raise ConfigurationError(f"models.{self.name}.engine has no setting {unknown[0]!r}.", param="engine")
+        names = {PUBLIC_NAMES.get(field.name, field.name): field.name for field in fields(EngineConfig)}
+        for unknown in sorted(self.engine.keys() - names.keys()):
+            fault = (
+                f"{unknown} is now {_RENAMED[unknown]}" if unknown in _RENAMED else f"there is no setting {unknown!r}"
+            )
+            raise ConfigurationError(f"models.{self.name}.engine: {fault}.", param="engine")
         device = self.engine.get("device", "cuda" if self.devices else "cpu")
         given = self.engine.get("max_step_ms")
         limits = limits_from(absolute(self.step_costs), self.mode, given if isinstance(given, int) else None)
         usual = {**settings_of(limits), "device": device, "block_size": usual_block_size(str(device))}
         try:
-            return msgspec.convert({**usual, **self.engine}, EngineConfig)
+            own = {names[name]: value for name, value in self.engine.items()}
+            return msgspec.convert({**usual, **own}, EngineConfig)
         except msgspec.ValidationError as error:
             raise ConfigurationError(f"models.{self.name}.engine: {error}", param="engine") from error
 
@@ -141,7 +153,7 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     models: Annotated[tuple[ModelDeployment, ...], msgspec.Meta(min_length=1)]
     gateway: GatewayConfig = GatewayConfig()
-    # Allow plain HTTP beyond this machine, to callers and between machines; for private networks.
+    # Allow unencrypted HTTP between machines, for callers and nodes. Set this only in private networks.
     insecure: bool = False
     # Any text. Changing this text replaces all replicas, for example to reload a changed model folder.
     revision: str = ""
@@ -152,12 +164,12 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def url(self) -> str:
-        """URL of the gateway (on Ray, of a proxy) for nodes on the same machine."""
+        """URL at which nodes on the same machine reach the gateway, either directly or through Ray's proxy."""
         host = "127.0.0.1" if self.gateway.host in ("", "0.0.0.0", "::") else self.gateway.host
         return f"http://[{host}]:{self.gateway.port}" if ":" in host else f"http://{host}:{self.gateway.port}"
 
     def check(self) -> None:
-        """Raises ConfigurationError for invalid settings that the types allow."""
+        """Raises ConfigurationError for settings that have the right types, but invalid values or combinations."""
         check_encrypted(self.gateway.host, None, insecure=self.insecure)
         names = [model.name for model in self.models]
         if len(set(names)) < len(names) or "gateway" in names:
@@ -175,7 +187,7 @@ prepare_types(CloudConfig, EngineConfig)
 
 
 def read_config(path: Path) -> CloudConfig:
-    """Read and check a file. Raises ConfigurationError with the position, or MissingDependencyError without PyYAML."""
+    """Read and check a configuration file. Raises ConfigurationError, or MissingDependencyError without PyYAML."""
     try:
         import yaml
     except ImportError as error:
@@ -191,7 +203,7 @@ def read_config(path: Path) -> CloudConfig:
 
 
 def _resolved(config: CloudConfig) -> CloudConfig:
-    """Return the configuration with absolute paths, because replicas run in other folders."""
+    """Return the configuration with absolute paths, because replicas run in other working directories."""
     gateway = msgspec.structs.replace(
         config.gateway,
         **{name: _whole(getattr(config.gateway, name)) for name in ("keys", "db", "prices", "limits", "nodes_file")},
@@ -215,12 +227,12 @@ def _whole(place: str | None) -> str | None:
 
 
 def _whole_model(name: str) -> str:
-    """Return a model's path as absolute; hub names stay. Raises ConfigurationError if the name is ambiguous."""
+    """Make a model's path absolute; keep hub names. Raises ConfigurationError for a name that could be either."""
     return str(absolute(name)) if is_node_path(name) else name
 
 
 def _loader(yaml: Any) -> Any:
-    """Return a loader of plain values that rejects duplicate keys instead of silently dropping the first."""
+    """Return a safe YAML loader class that rejects duplicate keys; PyYAML would silently keep only the last one."""
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:

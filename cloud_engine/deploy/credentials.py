@@ -1,4 +1,4 @@
-"""The two keys between a gateway and its nodes, in files that only the user can read, next to the key database."""
+"""The two keys for authentication between a gateway and its nodes, in private files next to the key database."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ _ACTOR = "updraft cloud"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Paths of the key files, without the keys. In a cluster, the files have the same path on every machine."""
+    """Creates and reads the key files. In a cluster, the files must be at the same path on every machine."""
 
-    # Path of the key database.
     database: Path
 
     @property
     def register_file(self) -> Path:
-        """File with the key of scope `node`, with which nodes register."""
+        """File with the key (scope `node`) that nodes send to the gateway when they register."""
         return self.database.with_name(f"{self.database.name}.register")
 
     @property

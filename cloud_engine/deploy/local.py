@@ -1,4 +1,4 @@
-"""Runs a cloud as processes on one machine, restarts them after crashes, and updates nodes when the file changes."""
+"""Runs a cloud as processes on one machine; restarts crashed processes, and updates the nodes when the YAML changes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run_local(file: Path, read: Callable[[], CloudConfig], on_ready: Callable[[s
     """
     seen, config = _changed_at(file), read()
     Credentials(config.keys).prepare()
-    bind_socket(config.gateway.host, config.gateway.port).close()  # fail before starting any node
+    bind_socket(config.gateway.host, config.gateway.port).close()  # check that the port is free before starting a node
     gateway = _Server(gateway_options(config), config.gateway.drain_seconds)
     nodes: list[_Server] = []
     leaving: list[_Server] = []
@@ -47,7 +47,7 @@ def run_local(file: Path, read: Callable[[], CloudConfig], on_ready: Callable[[s
             if seen != (seen := _changed_at(file)):
                 leaving += _followed(nodes, config, read)
     finally:
-        gateway.process.stop()  # first, because requests in flight need the nodes
+        gateway.process.stop()  # the gateway first, because its requests in flight need the nodes
         for node in (every := [*nodes, *leaving]):
             node.process.ask_to_stop()
         for node in every:
@@ -62,7 +62,9 @@ def _changed_at(file: Path) -> int:
 
 
 def _followed(nodes: list[_Server], config: CloudConfig, read: Callable[[], CloudConfig]) -> list[_Server]:
-    """Update the nodes to the file's models. If the file is invalid, log the error and change nothing."""
+    """Apply the models in the changed file to the nodes, and return the nodes that were asked to stop.
+
+    If the file is invalid, log the error and change nothing."""
     try:
         changed = read()
         if msgspec.structs.replace(changed, models=config.models) != config:
@@ -74,7 +76,7 @@ def _followed(nodes: list[_Server], config: CloudConfig, read: Callable[[], Clou
 
 
 def _update(nodes: list[_Server], config: CloudConfig) -> list[_Server]:
-    """Start missing nodes, then ask superfluous ones to stop. Return those, which first finish requests in flight."""
+    """Start missing nodes, then ask superfluous nodes to stop. Return these nodes, which still finish requests."""
     kept: list[_Server] = []
     started: list[_Server] = []
     try:
@@ -127,5 +129,5 @@ class _Server:
             self._restart_at = now + self._quick_deaths
         if now >= self._restart_at:
             self._restart_at = 0.0
-            self.process.stop()  # releases its pipe
+            self.process.stop()  # closes the pipe of the dead process
             self._begin()

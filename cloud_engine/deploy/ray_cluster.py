@@ -1,4 +1,4 @@
-"""A cloud on Ray: the resources of each deployment, and deploying, updating and removing the cloud."""
+"""Deploys, updates and removes a cloud on Ray, and sets the resources of each deployment."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .credentials import Credentials
 APP = "updraft"
 _SHUTDOWN_S = 10.0
 _CONNECT_S = 5.0
-_HEALTH_S = 2.0  # between health checks; Ray replaces a replica after three failures
+_HEALTH_S = 2.0  # seconds between health checks; Ray replaces a replica after three failed checks
 _LOOK_BACK_S = 12.0
-_SETTINGS, _HEADER_BYTES = b"\x04", 9  # type of the first frame of an HTTP/2 server, and the size of a frame header
+_SETTINGS, _HEADER_BYTES = b"\x04", 9  # HTTP/2: type of the frame that servers send first, and size of a frame header
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + _SETTINGS + bytes(5)
 _MAX_ONGOING = 4096  # high, because the gateway has its own limits
 _KEEP_ALIVE_S = 65
@@ -53,7 +53,8 @@ def application(config: CloudConfig) -> Any:
     Credentials(config.keys).prepare()
 
     def deployment(kind: Any, **options: Any) -> Any:
-        """Declare a deployment with our own `version` (`_internal`): Ray's random ones would replace all replicas."""
+        """Declare a deployment with our own `version`, which needs `_internal`. Ray's random versions would make every
+        update replace all replicas."""
         declared: Any = serve.deployment(kind)
         return declared.options(**options, _internal=True)
 
@@ -68,7 +69,8 @@ def application(config: CloudConfig) -> Any:
 
 
 def gateway_version(config: CloudConfig) -> str:
-    """Return a version that changes with the options. The number of replicas counts only if the gateway is direct."""
+    """Hash the options; Ray restarts the gateway if the hash changes. Behind proxies, Ray can change `replicas`
+    without a restart, so the hash does not cover it."""
     runs, is_direct = servers.gateway_options(config), config.gateway.direct
     told = runs if is_direct else replace(runs, workers=1)
     return _version(config, (told, is_direct), runs.nodes_file, runs.accounting.limits, runs.accounting.prices)
@@ -80,7 +82,7 @@ def node_version(config: CloudConfig, model: ModelDeployment) -> str:
 
 
 def _version(config: CloudConfig, runs: Any, *files: str | Path | None) -> str:
-    """Hash the options and the files read at startup. The hash reveals no keys, because keys are random."""
+    """Hash the options and the files read at startup. The keys in them are random, so the hash does not reveal them."""
     digest = hashlib.sha256(msgspec.json.encode((__version__, config.revision, runs), enc_hook=str))
     for file in files:
         if file is not None and Path(file).is_file():
@@ -111,7 +113,7 @@ def node_options(model: ModelDeployment) -> dict[str, Any]:
         "max_surge_percent": model.max_surge_percent,
         "ray_actor_options": _actor(model.cpus, model.devices, model.labels),
     }
-    if model.devices > 1:  # all on one machine
+    if model.devices > 1:  # keep all GPUs of a node on one machine
         options["placement_group_bundles"] = [{"CPU": model.cpus, "GPU": model.devices}]
         options["placement_group_strategy"] = "STRICT_PACK"
     if model.replicas.min == model.replicas.max:
@@ -156,7 +158,7 @@ def run_on_ray(config: CloudConfig, address: str | None, on_ready: Callable[[str
     compiler = _start_compiler() if address is None else None
     own: dict[str, Any] = {} if address else {"include_dashboard": False}
     _join(address or "local", **own)
-    for number, handler in handlers.items():  # Ray's handlers would abort the process
+    for number, handler in handlers.items():  # restore the handlers: Ray's would abort the process
         signal.signal(number, handler)
     try:
         check_machines(config, ray.nodes())
@@ -209,7 +211,7 @@ def _join(address: str, **options: Any) -> None:
 
 
 def check_reachable(address: str) -> None:
-    """Raises ConfigurationError if `address` has no HTTP/2 server such as Ray's; Ray itself would retry for minutes."""
+    """Raises ConfigurationError if no HTTP/2 server listens at `address`. Ray itself would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         return  # "auto": Ray finds a cluster or reports an error

@@ -1,6 +1,6 @@
-"""Ray Serve deployments: the gateway, behind Serve's proxies or direct, and the nodes that register with it.
+"""Ray Serve deployments: the gateway, with or without Serve's proxies in front, and the nodes that register with it.
 
-The gateway sends requests to nodes over HTTP, not through Ray, so affinity, fail-over and metering work as usual.
+The gateway sends requests to nodes over HTTP, not through Ray, so its routing and metering work as without Ray.
 """
 
 # pyright: reportMissingImports=false
@@ -46,7 +46,7 @@ class Gateway:
 
 
 class DirectGateway:
-    """The whole gateway in a separate process that listens directly; Serve only monitors the process."""
+    """Runs the whole gateway in a child process that itself listens on the port; Serve only monitors the process."""
 
     def __init__(self, config: CloudConfig, *_nodes: Any) -> None:
         self._process = ServerProcess(gateway_options(config), config.gateway.drain_seconds)

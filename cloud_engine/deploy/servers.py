@@ -103,7 +103,7 @@ def gateway_options(config: CloudConfig) -> GatewayOptions:
 
 
 def node_options(config: CloudConfig, model: ModelDeployment, host: str = "127.0.0.1", **more: Any) -> NodeOptions:
-    """Return a node's options, with further fields in `more`. Raises ConfigurationError."""
+    """Return a node's options; `more` sets further fields. Raises ConfigurationError."""
     credentials = Credentials(config.keys)
     return NodeOptions(
         model.model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from ...kernels.runtime.backend import AttentionChoice
@@ -13,9 +14,15 @@ DraftLength = Literal["adaptive", "fixed"]
 Mode = Literal["latency", "balanced", "throughput"]
 
 
+#: vLLM's names of two fields, which users see instead.
+PUBLIC_NAMES = MappingProxyType({"context_length": "max_model_len", "num_blocks": "num_gpu_blocks_override"})
 _MAX_INT32 = 2**31 - 1
+_SIZES = (
+    *("block_size", "max_num_seqs", "max_num_batched_tokens", "max_waiting", "num_speculative_tokens"),
+    "default_max_tokens",
+)
 _CHOICES = (
-    ("policy", get_args(Policy)),
+    ("scheduling_policy", get_args(Policy)),
     ("draft_length", get_args(DraftLength)),
     ("attention_backend", get_args(AttentionChoice)),
 )
@@ -32,25 +39,25 @@ class EngineConfig:
     # KV blocks. None: enough for a full batch at full context, but at most 1 GiB on a CPU or 80 % of free GPU memory.
     num_blocks: int | None = None
     # Maximum requests per step.
-    max_batch_size: int = 16
+    max_num_seqs: int = 16
     # Maximum tokens per step, drafts included.
-    token_budget: int = 512
+    max_num_batched_tokens: int = 512
     # Maximum tokens of an answer if the request sets no `max_tokens`.
     default_max_tokens: int = 4096
     # Target time per step, in milliseconds; long prefills and drafts are chunked to fit. None: no target.
     max_step_ms: int | None = None
     # Order in which requests are served: see `scheduler.order_of`.
-    policy: Policy = "fcfs"
+    scheduling_policy: Policy = "fcfs"
     # Maximum queue length, not counting requests that fit into the next step. Further requests raise OverloadedError.
     max_waiting: int = 256
     # Maximum draft tokens per request and step.
-    num_draft_tokens: int = 8
-    # "adaptive": draft as many tokens as measured times justify. "fixed": always draft `num_draft_tokens`.
+    num_speculative_tokens: int = 8
+    # "adaptive": draft as many tokens as measured times justify. "fixed": always draft `num_speculative_tokens`.
     draft_length: DraftLength = "adaptive"
     # Also draft by n-gram lookup: propose the tokens that followed the same n-gram earlier in the request's text.
     ngram: bool = False
     # Reuse the KV cache across requests that share a prefix.
-    prefix_caching: bool = True
+    enable_prefix_caching: bool = True
     # Seed from which the seeds of requests without a seed are drawn.
     seed: int = 0
     # "cpu", "cuda" or "cuda:N".
@@ -67,8 +74,7 @@ class EngineConfig:
     cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
-        sizes = "block_size", "max_batch_size", "token_budget", "max_waiting", "num_draft_tokens", "default_max_tokens"
-        for name in sizes:
+        for name in _SIZES:
             if not 1 <= getattr(self, name) <= _MAX_INT32:
                 raise ConfigurationError(f"{name} must be 1 to {_MAX_INT32}, got {getattr(self, name)}.", param=name)
         for name, choices in _CHOICES:
@@ -76,26 +82,28 @@ class EngineConfig:
                 raise ConfigurationError(
                     f"{name} must be {' or '.join(choices)}, got {getattr(self, name)!r}.", param=name
                 )
-        if self.token_budget < self.max_batch_size:
+        if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigurationError(
-                f"token_budget (--max-num-batched-tokens {self.token_budget}) must be at least max_batch_size "
-                f"(--max-num-seqs {self.max_batch_size}), so that each request of a full batch gets a token per step.",
-                param="token_budget",
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}), so that each request of a full batch gets a token per step.",
+                param="max_num_batched_tokens",
             )
         for name in ("context_length", "num_blocks", "num_threads", "max_step_ms"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= _MAX_INT32:
-                raise ConfigurationError(f"{name} must be 1 to {_MAX_INT32} or left out, got {value}.", param=name)
+                public = PUBLIC_NAMES.get(name, name)
+                raise ConfigurationError(f"{public} must be 1 to {_MAX_INT32} or left out, got {value}.", param=public)
 
 
 @dataclass(frozen=True, slots=True)
 class ModeLimits:
-    """Limits of an engine mode, named as in `EngineConfig`. Within them, measured times decide chunks and drafts."""
+    """The values of `EngineConfig` fields that an engine mode sets. They are upper limits: within them, measured times
+    determine the lengths of prompt chunks and drafts."""
 
-    max_batch_size: int
-    token_budget: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
     max_step_ms: int
-    num_draft_tokens: int
+    num_speculative_tokens: int
 
 
 #: Default limits of each mode, for machines without measured step times (see `planning/mode_limits`).
@@ -107,7 +115,7 @@ MODES: dict[Mode, ModeLimits] = {
 
 
 def settings_of(limits: ModeLimits, **given: int | None) -> dict[str, Any]:
-    """Return `limits` as settings, overridden by the `given` values that are not None."""
+    """Return `limits` as arguments of `EngineConfig`. `given` values that are not None override the limits."""
     return asdict(limits) | {name: value for name, value in given.items() if value is not None}
 
 

@@ -58,7 +58,7 @@ class Engine:
         draft: DraftWeights | None = None,
         drafters: Sequence[Drafter] = (),
     ) -> None:
-        """Set up the engine; `drafters` are added to those of `config`.
+        """Set up the engine. `drafters` are used in addition to the drafters that `config` enables.
 
         Raises ConfigurationError if `draft` does not share the model's vocabulary, the device is not available, or
         context and KV cache do not fit (`KVCacheSize.of`).
@@ -84,8 +84,8 @@ class Engine:
             batch_invariant=config.batch_invariant,
             attention_backend=config.attention_backend,
         )
-        drafts = config.num_draft_tokens if draft is not None or config.ngram or drafters else 0
-        make_ready(self._runner, graph_limits(sizes.context_length, drafts, config), config.token_budget)
+        drafts = config.num_speculative_tokens if draft is not None or config.ngram or drafters else 0
+        make_ready(self._runner, graph_limits(sizes.context_length, drafts, config), config.max_num_batched_tokens)
         own: list[Drafter] = [NgramDrafter()] if config.ngram else []
         if draft is not None:
             vocabulary = None if served.tokenizer is None else served.tokenizer.vocabulary()
@@ -103,7 +103,7 @@ class Engine:
     def from_folder(
         cls, folder: Path, *, draft: Path | None = None, config: EngineConfig, progress: Progress | None = None
     ) -> Engine:
-        """Load target and tokenizer from a Hugging Face style folder; `draft` is such a folder or a GGUF file.
+        """Load a model and its tokenizer from a Hugging Face style folder; `draft` may also be a GGUF file.
 
         The model is named after the folder. Raises ModelLoadError, and the errors of the constructor.
         """
@@ -132,7 +132,7 @@ class Engine:
         return self._scheduler.reads_prompts
 
     def expect(self, request: GenerationRequest) -> None:
-        """Reserve a place in the queue for a request that is being prepared, until it is added or aborted.
+        """Reserve a place in the queue until the request is added or aborted, while its constraint is being compiled.
 
         Raises the errors of `add_request`, except the one for an unusable constraint.
         """
@@ -168,7 +168,7 @@ class Engine:
             unforked=request.num_branches - 1,
             end_ids=params.end_ids(self._eos_ids),
             token_ids=list(request.prompt_ids),
-            prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # answers are no longer
+            prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # no answer exceeds the context
             grammar=self.prepare(request) if grammar is None else grammar,
             pool=MeanPool() if request.embed else None,
             arrived=time.monotonic() if expected is None else expected[1],
@@ -179,7 +179,7 @@ class Engine:
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Drop a request and free its blocks; do nothing if the id is unknown or the request has finished.
 
-        With an `index`, drop only that answer, which must have had an output; the request's other answers continue.
+        With an `index`, drop only that answer, which must have begun already; the request's other answers continue.
         """
         expected = self._expected.pop(request_id, None) is not None
         self._counters.aborted_requests += self._outputs.drop(request_id, index) or expected
@@ -215,7 +215,7 @@ class Engine:
         return LaunchedStep(batch, sample_on_device(logits, rows), rows, logits)
 
     def _launch_ahead(self, launched: LaunchedStep) -> LaunchedStep | None:
-        """Launch the next step before `launched` is read, if its batch is certain and the device runs ahead."""
+        """Launch the next step before `launched` is read, if the device is asynchronous and the next batch is known."""
         if not self._runner.runs_ahead or not launched.is_reliable:
             return None
         batch = self._scheduler.ahead(launched.batch)
@@ -232,7 +232,7 @@ class Engine:
         ahead, self._ahead = self._ahead, None
         launched = None if ahead is None or not batch else ahead.of(batch)
         if launched is not None:
-            self._speculator.propose([], self._sampling_row)  # reset the drafting figures: this step has no drafts
+            self._speculator.propose([], self._sampling_row)  # reset the drafting statistics: this step has no drafts
         return launched
 
     def reset(self) -> list[str]:
@@ -266,7 +266,7 @@ class Engine:
     def _fresh_schedule(self) -> tuple[KVCacheManager, Scheduler, OutputProcessor]:
         config, sizes = self.config, self._sizes
         cache = KVCacheManager(
-            sizes.num_blocks, config.block_size, prefix_caching=config.prefix_caching, window=sizes.window
+            sizes.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching, window=sizes.window
         )
         scheduler = Scheduler(config, cache, self._speculator, self._counters)
         return cache, scheduler, OutputProcessor(scheduler, cache, self._speculator)
@@ -278,14 +278,14 @@ class Engine:
         self._scheduler.check_capacity([expected for expected, _ in self._expected.values()])
 
     def _max_tokens(self, request: GenerationRequest) -> int:
-        """Return the maximum tokens of an answer: the request's limit, else the server's default within the context."""
+        """Return an answer's token limit: the request's, else the server's default, cut to the remaining context."""
         if request.embed:
             return 0
         left = self._limits.longest(request, self._scheduler) - len(request.prompt_ids)
         return request.params.max_tokens or min(left, self.config.default_max_tokens)
 
     def _sampling_row(self, item: ScheduledRequest, index: int) -> SamplingRow:
-        """Return the sampling parameters of a scheduled request's new token number `index`, after `index` drafts."""
+        """Return the sampling parameters of the token that follows the first `index` drafts of a scheduled request."""
         state = item.state
         edits = mask = None
         if state.edits:
@@ -296,7 +296,7 @@ class Engine:
 
 
 def _editor(state: RequestState) -> LogitEditor:
-    """Return the answer's logit editor, updated to its last token."""
+    """Return the answer's logit editor, extended by all tokens generated so far."""
     if state.editor is None:
         state.editor = LogitEditor(state.params, state.request.prompt_ids, state.end_ids)
     new = state.token_ids[state.num_prompt_tokens + state.editor.num_tokens :]

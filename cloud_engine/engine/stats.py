@@ -12,7 +12,7 @@ STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
 
 @dataclass(slots=True)
 class EngineStats:
-    """Current gauges, and counters that only grow (from `steps` on)."""
+    """Gauges of the current state, followed (from the field `steps` on) by counters that only grow."""
 
     running: int = 0
     waiting: int = 0
@@ -27,7 +27,7 @@ class EngineStats:
     steps: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
-    # Requests whose last answer has finished.
+    # Requests of which all answers have finished.
     finished_requests: int = 0
     aborted_requests: int = 0
     preemptions: int = 0

@@ -43,6 +43,7 @@ def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
             yield
 
     app = create_app("Updraft gateway", access=access, lifespan=lifespan)
+    app.state.traffic.at_deadline = relay.end_answers
     gauges = WorkerGauges(relay.dispatch.registry, relay.accounting.ledger, relay.counters.own)
     routes = _Routes(relay, gauges)
     for path in RELAYED:
@@ -89,7 +90,8 @@ class _Routes:
         healthy = sum(node.healthy for node in self._registry.nodes)
         if not healthy:
             return error_response(OverloadedError("No node is healthy."))
-        return send_json({"status": "ok", "nodes": len(self._registry.nodes), "healthy_nodes": healthy})
+        problem = {"ledger": "unavailable"} if self._accounting.ledger.failing else {}
+        return send_json({"status": "ok", "nodes": len(self._registry.nodes), "healthy_nodes": healthy, **problem})
 
     async def metrics(self, request: Request) -> Response:
         """Serve the metrics. Metrics labelled by key are included only for callers with the scope `usage`."""

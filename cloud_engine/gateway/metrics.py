@@ -47,7 +47,7 @@ class WorkerGauges:
         self._before = {name: list(numbers) for name, numbers in row.items()}
 
     async def keep_published(self) -> None:
-        """Publish until cancelled."""
+        """Publish the gauges periodically until cancelled."""
         while True:
             self.publish()
             await asyncio.sleep(_PUBLISH_S)

@@ -44,7 +44,7 @@ _OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-for
 
 
 class NodeRoutes:
-    """The handlers of `/admin/nodes`. `requests_in_flight`: by node, summed over all workers."""
+    """The handlers of `/admin/nodes`. `requests_in_flight` returns counts by node URL, summed over all workers."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class NodeRoutes:
 
 
 async def _why_out_of_reach(node: Node, request: Request) -> str:
-    """Return why a node cannot register with this address; empty if the address is allowed."""
+    """Return the reason why a node cannot register with this address; empty if the address is allowed."""
     try:
         addresses = await asyncio.get_running_loop().getaddrinfo(
             node.target.host.decode(), node.target.port, type=socket.SOCK_STREAM

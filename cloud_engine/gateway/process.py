@@ -52,7 +52,7 @@ class GatewayOptions:
     node_concurrency: int | None = None
     # Maximum number of queued requests while all nodes are full.
     max_waiting: int = 256
-    # Timeouts in seconds. `Relay` may exceed `whole_s` by two seconds, to ask a node for the tokens used.
+    # Timeouts in seconds. `Relay` may exceed `timeout_s` by two seconds, to ask a node for the tokens used.
     timeouts: Timeouts = field(default_factory=Timeouts)
     # Accepted `Host` and `Origin` headers; see `Access`.
     allowed_hosts: Sequence[str] = ()
@@ -155,7 +155,7 @@ def _app(options: GatewayOptions, rows: SharedRows, balancing: SharedBalancingSt
 
     keys = _keys(options)
     access = Access((options.host, *options.allowed_hosts), tuple(options.allowed_origins))
-    upstream = Upstream(options.node_api_key, PoolLimits(connect_s=options.timeouts.connect_s))
+    upstream = Upstream(options.node_api_key, PoolLimits(connect_s=options.timeouts.connect_timeout_s))
     waiting = part_of_worker(options.max_waiting, options.workers, worker)
     registry = NodeRegistry(_nodes(options, worker), upstream, waiting, _directory(options, worker), balancing)
     prices = {node.url: node.price for node in registry.nodes if node.price is not None}

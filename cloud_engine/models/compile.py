@@ -1,4 +1,4 @@
-"""A compile pass after loading and packing: runs all layers of a decoder in one C call if its weights allow."""
+"""Compiles a loaded and packed decoder, if its weights allow, so that all its layers run in one C call."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def compile_decoder(model: Decoder) -> CompiledDecoder | None:
 
 
 def _continuation(model: Decoder, layers: NativeDecoder) -> NativeContinuation | None:
-    """Return the continuation for whole passes of `model`; None if the head is not packed for C or caps its logits."""
+    """Return the C implementation of `continued`; None if the output layer is not packed for C or caps its logits."""
     head, embeddings = model.lm_head, model.embed_tokens
     if not isinstance(head, NativeLinear) or model.config.logit_soft_cap is not None:
         return None

@@ -28,9 +28,9 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    # Norm weights are stored minus one.
+    # Whether norms multiply by 1 + weight, as in Gemma.
     unit_offset_norms: bool = False
-    # Additional norms after attention and feed-forward.
+    # Whether layers have additional norms after attention and feed-forward.
     sandwich_norms: bool = False
     activation: Literal["silu", "gelu_tanh"] = "silu"
     # Attention window per layer in tokens, including the token itself; None for full attention. Empty for models

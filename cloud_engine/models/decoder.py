@@ -73,4 +73,4 @@ class Decoder(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden states (rows, hidden_size) to logits (rows, vocab_size) float32."""
         logits, cap = self.lm_head(hidden).to(torch.float32), self.config.logit_soft_cap
-        return logits if cap is None else torch.tanh(logits / cap) * cap  # hardly changes small logits (Gemma 2)
+        return logits if cap is None else torch.tanh(logits / cap) * cap  # bounds large logits (Gemma 2)

@@ -15,7 +15,7 @@ from .config import ModelConfig
 
 
 class Linear(nn.Linear):
-    """A linear layer with uninitialised weights: a checkpoint sets them; random ones would load torch's compiler."""
+    """A linear layer whose weights stay uninitialised until loaded; initialising would import torch's compiler."""
 
     def reset_parameters(self) -> None:
         pass
@@ -35,7 +35,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
         self.eps = eps
-        self.unit_offset = unit_offset  # Gemma: weights are stored minus one and multiplied in float32
+        self.unit_offset = unit_offset  # Gemma: multiply by 1 + weight, in float32
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return `hidden` (rows, size) normalised, as a new tensor."""
@@ -55,7 +55,7 @@ def norm(config: ModelConfig, size: int) -> RMSNorm:
 
 
 class GroupedQueryAttention(nn.Module):
-    """Attention in which `heads` share `kv_heads`; query, key and value are one matrix product."""
+    """Attention in which `heads` share `kv_heads`; one matrix product computes query, key and value."""
 
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class GroupedQueryAttention(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """Gated feed-forward (Shazeer 2020); the gate and up projections are one matrix product."""
+    """Gated feed-forward (Shazeer 2020); one matrix product computes the gate and up projections."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -97,7 +97,7 @@ class _Base:
 
     @property
     def stretch(self) -> float:
-        """Ratio of the context length to the trained one: `factor`, else computed from the two lengths."""
+        """Ratio of the context length to the trained context length: `factor`, else computed from these lengths."""
         original = self.number("original_max_position_embeddings")
         return self.number("factor", self.context_length / original)
 
@@ -125,7 +125,7 @@ def _llama3(base: _Base) -> _Scaled:
 
 
 def _yarn(base: _Base) -> _Scaled:
-    """Peng et al. 2023: interpolate dimensions with few turns, keep dimensions with many, and blend in between."""
+    """YaRN (Peng et al. 2023): interpolate dimensions that rotate slowly, keep fast ones, and blend in between."""
     original = base.number("original_max_position_embeddings")
     dims = 2 * len(base.exponents)
 
@@ -152,12 +152,12 @@ def _yarn_magnitude(base: _Base) -> float:
 
 
 def _longrope(base: _Base) -> _Scaled:
-    """Ding et al. 2024: tuned factors per dimension, one list for contexts up to the trained length, one for longer."""
+    """LongRoPE (Ding et al. 2024): tuned factors per dimension, with a second list for contexts beyond training."""
     original = base.number("original_max_position_embeddings")
     name = "long_factor" if base.context_length > original else "short_factor"
     factors = torch.tensor([float(factor) for factor in base.parameters[name]])
     if factors.shape != base.exponents.shape:
-        return factors, 1.0  # the caller reports the wrong length
+        return factors, 1.0  # wrong length: the caller raises the error
     stretch = base.stretch
     magnitude = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
     return 1.0 / (factors * base.theta**base.exponents), base.number("attention_factor", magnitude)

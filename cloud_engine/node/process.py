@@ -1,4 +1,4 @@
-"""The node process: its options, and starting its engine and HTTP server."""
+"""The node process: its options, and the start of its engine and HTTP server."""
 
 from __future__ import annotations
 
@@ -111,5 +111,5 @@ def _registration(options: NodeOptions, sock: socket) -> Registration | None:
     if options.registration is None:
         return None
     url = url_of(sock, "http" if options.tls is None else "https")
-    capacity = options.engine.max_batch_size + options.engine.max_waiting
+    capacity = options.engine.max_num_seqs + options.engine.max_waiting
     return Registration(options.registration, url, capacity, options.api_key)

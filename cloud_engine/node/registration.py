@@ -25,7 +25,7 @@ _log = logging.getLogger("updraft.node")
 class RegistrationOptions:
     """Options for registering a node with a gateway."""
 
-    # URL of the gateway. If its host name has several addresses, each is a separate gateway.
+    # URL of the gateway. If its host name has several addresses, each address is a separate gateway.
     gateway: str
     # API key with the scope `node`.
     key: str = field(repr=False)
@@ -118,7 +118,7 @@ class Registration:
             answer = await self._client.send(request)
         except httpx.HTTPError as failure:
             if method == "DELETE" and isinstance(failure, (httpx.NetworkError, httpx.ProtocolError)):
-                return ""  # the gateway is gone, and its lease with it
+                return ""  # the gateway is gone, and so is the lease
             return f"{type(failure).__name__}: {failure}"
         if answer.status_code == 200:
             return ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..engine.config import MODES, Mode, ModeLimits
 from .step_time import StepContent, StepTimeModel, read_costs
 
-_GAIN = 1.05  # minimum gain in tokens per second for which a size is doubled
+_GAIN = 1.05  # doubling the batch size or the chunk is worth it from this gain in tokens per second on
 _CONTEXT = 512  # assumed tokens of context per request
 _CHUNKS = [2**power for power in range(6, 14)]  # candidate numbers of prompt tokens in a step
 _MAX_DRAFT = 8  # maximum draft tokens per request
@@ -20,7 +20,7 @@ _MAX_STEP_MS = 60_000
 
 
 def limits_from(file: Path | None, mode: Mode, max_step_ms: int | None = None) -> ModeLimits:
-    """Return a mode's limits from a file of `updraft bench engine --only steps`; without a file, those of `MODES`.
+    """Return a mode's limits from a file of `updraft bench engine --only steps`; without a file, from `MODES`.
 
     Raises ConfigurationError.
     """
@@ -28,10 +28,10 @@ def limits_from(file: Path | None, mode: Mode, max_step_ms: int | None = None) -
 
 
 def measured_limits(costs: StepTimeModel, mode: Mode, max_step_ms: int | None = None) -> ModeLimits:
-    """Compute a mode's limits from measured costs. `latency`: the largest sizes with steps within `max_step_ms`.
+    """Compute a mode's limits from measured costs.
 
-    `throughput`: the largest sizes that still gain from doubling. `balanced`: geometric means of these two.
-    """
+    `latency` has the largest sizes whose steps take at most `max_step_ms`. `throughput` doubles sizes as long as this
+    increases the throughput. `balanced` has the geometric means of both."""
     fastest = _throughput(costs)
     if mode == "throughput":
         return fastest
@@ -50,10 +50,10 @@ def _throughput(costs: StepTimeModel) -> ModeLimits:
 
 
 def _latency(costs: StepTimeModel, fastest: ModeLimits, max_step_ms: int) -> ModeLimits:
-    """Return the latency limits, at most those of `throughput`: larger ones would only slow down each stream."""
+    """Return the limits of `latency`, capped by those of `throughput`: larger limits would only slow down streams."""
     limit_s = max_step_ms / 1e3
-    batch = _largest(range(1, fastest.max_batch_size + 1), lambda size: _step_s(costs, size) <= limit_s)
-    most = fastest.token_budget - fastest.max_batch_size
+    batch = _largest(range(1, fastest.max_num_seqs + 1), lambda size: _step_s(costs, size) <= limit_s)
+    most = fastest.max_num_batched_tokens - fastest.max_num_seqs
     chunks = (tokens for tokens in _CHUNKS if tokens <= most)
     chunk = _largest(chunks, lambda tokens: _step_s(costs, batch, tokens) <= limit_s)
     return ModeLimits(batch, batch + chunk, min(max_step_ms, fastest.max_step_ms), _drafts(costs, 1))

@@ -21,9 +21,9 @@ _RATES = (0.5, 0.8, 1.25, 2.0)  # factors of the trace's request rate, for the s
 class PlanObjective:
     """The latency objective."""
 
-    # Longest time to the first token, in seconds.
+    # Maximum time to the first token, in seconds.
     ttft_s: float
-    # Longest time per token after the first, in seconds.
+    # Maximum time per token after the first, in seconds.
     tpot_s: float
     # Minimum share of requests that meet both times.
     share: float = 0.99
@@ -47,7 +47,7 @@ class FleetFigures:
     tpot_p99_s: float
     # Answer tokens per second, from the first arrival to the last answer.
     tokens_per_s: float
-    # Average share of this time that a node computes.
+    # Share of the time between first arrival and last answer in which a node computes, averaged over the nodes.
     busy: float
     # Share of empty token slots in the KV blocks held by requests.
     kv_waste: float
@@ -57,13 +57,13 @@ class FleetFigures:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Plans a fleet for a load: the trace, the shape of a node, and the objective."""
+    """Finds out how many nodes of a given shape serve a trace within a latency objective."""
 
     trace: Sequence[PlannedRequest]
     shape: NodeShape
     objective: PlanObjective
     usd_per_hour: float | None = None
-    # Largest fleet to try.
+    # Maximum number of nodes to try.
     most_nodes: int = 64
 
     def figures(self, nodes: int) -> FleetFigures:
@@ -93,7 +93,9 @@ class Planner:
         )
 
     def smallest(self) -> list[FleetFigures]:
-        """Return all fleets tried, by size. Raises ConfigurationError if even the largest one is too small."""
+        """Search for the smallest sufficient fleet, and return all fleets tried, by size.
+
+        Raises ConfigurationError if even the largest fleet is too small."""
         tried: dict[int, FleetFigures] = {}
 
         def is_enough(nodes: int) -> bool:
@@ -151,7 +153,7 @@ class Planner:
         places = slots // length
         if not places:
             raise ConfigurationError("The KV cache is smaller than one context. Raise num_blocks.", param="num_blocks")
-        whole = replace(config, block_size=length, prefix_caching=False)
+        whole = replace(config, block_size=length, enable_prefix_caching=False)
         return replace(self, shape=replace(self.shape, config=whole, num_blocks=places)).figures(nodes)
 
     def static_tokens_per_s(self) -> tuple[float, float]:
@@ -161,8 +163,8 @@ class Planner:
         return at_once.figures(1).tokens_per_s, self._static()
 
     def _static(self) -> float:
-        """Return tokens per second of batches that last until their longest answer ends, with padded prompts."""
-        rows, costs, size = self._servable(), self.shape.costs, self.shape.config.max_batch_size
+        """Return tokens per second with static batches, which pad prompts and last until their longest answer ends."""
+        rows, costs, size = self._servable(), self.shape.costs, self.shape.config.max_num_seqs
         seconds = 0.0
         for first in range(0, len(rows), size):
             batch = rows[first : first + size]

@@ -19,7 +19,7 @@ from ..engine.types.request_state import RequestState, ScheduledRequest
 from .step_time import StepContent, StepTimeModel
 from .trace import PlannedRequest
 
-_ANSWER_TOKEN = 2**32 - 1  # occurs in no prompt and is no end token
+_ANSWER_TOKEN = 2**32 - 1  # the id used for every generated token; occurs in no prompt and ends no answer
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class SimulatedAnswer:
     request: PlannedRequest
     first_s: float | None = None
     last_s: float | None = None
-    # Whether the request was refused: longer than the context, or the queue was full.
+    # Whether the request was refused because it exceeds the context, or because the queue was full.
     refused: bool = False
 
     @property
@@ -49,7 +49,7 @@ class SimulatedNode:
 
     def __init__(self, config: EngineConfig, costs: StepTimeModel, num_blocks: int, *, caching: bool = False) -> None:
         self._config, self._costs = config, costs
-        self._cache = KVCacheManager(num_blocks, config.block_size, prefix_caching=caching)
+        self._cache = KVCacheManager(num_blocks, config.block_size, enable_prefix_caching=caching)
         self._speculator = Speculator([], config)
         self._scheduler = Scheduler(config, self._cache, self._speculator)
         self._outputs = OutputProcessor(self._scheduler, self._cache, self._speculator)
@@ -76,7 +76,7 @@ class SimulatedNode:
         context = self._config.context_length
         in_queue = len(self._scheduler.waiting)
         too_long = (context is not None and tokens > context) or not self._scheduler.fits(tokens)
-        if too_long or in_queue >= self._config.max_waiting + self._config.max_batch_size:
+        if too_long or in_queue >= self._config.max_waiting + self._config.max_num_seqs:
             served.refused = True
             return served
         if not self._scheduler.requests():
@@ -128,17 +128,16 @@ class NodeShape:
 
     config: EngineConfig
     costs: StepTimeModel
-    # Blocks of the KV cache.
     num_blocks: int
 
 
 def simulate(
     trace: Sequence[PlannedRequest], shape: NodeShape, nodes: int
 ) -> tuple[list[SimulatedAnswer], list[SimulatedNode]]:
-    """Simulate a fleet. A request goes to the node with the fewest tokens in flight; prefixes do not count."""
-    caching = shape.config.prefix_caching and any(request.blocks for request in trace)
+    """Simulate a fleet. A request goes to the node with the fewest tokens in flight, whatever the nodes have cached."""
+    caching = shape.config.enable_prefix_caching and any(request.blocks for request in trace)
     needed = sum((row.prompt + row.output) // shape.config.block_size + 1 for row in trace)
-    num_blocks = min(shape.num_blocks, needed)  # more blocks would only waste memory
+    num_blocks = min(shape.num_blocks, needed)  # more blocks than all requests need would only waste memory
     fleet = [SimulatedNode(shape.config, shape.costs, num_blocks, caching=caching) for _ in range(nodes)]
     served: list[SimulatedAnswer] = []
     for number, request in enumerate(trace):

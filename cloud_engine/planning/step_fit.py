@@ -9,7 +9,7 @@ import numpy as np
 
 from .step_time import MAX_ROW_COSTS, StepContent, StepTimeModel
 
-_CONTEXT, _ROWS = 3, 6  # columns of `context_tokens` and of the first of `StepContent.rows`
+_CONTEXT, _ROWS = 3, 6  # column of `StepContent.context_tokens`, and the first column of `rows()`
 _SMALLEST_CACHE = 9  # log2 of the smallest processor cache to try, in tokens
 _HELD_UP = 8.0  # steps slower than this multiple of the first estimate are outliers
 _ROUNDS = 5
@@ -18,13 +18,13 @@ _ROUNDS = 5
 def fit(steps: Sequence[tuple[StepContent, float]]) -> StepTimeModel:
     """Fit non-negative costs by least squares of relative errors, ignoring slow outliers.
 
-    Errors are relative to the estimate. Relative to the measurement, steps that were fast by chance would weigh more.
+    Errors are relative to the estimate, because steps that were fast by chance must not weigh more than others.
     """
     contents = np.zeros((len(steps), _ROWS + MAX_ROW_COSTS))
     for filled, (content, _) in zip(contents, steps, strict=True):
         rows = content.rows()
         filled[:_ROWS], filled[_ROWS : _ROWS + len(rows)] = astuple(content), rows
-    contents[:, np.flatnonzero(contents.any(axis=0))[-1]] = 0  # prompt tokens cover the cost of the last rows
+    contents[:, np.flatnonzero(contents.any(axis=0))[-1]] = 0  # drop the last column: `prompt_tokens` includes its cost
     seconds = np.array([taken for _, taken in steps])
     near = seconds <= _HELD_UP * (contents @ _non_negative(contents, seconds, seconds))
     contents, seconds = contents[near], seconds[near]

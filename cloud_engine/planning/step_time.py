@@ -1,4 +1,4 @@
-"""A model of an engine's step time by the step's content."""
+"""A model that estimates the time of an engine step from its content."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 
 _PREFIX, _ROWS = "step_time_", "rows_"
 _MAX_BATCH = 2**16  # largest accepted batch, in requests
-MAX_ROW_COSTS = 9  # covers 512 tokens per step; beyond that, arithmetic takes longer than reading the weights
+MAX_ROW_COSTS = 9  # number of costs, for steps of up to 512 tokens; in larger steps, reading weights no longer matters
 
 
 class _Report(msgspec.Struct):
-    # Measurements by name.
     metrics: dict[str, float]
 
 
@@ -33,7 +32,7 @@ prepare_types(_Report)
 class StepContent:
     """The content of a step, in the quantities that determine its time."""
 
-    # Number of steps: 1.
+    # Always 1, to be multiplied by the fixed cost of a step.
     steps: int
     # Requests in the step.
     sequences: int
@@ -41,9 +40,8 @@ class StepContent:
     prompt_tokens: int
     # Context tokens of the requests that compute a single token.
     context_tokens: int
-    # Attention pairs of tokens in prompt chunks.
+    # Pairs of a query and a key token in the attention of prompt chunks.
     prompt_pairs: int
-    # Number of prompt chunks.
     chunks: int = 0
 
     @staticmethod
@@ -63,7 +61,7 @@ class StepContent:
 
 @dataclass(frozen=True, slots=True)
 class StepTimeModel:
-    """A linear model of the seconds of a step. The fields are costs of the fields of `StepContent`."""
+    """A linear model of step times. Most fields are the seconds per unit of the `StepContent` field of that name."""
 
     # Seconds per step, whatever its content.
     steps: float
@@ -73,7 +71,7 @@ class StepTimeModel:
     prompt_tokens: float
     # Seconds per context token of a decode.
     context_tokens: float = 0.0
-    # Seconds per attention pair of a prompt chunk.
+    # Seconds per pair of a query and a key token in a prompt chunk.
     prompt_pairs: float = 0.0
     # Seconds per prompt chunk.
     chunks: float = 0.0

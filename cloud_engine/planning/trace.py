@@ -36,7 +36,7 @@ class PlannedRequest:
     blocks: tuple[int, ...] = ()
 
     def prompt_ids(self, number: int) -> list[int]:
-        """Return token ids; two requests have the same ids as far as their blocks are equal."""
+        """Return made-up token ids. Prompts that begin with equal blocks begin with equal ids."""
         if not self.blocks:
             return [number] * self.prompt
         ids = [block * _HASHED_TOKENS + offset for block in self.blocks for offset in range(_HASHED_TOKENS)]
@@ -78,7 +78,7 @@ def faster(trace: Sequence[PlannedRequest], factor: float) -> list[PlannedReques
 
 
 def sample(trace: Sequence[PlannedRequest], share: float) -> list[PlannedRequest]:
-    """Sample each request with probability `share`: the cloud's part of the trace."""
+    """Keep each request with probability `share`, to simulate the part of the trace that the cloud answers."""
     random = Random(0)
     return [row for row in trace if random.random() < share]
 
@@ -88,7 +88,7 @@ def _azure(source: str) -> Iterator[PlannedRequest]:
     with path.open("rb") as file:
         for row in csv.DictReader(text_lines(file, path, ConfigurationError)):
             arrived = datetime.fromisoformat(row["TIMESTAMP"])
-            arrived = arrived if arrived.tzinfo else arrived.replace(tzinfo=UTC)  # UTC has no repeated hours
+            arrived = arrived if arrived.tzinfo else arrived.replace(tzinfo=UTC)  # UTC, since local time repeats hours
             prompt, output = (msgspec.convert(row[name], _Tokens, strict=False) for name in _AZURE_TOKENS)
             yield PlannedRequest(arrived.timestamp(), prompt, output)
 

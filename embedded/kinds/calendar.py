@@ -13,7 +13,7 @@ _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Su
 
 
 def date(rng: random.Random, phrasings: Phrasings) -> Draft:
-    """Date 2 to 49 days before or after a given date, in a year without a leap day."""
+    """Ask for the date between 2 and 49 days before or after a given date, in a year without a leap day."""
     difficulty = rng.randrange(1, 4)
     month, ahead = rng.randrange(12), rng.randrange(2, (15, 30, 50)[difficulty - 1])
     day = rng.randrange(1, _LENGTHS[month] + 1)

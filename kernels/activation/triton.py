@@ -30,7 +30,7 @@ def launch_gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
 
 
 def gated_activation_launch(size: int) -> Launch:
-    """Return the launch. BLOCK: elements of a row per program; a thread reads 32 bytes of gates and 32 of `up`."""
+    """Return the launch. BLOCK: elements of a row per program; a thread reads 32 bytes each of gates and `up`."""
     return Launch(num_warps=4, tiles={"BLOCK": 2048 if size >= 2048 else 1024})
 
 

@@ -41,7 +41,7 @@ class HeadsCall(ctypes.Structure):
 
 
 def why_not_native(device: torch.device, dtype: torch.dtype, block_size: int, head_dim: int) -> str | None:
-    """Return the reason why the C kernel does not support a cache with these properties; None if it does."""
+    """Return the reason why the C kernel does not support a cache with these properties, or None."""
     if device.type != "cpu":
         return f"the model is on {device.type}, not on a CPU"
     if dtype not in (torch.float32, torch.bfloat16):

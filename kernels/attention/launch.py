@@ -19,7 +19,7 @@ MAX_HEAD_DIM = 256
 #: Rows per tile: matrix instructions need the minimum; beyond the maximum, accumulators spill.
 _MIN_ROWS, _MAX_ROWS = 16, 128
 _MAX_ROWS_FP32 = 32  # float32 is multiplied without tensor cores, and the operands need far more registers
-#: Bytes of a tile of keys, so that three stages of keys and values plus queries fit an A100's shared memory.
+#: Bytes of a tile of keys: three stages of keys and values plus the queries fit an A100's shared memory.
 _TILE_BYTES = 16 * 1024
 _MIN_KEYS, _MAX_KEYS = 16, 64
 _SHARED_BYTES = 228 * 1024  # shared memory of a Hopper multiprocessor
@@ -115,7 +115,8 @@ def programs_at_once(shape: AttentionShape, launch: Launch, multiprocessors: int
 
 
 def extra_splits(shape: AttentionShape, launch: Launch, multiprocessors: int) -> int:
-    """Return how many more splits than tiles a step may have: two rounds of programs. Limits buffers of CUDA graphs."""
+    """Return how many more splits than tiles a step may have, which is enough for two rounds of programs. The limit
+    determines the size of a CUDA graph's buffers."""
     return 2 * programs_at_once(shape, launch, multiprocessors) // shape.kv_heads
 
 
@@ -166,6 +167,6 @@ def _partial_keys(shape: AttentionShape, launch: Launch) -> int:
 
 
 def _even(keys: NDArray[np.int64], most: int, step: int) -> NDArray[np.int64]:
-    """Return the length of each tile's splits: its `keys` in equal parts of about `most` at most, rounded to `step`."""
+    """Cut each tile's `keys` into equal splits of about `most` keys at most. Return the lengths, rounded to `step`."""
     equal = -(-keys // num_splits(keys, np.array(max(most, step))))
     return np.maximum(-(-equal // step), 1) * step

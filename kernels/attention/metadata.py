@@ -36,7 +36,7 @@ class AttentionPlan:
     # (rows, 4), for each row with partial results: the row, its index in the first split's result, the stride between
     # splits, and the number of splits.
     merges: Ints
-    # (rows,): slot of each row's key and value, block * block_size + offset; -1 for none.
+    # (rows,): slot of each row's key and value, block * block_size + offset; -1 for padding.
     slots: Ints
     # The block tables of all sequences, concatenated.
     blocks: Ints
@@ -46,7 +46,8 @@ class AttentionPlan:
 def plan_attention(
     spans: Sequence[QuerySpan], num_rows: int, shape: AttentionShape, launch: Launch, multiprocessors: int
 ) -> AttentionPlan:
-    """Plan the attention of a step. Rows after those of `spans`, up to `num_rows`, are padding: not stored, zeros."""
+    """Plan the attention of a step. Rows after those of `spans`, up to `num_rows`, are padding. Their keys and values
+    are not stored, and their results are zeros."""
     batch = RaggedBatch.of(spans, num_rows, shape.block_size)
     tiles = _tiles(batch, queries_per_tile(shape, launch))
     lengths = split_lengths(tiles.keys, shape, launch, multiprocessors)
@@ -142,9 +143,9 @@ class AttentionPlanner:
 class GraphMetadata:
     """Metadata with fixed addresses and sizes for a CUDA graph; `update_` fills `metadata` for the next replay.
 
-    The graph is captured for `num_rows` rows in up to `most_sequences` of up to `most_blocks`, which have
-    `num_rows / most_sequences` queries each. Fewer rows or sequences are padded; sequences with more queries are split
-    over more programs.
+    The graph is captured for `num_rows` rows in up to `most_sequences` sequences of up to `most_blocks` blocks each. It
+    expects `num_rows / most_sequences` queries per sequence. Fewer rows or sequences are padded; sequences with more
+    queries are split over more programs.
     """
 
     def __init__(self, planner: AttentionPlanner, num_rows: int, most_sequences: int, most_blocks: int) -> None:

@@ -63,7 +63,7 @@ class TritonBackend:
         return TritonAttention(self.cache, metadata, self.shape)
 
 
-#: Owners of a KV cache (layers, blocks, ...), each in its own layout.
+#: Attention implementations. Each owns a KV cache (layers, blocks, ...) in its own layout.
 AttentionBackend = TorchBackend | NativeBackend | TritonBackend
 
 

@@ -1,6 +1,6 @@
 """A ragged batch in arrays: rows and blocks of its sequences, and each row's position and slot in the cache.
 
-The arrays are numpy, because a step needs a dozen small ones, and torch takes ten times longer to create each.
+The arrays are numpy, because a step needs a dozen small ones, and torch takes ten times longer to create one.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class Passes:
     """A ragged batch computed one row per sequence at a time: all first rows, then all second rows, and so on."""
 
     batch: RaggedBatch
-    # (passes,): number of sequences in each pass, which are always the first ones of the batch.
+    # (passes,): number of sequences in each pass. A pass always computes the first sequences of the batch.
     live: Ints
-    # (rows,): index in the batch of each row, in the order of the passes, and the index of the row's sequence.
+    # (rows,): for each row in the order of the passes, the row's index in the batch, and the index of its sequence.
     row: Ints
     sequence: Ints
 

@@ -1,7 +1,7 @@
 """Groups of sequences for one padded attention call in plain torch, and the cache pages of their keys.
 
 Groups are planned once per forward pass and window, for all layers. Groups are built in numpy, because a batch needs a
-dozen small arrays, and torch takes ten times longer to create each.
+dozen small arrays, and torch takes ten times longer to create one.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class AttentionGroup:
     queries: int
     # (sequences * queries,) int64: row of each query in the ragged batch. Padding repeats the sequence's first row.
     rows: Tensor
-    # int64: pages of the cache as (blocks * 2 * kv_heads, block_size, head_dim), ordered by keys or values, sequence,
-    # head, block; padding is block 0.
+    # int64: pages of the cache as (blocks * 2 * kv_heads, block_size, head_dim), ordered by kind (keys, then values),
+    # sequence, head and block; padding is block 0.
     pages: Tensor
     # (sequences, 1, queries, keys) float32: 0 for keys that a query may see, -inf for others.
     mask: Tensor
@@ -116,7 +116,7 @@ def _by_length(ranges: list[_KeyRange]) -> list[list[_KeyRange]]:
     """Group short spans, sorted by number of keys. A group ends where more padding would cost more than a new call."""
     grouped = [[key_range] for key_range in ranges if key_range.span.length > _SHORT_QUERY]
     short = [key_range for key_range in ranges if key_range.span.length <= _SHORT_QUERY]
-    decodes = [key_range for key_range in short if key_range.span.length == 1]  # else padded to a draft's length
+    decodes = [key_range for key_range in short if key_range.span.length == 1]  # not padded to drafts
     for alike in (decodes, [key_range for key_range in short if key_range.span.length > 1]):
         grouped += _with_little_padding(sorted(alike, key=attrgetter("num_blocks"), reverse=True))
     return [sorted(members, key=attrgetter("row")) for members in grouped]
@@ -135,7 +135,7 @@ def _with_little_padding(ranges: list[_KeyRange]) -> list[list[_KeyRange]]:
 
 
 def _build(members: list[_KeyRange], cache: CacheShape, window: int | None, queries: int | None) -> AttentionGroup:
-    """Build one padded call. `queries`: the block size, to place each query at its offset in the block, or None."""
+    """Build one padded call. `queries`: the block size if queries keep their offsets in the block, else None."""
     starts = _column(member.span.start for member in members)
     lengths = _column(member.span.length for member in members)
     lead = starts % queries if queries else 0

@@ -37,7 +37,7 @@ def attend_kernel(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOWED: tl.constexpr, PEELED: tl.constexpr,
 ):  # fmt: skip
-    """Attend. Grid (kv_heads, splits): neighbouring programs read neighbouring memory, the heads of the same tokens.
+    """Attend. Grid (kv_heads, splits): neighbouring programs read neighbouring heads of the same tokens.
 
     `query` (rows, heads, HEAD_DIM) has row stride `query_stride`; `out` has the same shape and is contiguous. `cache`
     is one layer, (blocks, BLOCK_SIZE, 2 * kv_heads, HEAD_DIM), with `token_stride` from token to token. The results of
@@ -144,7 +144,7 @@ def _attend_inner(
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
         if MASKED:
             age = positions[:, None] - keys[None, :]
-            visible = age >= 0  # also excludes keys from `end` on: other splits than the last end at a tile border
+            visible = age >= 0  # excludes keys from `end` on too, as all splits but the last end at a tile border
             if WINDOWED:
                 # As unsigned numbers, negative ages exceed every window: this saves a comparison and registers.
                 visible = age.to(tl.uint32, bitcast=True) < window.to(tl.uint32)
@@ -161,7 +161,7 @@ def _attend_inner(
 
 @triton.jit
 def _block(table, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Return the block number of each key of a tile, or one number if all keys share a block; 0 for keys from `end`."""
+    """Return the block number of each key of a tile, or one number if all share a block. Keys from `end` on get 0."""
     if BLOCK_N <= BLOCK_SIZE:
         block = tl.load(table + start // BLOCK_SIZE, mask=start < end, other=0)
     else:

@@ -60,7 +60,7 @@ class NativeContinuation:
         attention: NativeAttention,
         sampling: Sampling,
     ) -> list[list[int]]:
-        """Return the tokens that follow each sequence's token in `first`, as many as the sequence's span is long.
+        """Generate tokens after each sequence's token in `first`, one for each row of the sequence's span.
 
         `attention` must be made for `passes.batch`, `rotations` for the rows of `passes`, and `sampling` for the first
         pass, without mask and typical-p. If rounding decides between tokens, the likeliest is taken. Raises

@@ -26,7 +26,7 @@ from .types import FP8, SMALLEST_SCALE, Fp8Weight, Int4Weight, Int8Weight
 _REDUCED = 1024
 #: Arguments that vary between steps. Triton must not compile separate kernels for values of 1 and multiples of 16.
 _VARYING = ("num_tokens", "num_steps", "split_steps")
-#: GPU size assumed in Triton's interpreter, with which even the small products of tests are split.
+#: GPU size assumed in Triton's interpreter, so small that even the small products of tests are split.
 _SMALL_GPU = 4  # multiprocessors
 
 

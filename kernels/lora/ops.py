@@ -14,7 +14,7 @@ def add_lora(out: Tensor, hidden: Tensor, weights: LoraWeights, plan: LoraPlan) 
     """Add up[adapter] @ (down[adapter] @ hidden[row]) to out[row] in place, for each row of the plan with an adapter.
 
     `out` (rows, features) may be part of a fused projection's output; `hidden` is (rows, inputs). The elements of a row
-    are contiguous. Both have the dtype of the weights; the float32 sum over the inputs is rounded to it once.
+    are contiguous. Both have the dtype of the weights; the float32 sum over the inputs is rounded to it at the end.
     """
     _check(out, hidden, weights, plan)
     if uses_triton(hidden):
@@ -36,6 +36,7 @@ def _check(out: Tensor, hidden: Tensor, weights: LoraWeights, plan: LoraPlan) ->
     if adapters < plan.num_adapters or len(plan.adapters) > min(len(out), len(hidden)):
         raise ConfigurationError("The plan does not match the rows, or names more adapters than given.", param="plan")
     if not hidden.dtype == out.dtype == weights.down.dtype == weights.up.dtype:
-        raise ConfigurationError(f"Adapters: {weights.down.dtype}; data: {hidden.dtype}, {out.dtype}.", param="weights")
+        given = f"adapters have {weights.down.dtype}, data {hidden.dtype} and {out.dtype}"
+        raise ConfigurationError(f"Adapters and data need the same dtype: {given}.", param="weights")
     if hidden.stride(-1) != 1 or out.stride(-1) != 1:
         raise ConfigurationError("The elements of a row must be contiguous.", param="hidden")

@@ -40,7 +40,7 @@ def uses_triton(tensor: Tensor) -> bool:
 
 
 def uses_native(rows: Tensor, *, multiple: int = 1) -> bool:
-    """Return whether a kernel over `rows` (rows, size) runs in C. `multiple`: the size must be a multiple of it."""
+    """Return whether a kernel over `rows` (rows, size) runs in C. The size must be a multiple of `multiple`."""
     import torch
 
     return (

@@ -30,7 +30,7 @@ from ...protocol.settings import state_folder
 _SOURCES = Path(__file__).parents[1] / "native"
 _COMPILE_S = 120
 _STALE_S = 3600
-#: From native/vectors.h: row and head sizes must be multiples of it.
+#: Vector length in native/vectors.h. The sizes of rows and heads must be multiples of this number.
 LANES = 16
 _LOG = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def load_from(sources: Path) -> ctypes.CDLL:
 
 
 def _build_and_load(compiler: list[str], sources: Path) -> ctypes.CDLL:
-    """Return the library, compiled for this process only if it cannot be cached. Raises NativeBuildError or OSError."""
+    """Return the library; if it cannot be cached, compile it for this process. Raises NativeBuildError or OSError."""
     name = f"kernels-{_digest(compiler, sources)}.so"
     try:
         return _load_cached(compiler, _private_folder(state_folder() / "native") / name, sources)

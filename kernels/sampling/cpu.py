@@ -35,7 +35,7 @@ def native_sample(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def sample_call(logits: Tensor, sampling: Sampling, keys: Tensor, chosen: Tensor) -> SampleCall:
-    """Return the C structure with the arguments of a call. It points into all tensors given, which must outlive it."""
+    """Return the C structure with the arguments of a call. It points into the tensors, which must outlive it."""
     cut, mask = sampling.truncation, sampling.mask
     return SampleCall(
         logits=logits.data_ptr(),

@@ -81,9 +81,9 @@ def thresholds_reference(rows: LogitRows, truncation: Truncation) -> Tensor:
 def typical_logits(logits: Tensor, temperatures: Tensor, typical_p: Tensor) -> Tensor:
     """Apply typical-p (Meister et al. 2023): return `logits` (rows, vocab) float32 with -inf for untypical tokens.
 
-    Typical are the tokens whose surprise, -log p, is nearest to the entropy, up to a total probability of `typical_p`;
-    at equal distance, likelier tokens are more typical. `temperatures` and `typical_p` are (rows,) float64. Greedy rows
-    and rows with a `typical_p` of 1 keep all tokens.
+    The typical tokens are those whose surprise, -log p, is nearest to the entropy, up to a total probability of
+    `typical_p`. At equal distance, likelier tokens come first. `temperatures` and `typical_p` are (rows,) float64.
+    Greedy rows and rows with a `typical_p` of 1 keep all tokens.
     """
     random = temperatures >= MIN_TEMPERATURE
     order = ranks(logits).argsort(dim=-1, descending=True)

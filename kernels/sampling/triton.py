@@ -24,7 +24,7 @@ from .types import Sampling
 
 #: Upper bound of the noise: numbers drawn from 53 bits give at most -log(-log(1 - 2**-53)) = 36.7.
 _GREATEST_NOISE: tl.constexpr = tl.constexpr(37.0)
-#: Rounding errors of an upper bound in float32: one relative to the logit, and one absolute.
+#: Allowances for rounding in a float32 upper bound: one relative to the logit, and one absolute.
 _RELATIVE_SLACK: tl.constexpr = tl.constexpr(1e-6)
 _SLACK: tl.constexpr = tl.constexpr(1e-4)
 
@@ -86,7 +86,7 @@ def argmax_kernel(scores, tokens, out, num_programs, BLOCK: tl.constexpr):
 
 @triton.jit
 def gumbel_max(best, best_token, values, tokens, temperature, key):
-    """Return the best score (value / temperature + noise) of the earlier tiles and of this tile, and its token."""
+    """Return the best score (value / temperature + noise) of the earlier tiles and this tile, with its token."""
     scaled = values * (1.0 / temperature).to(tl.float32)
     upper = tl.maximum(scaled * (1 + _RELATIVE_SLACK), scaled * (1 - _RELATIVE_SLACK)) + _SLACK
     if tl.max(upper, axis=0).to(tl.float64) + _GREATEST_NOISE > best:

@@ -42,7 +42,7 @@ from .triton_ranks import (
 from .types import LOWEST_RANK, TOKEN_BITS, LogitRows, Truncation
 
 LOWEST: tl.constexpr = tl.constexpr(LOWEST_RANK)
-#: Number of rounds of the search. Each decides four bits, until a single rank is left.
+#: Number of rounds of the search. Each round decides four bits, until a single rank is left.
 ROUNDS: tl.constexpr = tl.constexpr((32 + TOKEN_BITS) // 4)
 #: Index of the row's highest rank in the state of a row.
 TOP: tl.constexpr = tl.constexpr(0)
@@ -80,7 +80,7 @@ def bucket_sums(found, low, done, row_state, temperature, BY_MASS: tl.constexpr)
 
 @triton.jit
 def bucket_of(found, low, done):
-    """Return the bucket of each rank; below 0 or above 15 for ranks outside the range."""
+    """Return the histogram bucket, 0 to 15, of each logit rank; -1 or 16 for ranks outside the bucket range."""
     return tl.minimum(tl.maximum((found - low) >> _shift(done), -1), 16).to(tl.int32)
 
 

@@ -1,4 +1,4 @@
-"""Sampling parameters and logit edits of a batch, in columns on their device, and checks that kernels can read them."""
+"""Sampling parameters and logit edits of a batch as tensors, and checks that kernels can read these tensors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Sampling:
     temperatures: Tensor
     # (rows,) int64.
     seeds: Tensor
-    # (rows,) int64: index, in its sequence, of the token to sample.
+    # (rows,) int64: index in the sequence of the token to sample.
     positions: Tensor
     # None if no row is truncated.
     truncation: Truncation | None = None

@@ -80,7 +80,7 @@ def _sample() -> AttentionCase:
     numbers = (scrambled(2 * heads * cells * values) >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - 1
     query = numbers[: heads * rows * values].reshape(1, heads, rows, values)
     key, value = numbers.astype(np.float16)[-2 * key_heads * cells * values :].reshape(2, 1, key_heads, cells, values)
-    visible = np.tri(rows, cells, cells - rows - 3, dtype=np.bool_)  # each row attends to one cell more
+    visible = np.tri(rows, cells, cells - rows - 3, dtype=np.bool_)  # each row sees one cell more than the last
     visible[4:6] = np.arange(cells) % 3 == 1, np.arange(cells) > 90
     visible[6] = False
     return AttentionCase(query * 8, key, value, np.where(visible, 0, -np.inf).astype(np.float16)[None])

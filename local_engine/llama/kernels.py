@@ -37,7 +37,7 @@ class KernelsInUse:
     types: tuple[str, ...] = ()
     # Whether Updraft's kernel computes flash attention.
     attention: bool = False
-    # Why llama.cpp's own kernels are in use; empty with Updraft's kernels.
+    # Reason why llama.cpp's own kernels are in use; empty if Updraft's kernels are in use.
     reason: str = ""
     # Remedy; may be empty.
     fix: str = ""

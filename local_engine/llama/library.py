@@ -36,7 +36,7 @@ class Llama:
         check_switch()  # before the import, because the library reads the same variable while it loads
         try:
             from llama_cpp import llama_cpp as api
-        except (ImportError, OSError, RuntimeError) as error:  # the last two mean that the library does not load
+        except (ImportError, OSError, RuntimeError) as error:  # OSError and RuntimeError: it does not load
             raise MissingDependencyError(
                 f"The on-device engine needs llama-cpp-python, which cannot be imported ({error}). Install it with: "
                 "python -m updraft.local_engine.llama.build --install"

@@ -20,8 +20,8 @@ _LONGEST = 6  # bytes of the longest byte token, such as <0xF1>
 class PlainTextTokenizer:
     """Tokenizes user text so that special `marks` in it are read as plain text.
 
-    llama.cpp recognizes USER_DEFINED tokens anywhere in a text. Each mark is therefore tokenized in two pieces, split
-    at the place that gives the fewest tokens, because a tokenizer without the mark would also find few tokens.
+    llama.cpp recognizes USER_DEFINED tokens anywhere in a text. Each mark is therefore cut in two, and the pieces are
+    tokenized separately. The cut that gives the fewest tokens comes closest to a tokenizer that does not know the mark.
     """
 
     def __init__(self, model: LlamaModel, marks: Iterable[str]) -> None:
@@ -62,7 +62,7 @@ def suspicious_settings(header: GgufHeader) -> Iterator[str]:
 
 
 def missing_bytes(path: Path, header: GgufHeader) -> frozenset[int]:
-    """Return the bytes without a token in a BPE vocabulary, which llama.cpp silently drops from texts.
+    """Return the bytes that have no token in a BPE vocabulary. llama.cpp silently drops such bytes from texts.
 
     Raises ModelLoadError if the tokenizer belongs to an encoder, or if a byte without a token would make llama.cpp's
     tokenizer of this kind crash or hang.

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 _F32 = 0  # value of enum ggml_type
 _SIZES = ((16, 1, 9), (18, 3, 8), (17, 18, 8))  # (weight rows, activation rows, blocks) with full and partial tiles
-_TOLERANCE = 1e-5  # maximum error over the largest result; another summation order causes a tenth of this
+_TOLERANCE = 1e-5  # maximum error relative to the largest result; another summation order causes a tenth of this
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
@@ -62,8 +62,8 @@ class Factors:
         return cls(kind, _weights(kind, rows, blocks), _activations(ggml, kind, columns, blocks))
 
     def product(self, function: Any, threads: int = 2) -> Floats | None:
-        """Return the product (activation rows, weight rows) that `function` computes, which has the interface of
-        llama.cpp's `llamafile_sgemm`. None if the function does not support the product."""
+        """Return the product (activation rows, weight rows) that `function` computes; None if `function` does not
+        support the product. `function` has the interface of llama.cpp's `llamafile_sgemm`."""
         (rows, blocks, _), columns = self.weights.shape, len(self.activations)
         result = np.zeros((columns, rows), np.float32)
         function.restype = ctypes.c_bool
@@ -109,16 +109,16 @@ def agrees(ggml: ctypes.CDLL, kind: WeightKind) -> bool:
 
 
 def _weights(kind: WeightKind, rows: int, blocks: int) -> Bytes:
-    """Return pseudo-random rows in ggml's memory layout, with scales and minima of about 0.1."""
+    """Return pseudo-random rows of quantized weights in ggml's memory layout, with scales and minima of about 0.1."""
     weights = (scrambled(rows * blocks * kind.block_bytes) >> np.uint64(56)).astype(np.uint8)
     weights = weights.reshape(rows, blocks, kind.block_bytes)
     for place in kind.halves_at:
-        weights[:, :, place + 1] = weights[:, :, place + 1] & 0x83 | 0x2C  # set the exponent, for about 0.1
+        weights[:, :, place + 1] = weights[:, :, place + 1] & 0x83 | 0x2C  # this exponent gives about 0.1
     return weights
 
 
 def _activations(ggml: ctypes.CDLL, kind: WeightKind, rows: int, blocks: int) -> Bytes:
-    """Return pseudo-random rows, quantized by ggml."""
+    """Return pseudo-random rows of activations, quantized by ggml."""
     count = rows * blocks * kind.values
     values = (scrambled(2 * count)[count:] >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - np.float32(1)
     quantized = np.zeros((rows, blocks, kind.activation_bytes), np.uint8)

@@ -61,7 +61,7 @@ def expect_crashes() -> None:
     """Prepare a child that may crash: write no core file, and keep llama.cpp from starting a debugger.
 
     The child also ends when its parent ends or, on systems that cannot signal a parent's end, shortly after the
-    parent's time limit.
+    time limit that the parent has set.
     """
     os.environ["GGML_NO_BACKTRACE"] = "1"
     no_core_files()

@@ -30,7 +30,7 @@ class JsonStore:
         return read_kept(self._file(key), kind)
 
     def write(self, key: str, note: msgspec.Struct) -> None:
-        """Save `note` as the value of `key` atomically. If the folder is not writable, log this and continue."""
+        """Save `note` as the value of `key` atomically. If the folder is not writable, log the error and continue."""
         file = self._file(key)
         temporary = file.with_suffix(f".{os.getpid()}.tmp")
         try:

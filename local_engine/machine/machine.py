@@ -49,7 +49,7 @@ class Machine:
 
 
 def default_threads(parameters: int) -> int:
-    """Return the thread count for a model. A small model gets few, since threads with little work mostly wait."""
+    """Return the thread count for a model. A small model gets few threads, as threads with little work wait."""
     return min(this_machine().threads, max(1, parameters // _THREAD_PARAMETERS))
 
 

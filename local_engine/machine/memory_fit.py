@@ -75,7 +75,7 @@ def estimate(header: GgufHeader, plan: MemoryPlan) -> MemoryNeed:
 
 
 def free_memory(machine: Machine) -> int:
-    """Return the bytes a model may take now. A reserve stays for the rest of the machine."""
+    """Return the bytes that a model may take now. A reserve stays for other programs."""
     return machine.available - max(_MIN_RESERVE, int(machine.memory * _RESERVE_SHARE))
 
 
@@ -137,13 +137,13 @@ def _smaller_contexts(header: GgufHeader, plan: MemoryPlan, available: int) -> I
 
 
 def _askable(header: GgufHeader, cells: int) -> int:
-    """Return the context length to suggest if `cells` fit. It is shorter, because the engine needs extra cells."""
+    """Return the context length to suggest if `cells` cells fit; shorter, because the engine needs extra cells."""
     tokens = (cells - 1) // _CELLS * _CELLS if cells else 0
     return min(tokens, _number(header, "context_length", default=tokens))
 
 
 def _smaller(tokens: int) -> str:
-    """Suggest a context length. Below the default, only `parallel=1` makes the KV cache smaller than the default."""
+    """Suggest a context length. If it is below the default, the KV cache shrinks only together with `parallel=1`."""
     return f"use context_length={tokens}{' and parallel=1' if tokens < DEFAULT_CELLS else ''}"
 
 
@@ -165,7 +165,7 @@ def _recurrent_state(header: GgufHeader) -> int:
 
 
 def _compute(header: GgufHeader, plan: MemoryPlan) -> int:
-    """Return the bytes of the largest intermediate result of a step plus the attention mask, which all layers share."""
+    """Return the bytes of a step's largest intermediate result and of its attention masks. All layers share both."""
     layers = range(_number(header, "block_count"))
     width = _number(header, "embedding_length")
     heads = max((_number(header, "attention.head_count", layer) for layer in layers), default=0)

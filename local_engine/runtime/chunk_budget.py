@@ -6,11 +6,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median, median_low
 
-# Number of steps with prompts until a step runs without prompts, and until chunks that were too large are tried again.
+# Number of steps with prompts after which a step runs without prompts, and after which too large chunks are retried.
 _PLAIN_EVERY, _DOUBT_EVERY = 64, 400
-_SAMPLES = 3  # measurements kept per chunk size
+_SAMPLES = 3  # number of measurements to keep per chunk size
 _QUIET_STEPS = 64
-_STEPS_OF_NOISE = 128  # recent steps to keep; a step is slower than all of them in less than 1 % of cases
+_STEPS_OF_NOISE = 128  # number of recent step times to keep; less than 1 % of steps are slower than all of them
 _MIN_NOISE, _USUAL_NOISE, _MAX_NOISE = 1.05, 1.15, 1.4
 _PROMISED, _TARGET = 2.0, 1.8  # the target is below the promised maximum, because some delays cannot be foreseen
 
@@ -19,7 +19,7 @@ def target_slowdown(decoding: int, catching_up: int) -> float:
     """Return the longest acceptable gap between tokens during prefill, as a multiple of the usual gap.
 
     If all requests share the machine equally, the multiple is 1 + `catching_up` (requests in prefill) / `decoding`.
-    Return this if it exceeds 2, else 1.8, so that hardly one gap in a hundred is longer than twice the usual gap."""
+    Return this multiple if above 2, else 1.8, so that hardly one gap in a hundred is longer than two usual gaps."""
     share = 1 + catching_up / decoding
     return share if share > _PROMISED else _TARGET
 
@@ -72,7 +72,7 @@ class _Load:
         """Return the largest chunk whose step should usually take at most `most` times a step without prompts, and
         never more than `slowest` times.
 
-        A row costs no more in a larger step than in a smaller one, which bounds chunks larger than all measured ones.
+        A row costs no more in a larger step than in a smaller step, so the measured costs bound those of larger chunks.
         Between two measured chunks, the cost is interpolated linearly. A chunk that should fit, judging by smaller
         chunks, is tried twice before it counts as too large, because one step may be slow by chance. A chunk whose
         steps all stay within `slowest` never counts as too large, because `slowest` allows for other delays.
@@ -112,11 +112,11 @@ class ChunkBudget:
     """Decides how many prompt tokens (a chunk) a step computes, so that gaps between answer tokens stay acceptable.
 
     Step cost is not linear (a few rows may be as cheap as one, because kernels work on groups of rows), differs between
-    machines, and changes with other load. So the budget measures steps: now and then a step without prompts, and every
-    step with a chunk, relative to that. The limit is a multiple of the gap before the prompts arrived, because prompts
-    fill the cache and thereby slow the steps without prompts, too. A chunk that was too large is tried once more after
-    400 steps, so that hardly one gap in a hundred is long because of such a trial. The limit applies to the slowest
-    gaps, so the budget allows for delays that have other causes.
+    machines, and changes with other load. So the budget measures every step with a chunk, and now and then a step
+    without prompts for comparison. The limit is a multiple of the gap before the prompts arrived, because prompts fill
+    the cache and thereby slow the steps without prompts, too. A chunk that was too large is tried once more after 400
+    steps, so that hardly one gap in a hundred is long because of such a trial. The limit applies to the slowest gaps,
+    so the budget allows for delays that have other causes.
     """
 
     def __init__(self, most: int, *, apart: bool = False) -> None:
@@ -126,7 +126,7 @@ class ChunkBudget:
         self._apart = apart
         self._threads = 1
         self._loads: dict[tuple[int, int], _Load] = {}
-        self._slowness: deque[float] = deque(maxlen=_STEPS_OF_NOISE)  # recent step times divided by usual ones
+        self._slowness: deque[float] = deque(maxlen=_STEPS_OF_NOISE)  # recent step times divided by usual step times
 
     def grant(self, decoding: int, catching_up: int = 1) -> int:
         """Return how many prompt tokens of `catching_up` sequences together may join `decoding` sequences in a step.

@@ -18,7 +18,7 @@ _ROWS = 512  # tokens per step as in llama_cpp.Llama, because another number can
 _ROWS_OF_OUR_ATTENTION = 128  # tokens per step with Updraft's attention kernel; 512 are not faster and need 30 MB more
 _PARALLEL = 8
 _OUTPUT_VALUES = 2**22  # maximum number of logits per step (16 MiB)
-_PARKED = 16  # sequence ids for finished sequences in the prefix cache
+_PARKED = 16  # number of sequence ids for finished sequences in the prefix cache
 SMALL = 100_000_000  #: models with fewer parameters use float32 attention and score prompts by default
 
 
@@ -64,7 +64,7 @@ class ContextLayout:
         exact = kv_cache_type == "f32" and not options.flash_attention
         scores_prompts = small if options.prompt_logprobs is None else options.prompt_logprobs
         cells = max(context_length, min(DEFAULT_CELLS, parallel * context_length))
-        # With enough cells, each answer has its own part of the cache, so that other answers do not change its bits.
+        # With enough cells, each answer has its own part of the cache: other answers then do not change its rounding.
         separate = exact and scores_prompts and not model.is_recurrent and cells == parallel * context_length
         sharing: Sharing = "nothing" if separate else "whole" if model.is_recurrent else "parts"
         if sharing == "parts":  # more ids and cells, for probes that recompute hidden states

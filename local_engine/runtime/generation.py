@@ -108,7 +108,7 @@ class LocalGenerationRequest:
     detects_repetition: bool = False
     # Whether to compute log-probabilities of the prompt's tokens.
     score_prompt: bool = False
-    # Control tokens of tool calls, which are part of the answer's text, mapped to their spelling.
+    # Spelling of the control tokens of tool calls, by id. Such tokens are part of the answer's text.
     marks: Mapping[int, str] = field(default_factory=dict[int, str])
     # Ends the answer after the only allowed tool call, or after a repeated call.
     call_limit: CallLimit | None = None
@@ -130,7 +130,7 @@ class Generation:
         self._matcher = StopMatcher(params.stop)
         self._scores = np.zeros(scored, np.float32) if request.score_prompt else None
         self._prompt_scores: list[PromptScore] | None = None if params.prompt_logprobs is None else []
-        self._held: deque[Event] = deque()  # unsent events, which wait until the first has its hidden state
+        self._held: deque[Event] = deque()  # unsent events; all wait for the first's hidden state
         self._begun = False
 
     def prompt_rows(self, start: int, logits: Floats) -> None:

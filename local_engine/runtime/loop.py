@@ -38,7 +38,7 @@ _NOT_FINITE = (
 class LoopOptions:
     """Sizes and limits of the loop."""
 
-    # Number of KV cache cells, one per token, which no `Sequence.limit` may exceed.
+    # Number of KV cache cells, one per token. No `Sequence.limit` may exceed this number.
     cells: int
     # Number of sequence ids in the context.
     sequences: int

@@ -69,8 +69,9 @@ class _Segment:
 
 
 class LocalPrefixCache:
-    """Assigns cells and ids of a KV cache to sequences. Sharing needs two ids more than run at once. Not thread-safe.
+    """Assigns cells and ids of a KV cache to sequences. Not thread-safe.
 
+    Sharing needs two more ids than the number of sequences that run at once.
     With `sharing` "whole", a prompt can reuse a parked sequence only if the whole sequence is a prefix of the prompt.
     With "parts", a common prefix of fewer than `shortest` tokens is computed again.
     """
@@ -188,7 +189,7 @@ class LocalPrefixCache:
 
     def _branch_off(self, segment: _Segment, inside: int, length: int, source: int | None) -> Branch:
         """Return a new sequence with the first `length` tokens of `source`; they end `inside` tokens into `segment`."""
-        if not self._ids:  # never drops `source`, since a parked `source` is the most recently used of several
+        if not self._ids:  # drops the oldest, never `source`, which was just used
             self.drop(next(iter(self._parked.values())))
         branch = Branch(self._ids.pop(), length, self._root)
         self._branches[branch.id] = branch

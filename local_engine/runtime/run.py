@@ -59,6 +59,11 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
         return "".join(self._parts)
 
     @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens from the prefix cache; known from the first token on."""
+        return self._generation.sequence.cached or 0
+
+    @property
     def prompt_hidden(self) -> Floats:
         """Hidden state (hidden,) float32 of the last prompt token after the final norm. First read a token."""
         self._require_a_token()

@@ -1,7 +1,7 @@
 """Scheduler: plans the next step, and queues the sequences that wait for cells of the KV cache.
 
-Every sequence has known tokens and computed tokens, and each step computes some of the missing ones: a sequence that
-lacks one token decodes, a sequence that lacks more gets a chunk. Nothing in this module depends on llama.cpp.
+Every sequence has known tokens, and each step computes some tokens that are not computed yet. A sequence that lacks one
+token decodes; a sequence that lacks more tokens gets a chunk. Nothing in this module depends on llama.cpp.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class Sequence:
     # Whether the answer has ended; the sequence then stays only for pending hidden states.
     finished: bool = False
     computed: int = 0
+    # Prompt tokens from the prefix cache. None: not admitted yet.
+    cached: int | None = None
     branch: Branch | None = None
 
     @property
@@ -163,8 +165,8 @@ class LocalScheduler:
         return affected
 
     def retry(self, step: ScheduledStep) -> bool:
-        """Preempt the last sequence after a step that did not fit the cache; False if only one is running. No sequence
-        is admitted before a step succeeds, so that retries end."""
+        """Preempt the newest sequence after a step that did not fit the cache; False if only one sequence is running.
+        No sequence is admitted before a step succeeds, so that retries end."""
         if len(self.running) < 2:
             return False
         self._lacks_cells = True
@@ -192,6 +194,7 @@ class LocalScheduler:
                 self._head_waits = True
                 return
             sequence.branch, sequence.computed = branch, branch.length
+            sequence.cached = branch.length if sequence.cached is None else sequence.cached
             self.running.append(self.waiting.popleft())
 
     def _fits(self, sequence: Sequence, branch: Branch) -> bool:
@@ -213,7 +216,7 @@ class LocalScheduler:
             if sequence.pending_hidden and sequence.computed > sequence.pending_hidden[0]
         ]
         if ready and not (catching_up and self._chunks_waited):
-            # Only a step without prompts returns hidden states. Prompts wait for one such step, but not for two.
+            # Only steps without prompts return hidden states. Prompts wait for one such step, but not for two in a row.
             step.probes = [self._probe(sequence) for sequence in ready]
             return step, True
         if catching_up and (self._limits.mixes or not decoding or self._chunks_waited):

@@ -52,7 +52,7 @@ def uniforms(key: int, ids: Indices) -> Doubles:
 
 
 def blocks(size: int) -> Iterator[slice]:
-    """Return slices of `size` numbers, each small enough to stay in the processor's cache."""
+    """Yield slices that divide `size` numbers into blocks small enough for the processor's cache."""
     return (slice(start, start + _BLOCK) for start in range(0, size, _BLOCK))
 
 
@@ -66,7 +66,7 @@ def _scores(key: int, ids: Indices, logits: Floats, temperature: float) -> Doubl
 
 
 def _earliest_arrivals(key: int, ids: Indices | None, logits: Floats, temperature: float) -> Floats:
-    """Return a lower bound of each token's arrival time, float32 (n,), exact except for rounding."""
+    """Return a lower bound of each token's arrival time, float32 (n,), subject to rounding errors."""
     highest, rate = logits.max(), np.float32(1 / temperature)
     earliest = np.empty(len(logits), np.float32)
     first = np.arange(1, min(_BLOCK, len(logits)) + 1, dtype=np.uint64) * np.uint64(GOLDEN)

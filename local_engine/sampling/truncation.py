@@ -28,7 +28,7 @@ def survivors(logits: Floats, params: ResolvedParams, temperature: float) -> Ind
 
 
 def largest(logits: Floats, count: int) -> Indices:
-    """Return the indices of the `count` largest logits, largest first, equal ones in order."""
+    """Return the indices of the `count` largest logits, largest first; equal logits keep their order."""
     size, width = len(logits), len(logits) // _GROUPS
     count = min(count, size)
     if count == 0:
@@ -46,7 +46,7 @@ def largest(logits: Floats, count: int) -> Indices:
 
 
 def _head(logits: Floats, params: ResolvedParams, temperature: float) -> tuple[Indices, Doubles]:
-    """Return the likeliest tokens and their probabilities: top-k tokens, or enough for top-p and min-p."""
+    """Return the likeliest tokens and their probabilities: the top k, or as many as top-p and min-p need."""
     size = len(logits)
     if 0 < params.top_k < size:
         head = largest(logits, params.top_k)
@@ -72,7 +72,7 @@ def _weights(logits: Floats, highest: float, temperature: float) -> Doubles:
 
 
 def _inside(probabilities: Doubles, params: ResolvedParams) -> npt.NDArray[np.bool_]:
-    """Return which tokens, in descending order, top-p and min-p keep: always a prefix with at least one token."""
+    """Return a mask of the tokens that top-p and min-p keep. Tokens are in descending order; the first always stays."""
     inside = probabilities >= params.min_p * probabilities[0]
     if params.top_p < 1:
         inside &= np.cumsum(probabilities) - probabilities < params.top_p
@@ -81,7 +81,7 @@ def _inside(probabilities: Doubles, params: ResolvedParams) -> npt.NDArray[np.bo
 
 
 def _typical(scaled: Doubles, typical_p: float) -> Indices:
-    """Return the tokens of the `typical_p` mass whose surprise is nearest to the distribution's entropy."""
+    """Return the tokens whose surprise is nearest to the entropy: as few as reach the total probability `typical_p`."""
     logprobs = scaled - scaled.max()
     logprobs -= np.log(np.exp(logprobs).sum())
     probabilities = np.exp(logprobs)

@@ -19,7 +19,7 @@ from ...protocol import settings
 from ...protocol.errors import ConfigurationError, DownloadError, InvalidRequestError, OfflineError
 from .known_models import KNOWN_MODELS
 
-_HUB_SWITCH = {"": False, **dict.fromkeys(("0", "false", "no", "off"), False)}  # values that huggingface_hub knows
+_HUB_SWITCH = {"": False, **dict.fromkeys(("0", "false", "no", "off"), False)}  # values of HF_HUB_OFFLINE
 _HUB_SWITCH |= dict.fromkeys(("1", "true", "yes", "on"), True)
 
 

@@ -142,7 +142,7 @@ class Library:
         return path
 
     def _sync_folder(self) -> None:
-        """Flush the folder to disk, so that a crash never keeps a later rename without an earlier one."""
+        """Flush the folder to disk, so that finished renames reach the disk before later renames."""
         if (folder := open_folder(self.folder)) is not None:
             try:
                 os.fsync(folder)

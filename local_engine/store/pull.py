@@ -37,7 +37,7 @@ def stored(library: Library, spec: DownloadSpec) -> Manifest | None:
 
 
 def pulled(library: Library, wanted: str) -> str | None:
-    """Return the name of the complete model pulled from `wanted`, a hub or index name; None unless exactly one matches.
+    """Return the name of the complete model pulled from `wanted`, a hub or index name; None unless one model matches.
 
     Works without network access. Raises InvalidRequestError for a malformed name.
     """

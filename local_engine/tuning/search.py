@@ -33,7 +33,7 @@ _PROMPT, _ANSWER = 256, 128  # prompt and answer tokens of the request whose tim
 _MIN_GAIN = 0.05
 _CONTEXT_STEP = 256
 _FEWER = (None, 4, 2, 1)  # concurrent answers
-_RUN_S = 4.0  # minimum time limit of a measurement, and its expected duration until one has been measured
+_RUN_S = 4.0  # minimum time limit of a measurement, and the assumed duration of the first measurement
 _FIRST_S = 10.0  # minimum time limit for the default settings, whose speed every comparison needs
 
 
@@ -54,7 +54,7 @@ class TrialResult:
     choice: Candidate
     # Purpose of the measurement, or the reason for its failure.
     note: str
-    # Tokens per second: of the fastest prompt, and the median of several short intervals of an answer.
+    # Tokens per second: for the prompt the faster of two runs, for the answer the median of several short intervals.
     prompt_tokens_per_s: float = 0.0
     answer_tokens_per_s: float = 0.0
     # Relative spread of the prompt speeds or of the answer speeds, whichever is larger.
@@ -79,7 +79,7 @@ class Tuning:
     settings: TunedSettings
     default: Candidate
     runs: tuple[TrialResult, ...]
-    # Share of request time saved against the default, in the deciding comparison.
+    # Share of request time that the winner saves against the default, from the second comparison.
     gain: float
     # Choices that were skipped for lack of time.
     skipped: tuple[str, ...]
@@ -196,8 +196,9 @@ class _Search:
         return result
 
     def _prompt_length(self, choice: Candidate) -> int:
-        """Return the prompt length for all measurements, shorter on a slow machine. The short measurement that finds it
-        also reads the model file into memory."""
+        """Return the prompt length for all measurements, shorter on a slow machine.
+
+        A short measurement of the speed decides. The measurement also reads the model file into memory."""
         speed = self._measure(choice, "first", prompt=32, seconds=0.1).prompt_tokens_per_s
         return next((length for length in (_PROMPT, 128, 64) if length <= speed * 1.5), 32)
 

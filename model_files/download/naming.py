@@ -68,7 +68,7 @@ class FileRef:
 
 
 def parse(wanted: str, endpoint: str) -> HubRef | IndexRef | UrlRef | FileRef:
-    """Parse the argument of `updraft pull`. Links to pages of the hub at `endpoint` mean files of the hub.
+    """Parse the argument of `updraft pull`. Links to the pages of the hub at `endpoint` count as names of hub files.
 
     Raises InvalidRequestError for a malformed name, ModelNotFoundError if a file does not exist.
     """
@@ -113,7 +113,7 @@ def is_path(name: str) -> bool:
 
 
 def is_node_path(name: str) -> bool:
-    """Return whether a node's model argument is a path: by `is_path`, or as the name of a file other than `pocket`.
+    """Return whether a node's model argument is a path. The name of an existing file is a path too, except `pocket`.
 
     `owner/repo` is a repository on the hub. Raises ConfigurationError if it is also an existing folder.
     """

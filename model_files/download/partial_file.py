@@ -25,7 +25,10 @@ _DISK_CHECK_BYTES = 4 * _BLOCK
 
 
 class ResumeRecord(msgspec.Struct, frozen=True):
-    """Content of a partial file, with `DownloadSpec.identity`. A partial file with another record is discarded."""
+    """Record of the content that a partial file is a part of. A partial file with another record is discarded.
+
+    `identity` is `DownloadSpec.identity`.
+    """
 
     identity: str | None
     source: str
@@ -65,7 +68,7 @@ class PartialFile:
 
     def append(self, data: bytes) -> None:
         """Write data. Raises DiskSpaceError if the disk is almost full, keeping the bytes if resume is possible."""
-        if self.size >= self._checked_size + _DISK_CHECK_BYTES:  # repeated, as other programs write too
+        if self.size >= self._checked_size + _DISK_CHECK_BYTES:  # check repeatedly: other programs write too
             self._checked_size = self.size
             if shutil.disk_usage(self.path.parent).free < SPARE:
                 raise self._disk_full()

@@ -35,7 +35,7 @@ class RetryLimits:
     worthwhile: int = 1024 * 1024
 
     def wait_s(self, failures: int, asked_s: float = 0.0) -> float:
-        """Return the seconds to wait after consecutive failures, at least `asked_s`, the server's Retry-After."""
+        """Return the seconds to wait after consecutive failures. `asked_s`: minimum, from the server's Retry-After."""
         return min(_MAX_WAIT_S, max(asked_s, self.backoff_s * 2 ** (failures - 1)))
 
 

@@ -64,7 +64,7 @@ def has_pip() -> bool:
 
 
 def _pip() -> str | None:
-    """Return the file of pip. Avoids `importlib.util.find_spec`, which triggers setuptools' distutils hook."""
+    """Return the path of pip's module. Avoids `importlib.util.find_spec`, which triggers setuptools' distutils hook."""
     spec = PathFinder.find_spec("pip")
     return None if spec is None else spec.origin
 
@@ -95,7 +95,7 @@ def _download(place: IndexRef, folder: Path, report: ProgressReport) -> Path:
         try:
             while process.poll() is None:
                 report.progress(_bytes_in(folder), None)
-                check_disk_space(folder, str(place), 1)  # repeated, as the wheel's size is unknown
+                check_disk_space(folder, str(place), 1)  # check repeatedly, because the wheel's size is unknown
                 time.sleep(_PROGRESS_S)
         finally:
             process.kill()

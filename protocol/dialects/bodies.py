@@ -10,7 +10,7 @@ from ..http.wire import close_body
 
 
 class TranslatedBody:
-    """Stream of `events(payloads of body)`, as bytes. `aclose` also closes `body`, even before iteration starts."""
+    """Stream of events that `events` encodes from the payloads of `body`. `aclose` also closes an unread `body`."""
 
     def __init__(
         self, body: AsyncIterator[bytes], events: Callable[[AsyncIterator[bytes]], AsyncGenerator[bytes]]
@@ -31,7 +31,7 @@ class TranslatedBody:
     async def aclose(self) -> None:
         """Close the stream and `body`. Idempotent; the caller must first cancel a pending `__anext__`."""
         try:
-            with suppress(RuntimeError):  # raised while `__anext__` is pending; the caller cancels the pending call
+            with suppress(RuntimeError):  # raised while `__anext__` is pending, which the caller cancels
                 await self._events.aclose()
         finally:
             await close_body(self._body)

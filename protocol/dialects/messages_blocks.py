@@ -67,7 +67,7 @@ def _assistant(blocks: list[Block], param: str) -> Block:
             texts[kind].append(_text(block, kind, place))
         elif kind == "tool_use":
             calls.append(_call(block, place))
-        elif kind != "redacted_thinking":
+        elif kind != "redacted_thinking":  # dropped, because only Anthropic can decrypt it
             raise _foreign(kind, place)
     said: Block = {"role": "assistant", "content": "".join(texts["text"]) or (None if calls else "")}
     if texts["thinking"]:

@@ -13,8 +13,9 @@ from .chat_chunks import count_of, framed, text_of
 from .messages_request import MessagesRequest
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
-#: Initial fields of each kind of block; below, the type of each kind's deltas and the field that holds the text.
+#: Initial fields of each kind of content block.
 _BEGUN: dict[str, dict[str, Any]] = {"text": {"text": ""}, "thinking": {"thinking": "", "signature": ""}}
+#: Type of the deltas of each kind of block, and the field that holds their text.
 _DELTAS = {
     "text": ("text_delta", "text"),
     "thinking": ("thinking_delta", "thinking"),
@@ -141,7 +142,7 @@ class AnthropicEvents:
                 self._begin_waiting()
 
     def _begin_waiting(self, *, at_end: bool = False) -> None:
-        """Start blocks of buffered calls, as long as the call before each is complete."""
+        """Start the blocks of buffered calls. A block starts once the arguments of the previous call are complete."""
         while self._waiting and (at_end or self._call is None or _is_whole("".join(self._texts))):
             index = next(iter(self._waiting))
             text = self._waiting.pop(index)

@@ -62,7 +62,7 @@ class MessagesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    # Cache hint, ignored: the server decides what to cache.
+    # Cache hint, ignored because the server decides what to cache.
     cache_control: dict[str, Any] | None = None
     # Updraft's router options.
     updraft: dict[str, Any] | None = None
@@ -74,7 +74,7 @@ prepare_types(MessagesRequest)
 def read_messages_request(fields: Mapping[str, Any]) -> MessagesRequest:
     """Check a decoded request. Raises InvalidRequestError or UnsupportedFeatureError."""
     request = convert(fields, MessagesRequest)
-    # The original values: `convert` drops nulls, but nulls inside arguments and schemas have meaning.
+    # Restore the original values, because `convert` drops nulls, which have meaning inside arguments and schemas.
     request.messages, request.tools = fields["messages"], fields.get("tools") or []
     if request.max_tokens < 1:
         raise invalid_value("max_tokens", f"must be at least 1, got {request.max_tokens}")
@@ -94,7 +94,7 @@ def chat_body(request: MessagesRequest) -> dict[str, Any]:
     body = {name: value for name, value in given.items() if value is not None}
     body |= {"messages": messages_of(request.messages, request.system), "max_completion_tokens": request.max_tokens}
     last: Block = body["messages"][-1]
-    if last["role"] == "assistant" and "tool_calls" not in last:  # prefilled answer: continue that message
+    if last["role"] == "assistant" and "tool_calls" not in last:  # the answer is prefilled, so continue it
         body |= {"add_generation_prompt": False, "continue_final_message": True}
     if request.stop_sequences:
         body["stop"] = request.stop_sequences
@@ -148,7 +148,7 @@ def _tool(tool: Any, param: str) -> dict[str, Any]:
 
 
 def _effort(request: MessagesRequest) -> str | None:
-    """Return the reasoning effort; a thinking budget is mapped to an effort, as chat requests have no budget."""
+    """Return the reasoning effort. A thinking budget becomes an effort, because chat requests have no budget."""
     wanted = None if request.output_config is None else request.output_config.effort
     thinking = request.thinking
     if thinking is None:

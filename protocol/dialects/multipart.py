@@ -11,7 +11,7 @@ from ..errors import InvalidRequestError
 from ..safety.names import MAX_NAME
 
 FORM = "multipart/form-data"
-_MAX_HEAD = 2**12  # bytes of headers per part
+_MAX_HEAD = 2**12  # maximum bytes of headers per part
 _MAX_PARTS = 64
 _READ = ("model", "stream")  # fields that affect routing and the kind of response
 _MAX_BOUNDARY = 70  # RFC 2046
@@ -20,7 +20,7 @@ _NAME = re.compile(r";\s*name[*0-9]*\s*=", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class FormPart:
-    """Start of a form field; the pieces of the value follow."""
+    """Start of a form field, which is followed by the pieces of the value."""
 
     name: str
     # File name; None if the field is not a file.
@@ -41,7 +41,7 @@ class FormParser:
                 "Send the file as multipart/form-data with a boundary.", param="file", code="invalid_form"
             )
         self._delimiter = b"\r\n--" + boundary.encode()
-        self._buffer = bytearray(b"\r\n")  # the first delimiter may come without a preceding CRLF
+        self._buffer = bytearray(b"\r\n")  # supplies the CRLF that the first delimiter may lack
         self._read = -2  # offset of the buffer in the body, in bytes
         self._parts = 0
         self._in_part = False

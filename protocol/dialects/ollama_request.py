@@ -26,7 +26,7 @@ _OPTIONS = {
     },
 }  # fmt: skip
 _AT_LOADING = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "low_vram", "numa")
-#: Base64 prefixes of image formats, by their magic bytes.
+#: Media types of images by the start of their Base64 text, which encodes the format's magic bytes.
 _PICTURES = {"iVBOR": "image/png", "/9j/": "image/jpeg", "R0lG": "image/gif", "UklGR": "image/webp"}
 _UNBOUNDED = (-1, -2)  # values of `num_predict` that mean no limit
 R = TypeVar("R", bound="_ChatOptions")
@@ -98,7 +98,7 @@ class OllamaPull(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: str
     stream: bool = True
-    # Must be false: downloads always use TLS.
+    # Must be false, because downloads always use TLS.
     insecure: bool = False
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class OllamaPull(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def wanted(self) -> str:
-        """Model as `updraft pull` names it."""
+        """Name of the model, in the form that `updraft pull` accepts."""
         name = model_name(self.model)
         return f"hf:{name.removeprefix('hf.co/')}" if name.startswith("hf.co/") else name
 
@@ -131,7 +131,7 @@ def read_ollama_request(fields: Mapping[str, Any], kind: type[R]) -> R:
     """Check a decoded request. Raises InvalidRequestError or UnsupportedFeatureError."""
     request = convert(fields, kind)
     if isinstance(request, OllamaChat):
-        # The original values: `convert` drops nulls, but nulls inside arguments and schemas have meaning.
+        # Restore the original values: `convert` drops nulls, which have meaning inside arguments and schemas.
         request.messages, request.tools = fields.get("messages") or [], fields.get("tools") or []
     return request
 
@@ -144,10 +144,10 @@ def chat_body(request: OllamaChat | OllamaGenerate) -> dict[str, Any]:
         del body["max_completion_tokens"]
     if isinstance(request, OllamaChat) and request.tools:
         body["tools"] = request.tools
-    if isinstance(request.think, str):
-        body["reasoning_effort"] = request.think
-    elif request.think is False:
+    if request.think in (False, "false"):
         body["reasoning_effort"] = "none"
+    elif request.think not in (None, True, "true"):
+        body["reasoning_effort"] = request.think
     if isinstance(request.format, dict):
         body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": request.format}}
     elif request.format == "json":

@@ -206,7 +206,7 @@ class ResponseEvents:
         self._emit("response.output_item.done", output_index=opened.output_index, item=opened.item)
 
     def _close_all(self, status: str) -> None:
-        """Close all open items. Only the last one gets `status`, since earlier items are complete."""
+        """Close all open items. Only the last item gets `status`, since earlier items are complete."""
         still_open = [*([] if self._text is None else [self._text]), *self._calls.values()]
         for opened in still_open:
             self._close(opened, status if opened is still_open[-1] else "completed")

@@ -16,7 +16,7 @@ from ..http.lenient_json import objects_of
 from .responses_items import Item, messages_of
 
 LOGPROBS = "message.output_text.logprobs"
-#: Accepted values of `include`. Apart from LOGPROBS they have no effect: built-in tools are refused anyway.
+#: Accepted values of `include`. Only LOGPROBS has an effect, because built-in tools are refused.
 _INCLUDABLE = (
     LOGPROBS,
     "reasoning.encrypted_content",
@@ -43,7 +43,7 @@ class Reasoning(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     effort: str | None = None
     summary: str | None = None
     generate_summary: str | None = None
-    # Accepted only at the default, like `mode`: the model decides how much to reason and what earlier reasoning to see.
+    # Only the default is accepted, as for `mode`, because the model decides how much it reasons and what it sees.
     context: Literal["auto"] | None = None
     mode: Literal["standard"] | None = None
 
@@ -71,10 +71,10 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     # Whether to store the response; None: the server's setting.
     store: bool | None = None
     background: bool = False
-    # Scheduling hints, ignored: background responses start as soon as possible.
+    # Scheduling hints, ignored because background responses start as soon as possible.
     background_options: dict[str, Any] | None = None
     max_output_tokens: int | None = None
-    # Limit on calls of built-in tools; no effect, because there are no built-in tools.
+    # Limit on calls of built-in tools. Has no effect, because there are no built-in tools.
     max_tool_calls: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -85,7 +85,7 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     parallel_tool_calls: bool | None = None
     text: TextOptions = msgspec.field(default_factory=TextOptions)
     reasoning: Reasoning | None = None
-    # Accepted but without effect: a conversation that is too long is always an error.
+    # Accepted but without effect, because a conversation that is too long is always an error.
     truncation: Literal["auto", "disabled"] = "disabled"
     metadata: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     user: str | None = None

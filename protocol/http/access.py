@@ -30,7 +30,7 @@ class PeerUser:
     """Client of a connection. The client's user is looked up once, at the first request that needs it."""
 
     client: tuple[str, int] | None
-    # Own address; the port is None for a Unix socket.
+    # Address of this server; the port is None for a Unix socket.
     server: tuple[str, int | None] | None
 
     @cached_property
@@ -101,7 +101,7 @@ class Access:
                 raise AuthenticationError("The API key is missing or wrong: send it as Authorization: Bearer KEY.")
 
     def _is_ours(self, host: str, address: str) -> bool:
-        """Return whether `host` is a valid name of this server. DNS rebinding cannot fake the socket's `address`."""
+        """Return whether `host` is a name of this server or the socket's `address`, which DNS rebinding cannot fake."""
         if not host:
             return False
         if is_loopback(host) or host == address or host in (each.lower() for each in self.allowed_hosts):
@@ -145,7 +145,7 @@ def check_keyless(host: str, advice: str) -> None:
 def _stands_for_loopback(host: str) -> bool:
     try:
         addresses = socket.getaddrinfo(host, None)
-    except OSError:  # unresolvable: nothing can listen on this name anyway
+    except OSError:  # unresolvable, so nothing can listen on this name
         return True
     return all(is_loopback(str(address[0])) for *_, address in addresses)
 

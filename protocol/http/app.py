@@ -1,6 +1,6 @@
-"""ASGI app shared by daemon, gateway and node: OpenAI-shaped errors, body limits, prompt handling of disconnects.
+"""ASGI app shared by daemon, gateway and node: OpenAI-shaped errors, body limits, fast reaction to disconnects.
 
-The shell is plain ASGI: middleware that wraps request and response objects would hide client disconnects.
+The shell is plain ASGI, because middleware that wraps request and response objects would hide client disconnects.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ import asyncio
 import contextlib
 import logging
 import string
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass, replace
-from random import getrandbits  # request ids are not secret, and this is faster than `secrets`
+from random import getrandbits  # faster than `secrets`; request ids are not secret
 from typing import Any
 
 import msgspec
@@ -37,7 +38,7 @@ from ..errors import (
 )
 from . import sse
 from .access import Access
-from .body_memory import BODY_OWNER, BodyMemory
+from .body_memory import BODY_OWNER, HOLD_MORE, SMALL_BYTES, BodyMemory, HeldMemory
 from .wire import WireRequest, WireResponse, close_body, error_body
 
 #: Header from the gateway to its nodes: an opaque tenant id, the same for all requests of one API key.
@@ -49,13 +50,14 @@ CLIENT_GONE = "updraft.gone"
 #: Header from the gateway to a node: id of the attempt, whose cost so far can be read at `/spent/{attempt}`.
 ATTEMPT_HEADER = b"x-updraft-attempt"
 
-LINGER_S = 2.0  # time to read the rest of a body that is already answered
+LINGER_S = 2.0  # time to read the rest of a body after an early response
 BODY_S = 120.0  # timeout for a whole body, which holds memory and counts as a request in flight
-_HEAD_ONLY = "updraft.head_only"  # scope key of a HEAD request, which is routed as GET; the server drops the body
+_HEAD_ONLY = "updraft.head_only"  # scope key of a HEAD request, which is routed as GET but gets no response body
 _MAX_HEADERS = 256
 _SINGLE = (b"host", b"transfer-encoding")
 _VERSIONS = ("1.1", "1.0", "2", "3")
-_ROUTER_ROUTES = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/chat/completions")  # only the router has all routes
+# Only `updraft serve` has all routes below these paths; the errors of other servers say so.
+_ROUTER_ROUTES = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/chat/completions")
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:")
 _log = logging.getLogger("updraft.http")
 
@@ -93,7 +95,7 @@ def create_app(
 
 
 class HttpApp(FastAPI):
-    """FastAPI app with a fast path: endpoints of `add_post` skip FastAPI's routing but keep the same `layers`."""
+    """FastAPI app with a fast path: endpoints of `add_post` skip FastAPI's routing, but not the middleware."""
 
     def __init__(self, **fastapis: Any) -> None:
         super().__init__(**fastapis)
@@ -121,7 +123,7 @@ class BodyLimits:
     usual: int
     # Limit per body for upload paths, whose bodies are streamed and not held in memory.
     uploads: Mapping[str, int]
-    # Limit for all bodies held in memory.
+    # Limit for all bodies and whole answers held in memory.
     memory: BodyMemory
 
     def of(self, path: str) -> int:
@@ -176,7 +178,7 @@ def upload_wire_request(request: Request) -> WireRequest:
 
 
 def _wire_request(request: Request, body: bytes = b"") -> WireRequest:
-    """Build the request from the scope: `request.url` would take a decoded `?` in the path for a query."""
+    """Build the request from the scope, because `request.url` would take a decoded `?` in the path for a query."""
     query = request.scope["query_string"].decode("latin-1")
     return WireRequest(request.method, request.scope["path"], dict(request.headers), body, query=query)
 
@@ -231,7 +233,7 @@ def while_connected(request: Request) -> Generator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        if gone and task.uncancel() == 0:  # otherwise the task was also cancelled by others: propagate
+        if gone and task.uncancel() == 0:  # else other code cancelled the task too: propagate
             raise RequestCancelledError("The client closed the connection.") from None
         raise
     finally:
@@ -346,7 +348,7 @@ class _OuterMiddleware:
             exchange.release()
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Apply the same checks to a WebSocket; a refused handshake gets an HTTP error."""
+        """Apply the checks of HTTP requests to a WebSocket. A refused handshake gets an HTTP error."""
         try:
             _check_framing(scope)
             self._access.check(scope)
@@ -388,54 +390,78 @@ class _Exchange:
         headers = dict(scope["headers"])
         self._path = scope["path"]
         self._max_body_bytes = limits.of(self._path)
-        self._memory = None if self._path in limits.uploads else limits.memory
-        self._held = 0  # bytes reserved in `_memory`
-        self._owner = ""
+        self._memory = BodyMemory(sys.maxsize, sys.maxsize) if self._path in limits.uploads else limits.memory
+        self._held = HeldMemory(headers.get(TENANT_HEADER, b"").decode("latin-1"))
         self.request_id = _usable_id(headers.get(b"x-request-id", b"")) or f"req-{getrandbits(96):024x}"
         self._state = scope.setdefault("state", {})
         self._state["request_id"] = self.request_id
+        self._state[HOLD_MORE] = self._hold
         self._announced = int(headers.get(b"content-length") or 0)  # the parser has checked that these are digits
         self._receive = receive
         self._send = send
         self._received = 0
+        self._is_arriving = True
         self._started = False
         self._complete = False
 
     async def receive(self) -> Message:
         """Receive a message. Raises RequestTooLargeError as soon as the announced or received body is too large.
 
-        Raises the errors of `BodyMemory.take` before reading an announced body from the connection.
+        Raises the errors of `BodyMemory.take` before reading an announced body from the connection, and OverloadedError
+        if a slow body loses its memory.
         """
         if self._announced > self._max_body_bytes:
             raise self._too_large()
-        self._hold(self._announced)
-        message = await self._receive()
+        self._hold(self._announced - self._held.size)
+        try:
+            async with self._waiting(1 if self._is_arriving else sys.maxsize):
+                message = await self._receive()
+        except TimeoutError as error:
+            raise OverloadedError("This body arrived too slowly while memory ran short: send fewer at once.") from error
         if message["type"] == "http.disconnect" and self._complete:
             await asyncio.Event().wait()  # a disconnect after the response must not cancel the app's final steps
         if message["type"] == "http.request":
             self._received += len(message.get("body", b""))
             if self._received > self._max_body_bytes:
                 raise self._too_large()
-            self._hold(self._received)
+            self._hold(self._received - self._held.size)
+            self._is_arriving = message.get("more_body", False)
         return message
 
-    def _hold(self, size: int) -> None:
-        if self._memory is not None and size > self._held:
-            self._owner = self._owner or self._state.get(BODY_OWNER, "")
-            self._memory.take(self._owner, size - self._held)
-            self._held = size
+    def _waiting(self, least: int) -> contextlib.AbstractAsyncContextManager[None]:
+        """Mark a wait for the client as in `BodyMemory`, if the request holds at least this many bytes."""
+        return self._memory.waiting_for_client(self._held) if self._held.size >= least else contextlib.nullcontext()
+
+    def _hold(self, more: int) -> None:
+        if not self._held.size:
+            self._held.owner = self._state.get(BODY_OWNER, self._held.owner)
+        if more > 0:
+            self._memory.take(self._held, more)
 
     def release(self) -> None:
-        """Release the body's memory at the end of the request."""
-        if self._memory is not None and self._held:
-            self._memory.give_back(self._owner, self._held)
+        """Release the request's memory at its end."""
+        self._memory.give_back(self._held)
 
     async def send(self, message: Message) -> None:
+        """Send a message. A large body is sent piecewise: the request lasts until its client has read the answer.
+
+        Raises RequestCancelledError if a slow client loses the memory of its request.
+        """
+        body, has_more = message.get("body", b""), message.get("more_body", False)
+        if len(body) > SMALL_BYTES:
+            for at in range(0, len(body), SMALL_BYTES):
+                end = at + SMALL_BYTES
+                await self.send({**message, "body": body[at:end], "more_body": has_more or end < len(body)})
+            return
         if message["type"] == "http.response.start":
             self._started = True
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
-        self._complete = message["type"] == "http.response.body" and not message.get("more_body", False)
-        await self._send(message)
+        self._complete = message["type"] == "http.response.body" and not has_more
+        try:
+            async with self._waiting(SMALL_BYTES + 1):
+                await self._send(message)
+        except TimeoutError as error:
+            raise RequestCancelledError("The client read too slowly while memory ran short.") from error
 
     async def fail(self, error: UpdraftError, *, close: bool = False) -> None:
         """Send `error`, and close the connection if `close`. After the response has started, only log the error."""
@@ -447,7 +473,7 @@ class _Exchange:
         headers = [*response.raw_headers, (b"connection", b"close")] if closes else response.raw_headers
         await self.send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         await self.send({"type": "http.response.body", "body": response.body, "more_body": closes})
-        if closes:  # closing a socket with unread bytes may destroy the response in transit: drain the body first
+        if closes:  # drain the body first, as closing a socket with unread bytes may destroy the response
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_S):
                     while (await self._receive()).get("more_body"):

@@ -21,8 +21,8 @@ from .connection_limits import ConnectionLimits
 
 _CLOSE_CHECK_S = 0.1  # interval of checks for a closed connection while reading is paused
 _MAX_HEAD = 2**16
-_MAX_PART = 2**14  # bytes parsed at a time
-_MAX_AHEAD = 8  # pipelined requests queued before parsing pauses
+_MAX_PART = 2**14  # maximum bytes parsed at a time
+_MAX_AHEAD = 8  # maximum pipelined requests; parsing then pauses
 _UPGRADES = (b"upgrade", b"http2-settings")
 _REFUSAL = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
 READ_TIMEOUT_S = 30.0  # timeout for the head of a request, and between two pieces of the body
@@ -72,16 +72,16 @@ class Connection(HttpToolsProtocol):
     """Server side of an HTTP connection. Always uses httptools, while uvicorn may fall back to another parser."""
 
     _awaits: Literal["head", "body", "answer"] = "head"
-    _silent_bytes = 0  # bytes since the last complete head, piece of a body, or end of a body
+    _silent_bytes = 0  # bytes received since the last complete head, piece of a body, or end of a body
     _plain_head = b""  # head of a request that offers an upgrade, without the offer
-    _current: Any = None  # request being answered; uvicorn's `cycle` is the last request received
+    _current: Any = None  # request being answered, while uvicorn's `cycle` is the last request received
     _last_read = b""
     _parsed = 0  # parsed bytes of the last read
     _waits_for_capacity = False  # whether parsing of the last read waits for a response to finish
     _waiting: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
     _close_check: asyncio.TimerHandle | None = None
-    _refusal = b""  # error response to the last request; later bytes are not parsed
+    _refusal = b""  # error response to the last request, after which nothing is parsed
 
     def __init__(self, *, limits: ConnectionLimits | None = None, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
@@ -107,7 +107,7 @@ class Connection(HttpToolsProtocol):
         self._go_on()
 
     def _go_on(self) -> None:
-        """Parse the last read piecewise: a read may hold thousands of requests and would block other connections."""
+        """Parse the last read piecewise, because a read may hold thousands of requests and block other connections."""
         if self.transport.is_closing():
             return
         data, begin = self._last_read, self._parsed
@@ -126,7 +126,7 @@ class Connection(HttpToolsProtocol):
             if not self._waits_for_capacity:
                 self.loop.call_soon(self._go_on)
                 return
-            self._stop_waiting()  # no timeout: the client has already sent more
+            self._stop_waiting()  # no timeout, because the client has already sent more
         self._close_check = self._close_check or self.loop.call_later(_CLOSE_CHECK_S, self._check_for_close)
 
     def _read(self, data: bytes) -> None:
@@ -148,7 +148,7 @@ class Connection(HttpToolsProtocol):
     def _parse(self, data: bytes) -> None:
         """Parse like uvicorn's `data_received`, but ignore a request's offer to upgrade to another protocol.
 
-        After an upgrade offer the parser stops, and the body would be parsed as the next request.
+        Otherwise the parser would stop after the offer, and the body would be parsed as the next request.
         """
         self._unset_keepalive_if_required()
         while data:
@@ -180,7 +180,7 @@ class Connection(HttpToolsProtocol):
         self._awaits, self._silent_bytes = "body", 0
         method = self.parser.get_method()
         if not self.url.startswith(b"/") or b"#" in self.url or method == b"CONNECT":
-            raise ValueError("the request target is not a path")  # the parser would extract a path from a URL
+            raise ValueError("the request target is not a path")  # else the parser would accept a whole URL
         if self.parser.should_upgrade() and not (method == b"GET" and self._should_upgrade()):
             lines = [name + b": " + value for name, value in self.headers if name not in _UPGRADES]
             version = b"HTTP/" + self.parser.get_http_version().encode()
@@ -337,7 +337,7 @@ class Connection(HttpToolsProtocol):
             self._close_check = self.loop.call_later(_CLOSE_CHECK_S, self._check_for_close)
 
     def _watch_reader(self, before: tuple[int, Any] | None = None) -> None:
-        """Abort the connection if the client does not read the response; `close` would wait forever."""
+        """Abort the connection if the client does not read the response, for which `close` would wait forever."""
         self._stop_watching()
         unread = self._below.get_write_buffer_size(), self._current
         if unread == before:

@@ -29,7 +29,8 @@ class ConnectionLimits:
 
     def admit(self, connection: LimitedConnection, address: str) -> bool:
         """Register a new, idle connection. Returns False if a limit is reached and no connection is idle."""
-        if self._counts[address] >= self._per_address and not is_loopback(address):  # loopback: a reverse proxy
+        # A reverse proxy on this machine may need many connections, so loopback has no limit per address.
+        if self._counts[address] >= self._per_address and not is_loopback(address):
             self._close_oldest(self._resting.get(address, {}))
             if self._counts[address] >= self._per_address:
                 return False
@@ -43,7 +44,6 @@ class ConnectionLimits:
         return True
 
     def mark_busy(self, connection: LimitedConnection) -> None:
-        """Mark a connection as busy with a request."""
         self._all_resting.pop(connection, None)
         if (address := self._addresses.get(connection)) is not None and address in self._resting:
             self._resting[address].pop(connection, None)
@@ -51,7 +51,7 @@ class ConnectionLimits:
                 del self._resting[address]
 
     def mark_idle(self, connection: LimitedConnection) -> None:
-        """Mark a connection as idle: waiting for a request, or for the rest of a request."""
+        """Mark a connection as idle, which means that it waits for a request or for the rest of a request."""
         if (address := self._addresses.get(connection)) is not None:
             self._all_resting[connection] = None
             self._resting.setdefault(address, {})[connection] = None
@@ -71,6 +71,6 @@ class ConnectionLimits:
 
 
 def usual_limits() -> ConnectionLimits:
-    """Raise the descriptor limit as far as allowed and return limits that leave half for outgoing connections."""
+    """Raise the limit of file descriptors. Return connection limits that leave half of them to outgoing connections."""
     total = min(_MOST, (raise_descriptor_limit(2 * _MOST + _RESERVED) - _RESERVED) // 2)
     return ConnectionLimits(max(total, 8), max(total // 2, 4))

@@ -17,7 +17,7 @@ from ..errors import InvalidRequestError
 FORWARDED = re.compile(
     r"openai-.+|anthropic-.+|helicone-.+|x-.+|http-referer|idempotency-key|traceparent|tracestate|baggage"
 )
-#: Hop-by-hop headers, dropped: HTTP framing, browser and proxy headers, openai client details, Updraft's API key.
+#: Headers for this hop only, not forwarded: HTTP framing, browsers, proxies, openai client details, Updraft's key.
 HOP_BY_HOP = re.compile(
     r"accept(-.+)?|access-control-.+|api-key|authorization|cache-control|cdn-.+|cf-.+|connection|content-.+|cookie2?|date"
     r"|dnt|expect|forwarded|from|host|http2-settings|if-.+|keep-alive|max-forwards|origin|pragma|priority|proxy-.+"
@@ -25,7 +25,7 @@ HOP_BY_HOP = re.compile(
     r"|x-(amzn?|api-key|client-ip|cluster|envoy|forwarded|original|real-ip|request-id|stainless|updraft)(-.+)?"
 )
 _CREDENTIAL = re.compile(r"auth|cookie|credential|csrf|key|passw|secret|session|token")
-_KEYS = frozenset({"idempotency-key"})  # keys that are not credentials
+_KEYS = frozenset({"idempotency-key"})  # names with "key" that hold no credential
 _MAX_NAME = 100
 
 

@@ -24,9 +24,9 @@ from ..errors import (
 from ..safety.redaction import paired
 
 _MAX_MESSAGE, _MAX_EXCERPT = 2000, 300  # characters
-_MAX_NESTED = 4  # levels searched for an error message
+_MAX_NESTED = 4  # maximum depth at which an error message is searched for
 _MESSAGES = ("message", "error", "detail", "msg", "errors", "title", "description", "error_description")
-_LINE_ENDS = {0x0A: " ", 0x0D: " "}  # in valid JSON these occur only between tokens
+_LINE_ENDS = {0x0A: " ", 0x0D: " "}  # valid JSON has line ends only between tokens
 _ERRORS: dict[int, type[UpdraftError]] = {
     401: AuthenticationError,
     403: PermissionDeniedError,
@@ -75,7 +75,7 @@ def _keeping(raw: bytes, name: str) -> Any:
 
 
 def json_bytes(value: Any) -> bytes:
-    """Encode as JSON, including lone surrogates: a cloud may split an emoji between two chunks of a stream."""
+    """Encode as JSON, including lone surrogates, since a cloud may split an emoji between two chunks of a stream."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:  # lone surrogates cannot be UTF-8, but JSON can escape them
@@ -154,7 +154,7 @@ def completed(error: dict[str, Any], status: int, otherwise: str) -> dict[str, A
 
 
 def apart(event: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """Split a final event into text (None if it has no text) and finish, since some servers send both at once."""
+    """Split a final event into a text event (None without text) and a finish event, as some servers combine both."""
     choices: list[dict[str, Any]] = event["choices"]
     deltas = [cast("dict[str, Any]", choice.get("delta") or {}) for choice in choices]
     if not any(value for delta in deltas for name, value in delta.items() if name != "role"):

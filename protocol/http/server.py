@@ -34,7 +34,7 @@ DRAIN_S = 10.0
 """Default time for requests in flight to finish after SIGTERM or SIGINT, in seconds."""
 
 WEBSOCKET_MESSAGE_BYTES = 8 * 2**20  # same limit as for request bodies
-_ACCEPTED = 32  # connections accepted per loop iteration; they count against the limits two iterations later
+_ACCEPTED = 32  # maximum connections accepted per loop iteration; the limits count them two iterations later
 _BACKLOG = 1024
 _SHUTDOWN_S = 5.0  # time from the end of the drain to SIGKILL
 _PARENT_POLL_S = 0.5
@@ -70,7 +70,7 @@ def serve(  # noqa: PLR0913
             return
         url = url_of(sock, "http" if tls is None else "https")
         if ready_file is not None:
-            write_private(ready_file, f"{url}\n")  # private: changing the file would redirect clients
+            write_private(ready_file, f"{url}\n")  # private, because changing the file would redirect clients
         sys.stdout.write(f"ready {url}\n")
         sys.stdout.flush()
         if on_ready is not None:
@@ -109,7 +109,7 @@ def serve(  # noqa: PLR0913
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """Bind a socket to `host:port` (port 0: any free port) without listening: clients are refused until `serve`.
+    """Bind a socket to `host:port` (port 0: any free port) without listening, so clients are refused until `serve`.
 
     Raises PortInUseError, or ConfigurationError if the address is unusable.
     """
@@ -184,12 +184,17 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         for sock in sockets or ():
             sock.listen(_BACKLOG)
-        if self.started:
+        if not self.started:
+            return
+        try:
             self._announce()
+        except ConfigurationError:  # stop the app in order: a cancelled lifespan would log a traceback
+            await super().shutdown(sockets)
+            raise
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._traffic.draining = True
-        if os.getppid() != self._parent:  # orphaned: free the port at once for a successor
+        if os.getppid() != self._parent:  # the parent died, so free the port for a successor
             for server in self.servers:
                 server.close()
         leaving = None if self._traffic.at_drain is None else asyncio.create_task(self._traffic.at_drain())
@@ -204,7 +209,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Handle signals like uvicorn, but do not raise them again after a shutdown: the exit status would be -15."""
+        """Handle signals like uvicorn, but do not raise them again at the end, which would set exit status -15."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

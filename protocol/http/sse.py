@@ -48,7 +48,7 @@ class EventParser:
         """Return events completed by `chunk`, including comments, with lines ending in LF. Raises EventTooLongError."""
         if chunk[-3:-1] != b"\n\n" and chunk.endswith(b"\n\n") and self._is_between and b"\r" not in chunk:
             return chunk[:-2].split(b"\n\n")  # fast path for most chunks
-        searched = max(0, len(self._buffer) - 1)  # bytes already searched; the last byte may be half of an event's end
+        searched = max(0, len(self._buffer) - 1)  # the last byte is searched again: it may begin an event's end
         self._buffer += self._with_line_feeds(chunk)
         if self._at_start and not _BOM.startswith(self._buffer):
             self._at_start = False

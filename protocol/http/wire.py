@@ -37,7 +37,7 @@ class WireRequest:
     timeout_s: float | None = None
     # Query string without the question mark.
     query: str = ""
-    # Streamed body, for bodies that may not fit into memory; `body` is empty then.
+    # Streamed body, for bodies that may not fit into memory. In this case `body` is empty.
     upload: AsyncIterator[bytes] | None = None
     # The caller's API key for the cloud. None: the key in the settings. Only the SDK sets this, never a server.
     cloud_key: str | None = field(default=None, repr=False)

@@ -62,7 +62,7 @@ class Database:
             yield connection
 
     def displaced(self) -> Path | None:
-        """Return an open file that was moved, replaced, deleted or emptied; None if all are in place."""
+        """Return a database file that was moved, replaced, deleted or emptied while open; None if all are in place."""
         known, path = self._identities, self._file.path
         for each in (path, path.with_name(f"{path.name}-wal")) if known else ():
             identity = _identity(each)

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from ..errors import InvalidRequestError
 
-MAX_NAME = 256  # characters of a model's or tool's name
-_MAX_LABEL = 1024  # characters of identifiers of callers and requests
-_MAX_VALUE, _MAX_PAIRS = 4096, 128  # characters per value and number of pairs of metadata
+MAX_NAME = 256  # maximum characters of a model's or tool's name
+_MAX_LABEL = 1024  # maximum characters of a caller's or request's identifier
+_MAX_VALUE, _MAX_PAIRS = 4096, 128  # metadata: maximum characters per value, and maximum pairs
 _BOUNDS = {
     "model": MAX_NAME,
     "reasoning_effort": MAX_NAME,

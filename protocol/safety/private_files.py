@@ -32,7 +32,7 @@ def private_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder; for the user only if it is Updraft's own. Raises OSError."""
+    """Create a folder, which only the user can access if it is Updraft's own. Raises OSError."""
     if is_own(folder):
         private_folder(folder)
     else:
@@ -59,7 +59,7 @@ def create_private(path: Path) -> None:
 
 
 def prepared(path: Path) -> Path:
-    """Prepare a file for writing: in Updraft's own folders, make it private. Raises OSError."""
+    """Prepare a file for writing. In Updraft's own folders, make the file private. Raises OSError."""
     return private_file(path) if is_own(path) else path
 
 
@@ -92,7 +92,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def _create(path: Path) -> None:
-    """Create an empty file, if possible without opening it, since another thread may already have it open."""
+    """Create an empty file, if possible without opening it, because closing it could release another thread's locks."""
     with suppress(FileExistsError):
         try:
             os.mknod(path, stat.S_IFREG | 0o600)

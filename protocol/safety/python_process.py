@@ -1,6 +1,6 @@
 """Command line and environment for Python child processes that must not import modules from the working folder.
 
-`python -m` puts the working folder first on the module path: a `json.py` in a downloaded model's folder would run.
+`python -m` puts the working folder first on the module path, so a `json.py` in a downloaded model's folder would run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-# Folder that contains this package. It is trusted even as working folder: its owner can change the package anyway.
+# Folder that contains this package. Even as working folder it is trusted, as its owner can change the package anyway.
 _HOME = os.path.abspath(Path(__file__).parents[3])  # noqa: PTH100 - keep links: the package may be a link
 
 

@@ -14,7 +14,7 @@ _REPLACEMENT = "[the API key]"
 
 
 class Redactor:
-    """Replacer of credentials in errors. Not for answers, which may contain the same text legitimately."""
+    """Replaces credentials in errors. Do not use it for answers, which may contain the same text legitimately."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         forms = {form for secret in secrets if secret for form in (secret, quote(secret, safe=""), quote_plus(secret))}
@@ -47,7 +47,7 @@ def paired(text: str) -> str:
 
 
 def is_sendable(key: str) -> bool:
-    """Return whether a header can hold the key as one word. HTTP libraries quote an invalid value in their error."""
+    """Return whether the key is valid in a header. HTTP libraries would quote an invalid key in their error message."""
     return all("!" <= character <= "~" for character in key)
 
 

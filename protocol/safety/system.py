@@ -39,12 +39,12 @@ END_SIGNALS: tuple[signal.Signals, ...] = tuple(
 )
 
 _SHORT_FOLDER = "/tmp"
-_LOCKED_BYTE = 2**30  # Windows: beyond the end of all files, because other processes cannot read a locked byte
+_LOCKED_BYTE = 2**30  # byte to lock on Windows; beyond all files, because a locked byte cannot be read
 _LOCK_PAUSE_S = 0.01
 _BOOT_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
-_MAX_SOCKET_PATH = 103  # bytes: the limit of macOS, the lowest of all systems
+_MAX_SOCKET_PATH = 103  # maximum bytes; macOS has the lowest limit of all systems
 _LISTENS = "0A"  # state of a listening socket in /proc/net/tcp
-_READS = 3  # maximum reads of a table: one read can miss a line, because the table changes meanwhile
+_READS = 3  # maximum reads of a table; one read can miss a line, because the table changes meanwhile
 _MAPPED = bytes(10) + b"\xff\xff"  # prefix of IPv4 addresses mapped to IPv6
 #: Result of `connection_user` if the client has already closed the connection.
 NO_USER = -1
@@ -155,7 +155,7 @@ def reserve_blocks(handle: int, path: Path, size: int) -> None:
 
 
 def boot_time() -> float:
-    """Return seconds since boot, including suspends: the same in all processes and unaffected by the wall clock."""
+    """Return seconds since boot, including suspends. All processes see the same value, whatever the wall clock says."""
     return time.monotonic() if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK)
 
 
@@ -298,12 +298,13 @@ def connection_user(client: tuple[str, int], server: tuple[str, int]) -> int | N
         if (at := table.find(f" {ours[name]} {theirs[name]} ")) >= 0:
             _, _, _, _, _, _, uid, _, inode, *_ = table[at:].partition("\n")[0].split()
             return int(uid) if int(inode) else NO_USER
-    is_complete = re.search(rf"^ *\d+: [0-9A-F]+:{server[1]:04X} ", read, re.MULTILINE)  # lists this process's socket
+    # The tables are readable and complete if they list the socket of this process.
+    is_complete = re.search(rf"^ *\d+: [0-9A-F]+:{server[1]:04X} ", read, re.MULTILINE)
     return NO_USER if is_complete else None
 
 
 def _listed(host: str, port: int) -> dict[str, str]:
-    """Format a socket's address as in each table of /proc/net: hexadecimal words in native byte order."""
+    """Return how each table of /proc/net shows a socket's address: as hexadecimal words in native byte order."""
     address = ipaddress.ip_address(host.partition("%")[0])
     address = getattr(address, "ipv4_mapped", None) or address
     forms = {"tcp6": address.packed}

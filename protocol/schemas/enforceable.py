@@ -1,8 +1,8 @@
 """Rewriter of JSON schemas: replaces keywords that grammars cannot enforce by keywords that grammars can enforce.
 
 Rewrites constructs of pydantic and similar libraries: sets, dictionaries with constrained keys, decimals and UUID
-versions. Other such keywords are dropped with a note. A strict schema keeps them, and building its grammar then fails
-with an error that names the keyword.
+versions. Other keywords that grammars cannot enforce are dropped with a note. A strict schema keeps them, and building
+its grammar then fails with an error that names the keyword.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _IMPOSSIBLE: tuple[tuple[str, Any], ...] = (("not", {}), ("not", True))
 _SCHEMAS_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _VALUES = frozenset({"const", "default", "enum", "example", "examples"})
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]|(?<!\\)(?:\\\\)*\\[bB1-9]")
-#: Patterns for formats of keys, and for UUID versions.
+#: Patterns that replace UUID versions, and formats in `propertyNames`.
 _UUID = "^[0-9a-f]{8}-[0-9a-f]{4}-%s[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$"
 _PATTERNS = {
     "date": "^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])$",
     "uuid": _UUID % "[1-8]",
     **{f"uuid{version}": _UUID % version for version in range(1, 9)},
 }
-_MAX_LISTS = 100  # maximum lists that a set may expand to
-_MAX_DIGITS = 100  # digits of a decimal
-#: Pydantic's lookahead patterns for Decimal, up to version 2.13: limits on digits, on decimal places, both, or neither.
+_MAX_LISTS = 100  # maximum number of permutations by which a set is replaced
+_MAX_DIGITS = 100  # maximum digits of a decimal
+#: Pydantic's lookahead patterns for Decimal, up to version 2.13, with or without limits on digits and places.
 _DECIMAL = re.compile(
     r"\^\(\?!\^\[-\+\.\]\*\$\)\[\+-\]\?0\*"
     r"(?:\(\?:\\d\{0,(?P<whole>\d+)\}\|\(\?=\[\\d\.\]\{1,(?P<length>\d+)\}0\*\$\)"
@@ -46,7 +46,7 @@ def enforceable(schema: dict[str, Any], notes: set[str], *, strict: bool) -> dic
     """Rewrite a schema so that a grammar can enforce it; adds a note to `notes` for each dropped keyword.
 
     Unknown formats such as `path` are always dropped. Other keywords that cannot be enforced are dropped unless
-        `strict`; for a strict schema, building the grammar then fails. The caller must limit the depth.
+    `strict`; for a strict schema, building the grammar then fails. The caller must limit the nesting.
     """
     return _Rewriting(schema, notes, strict=strict).schema(schema)
 
@@ -94,7 +94,7 @@ class _Rewriting:
         return schema
 
     def _set(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Rewrite `uniqueItems`: drop it for at most one item, or list all permutations if there are few."""
+        """Rewrite `uniqueItems`: drop the keyword if at most one item is allowed, or list the permutations if few."""
         rest = _without(schema, "uniqueItems")
         if schema["uniqueItems"] is False or (_is_count(most := schema.get("maxItems")) and most <= 1):
             return rest
@@ -129,7 +129,7 @@ class _Rewriting:
         return {**rest, "patternProperties": {pattern: value}, "additionalProperties": False}
 
     def _values(self, schema: Any) -> list[Any]:
-        """Return the values that a schema enumerates; empty if it does not."""
+        """Return the values that a schema enumerates; empty if the schema allows other values."""
         target = self._resolved(schema)
         if target.get("type") == "boolean" and "enum" not in target and "const" not in target:
             return [False, True]

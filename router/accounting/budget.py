@@ -1,4 +1,5 @@
-"""Daily and monthly budgets of a router, kept in the ledger, so that concurrency and restarts cannot exceed a limit.
+"""Daily and monthly budgets of a router, kept in the ledger, so that concurrent requests cannot exceed a limit
+and a restart forgets no spending.
 
 A request's maximum cost is reserved before the cloud is called, in the same transaction that checks the budget. The
 true cost replaces the reservation at the end. If a process dies in between, the reservation counts as spent, since
@@ -33,19 +34,19 @@ _EXCESS: dict[Kind, str] = {
     "usd": "${used:.4f} of ${limit:g} are used or reserved, and this request may cost ${amount:.4f}",
     "cloud_tokens": "{used} of {limit} cloud tokens are used or reserved, and this request may take {amount}",
 }
-_WOKEN = 8  # waiting requests woken by each settlement
-_RETRY_S = 1.0  # seconds between retries, as other processes settle too
+_WOKEN = 8  # maximum number of waiting requests to wake when the actual cost of another request is booked
+_RETRY_S = 1.0  # maximum seconds between retries: costs booked by other processes do not wake a waiting request
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetLimits:
-    """Limits of one period; None: no limit. Falsy if no limit is set."""
+    """Budget limits for one period. None means no limit. The object is false if all limits are None."""
 
     # Limit in US dollars, by the configured prices.
     usd: float | None = None
     # Limit of prompt and completion tokens in the cloud.
     cloud_tokens: int | None = None
-    # Largest share of requests that may use the cloud, rounded up, at any time in the period.
+    # Largest share of requests that may use the cloud, at any time in the period. The allowed number is rounded up.
     cloud_share: float | None = None
     # `day` or `month`, by the UTC calendar.
     period: Period = "day"
@@ -64,13 +65,10 @@ class BudgetLimits:
 class Charge:
     """The amounts that one or more requests take from a budget."""
 
-    # Number of requests.
     requests: int = 0
-    # Number of requests that used the cloud.
     cloud_requests: int = 0
     # Prompt and completion tokens in the cloud.
     cloud_tokens: int = 0
-    # Cost in US dollars.
     usd: float = 0.0
 
     def __add__(self, other: Charge) -> Charge:
@@ -87,7 +85,7 @@ NO_CHARGE = Charge()
 class Demand:
     """The charge of one request as a function of its answer's length."""
 
-    # Charge without any completion tokens.
+    # Charge for the prompt, before any completion tokens.
     fixed: Charge
     # Price of a completion token, in US dollars.
     usd_per_token: float
@@ -103,32 +101,33 @@ SpendingRow = tuple[Period, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    # Day of the reservation, in days since 1970; the request is settled in the periods of this day.
+    # Day of the reservation, in days since 1970. The actual cost is booked in the same day or month.
     day: int
     charge: Charge
-    # Completion tokens granted by the latest reservation.
+    # Completion tokens that the latest reservation allows.
     tokens: int = 0
-    # Rows of `spending` that contain the charge.
+    # Keys of the rows in the table `spending` that include the charge.
     rows: frozenset[SpendingRow] = frozenset()
 
 
 class InFlight:
     """The requests of one process that hold a reservation, and the requests waiting for a reservation to settle.
 
-    Kept across changes of the budget's limits.
+    When the limits change, the new `Budget` keeps this object.
     """
 
     def __init__(self) -> None:
         #: Number of requests with a reservation.
         self.count = 0
-        #: Number of settlements so far.
+        #: Number of reservations settled (replaced by the actual cost) so far.
         self.settlements = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def settlement(self, until: float, seen: int) -> bool:
-        """Wait for another request to settle, until `until` on the monotonic clock. Return False if none is in flight.
+        """Wait up to 1 second for another request to settle. Return whether to try the reservation again.
 
-        `seen`: the value of `settlements` before the reservation was tried. Returns at once if it has grown since.
+        `until`: deadline on the monotonic clock. `seen`: the value of `settlements` before the reservation was tried.
+        Returns True at once if `settlements` has grown since, and False if no other request holds a reservation.
         """
         left = until - time.monotonic()
         if left <= 0:
@@ -142,7 +141,7 @@ class InFlight:
         return True
 
     def settled(self) -> None:
-        """Count a settlement that is in the ledger, and wake waiting requests."""
+        """Count a settlement after it was written to the ledger, and wake waiting requests."""
         self.count = max(0, self.count - 1)
         self.settlements += 1
         for _ in range(min(_WOKEN, len(self._waiting))):
@@ -151,7 +150,7 @@ class InFlight:
 
 
 class Budget:
-    """The limits of one router, by scope: "all", "key" and "user".
+    """The budgets of one router, with limits by scope: all requests ("all"), an API key, or a user of a key.
 
     Without a ledger, every reservation is refused. `problem`: why the ledger is missing.
     """
@@ -170,11 +169,11 @@ class Budget:
         self.in_flight = InFlight() if in_flight is None else in_flight
 
     def counts_from(self) -> float:
-        """Return the start of the earliest current period, in seconds since the epoch. Later rows must be kept."""
+        """Return the earliest start of a current period, in epoch seconds. Budgets need all ledger rows since then."""
         return min(first_day(limits.period, _today()) for limits in self._limits.values()) * DAY_S
 
     async def exceeded(self, caller: Caller, demand: Demand) -> BudgetExceededError | None:
-        """Return the error if a budget cannot cover the least charge of `demand`, else None. Reserves nothing."""
+        """Return an error if a budget cannot cover the minimum charge of `demand`, else None. Reserves nothing."""
         try:
             await self._alone(lambda connection: self._checked(connection, _today(), caller, demand))
         except BudgetExceededError as error:
@@ -184,7 +183,7 @@ class Budget:
     async def reserve(self, caller: Caller, demand: Demand, held: Reservation | None = None) -> Reservation:
         """Charge `demand` to all budgets of `caller`, or raise BudgetExceededError and charge nothing.
 
-        `held`: the request's earlier reservation. The result combines both reservations, on the day of `held`.
+        `held`: the request's earlier reservation. The result then includes `held` and keeps its day.
         """
         before = Reservation(_today(), NO_CHARGE) if held is None else held
 
@@ -197,7 +196,7 @@ class Budget:
                 _add(connection, row, charge)
             return Reservation(before.day, before.charge + charge, tokens, before.rows | rows)
 
-        # No flush: other requests of this process must not run between `exceeded` and this call.
+        # Do not flush pending rows first, because other requests could use up the budget meanwhile.
         reservation = await self._alone(take, flushed=False)
         self.in_flight.count += held is None
         return reservation
@@ -226,7 +225,7 @@ class Budget:
     def _checked(
         self, connection: sqlite3.Connection, day: int, caller: Caller, demand: Demand
     ) -> tuple[list[Claim], list[AccountUsage]]:
-        """Return the claims for the least charge of `demand`, and their accounts' state. Raises BudgetExceededError."""
+        """Return, for each limit, a claim on the minimum charge and the usage so far. Raises BudgetExceededError."""
         claims, usages, least = list[Claim](), list[AccountUsage](), demand.charge(demand.wanted.least)
         for scope, limits in self._limits.items():
             spent, reasons = self._spent(connection, day, scope, caller), list[str]()
@@ -256,7 +255,7 @@ class Budget:
         )
 
     def _spent(self, connection: sqlite3.Connection, day: int, scope: Scope, caller: Caller) -> Charge:
-        """Return the spending of a scope. A scope without a row yet starts with the sums over the ledger's requests."""
+        """Return the spending of a scope. If the table has no row for the scope, sum up the ledger's requests."""
         name, period = _name(scope, caller), self._limits[scope].period
         first = first_day(period, day)
         row = connection.execute(
@@ -281,7 +280,7 @@ class Budget:
             ).fetchone()
         )
         connection.execute("INSERT INTO spending VALUES (?, ?, ?, ?, ?, ?, ?)", (period, first, name, *astuple(spent)))
-        before = first_day(period, first - 1)  # requests of the previous period may still be settled
+        before = first_day(period, first - 1)  # keep the previous period, whose requests may still be settled
         connection.execute("DELETE FROM spending WHERE period = ? AND day < ?", (period, before))
         return spent
 

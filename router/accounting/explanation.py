@@ -27,7 +27,7 @@ THUMBS = {1: "up", -1: "down"}
 class Explanation(msgspec.Struct, kw_only=True):
     """The response of `GET /updraft/requests/{id}`."""
 
-    # The ledger row, with its decisions as objects.
+    # The request's ledger row. `decisions` is decoded from JSON.
     request: dict[str, Any]
     # Text by label, in reading order: `request`, `answered`, `because`, `decisions` and more.
     explanation: dict[str, str]
@@ -42,7 +42,7 @@ class FeedbackNote(msgspec.Struct, kw_only=True):
     request_id: str
     # Feedback that is now recorded.
     feedback: Literal["up", "down"]
-    # Whether `updraft learn` will use the feedback: the device wrote the whole answer, and experience is kept.
+    # Whether `updraft learn` will use the feedback. This requires a local answer that was stored for learning.
     learned: bool
 
 
@@ -59,7 +59,7 @@ def decisions_of(row: LedgerRow) -> list[dict[str, Any]]:
 
 
 def explained(row: LedgerRow) -> dict[str, str]:
-    """Return the row as labelled text, safe to print on a terminal."""
+    """Return texts that explain the row, by label, safe to print on a terminal."""
     facts = {
         "request": [f"{row.id}, {time_of(row)}, model {row.model or '-'}, status {row.status}"],
         "answered": [ROUTES.get(row.route, row.route)],
@@ -86,7 +86,7 @@ def explained(row: LedgerRow) -> dict[str, str]:
 
 
 def time_of(row: LedgerRow) -> str:
-    """Return the request's local start time in ISO format."""
+    """Return the request's start time in ISO format, in the time zone of this machine."""
     return datetime.fromtimestamp(row.started_at).astimezone().isoformat(sep=" ", timespec="seconds")
 
 

@@ -1,4 +1,4 @@
-"""The writer of the router's ledger, and the collection of rows left by dead processes."""
+"""The writer of the router's ledger, and the recovery of rows that killed processes left unwritten."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ log = logging.getLogger("updraft.router")
 
 
 class RequestWriter(LedgerWriter):
-    """Writes the rows of one event loop. After `enter` returns, a row survives a kill of the process."""
+    """Writer of ledger rows for one event loop. After `enter` returns, its row survives a kill of the process."""
 
     def __init__(self, path: Path, keep_from: Callable[[], float] | None = None) -> None:
-        """Raises ConfigurationError if the ledger cannot be opened."""
+        """Open the ledger at `path`. Raises ConfigurationError."""
         super().__init__(
-            SqliteStore(path, REQUESTS, needs_intents=False),
+            SqliteStore(path, REQUESTS, is_strict=False),
             keep_from=keep_from,
             consequence=f"continue, with rows kept in memory. Run `updraft doctor` to check {path} for damage",
         )
@@ -30,9 +30,9 @@ class RequestWriter(LedgerWriter):
     def enter(
         self, row: LedgerRow, extra: ExtraWrite | None = None, committed: asyncio.Future[bool] | None = None
     ) -> None:
-        """Write one row soon, and `extra` in the same transaction. Raises nothing.
+        """Queue one row. `extra` is written in the same transaction. Never raises.
 
-        `committed` is resolved by the commit, or by the first failed attempt.
+        `committed`: future that is set after the commit, or after the first failed attempt.
         """
         values = REQUESTS.values_of(row)
         self._journal(row.id, values)
@@ -40,7 +40,7 @@ class RequestWriter(LedgerWriter):
 
 
 def collect_rows(path: Path) -> None:
-    """Commit the rows that dead processes left beside the ledger. Failures are only logged."""
+    """Commit the rows that killed processes left in files beside the ledger. Failures are only logged."""
     try:
         collect(path, REQUESTS)
     except (ConfigurationError, OSError, LedgerWriteError, RowRefusedError, sqlite3.Error) as error:

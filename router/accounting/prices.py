@@ -10,7 +10,7 @@ from ...protocol.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """US dollars per million tokens. The device is free by default. The cost of a cloud without a price is unknown."""
+    """Prices in US dollars per million tokens. By default, the device is free and a cloud's cost is unknown."""
 
     # Price of prompt tokens on the device.
     local_input: float = 0.0

@@ -11,18 +11,20 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET
 
+from ...accounting.reported_usage import ReportedUsage
+from ...accounting.token_estimate import BYTES_PER_TOKEN
 from ...protocol.http.ids import new_id
 from ...protocol.responses import UpdraftInfo, Usage
 from ...protocol.telemetry.tracing import Attributes, Span, usage
 from ..gates.gates import GateDecision
 from ..request.caller import Caller
 from ..tiers.failures import CloudFailure
-from ..tiers.interfaces import CloudUsage, LocalAnswer
+from ..tiers.interfaces import LocalAnswer
 from .budget import NO_CHARGE, Charge, Demand, Reservation
 from .ledger import LedgerRow
 from .prices import Prices
 
-# Limits in characters, since either text may contain callers' input and must not fill the ledger.
+# Maximum characters of the model name and of the reason in a row. Both may contain callers' input of any length.
 MAX_MODEL_CHARS, MAX_REASON_CHARS = 100, 500
 
 Route = Literal["local", "cloud", "escalated", "fallback", "cache"]
@@ -30,7 +32,7 @@ Route = Literal["local", "cloud", "escalated", "fallback", "cache"]
 
 @dataclass(frozen=True, slots=True)
 class CacheHit:
-    """The origin of a cached answer: the tier that generated it, and the tokens used then."""
+    """The origin of a cached answer: the tier that generated the answer, and the tokens used for it."""
 
     tier: Literal["local", "cloud"]
     prompt_tokens: int
@@ -39,35 +41,47 @@ class CacheHit:
 
 @dataclass(slots=True)
 class CloudCall:
-    """One call to a cloud."""
-
     model: str
-    # Charge as a function of the answer's length, if budgets apply.
+    # Charge as a function of the answer's length. None: there are no budgets.
     demand: Demand | None = None
     # Completion tokens that are charged if the cloud reports no usage.
     unreported_tokens: int = 0
     # Usage reported by the cloud so far.
-    counted: CloudUsage = field(default_factory=CloudUsage)
+    counted: ReportedUsage = field(default_factory=ReportedUsage)
     # Whether the call is free: the cloud refused it or was not reached.
     unbilled: bool = False
-    # Whether the attempt broke off: then `counted` is an estimate, and budgets are charged by `demand`.
+    # Whether the connection broke. Then `counted` is an estimate, so budgets are charged according to `demand`.
     is_broken: bool = False
-    # Whether the answer may contain hidden tokens.
+    # Whether the answer may contain hidden tokens, such as reasoning.
     is_reasoning: bool = False
+
+    @property
+    def booked(self) -> ReportedUsage:
+        """Usage for the ledger and the budgets: as reported by the cloud, or else by `demand`."""
+        counted, demand = self.counted, self.demand
+        if demand is None or self.is_broken or self.unbilled or counted.prompt_tokens:
+            return counted
+        return ReportedUsage(demand.fixed.cloud_tokens, max(counted.completion_tokens, self.unreported_tokens))
+
+    @property
+    def prompt_estimate(self) -> int:
+        """Estimated prompt tokens, for clouds that report only a total; 0 without budgets."""
+        return 0 if self.demand is None else self.demand.fixed.cloud_tokens // BYTES_PER_TOKEN
 
     def usd(self, prices: Prices) -> float | None:
         """Return the cost in US dollars, or None if the model has no price."""
         if self.unbilled:
             return 0.0
-        counted = self.counted
-        return prices.cloud(self.model, counted.prompt_tokens, counted.completion_tokens, counted.cached_tokens)
+        booked = self.booked
+        return prices.cloud(self.model, booked.prompt_tokens, booked.completion_tokens, booked.cached_tokens)
 
     def charge(self, prices: Prices) -> Charge:
-        """Return the call's tokens and dollars: as reported by the cloud, or else by `demand`."""
-        if self.is_broken or not (self.unbilled or self.counted.prompt_tokens):
+        """Return the call's tokens and dollars."""
+        if self.is_broken:
             return NO_CHARGE if self.demand is None else self.demand.charge(self.unreported_tokens)
-        tokens = self.counted.prompt_tokens + self.counted.completion_tokens
-        return Charge(cloud_tokens=tokens, usd=self.usd(prices) or 0.0)  # dollar budgets require a price per model
+        tokens = self.booked.prompt_tokens + self.booked.completion_tokens
+        # An unknown price may count as 0, because dollar budgets require a price for every model.
+        return Charge(cloud_tokens=tokens, usd=self.usd(prices) or 0.0)
 
 
 @dataclass(slots=True)
@@ -85,39 +99,39 @@ class RequestRecord:
     started: float = field(default_factory=time.monotonic)
     # Time of arrival, in seconds since the epoch.
     timestamp: float = field(default_factory=time.time)
-    # Route of the answer; None before there is an answer.
+    # Route of the answer. None: there is no answer yet.
     route: Route | None = None
-    # Decision that produced the answer.
+    # Gate decision that determined the route.
     decision: GateDecision = field(default_factory=lambda: GateDecision(0, False, "refused before routing"))
-    # All verdicts, in order.
+    # Decisions of all gates, in order.
     decisions: list[GateDecision] = field(default_factory=list[GateDecision])
-    # Text appended to the reason.
+    # Text appended to the decision's reason in the answer.
     note: str = ""
-    # Notes on parts of the request's schema that were not enforced.
+    # Notes on parts of the request's JSON schema that were not enforced.
     notes: tuple[str, ...] = ()
-    # Note on a cap that the budget put on the answer.
+    # Note for the answer if the budget capped its length, else empty.
     budget_note: str = ""
     # Reason why a cloud call failed.
     failure: str = ""
     # Prompt tokens of all local runs.
     local_prompt_tokens: int = 0
+    # Prompt tokens of all local runs from the prefix cache.
+    local_cached_tokens: int = 0
     # Completion tokens of all local runs.
     local_tokens: int = 0
     # Duration of all local runs, in seconds.
     local_s: float = 0.0
-    # Calls to clouds, in order.
     cloud_calls: list[CloudCall] = field(default_factory=list[CloudCall])
     # Duration of all cloud calls, in seconds.
     cloud_s: float = 0.0
     # Reservation in the budgets for the cloud calls.
     reserved: Reservation | None = None
-    # Deadline for waiting on the budgets, by `time.monotonic()`. 0: do not wait.
+    # Time until which the request waits for free budget, by `time.monotonic()`. 0: do not wait.
     waits_until: float = 0.0
     # Whether the route depended on the current state, such as load or budgets, so that the answer must not be cached.
     time_dependent: bool = False
     # Origin of the answer, if it came from the cache.
     cache_hit: CacheHit | None = None
-    # Trace span of the request.
     span: Span = field(default_factory=Span)
 
     @property
@@ -135,9 +149,9 @@ class RequestRecord:
         return (time.monotonic() - self.started) * 1e3
 
     @property
-    def cloud(self) -> CloudUsage:
+    def cloud(self) -> ReportedUsage:
         """Usage of the last cloud call."""
-        return self.cloud_calls[-1].counted if self.cloud_calls else CloudUsage()
+        return self.cloud_calls[-1].counted if self.cloud_calls else ReportedUsage()
 
     @property
     def cloud_model(self) -> str:
@@ -147,12 +161,12 @@ class RequestRecord:
     @property
     def cloud_prompt_tokens(self) -> int:
         """Prompt tokens of all cloud calls."""
-        return sum(each.counted.prompt_tokens for each in self.cloud_calls)
+        return sum(each.booked.prompt_tokens for each in self.cloud_calls)
 
     @property
     def cloud_tokens(self) -> int:
         """Completion tokens of all cloud calls."""
-        return sum(each.counted.completion_tokens for each in self.cloud_calls)
+        return sum(each.booked.completion_tokens for each in self.cloud_calls)
 
     @property
     def cost_usd(self) -> float | None:
@@ -170,34 +184,34 @@ class RequestRecord:
 
     @property
     def saved_usd(self) -> float | None:
-        """US dollars saved compared with `top_model` alone, for an answer of the same length; may be negative.
+        """US dollars saved compared with an answer of the same length from `top_model`. May be negative.
 
         None if a price is missing.
         """
         if self.route is None:
             return 0.0
         if self.cache_hit is not None:
-            alone = CloudUsage(self.cache_hit.prompt_tokens, self.cache_hit.completion_tokens)
+            alone = ReportedUsage(self.cache_hit.prompt_tokens, self.cache_hit.completion_tokens)
         elif self.tier == "cloud":
-            alone = self.cloud
+            alone = self.cloud_calls[-1].booked if self.cloud_calls else self.cloud
         else:
-            alone = CloudUsage(self.local_prompt_tokens, self.local_tokens)
+            alone = ReportedUsage(self.local_prompt_tokens, self.local_tokens)
         cost, cost_alone = self.cost_usd, CloudCall(self.top_model, counted=alone).usd(self.prices)
         return None if cost_alone is None or cost is None else cost_alone - cost
 
     @property
     def charge(self) -> Charge:
-        """The charge for the budgets."""
+        """Amounts that this request takes from its budgets."""
         clouds = sum((each.charge(self.prices) for each in self.cloud_calls), NO_CHARGE)
         asks = int(clouds.cloud_tokens > 0)
         return Charge(1, asks, clouds.cloud_tokens, self._local_usd + clouds.usd)
 
     def judged(self, decision: GateDecision) -> None:
-        """Record a verdict. Of consecutive gate-2 verdicts that let the answer continue, only the last is kept."""
+        """Add a gate decision. Of consecutive gate-2 decisions that let the answer continue, only the last is kept."""
         self._add_decision(_brief(decision))
 
     def decide(self, decision: GateDecision) -> None:
-        """Record a verdict as the decision that the answer reports."""
+        """Add a gate decision, and report it in the answer as the reason for the route."""
         self.decision = _brief(decision)
         self._add_decision(self.decision)
 
@@ -208,8 +222,8 @@ class RequestRecord:
         self.decisions.append(decision)
 
     def repeat(self, tier: Literal["local", "cloud"], usage: dict[str, Any], age_s: float) -> None:
-        """Report an answer that `tier` gave `age_s` seconds ago, with that `usage`."""
-        counted = CloudUsage.of({"usage": usage}) or CloudUsage()
+        """Record that the answer comes from the cache. `tier` generated it `age_s` seconds ago, with this `usage`."""
+        counted = ReportedUsage.of({"usage": usage}) or ReportedUsage()
         self.route = "cache"
         self.cache_hit = CacheHit(tier, counted.prompt_tokens, counted.completion_tokens)
         self.decide(GateDecision(0, escalate=False, reason=f"cached answer of the {tier} tier, {age_s:.0f} s old"))
@@ -217,32 +231,33 @@ class RequestRecord:
     def usage(self) -> Usage:
         """Return the tokens of the answer, as counted by the tier that generated it."""
         if self.tier == "local":
-            return Usage.of(self.local_prompt_tokens, self.local_tokens)
-        return Usage.of(self.cloud.prompt_tokens, self.cloud.completion_tokens)
+            return Usage.of(self.local_prompt_tokens, self.local_tokens, cached=self.local_cached_tokens)
+        return Usage.of(self.cloud.prompt_tokens, self.cloud.completion_tokens, cached=self.cloud.cached_tokens)
 
     def fell_back(self, failure: CloudFailure) -> None:
-        """Note that the local answer replaces the answer of a failed cloud call."""
+        """Record that the local answer replaces the answer of a failed cloud call."""
         self.route = "fallback"
         self.failure = failure.cause[:MAX_REASON_CHARS]
         self.note = f"fallback, because {failure.phrase}"
 
     def failed(self, failure: CloudFailure) -> None:
-        """Note that a cloud call failed and no answer replaces it."""
+        """Record that a cloud call failed and that no other answer is used."""
         self.failure, self.note = failure.cause[:MAX_REASON_CHARS], failure.phrase
 
     def count_local(self, answer: LocalAnswer, seconds: float) -> None:
-        """Add a finished local run."""
+        """Add the tokens and the duration of a finished local run."""
         self.local_s += seconds
         self.local_prompt_tokens += answer.prompt_tokens
+        self.local_cached_tokens += answer.cached_tokens
         self.local_tokens += len(answer.tokens)
 
-    def counted(self, usage: CloudUsage | None) -> None:
+    def counted(self, usage: ReportedUsage | None) -> None:
         """Set the usage of the last cloud call; None if the cloud reported none."""
-        self.cloud_calls[-1].counted = usage or CloudUsage()
+        self.cloud_calls[-1].counted = usage or ReportedUsage()
 
     @contextmanager
     def in_cloud(self) -> Generator[None]:
-        """Add the time in the block to `cloud_s`."""
+        """Add the duration of the `with` block to `cloud_s`."""
         began = time.monotonic()
         try:
             yield
@@ -270,7 +285,7 @@ class RequestRecord:
         )
 
     def traced(self, status: int) -> Attributes:
-        """Return the attributes of the request's span."""
+        """Return the attributes of the request's trace span."""
         about = {"gen_ai.request.model": self.model[:MAX_MODEL_CHARS], "http.response.status_code": status}
         tokens = usage(self.local_prompt_tokens + self.cloud_prompt_tokens, self.local_tokens + self.cloud_tokens)
         return {**about, **tokens, "updraft.route": self.route or "none", "updraft.gate": self.decision.gate}

@@ -34,8 +34,8 @@ from .cloud_call import work_of
 from .concurrent_runs import run_concurrently
 from .escalation import CloudReply, CloudStreamReply, Escalation
 
-_LONG = 2**12  # characters of question and answer; the gates read longer texts in a thread
-_LINE_BEGUN = 16  # characters at the end of the text that are searched for a line end
+_LONG = 2**12  # length of question plus answer, in characters, above which the gates read them in a thread
+_LINE_BEGUN = 16  # characters at the end of the answer that are searched for a new line end
 _T = TypeVar("_T")
 
 
@@ -80,7 +80,7 @@ Reply = LocalReply | LiveReply | CloudReply | CloudStreamReply
 class Cascade:
     """Cascade of one request. Call `run()` once for the reply, and `aclose()` when the answer is delivered or dropped.
 
-    `trail` lists the states passed. Raises UpdraftError or CloudFailure only if no answer is possible.
+    `trail` lists the states of the request so far. Raises UpdraftError or CloudFailure only if no answer is possible.
     """
 
     def __init__(self, job: RoutingRequest, router_state: RouterState, record: RequestRecord) -> None:
@@ -123,7 +123,7 @@ class Cascade:
         return self._reply
 
     async def decide_only(self) -> None:
-        """Run until a cloud would be asked or the local answer is good enough. Use this instead of `run()`."""
+        """Run until a cloud would be called or the local answer is accepted. Call this instead of `run()`."""
         state = State.RULES
         while state not in (State.CLOUD, State.DONE):
             self.trail.append(state)
@@ -147,7 +147,7 @@ class Cascade:
         return self._plan_for_deadline() if self.ruling.open else State.LOCAL
 
     async def _before(self) -> State:
-        if self._plan.tiers == "both":  # sampled requests take the time of both tiers
+        if self._plan.tiers == "both":  # `begin` may sample the request, which then needs time for both tiers
             self._gates = self.gates.begin()
         messages, quality = self.chat.messages, self.job.quality
         decision = await self.read(lambda: self.gates.before(messages, quality))
@@ -181,7 +181,7 @@ class Cascade:
                 self.decide(GateDecision(1, escalate=True, reason="raced: the cloud answered first"))
                 return State.CLOUD
             self.router_state.latency.observe("local", time.monotonic() - self._run_began)
-        except UpdraftError as error:  # too long for the model, refused by the template, or failed
+        except UpdraftError as error:  # the prompt is too long, the chat template refuses it, or the engine failed
             await self.stop_local()
             if not (self.ruling.cloud or (self._plan.tiers in ("one", "local") and self._failure is None)):
                 raise
@@ -194,7 +194,7 @@ class Cascade:
         """Generate several answers without gates, each in a separate run."""
         if self.job.stream:
             run = await self.start_local()
-            await anext(run, None)  # a failure before the first token becomes the request's error
+            await anext(run, None)  # wait, so that an early failure becomes the request's error
             return self._done(LiveReply(run))
 
         async def one(index: int) -> LocalAnswer:
@@ -221,7 +221,7 @@ class Cascade:
     async def _cloud(self) -> State:
         if self.escalation.races_excluded_cloud:
             await self.escalation.lose_race(self._answer or LocalAnswer(), "the gates ruled out the raced cloud")
-        # OpenAI refuses predictions with tools, and other models write tool calls in other formats.
+        # Send no draft if there are tools: OpenAI refuses it, and other models use other formats for tool calls.
         draft = "" if self._answer is None or self.tools is not None else paired(self._answer.text)
         try:
             if self.escalation.racing:  # the cloud has been generating since gate 1 and needs no draft
@@ -248,7 +248,7 @@ class Cascade:
             self.record.route = None
             raise failure from error
 
-    # Shared by the states and the live stream
+    # Methods that the states above and the live stream share
 
     @property
     def gates(self) -> Gates:
@@ -291,13 +291,13 @@ class Cascade:
         self.record.route = "cloud" if decision.escalate else "local"
 
     async def start_local(self, index: int = 0) -> LocalGeneration:
-        """Start the answer with this index. `stop_local()` ends it."""
+        """Start the local run of answer number `index`. `stop_local()` ends the run."""
         self._run_began = time.monotonic()
         self._run = await self.begin_local(index)
         return self._run
 
     async def begin_local(self, index: int) -> LocalGeneration:
-        """Start a run for the request, with the seed plus `index`. The caller closes the run."""
+        """Start a local run whose seed is the request's seed plus `index`. The caller closes the run."""
         params = self.chat.sampling()
         if params.seed is not None:
             params = replace(params, seed=params.seed + index)
@@ -326,7 +326,7 @@ class Cascade:
         return None if tools is None and self.reasoning is None else AnswerParser(tools, self.reasoning)
 
     async def continue_local(self, messages: Sequence[Message], params: SamplingParams) -> LocalGeneration:
-        """Continue the last message, which the device has begun. `stop_local()` also ends and counts this run."""
+        """Start a local run that continues the last message. `stop_local()` ends the run and records its tokens."""
         self._run_began = time.monotonic()
         options = self.chat.chat_template_kwargs
         self._run = await self.local.start(messages, params, continue_final_message=True, template_options=options)
@@ -345,9 +345,9 @@ class Cascade:
         return failure.allows(self.router_state.config.fallback)
 
     def cloud_time_left_s(self) -> float:
-        """Return the time to wait for the cloud, which leaves time for a local fallback before a deadline.
+        """Return the seconds to wait for the cloud, so that time for a local fallback remains before the deadline.
 
-        Leaves 10 % of the remaining time if the local answer is finished, else half if both tiers fit in sequence.
+        Keeps 10 % of the remaining time if the local answer is finished, or half if there is time for both tiers.
         """
         remaining = self.job.remaining_s
         if self.ruling.local and self._answer is not None and self._answer.finish_reason is not None:
@@ -357,7 +357,7 @@ class Cascade:
         return max(0.001, min(self.router_state.config.cloud_timeout_s, remaining))
 
     async def read(self, look: Callable[[], _T], answer: LocalAnswer | None = None) -> _T:
-        """Return the result of `look` on the question and `answer`, in a thread if they are long."""
+        """Call `look`, which reads the question and `answer`, in a thread if they are long. Return its result."""
         written = 0 if answer is None else len(answer.text)
         long = written + sum(len(message.text) for message in self.chat.messages) > _LONG
         return await asyncio.to_thread(look) if long else look()
@@ -365,7 +365,7 @@ class Cascade:
     # Helpers
 
     async def _check_targets(self) -> None:
-        """Apply the targets that the request states; a forced tier has none. Raises InvalidRequestError."""
+        """Apply the request's quality or confidence, unless the request names a tier. Raises InvalidRequestError."""
         job, missing = self.job, self.tiers.local_missing
         if job.requested_tier != "auto":
             return
@@ -397,11 +397,11 @@ class Cascade:
 
     @property
     def _hold(self) -> int | None:
-        """Number of tokens before a gated stream is shown; None if no cloud could continue the stream."""
+        """Number of tokens to generate before a stream starts. None: no cloud could continue the stream."""
         return self.job.hold_tokens if self.escalation.can_continue_stream else None
 
     def _judged(self, answer: LocalAnswer) -> GateDecision:
-        """Return gate 3's decision on the finished answer. Empty and repetitive answers escalate unscored."""
+        """Return gate 3's decision on the finished answer. Empty and repetitive answers escalate without a score."""
         if not answer.text.strip():
             return GateDecision(3, escalate=True, reason="the local model gave an empty answer")
         if (answer.finish_reason, answer.stop_reason) == ("length", "repetition_detected"):
@@ -412,7 +412,7 @@ class Cascade:
         return decision
 
     async def _stops_early(self, answer: LocalAnswer) -> bool:
-        """Return whether gate 2 escalates. It decides once: at `gates.tokens`, or when streaming starts if earlier."""
+        """Return whether gate 2 escalates. It judges once: after `gates.tokens` tokens, or when a stream starts."""
         if not self.ruling.open:
             return False
         at = self.gates.tokens
@@ -420,7 +420,7 @@ class Cascade:
             at = min(at, self._hold)
         if len(answer.tokens) != at or answer.finish_reason is not None:
             return False
-        if self.chat.sampling().max_tokens == at:  # the answer ends here, and gate 3 judges all of it
+        if self.chat.sampling().max_tokens == at:  # the answer ends at this token anyway, so only gate 3 judges it
             return False
         decision = await self.read(lambda: self.gates.during(self.chat.messages, answer, self.job.quality), answer)
         if decision.escalate or self._hold is not None:
@@ -430,7 +430,7 @@ class Cascade:
         return decision.escalate
 
     def _may_stream(self, answer: LocalAnswer) -> bool:
-        """Return whether to stream now: at once without further gates, else after `hold_tokens` tokens.
+        """Return whether to start the stream: at once if no gates follow, else after `hold_tokens` tokens.
 
         A request sampled for exploration waits for all gates, because a stream that has begun cannot escalate.
         """
@@ -440,7 +440,7 @@ class Cascade:
         )
 
     def _is_past_hold(self, answer: LocalAnswer) -> bool:
-        """Return whether a gated answer has enough tokens to be streamed, and more than white space.
+        """Return whether the answer is long enough to be streamed before gate 3, and more than white space.
 
         A structured answer waits for all gates, because no cloud could continue in the middle of it.
         """
@@ -449,8 +449,9 @@ class Cascade:
         return self.job.stream and not self.job.structured and enough
 
     def _is_graded_anyway(self, answer: LocalAnswer, decision: GateDecision) -> bool:
-        """Return whether the best cloud would grade this answer without exploration: no stream has begun and no smaller
-        cloud may answer.
+        """Return whether the best cloud would answer and grade the local answer even if the request were not sampled.
+
+        False if a stream would have begun before, or if a smaller cloud may answer.
         """
         smaller = any(candidate.may_do(decision.p_gain) for candidate in self.tiers.middle_tiers)
         return not smaller and not self._is_past_hold(answer)

@@ -14,6 +14,7 @@ import msgspec
 
 from ...accounting.budget import TOP_UP, StreamTokenEstimate, TokenDemand
 from ...accounting.prices import Price
+from ...accounting.reported_usage import ReportedUsage
 from ...accounting.token_estimate import LIMITS, THINKING, answer_size, capped, prompt_tokens, text_bytes
 from ...protocol.dialects.chat_chunks import index_of
 from ...protocol.errors import BudgetExceededError, RequestTimeoutError
@@ -26,15 +27,15 @@ from ..gates.gates import GateDecision
 from ..request.json_narrowing import table
 from ..state import RouterState
 from ..tiers.failures import CloudFailure, CloudForbidden
-from ..tiers.interfaces import Booked, CloudStream, CloudUsage
+from ..tiers.interfaces import Booked, CloudStream
 
 _TOO_LARGE = re.compile(r"too (?:large|high|big)|at most|maximum|less than|exceed|greater than|>", re.IGNORECASE)
 
 
 def demand_of(record: RequestRecord, body: dict[str, Any], model: str, path: str) -> Demand:
-    """Return the charge of `body` as a function of its answer's length, at the prices of its model."""
+    """Return the charge of the request `body` as a function of its answer's length, at the prices of its model."""
     price = record.prices.of_cloud(model) or Price()
-    read = prompt_tokens(msgspec.json.encode(body), bytes_per_token=1)  # an upper bound
+    read = prompt_tokens(msgspec.json.encode(body), bytes_per_token=1)  # upper bound on the prompt's tokens
     size = answer_size(body, path)
     is_known = size.limit is not None or price.max_output is not None
     wanted = TokenDemand(size.least, size.most(price.max_output), is_known)
@@ -43,7 +44,7 @@ def demand_of(record: RequestRecord, body: dict[str, Any], model: str, path: str
 
 
 def after(record: RequestRecord, demand: Demand) -> Demand:
-    """Return `demand` plus the request's charges so far, minus its current reservation."""
+    """Return `demand` plus the charges of the request's earlier calls, minus its current reservation."""
     held = NO_CHARGE if record.reserved is None else record.reserved.charge
     return replace(demand, fixed=replace(record.charge + demand.fixed, cloud_requests=1) - held)
 
@@ -63,22 +64,22 @@ class CloudAttempt:
     span: Span = field(default_factory=Span)
     # Cap on each answer's tokens, if the budget requires a cap.
     cap: int | None = None
-    # Field names left to try for the cap, if the caller has set no limit.
+    # Request fields in which the cloud may accept the cap. Empty if the caller has set a limit.
     fields: tuple[str, ...] = ()
-    # Body before the cap.
+    # Request body before the cap was added. None: there is no cap.
     uncapped: dict[str, Any] | None = None
 
     @property
     def drafted(self) -> dict[str, Any]:
-        """The body with its draft, for estimates."""
+        """The body with the draft, to estimate the number of tokens."""
         return {"prediction": self.draft, **self.body} if self.draft else self.body
 
     def forwarded(self, given: Forwarded) -> Booked:
-        """Return `given` with the call's span as parent, and with `_book` called before retries."""
+        """Return `given` with the call's trace span in the headers, and `_book` as the hook before each retry."""
         return Booked(self.span.headers(given.headers), given.query, given.api_key, self._book)
 
     def limit(self, tokens: int) -> None:
-        """Cap all answers together at `tokens`."""
+        """Limit the tokens of all answers together to `tokens`."""
         self.uncapped, cap = self.body, answer_size(self.drafted, self.path).cap(tokens)
         self.cap, fields = cap, LIMITS[self.path]
         self.fields = () if any(self.body.get(name) is not None for name in fields) else fields
@@ -89,15 +90,15 @@ class CloudAttempt:
     async def _book(self, cause: str) -> bool:
         """Charge a broken attempt, separately from the next attempt. Return False if the budget forbids a retry.
 
-        The prompt counts as read. The answer's length is unknown, so budgets are charged the least reservation.
+        The prompt is charged in full. The answer's length is unknown, so its minimum reservation is charged.
         """
         record, call, budget = self.record, self.call, self.state.budget
         read = prompt_tokens(json_bytes(self.drafted))
         tokens = 0 if call.demand is None else min(call.demand.wanted.least, call.unreported_tokens)
-        broken = CloudCall(call.model, call.demand, tokens, CloudUsage(prompt_tokens=read), is_broken=True)
+        broken = CloudCall(call.model, call.demand, tokens, ReportedUsage(prompt_tokens=read), is_broken=True)
         reason = f"retry: {call.model} failed: {cause}; {read} prompt tokens are charged for the failed attempt"
         record.judged(GateDecision(0, escalate=True, reason=reason))
-        record.cloud_calls[-1] = broken  # while the next attempt's reservation is made
+        record.cloud_calls[-1] = broken  # so that `after` counts the failed attempt
         try:
             if budget is not None and call.demand is not None and (held := record.reserved) is not None:
                 wanted = TokenDemand(held.tokens, held.tokens, is_known=True)
@@ -110,10 +111,10 @@ class CloudAttempt:
         return True
 
     def adapt(self, failure: CloudFailure) -> bool:
-        """Adapt the body after the cloud rejects the cap. Return False if the failure is not about the cap."""
+        """Adapt the body after the cloud rejected the cap. Return False if the failure has another cause."""
         if self.cap is None or self.uncapped is None or not self.fields or not failure.names(self.fields[0]):
             return False
-        if _TOO_LARGE.search(failure.error.message):  # the model's own maximum is below the cap
+        if _TOO_LARGE.search(failure.error.message):  # the model's own maximum is below the cap, so no cap is needed
             self.body, self.cap, self.record.budget_note = self.uncapped, None, ""
             return True
         self.fields = self.fields[1:]
@@ -127,11 +128,11 @@ class CloudAttempt:
 async def cloud_call(
     state: RouterState, record: RequestRecord, body: dict[str, Any], path: str, *, draft: str = ""
 ) -> AsyncGenerator[CloudAttempt]:
-    """Call the cloud within the block. The maximum cost is reserved first, including that of `draft`.
+    """Context manager for a call of the cloud. It first reserves the maximum cost, including that of `draft`.
 
     Raises CloudForbidden if the budget does not allow the call.
     """
-    call = CloudCall(body["model"], is_reasoning=_asks_for_reasoning(body))
+    call = CloudCall(body["model"], is_reasoning=_may_hide_tokens(body))
     attempt = CloudAttempt(state, record, call, path, body, draft)
     if state.budget is not None:
         call.demand = demand_of(record, attempt.drafted, call.model, path)
@@ -148,17 +149,17 @@ async def cloud_call(
             state.latency.observe(work_of(body), time.monotonic() - began)
         raise
     except asyncio.CancelledError as left:
-        failure = left.__context__  # set if cancelled during the backoff
+        failure = left.__context__  # the failure of the last attempt, if cancelled during the backoff
         call.unbilled = isinstance(failure, CloudFailure) and failure.unbilled
         raise
     state.latency.observe(work_of(body), time.monotonic() - began)
 
 
 async def _reserve(attempt: CloudAttempt) -> None:
-    """Reserve the answer's maximum, or cap the answer if the budget is too small.
+    """Reserve the maximum cost of the answer, or cap the answer if the budget is too small.
 
-    A failed call that was free passes its reservation on to the next cloud. A request without a reservation waits
-    for budget until `waits_until`. Raises CloudForbidden.
+    The reservation of an earlier, failed call is reused. A request without a reservation waits for budget until
+    `waits_until`. Raises CloudForbidden.
     """
     call, record = attempt.call, attempt.record
     budget, demand = attempt.state.budget, call.demand
@@ -169,24 +170,21 @@ async def _reserve(attempt: CloudAttempt) -> None:
         try:
             reserved = await budget.reserve(record.caller, after(record, demand), record.reserved)
             break
-        except BudgetExceededError as error:  # other requests may have reserved since the ruling
+        except BudgetExceededError as error:  # other requests may have used the budget since gate 0
             if record.reserved is not None or not await budget.in_flight.settlement(record.waits_until, seen):
                 raise CloudForbidden(error) from error
     record.reserved, call.unreported_tokens = reserved, reserved.tokens
-    if attempt.body.get("stream") is True:  # the charge then grows with the text
+    if attempt.body.get("stream") is True:  # MeteredStream raises this charge as text arrives
         call.unreported_tokens = min(reserved.tokens, demand.wanted.least)
     if reserved.tokens < demand.wanted.most and attempt.path in LIMITS:
         attempt.limit(reserved.tokens)
 
 
 def bound_unreported(record: RequestRecord, completion: dict[str, Any]) -> None:
-    """Lower the charge of an answer without usage to its size in bytes, as each token has at least one byte.
-
-    With hidden reasoning, the full reservation stays charged.
-    """
+    """Charge an answer without usage by its size, like a stream. With hidden reasoning, at least the reservation."""
     call = record.cloud_calls[-1]
-    if not call.is_reasoning:
-        call.unreported_tokens = min(call.unreported_tokens, text_bytes(completion.get("choices")))
+    answer = StreamTokenEstimate(call.unreported_tokens, bytes=text_bytes(completion.get("choices")))
+    call.unreported_tokens = max(answer.bound, answer.reserved if call.is_reasoning else 0)
 
 
 class MeteredStream:
@@ -210,8 +208,8 @@ class MeteredStream:
         try:
             payload, event = await anext(self._stream)
         except StopAsyncIteration:
-            if self._call.is_reasoning:  # charged only if the cloud reports no usage
-                self._call.unreported_tokens = self._answer.reserved
+            answer = self._answer  # used as the charge only if the cloud reports no usage
+            self._call.unreported_tokens = max(answer.bound, answer.reserved if self._call.is_reasoning else 0)
             raise
         goes_on = False
         for choice in event["choices"]:
@@ -221,7 +219,7 @@ class MeteredStream:
             size = text_bytes({**delta, "thinking_blocks": None})  # which repeat text, or hold signatures
             self._answer.bytes += size if payload.isascii() and b"\\u" not in payload else 2 * size
             self._answer.texts += size > 0
-        if (usage := CloudUsage.of(event)) is not None and event["choices"]:  # a running usage report
+        if (usage := ReportedUsage.of(event)) and event["choices"]:  # the usage so far, not the final one
             self._answer.texts, self._answer.bytes = usage.completion_tokens, 0
         self._call.unreported_tokens = max(self._call.unreported_tokens, self._answer.bound)
         if goes_on and self._answer.is_short and not await self._topped_up():
@@ -260,15 +258,15 @@ class MeteredStream:
         return {**event, "choices": choices}
 
 
-def _asks_for_reasoning(body: dict[str, Any]) -> bool:
-    if body.get("reasoning_effort") not in (None, "none"):
+def _may_hide_tokens(body: dict[str, Any]) -> bool:
+    if body.get("reasoning_effort") not in (None, "none") or body.get("best_of") not in (None, body.get("n", 1)):
         return True
     tables = [options for name in THINKING if (options := table(body.get(name)))]
     return any("none" not in each.values() and "disabled" not in each.values() for each in tables)
 
 
 def work_of(body: dict[str, Any]) -> str:
-    """Return the kind of work for latency estimates. A stream's latency ends at its first event."""
+    """Return the kind of work, for latency estimates. A stream is a separate kind, timed to its first event."""
     if "messages" not in body and "prompt" not in body:
         return "embeddings"
     return "cloud stream" if body.get("stream") is True else "cloud"

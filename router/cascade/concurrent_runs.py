@@ -12,7 +12,7 @@ _AT_ONCE = 8
 
 
 async def run_concurrently(count: int, one: Callable[[int], Awaitable[T]]) -> list[T]:
-    """Return the results of `one(0)`, `one(1)` and so on, run a few at once. If one fails, the others are cancelled."""
+    """Return the results of `one(0)` to `one(count - 1)`, a few at once. If one fails, the others are cancelled."""
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def placed(index: int) -> T:

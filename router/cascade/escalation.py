@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from ...accounting.reported_usage import ReportedUsage
 from ...protocol.errors import BudgetExceededError, EngineError, InvalidRequestError, UpstreamError
 from ..accounting.request_record import RequestRecord
 from ..gates.gates import GateDecision
@@ -15,7 +16,7 @@ from ..gates.rules import Ruling, rule
 from ..request.chat_request import RoutingRequest
 from ..state import CloudCandidate, RouterState
 from ..tiers.failures import CloudFailure, CloudForbidden
-from ..tiers.interfaces import CloudStream, CloudTier, CloudUsage, LocalAnswer
+from ..tiers.interfaces import CloudStream, CloudTier, LocalAnswer
 from .cloud_call import CloudAttempt, MeteredStream, after, bound_unreported, cloud_call, demand_of
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ class CloudStreamReply:
 class Escalation:
     """Calls of one request to the clouds: `ask()` for a whole reply, `open()` for a stream, `aclose()` at the end.
 
-    Both calls raise CloudFailure, and record the time and the tokens of the cloud.
+    `ask()` and `open()` raise CloudFailure, and record the time and the tokens of the cloud.
     """
 
     def __init__(
@@ -51,14 +52,14 @@ class Escalation:
         self._path = path
         self.state = state
         self.record = record
-        self._forwarded = job.forwarded  # forwarded headers with the span of the current call
+        self._forwarded = job.forwarded  # headers to forward, with the trace span of the current call
         self._stream: CloudStream | None = None
         self._race: asyncio.Task[CloudReply | CloudStreamReply] | None = None
-        self.took_draft = False  # whether the cloud that answered was sent a draft
+        self.took_draft = False  # whether the answering cloud was sent a draft
         self._streaming = 0.0  # start of the stream, by time.monotonic()
 
     async def ruling(self) -> Ruling:
-        """Apply gate 0. The budget is read only if the cloud may answer, since that waits for ledger writers."""
+        """Apply gate 0's rules. Read the budget only if a cloud may answer, since the file may be locked."""
         availability, budget = self.state.availability(), self.state.budget
         ruling = rule(self.job, availability)
         if budget is None or not ruling.cloud:
@@ -74,14 +75,14 @@ class Escalation:
             record.time_dependent = True
             try:
                 return rule(self.job, replace(availability, over_budget=over_budget))
-            except BudgetExceededError:  # other requests may release part of their reservations
+            except BudgetExceededError:  # wait, because other requests may release part of their reservations
                 if not await budget.in_flight.settlement(until, seen):
                     raise
-        record.waits_until = 0.0 if ruling.local else until  # the device can answer at once
+        record.waits_until = 0.0 if ruling.local else until  # do not wait if the device can answer at once
         return ruling
 
     def candidates(self) -> list[CloudCandidate]:
-        """Return the clouds to ask, in order of fallback. A request that names a cloud asks only that one.
+        """Return the clouds to ask, in the order in which to try them. If the request names a cloud, return only it.
 
         A request sampled for exploration goes to the best cloud, which grades the local answer.
         """
@@ -101,7 +102,7 @@ class Escalation:
                     code="unsupported_parameter",
                 )
             if isinstance(named, str) and named not in ("cloud", config.cloud_model):
-                top = CloudCandidate(named, tiers.cloud)  # a cloud model that is not for chat
+                top = CloudCandidate(named, tiers.cloud)  # another model of that cloud, for example for embeddings
             return [next((candidate for candidate in middle_tiers if candidate.model == named), top)]
         if self.record.decision.exploration_chance:
             return [top]
@@ -109,8 +110,8 @@ class Escalation:
         return [*(candidate for candidate in middle_tiers if candidate.may_do(p_gain)), top]
 
     def race(self, time_left_s: _Seconds) -> None:
-        """Ask the cloud in parallel with the device. `race_outcome()`, `lose_race()` or `aclose()` ends the race."""
-        self.record.time_dependent = True  # the result depends on timing
+        """Start a cloud call that races the local run. `race_outcome()`, `lose_race()` or `aclose()` ends the race."""
+        self.record.time_dependent = True  # the tier that answers depends on timing, so do not cache the answer
         self._race = asyncio.create_task(self.ask(time_left_s))
 
     @property
@@ -119,18 +120,18 @@ class Escalation:
 
     @property
     def races_excluded_cloud(self) -> bool:
-        """Return whether the last gate has ruled out the raced cloud; false until that cloud has been asked."""
+        """Return whether the latest gate decision rules out the racing cloud. False before that cloud is called."""
         has_called = self.racing and bool(self.record.cloud_calls)
         return has_called and self.record.cloud_model not in [candidate.model for candidate in self.candidates()]
 
     @property
     def has_won(self) -> bool:
-        """Return whether the raced cloud has answered, or its stream has begun."""
+        """Return whether the cloud in the race has answered, or its stream has begun."""
         race = self._race
         return race is not None and race.done() and not race.cancelled() and race.exception() is None
 
     async def unless_race_won(self, step: Awaitable[T | None]) -> T | None:
-        """Return the result of `step`, or cancel it and return None once the raced cloud has won."""
+        """Return the result of `step`, or cancel `step` and return None once the cloud has won the race."""
         race = self._race
         if race is None:
             return await step
@@ -144,7 +145,7 @@ class Escalation:
                 await asyncio.gather(task, return_exceptions=True)
 
     async def race_outcome(self) -> CloudReply | CloudStreamReply:
-        """Return the answer of the raced cloud. Raises CloudFailure."""
+        """End the race, and return the cloud's answer. Raises CloudFailure."""
         race, self._race = self._race, None
         if race is None:
             raise EngineError("The cloud was not raced.")
@@ -155,7 +156,7 @@ class Escalation:
             raise
 
     async def lose_race(self, local: LocalAnswer, note: str) -> None:
-        """Stop the raced cloud. A stopped cloud reports no usage, so the tokens of `local` are counted."""
+        """Stop the cloud in the race. A stopped cloud reports no usage, so the tokens of `local` are its estimate."""
         race, self._race = self._race, None
         if race is None:
             return
@@ -166,13 +167,13 @@ class Escalation:
             return
         calls = self.record.cloud_calls
         if calls and not calls[-1].unbilled and not isinstance(outcome, CloudReply):
-            self.record.counted(CloudUsage(local.prompt_tokens, len(local.tokens)))
+            self.record.counted(ReportedUsage(local.prompt_tokens, len(local.tokens)))
         self.record.note = note
 
     async def ask(self, time_left_s: _Seconds, *, draft: str = "") -> CloudReply | CloudStreamReply:
         """Return the whole answer, or a stream with its first content if the caller wants a stream.
 
-        `time_left_s` is called for each cloud. `draft`: local text, for clouds that accept drafts.
+        `time_left_s`: returns the timeout of the next cloud. `draft`: local text, for clouds that accept drafts.
         """
         if self.job.stream:
             return CloudStreamReply(await self.open(self.job.body, time_left_s, draft=draft))
@@ -181,14 +182,14 @@ class Escalation:
             return await tier.complete(self._path, sent, timeout_s=time_left_s(), forwarded=self._forwarded)
 
         completion = await self._try_clouds(self.job.body, complete, time_left_s, draft=draft)
-        if (usage := CloudUsage.of(completion)) is None:
+        if not (usage := ReportedUsage.of(completion, self.record.cloud_calls[-1].prompt_estimate)):
             bound_unreported(self.record, completion)
         self.record.counted(usage)
         return CloudReply(completion)
 
     @property
     def can_continue_stream(self) -> bool:
-        """Return whether the best cloud can continue a begun stream. Smaller clouds may be ruled out."""
+        """Return whether the best cloud, which is always a candidate, can continue a stream that the device began."""
         cloud = self.state.tiers.cloud
         return cloud is not None and cloud.continues
 
@@ -235,7 +236,7 @@ class Escalation:
         """Return the answer of one cloud, asked with the draft if it accepts drafts. Retry without the draft if the
         cloud refuses the field, and with another cap if it refuses the cap of `attempt`.
         """
-        takes_draft = bool(attempt.draft) and "prediction" not in attempt.body  # a caller pays for its own prediction
+        takes_draft = bool(attempt.draft) and "prediction" not in attempt.body  # the caller's draft has priority
         if takes_draft:
             wait_s, forwarded = time_left_s(), self.job.forwarded
             takes_draft = await tier.takes_drafts(attempt.call.model, timeout_s=wait_s, forwarded=forwarded)
@@ -251,7 +252,7 @@ class Escalation:
                 elif not attempt.adapt(failure):
                     raise
             else:
-                if is_refused:  # a failure without the draft means that the draft was not the cause
+                if is_refused:  # the retry without the draft succeeded, so the draft was the cause
                     tier.refuse_drafts()
                 return answer
 

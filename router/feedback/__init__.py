@@ -1,1 +1,1 @@
-"""Learning from judged answers, which are collected without delaying requests."""
+"""Collection of local answers that the gates judged, as training data for the gates."""

@@ -1,4 +1,4 @@
-"""Collector of judged requests as experience, so that the gates can be fitted again later."""
+"""Collector of judged requests in the experience database, from which `updraft learn` fits the gates again."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("updraft.router")
 
-# A draft of which the cloud accepted a smaller share counts as a different answer.
+# If the cloud accepted a smaller share of the draft than this, the local answer counts as different from the cloud's.
 _ACCEPTED_SHARE = 0.9
-# Each waiting answer holds its texts, so a stalled disk must not fill the memory.
+# Maximum number of answers waiting to be stored, so that a stalled disk cannot fill the memory with texts.
 MAX_WAITING = 256
-# Seconds to wait for another process that writes to the experience, and at the end for all waiting answers.
+# Maximum seconds to wait for another process that writes, and at shutdown for all answers to be stored.
 BUSY_S = 5.0
 
 
 def pair_name(models: dict[str, str]) -> str:
-    """Return the name of a pair in the experience."""
+    """Return the name of a pair of models in the experience database."""
     return f"{models['local']} with {models['cloud']}"
 
 
@@ -47,7 +47,7 @@ class JudgedRequest:
     record: RequestRecord
     messages: Sequence[Message]
     answer: LocalAnswer
-    # Cloud's answer, if it is known and comparable.
+    # Cloud's answer, if it is known and can be compared with the local answer.
     cloud: ComparableAnswer | None = None
     # Parser that separates reasoning and tool calls from the local text; None for plain text.
     reader: AnswerParser | None = None
@@ -59,7 +59,7 @@ class JudgedRequest:
 
 @dataclass(frozen=True, slots=True)
 class LearningCounts:
-    """Counts of judged answers: waiting to be stored, stored, dropped because too many waited, and failed."""
+    """Numbers of judged answers: waiting to be stored, stored, dropped because too many waited, and not storable."""
 
     waiting: int = 0
     kept: int = 0
@@ -81,11 +81,11 @@ class LearningCounts:
 
 
 class ExperienceCollector:
-    """Collector that stores judged requests on its own thread, so that no request waits.
+    """Collector that stores judged requests on its own thread, so that no request waits for the disk.
 
-    At most `MAX_WAITING` answers wait; further answers are dropped and counted. All waiting answers are stored in one
-    transaction. If another process writes for 5 seconds, these answers count as failed. `explored`: probability that
-    a request is sampled for grading. `keep_text`: also store the prompt and the answer.
+    At most `MAX_WAITING` answers wait; further answers are dropped. All waiting answers are stored in one transaction,
+    which fails if another process writes for 5 seconds. `explored`: probability that a request is sampled for grading.
+    `keep_text`: also store the prompt and the answer.
     """
 
     def __init__(self, store: ExperienceStore, pair: str, *, explored: float = 0.0, keep_text: bool = False) -> None:
@@ -96,12 +96,12 @@ class ExperienceCollector:
         self._thread = ThreadPoolExecutor(1, "updraft-learner")
         self._lock = threading.Lock()
         self._waiting: list[JudgedRequest] = []
-        self._last: Future[None] | None = None  # completes after all others, since there is one thread
+        self._last: Future[None] | None = None  # newest storage task, which the one thread runs last
         self._deadline = math.inf
         self.counts = LearningCounts()
 
     def observe(self, judged: JudgedRequest) -> None:
-        """Queue a request that gate 3 judged; other requests have no whole local answer. Never waits."""
+        """Queue a request for storage if gate 3 judged its answer. Other requests are ignored. Never waits."""
         if judged.record.decision.gate != 3 or judged.record.decision.propensity is None:
             return
         with self._lock:
@@ -115,13 +115,13 @@ class ExperienceCollector:
             log.warning("judged answers arrive faster than they can be stored: some are dropped (see /metrics)")
 
     async def feedback(self, request_id: str, *, up: bool) -> bool:
-        """Store a thumb; return whether its answer is stored. Raises sqlite3.OperationalError on a busy file."""
+        """Store a user's thumb. Return whether the answer is stored. Raises sqlite3.OperationalError on a busy file."""
         return await asyncio.wrap_future(self._thread.submit(self._experience.feedback, request_id, up=up))
 
     async def close(self) -> None:
-        """Store the waiting answers, for up to 5 seconds, and close the experience. Idempotent.
+        """Store the waiting answers, for up to 5 seconds, and close the experience database. Idempotent.
 
-        Starts no thread to wait for the learner's thread, since the interpreter refuses new threads at exit.
+        Waits without `asyncio.to_thread`, since the interpreter refuses to start threads at exit.
         """
         self._deadline = min(self._deadline, time.monotonic() + BUSY_S)
         try:
@@ -132,7 +132,7 @@ class ExperienceCollector:
             self._experience.close()
 
     def _store_waiting(self) -> None:
-        """Store everything that waits, unless an earlier call has taken it."""
+        """Store all waiting answers. Do nothing if an earlier call has stored them."""
         with self._lock:
             taken, self._waiting = self._waiting, []
         observations = [each for each in map(self._learned, taken) if each is not None]
@@ -153,7 +153,7 @@ class ExperienceCollector:
             return None
 
     def _kept(self, observations: list[Observation]) -> list[Observation]:
-        """Store the observations and return the stored ones. If one is faulty, the others are stored without it."""
+        """Store the observations, and return those that were stored. A faulty observation does not stop the others."""
         if not observations:
             return []
         try:
@@ -177,7 +177,7 @@ class ExperienceCollector:
         proposed = record.cloud.accepted + record.cloud.rejected
         accepted = record.cloud.accepted / proposed if proposed else None
         local, cloud = _grades(judged, accepted)
-        counted = record.tier == "cloud" and record.cloud.prompt_tokens > 0  # else the usage is unknown
+        counted = record.tier == "cloud" and record.cloud.prompt_tokens > 0  # whether the cloud's usage is known
         return Observation(
             id=record.request_id,
             pair=self._pair,
@@ -201,7 +201,7 @@ class ExperienceCollector:
 
 
 def _grades(judged: JudgedRequest, accepted: float | None) -> tuple[float | None, float | None]:
-    """Return grades by agreement of the answers; for a stream, by the accepted share of the draft."""
+    """Grade the local and the cloud's answer by their agreement, or for streams by the accepted share of the draft."""
     from ...classifier.grading.agreement import grades
     from .comparable_answer import local_comparable_answer
 

@@ -22,7 +22,7 @@ class _Call(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    """Part of a message that can be graded. Other fields are ignored."""
+    """Fields of a message that can be graded. Other fields are ignored."""
 
     content: str | None = None
     refusal: str | None = None
@@ -33,7 +33,7 @@ prepare_types(_Message)
 
 
 def local_comparable_answer(answer: LocalAnswer, reader: AnswerParser | None) -> ComparableAnswer:
-    """Return the local answer in gradable form. `reader`: parser for text with reasoning or tool calls."""
+    """Return the local answer in gradable form. `reader`: parser of reasoning and tool calls in the text."""
     reason = answer.finish_reason or "stop"
     if reader is None:
         return ComparableAnswer(answer.text, reason)

@@ -21,21 +21,21 @@ class LatencyEstimates:
         self._durations.setdefault(work, deque(maxlen=_REMEMBERED)).append(seconds)
 
     def expected_s(self, work: str) -> float | None:
-        """Return the 90th percentile, or None before the first measurement."""
+        """Return the 90th percentile of the recent durations of `work`, or None before the first measurement."""
         durations = sorted(self._durations.get(work, ()))
         return durations[min(len(durations) - 1, int(0.9 * len(durations)))] if durations else None
 
 
 @dataclass(frozen=True, slots=True)
 class DeadlinePlan:
-    """Tiers that fit a deadline. "one": either tier, but not both in sequence."""
+    """Tiers whose expected time fits a deadline. "one": either tier fits, but not both in sequence."""
 
     tiers: PlannedTiers
     reason: str = ""
 
 
 def plan(remaining_s: float, local_s: float | None, cloud_s: float | None) -> DeadlinePlan:
-    """Choose both tiers if they fit or are unmeasured; else the tier that fits, or the faster if both are too slow."""
+    """Choose both tiers if they fit or a time is unknown. Otherwise choose the tier that fits, or the faster tier."""
     if local_s is None or cloud_s is None or local_s + cloud_s <= remaining_s:
         return DeadlinePlan("both")
     why = f"deadline: {remaining_s:.1f} s left, the device takes {local_s:.1f} s and the cloud {cloud_s:.1f} s"

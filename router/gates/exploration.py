@@ -1,6 +1,6 @@
-"""Gates that learn in use: exploration has the cloud answer a sample of the requests as well, shadow mode all.
+"""Gates that collect training data: for a random sample of requests, the cloud also answers (exploration).
 
-After a drift from the calibration, the gates become more cautious and say so.
+Shadow mode samples every request. If requests drift away from the calibration data, the gates escalate more often.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _WrappingGates:
-    """Base of gates that wrap other gates and let these read questions and answers."""
+    """Base class of gates that wrap other gates. Methods that decide nothing are delegated to the wrapped gates."""
 
     def __init__(self, gates: Gates) -> None:
         self._gates = gates
@@ -46,10 +46,10 @@ class _WrappingGates:
 
 
 class ExplorationGates(_WrappingGates):
-    """Gates of a pair of models, wrapped with exploration, shadow mode and drift caution.
+    """Gates of a pair of models, extended by exploration, shadow mode and caution after drift.
 
-    `exploration`: share of requests sampled at random. For a sampled request gates 1 and 2 only say what they would
-    decide, and the finished local answer escalates after gate 3. `shadow`: sample every request. `monitor`: drift
+    `exploration`: share of requests sampled at random. For a sampled request, gates 1 and 2 only record what they
+    would decide, and the finished local answer escalates after gate 3. `shadow`: sample every request. `monitor`: drift
     monitor, or None if there is nothing to compare requests with.
     """
 
@@ -70,7 +70,7 @@ class ExplorationGates(_WrappingGates):
         self._rng = rng or random.Random()
 
     def check(self, quality: float | None) -> None:
-        """Check the target, and also the stricter target that an alarm may set at any time."""
+        """Check the target, and also the stricter target that applies after a drift alarm."""
         super().check(quality)
         if self.monitor is not None:
             self._gates.check(self._stricter(quality))
@@ -80,7 +80,7 @@ class ExplorationGates(_WrappingGates):
         return _SampledGates(self, self._exploration, "shadow" if self._shadow else "exploration") if explores else self
 
     def around(self, gates: Gates) -> ExplorationGates:
-        """Return other gates with the same exploration. Raises InvalidRequestError if the server reports no signals."""
+        """Wrap other gates with the same exploration. Raises InvalidRequestError if the server reports no signals."""
         if isinstance(self._gates, NoSignalGates):
             raise InvalidRequestError(
                 "updraft.confidence needs log-probabilities, but the local server reports none. Leave it out.",
@@ -89,14 +89,15 @@ class ExplorationGates(_WrappingGates):
         return ExplorationGates(gates, exploration=self._exploration, shadow=self._shadow, rng=self._rng)
 
     def unobserved(self) -> ExplorationGates:
-        """Return the gates for a request that no user sent: it is not sampled, and does not count for drift."""
+        """Return gates for a request that no user sent. Such a request is not sampled and does not count for drift."""
         gates = ExplorationGates(self._gates, monitor=self.monitor)
         gates._observes = False
         return gates
 
     def follow(self, before: Gates | None, *, learns: bool) -> None:
-        """Replace the gates `before`. Keep their drift monitor if the calibration is the same. Without `learns`, stop
-        exploring.
+        """Take over from the previous gates, `before`, with their drift monitor if the calibration is the same.
+
+        `learns`: whether samples are stored for learning. If not, exploration stops.
         """
         if isinstance(before, ExplorationGates) and self.monitor is not None and before.monitor is not None:
             self.monitor = before.monitor if self.monitor.has_calibration_of(before.monitor) else self.monitor
@@ -105,11 +106,11 @@ class ExplorationGates(_WrappingGates):
 
     @property
     def calibrated(self) -> PolicyGates | None:
-        """Gates of the calibrated policy, or None without one."""
+        """Gates of the calibrated policy, or None if there is no policy."""
         return self._gates if isinstance(self._gates, PolicyGates) else None
 
     def stop_exploring(self) -> bool:
-        """Stop sampling because nothing learns from it. Return whether sampling was on. Shadow mode continues."""
+        """Stop random sampling, because samples are not stored. Return whether it was on. Shadow mode continues."""
         if self._shadow or not self._exploration:
             return False
         self._exploration = 0.0
@@ -129,7 +130,7 @@ class ExplorationGates(_WrappingGates):
         return replace(decision, propensity=1.0 if decision.escalate else self._exploration)
 
     def _quality(self, quality: float | None) -> float | None:
-        """Return the quality to decide by; after an alarm only half of the allowed loss remains."""
+        """Return the quality target to use. After a drift alarm, only half of the quality loss is allowed."""
         return quality if self.monitor is None or self.monitor.alarm is None else self._stricter(quality)
 
     def _stricter(self, quality: float | None) -> float | None:
@@ -145,13 +146,13 @@ class ExplorationGates(_WrappingGates):
 
 
 def by_confidence(gates: Gates, confidence: float, signal: ConfidenceSignal) -> Gates:
-    """Return the gates of a request with its own confidence threshold. Exploration and shadow mode still apply."""
+    """Return gates for a request that sets its own confidence threshold. Exploration and shadow mode still apply."""
     plain = ConfidenceGates(confidence, signal)
     return gates.around(plain) if isinstance(gates, ExplorationGates) else plain
 
 
 class _SampledGates(_WrappingGates):
-    """Gates of one sampled request, which is graded whatever they decide. `chance`: sampling probability."""
+    """Gates of one sampled request, which escalates after gate 3 in any case. `chance`: sampling probability."""
 
     def __init__(self, gates: ExplorationGates, chance: float, why: str) -> None:
         super().__init__(gates)

@@ -26,15 +26,15 @@ class GateDecision:
     # Number of the gate, 0 to 3.
     gate: int
     escalate: bool
-    # Reason for headers, the ledger and `updraft why`.
+    # Reason to show in headers, the ledger and `updraft why`.
     reason: str
-    # Calibrated probability that the cloud's answer is better, if computed.
+    # Calibrated probability that the cloud's answer is better, P(gain), if computed.
     p_gain: float | None = None
     # P(gain) above which the gate escalates, or confidence below which it escalates.
     threshold: float | None = None
     # Confidence in the local answer, if the gate compares it with `threshold`.
     confidence: float | None = None
-    # Probability with which a judged answer is graded; None if exploration plays no part.
+    # Probability that a cloud grades the answer, used to weight the answer in learning. None: no exploration.
     propensity: float | None = None
     # Probability with which this request was sampled for exploration, to be answered by both tiers; 0 if not sampled.
     exploration_chance: float = 0.0
@@ -50,23 +50,23 @@ class Gates(Protocol):
 
     @property
     def quality(self) -> float | None:
-        """Router's own target, if it is a calibrated quality."""
+        """Router's own target, if the target is a calibrated quality."""
         ...
 
     @property
     def typical_p_gain(self) -> Floats | None:
-        """Gate 1's P(gain) of typical calibration requests, if known, for comparison with live requests."""
+        """Gate 1's P(gain) values of typical calibration requests, if known, to compare live requests with."""
         ...
 
     def check(self, quality: float | None) -> None:
         """Compute and cache the thresholds of this target, which takes a millisecond or two.
 
-        Raises ConfigurationError if the target was not calibrated, as do the gates.
+        Like the gates themselves, raises ConfigurationError if the target was not calibrated.
         """
         ...
 
     def begin(self) -> Gates:
-        """Return the gates of one request. Exploration may sample the request."""
+        """Return the gates for one request, which exploration may sample at random."""
         ...
 
     def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision: ...
@@ -79,7 +79,7 @@ class Gates(Protocol):
         ...
 
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
-        """Judge from the first or latest `tokens` tokens whether the answer has collapsed."""
+        """Judge from the first or latest `tokens` tokens whether the answer has gone wrong and must escalate."""
         ...
 
     def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
@@ -87,19 +87,19 @@ class Gates(Protocol):
         ...
 
 
-# Names in reasons.
+# Name of each confidence signal in the reason of a decision.
 _CONFIDENCES: dict[ConfidenceSignal, str] = {
     "probability": "confidence",
     "entropy": "confidence by entropy",
     "margin": "confidence by margin",
 }
-_QUALITIES = 10_000  # distinct targets of requests; a target in between is rounded up to the next stricter target
+_QUALITIES = 10_000  # quality targets are rounded up to multiples of 1 / _QUALITIES
 
 
 class PolicyGates:
-    """Gates of a calibrated policy: P(gain) against the thresholds of the router's target or the request's quality.
+    """Gates that compare P(gain) with a calibrated policy's thresholds for the router's or the request's target.
 
-    `caveat`: prefix of every reason if the policy was made for another pair.
+    `caveat`: prefix of every reason if the policy was calibrated for another pair of models.
     """
 
     def __init__(self, policy: Policy, target: Target, caveat: str = "") -> None:
@@ -159,7 +159,7 @@ class PolicyGates:
         return self.target if quality is None else Target("quality", quality, promise=self.target.promise)
 
     def _promised(self, quality: float | None) -> str:
-        """Return an addition to the reason if the promise is kept on average; empty without a promise, as for costs."""
+        """Return a note for the reason if the quality is promised on average, else an empty string."""
         target = self._target_of(quality)
         kept = target.promise == "mean" and target.name != "cost" and not self._caveat
         return ", a threshold that keeps the target on average" if kept else ""
@@ -175,9 +175,8 @@ class PolicyGates:
 def confidence_of(signals: Sequence[Signals], by: ConfidenceSignal) -> float:
     """Return the local model's mean confidence, from 0 to 1; 0 without tokens.
 
-    `probability`: geometric mean of the token probabilities. `entropy`: 1 / n for the number n of equally likely tokens
-    that have the mean entropy. `margin`: probability of a token relative to that of the token and the runner-up, at the
-    mean margin.
+    `probability`: geometric mean of the token probabilities. `entropy`: exponential of the negated mean entropy.
+    `margin`: sigmoid of the mean difference in log-probability between the two most likely tokens.
     """
     if not signals:
         return 0.0
@@ -189,7 +188,7 @@ def confidence_of(signals: Sequence[Signals], by: ConfidenceSignal) -> float:
 
 
 class _UncalibratedGates:
-    """Base of gates without a policy: no quality is calibrated, and nothing is precomputed."""
+    """Base class of gates without a policy, which accept no quality target and precompute nothing."""
 
     quality: float | None = None
     typical_p_gain: Floats | None = None
@@ -209,10 +208,10 @@ class _UncalibratedGates:
 
 
 class ConfidenceGates(_UncalibratedGates):
-    """The plain cascade (`confidence`): escalate if the local model is unsure. A heuristic that promises nothing.
+    """Gates of the plain cascade (`confidence`): escalate if the local model is unsure. No quality is promised.
 
     Gate 3 compares the answer's `confidence_of` with `confidence`; gate 2 stops a run whose last 16 tokens are below
-    half of `confidence`; gate 1 lets every request pass.
+    half of `confidence`; gate 1 never escalates.
     """
 
     tokens = 16
@@ -268,7 +267,7 @@ class NoPolicyGates(_UncalibratedGates):
 
 
 class NoSignalGates(NoPolicyGates):
-    """Gates for a local server without log-probabilities, which leave the confidence unknown."""
+    """Gates for a local server that reports no log-probabilities, so that the confidence is unknown."""
 
     _why = 'the local server reports no log-probabilities, so it answers only model="local"'
 

@@ -1,4 +1,4 @@
-"""Gate 0: rules that decide without an answer. Every rule gives its reason."""
+"""Gate 0: rules that choose the tiers from the request and the settings. Every rule gives its reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..privacy.unreadable import UNREADABLE
 from ..request.chat_request import RoutingRequest
 
 _NOT_CONFIGURED = "local_not_configured"
-_MAX_REASON = 200  # characters of an error message, which may repeat values of the request
+_MAX_REASON = 200  # maximum characters of an error message in a reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,13 @@ class TierAvailability:
     offline: bool
     # Whether the local model can call tools.
     local_tools: bool = False
-    # Exceeded budget, if nothing may be spent on the cloud.
+    # Error of the exceeded budget, if nothing may be spent on the cloud.
     over_budget: BudgetExceededError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """Tiers that may answer, with the reason."""
+    """Tiers that may answer a request, with the reason."""
 
     local: bool
     cloud: bool
@@ -99,7 +99,7 @@ def rule(job: RoutingRequest, availability: TierAvailability) -> Ruling:
 
 
 def kept_by(privacy_rule: str, no_local: UpdraftError | None = None) -> InvalidRequestError:
-    """Return the refusal of a request that must not leave the device. `no_local`: why the device cannot answer it."""
+    """Return the error for a request that must stay on the device. `no_local`: why the device cannot answer it."""
     if no_local is not None:
         return InvalidRequestError(
             f"This request must stay on the device because of {_by(privacy_rule)}, but the device cannot answer it: "

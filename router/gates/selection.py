@@ -1,4 +1,4 @@
-"""Selection of a pair's gates: by confidence, by the calibrated policy, or without either."""
+"""Selection of a pair's gates: by confidence, by the calibrated policy, or by neither."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GateSelection:
-    """Policies to choose from, with the target."""
+    """Settings that determine which policy or threshold the gates use."""
 
-    # Policy to use, as in `RouterConfig`.
+    # Value of the setting `policy` in `RouterConfig`.
     policy: str
     # Models of the running pair: {"local": name, "cloud": name}.
     models: dict[str, str]
-    # Folders that may hold a policy of this pair. The first match is used.
+    # Folders to search for a policy of this pair. The first match is used.
     own: tuple[Path, ...] = ()
-    # Whether a policy of another pair may be used.
+    # Whether a policy that was calibrated for another pair may be used.
     allow_foreign: bool = False
-    # Threshold of the plain cascade, if that is the target.
+    # Confidence threshold, if the gates compare only the confidence. A policy is then not used.
     confidence: float | None = None
     confidence_signal: ConfidenceSignal = "probability"
     target: Target = Target()  # noqa: RUF009  # frozen
-    # Function that reads the identity of the loaded weights and template. None: any model is allowed.
+    # Function that returns the identity of the loaded weights and template. None: any model is allowed.
     local_model: Callable[[], ModelIdentity] | None = None
     # Number of values in a hidden state of the local model. None: not known yet.
     hidden_size: int | None = None
@@ -43,7 +43,7 @@ P = TypeVar("P", "Policy", "PolicyCard")
 
 
 def load_gates(selection: GateSelection) -> Gates:
-    """Load the gates. Raises ConfigurationError for a policy that is damaged, or of other models or another version."""
+    """Load the gates. Raises ConfigurationError if the policy is damaged, of another version or for other models."""
     if selection.confidence is not None:
         return ConfidenceGates(selection.confidence, selection.confidence_signal)
     from ...classifier.policy.policy import Policy
@@ -58,7 +58,7 @@ def load_gates(selection: GateSelection) -> Gates:
 
 
 def check_policy(selection: GateSelection) -> bool:
-    """Check the policy files that `load_gates` would load, and return whether any exist. Raises its errors."""
+    """Check the policy files that `load_gates` would load, and return whether any exist. Raises the same errors."""
     from ...classifier.policy.policy import checked_card
 
     chosen = _chosen(selection, checked_card)
@@ -69,7 +69,7 @@ def check_policy(selection: GateSelection) -> bool:
 
 
 def _chosen(selection: GateSelection, load: Callable[[Path], P]) -> tuple[Path, P] | None:
-    """Return the folder and the policy, or None if the pair has no policy in its usual folders."""
+    """Return the folder and the policy, or None if no folder in `selection.own` has a policy of the pair."""
     from ...classifier.policy.folders import named_folder
 
     if selection.policy == "auto":
@@ -118,7 +118,7 @@ def _check_widths(folder: Path, card: PolicyCard, hidden_size: int) -> None:
 
 
 def other_weights(folder: Path, models: dict[str, str], difference: tuple[str, str]) -> ConfigurationError:
-    """Return the error for a policy whose local model has the name of the running model but differs from it."""
+    """Return the error for a policy whose local model has the same name as the running model but differs from it."""
     made, runs = difference
     return ConfigurationError(
         f"The policy in {folder} was calibrated for {models.get('local')} as {made}, but here it runs as {runs}. The "

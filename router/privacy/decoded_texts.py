@@ -1,4 +1,4 @@
-"""Readings of a text: as written, with escapes and encodings decoded, and as JSON."""
+"""Forms in which a text can be read: as written, with escapes and encodings decoded, and as JSON."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .split_values import split_across_values
 from .text_views import strings
 
 _JSON = re.compile(r'\s*+["[{]')
-_EACH = 4  # cost of each text in characters, in addition to its length
+_EACH = 4  # characters charged to the budget per text, in addition to its length
 
 
 def decoded_forms(text: str, budget: ReadingBudget) -> Iterator[str]:
-    """Yield `text`, its decoded forms and, if it is JSON, the strings in it, which may be JSON again."""
+    """Yield `text` and its decoded forms. If a form is JSON, also yield the forms of the strings in it."""
     waiting = [text]
     while waiting:
         text = waiting.pop()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from ...protocol.errors import ConfigurationError
 
 CARD_DIGITS = 13, 19
-_PRINTED_DIGITS = 14, 16  # digits on nearly all cards
+_PRINTED_DIGITS = 14, 16  # minimum and maximum number of digits on nearly all cards
 
 
 def searcher(pattern: str, name: str) -> Callable[[str], bool]:
@@ -25,7 +25,7 @@ def searcher(pattern: str, name: str) -> Callable[[str], bool]:
     return validator.isinstance_python
 
 
-_MARKS = r"(?:_|[^\w\ufdd0]){1,8}"  # any marks, except the separator between two texts
+_MARKS = r"(?:_|[^\w\ufdd0]){1,8}"  # blanks and punctuation, but not the separator between two texts
 # A card number: 13 to 19 digits, grouped or not, with an issued prefix and a valid check digit (Luhn, ISO/IEC 7812-1).
 _DIGITS = re.compile(r"\d(?:[ -]?\d){12,}", re.ASCII)
 # Card numbers in printed groups, separated by any marks: commas, dots, bars, markdown, line breaks.
@@ -39,7 +39,7 @@ _TAIL = re.compile(rf"({_MARKS})([0-9]{{1,3}})(?![0-9])")  # the last group of c
 # Prefixes of issued cards.
 _ISSUED = re.compile("[3-6]|2[2-7]")
 _MARKDOWN = str.maketrans("", "", "*_`~ \t")
-# A whole sequence of digit groups, across lines too, so that tables are not mistaken for cards.
+# A sequence of digit groups, also across lines. Only the whole sequence may be a card, so that tables do not match.
 _ROW = re.compile(r"(?<!\d)\d++(?:(?:\s{1,3}+|-)\d++)++", re.ASCII)
 # Whole sequences of digit groups, separated by any marks.
 _RUN = re.compile(rf"(?<![0-9])[0-9]++(?:{_MARKS}+[0-9]++)++")
@@ -54,7 +54,7 @@ _ACCOUNT = re.compile(
 
 
 def _has_card(text: str) -> bool:
-    """Return whether there is a card: in groups split by a blank or hyphen, in printed groups, or alone in a row."""
+    """Return whether the text has a card number: with blanks or hyphens, in printed groups, or as a whole sequence."""
     return (
         any(_is_card(digits) for match in _DIGITS.finditer(text) for digits in _joined(re.split("[ -]", match[0]), 19))
         or any(_is_printed_card(text, match) for match in _GROUPS.finditer(text))
@@ -72,14 +72,14 @@ def _is_card(digits: str) -> bool:
 
 
 def _is_run_of_card(run: str) -> bool:
-    """Return whether all digits are one card: single, in pairs, in groups of four, or in other groups on one line."""
+    """Return whether all digits form one card number, as single digits, in pairs, in fours, or in longer groups."""
     groups, (_, *between, _) = re.findall("[0-9]+", run), re.split("[0-9]+", run)
     digits, sizes, marks = "".join(groups), [len(group) for group in groups], {_mark(mark) for mark in between}
     one_line = not any("\n" in mark for mark in marks)
     width = sizes[0]
     even = {width} == set(sizes[:-1]) and sizes[-1] <= width
     spelled = even and width <= 2 and one_line and len(marks) == 1
-    # Two adjacent numbers are rarely a card.
+    # A sequence of only two numbers is rarely a card.
     others = width >= 4 and one_line and all(size >= 3 for size in sizes[1:-1]) and (len(sizes) > 2 or marks == {""})
     long = len(digits) > _PRINTED_DIGITS[1] and width in (6, 8)
     return (
@@ -91,7 +91,7 @@ def _is_run_of_card(run: str) -> bool:
 
 
 def _is_printed_card(text: str, match: re.Match[str]) -> bool:
-    """Return whether groups of digits are a card, and not other numbers or part of a longer column."""
+    """Return whether the matched groups are a card number, not other numbers or a part of a longer column."""
     groups = [group for group in match.groups() if group is not None]
     digits, marks = "".join(groups[::2]), {_mark(group) for group in groups[1::2]}
     start, end = match.start(), match.end(10) if match[10] else match.end(7)
@@ -117,9 +117,9 @@ def _has_iban(text: str) -> bool:
 
 
 def _joined(groups: list[str], longest: int) -> Iterator[str]:
-    """Yield joined runs of neighbouring groups, of at most `longest` characters; the first group has at least four."""
+    """Join each group of at least four characters with the groups after it. Yield joins up to `longest` characters."""
     for first, group in enumerate(groups):
-        if len(group) >= 4:  # as on every card; otherwise a megabyte of single digits would take seconds
+        if len(group) >= 4:  # true of every card; without this check, a megabyte of digits takes seconds
             yield from _prefixes(groups[first : first + longest], longest)
 
 
@@ -141,31 +141,31 @@ def _mod_97(account: str) -> bool:
     return int((account[4:] + account[:4]).translate(_VALUES)) % 97 == 1
 
 
-# E-mail addresses: with a name in quotes or an IP address in brackets too, and as in "joe (at) example [dot] com".
+# E-mail addresses, also with quoted names, IP addresses in brackets, or written as "joe (at) example [dot] com".
 _AT = r"(?:@| @ | ?[(\[{<] ?(?:@|(?i:at)) ?[)\]}>] ?)"
 _DOT = r"(?:\.| ?[(\[{<] ?(?:\.|(?i:dot)) ?[)\]}>] ?)"
 _EMAIL = rf'(?:[\w.%+-]|"[^"\n]{{1,64}}"){_AT}(?:[\w-]+(?:{_DOT}[\w-]+)+|\[(?:IPv6:)?[0-9A-Fa-f]*[.:][0-9A-Fa-f.:]+\])'
 # Phone numbers: with a country code, in North American groups, or with the leading zero of many national numbers and
-# a separator. Four digits after a two-digit area are a year, as in "05/2024", unless more digits follow.
+# a separator. Four digits after a two-digit area code count as a year ("05/2024") unless more digits follow.
 _NUMBER = r"(?:[0-9]{5,8}|(?:[0-9]{3}|[03-9][0-9]{3}|1[0-8][0-9]{2}|2[1-9][0-9]{2})[ -][0-9]{3,4})"
 _PHONE = (
     r"(?:(?:^|[^0-9A-Za-z])\+|\b00)[1-9](?:[ ()./_-]{0,2}[0-9]){7,14}\b"
     r"|(?:\([0-9]{3}\) ?|\b[0-9]{3}[ .-])[0-9]{3}[ .-][0-9]{4}\b"
     r"|(?:\(0[1-9][0-9]{1,3}\) ?|\b0[1-9][0-9]{1,3}[ /-])[0-9]{3,8}(?:[ -]?[0-9]{2,4}){0,3}\b"
     rf"|(?:\(0[0-9]\) ?|\b0[0-9][ /-]){_NUMBER}(?:[ -]?[0-9]{{2,4}}){{0,2}}\b"
-    # Numbers with dots, which also occur in dates.
+    # Phone numbers with dots. They need more digits, because dates have dots too.
     r"|\b0[1-9][0-9]{1,3}\.[0-9]{5,8}\b|\b0[1-9](?:[ .-][0-9]{2}){4}\b"
 ).replace(r"\b", r"(?-u:\b)")
 # Keys in the forms that their issuers document. ASCII only, because Unicode classes compile to megabytes.
 _WORD, _KEY, _HEX, _LETTER = "[0-9A-Za-z_]", "[0-9A-Za-z_-]", "[0-9a-f]", "[0-9A-Za-z]"
-_BEGUN = (  # followed by 20 letters, digits, dashes and underscores
+_BEGUN = (  # prefixes, each followed by 20 letters, digits, dashes and underscores
     "updraft-", "hf_", "npm_", "gsk_", "r8_", "dckr_pat_", "do[opr]_v1_", "shp(?:at|ca|pa|ss)_", "lin_api_", "xai-",
     "pplx-", "nvapi-", "pypi-", r"hv[sbr]\.", "sq0[a-z]{3}-", "ATATT", "ATBB", "AGE-SECRET-KEY-1", "fig[duo]_", "NRAK-",
     "PMAK-", "sntry[su]_", "tgp_v1_", "rubygems_", r"dp\.(?:pt|st|ct|sa)\.", "pscale_[a-z]{2,5}_", "xkeysib-",
     "lsv2_[a-z]{2}_", "tskey-", "HRKU-", "pcsk_", "tvly-", "ops_eyJ", "apify_api_", "cal_live_", "CFPAT-",
     "vercel_[a-z]{2,6}_rw_", "glsa_", "fm[12]_",
 )  # fmt: skip
-_LONG = (  # followed by 32 letters and digits
+_LONG = (  # prefixes, each followed by 32 letters and digits
     "secret_", "ntn_", "EAA[AC]", "key-", "dapi", "oy2", "AKCp", "sbp_", "pul-", "csk-", "jina_", "glc_", "pa-", "cio",
 )  # fmt: skip
 _API_KEY = "|".join(
@@ -185,7 +185,7 @@ _API_KEY = "|".join(
         rf"\beyJ{_KEY}{{10,}}\.eyJ{_KEY}{{10,}}\.{_KEY}",
         rf"\bdiscord(?:app)?\.com/api/webhooks/[0-9]{{15,20}}/{_KEY}{{20}}"
         rf"|\b[MNO]{_KEY}{{23,27}}\.{_KEY}{{6}}\.{_KEY}{{27}}",
-        # Telegram's, Twilio's, Mailchimp's.
+        # Keys of Telegram, Twilio and Mailchimp.
         rf"\b[0-9]{{8,10}}:AA{_KEY}{{30}}|\b(?:SK|AC){_HEX}{{32}}\b|\b{_HEX}{{32}}-us[0-9]{{1,2}}\b",
         rf"\bsl\.{_KEY}{{100}}|\bA{{20}}{_LETTER}{{1,40}}%{_LETTER}{{2}}|\bpat-[a-z]{{2,3}}[0-9]-[0-9a-f-]{{36}}|\bv1\.0-{_HEX}{{24}}-{_HEX}{{100}}",
         rf"\b{_WORD}{{14}}\.atlasv1\.{_KEY}{{60}}|\bpat{_WORD}{{14}}\.{_HEX}{{64}}|\b[01]/[0-9]{{16}}:{_HEX}{{32}}",

@@ -1,4 +1,4 @@
-"""Decoding of escapes and encodings, also nested: JSON, programs, URLs, HTML, mail, encoded bytes."""
+"""Decoding of (nested) escapes and encodings in JSON, program code, URLs, HTML, mail and encoded bytes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from html.entities import html5
 
-_LAYERS = 8  # nested escapes; real texts have fewer
-# One group per notation. Octal escapes are those of C.
+_LAYERS = 8  # maximum levels of nested escapes, more than in real texts
+# One regex group per notation of escapes. Octal escapes are as in C.
 _ESCAPE = re.compile(
     r"(?<!\\)\\++(?:(?-i:U)([0-9a-f]{8})|u([0-9a-f]{4})|[ux]\{0{0,8}([0-9a-f]{1,6})\}|x([0-9a-f]{2})|(0000[0-9a-f]{2})"
     r"|0?([0-3][0-7]{2})|N\{([a-z0-9 -]{2,80})\}|([nrt\"'/@.:_*-]))"
@@ -35,7 +35,7 @@ _BASE64 = re.compile(r"(?:[A-Za-z0-9+/_-]{60,}+\r?\n)*[A-Za-z0-9+/_-]{11,}+", re
 _HEX = re.compile(
     r"(?<![0-9a-z])(?:(?:[0-9a-f]{2}){6,}+|[0-9a-f]{2}(?:[ :][0-9a-f]{2}){5,}+)(?![0-9a-z])", re.ASCII | re.IGNORECASE
 )
-# Base32 (RFC 4648) of ASCII: in five of eight letters one bit is always zero, which is rare in words of a language.
+# Base32 (RFC 4648) of ASCII. In five of every eight letters one bit is zero. Few words of a language have this form.
 _BASE32_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 _BASE32_DIGITS = str.maketrans(_BASE32_LETTERS, "0123456789ABCDEFGHIJKLMNOPQRSTUV")
 _BASE32_GROUP = "".join(
@@ -45,13 +45,13 @@ _BASE32_GROUP = "".join(
 _BASE32 = re.compile(
     rf"(?<![A-Z0-9])(?=[A-Z2-7]{{10}})(?:{_BASE32_GROUP})++[A-Z2-7]{{0,7}}+(?![A-Z0-9])", re.ASCII | re.IGNORECASE
 )
-# Base85 and Ascii85: words with characters that base64 lacks, or text between Adobe's marks.
+# Base85 and Ascii85: words with characters that base64 lacks, or text between Adobe's marks <~ and ~>.
 _BASE85 = re.compile(r"(?<!\S)(?=[A-Za-z0-9+/=_-]*+[^A-Za-z0-9+/=_\s-])[!-~]{9,}+", re.ASCII)
 _OPENING = ("(", "[", "{", "<", "`")
 _FRAMED = re.compile(r"<~([!-uz\s]{8,}+)~>", re.ASCII)
-# UTF-7 (RFC 2152): pieces of base64 in UTF-16.
+# UTF-7 (RFC 2152), which writes non-ASCII text as base64 of UTF-16.
 _UTF7 = re.compile(r"\+([A-Za-z0-9+/]{3,}+)-?", re.ASCII)
-# Data of this many characters that is not text counts as unreadable: a picture, a sound, a file.
+# Encoded data of this many characters that is not text (a picture, sound or file) counts as unreadable.
 _DATA = 256
 _CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1f\ufffd]")
 
@@ -74,7 +74,7 @@ class ReadingBudget:
 
 
 def decoded(text: str) -> Iterator[str]:
-    """Yield `text` with its escapes decoded, once, twice and so on; then without marks of
+    """Yield `text` with its escapes decoded, once, twice and so on, and then without marks of
     HTML and Markdown. Raises TooLongError for too many nested escapes.
     """
     layers = 0
@@ -102,7 +102,10 @@ def encoded_texts(text: str) -> Iterator[str]:
 
 
 def base85_texts(text: str, budget: ReadingBudget) -> Iterator[str]:
-    """Yield the base85 texts in undecoded `text`, since base85 contains escape characters. Raises TooLongError."""
+    """Yield the base85 texts in `text`. Raises TooLongError.
+
+    The escapes in `text` must not be decoded yet, because base85 uses the same characters.
+    """
     for match in _FRAMED.finditer(text):
         yield from filter(None, (_decoded(base64.a85decode, match[1]),))
     for match in _BASE85.finditer(text):
@@ -120,7 +123,7 @@ def has_data(text: str) -> bool:
 
 
 def unescaped(text: str) -> str:
-    """Return `text` with its outermost escapes decoded."""
+    """Return `text` with its escapes (backslash, percent, HTML) decoded once; nested escapes stay escaped."""
     if not any(mark in text for mark in "\\%&"):
         return text
     meant = _ESCAPE.sub(_character, text)
@@ -144,7 +147,7 @@ def _character(match: re.Match[str]) -> str:
 
 
 def _of_entity(name: str) -> str:
-    """Return the character of an HTML entity. Without a semicolon, a name may run into a word."""
+    """Return the character of an HTML entity. If there is no semicolon, letters of a word may follow the name."""
     for end in range(len(name), 1, -1):
         for spelled in (name[:end], name[:end].lower()):
             meant = html5.get(spelled) or html5.get(f"{spelled};")
@@ -197,7 +200,7 @@ def _piece_of_utf7(match: re.Match[str]) -> str:
 
 
 def _readable(octets: bytes) -> str:
-    """Return the text of octets in UTF-8, or in UTF-16 if they contain a zero; "" if they are not text."""
+    """Return the text of octets in UTF-8, or in UTF-16 if they have a zero byte; "" if they are not text."""
     try:
         text = octets.decode("utf-16-le" if b"\0" in octets else "utf-8")
     except UnicodeDecodeError:

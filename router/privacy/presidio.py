@@ -10,7 +10,7 @@ from typing import Any
 from ...protocol.errors import ConfigurationError, MissingDependencyError
 
 PERSONAL = "presidio"
-_PIECE = 50_000  # characters: spaCy takes at most a million, and needs memory for each
+_PIECE = 50_000  # characters per call; spaCy takes at most a million, and needs memory for each
 _MIN_SCORE = 0.5  # minimum score of a finding
 
 

@@ -17,8 +17,8 @@ from .split_values import split_across_messages, split_across_values
 from .text_views import strings, visible, written_and_visible
 from .unreadable import TOO_LONG, unreadable_field, unreadable_text
 
-MAX_READ = 2**22  # characters of one request, over all readings of its texts
-_SHORT = 2**13  # characters; longer requests are searched in a thread
+MAX_READ = 2**22  # maximum characters read of one request, summed over all readings of its texts
+_SHORT = 2**13  # maximum characters of requests that are not searched in a thread
 _BETWEEN = "\n\ufdd0\n"  # separator of texts, with a noncharacter, so that no built-in rule matches across texts
 
 
@@ -91,7 +91,7 @@ class PrivacyRules:
             return TOO_LONG
 
     def _apart(self, texts: Iterable[str], budget: ReadingBudget) -> str | None:
-        """Apply the user's patterns, which need the letters as written, and the start and end of each text."""
+        """Apply the user's patterns to each text alone, since a pattern may need its exact letters, start or end."""
         if not self._patterns:
             return None
         matched = (_first(self._patterns, written_and_visible(text, budget)) for text in dict.fromkeys(texts))

@@ -46,7 +46,7 @@ def split_across_values(value: Any, budget: ReadingBudget) -> Iterator[str]:
 
 
 def _split_digits(texts: Iterable[str], budget: ReadingBudget) -> Iterator[str]:
-    """Yield the digit groups at the end of a text and the start of the next, if they are enough for a card."""
+    """Yield the digit groups at the end of a text and the start of the next, if they have enough digits for a card."""
     last: list[str] = []  # groups at the end of the previous texts, the latest first
     for text in filter(None, map(str.strip, texts)):
         begin, end, whole = text[:_MAX_WORD], text[-_MAX_WORD:], len(text) <= _MAX_WORD
@@ -74,6 +74,6 @@ def _groups(text: str) -> tuple[list[str], bool]:
 
 
 def _in_a_card(groups: Sequence[str]) -> list[str]:
-    """Return the leading groups that one card may have on one side of a seam."""
+    """Return the leading groups that can belong to one card number whose other part is in the neighbouring text."""
     digits = accumulate(map(len, groups))
     return [group for group, total in zip(groups, digits, strict=True) if total < CARD_DIGITS[1]]

@@ -1,4 +1,4 @@
-"""Views of a text for the rules: as written, and as it looks. Each takes bounded work."""
+"""Views of a text for the privacy rules: as written, and as it looks. The work for each view is bounded."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..request.json_narrowing import rows, table, tables
 from .escapes import ReadingBudget
 
 _LARGE = 10**40  # larger numbers cannot be personal data
-# Normal forms are computed piece by piece: some characters grow 18-fold, and one call blocks every thread.
+# Texts are normalized piece by piece: some characters grow 18-fold, and each call blocks all threads.
 _PIECE = re.compile(r".{1,16384}[^\x00-\x7f]{0,64}", re.DOTALL)
-# Unicode's Default_Ignorable_Code_Point: invisible characters, with variation selectors and fillers.
+# Unicode's Default_Ignorable_Code_Point: invisible characters, including variation selectors and fillers.
 _IGNORABLE = re.compile(
     r"[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
     r"\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
@@ -26,7 +26,7 @@ _LOOKS_LIKE = {"\t": "\t", "\n": "\n", "\r": "\r", "\u2800": " ", "\u3002": "."}
 
 
 def strings(value: Any) -> Iterator[str]:
-    """Yield every string and number in a JSON value, including names, and the joined text of multi-part contents.
+    """Yield every string and number in a JSON value, including field names, and the joined text of multi-part contents.
 
     Other values yield an empty text, so that the number of texts measures the work.
     """
@@ -54,7 +54,7 @@ def text_of_part(part: dict[str, Any]) -> str:
 
 
 def written_and_visible(text: str, budget: ReadingBudget) -> Collection[str]:
-    """Return `text` as written, with accents separated, and as it looks."""
+    """Return the forms of `text`: as written, with accents as separate characters (NFD), and as it looks."""
     if text.isascii():
         return dict.fromkeys((text, plain(text)))
     whole = text.encode("utf-8", "replace").decode()  # replaces lone surrogates
@@ -62,7 +62,7 @@ def written_and_visible(text: str, budget: ReadingBudget) -> Collection[str]:
 
 
 def visible(text: str, budget: ReadingBudget) -> Collection[str]:
-    """Return `text` as it looks, and in plain form."""
+    """Return `text` as it looks: normalized (`written`), and also without invisible characters (`plain`)."""
     normal = written(text, budget)
     return dict.fromkeys((normal, plain(normal)))
 
@@ -79,7 +79,7 @@ def plain(text: str) -> str:
 
 
 def _normal(form: Literal["NFD", "NFKC"], text: str, budget: ReadingBudget) -> str:
-    """Return `text` in a normal form. The text's growth counts as read."""
+    """Return `text` in a normal form, and charge the budget for the characters that normalization adds."""
     if text.isascii():
         return text
     pieces: list[str] = []
@@ -96,6 +96,6 @@ def _look_alike(character: str) -> str | None:
     kind = unicodedata.category(character)
     if kind in ("Cc", "Cf", "Me") or _IGNORABLE.match(character):
         return None
-    if kind == "Pd" or character == "\u2212":  # or the minus sign
+    if kind == "Pd" or character == "\u2212":  # a dash or the minus sign
         return "-"
     return str(unicodedata.decimal(character)) if kind == "Nd" else character

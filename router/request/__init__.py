@@ -1,1 +1,1 @@
-"""A request as the router reads it: chat, caller and JSON."""
+"""Parsing of requests: chat requests, their callers, and checks of decoded JSON."""

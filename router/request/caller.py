@@ -1,4 +1,4 @@
-"""Caller of a request: API keys as digests, so that rows and limits of one key belong together."""
+"""Caller of a request, identified by digests, so that the ledger and limits work per API key without storing keys."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class Caller:
     user: str = ""
 
     def with_user(self, body: Mapping[str, Any]) -> Caller:
-        """Return the caller with OpenAI's `user` field of a request body."""
+        """Return the caller with the digest of the `user` field in a request body."""
         user: Any = body.get("user")
         return replace(self, user=_digest(user)) if isinstance(user, str) else self
 
 
-#: Replaces `Authorization` in batch requests, which store only the key's digest. No HTTP header can have this name.
+#: Header name in stored batch requests for the digest of the API key. Clients cannot send a name with a space.
 DIGEST_HEADER = "x-updraft-key digest"
 
 
 def caller_of(headers: Mapping[str, str]) -> Caller:
-    """Return the caller in the `Authorization` header, or in Anthropic's `x-api-key`."""
+    """Return the caller whose key is in the `Authorization` header, or in Anthropic's `x-api-key`."""
     api_key = headers.get("x-api-key", "")
     scheme, _, key = headers.get("authorization", f"bearer {api_key}" if api_key else "").partition(" ")
     return Caller(_digest(key.strip()) if scheme.lower() == "bearer" else headers.get(DIGEST_HEADER, ""))

@@ -24,10 +24,10 @@ from ...protocol.requests import (
 from ...protocol.safety.names import check_names
 from .json_narrowing import table, tables
 
-#: Smallest values that any engine accepts. Some engines accept -1 for an answer without a limit.
+#: Smallest values that any engine accepts. `_UNBOUNDED`: smaller values that some engines accept as "no limit".
 _MINIMA = {"temperature": 0, "max_tokens": 1, "max_completion_tokens": 1, "n": 1}
 _UNBOUNDED = {"max_tokens": (-1,), "max_completion_tokens": (-1,)}
-#: Fields whose contents may have other types on other servers.
+#: Fields whose contents have other types on some servers, so that a wrong type is no error if a cloud answers.
 _OPEN_ENDED = ("tools", "tool_choice", "response_format", "structured_outputs", "json_schema", "grammar")
 
 RequestedTier = Literal["auto", "local", "cloud"]
@@ -36,7 +36,7 @@ _BLANKS = f"\\s{_UNSEEN}"
 _BLANK_LINES = re.compile(rf"\A(?:[{_BLANKS}]*[\r\n])?")
 _INDENT = re.compile(rf"\A[{_BLANKS}]+")
 _INDENTED_LINE = re.compile(r"[\r\n][ \t]+\S")
-_END = re.compile(rf"(?<![{_BLANKS}])[{_BLANKS}]+\Z")  # tried once for each run of blanks
+_END = re.compile(rf"(?<![{_BLANKS}])[{_BLANKS}]+\Z")  # the lookbehind avoids quadratic time
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
 
 
@@ -45,24 +45,24 @@ class RoutingRequest:
     """A chat request with the router's options."""
 
     requested_tier: RequestedTier
-    # Caller's request without the `updraft` options. The cloud may know more fields than the router.
+    # Caller's request without the `updraft` options. It may have fields that only the cloud supports.
     body: dict[str, Any]
     # Request for the device's engine; None if the engine cannot process it.
     chat: ChatRequest | None = None
     # Why the engine cannot process the request.
     unsupported: InvalidRequestError | None = None
-    # Whether the caller keeps the request on the device.
+    # Whether the caller requires that the request stays on the device.
     private: bool = False
     quality: float | None = None
     quality_given: bool = False
-    # Threshold of the plain cascade, if the request sets one.
+    # Confidence below which the local answer escalates, if the request sets it.
     confidence: float | None = None
-    # Signal for `confidence`; None: the signal in the settings.
+    # Signal from which the confidence is computed. None: the signal in the settings.
     confidence_signal: ConfidenceSignal | None = None
     hold_tokens: int | None = None
     # Time at which the caller gives up, on the clock of `time.monotonic()`.
     deadline: float | None = None
-    # Privacy rule that the request matches.
+    # Name of the privacy rule that the request matches, if any.
     privacy_rule: str | None = None
     # Headers and query parameters to forward to a cloud.
     forwarded: Forwarded = NOTHING
@@ -82,7 +82,7 @@ class RoutingRequest:
 
     @property
     def structured(self) -> bool:
-        """Return whether the local answer has a constraint, or may call tools."""
+        """Return whether the local answer must obey a grammar or may call tools."""
         return self.chat is not None and (self.chat.tool_use is not None or self.chat.constraint() is not None)
 
     @property
@@ -117,7 +117,7 @@ def read_routing_request(
     hold_tokens: int | None,
     started: float,
 ) -> RoutingRequest:
-    """Read a request that arrived at `started`, on the clock of `time.monotonic()`. `hold_tokens`: the default.
+    """Read a request that arrived at `started` (`time.monotonic()`). `hold_tokens`: default of that option.
 
     Raises InvalidRequestError if no tier could process the request.
     """
@@ -152,7 +152,7 @@ def check_private(options: UpdraftOptions, requested_tier: RequestedTier) -> Non
 
 
 def continued(messages: Sequence[Message], text: str, *, continues: bool) -> list[Message]:
-    """Return `messages` with `text` as the start of the assistant's turn. `continues`: extend the last message."""
+    """Return `messages` plus an assistant message of `text`. `continues`: append `text` to the last message instead."""
     if continues:
         *before, last = messages
         return [*before, Message(role=last.role, content=last.text + text, name=last.name)]
@@ -192,9 +192,7 @@ def take_options(body: dict[str, Any]) -> UpdraftOptions:
 def _check_frame(body: dict[str, Any]) -> None:
     """Check the fields that the router reads, and refuse values that no engine accepts.
 
-    The tier that answers checks all other fields.
-
-    Raises InvalidRequestError.
+    The tier that answers checks all other fields. Raises InvalidRequestError.
     """
     messages = tables(body.get("messages"))
     if messages is None or not all(isinstance(message.get("role"), str) for message in messages):
@@ -212,7 +210,7 @@ def _check_frame(body: dict[str, Any]) -> None:
 
 
 def check_stream_options(body: dict[str, Any]) -> None:
-    """Raise InvalidRequestError for stream options without a stream, like OpenAI."""
+    """Raise InvalidRequestError for stream options without a stream, which OpenAI refuses too."""
     if body.get("stream_options") is None:
         return
     if table(body["stream_options"]) is None:
@@ -238,7 +236,7 @@ def _for_the_device(body: dict[str, Any]) -> tuple[ChatRequest | None, InvalidRe
 
 
 def beyond_the_device(request: ChatRequest | CompletionRequest) -> UnsupportedFeatureError | None:
-    """Return the error for a parameter that Updraft's cloud supports and the local engine does not, or None."""
+    """Return the error for a parameter that Updraft's cloud engine supports and the local engine does not, or None."""
     if request.num_candidates > request.num_answers:
         return UnsupportedFeatureError("best_of: this device generates one candidate.", param="best_of")
     if request.use_beam_search:
@@ -255,10 +253,10 @@ def beyond_the_device(request: ChatRequest | CompletionRequest) -> UnsupportedFe
 
 
 def trim_user_turns(body: dict[str, Any]) -> None:
-    """Trim the text of the user turns in `body`, in a new list of messages, since others may use the old list.
+    """Trim the text of the user turns in `body`. The list of messages is replaced, since others may use the old list.
 
     Whitespace around a turn has no meaning, but a small model may answer worse because of it. Both tiers get the
-    trimmed turn, so that the same prompt is graded, judged and answered. The inside of a turn stays unchanged.
+    trimmed turn, so that both answer the same prompt. The inside of a turn stays unchanged.
     """
     messages = tables(body.get("messages"))
     if messages is not None:

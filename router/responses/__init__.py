@@ -1,1 +1,1 @@
-"""Answers on the wire: completions, streams, cached answers, embeddings."""
+"""Answers to HTTP requests: completions, streams, cached answers, embeddings."""

@@ -1,4 +1,4 @@
-"""Cache of answers to requests that are repeated exactly and must have the same answer."""
+"""Cache of answers to exactly repeated requests with temperature 0 or a seed, which should get the same answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OVERHEAD = 512  # bytes of Python objects per entry
 
 @dataclass(frozen=True, slots=True)
 class CachedCompletion:
-    """A completion as JSON without the `updraft` object, with its tier and time (`time.monotonic()`)."""
+    """A completion as JSON without the `updraft` object, with its tier and its time by `time.monotonic()`."""
 
     completion: bytes
     tier: Literal["local", "cloud"]
@@ -62,7 +62,7 @@ class CacheSlot:
 
     @classmethod
     def of(cls, cache: AnswerCache | None, caller: Caller, body: dict[str, Any]) -> CacheSlot | None:
-        """Return the entry, or None if the answer may vary: the request has neither temperature 0 nor a seed.
+        """Return the entry, or None if the answer may vary because the request has neither temperature 0 nor a seed.
 
         The key covers the caller's API key and all of `body` except the stream options.
         """
@@ -102,14 +102,14 @@ class CacheSlot:
 
 
 def answer_of(entry: CachedCompletion, record: RequestRecord) -> dict[str, Any]:
-    """Return the cached completion as the answer to the request of `record`, which records the repetition."""
+    """Return the cached completion with the ID of the new request, and note the cache hit in the request's `record`."""
     completion: dict[str, Any] = json_of(entry.completion, exact=True)
     record.repeat(entry.tier, table(completion.get("usage")) or {}, time.monotonic() - entry.at)
     return {**completion, "id": record.request_id, "updraft": record.info()}
 
 
 async def stream_of(completion: dict[str, Any], *, include_usage: bool) -> AsyncGenerator[bytes]:
-    """Yield a completion as a stream: each choice in one chunk, then the finish with the `updraft` object."""
+    """Yield a completion as a stream: a chunk per choice, then one with the finish reasons and the `updraft` object."""
     last = ("choices", "usage", "updraft", "sampling")
     base = {name: value for name, value in completion.items() if name not in last}
     base["object"] = "chat.completion.chunk"
@@ -131,7 +131,7 @@ async def stream_of(completion: dict[str, Any], *, include_usage: bool) -> Async
 
 
 def joined(events: list[bytes]) -> dict[str, Any] | None:
-    """Return the completion of a stream, or None if its events are irregular or hold more than text."""
+    """Return the completion that a stream's events form, or None if an event is malformed or has more than text."""
     parser, chunks = sse.EventParser(), ChatChunks()
     try:
         for payload in (payload for event in events for payload in parser.feed(event)):
@@ -146,7 +146,7 @@ def joined(events: list[bytes]) -> dict[str, Any] | None:
 
 
 def _is_text(chunk: dict[str, Any]) -> bool:
-    """Return whether all choices have an index and nothing but text."""
+    """Return whether all choices of a chunk have an index and no content but text."""
     pieces = tables(chunk.get("choices"))
     return pieces is not None and all(
         isinstance(piece.get("index"), int)
@@ -158,7 +158,7 @@ def _is_text(chunk: dict[str, Any]) -> bool:
 
 
 def _is_plain(completion: dict[str, Any]) -> bool:
-    """Return whether a stream can repeat all choices."""
+    """Return whether `stream_of` can stream all choices."""
     choices = tables(completion.get("choices"))
     return bool(choices) and all(
         isinstance(choice.get("index"), int)

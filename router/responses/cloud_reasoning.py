@@ -1,4 +1,4 @@
-"""Move of a cloud's `<think>` text to `reasoning_content` (setting `cloud_reasoning_tags`)."""
+"""Converter of a cloud's `<think>` text to the field `reasoning_content` (setting `cloud_reasoning_tags`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def whole(completion: dict[str, Any]) -> dict[str, Any]:
 
 
 class CloudReasoning:
-    """Splitter of reasoning from answer in one stream's events. Events with `reasoning_content` stay unchanged."""
+    """Converter of reasoning in one stream's events. Reasoning already in `reasoning_content` stays unchanged."""
 
     def __init__(self) -> None:
         self._splitters: dict[Any, ReasoningSplitter] = {}

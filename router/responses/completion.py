@@ -46,7 +46,7 @@ def local_completion(answers: Sequence[LocalAnswer], cascade: Cascade, info: Upd
         model=local.model_id,
         system_fingerprint=fingerprint(local.model_id),
         choices=[_choice(answer, index, cascade) for index, answer in enumerate(answers)],
-        usage=Usage.of(first.prompt_tokens, sum(len(answer.tokens) for answer in answers)),
+        usage=first.usage(sum(len(answer.tokens) for answer in answers[1:])),
         sampling=first.sampling or UNSET,
         prompt_logprobs=prompt_logprobs(first, cascade.chat.prompt_logprobs, local.token_bytes),
         updraft=info,
@@ -68,13 +68,13 @@ def _choice(answer: LocalAnswer, index: int, cascade: Cascade) -> ChatChoice:
 def prompt_logprobs(
     answer: LocalAnswer, shown: int | None, token_bytes: TokenBytes
 ) -> list[dict[str, PromptToken] | None] | UnsetType:
-    """Return vLLM's form: per prompt token its score and the most likely tokens; None for the first token."""
+    """Return the log-probabilities of each prompt token and of the likeliest tokens in its place, in vLLM's form."""
     if shown is None:
         return UNSET
     entries: list[dict[str, PromptToken] | None] = [None]
     for score in answer.prompt_scores:
         ranked = [(score.id, score.logprob, score.rank), *((*each, rank) for rank, each in enumerate(score.top, 1))]
-        entries.append(  # the text of a partial character is inexact
+        entries.append(  # a token that ends inside a character gets a replacement character
             {
                 str(token): PromptToken(logprob, rank, token_bytes(token).decode(errors="replace"))
                 for token, logprob, rank in ranked
@@ -84,7 +84,7 @@ def prompt_logprobs(
 
 
 def headers(info: UpdraftInfo, *, begun: bool = False) -> dict[str, str]:
-    """Return the `x-updraft-*` and `x-request-id` headers. `begun`: the cost of a begun stream is unknown."""
+    """Return the `x-updraft-*` and `x-request-id` headers. `begun`: omit the costs, which are not yet known."""
     values = {"x-request-id": info.request_id, **info.headers()}
     if begun:
         for name in ("x-updraft-cost-usd", "x-updraft-saved-usd"):
@@ -93,7 +93,7 @@ def headers(info: UpdraftInfo, *, begun: bool = False) -> dict[str, str]:
 
 
 def internal_error() -> UpdraftError:
-    """Return the caller's error for an unexpected exception."""
+    """Return the error to send to the caller after an unexpected exception."""
     return UpdraftError("The router failed on this request; its log says why.", code="internal_error")
 
 
@@ -112,33 +112,33 @@ def failure(error: UpdraftError | CloudFailure, record: RequestRecord | None = N
 
 
 def notes_in(answer: dict[str, Any]) -> tuple[str, ...]:
-    """Return the notes of an Updraft node in its answer, or in the last chunk of its stream."""
+    """Return the notes that an Updraft cloud node put into its answer, or into the last chunk of its stream."""
     notes = rows((table(answer.get("updraft")) or {}).get("notes")) or ()
     return tuple(note for note in notes if isinstance(note, str))
 
 
 class ShownTokens:
-    """Buffer of an answer's tokens. A token is released once its text is shown; tokens of a stop string stay hidden."""
+    """Buffer that releases tokens once their text is sent to the caller. Tokens of a stop string are not released."""
 
     def __init__(self, local: LocalTier) -> None:
         self._detokenizer = IncrementalDetokenizer(lambda token: local.token_bytes(token, skip_special=True))
-        self._held: list[tuple[int, Token]] = []  # tokens held back, each after the position of its text
-        self._written = 0  # characters written, including a stop string
+        self._held: list[tuple[int, Token]] = []  # buffered tokens, each with the position of its text
+        self._written = 0  # characters generated, including a stop string
         self._shown = 0
 
     def push(self, token: Token) -> list[tuple[int, Token]]:
-        """Return the tokens that are now sure to be shown, with the positions of their text in the answer."""
+        """Add a token. Return the tokens that this releases, with the positions of their text in the answer."""
         self._held.append((self._written, token))
         self._written += len(self._detokenizer.push(token.id))
         self._shown += len(token.text)
         return self._released()
 
     def flush(self, answer: LocalAnswer) -> list[tuple[int, Token]]:
-        """Return the tokens released by the end of the answer: all, unless a stop string ended it."""
+        """Return the tokens that the end of the answer releases: all, unless a stop string ended the answer."""
         self._written += len(self._detokenizer.flush())
         self._shown = max(self._shown, len(answer.text))
         if self._shown >= self._written:
-            self._shown = self._written + 1  # releases tokens without text too
+            self._shown = self._written + 1  # + 1 also releases tokens without text
         return self._released()
 
     def _released(self) -> list[tuple[int, Token]]:
@@ -165,7 +165,7 @@ class ChunkWriter:
     """
 
     def __init__(self, cascade: Cascade) -> None:
-        self.index = 0  # index of the current answer
+        self.index = 0  # index of the answer that is being written
         self._record = cascade.record
         self._include_usage = cascade.job.include_usage
         self._model = cascade.local.model_id
@@ -178,18 +178,18 @@ class ChunkWriter:
         return self._chunk([ChunkChoice(delta, index=self.index, logprobs=logprobs)])
 
     def finish(self, reason: FinishReason, usage: Usage, answer: LocalAnswer) -> bytes:
-        """Return the last events: the finish with details of the answer, the usage if requested, the end mark."""
+        """Return the last events: a chunk with the finish reason, the usage if requested, and the end mark."""
         last = self.end(reason, answer, updraft=self._record.info(), sampling=answer.sampling or UNSET)
         counted = self._chunk([], usage=usage) if self._include_usage else b""
         return last + counted + sse.DONE
 
     def end(self, reason: FinishReason, answer: LocalAnswer, **more: Any) -> bytes:
-        """Return the finish of an answer that is followed by other answers."""
+        """Return the chunk with the finish reason, without the stream's end mark, since other answers may follow."""
         stop_reason = answer.stop_reason or UNSET
         return self._chunk([ChunkChoice(Delta(), reason, self.index, stop_reason=stop_reason)], **more)
 
     def adopt(self, event: dict[str, Any]) -> dict[str, Any]:
-        """Return a cloud's chunk as part of this stream, which the cloud continues. The role was sent before."""
+        """Return a cloud's chunk with the ID, model and time of this stream, without the role that was sent before."""
         for choice in event["choices"]:
             (table(choice.get("delta")) or {}).pop("role", None)
         return {**event, "id": self._record.request_id, "model": self._model, "created": self._created}

@@ -1,4 +1,4 @@
-"""Requests without gates: only rules choose the tier, which gets the request unchanged."""
+"""Requests to endpoints without gates. Only rules choose the tier, and the request is forwarded unchanged."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...accounting.reported_usage import ReportedUsage
 from ...protocol.decoding import read_object
 from ...protocol.dialects.multipart import FORM, read_upload
 from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError
 from ...protocol.http.forwarding import forwarded
 from ...protocol.http.lenient_json import json_of
 from ...protocol.http.wire import WireRequest
+from ...protocol.responses import MAX_TOKENS
 from ...protocol.safety.names import check_names
 from ..accounting.request_record import RequestRecord
 from ..cascade.cloud_call import cloud_call
@@ -24,16 +26,16 @@ from ..request.json_narrowing import table
 from ..state import RouterState
 from ..tiers.cloud import json_content
 from ..tiers.failures import CloudFailure
-from ..tiers.interfaces import CloudContent, CloudUsage, Content
+from ..tiers.interfaces import CloudContent, Content
 from .streaming import StreamError
 
-#: JSON (a dict or a struct), server-sent events, or a cloud's response content.
+#: Reply to send: JSON (a dict or a struct), server-sent events, or a cloud's unparsed response.
 DirectReply = object | AsyncGenerator[bytes] | CloudContent
 DirectHandler = Callable[["DirectCall"], Awaitable[DirectReply]]
 
 
 class CloudOnlyError(UnsupportedFeatureError):
-    """A request that only a cloud can answer."""
+    """The error for a request that only a cloud can answer."""
 
 
 @dataclass(slots=True)
@@ -51,7 +53,8 @@ class DirectCall:
         self, path: str, unsupported: InvalidRequestError | None, why_cloud: str
     ) -> tuple[Ruling, Escalation]:
         """Return the tiers that may answer, and the escalation to the cloud. `unsupported`: why the device
-        cannot answer. `why_cloud`: reason to report if no rule decides for the cloud. Raises the errors of `rule`.
+        cannot answer. `why_cloud`: reason to report if the rules allow both tiers, or if only a cloud has the
+        feature. Raises the errors of `rule`.
         """
         self.job = replace(self.job, unsupported=unsupported)
         escalation = Escalation(self.job, self.state, self.record, path)
@@ -71,7 +74,7 @@ class DirectCall:
 def direct_job(
     request: WireRequest, body: dict[str, Any], requested_tier: RequestedTier, record: RequestRecord
 ) -> RoutingRequest:
-    """Return the request for the rules. Raises InvalidRequestError for options that only gates use."""
+    """Return the request in the form that the rules read. Raises InvalidRequestError for options of the gates."""
     options = take_options(body)
     check_private(options, requested_tier)
     for name in ("quality", "confidence", "hold_tokens"):
@@ -90,11 +93,11 @@ def direct_job(
 
 
 def read_any_model(request: WireRequest) -> tuple[dict[str, Any], str]:
-    """Read a JSON object and its model (default `auto`), or only the model of a form. Raises InvalidRequestError."""
+    """Return the JSON body (or a placeholder for a form) and its model (default `auto`). Raises InvalidRequestError."""
     kind = request.headers.get("content-type", "")
     if kind.startswith(FORM):
         model = read_upload(kind, request.body).model
-        return {"model": model, "file": {"of": "a form"}}, model  # privacy rules cannot read forms
+        return {"model": model, "file": {"of": "a form"}}, model  # a placeholder that privacy rules treat as unreadable
     body = read_object(request.body)
     check_names(body)
     named: Any = body.get("model", "auto")
@@ -104,7 +107,7 @@ def read_any_model(request: WireRequest) -> tuple[dict[str, Any], str]:
 
 
 def passed_on(path: str, what: str) -> DirectHandler:
-    """Return the handler of `path`, below the cloud's base URL. `what`: the kind of result, in the plural."""
+    """Return a handler that forwards requests to a cloud's endpoint `path`. `what`: name of the results, for errors."""
 
     async def handle(call: DirectCall) -> DirectReply:
         none_here = CloudOnlyError(f"This device cannot create {what}: a cloud is needed.", param="model")
@@ -127,7 +130,7 @@ def passed_on(path: str, what: str) -> DirectHandler:
 
 
 def _content(call: DirectCall, model: str) -> Content:
-    """Return the body as received, with the model name replaced by the cloud's."""
+    """Return the received body with the model name replaced by `model`."""
     sent = call.request
     kind = sent.headers.get("content-type", "")
     if not kind.startswith(FORM):
@@ -137,9 +140,9 @@ def _content(call: DirectCall, model: str) -> Content:
     return Content(sent.body[: place.start] + model.encode() + sent.body[place.stop :], kind, model)
 
 
-def _usage(raw: bytes) -> CloudUsage | None:
+def _usage(raw: bytes) -> ReportedUsage | None:
     try:
-        return CloudUsage.of(table(json_of(raw)) or {})
+        return ReportedUsage.of(table(json_of(raw)) or {}, MAX_TOKENS)
     except ValueError:
         return None
 

@@ -8,16 +8,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ...accounting.reported_usage import ReportedUsage
 from ...protocol.embeddings import embedding_list, read_embedding
 from ...protocol.errors import EngineError, InvalidRequestError, WrongTypeError
 from ...protocol.prompts import Prompt
+from ...protocol.responses import MAX_TOKENS
 from ...protocol.sampling import SamplingParams
 from ..cascade.cloud_call import cloud_call
 from ..cascade.concurrent_runs import run_concurrently
-from ..tiers.interfaces import CloudUsage, LocalTier
+from ..tiers.interfaces import LocalTier
 from .direct import CloudOnlyError, DirectCall, DirectReply
 
-#: One token, so that the engine reads the whole input. The generated token does not matter.
+#: Generate one token, so that the engine reads the whole input. The token itself is not used.
 _READ = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
 
@@ -34,12 +36,12 @@ async def embed(call: DirectCall) -> DirectReply:
         forwarded = attempt.forwarded(call.job.forwarded)
         answer = await cloud.tier.embed(body, timeout_s=call.cloud_time_left_s(), forwarded=forwarded)
     record.route = "cloud"
-    record.counted(CloudUsage.of(answer))
+    record.counted(ReportedUsage.of(answer, MAX_TOKENS))
     return {**answer, "updraft": record.info()}
 
 
 def _not_here(call: DirectCall) -> InvalidRequestError | None:
-    """Return why the device does not answer. Vectors of two models are not comparable, so one tier answers all."""
+    """Return why the device may not answer, or None. Vectors of two models are not comparable."""
     try:
         read_embedding(call.job.body)
     except WrongTypeError:

@@ -1,4 +1,4 @@
-"""Body of a streamed answer, which ends exactly once."""
+"""Body of a streamed answer, which calls its end callback exactly once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("updraft.router")
 
 
 class StreamBody:
-    """Streamed body that ends exactly once: exhausted, failed, or closed by its consumer at any time."""
+    """Streamed body that calls `end` exactly once, with a status: when exhausted, failed, or closed by its consumer."""
 
     def __init__(self, events: AsyncGenerator[bytes], end: Callable[[int], Awaitable[None]]) -> None:
         self._events = events
@@ -43,12 +43,12 @@ class StreamBody:
                 raise
             log.exception("stream failed")
             return sse.event(answer.internal_error().to_body())
-        if event.endswith(sse.DONE):  # end now, because the client or this process may be gone after the end mark
+        if event.endswith(sse.DONE):  # end now, because the client may stop reading after the end mark
             await self._finish(200)
         return event
 
     async def aclose(self) -> None:
-        """Stop the answer. Idempotent. The consumer cancels a pending `__anext__` first."""
+        """Stop the answer. Idempotent. A consumer must first cancel its pending `__anext__`."""
         await self._finish(499)
 
     async def _finish(self, status: int) -> None:
@@ -56,7 +56,7 @@ class StreamBody:
             return
         self._ended = True
         try:
-            with suppress(RuntimeError):  # a step is pending, which the consumer cancels
+            with suppress(RuntimeError):  # raised if the consumer's `__anext__` is still pending
                 await self._events.aclose()
         finally:
             await self._end(status)

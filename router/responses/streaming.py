@@ -9,11 +9,12 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any
 
+from ...accounting.reported_usage import ReportedUsage
 from ...protocol.errors import EngineError, UpdraftError
 from ...protocol.http import sse
 from ...protocol.http.lenient_json import apart
 from ...protocol.requests import ChatRequest
-from ...protocol.responses import ChoiceLogprobs, Delta, FinishReason, Usage
+from ...protocol.responses import ChoiceLogprobs, Delta, FinishReason
 from ...protocol.safety.redaction import paired
 from ...protocol.sampling import SamplingParams
 from ...text.tool_stream import AnswerParser
@@ -22,13 +23,13 @@ from ..cascade.cascade import Cascade
 from ..gates.gates import GateDecision
 from ..request.chat_request import continued
 from ..tiers.failures import CloudFailure
-from ..tiers.interfaces import CloudStream, CloudUsage, LocalAnswer, LocalGeneration, Token
+from ..tiers.interfaces import CloudStream, LocalAnswer, LocalGeneration, Token
 from .cloud_reasoning import CloudReasoning
 from .completion import ChunkWriter, ShownTokens, notes_in, token_logprobs
 
 
 class StreamError(Exception):
-    """Failure of a begun stream: `payload` is its last event, `status` the HTTP status for the ledger."""
+    """Failure of a stream that has begun. `payload`: its last event. `status`: HTTP status for the ledger."""
 
     def __init__(self, error: UpdraftError) -> None:
         super().__init__(error.message)
@@ -45,15 +46,15 @@ async def replay(cascade: Cascade, answer: LocalAnswer) -> AsyncGenerator[bytes]
             yield chunk
     if chunk := writer.rest(answer):
         yield chunk
-    yield writer.chunks.finish(writer.finish_reason, Usage.of(answer.prompt_tokens, len(answer.tokens)), answer)
+    yield writer.chunks.finish(writer.finish_reason, answer.usage(), answer)
 
 
 async def relay(
     record: RequestRecord, stream: CloudStream, *, include_usage: bool, reasoning: CloudReasoning | None = None
 ) -> AsyncGenerator[bytes]:
-    """Yield the cloud's events unchanged, except that the finish gains `updraft`.
+    """Yield the cloud's events unchanged, except that the event with the finish reason gets the `updraft` object.
 
-    `reasoning`: separates reasoning that the cloud leaves in the text.
+    `reasoning`: converter of reasoning that the cloud leaves in the text.
     """
     async for event in _relayed(record, stream, None, include_usage=include_usage, reasoning=reasoning):
         yield event
@@ -61,12 +62,12 @@ async def relay(
 
 
 async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
-    """Yield a local answer while it is generated. If it collapses, the cloud continues the streamed text."""
+    """Yield a local answer while it is generated. If gate 2 escalates, the cloud continues the streamed text."""
     writer = _LocalText(cascade, ChunkWriter(cascade))
     yield writer.chunks.role()
     collapsed = False
     try:
-        for token in run.answer.tokens.copy():  # generated before streaming could start
+        for token in run.answer.tokens.copy():  # tokens generated before the stream started
             if chunk := writer.token(token):
                 yield chunk
         async for token in run:
@@ -86,14 +87,13 @@ async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
         yield chunk
     await cascade.stop_local()
     await _judge_afterwards(cascade, run.answer)
-    usage = Usage.of(run.answer.prompt_tokens, len(run.answer.tokens))
-    yield writer.chunks.finish(writer.finish_reason, usage, run.answer)
+    yield writer.chunks.finish(writer.finish_reason, run.answer.usage(), run.answer)
 
 
 async def unjudged(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
     """Yield several answers in sequence while they are generated, without gates. `run`: run of the first answer."""
     chunks = ChunkWriter(cascade)
-    last, written = cascade.chat.num_answers - 1, 0
+    last, first, before = cascade.chat.num_answers - 1, run.answer, 0  # tokens of the answers between
     try:
         for chunks.index in range(last + 1):
             run = run if chunks.index == 0 else await cascade.start_local(chunks.index)
@@ -102,18 +102,18 @@ async def unjudged(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[byt
             async for event in _written(writer, run):
                 yield event
             await cascade.stop_local()
-            written += len(run.answer.tokens)
+            before += 0 if run.answer is first else len(run.answer.tokens)
             if chunks.index < last:
                 yield chunks.end(writer.finish_reason, run.answer)
             else:
-                yield chunks.finish(writer.finish_reason, Usage.of(run.answer.prompt_tokens, written), run.answer)
+                yield chunks.finish(writer.finish_reason, first.usage(before), run.answer)
     except UpdraftError as error:
         raise StreamError(error) from error
 
 
 async def _written(writer: _LocalText, run: LocalGeneration) -> AsyncGenerator[bytes]:
     """Yield all text of a run, from its beginning."""
-    for token in run.answer.tokens.copy():  # generated before streaming could start
+    for token in run.answer.tokens.copy():  # tokens generated before the stream started
         if chunk := writer.token(token):
             yield chunk
     async for token in run:
@@ -124,14 +124,14 @@ async def _written(writer: _LocalText, run: LocalGeneration) -> AsyncGenerator[b
 
 
 class _LocalText:
-    """Converter of tokens to chunks, which tracks the text sent because it cannot be taken back.
+    """Converter of one local answer's tokens to chunks.
 
-    `finish_reason` is known after `rest` was called.
+    `sent`: text sent so far. `finish_reason`: set by `rest`.
     """
 
     def __init__(self, cascade: Cascade, chunks: ChunkWriter, reader: AnswerParser | None = None) -> None:
         self._cascade = cascade
-        self.reader = cascade.reader() if reader is None else reader  # a continuation may take over the parser
+        self.reader = cascade.reader() if reader is None else reader  # a continuation keeps the answer's parser
         self._shown = ShownTokens(cascade.local) if cascade.chat.logprobs else None
         self.chunks = chunks
         self.sent = ""
@@ -141,7 +141,7 @@ class _LocalText:
         return self._chunk(token.text, None, self._logprobs(lambda shown: shown.push(token)))
 
     def rest(self, answer: LocalAnswer) -> bytes | None:
-        """Return the text held back until the end: a partial character, stop string or tool call."""
+        """Return a chunk with the text held back so far, such as a possible stop string or tool call, or None."""
         self.finish_reason = answer.finish_reason or "stop"
         logprobs = self._logprobs(lambda shown: shown.flush(answer))
         return self._chunk(answer.text[len(self.sent) :], self.finish_reason, logprobs)
@@ -157,14 +157,14 @@ class _LocalText:
         return self.chunks.delta(delta, logprobs)
 
     def _logprobs(self, take: Callable[[ShownTokens], list[tuple[int, Token]]]) -> ChoiceLogprobs | None:
-        """Return the log-probabilities of the tokens to report now, or None without any."""
+        """Return the log-probabilities of the tokens that `take` releases, or None if it releases no tokens."""
         tokens = [] if self._shown is None else take(self._shown)
         return token_logprobs(tokens, self._cascade.local.token_bytes) if tokens else None
 
 
 async def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
-    """Apply gate 2 to the latest tokens, every `gates.tokens` tokens. An answer that has used up the caller's limit
-    ends by itself and is not judged.
+    """Apply gate 2 to the latest tokens, every `gates.tokens` tokens. An answer that has reached the caller's
+    token limit ends anyway and is not judged.
     """
     spent = len(answer.tokens)
     if spent % cascade.gates.tokens or cascade.chat.sampling().max_tokens == spent:
@@ -179,7 +179,7 @@ async def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
 
 
 async def _judge_afterwards(cascade: Cascade, answer: LocalAnswer) -> None:
-    """Apply gate 3 to text that was already streamed. It cannot be recalled, so the verdict is only recorded."""
+    """Apply gate 3 to text that was already streamed. The text cannot be recalled, so the decision is only recorded."""
     messages, quality = cascade.chat.messages, cascade.job.quality
     decision = await cascade.read(lambda: cascade.gates.after(messages, answer, quality), answer)
     if decision.escalate:
@@ -189,7 +189,7 @@ async def _judge_afterwards(cascade: Cascade, answer: LocalAnswer) -> None:
 
 
 async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) -> AsyncGenerator[bytes]:
-    """Let the cloud continue the streamed text. If it cannot, the local model continues."""
+    """Let the cloud continue the streamed text. If the cloud fails, the local model may continue."""
     chat = cascade.chat
     messages = continued(chat.messages, paired(writer.sent), continues=chat.continue_final_message)
     last = {"role": "assistant", "content": messages[-1].text}
@@ -201,7 +201,7 @@ async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: Local
     left = _left(chat, len(answer.tokens))
     if left is None:
         cascade.record.route, cascade.record.note = "local", "max_tokens was used up"
-        yield writer.chunks.finish("length", Usage.of(answer.prompt_tokens, len(answer.tokens)), answer)
+        yield writer.chunks.finish("length", answer.usage(), answer)
         return
     body |= {name: left.max_tokens for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None}
     body |= {"min_tokens": left.min_tokens} if body.get("min_tokens") is not None else {}
@@ -223,7 +223,7 @@ async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: Local
     async for event in _relayed(cascade.record, stream, writer.chunks, reasoning=cloud_reasoning(cascade)):
         yield event
     if cascade.job.include_usage:
-        usage = Usage.of(answer.prompt_tokens, len(answer.tokens) + cascade.record.cloud.completion_tokens)
+        usage = answer.usage(cascade.record.cloud.completion_tokens)
         yield sse.event(writer.chunks.adopt({"object": "chat.completion.chunk", "choices": [], "usage": usage}))
     yield sse.DONE
 
@@ -231,7 +231,7 @@ async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: Local
 async def _continue_on_device(
     cascade: Cascade, writer: _LocalText, begun: LocalAnswer, left: SamplingParams
 ) -> AsyncGenerator[bytes]:
-    """Finish on the device an answer that began there, without gates."""
+    """Continue the local answer on the device, without gates."""
     chat = cascade.chat
     messages = continued(chat.messages, paired(writer.sent), continues=chat.continue_final_message)
     run = await cascade.continue_local(messages, left)
@@ -239,8 +239,7 @@ async def _continue_on_device(
     async for event in _written(tail, run):
         yield event
     await cascade.stop_local()
-    written = len(begun.tokens) + len(run.answer.tokens)
-    yield writer.chunks.finish(tail.finish_reason, Usage.of(begun.prompt_tokens, written), run.answer)
+    yield writer.chunks.finish(tail.finish_reason, begun.usage(len(run.answer.tokens)), run.answer)
 
 
 async def _relayed(
@@ -251,13 +250,13 @@ async def _relayed(
     include_usage: bool = False,
     reasoning: CloudReasoning | None,
 ) -> AsyncGenerator[bytes]:
-    """Yield the cloud's events without the end mark. The finish waits for the usage, which `updraft` reports."""
+    """Yield the cloud's events without the end mark. The finish reason comes last, with the usage in `updraft`."""
     finish: dict[str, Any] | None = None
     counted: bytes | None = None
     written = 0
     try:
         async for payload, event in stream:
-            if (usage := CloudUsage.of(event)) is not None:
+            if usage := ReportedUsage.of(event, record.cloud_calls[-1].prompt_estimate):
                 record.counted(usage)
             if not event["choices"]:
                 counted = counted if usage is None else payload
@@ -268,7 +267,7 @@ async def _relayed(
                 event = adopt.adopt(event)  # noqa: PLW2901
             if any(choice.get("finish_reason") for choice in event["choices"]):
                 if finish is not None and _indices(finish) != _indices(event):
-                    yield sse.event(finish)  # several choices: only the last finish carries the `updraft` object
+                    yield sse.event(finish)  # with several choices, only the last finish gets the `updraft` object
                 text, finish = apart(event)
                 if text is not None:
                     written += 1
@@ -282,7 +281,7 @@ async def _relayed(
         record.failed(failure)
         raise StreamError(failure.error) from failure
     if not record.cloud.completion_tokens:
-        record.cloud.completion_tokens = written  # a server without usage sends about one token per chunk
+        record.cloud.completion_tokens = written  # estimate for a server without usage: one token per chunk
     if finish is None:
         raise StreamError(EngineError("The cloud's stream ended without a finish reason."))
     record.notes = notes_in(finish)
@@ -292,7 +291,7 @@ async def _relayed(
 
 
 def cloud_reasoning(cascade: Cascade) -> CloudReasoning | None:
-    """Return a splitter for one cloud stream, or None if the setting is off."""
+    """Return a converter of reasoning for one cloud stream, or None if the setting is off."""
     return CloudReasoning() if cascade.router_state.config.cloud_reasoning_tags else None
 
 
@@ -301,7 +300,7 @@ def _indices(event: dict[str, Any]) -> list[Any]:
 
 
 def _left(chat: ChatRequest, spent: int) -> SamplingParams | None:
-    """Return the caller's limits minus the tokens generated on the device, or None if they are used up."""
+    """Return sampling parameters with the token limits reduced by `spent`, or None if no tokens are left."""
     params = chat.sampling()
     limit = None if params.max_tokens is None else params.max_tokens - spent
     if limit is not None and limit <= 0:

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from ...protocol.errors import EngineError, InvalidRequestError, UnsupportedFeatureError, UpdraftError, WrongTypeError
 from ...protocol.http import sse
 from ...protocol.requests import CompletionRequest, read_completion
-from ...protocol.responses import TextChoice, TextCompletion, TextLogprobs, TokenCounts, Usage, fingerprint
+from ...protocol.responses import TextChoice, TextCompletion, TextLogprobs, Usage, fingerprint
 from ..cascade.concurrent_runs import run_concurrently
 from ..cascade.escalation import CloudReply
 from ..request.chat_request import beyond_the_device, check_stream_options
@@ -23,7 +23,7 @@ from .completion import ShownTokens, prompt_logprobs, text_logprobs
 from .direct import DirectCall, DirectReply
 from .streaming import StreamError, relay
 
-MAX_ANSWERS = 128  # per request on the device, over all prompts
+MAX_ANSWERS = 128  # maximum number of answers to one request on the device, for all its prompts together
 
 
 async def complete(call: DirectCall) -> DirectReply:
@@ -68,7 +68,7 @@ def _for_the_device(body: dict[str, Any]) -> tuple[CompletionRequest | None, Inv
 
 
 def _writes_nothing(body: dict[str, Any]) -> bool:
-    """Return whether only the prompt and its scores are wanted. The engine then generates one hidden token."""
+    """Return whether only the prompt's scores are wanted. The engine then generates one token that is not sent."""
     return body.get("max_tokens") == 0 and body["max_tokens"] is not False
 
 
@@ -92,7 +92,7 @@ class _LocalAnswers:
         return completion
 
     async def begun_stream(self) -> AsyncGenerator[bytes]:
-        """Return the answers in sequence. A failure before the first piece is raised as the request's error."""
+        """Return a stream of all answers in sequence. Raises a failure that occurs before the first piece."""
         pieces = (piece for index in range(self._count) async for piece in self._pieces(index))
         self._call.closing.push_async_callback(pieces.aclose)
         return self._events(await anext(pieces), pieces)
@@ -153,9 +153,10 @@ class _LocalAnswers:
             self._call.record.count_local(run.answer, time.monotonic() - began)
             await run.aclose()
 
-    def _usage(self) -> TokenCounts:
+    def _usage(self) -> Usage:
         record = self._call.record
-        return Usage.of(record.local_prompt_tokens, 0 if self._writes_nothing else record.local_tokens)
+        written = 0 if self._writes_nothing else record.local_tokens
+        return Usage.of(record.local_prompt_tokens, written, cached=record.local_cached_tokens)
 
     def _completion(self, choices: list[TextChoice]) -> TextCompletion:
         return TextCompletion(

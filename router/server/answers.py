@@ -33,7 +33,7 @@ class BackgroundResponse:
     response: dict[str, Any]
     # Conversation items that the response answers.
     input: list[dict[str, Any]]
-    # True if the request asked for a stream; only then can a later request follow the events.
+    # Whether the request asked for a stream, so that later requests can follow the events.
     streamed: bool
     events: list[bytes] = field(default_factory=list[bytes])
     task: asyncio.Task[None] | None = None

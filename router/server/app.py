@@ -25,6 +25,7 @@ from ...protocol.safety.system import on_hangup
 from ..config import RouterConfig
 from ..router import Router
 from ..settings_checks import check_settings
+from ..storage.file_store import MB
 from . import chat_socket
 from .endpoints import Endpoints
 from .page.assets import public_paths
@@ -93,7 +94,8 @@ def daemon_app(
         ("/health", *public_paths()),
         "" if serves_all else f"{_SET_KEY}, or set allow_other_users = true in the settings",
     )
-    app = create_app("Updraft", access=access, max_upload_bytes={UPLOADS: MAX_UPLOAD}, lifespan=lifespan)
+    body, uploads = config.body_mb * MB, {UPLOADS: MAX_UPLOAD}
+    app = create_app("Updraft", access=access, max_body_bytes=body, max_upload_bytes=uploads, lifespan=lifespan)
 
     @app.api_route("/{path:path}", methods=METHODS)
     async def _serve(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction] - the decorator uses it

@@ -51,7 +51,7 @@ class ChatSocket:
         try:
             while (message := await self._socket.receive())["type"] == "websocket.receive":
                 await self._handle_command(message.get("bytes") or (message.get("text") or "").encode())
-        except WebSocketDisconnect:  # while sending an error
+        except WebSocketDisconnect:  # the client left while an error was being sent
             pass
         finally:
             chats = list(self._chats.values())
@@ -68,7 +68,7 @@ class ChatSocket:
                 chat_id = None
                 raise invalid_value("id", f"each message needs an id of 1 to {_MAX_ID} characters")
             if kind == "cancel":
-                if (chat := self._chats.get(chat_id)) is not None:  # already finished: nothing to cancel
+                if (chat := self._chats.get(chat_id)) is not None:  # otherwise the chat has already finished
                     chat.cancel()
             elif kind == "chat":
                 await self._begin(chat_id, fields)

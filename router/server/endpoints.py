@@ -1,4 +1,4 @@
-"""Table of all endpoints, and the dispatcher behind the daemon and the SDK transports."""
+"""Table of all endpoints, and the dispatcher that the daemon and the SDK transports call."""
 
 from __future__ import annotations
 

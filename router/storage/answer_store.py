@@ -36,7 +36,7 @@ class StoredAnswer:
     owner: str
     kind: Kind
     id: str
-    # Seconds since the epoch.
+    # Time of creation, in seconds since the epoch.
     created: float
     # Model named in the answer.
     model: str
@@ -114,7 +114,7 @@ class AnswerStore:
         model: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> tuple[list[StoredAnswer], bool]:
-        """Return one page, optionally of one model or with this metadata, and whether more follow.
+        """Return one page of answers, optionally only those of `model` or with `metadata`, and whether more follow.
 
         Raises NotFoundError for an unknown `wanted.after`.
         """
@@ -155,7 +155,7 @@ class AnswerStore:
             raise missing(answer_id)
 
     def items(self, owner: str, ids: Collection[str]) -> dict[str, dict[str, Any]]:
-        """Return items of responses and of their inputs by ID. Raises NotFoundError for an unknown ID."""
+        """Return the items with these IDs, from responses and their inputs. Raises NotFoundError for an unknown ID."""
         items: dict[str, dict[str, Any]] = {}
         after, more = None, True
         while more and len(items) < len(ids):

@@ -16,8 +16,8 @@ from .answer_store import Page, missing
 from .file_store import FileMetadata, FilesDatabase, complete_file
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
-MAX_ACTIVE = 100  # waiting or running batches
-_MAX_KEPT = 10_000  # finished batches
+MAX_ACTIVE = 100  # maximum number of waiting or running batches
+_MAX_KEPT = 10_000  # maximum number of finished batches
 _COLUMNS = "owner, output_id, error_id, outputs_expire_s, body"
 
 
@@ -77,7 +77,7 @@ class BatchJob:
 
     # Digest of the key that created the batch.
     owner: str
-    # Files for answers and errors, once the batch has begun.
+    # IDs of the files for answers and errors. None: the batch has not begun.
     output_id: str | None
     error_id: str | None
     # Seconds to keep these files. None: for ever.
@@ -86,7 +86,7 @@ class BatchJob:
 
 
 class BatchStore:
-    """Store of batches. A batch has one owner, like a file. All methods wait for the disk."""
+    """Store of batches. A batch, like a file, is visible only to its owner. All methods wait for the disk."""
 
     def __init__(self, database: FilesDatabase) -> None:
         self._database = database
@@ -162,7 +162,7 @@ class BatchStore:
             return _change(connection, batch_id, change)
 
     def finish(self, batch_id: str, change: Callable[[Batch], None], outputs: dict[str, FileMetadata | None]) -> Batch:
-        """Apply the last change atomically: publish the outputs that have a label, and delete the others."""
+        """Apply the final `change`, publish the outputs that have metadata, and delete the others, all atomically."""
         with self._database.transaction() as connection:
             for file_id, label in outputs.items():
                 if label is None:

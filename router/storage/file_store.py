@@ -44,7 +44,7 @@ class FileObject(msgspec.Struct):
 
     id: str
     bytes: int
-    # Seconds since the epoch.
+    # Time of creation, in seconds since the epoch.
     created_at: int
     filename: str
     purpose: str
@@ -67,7 +67,7 @@ class FilesDatabase:
             return connection.execute(query, values).fetchall()
 
     def page(self, table: str, columns: str, wanted: Page, where: Mapping[str, str]) -> list[tuple[Any, ...]]:
-        """Return the rows of one page with these values, plus one row if more follow.
+        """Return the rows of one page whose columns have the values in `where`, plus one row if more follow.
 
         Raises NotFoundError for an unknown `wanted.after`.
         """
@@ -100,7 +100,7 @@ class FileMetadata:
 
 
 class FileStore:
-    """Store of files. Only the owner of a file, the digest of an API key, sees it. All methods wait for the disk."""
+    """Store of files. Only the owner (digest of an API key) sees a file. All methods wait for the disk."""
 
     def __init__(self, folder: Path, database: FilesDatabase, max_bytes: int) -> None:
         self._folder = folder
@@ -197,7 +197,7 @@ class FileWriter:
         self.size = file.seek(0, os.SEEK_END)
 
     def write(self, data: bytes) -> None:
-        """Write all of `data`, so that it survives the end of this process, or nothing. Raises DiskSpaceError."""
+        """Write all of `data` or nothing. Written data survives the end of this process. Raises DiskSpaceError."""
         self._store.reserve(self.id, self.size + len(data))
         try:
             written = self._file.write(data)

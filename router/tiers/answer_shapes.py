@@ -19,9 +19,9 @@ from .providers.provider import Provider
 def completion_in(
     raw: bytes, url: str, provider: Provider, redact: Callable[[Any], Any], *, is_text: bool = False
 ) -> dict[str, Any]:
-    """Return the answer as a chat completion. `is_text`: the answer completes a bare prompt. `redact` cleans errors.
+    """Return the answer as a completion. `is_text`: the request was a bare prompt. `redact`: hides keys in errors.
 
-    Raises CloudFailure if the body is not a completion, or is an error sent with status 200.
+    Raises CloudFailure if the body is no completion, or if it is an error with status 200.
     """
     body = _table(raw, url, provider.read)
     if body.get("error") and not body.get("choices"):
@@ -175,6 +175,6 @@ def _is_choice(choice: dict[str, Any], silent: Collection[str]) -> bool:
 
 
 def _is_content(message: dict[str, Any]) -> bool:
-    """Return whether the content is a string, a list of parts, or absent."""
+    """Return whether the message's content is a string, a list of parts, or missing."""
     content = message.get("content")
     return content is None or isinstance(content, str) or bool(tables(content))

@@ -26,13 +26,13 @@ from .stream import HttpCloudStream
 
 log = logging.getLogger("updraft.router")
 
-MAX_BODY_BYTES = 32 * 2**20  # a completion has kilobytes; a longer body is not an answer
+MAX_BODY_BYTES = 32 * 2**20  # maximum size of an answer; completions usually have kilobytes
 _MAX_ERROR_BYTES = 2**20
 _INCIDENTAL = frozenset({"prediction", "stream", "stream_options"})
 _KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 _MODELS_TIMEOUT_S = 2.0
-_MAX_NAMED = 20  # models listed in an error message
-_MODELS_EVERY_S = 60.0  # seconds before the model list is requested again if the cloud was not a node
+_MAX_NAMED = 20  # maximum number of models to list in an error message
+_MODELS_EVERY_S = 60.0  # seconds before a cloud that was not an Updraft node is asked for its models again
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ T = TypeVar("T")
 class HttpCloudTier:
     """`CloudTier` over one pooled HTTP client, which connects with the first request.
 
-    If the proxy or certificates in the environment are unusable, every request fails with that error.
+    If the environment sets an unusable proxy or certificate, every request fails with an error that says so.
     """
 
     def __init__(self, endpoint: CloudEndpoint) -> None:
@@ -52,7 +52,7 @@ class HttpCloudTier:
         self._drafts_refused = False
         self._node_models: frozenset[str] = frozenset()
         self._ask_for_models_at = 0.0
-        self._models_lock = asyncio.Lock()  # concurrent callers wait for the same list
+        self._models_lock = asyncio.Lock()  # lets concurrent callers share one request for the list
         self._client: httpx.AsyncClient | None = None
         self._client_error: ConfigurationError | None = None
         try:
@@ -132,7 +132,7 @@ class HttpCloudTier:
             return self._endpoint.send_drafts
         async with self._models_lock:
             if model not in self._node_models and time.monotonic() >= self._ask_for_models_at:
-                with suppress(CloudFailure, httpx.HTTPError, TimeoutError):  # no list of models: not a node
+                with suppress(CloudFailure, httpx.HTTPError, TimeoutError):  # without a list, it is no Updraft node
                     async with asyncio.timeout(min(_MODELS_TIMEOUT_S, timeout_s)):
                         self._node_models = models_in(await self._models(forwarded), owner="updraft")
                 self._ask_for_models_at = time.monotonic() + _MODELS_EVERY_S
@@ -150,7 +150,7 @@ class HttpCloudTier:
     async def _ask(
         self, attempt: Callable[[], Awaitable[T]], timeout_s: float, call: ProviderCall, forwarded: Forwarded
     ) -> T:
-        """Return the result of `attempt`, which sends `call`. `timeout_s` covers all tries. Raises CloudFailure."""
+        """Return the result of `attempt`, which sends `call`, with retries within `timeout_s`. Raises CloudFailure."""
         until = time.monotonic() + timeout_s
 
         async def once() -> T:
@@ -229,7 +229,7 @@ class HttpCloudTier:
             return response
         raw = b""
         try:
-            with suppress(httpx.HTTPError):  # the status is enough
+            with suppress(httpx.HTTPError):  # if the body cannot be read, the status is enough
                 raw = await _read(response, _MAX_ERROR_BYTES)
         finally:
             await response.aclose()
@@ -247,7 +247,7 @@ class HttpCloudTier:
 
 
 def _digest(call: ProviderCall) -> bytes:
-    """Return a digest that identifies a retried request, whether or not it streams or carries a draft."""
+    """Return a digest of the request without its draft and stream options, so that retries have the same digest."""
     same = {name: value for name, value in call.body.items() if name not in _INCIDENTAL}
     return blake2b(call.path.encode() + msgspec.json.encode(same), digest_size=16).digest()
 
@@ -267,7 +267,7 @@ async def _chunks(response: httpx.Response, url: str) -> AsyncGenerator[bytes]:
 
 
 async def _read(response: httpx.Response, most: int) -> bytes:
-    """Read the body, or slightly more than `most` bytes of a longer body."""
+    """Read the body, but stop soon after `most` bytes."""
     raw = bytearray()
     async for chunk in response.aiter_bytes():
         raw += chunk

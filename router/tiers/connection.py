@@ -21,7 +21,7 @@ from ...protocol.safety.redaction import Redactor, is_sendable, shown_url
 from .providers.openai import OpenAIProvider
 from .providers.provider import Provider
 
-#: Header that replaces the `location` header in responses of these clients.
+#: Header that replaces the `location` header in responses of clients from `open_client`.
 LOCATION = "x-updraft-location"
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")
 
@@ -34,22 +34,22 @@ class CloudEndpoint:
     api_key: str | None = field(default=None, repr=False)
     # Whether the cloud can continue the assistant's last message (`continue_final_message`).
     continues: bool = False
-    # Seconds without a byte before a request fails.
+    # Seconds without a received byte after which a request fails.
     timeout_s: float = 60.0
     # Connect timeout in seconds.
     connect_timeout_s: float = 2.0
     # Whether to send drafts to a cloud that is not an Updraft node.
     send_drafts: bool = False
-    # Provider whose API the cloud speaks.
+    # Provider that defines the cloud's API.
     provider: Provider = field(default_factory=OpenAIProvider)
-    # Extra headers and query values of every request.
+    # Extra headers and extra query values to send with every request.
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     query: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
 
     def redactor(self, callers_key: str | None) -> Redactor:
-        """Return a redactor of the keys, and of headers and query values whose names suggest credentials."""
+        """Return a redactor that hides the keys, and header and query values whose names suggest credentials."""
         named = [value for name, value in (*self.headers.items(), *self.query.items()) if may_open(name.lower())]
-        parts = [value.rpartition(" ")[2] for value in named]  # the credentials after the scheme in Authorization
+        parts = [value.rpartition(" ")[2] for value in named]  # in `Bearer KEY`, only `KEY`
         return Redactor(key for key in (self.api_key, callers_key, *named, *parts) if key)
 
     def redacted_error(self, raw: bytes, callers_key: str | None) -> bytes:
@@ -77,13 +77,13 @@ def open_client(endpoint: CloudEndpoint) -> httpx.AsyncClient:
 
 
 def check_endpoint(endpoint: CloudEndpoint) -> None:
-    """Raise the errors of `open_client`, without loading the default certificates, which takes 0.1 s."""
+    """Raise the errors of `open_client`, but skip loading the default certificates, which takes 0.1 s."""
     _client(endpoint, _certificates(endpoint) if any(map(os.environ.get, _CERTIFICATES)) else False)
 
 
 def _certificates(endpoint: CloudEndpoint) -> ssl.SSLContext | bool:
     try:
-        # Loading a TLS context takes 0.1 s and plain http needs none.
+        # Plain http needs no TLS context, and loading one takes 0.1 s.
         return httpx.create_ssl_context() if httpx.URL(endpoint.url).scheme == "https" else False
     except OSError as error:
         named = " and ".join(f"{name}={os.environ[name]}" for name in _CERTIFICATES if os.environ.get(name))
@@ -112,7 +112,7 @@ def _client(endpoint: CloudEndpoint, verify: ssl.SSLContext | bool) -> httpx.Asy
             follow_redirects=False,  # a redirect would send the prompt to a host that is not in the settings
             event_hooks={"response": [_keep_location]},
         )
-        client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))  # shared by callers with other keys
+        client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))  # callers must not share cookies
         return client
     except (ValueError, ImportError, httpx.InvalidURL) as error:
         named = shown_url(proxy or "")
@@ -138,11 +138,11 @@ def proxy_for(url: httpx.URL) -> str | None:
 
 
 def _covers(entry: str, url: httpx.URL) -> bool:
-    """Return whether an entry of `NO_PROXY` covers the host: the host itself, a parent domain, or a network."""
+    """Return whether an entry of `NO_PROXY` names the host of `url`, a parent domain, or a network with the host."""
     scheme, _, entry = entry.rpartition("://")
     if entry == "*":
         return scheme in ("", "all", url.scheme)
-    hosts = (url.host.lower(), url.raw_host.decode())  # both forms of an internationalized host name
+    hosts = (url.host.lower(), url.raw_host.decode())  # Unicode and ASCII form of the name
     matched = re.fullmatch(r"\[(.*)\](?::(\d+))?|([^:]*):(\d+)|(.*)", entry.lower())
     if matched is None or scheme not in ("", "all", url.scheme):
         return False
@@ -153,6 +153,6 @@ def _covers(entry: str, url: httpx.URL) -> bool:
         return False
     try:
         return ipaddress.ip_address(hosts[0]) in ipaddress.ip_network(wanted, strict=False)
-    except ValueError:  # the host or the entry is a name
+    except ValueError:  # the host or the entry is a name, not an IP address
         domain = wanted.removeprefix("*").lstrip(".")
         return bool(domain) and any(host == domain or host.endswith(f".{domain}") for host in hosts)

@@ -10,14 +10,14 @@ from ..request.json_narrowing import table, tables
 
 Event = tuple[bytes, dict[str, Any]]
 ContinuationVerdict = Literal["unknown", "continues", "repeats", "differs"]
-_ALIKE = 12  # characters: a continuation rarely repeats this many from the start of the answer
+_ALIKE = 12  # characters at the start of the answer; a stream that repeats them is rarely a continuation
 
 
 class Continuation:
-    """First events of a stream that should continue `begun`. Pass each to `take()` until the verdict is known.
+    """Check of a stream that should continue `begun`. Pass its events to `take()` while the result is "unknown".
 
-    "repeats": the stream repeats all of `begun`, which is removed from the events. "differs": the stream restarts like
-    `begun` and then deviates. "continues" is also the verdict for a `begun` that is short or repeats its own start
+    "repeats": the stream repeats all of `begun`; the events omit the repetition. "differs": the stream restarts like
+    `begun` and then deviates. "continues" is also the result for a `begun` that is short or repeats its own start
     ("0, 0, 0, 0, "), since a genuine continuation may then look like a restart.
     """
 

@@ -1,4 +1,4 @@
-"""Failures of a cloud: a few kinds, the mapping from HTTP to each, and the error that the caller gets."""
+"""Failures of a cloud: their kinds, the mapping from HTTP errors to kinds, and the error that the caller gets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .interfaces import Fallback
 #: answer was invalid; or the router did not ask it.
 FailureKind = Literal["refused", "unreachable", "invalid_answer", "not_asked"]
 
-_TRANSIENT = frozenset({408, 409, 425, 429})  # retried, like every status from 500
+_TRANSIENT = frozenset({408, 409, 425, 429})  # statuses to retry, in addition to all 5xx
 _SPENT = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "budget_exceeded"})
 _MAX_URL = 300  # characters
 
@@ -49,13 +49,13 @@ class RelayedError(UpstreamError):
 
 
 class CloudFailure(Exception):
-    """The cloud gave no usable answer. The caller gets `error` if no local answer can replace it."""
+    """Failure of a cloud to give a usable answer. The caller gets `error` if no local answer can be used instead."""
 
     def __init__(
         self, cause: str, error: UpdraftError, kind: FailureKind, *, status: int | None = None, reached: bool = True
     ) -> None:
         super().__init__(cause)
-        # Short cause for the reason line.
+        # Short cause, to show in the reason of a routing decision.
         self.cause = cause
         self.error = error
         self.kind: FailureKind = kind
@@ -65,7 +65,7 @@ class CloudFailure(Exception):
         self.unbilled = status is not None or not reached
         # True if a retry may succeed.
         self.transient = kind == "unreachable"
-        # Wait that the server asked for, in seconds.
+        # Delay in seconds that the server asked for before a retry.
         self.retry_after_s: float | None = None
         # Base URL of the cloud.
         self.url = ""
@@ -98,12 +98,12 @@ class CloudFailure(Exception):
         return fallback == "unreachable" and self.kind != "refused"
 
     def names(self, field: str) -> bool:
-        """Return whether the failure seems to refuse the request field `field`."""
+        """Return whether the cloud seems to have refused the request because of its field `field`."""
         return self.status in (400, 422) and field in f"{self.error.message} {self.error.param}"
 
 
 class CloudForbidden(CloudFailure):
-    """The cloud was not asked: the budget is spent, or no cloud accepts such a request."""
+    """Failure of a cloud call that was not made, because the budget is spent or no cloud accepts such a request."""
 
     def __init__(self, error: UpdraftError, cause: str | None = None) -> None:
         super().__init__(error.message if cause is None else cause, error, "not_asked", reached=False)
@@ -158,7 +158,7 @@ def unreachable(url: str, error: httpx.HTTPError) -> CloudFailure:
 
 
 def circuit_open(url: str, cause: str, seconds: float) -> CloudFailure:
-    """Return the failure of an open circuit: recent requests failed for `cause`, and none is sent for `seconds`."""
+    """Return the failure of an open circuit: requests failed for `cause`, and no request is sent for `seconds`."""
     message = f"The cloud at {url} is not asked for {seconds:.0f} s, because its last requests failed: {cause}."
     body = completed({"message": message, "code": CloudUnreachableError.default_code}, 502, "")
     error = RelayedError(502, body, retry_after=str(math.ceil(seconds)))

@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 
 class UnloadingLocalTier:
-    """`LocalTier` that unloads `tier` after `idle_s` idle seconds (None: only in `sleep()`). `load` reopens it.
+    """`LocalTier` that unloads the model of `tier` after `idle_s` idle seconds (None: only when `sleep()` is called).
 
-    Requests raise the errors of `load`; loading is retried after a pause.
+    The next request calls `load`, and raises its errors. After a failure, loading is retried only after a pause.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class UnloadingLocalTier:
         self._load = load
         self._idle_s = idle_s
         self._backoff = backoff or LoadBackoff()
-        self._lock = asyncio.Lock()  # guards loading and unloading
+        self._lock = asyncio.Lock()  # held while the model is loaded or unloaded
         self._runs = 0
         self._timer: asyncio.TimerHandle | None = None
         self._unloading: asyncio.Task[None] | None = None
@@ -71,13 +71,13 @@ class UnloadingLocalTier:
             self._done()
 
     def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:
-        """Return the bytes of a vocabulary entry. Call this right after a run, while the model is surely loaded."""
+        """Return the bytes of a vocabulary entry. Call this during or right after a run, while the model is loaded."""
         if self._tier is None:
             raise OverloadedError("The local model was unloaded. Try again.")
         return self._tier.token_bytes(token_id, skip_special=skip_special)
 
     def pin(self, pinned: bool) -> None:
-        """Set whether the model stays loaded while idle. Unpinning raises ConfigurationError without an idle time."""
+        """Set whether the model stays loaded while idle. Unpinning raises ConfigurationError if no idle time is set."""
         if not pinned and self._idle_s is None:
             raise ConfigurationError("The model stays loaded. Set local_idle_s to change that.", param="local_idle_s")
         self.pinned = pinned

@@ -1,4 +1,4 @@
-"""Interfaces of the two tiers, small enough to test the cascade's state machine without a model."""
+"""Interfaces of the local and the cloud tier. Tests of the cascade implement them without a model."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from ...protocol.errors import UnsupportedFeatureError
 from ...protocol.http.forwarding import NOTHING, Forwarded
 from ...protocol.prompts import Prompt
 from ...protocol.requests import Message
-from ...protocol.responses import MAX_TOKENS, FinishReason, StopReason
+from ...protocol.responses import FinishReason, StopReason, Usage
 from ...protocol.sampling import SamplingDefaults, SamplingParams
 from ...protocol.structured import AnswerOptions, Constraint
 from ...text.tokenization import TextEncoder
-from ..request.json_narrowing import table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,12 +26,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: When a local answer may replace the cloud's.
+#: Failures after which a local answer may replace the cloud's.
 Fallback = Literal["unreachable", "any", "never"]
 
 
 class Token(Protocol):
-    """One token generated on the device; `text` is "" while a character is incomplete."""
+    """One token generated on the device. `text` is empty if the token ends inside a character."""
 
     @property
     def id(self) -> int: ...
@@ -45,7 +44,7 @@ class Token(Protocol):
 
 
 class PromptTokenScore(Protocol):
-    """Likelihood of a prompt token; `top`: the most likely IDs at this position with log-probabilities."""
+    """Log-probability of a prompt token. `top`: the most likely tokens at its position, as (ID, log-probability)."""
 
     @property
     def id(self) -> int: ...
@@ -62,28 +61,34 @@ class LocalAnswer:
     """The local model's answer so far."""
 
     prompt_tokens: int = 0
+    # Prompt tokens from the prefix cache; known from the first token on.
+    cached_tokens: int = 0
     tokens: list[Token] = field(default_factory=list[Token])
-    # Signals of each token, and of the end-of-turn token of a complete answer.
+    # Confidence signals of each token, and of the end-of-turn token of a complete answer.
     signals: list[Signals] = field(default_factory=list["Signals"])
     text: str = ""
-    # Set when the answer is complete.
+    # Finish reason. None: the answer is incomplete.
     finish_reason: FinishReason | None = None
-    # Cause of a "length" finish that is not the request's own limit.
+    # Reason why the answer ended with "length" before the request's own limit. None: it did not.
     stop_reason: StopReason | None = None
-    # Default sampling parameters that were used.
+    # Default sampling parameters that were used for fields missing in the request.
     sampling: SamplingDefaults | None = None
-    # Hidden state of the prompt, shape (hidden_size,); None until the engine reports it, like the next two.
+    # Hidden state of the prompt, shape (hidden_size,). None until the engine reports it.
     prompt_hidden: NDArray[np.float32] | None = None
-    # Log-probabilities of the prompt tokens, shape (prompt_tokens - 1,).
+    # Log-probabilities of the prompt tokens, shape (prompt_tokens - 1,). None until the engine reports them.
     prompt_logprobs: NDArray[np.float32] | None = None
-    # Hidden state of the answer, shape (hidden_size,).
+    # Hidden state of the answer, shape (hidden_size,). None until the engine reports it.
     answer_hidden: NDArray[np.float32] | None = None
     # Scores of all prompt tokens but the first, if requested.
     prompt_scores: Sequence[PromptTokenScore] = ()
 
+    def usage(self, more_tokens: int = 0) -> Usage:
+        """Return the token counts, with `more_tokens` of other answers to the prompt or of a continuation."""
+        return Usage.of(self.prompt_tokens, len(self.tokens) + more_tokens, cached=self.cached_tokens)
+
 
 class LocalGeneration(Protocol):
-    """One local run: iterate it for tokens, which also extend `answer`; `aclose()` stops decoding at once."""
+    """One local run. Iteration yields tokens and adds them to `answer`. `aclose()` stops decoding at once."""
 
     answer: LocalAnswer
 
@@ -109,7 +114,7 @@ class LocalTier(Protocol):
 
     @property
     def reasoning(self) -> ReasoningStyle | None:
-        """Markers of the model's reasoning before an answer; None if the model has none."""
+        """Markers of the model's reasoning before an answer; None if it does not reason."""
         ...
 
     async def start(
@@ -129,11 +134,11 @@ class LocalTier(Protocol):
         ...
 
     async def with_encoder(self, work: Callable[[TextEncoder], T]) -> T:
-        """Return the result of `work` with tokenizer and chat template, in a thread. Raises the errors of `work`."""
+        """Call `work` with the tokenizer and chat template, in a thread, and return its result. Raises its errors."""
         ...
 
     def token_bytes(self, token_id: int, *, skip_special: bool = False) -> bytes:
-        """Return the bytes of a vocabulary entry. `skip_special`: empty for special tokens."""
+        """Return the bytes of a vocabulary entry. `skip_special`: return no bytes for special tokens."""
         ...
 
     async def aclose(self) -> None: ...
@@ -155,45 +160,6 @@ class ChatsOnly:
         raise UnsupportedFeatureError("This local model's tokenizer is not available here. Ask its server.")
 
 
-@dataclass(slots=True)
-class CloudUsage:
-    """Token counts reported by the server."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    accepted: int = 0
-    rejected: int = 0
-    # Prompt tokens from the server's cache.
-    cached_tokens: int = 0
-
-    @staticmethod
-    def of(body: dict[str, Any]) -> CloudUsage | None:
-        """Return the usage of a completion or chunk, or None if it is missing or impossible. An impossible count could
-        exhaust every budget, and the cost of a partial usage is unknown.
-        """
-        usage = table(body.get("usage"))
-        if usage is None:
-            return None
-        read, written = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
-        if read is None or written is None:
-            return None
-        details = table(usage.get("completion_tokens_details")) or {}
-        accepted, rejected = (_count(details, f"{kind}_prediction_tokens") or 0 for kind in ("accepted", "rejected"))
-        cached = _count(table(usage.get("prompt_tokens_details")) or {}, "cached_tokens") or 0
-        return CloudUsage(read, written, accepted, rejected, min(cached, read))
-
-
-def _count(counts: dict[str, Any], name: str) -> int | None:
-    """Return the count, 0 if it is missing, or None if it is impossible."""
-    value: Any = counts.get(name)
-    return 0 if value is None else counted(value)
-
-
-def counted(value: Any) -> int | None:
-    """Return `value` if it is a plausible token count, else None."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS else None
-
-
 @dataclass(frozen=True, slots=True)
 class Content:
     """Request body of any content type."""
@@ -201,7 +167,7 @@ class Content:
     data: bytes
     # Media type.
     kind: str
-    # Model named in the body, for errors.
+    # Name of the model in the body, to show in errors.
     model: str
 
 
@@ -211,25 +177,25 @@ class CloudContent:
 
     # Media type.
     kind: str
-    # Whole body, or a stream of events that the reader closes.
+    # Whole body, or a stream of server-sent events that the consumer must close.
     body: bytes | AsyncGenerator[bytes]
 
 
-#: Function that books the cost of an attempt that broke off, given the cause. False: no budget for another attempt.
+#: Function that charges a failed attempt, given its cause, before a retry. Returns whether the budget allows a retry.
 Book = Callable[[str], Awaitable[bool]]
 
 
 @dataclass(frozen=True, slots=True)
 class Booked(Forwarded):
-    """Forwarded values of a request whose broken attempts are booked before each retry."""
+    """Headers, query and key to forward, with a function that charges a failed attempt before each retry."""
 
     book: Book | None = field(default=None, repr=False)
 
 
 class CloudStream(Protocol):
-    """An open streamed answer: iterate it for the raw payload and decoded JSON of each event.
+    """An open streamed answer. Iteration yields the raw payload and the decoded JSON of each event.
 
-    Iteration ends only after the server's end mark; raises CloudFailure if the stream is cut, stalls or is malformed.
+    Iteration ends only after the server's end mark. Raises CloudFailure if the stream is cut, stalls or is malformed.
     `aclose()` closes the connection, which a good server treats as a cancellation.
     """
 
@@ -239,19 +205,17 @@ class CloudStream(Protocol):
 
 
 class CloudTier(Protocol):
-    """An OpenAI-compatible endpoint. Bodies are decoded requests; `forwarded` holds headers and a key of the caller.
-
-    All methods raise only CloudFailure.
+    """An OpenAI-compatible endpoint. All methods raise only CloudFailure.
 
     `continues`: whether the cloud can continue the assistant's last message; false after it has restarted a message.
-    `timeout_s` covers all tries together.
+    `body`: the decoded request. `forwarded`: headers and key of the caller. `timeout_s`: limit for all tries together.
     """
 
     @property
     def continues(self) -> bool: ...
 
     async def takes_drafts(self, model: str, *, timeout_s: float, forwarded: Forwarded = NOTHING) -> bool:
-        """Return whether to send `model` an unrequested `prediction`, which some clouds bill. Never raises."""
+        """Return whether to send drafts to `model` as `prediction`. Some clouds charge for these. Never raises."""
         ...
 
     def refuse_drafts(self) -> None:
@@ -273,8 +237,8 @@ class CloudTier(Protocol):
         begun: str | None = None,
         forwarded: Forwarded = NOTHING,
     ) -> CloudStream:
-        """Return a stream whose first content has arrived. `begun`: text of the last message, to be continued. A stream
-        that restarts the message fails. If a stream first repeats the message, the repetition is removed.
+        """Return a stream whose first content has arrived. `begun`: text of the last message, to be continued. A
+        repetition of all of `begun` is removed. Raises CloudFailure if the stream restarts the message differently.
         """
         ...
 
@@ -285,7 +249,7 @@ class CloudTier(Protocol):
     async def pass_on(
         self, path: str, content: Content, *, timeout_s: float, forwarded: Forwarded = NOTHING
     ) -> CloudContent:
-        """Return the cloud's answer to `content` unparsed. Events are passed on as they arrive."""
+        """Return the cloud's answer to `content` unparsed. Server-sent events are passed on as they arrive."""
         ...
 
     async def aclose(self) -> None: ...

@@ -24,8 +24,6 @@ T = TypeVar("T")
 
 
 class EngineLocalTier:
-    """`LocalTier` over one engine."""
-
     def __init__(self, engine: LocalEngine) -> None:
         self._engine = engine
         self._grammars: GrammarCheck | None = None
@@ -55,8 +53,8 @@ class EngineLocalTier:
     ) -> EngineGeneration:
         if (constraint := options.get("constraint")) is not None:
             await self._check(constraint)
-        # In a thread, since tokenizing a long prompt takes a while. If the caller gives up meanwhile, no reference to
-        # the run remains, and garbage collection ends the run.
+        # Start the run in a thread, since tokenizing a long prompt takes a while. If the caller gives up meanwhile,
+        # no reference to the run remains, so garbage collection ends the run.
         return EngineGeneration(await asyncio.to_thread(self._engine.start, messages, params, **options))
 
     async def start_text(
@@ -103,12 +101,13 @@ class EngineGeneration:
         try:
             token: Token = await anext(run)
         except StopAsyncIteration:
-            if run.finish_reason is not None:  # the engine's own record is authoritative
+            if run.finish_reason is not None:  # take over the engine's final values
                 answer.signals, answer.text = list(run.signals), run.text
                 answer.finish_reason, answer.stop_reason = run.finish_reason, run.stop_reason
                 answer.answer_hidden = run.answer_hidden
             raise
         if not answer.tokens:
+            answer.cached_tokens = run.cached_tokens
             answer.prompt_hidden, answer.prompt_logprobs = run.prompt_hidden, run.prompt_logprobs
             answer.prompt_scores = run.prompt_scores or ()
         answer.tokens.append(token)

@@ -16,13 +16,13 @@ from .interfaces import Book
 RULES = BreakerRules(failures_to_open=3, recovery=10.0, max_recovery=60.0, window_s=60.0)
 
 HUNG_S = 5.0
-"""Seconds of silence, towards all requests, after which one timeout opens the circuit."""
+"""Seconds without an answer to any request after which a single timeout opens the circuit."""
 
 TRIAL_WAIT_S = 2.0
 """Seconds that the caller of a trial waits. Afterwards the trial continues in the background."""
 
-_BACKOFF_S = (0.5, 1.0)  # seconds before the second and third attempt, unless the server sends retry-after
-_SILENCES = 2  # distinct requests that must meet a silent cloud: one alone may just need a long answer
+_BACKOFF_S = (0.5, 1.0)  # seconds before the second and third attempt, unless the server sends Retry-After
+_SILENCES = 2  # distinct requests that must time out to open the circuit, since a single one may be slow
 _JITTER = 0.25  # random share added to the backoff, so that clients do not retry in step
 
 T = TypeVar("T")
@@ -36,9 +36,10 @@ class _Closable(Protocol):
 class CloudCalls:
     """Sends requests to one cloud with retries. The breaker counts requests, not attempts.
 
-    A 5xx, a broken connection or a short timeout may be the request's fault, so several distinct requests in a row must
-    fail to open the circuit. After a 5xx, the next request is a trial at once, since the cloud is up. A single request
-    opens the circuit if it never reaches the cloud. Two open it if both time out and no other request is answered.
+    A 5xx, a broken connection or a short timeout may be the request's fault, so the circuit opens only after several
+    distinct requests in a row have failed. After a 5xx, the next request is sent at once as a trial, since the cloud is
+    up. A single request that never reaches the cloud opens the circuit. So do two requests that both time out while no
+    other request is answered.
     `patience_s`: timeout of an attempt, in seconds.
     """
 
@@ -46,10 +47,10 @@ class CloudCalls:
         self._url = url
         self._clock = clock
         self._breaker = Breaker(RULES, clock)
-        self._hung_s = 0.9 * min(HUNG_S, patience_s)  # timers may fire early
+        self._hung_s = 0.9 * min(HUNG_S, patience_s)  # 0.9, because timers may fire early
         self._answered_at = clock()
         self._silences: set[bytes] = set()  # digests of the requests that timed out since the last answer
-        self._background: asyncio.Task[None] | None = None  # a trial whose caller has stopped waiting
+        self._background: asyncio.Task[None] | None = None  # a trial request of the breaker that no caller awaits
 
     @property
     def is_open(self) -> bool:
@@ -122,7 +123,7 @@ class CloudCalls:
         except CloudFailure as failure:
             self._learn(failure, None if failure.status is None else digest, trial=True)
             raise
-        except BaseException:  # the caller left, which says nothing about the cloud
+        except BaseException:  # a cancelled trial says nothing about the cloud
             self._breaker.leave_trial()
             raise
         self._succeeded()
@@ -134,7 +135,7 @@ class CloudCalls:
         self._answered_at = self._clock()
 
     def _learn(self, failure: CloudFailure, digest: Callable[[], bytes] | None, *, trial: bool = False) -> None:
-        """Count a failed request. While the circuit is open, only trials count."""
+        """Report a failed request to the breaker. While the circuit is open, only trials count."""
         if not failure.is_unreached:
             self._succeeded()
         elif trial or not self.is_open:
@@ -142,14 +143,14 @@ class CloudCalls:
             self._breaker.failed(failure.cause, None if digest is None else digest(), answered=answered)
 
     def _is_silent(self, failure: CloudFailure, began: float) -> bool:
-        """Return whether this timeout follows a long silence of the cloud towards all requests."""
+        """Return whether the failure is a long timeout during which the cloud answered no request at all."""
         return failure.is_timeout and self._answered_at <= began <= self._clock() - self._hung_s
 
 
 async def _waited(failure: CloudFailure, backoff_s: float, until: float) -> bool:
-    """Wait before the next attempt. Return False to make no further attempt.
+    """Wait before the next attempt. Return False, without waiting, if there should be no further attempt.
 
-    The wait must end before `until`. Without retry-after, the wait must also be shorter than half of the time left,
+    The wait must end before `until`. Without Retry-After, the wait must also be shorter than half of the time left,
     since another tier may need time.
     """
     if not failure.transient:
@@ -164,7 +165,7 @@ async def _waited(failure: CloudFailure, backoff_s: float, until: float) -> bool
 
 
 async def _dropped(trial: asyncio.Future[T]) -> None:
-    """Wait for an answer that nobody needs, and close it."""
+    """Wait for the answer of a trial whose caller no longer waits, and close it."""
     with suppress(CloudFailure):
         answer = await trial
         if isinstance(answer, _Closable):

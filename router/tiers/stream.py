@@ -19,14 +19,14 @@ from .continuation_check import Continuation, ContinuationVerdict
 from .failures import cut, invalid_answer, timed_out
 
 _NO_STREAM = "it answered a streamed request with something other than an event stream"
-_LAST_BYTES_S = 0.2  # seconds for a server to end its response after the end mark
+_LAST_BYTES_S = 0.2  # seconds that a server has to end its response after the end mark
 
 
 class HttpCloudStream:
     """`CloudStream` over one open response of a cloud."""
 
     def __init__(self, response: httpx.Response, endpoint: CloudEndpoint, callers_key: str | None = None) -> None:
-        """Read `response`. `callers_key`: the key sent with the request, if it is not the endpoint's."""
+        """Read `response`. `callers_key`: the key sent with the request, if it is not the key in the settings."""
         self._callers_key = callers_key
         self._response = response
         self._endpoint = endpoint
@@ -36,14 +36,14 @@ class HttpCloudStream:
         self._chunks: AsyncIterator[bytes] = response.aiter_bytes()
         self._parser = sse.EventParser()
         self._choices = StreamedChoices()
-        self._payloads: deque[bytes] = deque()  # payloads of the last read; payloads before an error are delivered
+        self._payloads: deque[bytes] = deque()  # received but not yet decoded events
         self._ready: deque[tuple[bytes, dict[str, Any]]] = deque()
         self._kind: str = response.headers.get("content-type", "").lower()
-        self._began = False  # an event has arrived
-        self._finished = False  # a finish_reason has arrived, so only usage may follow
+        self._began = False  # whether an event has arrived
+        self._finished = False  # whether a finish_reason has arrived, so that the stream may end
 
     async def wait_for_content(self) -> None:
-        """Read until the answer has content. Until then a failure can still be replaced by a local answer."""
+        """Read until the answer has content. Before that, a local answer can still replace a failed stream."""
         if self._kind.startswith(("application/json", "text/html")):
             raise invalid_answer(self._url, _NO_STREAM)
         held: deque[tuple[bytes, dict[str, Any]]] = deque()
@@ -57,7 +57,7 @@ class HttpCloudStream:
         self._ready = held
 
     async def check_continuation(self, begun: str) -> ContinuationVerdict:
-        """Read until the continuation verdict is known, and drop any repetition of `begun`."""
+        """Read until it is known whether the stream continues `begun`, and drop a repetition of `begun`."""
         continuation = Continuation(begun)
         verdict: ContinuationVerdict = "unknown"
         async for event in self:
@@ -99,7 +99,7 @@ class HttpCloudStream:
         return self._ready.popleft()
 
     async def aclose(self) -> None:
-        """Close the stream. After the end mark, read the rest first so that the connection can be reused."""
+        """Close the stream. After the end mark, first read the rest, so that the connection can be reused."""
         if self._parser.done:
             with suppress(TimeoutError, httpx.HTTPError):
                 async with asyncio.timeout(_LAST_BYTES_S):
@@ -123,7 +123,7 @@ class HttpCloudStream:
         return [self._checked(json_bytes(chunk), chunk) for chunk in self._translator.read(event)]
 
     def _checked(self, payload: bytes, event: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
-        if event.get("choices") is None:  # a keep-alive, or usage in some dialects
+        if event.get("choices") is None:  # a keep-alive event, or on some servers the usage
             event["choices"] = []
             payload = json_bytes(event)
         choices = tables(event["choices"])
@@ -133,4 +133,4 @@ class HttpCloudStream:
             raise invalid_answer(self._url, "its stream has a choice that is not part of a message")
         self._finished = self._finished or any(choice.get("finish_reason") for choice in choices)
         payload = json_bytes(event) if self._choices.normalize(event) else payload
-        return payload.replace(b"\n", b" "), event  # one line: JSON has line breaks only between tokens
+        return payload.replace(b"\n", b" "), event  # put the JSON on one line, as SSE requires

@@ -275,3 +275,14 @@ def test_rows_that_an_older_process_left_are_committed(
 def test_a_record_comes_back_as_it_went_in(table: LedgerTable) -> None:
     values = tuple(f"value {number}" for number in range(len(table.columns)))
     assert table.values_in(table.record_of(values)) == values
+
+
+@pytest.mark.parametrize("use", [open_store, open_reader])
+def test_a_url_of_another_database_makes_no_folder(
+    use: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match="postgresql") as caught:
+        use("mysql://user:canary@host/usage")
+    assert "canary" not in str(caught.value)
+    assert not list(tmp_path.iterdir())

@@ -156,9 +156,10 @@ def test_no_text_installs_the_package_from_an_index() -> None:
     ] == []
 
 
-def test_the_architecture_names_files_that_exist() -> None:
+@pytest.mark.parametrize(("page", "least"), [("architecture", 12), ("places", 30)])
+def test_the_architecture_names_files_that_exist(page: str, least: int) -> None:
     """Paths in backticks that begin with a package or with `tests` exist."""
-    text = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "explanation" / f"{page}.md").read_text(encoding="utf-8")
     named = re.findall(rf"`((?:tests|{'|'.join(LAYERS)})/[\w/.-]*)`", text)
-    assert len(named) > 30
+    assert len(named) > least
     assert [path for path in named if not (ROOT / path).exists()] == []

@@ -29,7 +29,7 @@ SUBPACKAGES = {
         "detokenize logit_edits repetition fair_queue sandbox control_tokens",
     ],
     "kernels": ["decoder", "attention", "activation kv_cache linear lora norm sampling", "runtime"],
-    "accounting": ["accounts", "budget ledger prices", "breaker token_estimate"],
+    "accounting": ["accounts", "budget ledger prices", "breaker reported_usage token_estimate"],
     "model_files": ["download", "gguf_reader identity sampling_defaults", "gguf_checks", "gguf_header"],
     "local_engine": [
         "tuning",

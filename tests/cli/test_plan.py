@@ -48,7 +48,7 @@ def test_a_plan_is_printed_drawn_and_written_as_json(files: list[str], tmp_path:
     assert f"{found['nodes']} nodes meet the objective" in shown.stdout
     assert "times the tokens of static batching" in shown.stdout
     assert "--mode latency:" in shown.stdout
-    assert f"--max-num-seqs {found['limits']['max_batch_size']} " in shown.stdout
+    assert f"--max-num-seqs {found['limits']['max_num_seqs']} " in shown.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
     tried = {each["nodes"]: each for each in found["tried"]}
     assert tried[found["nodes"]]["share"] >= 0.9

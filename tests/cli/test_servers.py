@@ -115,8 +115,9 @@ def test_a_gateway_runs_as_many_workers_as_have_a_place(tmp_path: Path, workers:
 
 start_node = expanded(servers.node)  # takes options as typer gives them
 ENGINE = {
-    "token_budget": 77, "max_batch_size": 5, "context_length": 9, "num_blocks": 6, "policy": "priority",
-    "max_waiting": 7, "max_step_ms": 8, "prefix_caching": False, "num_draft_tokens": 4, "ngram": True,
+    "max_num_batched_tokens": 77, "max_num_seqs": 5, "context_length": 9, "num_blocks": 6,
+    "scheduling_policy": "priority", "max_waiting": 7, "max_step_ms": 8, "enable_prefix_caching": False,
+    "num_speculative_tokens": 4, "ngram": True,
     "device": "cuda", "dtype": "bfloat16", "block_size": 64, "batch_invariant": True, "attention_backend": "torch",
     "default_max_tokens": 99,
 }  # fmt: skip
@@ -162,7 +163,7 @@ def test_a_mode_sets_limits_and_options_win(started: list[process.NodeOptions], 
     assert started[0].engine == EngineConfig(**{**asdict(MODES["throughput"]), "max_step_ms": 30})
     costs, file = StepTimeModel(0.01, 0.005, 1e-3), tmp_path / "costs.json"
     file.write_text(json.dumps({"metrics": costs.figures()}))
-    start_node(model="m", mode="latency", max_step_ms=30, step_costs=file, num_draft_tokens=3)
-    measured = replace(measured_limits(costs, "latency", 30), num_draft_tokens=3)
+    start_node(model="m", mode="latency", max_step_ms=30, step_costs=file, num_speculative_tokens=3)
+    measured = replace(measured_limits(costs, "latency", 30), num_speculative_tokens=3)
     assert started[1].engine == EngineConfig(**asdict(measured))
-    assert started[1].engine.max_batch_size == 4, "steps of 10 ms and 5 for each request"
+    assert started[1].engine.max_num_seqs == 4, "steps of 10 ms and 5 for each request"

@@ -171,7 +171,9 @@ def test_prefix_reuse_changes_nothing_but_last_bits(tiny):
         for prompt in prompts:
             assert cache.ensure_free(cache._cells)
             fresh.append(observe(engine, prompt))
-        reused = [observe(engine, prompt) for prompt in prompts]
+        reused, length = [observe(engine, prompt) for prompt in prompts], len(engine.encode_prompt(text))
+    assert [each.pop() for each in fresh] == [0] * 4
+    assert [each.pop() for each in reused] == [length - 1, length, 0, length - 1], "all but the last token"
     for (ids, *states), (other_ids, *other_states) in zip(fresh, reused, strict=True):
         assert ids == other_ids
         for left, right in zip(states, other_states, strict=True):
@@ -182,7 +184,7 @@ def observe(engine, prompt):
     run = engine.start_text(prompt, SamplingParams(max_tokens=5))
     list(run)
     assert run.prompt_logprobs is None
-    return run.token_ids, run.prompt_hidden, run.answer_hidden
+    return [run.token_ids, run.prompt_hidden, run.answer_hidden, run.cached_tokens]
 
 
 def test_continue_final_message(engine):

@@ -148,6 +148,7 @@ def test_variables_reach_the_chat_template(tiny: Path, tmp_path: Path) -> None:
         thinking, plain = reply(), reply(enable_thinking=False)
         assert thinking.choices[0].message.reasoning_content and not thinking.choices[0].message.content
         assert plain.choices[0].message.content and not hasattr(plain.choices[0].message, "reasoning_content")
+        assert reply(enable_thinking="False").choices[0].message.content == plain.choices[0].message.content
         assert plain.usage.prompt_tokens > thinking.usage.prompt_tokens
         for wrong in ({"marks": "<|im_end|>"}, {"a b": 1}, {"messages": [1]}):
             with pytest.raises(openai.BadRequestError, match="chat_template_kwargs"):

@@ -115,3 +115,20 @@ def test_a_node_reads_no_body_of_a_stranger(node: Any, headers: dict[str, str]) 
     with socket.create_connection((address.hostname or "", address.port or 0), timeout=60) as client:
         client.sendall(head.encode())
         assert status_of(client.recv(4096)) == 401
+
+
+def test_announced_bodies_of_several_tenants_lock_nobody_out(busy: Busy, tmp_path: Path) -> None:
+    tenants = [make_key(tmp_path / "keys", f"tenant-{number}") for number in range(4)]
+    large = {**SMALL, "messages": [{"role": "user", "content": "hi" * 2**20}]}
+    wait_for(lambda: [busy.chat(key) for key in tenants] == [200] * 4)
+    with ExitStack() as stack:
+        for key in tenants:
+            for _ in range(OWNER_BYTES // BODY_BYTES):
+                stack.enter_context(busy.begun(key, b"{"))
+        refused = stack.enter_context(busy.begun(tenants[0], b"{"))
+        assert status_of(refused.recv(4096)) in (429, 503)
+        for _ in range(3):
+            assert busy.chat(busy.other) == 200
+        headers = {"authorization": f"Bearer {busy.other}"}
+        answer = httpx.post(busy.url + CHAT, json=large, headers=headers, timeout=60)
+        assert answer.status_code == 400, answer.text  # the node has read the body: it is longer than the context

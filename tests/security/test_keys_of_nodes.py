@@ -135,7 +135,20 @@ def test_a_redirect_of_a_proven_node_takes_the_key_nowhere(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "host", ["169.254.169.254", "[fe80::1]", "0.0.0.0", "[::]", "224.0.0.1", "[::ffff:169.254.169.254]", "2852039166"]
+    "host",
+    [
+        "169.254.169.254",
+        "[fe80::1]",
+        "0.0.0.0",
+        "[::]",
+        "224.0.0.1",
+        "255.255.255.255",
+        "[::ffff:169.254.169.254]",
+        "[64:ff9b::a9fe:a9fe]",
+        "[2002:a9fe:a9fe::1]",
+        "[::a9fe:a9fe]",
+        "2852039166",
+    ],
 )
 def test_addresses_of_no_node_are_not_asked(tmp_path: Path, host: str) -> None:
     with gateway(tmp_path) as (process, keys):

@@ -17,7 +17,8 @@ PROMPT_TOKENS = 10
 class LongCloud:
     """`tokens`: of one answer without a cap. `chunk`: tokens of a stream's event. `word`: the text of a token.
 
-    `hidden`: tokens of a stream before its first text. `honours`: whether caps end an answer.
+    `hidden`: tokens of a stream before its first text. `honours`: whether caps end an answer. `omits`: tokens that
+    only the total of its usage counts.
     """
 
     url: str = ""
@@ -25,6 +26,7 @@ class LongCloud:
     chunk: int = 1
     word: str = "word "
     hidden: int = 0
+    omits: int = 0
     reports: bool = True
     honours: bool = True
     # Requests whose connection breaks before the answer.
@@ -98,7 +100,7 @@ def _handler(cloud: LongCloud) -> type[BaseHTTPRequestHandler]:
             answer = {"id": "a", "object": "chat.completion", "created": 1, "model": "big"}
             answer["choices"] = [{"index": index, **said} for index in range(count)]
             if cloud.reports:
-                answer["usage"] = usage(length * count)
+                answer["usage"] = usage(length * count, cloud.omits)
             self.answer(200, answer)
 
         def stream(self, body: dict[str, Any], length: int) -> None:
@@ -122,7 +124,7 @@ def _handler(cloud: LongCloud) -> type[BaseHTTPRequestHandler]:
                 last = {"index": 0, "delta": {}, "finish_reason": "length" if length < cloud.tokens else "stop"}
                 self.event({**head, "choices": [last]})
                 if cloud.reports:
-                    self.event({**head, "choices": [], "usage": usage(written)})
+                    self.event({**head, "choices": [], "usage": usage(written, cloud.omits)})
                 self.wfile.write(b"data: [DONE]\n\n")
             except OSError:
                 pass
@@ -144,8 +146,9 @@ def _handler(cloud: LongCloud) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def usage(written: int) -> dict[str, int]:
-    return {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": written, "total_tokens": PROMPT_TOKENS + written}
+def usage(written: int, omits: int = 0) -> dict[str, int]:
+    total = PROMPT_TOKENS + written
+    return {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": max(0, written - omits), "total_tokens": total}
 
 
 class _Server(ThreadingHTTPServer):

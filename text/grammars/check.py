@@ -51,7 +51,7 @@ class GrammarCheck:
     """Checker of constraints at bounded cost, for one event loop. `close` ends the child process."""
 
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
-        """`vocabulary` is called in a thread at the first constraint, since building a large one takes a second."""
+        """`vocabulary` is called in a thread at the first constraint, as building a large vocabulary takes a second."""
         self._vocabulary = vocabulary
         self._queue = FairQueue("checks of new constraints", max_waiting=_MAX_WAITING, timeout_s=_QUEUE_TIMEOUT_S)
         self._child: asyncio.subprocess.Process | None = None

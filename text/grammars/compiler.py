@@ -154,7 +154,7 @@ def _trie(vocabulary: Vocabulary, encode: Encode | None) -> llguidance.LLTokeniz
 
 
 class _Wrapper:
-    """Tokenizer interface for llguidance. `__call__` returns the only tokens allowed for text that a grammar forces."""
+    """Tokenizer interface for llguidance. `__call__` tokenizes text that a grammar forces."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -164,7 +164,7 @@ class _Wrapper:
         self.special_token_ids = special_ids
         self.eos_token_id = eos_id
         self._encode = encode
-        self._most = _FORCED_BYTES + 2 * max(map(len, tokens))  # two tokens more: llguidance ignores the last ones
+        self._most = _FORCED_BYTES + 2 * max(map(len, tokens))  # llguidance ignores the last two tokens
         self._byte_ids = {token[0]: token_id for token_id, token in enumerate(tokens) if len(token) == 1}
 
     def __call__(self, text: str | bytes) -> list[int]:
@@ -172,7 +172,7 @@ class _Wrapper:
         ids = [] if self._encode is None else self._encode(raw.decode("utf-8", "replace"))
         if b"".join(self.tokens[token_id] for token_id in ids) == raw:
             return ids
-        return [self._byte_ids[byte] for byte in raw if byte in self._byte_ids]  # if `encode` has added a space
+        return [self._byte_ids[byte] for byte in raw if byte in self._byte_ids]  # needed if `encode` adds a space
 
 
 def _beginning(raw: bytes, most: int) -> bytes:
@@ -184,8 +184,10 @@ def _beginning(raw: bytes, most: int) -> bytes:
 
 
 def _tried(matcher: llguidance.LLMatcher) -> float:
-    """Consume a few tokens and return the median CPU time per token, in seconds, without the first token, which fills
-    caches; 0 for fewer than two tokens. Exceeding a limit of llguidance sets the matcher's error."""
+    """Consume a few tokens and return the median CPU time per token, in seconds; 0 for fewer than two tokens.
+
+    The first token does not count, because it fills caches. Exceeding a limit of llguidance sets the matcher's error.
+    """
     spent: list[float] = []
     for _ in range(_TRIAL_TOKENS):
         if matcher.is_stopped():

@@ -23,7 +23,7 @@ _SCHEMA = re.compile(
     r"|allOf|anyOf|oneOf|not|if|then|else"
 )
 _BY_NAME = frozenset(["properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"])
-_EXACT = 2**53  # largest integer up to which all integers are exact doubles, llguidance's number type
+_EXACT = 2**53  # all integers up to this are exact as doubles, llguidance's number type
 _FIRST, _LAST = -(2**63) + 1024, 2**63 - 1  # range of integers in llguidance
 #: For the lower and for the upper bound: inclusive keyword, exclusive keyword, and direction into the range.
 _BOUNDS = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))

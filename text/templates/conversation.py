@@ -1,4 +1,4 @@
-"""Template input of a conversation, and adaptations for templates that do not support all kinds of input.
+"""Conversations as input of chat templates, with adaptations for templates that do not support all kinds of input.
 
 Some templates do not support the roles `developer` or `system`, some require alternating turns, some read only lists of
 content parts, some do not support tools. `Conversation.fits` yields adaptations in a fixed order, the smallest first.
@@ -24,7 +24,7 @@ from .tool_messages import Change
 END_MARK = "\U0010fffe"
 _MARKS = re.compile(r"zq\d+xk")  # the markers that `Probe` inserts
 _LISTED = ("'text': '", '"text": "')  # prefixes of a text in a list of parts that a template printed, as Python or JSON
-_NEAR = 4096  # characters searched first, because templates rarely write more between two texts
+_NEAR = 4096  # number of characters to search first; templates rarely write more between two texts
 Level = Literal["as_is", "developer", "apart", "joined", "one_system", "no_system", "user_first"]
 _LEVELS: tuple[Level, ...] = get_args(Level)
 
@@ -151,8 +151,10 @@ class Probe:
         return Probe(replace(conversation, messages=messages, tools=tools), marks)
 
     def missing(self, text: str) -> str | None:
-        """Return the request field of the first marker that is missing in `text`; None if all are there. A marker also
-        counts as missing if the template printed a list of parts instead of the text in the parts."""
+        """Return the first request field whose marker is missing in the rendered `text`; None if no marker is missing.
+
+        A marker inside a printed Python list counts as missing too: such a template does not read content parts.
+        """
         first: dict[str, int] = {}
         for match in _MARKS.finditer(text):
             first.setdefault(match[0], match.start())
@@ -177,8 +179,8 @@ def first_missing(messages: Sequence[Message], prompt: str) -> str | None:
 
 
 def _end_of_any(forms: list[str], prompt: str, start: int) -> int | None:
-    """Return where the first of `forms` ends in the prompt; None if missing. Searches near `start` first, because texts
-    are mostly in order and searching the whole prompt for each text would take quadratic time."""
+    """Return the offset at which the first of `forms` ends in the prompt; None if missing. Searches near `start` first,
+    because texts are mostly in order and searching the whole prompt for each text would take quadratic time."""
     near = start + max(map(len, forms)) + _NEAR
     for first, last in ((start, near), (start, None), (0, None)):
         for form in forms:
@@ -239,7 +241,7 @@ def _merged(turns: Sequence[Message]) -> Message:
 
 
 def _apart(message: Message) -> list[Message]:
-    """Split text and calls into separate messages, because some templates allow one call per message and no text."""
+    """Split text and calls into separate messages, as some templates allow one call per message, without text."""
     calls = message.tool_calls or []
     if not calls or (len(calls) == 1 and not message.text):
         return [message]
@@ -260,7 +262,7 @@ def _joined(messages: Sequence[Message]) -> list[Message]:
 
 
 def _folded(messages: Sequence[Message], keeps_first: bool, is_open: bool) -> list[Message]:
-    """Move system messages into the next user message. `keeps_first`: leave those at the front where they are."""
+    """Move system messages into the next user message. `keeps_first`: leave system messages at the front in place."""
     folded: list[Message] = []
     waiting: list[Message] = []
     at_front = keeps_first

@@ -22,7 +22,7 @@ from .. import sandbox
 
 LIMIT_CODE = "template_too_expensive"
 _CHILD = f"{__package__}.render_child"
-_MAX_SOURCE = 2**18  # characters; the longest known templates have 30,000
+_MAX_SOURCE = 2**18  # maximum characters; the longest known templates have 30,000
 _GRACE_SECONDS = 5.0  # time for a child to exit after closing its output
 
 

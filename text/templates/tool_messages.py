@@ -1,7 +1,7 @@
 """Conversion of tools, calls and results to the dictionaries that chat templates expect.
 
-`change` maps user strings to stand-ins (see `chat`), except words of letters, digits and `_.-`. Templates compare such
-words ("string", "function") with constants, and no such word can form a control token.
+The parameter `change` replaces user strings by stand-ins (see `chat`). Words of letters, digits and `_.-` stay, because
+templates compare words such as "string" with constants. No such word can form a control token.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def _kinks(items: Sequence[str]) -> int:
 
 
 def _bindings(parts: AnswerParts, mentioned: QuestionParts) -> tuple[int, int]:
-    """Count the numbers that are beside the same word in answer and question, and those beside other words only.
+    """Count the numbers with the same word beside them in answer and question, and those with only other words.
 
     Numbers that are not in the question, or not beside any of the question's words, are not counted.
     """
@@ -159,7 +159,7 @@ def _split_final(text: str, lower: str) -> tuple[str, str, bool]:
 
 
 def _may_say(phrases: Sequence[str], lower: str) -> bool:
-    """Return False if a case-insensitive search for `phrases` cannot match; saves the search on most texts."""
+    """Return False if a case-insensitive search for `phrases` cannot match. This check avoids most searches."""
     return not lower.isascii() or any(phrase in lower for phrase in phrases)
 
 

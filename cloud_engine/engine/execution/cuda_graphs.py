@@ -33,7 +33,7 @@ class GraphSize:
 
 @dataclass(frozen=True, slots=True)
 class GraphLimits:
-    """Limits of a step without prompts: sequences, and per sequence the rows (token and drafts) and KV blocks."""
+    """Limits of a step without prompts: its sequences, and the rows (one token plus drafts) and KV blocks of each."""
 
     sequences: int
     queries: int
@@ -41,7 +41,7 @@ class GraphLimits:
 
 
 def graph_sizes(limits: GraphLimits) -> list[GraphSize]:
-    """Return graph sizes, smallest first: one row per sequence for decodes, half or all drafts for verification."""
+    """Return graph sizes, smallest first: with no drafts (one row per sequence), half of the drafts, and all drafts."""
     most = limits.sequences
     sizes = {size for size in (1, 2, 4, *range(8, 65, 8), *range(96, most, 32)) if size < most} | {most}
     verified = {-(-limits.queries // 2), limits.queries} - {1} if limits.queries > 1 else set[int]()
@@ -55,7 +55,7 @@ def smallest_size(sizes: Sequence[GraphSize], rows: int, sequences: int) -> Grap
     return next((size for size in sizes if size.rows >= rows and size.sequences >= sequences), None)
 
 
-#: Runs and records tensor operations; returns a callable that replays them on the tensors' later contents.
+#: Runs and records tensor operations; returns a callable that replays them on the new contents of their input tensors.
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]
 
 
@@ -64,7 +64,7 @@ class CudaRecorder:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._side = torch.cuda.Stream()  # shared: cuBLAS keeps a workspace per stream
+        self._side = torch.cuda.Stream()  # one stream for all captures, because cuBLAS keeps a workspace per stream
 
     def __call__(self, compute: Callable[[], None]) -> Callable[[], None]:
         side = self._side
@@ -92,13 +92,13 @@ class StepGraphs:
     """All graphs of a model. Each `run` overwrites the result of the previous one."""
 
     def __init__(self, model: Decoder, backend: TritonBackend, limits: GraphLimits, record: Recorder) -> None:
-        """Capture the graphs, the largest first so that all others fit into its memory. Takes seconds."""
+        """Capture the graphs, the largest first, so that the others can reuse its memory. Takes seconds."""
         started = time.perf_counter()
         self._model, self._backend, self._limits = model, backend, limits
         self._device = backend.cache.device
         self._sizes = graph_sizes(limits)
         shape = self._sizes[-1].rows, model.config.vocab_size
-        self._logits = torch.empty(shape, dtype=torch.float32, device=self._device)  # shared: one graph runs at a time
+        self._logits = torch.empty(shape, dtype=torch.float32, device=self._device)  # shared by all graphs
         self._captured = {size: self._capture(size, record) for size in reversed(self._sizes)}
         _LOG.info("captured %d CUDA graphs in %.1f s", len(self._captured), time.perf_counter() - started)
 

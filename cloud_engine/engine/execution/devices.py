@@ -34,10 +34,9 @@ def use_device(name: str) -> None:
 
 
 def yields_to_other_processes(config: EngineConfig) -> Callable[[], None]:
-    """Return a function to call before each step: it lowers torch's threads while other processes keep CPUs busy.
+    """Return a function to call before each step, which lowers torch's threads while other processes keep CPUs busy.
 
-    It does nothing on other devices or in batch-invariant mode, because the thread count changes how sums are split.
-    """
+    The function does nothing on GPUs, and in batch-invariant mode, where the thread count would affect results."""
     if config.device != "cpu" or config.batch_invariant:
         return lambda: None
     governor = ThreadGovernor(torch.get_num_threads())

@@ -37,7 +37,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive tokens of one sequence to compute in a pass."""
+    """Consecutive tokens of one sequence to compute in a forward pass."""
 
     token_ids: Sequence[int]
     # Position of the first token.
@@ -45,7 +45,7 @@ class Chunk:
     block_table: Sequence[int]
     # Number of tokens, counted from the end, to return logits for.
     num_logits: int
-    # Pool that receives the hidden states of all tokens.
+    # Collects the hidden states of all tokens, if the request asks for an embedding.
     pool: MeanPool | None = None
 
 
@@ -107,7 +107,7 @@ class Runner:
 
     @property
     def runs_ahead(self) -> bool:
-        """Return whether the device is asynchronous: launching a step before reading the previous one saves time."""
+        """Return whether the device is asynchronous, so that it pays to launch a step before reading the last one."""
         return self._device.type == "cuda"
 
     @torch.inference_mode()
@@ -142,10 +142,11 @@ class Runner:
     def extend(
         self, first: Sequence[int] | Tensor, spans: Sequence[QuerySpan], rows: Sequence[SamplingRow]
     ) -> list[list[int]]:
-        """Run several decode passes and wait once: each pass computes the tokens sampled in the pass before.
+        """Run several decode passes, but wait for the device only once. Each pass decodes the last pass's tokens.
 
-        The first pass computes `first`, which may still be in flight if the runner `runs_ahead`, and samples by `rows`,
-        which must be plain. Returns one token per row of each span; `spans` must be sorted longest first."""
+        `first` are the input tokens of the first pass, which may still be in flight if the runner `runs_ahead`. `rows`
+        are the sampling parameters for the outputs of the first pass, all `is_plain`. A sequence takes part in one pass
+        per token of its span; `spans` must be sorted longest first. Returns the sampled tokens of each sequence."""
         sampling = sampling_of(rows, self.model.config.vocab_size, self._device)
         passes = Passes.of(spans, self.block_size)
         if self._compiled is not None:
@@ -202,7 +203,7 @@ def _wanted_rows(chunks: Sequence[Chunk]) -> list[int]:
 
 
 def graph_limits(context_length: int, num_drafts: int, config: EngineConfig) -> GraphLimits | None:
-    """Return limits of graphs of steps without prompts, with up to `num_drafts` drafts each; None if graphs are off."""
+    """Return the limits of steps to capture, with at most `num_drafts` drafts per sequence; None if graphs are off."""
     if not config.cuda_graphs:
         return None
-    return GraphLimits(config.max_batch_size, 1 + num_drafts, -(-context_length // config.block_size))
+    return GraphLimits(config.max_num_seqs, 1 + num_drafts, -(-context_length // config.block_size))

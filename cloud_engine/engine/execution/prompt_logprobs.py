@@ -17,9 +17,9 @@ from .sampler import log_probabilities
 
 
 def score_prompts(batch: Sequence[ScheduledRequest], logits: Tensor) -> Tensor:
-    """Append the prompt scores found in `logits` (rows, vocab) to each request's state.
+    """Append the log-probabilities of prompt tokens, computed from `logits` (rows, vocab), to each request's state.
 
-    Returns the remaining rows, from which tokens are sampled.
+    Returns the other rows of `logits`, from which new tokens are sampled.
     """
     if not any(item.num_prompt_scores for item in batch):
         return logits

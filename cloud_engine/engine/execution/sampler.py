@@ -43,7 +43,7 @@ def sample_on_device(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     Rows at temperature 0 take the argmax. Does not modify `logits` and does not wait for the device.
     """
     edits = [(index, row.edits) for index, row in enumerate(rows) if row.edits is not None]
-    if edits:  # the mask is applied later, which is fine: editing a masked token has no effect
+    if edits:  # edits may precede the mask, because editing a masked token has no effect
         logits = logits.clone()
         apply_edits_(logits, _flat(edits, logits.device))
     if not logits.is_cuda and all(row.params.temperature < MIN_TEMPERATURE and row.mask is None for row in rows):
@@ -62,7 +62,7 @@ def log_probabilities(logits: Tensor, chosen: Sequence[int], num_top: int) -> li
 
 
 def _scores(logits: Tensor, chosen: Tensor, num_top: int) -> Tensor:
-    """Return (rows, 1 + 2 * num_top) float64 for one copy: the chosen token's score, the top ids, the top scores."""
+    """Return one tensor to copy, (rows, 1 + 2 * num_top) float64: the chosen token's score, the top ids and scores."""
     if logits.is_cuda and num_top <= MAX_TOP_LOGPROBS:
         picked, values, ids = top_log_probabilities(logits, chosen, num_top)
     else:  # top-k avoids sorting the whole vocabulary
@@ -104,8 +104,9 @@ def sampling_of(rows: Sequence[SamplingRow], vocabulary: int, device: torch.devi
 
 
 def _columns(number: int, length: int, dtype: type[np.generic]) -> tuple[Tensor, np.ndarray[Any, Any]]:
-    """Return a host tensor and views of its `number` columns of `length`, each aligned to 16 bytes: Triton compiles a
-    separate kernel for unaligned columns."""
+    """Return a host tensor, and a view of its `number` columns of `length` elements.
+
+    Columns are aligned to 16 bytes, because Triton compiles a separate kernel for unaligned ones."""
     aligned = 16 // np.dtype(dtype).itemsize
     whole = np.zeros((number, -(-length // aligned) * aligned), dtype=dtype)
     return torch.from_numpy(whole), whole[:, :length]

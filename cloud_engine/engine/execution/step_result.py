@@ -1,8 +1,8 @@
 """A launched step and its result.
 
 To keep the GPU busy while the host processes a step's tokens, the next step can be launched ahead of time on tokens
-that are still on the device, if its batch is certain (`Scheduler.ahead`). Once the tokens are read, the requests that
-are still scheduled find their rows in the step launched ahead.
+that are still on the device, if its batch is known (`Scheduler.ahead`). Once the tokens are read, some requests may
+turn out to have ended. `LaunchedStep.of` then selects the rows of the remaining requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .host_device_copy import HostCopy, to_device
 from .sampler import log_probabilities, sample
 
 
-@dataclass(slots=True)  # made in every step, and frozen instances are slower
+@dataclass(slots=True)  # not frozen: every step creates one, and creating frozen instances is slower
 class LaunchedStep:
     """A step whose results may still be pending on the device."""
 
@@ -42,14 +42,13 @@ class LaunchedStep:
 
     @property
     def is_reliable(self) -> bool:
-        """Return whether every row decodes one token, and its logit edits do not depend on a token not yet read."""
+        """Return whether every row decodes one token, and no logit edits depend on tokens that have not been read."""
         return all(item.state.decode is item and not item.state.edits_follow for item in self.batch)
 
     def of(self, batch: Sequence[ScheduledRequest]) -> LaunchedStep | None:
-        """Return this step restricted to a newly scheduled `batch`; None if `batch` has other requests or other work.
+        """Return this step restricted to a newly scheduled `batch`; None if `batch` needs work that this step lacks.
 
-        Rows of requests that have left since are discarded.
-        """
+        Rows of requests that are not in `batch` are discarded."""
         if batch == self.batch and self.is_reliable:
             return self
         places = {item: row for row, item in enumerate(self.batch) if item.state.decode is item}
@@ -62,7 +61,7 @@ class LaunchedStep:
 
 
 class StepResult:
-    """The tokens of `launched`, for which construction waits. Log-probabilities are computed lazily for all rows."""
+    """The results of a launched step. The constructor waits for its tokens; log-probabilities are computed lazily."""
 
     def __init__(self, launched: LaunchedStep, row_of: RowOf) -> None:
         self.tokens = launched.read()
@@ -70,13 +69,13 @@ class StepResult:
         self._scores: dict[int, TokenLogprob] | None = None
 
     def another(self, item: ScheduledRequest, row: int) -> int:
-        """Sample another token from the same row for `item`, a fork."""
+        """Sample a token for the fork `item` from the logits of its parent's `row`."""
         return sample(self.logits(row, 1), [self._row_of(item, 0)])[0]
 
     def logprobs(self, row: int, tokens: Sequence[int], num_top: int) -> tuple[TokenLogprob, ...]:
-        """Return the log-probabilities of `tokens` in consecutive rows from `row`, each with `num_top` top tokens."""
+        """Return the log-probabilities of `tokens`, whose rows begin at `row`, each with `num_top` top tokens."""
         rows = range(row, row + len(tokens))
-        if any(self.tokens[at] != token for at, token in zip(rows, tokens, strict=True)):  # sampled by a fork
+        if any(self.tokens[at] != token for at, token in zip(rows, tokens, strict=True)):  # `tokens` are a fork's
             return tuple(log_probabilities(self.logits(row, len(tokens)), tokens, num_top))
         if self._scores is None:
             self._scores = self._look_up()
@@ -84,7 +83,7 @@ class StepResult:
         return tuple(TokenLogprob(score.logprob, score.top[:num_top]) for score in scores)
 
     def logits(self, row: int, num_rows: int) -> Tensor:
-        """Return the logits of `num_rows` rows from `row`, (num_rows, vocab) float32."""
+        """Return the logits of `num_rows` rows, starting at `row`: (num_rows, vocab) float32."""
         return self._all_logits[row : row + num_rows]
 
     @property

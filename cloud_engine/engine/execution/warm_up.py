@@ -25,12 +25,12 @@ from .model_runner import Chunk, Runner
 from .sampler import log_probabilities, sample
 
 _LOG = logging.getLogger(__name__)
-_MAX_ROWS = 512  # rows to sample in the warm-up; the two kernel sizes for more rows compile quickly
-_MAX_QUERIES = 128  # tokens per sequence; attention launches do not differ above this
+_MAX_ROWS = 512  # maximum rows to warm up sampling for; the two variants for more rows compile quickly
+_MAX_QUERIES = 128  # maximum tokens per sequence to warm up; longer ones use the same attention kernels
 _REPORTED = (0, 20)  # numbers of top log-probabilities to warm up
 
 
-def make_ready(runner: Runner, limits: GraphLimits | None, token_budget: int) -> None:
+def make_ready(runner: Runner, limits: GraphLimits | None, max_num_batched_tokens: int) -> None:
     """Capture CUDA graphs within `limits` and launch all other kernels once. Does nothing on a CPU.
 
     Call this while the KV cache is empty, because the warm-up overwrites it.
@@ -41,8 +41,11 @@ def make_ready(runner: Runner, limits: GraphLimits | None, token_budget: int) ->
     before = _entries(cache)
     if limits is not None:
         runner.capture(limits)
-    passes = [runner.run([_prompt(runner, length)]) for length in prompt_lengths(min(token_budget, runner.num_slots))]
-    most = token_budget if limits is None else limits.sequences * limits.queries
+    passes = [
+        runner.run([_prompt(runner, length)])
+        for length in prompt_lengths(min(max_num_batched_tokens, runner.num_slots))
+    ]
+    most = max_num_batched_tokens if limits is None else limits.sequences * limits.queries
     for number in row_counts(most, passes[-1].shape[1], num_multiprocessors(passes[-1].device)):
         _sample(passes[-1].repeat(number, 1))
     new, seconds = _entries(cache) - before, time.perf_counter() - started
@@ -50,12 +53,12 @@ def make_ready(runner: Runner, limits: GraphLimits | None, token_budget: int) ->
 
 
 def prompt_lengths(most: int) -> list[int]:
-    """Return prompt lengths that cover every attention launch: powers of two up to the largest tile."""
+    """Return prompt lengths that cover every variant of the attention kernels: powers of two up to the largest tile."""
     return [1 << power for power in range(_MAX_QUERIES.bit_length()) if 1 << power <= most]
 
 
 def row_counts(most: int, vocabulary: int, multiprocessors: int) -> list[int]:
-    """Return row counts up to `most` that cover every size of the kernel that combines a row's programs."""
+    """Return row counts up to `most` that cover every variant of the kernel that merges the parts of a row."""
     counts: dict[int, int] = {}
     for rows in range(1, min(most, _MAX_ROWS) + 1):
         counts.setdefault(next_power_of_2(split_row(rows, vocabulary, multiprocessors).programs), rows)
@@ -76,7 +79,7 @@ def _prompt(runner: Runner, length: int) -> Chunk:
 
 
 def _rows(vocabulary: int) -> Iterator[SamplingRow]:
-    """Yield one row per sampling variant: plain, each truncation and all of them, with a grammar, with a bias."""
+    """Yield one row per sampling variant: combinations of truncations and a grammar mask, and a logit bias."""
     mask = np.full(-(-vocabulary // 32), -1, dtype=np.int32)
     by_rank, by_mass, by_share = ResolvedParams(top_k=5), ResolvedParams(top_p=0.9), ResolvedParams(min_p=0.1)
     in_all_ways = ResolvedParams(top_k=5, top_p=0.9, min_p=0.1)

@@ -14,9 +14,9 @@ from .prefix_cache import PrefixCache
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The reach of a model that has a sliding attention window in every layer."""
+    """The attention window of a model whose layers all have a sliding window."""
 
-    # Widest window in tokens, including the query's own.
+    # Widest window of all layers in tokens, including the query's own token.
     num_tokens: int
     # Maximum tokens of one request per step.
     max_chunk: int
@@ -34,21 +34,21 @@ def most_blocks(num_tokens: int, block_size: int, window: Window | None) -> int:
 class KVCacheManager:
     """Assigns blocks to requests. Works on block numbers only; the runner maps block tables to memory.
 
-    Full blocks are found again by the prefix that ends in them (`PrefixCache`), which saves computing them again.
+    Full blocks are cached under the prefix that ends in them (`PrefixCache`), so that later requests can reuse them.
 
-    With a `window`, a request takes blocks chunk by chunk and releases those that no later query sees, so it never
-    holds more than window and chunk need. All layers share one block table, so a single layer without a window
-    requires all blocks to the end.
+    With a `window`, blocks are assigned chunk by chunk, and released once no later query attends to them, so that a
+    request holds only the blocks of one window and one chunk. `window` is None if any layer attends to the whole
+    sequence: that layer needs every block until the request ends, and all layers share one block table.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, prefix_caching: bool = True, window: Window | None = None
+        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True, window: Window | None = None
     ) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
-        self._prefixes = PrefixCache(self.pool, block_size, gaps=window is not None) if prefix_caching else None
+        self._prefixes = PrefixCache(self.pool, block_size, gaps=window is not None) if enable_prefix_caching else None
         self._window = window
-        self._drafted: set[int] = set()  # registered blocks that the draft model has filled too
+        self._drafted: set[int] = set()  # registered blocks that are filled in the draft model's cache too
         self._copies: dict[int, int] = {}  # target block -> source block
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -61,10 +61,9 @@ class KVCacheManager:
     def admit(self, state: RequestState) -> bool:
         """Assign blocks for a request's known tokens, cached blocks first. If too few are free, return False.
 
-        With a window, only the first chunk gets blocks, but the pool must have all blocks that the request will hold at
-        most. On success `num_computed_tokens` covers the cached prefix, which never includes the last known token: its
-        logits are needed.
-        """
+        With a window, only the first chunk gets blocks now, but as many blocks as the request can ever hold must be
+        free. On success, `num_computed_tokens` is the length of the cached prefix. The prefix never includes the last
+        known token, because the logits of this token are needed."""
         cached = self._cached_prefix(state)
         revived = sum(self.pool.references(block) == 0 for block in _held(cached))
         if self._missing(state, cached) + revived > self.pool.num_free:
@@ -132,7 +131,7 @@ class KVCacheManager:
         return True
 
     def fork(self, parent: RequestState, child: RequestState) -> None:
-        """Give `child` the parent's blocks of its computed tokens, shared without copying."""
+        """Let `child` share the parent's blocks that hold computed tokens, without copying them."""
         blocks = parent.block_table[: self.blocks_for(child.num_computed_tokens)]
         for block in _held(blocks):
             self.pool.share(block)
@@ -144,7 +143,7 @@ class KVCacheManager:
         child.num_drafted_blocks = min(parent.num_drafted_blocks, full)
 
     def take_copies(self) -> list[tuple[int, int]]:
-        """Return and clear the (source, target) blocks to copy before the next pass; read all sources first."""
+        """Return and clear the (source, target) blocks to copy before the next pass. Read all sources, then write."""
         copies = [(source, target) for target, source in self._copies.items()]
         self._copies.clear()
         return copies
@@ -190,7 +189,7 @@ class KVCacheManager:
             state.num_drafted_blocks = drafted
 
     def free(self, state: RequestState) -> None:
-        """Release all blocks, last ones first, so that a prefix stays cached longer than its continuations."""
+        """Release a request's blocks, last ones first, so that a prefix stays cached longer than its continuations."""
         for block in _held(reversed(state.block_table)):
             self._copies.pop(block, None)
             self.pool.release(block)
@@ -212,7 +211,7 @@ class KVCacheManager:
         return block
 
     def _cached_prefix(self, state: RequestState) -> list[int]:
-        """Return the blocks of the longest cached prefix that has every block within reach of the next query."""
+        """Return the blocks of the longest cached prefix; blocks to which no later query attends may be missing."""
         if self._prefixes is None:
             return []
         end = state.num_skippable_tokens // self.block_size
@@ -223,7 +222,7 @@ class KVCacheManager:
     def _prefix_in_reach(self, cached: list[int | None]) -> list[int]:
         """Return the longest prefix whose blocks within the window of the next query are all cached."""
         end = index = len(cached)
-        blocks: list[int] = []  # from `index` to `end`
+        blocks: list[int] = []  # the blocks from `end` down to `index`
         while index > self._oldest_in_reach(end * self.block_size):
             index -= 1
             block = cached[index]

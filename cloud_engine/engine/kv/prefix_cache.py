@@ -14,14 +14,14 @@ class PrefixCache:
 
     A request is *alone* while no other request has the same first block. Then only its first block is hashed, and the
     later ones are registered under placeholder keys until another request shares the first block, so unshared prefixes
-    cost next to nothing. With `gaps` (sliding window), first blocks may go before later ones, so all are hashed.
+    cost next to nothing. With `gaps` (sliding window), first blocks are released first, so all blocks are hashed.
     """
 
     def __init__(self, pool: BlockPool, block_size: int, *, gaps: bool) -> None:
         self._pool = pool
         self._block_size = block_size
         self._gaps = gaps
-        self._alone: dict[int, PrefixHashes] = {}  # first block -> prefix
+        self._alone: dict[int, PrefixHashes] = {}  # first block -> hashes of its only request
         self._keys = count()
 
     def leading(self, prefix: PrefixHashes, token_ids: Sequence[int], num_blocks: int) -> list[int]:
@@ -85,7 +85,7 @@ class PrefixCache:
             prefix.unhashed = None  # without the first block, later ones are unreachable
 
     def _first_block(self, prefix: PrefixHashes, token_ids: Sequence[int]) -> int | None:
-        """Return the cached first block of `prefix`, or None. After a hit, the other request is no longer alone."""
+        """Look up the first block of `prefix`. If it is cached, `share` and return it, else return None."""
         if not prefix.hashes:
             prefix.extend(token_ids, 1, self._block_size)
         block = self._pool.lookup(prefix.hashes[0])

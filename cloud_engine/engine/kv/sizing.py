@@ -15,7 +15,7 @@ from .cache_spec import block_bytes
 from .kv_cache_manager import Window, most_blocks
 
 _HOST_CACHE_BYTES = 2**30
-_DEVICE_CACHE_SHARE = 0.8  # of free GPU memory; the rest is for activations and CUDA graphs
+_DEVICE_CACHE_SHARE = 0.8  # share of free GPU memory; the rest is for activations and CUDA graphs
 _LOG = logging.getLogger(__name__)
 
 
@@ -25,7 +25,7 @@ class KVCacheSize:
 
     # Maximum tokens of prompt and answer together.
     context_length: int
-    # KV blocks, enough for at least one full context.
+    # Number of KV blocks, enough for at least one full context.
     num_blocks: int
     # Widest window of the models that share the block tables; None if any of them attends to the whole sequence.
     window: Window | None
@@ -34,7 +34,7 @@ class KVCacheSize:
     def of(cls, models: Sequence[Decoder], config: EngineConfig) -> KVCacheSize:
         """Compute the sizes for `models`: the target and, if there is one, its draft model.
 
-        Aims at blocks for a full batch at full context, within memory. If they cannot hold the model's context once,
+        Plans enough blocks for a full batch at full context, if memory allows. If memory cannot hold even one context,
         the context is shortened to fit. Raises ConfigurationError if the configured context exceeds the model's or the
         KV cache, or if memory does not hold a single block.
         """
@@ -47,7 +47,7 @@ class KVCacheSize:
             )
         window = _window(models, config)
         needed = most_blocks(wanted, config.block_size, window)
-        num_blocks = config.num_blocks or min(needed * config.max_batch_size, _affordable(models, config))
+        num_blocks = config.num_blocks or min(needed * config.max_num_seqs, _affordable(models, config))
         if needed <= num_blocks:
             return cls(wanted, num_blocks, window)
         held, gib = num_blocks * config.block_size, needed * _bytes_of_block(models, config) / 2**30
@@ -66,7 +66,7 @@ class KVCacheSize:
 def _window(models: Sequence[Decoder], config: EngineConfig) -> Window | None:
     reaches = [model.config.reach for model in models]
     known = [reach for reach in reaches if reach is not None]
-    return Window(max(known), config.token_budget) if len(known) == len(reaches) else None
+    return Window(max(known), config.max_num_batched_tokens) if len(known) == len(reaches) else None
 
 
 def _bytes_of_block(models: Sequence[Decoder], config: EngineConfig) -> int:

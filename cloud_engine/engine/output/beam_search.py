@@ -50,7 +50,7 @@ class _Beam:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A possible next token of a beam, from logits row `row`; `total` is the beam's log-probability including it."""
+    """A possible next token of a beam, from logits row `row`; `total` is the log-probability of beam and token."""
 
     beam: _Beam
     row: int
@@ -73,7 +73,7 @@ class BeamSearch:
         return [beam.state for beam in self._beams]
 
     def advance(self, items: Sequence[tuple[ScheduledRequest, Tensor]]) -> list[Hypothesis]:
-        """Apply a step's result to the beams: logits (1, vocab) each, or (0, vocab) for beams that are not caught up.
+        """Apply a step's logits to the beams: (1, vocab) each, or (0, vocab) for beams with uncomputed tokens left.
 
         Returns an empty list until the search is over, then the finished answers, best first; the caller then removes
         `states`.
@@ -100,7 +100,7 @@ class BeamSearch:
         self._cache.register(state)
 
     def _choose(self, logits: Tensor) -> list[_Candidate]:
-        """Return the candidates to continue, best first. Of those that end, keep the ones among the first `width`."""
+        """Return the candidates to continue, best first. Store ended candidates that rank among the first `width`."""
         width = self._params.width
         kept: list[_Candidate] = []
         for rank, candidate in enumerate(self._candidates(logits)):
@@ -114,7 +114,7 @@ class BeamSearch:
         return kept[:width]
 
     def _candidates(self, logits: Tensor) -> list[_Candidate]:
-        """Return the best continuations of all beams, best first; enough that at least `width` of them do not end."""
+        """Return the best continuations of all beams, best first, including at least `width` that do not end."""
         totals = torch.tensor([beam.total for beam in self._beams], dtype=torch.float64, device=logits.device)
         totals = (logits.log_softmax(dim=-1) + totals[:, None]).flatten()
         count = (1 + max(1, len(self._beams[0].state.end_ids))) * self._params.width
@@ -141,7 +141,7 @@ class BeamSearch:
         return [] if wanted is None else log_probabilities(row, [candidate.token], wanted)
 
     def _continue(self, kept: Sequence[_Candidate], logits: Tensor) -> None:
-        """Continue each beam with its best candidate, fork it for further ones, and drop beams without candidates."""
+        """Continue each beam with its best candidate, fork it for the others, and drop beams without candidates."""
         continued_states: set[RequestState] = set()
         beams: list[_Beam] = []
         for candidate in kept:

@@ -53,7 +53,7 @@ class OutputProcessor:
         return list(self._states)
 
     def begin(self, state: RequestState, search: BeamSearch | None = None) -> None:
-        """Queue the first answer of a request; further answers fork from it. Beam requests bring their `search`."""
+        """Queue the first answer of a request; further answers fork from it. Beam requests pass their `search`."""
         self._scheduler.add(state)
         self._states[state.request_id] = [state]
         if state.request.streamed:
@@ -125,7 +125,7 @@ class OutputProcessor:
         return outputs
 
     def _catch_up(self, item: ScheduledRequest) -> list[TokenOutput]:
-        """Advance a request for which this step samples nothing. Only the last step of an embedding has an output."""
+        """Advance a request from which this step samples nothing. Returns an output only for a completed embedding."""
         state, is_done = item.state, item.is_caught_up
         state.num_computed_tokens += item.num_tokens
         self._cache.register(state)

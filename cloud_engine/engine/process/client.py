@@ -56,16 +56,16 @@ class EngineClient(ABC):
             await asyncio.to_thread(thread.join)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenOutput]:
-        """Yield the outputs of a request; the last of each answer has a finish reason. Closing aborts the request.
+        """Yield outputs until each answer of the request has a finish reason. Closing the generator aborts the request.
 
-        Raises the errors of `Engine.add_request`, EngineError if the engine fails, OverloadedError if it is closed.
+        Raises the errors of `Engine.add_request`, EngineError if the engine fails, OverloadedError after `close`.
         """
         if self._refusal is not None:
             raise _again(self._refusal)
         if request.request_id in self._events:
             raise InvalidRequestError(f"Request id {request.request_id!r} is in use.", param="request_id")
         if not self._has_work:
-            self._reported_at = time.monotonic()  # an idle engine sends no reports
+            self._reported_at = time.monotonic()  # start the clock now: an idle engine sends no reports
         self._send(Add(request))
         self._unanswered.add(request.request_id)
         events = self._events[request.request_id] = asyncio.Queue[_Event]()
@@ -95,7 +95,7 @@ class EngineClient(ABC):
 
     @property
     def _has_work(self) -> bool:
-        """Return whether the engine has work, including unreported requests. Unread outputs do not count."""
+        """Return whether the engine has unfinished requests, including new ones that its statistics do not show yet."""
         return bool(self._unanswered) or self._stats.running + self._stats.waiting > 0
 
     @abstractmethod
@@ -130,14 +130,14 @@ class EngineClient(ABC):
 
     def _put(self, request_id: str, event: _Event) -> None:
         self._unanswered.discard(request_id)
-        if request_id in self._events:  # else the reader has gone and its abort is in flight
+        if request_id in self._events:  # else `generate` has ended and sent an abort
             self._events[request_id].put_nowait(event)
 
     def _serve(self) -> None:
         self._refusal = None
 
     def _refuse(self, error: UpdraftError) -> None:
-        """Stop serving: all requests in flight fail with `error`, and so will later ones."""
+        """Stop serving: all requests in flight and all later requests fail with `error`."""
         self._refusal, self._stats = error, EngineStats()
         for request_id in self._events:
             self._put(request_id, _again(error))

@@ -1,6 +1,6 @@
 """Main module of the engine core process: `python -m ...core_main FOLDER` runs an engine over two sockets in FOLDER.
 
-The process holds no state to save, so it simply exits when the server tells it to or is gone.
+The process holds no state to save, so it exits at once if the server asks for this or has ended.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ class _Sockets(CoreTransport):
         self._reports.send(encode_report(what))
 
     def send_back(self, command: Command) -> None:
-        with self._context.socket(zmq.PUSH) as back:  # a ZeroMQ socket may be used by one thread only
+        with self._context.socket(zmq.PUSH) as back:  # a new socket, because each thread needs its own
             back.linger = _SOCKET_LINGER_MS
             back.connect(self._address)
             back.send(encode_command(command))
 
 
 def main(folder: Path) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to all processes; the server shuts the core down
+    for number in (signal.SIGINT, signal.SIGTERM):  # ignore both: the server gets them too and stops the core
         signal.signal(number, signal.SIG_IGN)
     log_to_stderr()
     logging.getLogger("updraft").setLevel(logging.INFO)  # show the choices made at startup
@@ -114,7 +114,7 @@ def _engine(load: Load, progress: Progress) -> Engine:
     keep_freed_memory()
     draft = Path(load.draft) if load.draft is not None else None
     engine = Engine.from_folder(Path(load.folder), draft=draft, config=load.config, progress=progress)
-    used = (load.config.max_batch_size, load.config.token_budget, load.config.max_step_ms)
+    used = (load.config.max_num_seqs, load.config.max_num_batched_tokens, load.config.max_step_ms)
     _log.info("limits: --max-num-seqs %d --max-num-batched-tokens %d --max-step-ms %d", *used)
     return engine
 

@@ -83,7 +83,7 @@ class CoreProcess:
                     yield report
                 if isinstance(report, Down):
                     return
-            elif dead:  # and no report is left to read
+            elif dead:  # the process ended, and no report is left to read
                 yield Down(EngineError(self._cause()))
                 return
             else:

@@ -25,7 +25,7 @@ _log = logging.getLogger("updraft.engine")
 
 
 class EngineProcess(EngineClient):
-    """A core process watched by a thread. A context manager: leaving the block ends the process.
+    """An engine in a core process, which a thread watches. Leaving the `with` block ends the process.
 
     When the core dies, all requests in flight fail with an EngineDownError that names the cause; with `restart`, a new
     core is started. Call `wait_ready` before `start`."""
@@ -103,7 +103,7 @@ class EngineProcess(EngineClient):
                 return
             self._core, self._ready_at = CoreProcess(self._load), None
             self._restarts += 1
-            if self._closing.is_set():  # `_stop` may have stopped the old core instead
+            if self._closing.is_set():  # closed during the restart, so `_stop` stopped only the old core
                 return
 
     def _follow(self) -> UpdraftError:

@@ -12,7 +12,7 @@ from ..types.request import GenerationRequest
 
 
 class GrammarJob(Future[GrammarState | None]):
-    """The future of one request's preparation: its grammar or the error."""
+    """The future result of compiling a request's constraint: a grammar or an error."""
 
     def __init__(self, request: GenerationRequest) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class GrammarJob(Future[GrammarState | None]):
 
 
 class GrammarJobs:
-    """Prepares requests one at a time in a thread, which calls `done` with the id of each finished request.
+    """Compiles the constraints of requests one by one in a thread, which then calls `done` with the request's id.
 
     All methods must be called from one thread. The worker is a daemon thread, so it never delays the process's exit.
     """
@@ -43,17 +43,17 @@ class GrammarJobs:
         self._queue.put(preparation)
 
     def cancel(self, request_id: str) -> None:
-        """Cancel a preparation, started or not; do nothing if the id is unknown."""
+        """Cancel the job of a request, started or not; do nothing if the id is unknown."""
         if preparation := self._open.pop(request_id, None):
             preparation.cancel()
 
     def take(self, request_id: str) -> GrammarJob | None:
-        """Remove and return a finished preparation; None if it was cancelled, even if its id is in use again."""
+        """Remove and return a finished job; None if it was cancelled, even if a new job has the same id."""
         preparation = self._open.get(request_id)
         return self._open.pop(request_id) if preparation and preparation.done() else None
 
     def close(self) -> None:
-        """Cancel all preparations and end the thread, without waiting for the current one."""
+        """Cancel all jobs and end the thread, without waiting for the current job."""
         self._closed = True
         for request_id in list(self._open):
             self.cancel(request_id)

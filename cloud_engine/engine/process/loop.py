@@ -53,7 +53,7 @@ class EngineLoop:
             self._grammars.close()
 
     def _apply_commands(self) -> bool:
-        """Apply pending commands and wait until there is work. Return False on `Close`."""
+        """Apply pending commands, waiting for commands while the engine has no work. Return False on `Close`."""
         while True:
             applied = 0
             while command := self._transport.next_command(not (self._engine.has_work or applied)):
@@ -88,7 +88,7 @@ class EngineLoop:
             try:
                 self._grammars.begin(request)
             except BaseException:
-                self._engine.abort(request.request_id)  # give up the reserved place
+                self._engine.abort(request.request_id)  # free its place in the queue
                 raise
 
     def _add_prepared(self, request_id: str) -> None:
@@ -98,13 +98,13 @@ class EngineLoop:
         try:
             grammar = preparation.result()
         except BaseException:
-            self._engine.abort(request_id)  # give up the reserved place
+            self._engine.abort(request_id)  # free its place in the queue
             raise
         self._engine.add_request(preparation.request, grammar)
 
     @contextmanager
     def _reporting_failure(self, request_id: str) -> Generator[None]:
-        """Report a failure to add a request to its client only; other requests continue."""
+        """If a request cannot be added, report the error to this request's client, and let other requests continue."""
         try:
             yield
         except UpdraftError as error:

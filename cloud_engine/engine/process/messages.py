@@ -40,7 +40,7 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
 
 
 class Prepared(msgspec.Struct, tag=True, frozen=True):
-    """Notice from the preparation thread to the loop: this request's constraint has been compiled, or has failed."""
+    """Notice from the compiling thread to the loop: compiling this request's constraint has succeeded or failed."""
 
     request_id: str
 
@@ -115,7 +115,7 @@ def decode_report(data: bytes) -> Report:
 
 
 def down_report(error: BaseException) -> Down:
-    """Return the last report of a core that ends with `error`, wrapped in an EngineError unless it is Updraft's own."""
+    """Return the last report of a core that ends with `error`. Errors of other libraries become EngineErrors."""
     if isinstance(error, UpdraftError):
         return Down(error)
     failure = EngineError(f"{type(error).__name__}: {error}")
@@ -134,7 +134,7 @@ prepare_types(_Error)
 
 
 def _plain(value: object) -> object:
-    """Encode an error as its nearest class in `protocol.errors` and that class's fields."""
+    """Encode an error as its fields and the name of its class, or of its nearest base class in `protocol.errors`."""
     if not isinstance(value, UpdraftError):
         raise NotImplementedError(f"{type(value).__name__} cannot be sent between server and core.")
     kind = next(kind for kind in type(value).__mro__ if kind.__module__ == errors.__name__)

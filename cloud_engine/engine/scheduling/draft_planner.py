@@ -1,4 +1,4 @@
-"""The scheduler's interface to speculation, which grants drafts from the rest of a step's budget."""
+"""The scheduler's interface to the `Speculator`, which may use up the rest of a step's budget for drafts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class DraftPlanner(Protocol):
 
     @property
     def draft_tokens(self) -> int:
-        """Draft tokens of this step: granted tokens at first, verified tokens once the step is over."""
+        """Number of draft tokens in this step: the granted ones or, once the step is over, the verified ones."""
         ...
 
     def grant(
@@ -28,5 +28,5 @@ class DraftPlanner(Protocol):
         ...
 
     def may_draft(self, sequences: int) -> bool:
-        """Return whether plain decodes may get drafts in the next step, if that has this many `sequences`."""
+        """Return whether plain decodes may get drafts in the next step, which will have this many `sequences`."""
         ...

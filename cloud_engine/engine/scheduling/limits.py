@@ -30,16 +30,16 @@ class RequestLimits:
             raise InvalidRequestError("The prompt has no tokens.", param="prompt", code="invalid_value")
         request.params.check_vocabulary(self.vocab_size)
         self._check_branches(request)
-        if request.priority and self.config.policy != "priority":
+        if request.priority and self.config.scheduling_policy != "priority":
             raise InvalidRequestError(
-                f"The server uses --scheduling-policy {self.config.policy}. Omit priority, or start it with "
+                f"The server uses --scheduling-policy {self.config.scheduling_policy}. Omit priority, or start it with "
                 "--scheduling-policy priority.",
                 param="priority",
             )
         self._check_length(request, scheduler)
 
     def longest(self, request: GenerationRequest, scheduler: Scheduler) -> int:
-        """Return the maximum tokens of prompt and answer together; each beam needs its own blocks."""
+        """Return the maximum tokens of prompt and answer together; the blocks of all beams must fit into the pool."""
         return scheduler.longest(self.context_length, request.beam.width if request.beam else 1)
 
     def _check_tokens(self, param: str, token_ids: Sequence[int]) -> None:
@@ -49,7 +49,7 @@ class RequestLimits:
             )
 
     def _check_branches(self, request: GenerationRequest) -> None:
-        most = self.config.max_batch_size
+        most = self.config.max_num_seqs
         if not 1 <= request.n <= request.num_branches <= most:
             raise InvalidRequestError(
                 f"n, best_of and the number of beams must be between 1 and {most} (--max-num-seqs), and n must not "

@@ -1,7 +1,7 @@
-"""Plain decodes: requests that get exactly one token per step and need no decision, the most common case.
+"""Plain decodes: requests that get exactly one token per step and need no scheduling decision, the most common case.
 
-With 256 sequences, a step has half a microsecond for each, so work is batched over all of them or deferred. Imports no
-torch.
+With 256 sequences, a step can spend half a microsecond of Python on each, so work is deferred, or done for all at once.
+This module imports no torch.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from ..types.request_state import RequestState, ScheduledRequest
 #: Register full KV blocks with the prefix cache this many at a time; hashing several costs little more than one.
 BLOCKS_AT_ONCE = 4
 _order = attrgetter("order")
-#: Shares of a step that are not plain decodes, each with the index of its first row.
+#: Scheduled requests that are not plain decodes, each with the index of its first row of logits.
 OtherShares = list[tuple[ScheduledRequest, int]]
 
 
 class PlainDecodes:
     """The running requests that get one token in every step, from `join` until `leave`.
 
-    A request's share of a step is created only once (`RequestState.decode`). A request is only checked in steps known
-    in advance: when its blocks are full, its answer reaches the maximum length, or a repetition check is due. In other
-    steps, a token is appended and only checked for being an end token.
+    The `ScheduledRequest` of a plain decode is created once and reused (`RequestState.decode`). Most checks only happen
+    in steps that are known in advance: when the blocks of a request are full, its answer reaches the maximum length, or
+    a repetition check is due. In all other steps, the new token is appended and only compared with the end tokens.
     """
 
     def __init__(self, cache: KVCacheManager) -> None:
         self._cache = cache
         self._columns = _Columns()
-        self._others: list[RequestState] | None = None  # all other running requests; None: not up to date
+        self._others: list[RequestState] | None = None  # all other running requests; None if stale
         self._steps = 0  # steps taken so far
-        self._due: dict[int, list[ScheduledRequest]] = {}  # step -> requests to check after it; some may have left
-        self._full: list[ScheduledRequest] = []  # requests that need a block for the next step; some may have left
+        self._due: dict[int, list[ScheduledRequest]] = {}  # step -> requests to check after it; entries may be stale
+        self._full: list[ScheduledRequest] = []  # requests that need a block for the next step; entries may be stale
 
     def join(self, state: RequestState) -> None:
-        """Add a running request that has just received a token, if plain decodes suffice for it from now on."""
+        """Add a running request that has just received a token, if it needs nothing but plain decodes from now on."""
         request = state.request
         if state.grammar is None and request.params.logprobs is None and not request.draft_ids:
             state.decode = ScheduledRequest(state, 1)
@@ -48,18 +48,18 @@ class PlainDecodes:
             self.expect(state.decode)
 
     def leave(self, state: RequestState) -> None:
-        """Remove a request whose next step is not a plain decode; do nothing if it is not here."""
+        """Remove a request whose next step is not a plain decode; do nothing if it was not added."""
         if state.decode is not None:
             self._columns.remove(state.decode)
             self._others = None
             state.decode = None
 
     def running_changed(self) -> None:
-        """Note that other requests have started or stopped running."""
+        """Mark the list of other requests as stale, because requests have started or stopped running."""
         self._others = None
 
     def shares(self, running: Sequence[RequestState]) -> tuple[list[ScheduledRequest], list[RequestState]]:
-        """Return the shares of the plain decodes, and all other requests, both in the order of `running`."""
+        """Return the scheduled plain decodes, and all other requests, both in the order of `running`."""
         return self._columns.items.copy(), self.others(running)
 
     def others(self, running: Sequence[RequestState]) -> list[RequestState]:
@@ -74,11 +74,10 @@ class PlainDecodes:
         return [item.state for item in full if item.state.decode is item]
 
     def take(self, batch: Sequence[ScheduledRequest], tokens: Sequence[int]) -> tuple[DecodedTokens, OtherShares]:
-        """Append to each plain decode its row of `tokens`, except if the token ends the answer.
+        """Append to each plain decode its new token from `tokens`, one per row, unless the token ends the answer.
 
-        `batch` has the plain decodes first, as returned by `shares`. Returns the decoded tokens, and all other shares,
-        including the plain decodes that end.
-        """
+        `batch` has the plain decodes first, as returned by `shares`. Returns the appended tokens, and the scheduled
+        requests that are left to process, which include the plain decodes that end."""
         columns, rows = self._columns, range(len(self._columns.items))
         if not rows or batch[len(rows) - 1] is columns.items[-1]:
             others = _with_rows(batch[len(rows) :], len(rows))
@@ -105,7 +104,7 @@ class PlainDecodes:
         return DecodedTokens(request_ids, indices, tokens_of), others
 
     def expect(self, item: ScheduledRequest) -> None:
-        """Note when to check a request: it has just joined, been checked or received a block for its next token."""
+        """Set the next check of a request that has just joined, been checked or received a block for its next token."""
         state = item.state
         known = state.num_computed_tokens
         if known >= state.num_own_slots:
@@ -116,15 +115,15 @@ class PlainDecodes:
 
 
 class _Columns:
-    """Columns of data about plain decodes for each step, one entry per request, in the order of running requests."""
+    """The data of plain decodes as parallel lists, with one entry per request, in the order of running requests."""
 
     def __init__(self, items: Sequence[ScheduledRequest] = ()) -> None:
-        """Fill the columns from `items`, which must be in the order of running requests."""
+        """Fill the lists from `items`, which must be in the order of running requests."""
         self.items = list(items)
         self.states = [item.state for item in items]
         self.request_ids = [state.request_id for state in self.states]
         self.indices = [state.index for state in self.states]
-        self._kinds = Counter(state.end_ids for state in self.states)  # few kinds: most requests share their end tokens
+        self._kinds = Counter(state.end_ids for state in self.states)  # number of requests by their set of end tokens
         self._end_ids = frozenset[int]().union(*self._kinds)
 
     def insert(self, item: ScheduledRequest) -> None:
@@ -148,8 +147,8 @@ class _Columns:
             self._end_ids = frozenset[int]().union(*self._kinds)
 
     def ends(self, tokens: Sequence[int], due: Sequence[ScheduledRequest]) -> list[int]:
-        """Return the indices of answers that end with their new token: an end token, or, for those `due` for a check,
-        the maximum length or a repetition."""
+        """Return the indices of answers that end with their new token. All answers are checked for end tokens, but only
+        answers in `due` for the maximum length and for repetitions."""
         places = {self._place(item): item for item in due}
         ended = {
             at
@@ -161,12 +160,12 @@ class _Columns:
         return sorted(ended)
 
     def _place(self, item: ScheduledRequest) -> int:
-        """Return the index of `item`, searching from the first entry of equal order."""
+        """Return the index of `item`, searching from the first entry with an equal sort key."""
         return self.items.index(item, bisect_left(self.states, item.state.order, key=_order))
 
 
 def _partition(batch: Sequence[ScheduledRequest]) -> tuple[_Columns, list[int], OtherShares]:
-    """Split a batch into plain decodes, their rows, and all other shares."""
+    """Split a batch into plain decodes, the indices of their rows, and all other scheduled requests."""
     plain: list[ScheduledRequest] = []
     rows: list[int] = []
     others: OtherShares = []
@@ -180,7 +179,7 @@ def _partition(batch: Sequence[ScheduledRequest]) -> tuple[_Columns, list[int], 
 
 
 def _with_rows(batch: Sequence[ScheduledRequest], row: int) -> OtherShares:
-    """Pair each share with its first row, counting from `row`."""
+    """Pair each scheduled request with the index of its first row; the first request begins at `row`."""
     placed: OtherShares = []
     for item in batch:
         placed.append((item, row))

@@ -25,17 +25,16 @@ from .draft_planner import DraftPlanner
 from .plain_decodes import PlainDecodes
 from .step_budget import StepBudget
 
-#: Seconds of waiting that equal one priority level, or one prompt token under "shortest-prefill".
+#: Seconds of waiting that count as much as one priority level, or as one prompt token in policy "shortest-prefill".
 PRIORITY_S, PREFILL_TOKEN_S = 10.0, 0.01
 _order = attrgetter("order")
 
 
 def order_of(state: RequestState, policy: Policy) -> float:
-    """Return a request's sort key among all others, lowest first; it never changes.
+    """Return the sort key of a request, lowest first. The key never changes.
 
-    Every policy includes the arrival time, so that no request starves: a later request goes first only if it arrives
-    soon after the earlier one. The effect is that of ageing the waiting requests, but the queue is never re-sorted.
-    """
+    Every policy includes the arrival time, so that no request starves: a request can only overtake requests that
+    arrived shortly before. This works like priority ageing, but never re-sorts the queue."""
     if policy == "priority":
         return state.arrived + PRIORITY_S * state.request.priority
     if policy == "shortest-prefill":
@@ -46,9 +45,9 @@ def order_of(state: RequestState, policy: Policy) -> float:
 class Scheduler:
     """Serves requests in order (`order_of`). A preempted request frees its blocks and is recomputed later.
 
-    Cannot deadlock: every admitted request fits the pool alone (`fits`), running requests take blocks in their order,
-    and a request that lacks a block preempts the last one, possibly itself. So the first request always advances. All
-    beams of a request run or wait together, so that no waiting beam holds blocks.
+    The scheduler cannot deadlock, because the first request always advances: every admitted request fits into the pool
+    alone (`fits`), running requests get blocks in order, and a request that lacks a block preempts the last request,
+    possibly itself. All beams of a request run or wait together, so that no waiting beam holds blocks.
     """
 
     def __init__(
@@ -62,11 +61,11 @@ class Scheduler:
         self._config = config
         self._cache = cache
         self._speculator = speculator
-        self._step_budget = StepBudget(config.max_step_ms and config.max_step_ms / 1e3, config.max_batch_size)
+        self._step_budget = StepBudget(config.max_step_ms and config.max_step_ms / 1e3, config.max_num_seqs)
         self._prompt_tokens = 0  # prompt tokens in the last step
         self.waiting: list[RequestState] = []
         self.running: list[RequestState] = []
-        self._places = 0  # batch rows of the running requests and of the forks that they have yet to make
+        self._places = 0  # batch rows of the running requests, and rows reserved for their later forks
         self.decodes = PlainDecodes(cache)  # the running requests that only decode
         self.counters = counters or EngineStats()
 
@@ -94,7 +93,7 @@ class Scheduler:
 
     def add(self, state: RequestState) -> None:
         """Queue a request; call `check_capacity` first."""
-        state.order = order_of(state, self._config.policy)
+        state.order = order_of(state, self._config.scheduling_policy)
         insort(self.waiting, state, key=_order)
 
     def schedule(self) -> list[ScheduledRequest]:
@@ -103,11 +102,11 @@ class Scheduler:
         In the returned batch, plain decodes come first.
         """
         self._cache.release_out_of_reach(self.running)
-        if self._config.policy == "priority":
+        if self._config.scheduling_policy == "priority":
             self._yield_to_priority()
         self._admit_ahead()
         preemptions = self.counters.preemptions
-        budget = self._config.token_budget - len(self.running)
+        budget = self._config.max_num_batched_tokens - len(self.running)
         for_prompts = self._step_budget.max_prompt_tokens(budget)
         decodes, others, left = self._continue_running(for_prompts)
         if self.counters.preemptions == preemptions:
@@ -120,10 +119,10 @@ class Scheduler:
         return [*decodes, *others]
 
     def ahead(self, batch: Sequence[ScheduledRequest]) -> list[ScheduledRequest]:
-        """Return the requests of a batch of plain decodes that will continue in the next step, with blocks allocated.
+        """Return the plain decodes of `batch` that will continue in the next step, after allocating their blocks.
 
-        Called before the batch is read. Empty if the next step may include more: drafts, or a waiting request that
-        takes the place of one that ends."""
+        This is called before the results of `batch` are read. Returns no requests if the next step may also include
+        drafts, or a waiting request in the place of a request that ends."""
         going_on = [item for item in batch if item.start + 1 < item.state.last_position]
         frees_place = bool(self.waiting) and len(going_on) < len(batch)
         if frees_place or self._speculator.may_draft(len(going_on)):
@@ -135,7 +134,7 @@ class Scheduler:
     def reads_prompts(self) -> bool:
         """Return whether the next step may contain prompt tokens, and so take much longer than a decode step."""
         others = self.decodes.others(self.running)
-        has_place = self._places < self._config.max_batch_size
+        has_place = self._places < self._config.max_num_seqs
         return bool(self.waiting and has_place) or any(state.num_uncomputed_tokens > 1 for state in others)
 
     def observe(self, sequences: int, step_s: float) -> None:
@@ -152,7 +151,7 @@ class Scheduler:
     def fork(self, parent: RequestState, child: RequestState) -> None:
         """Start running `child`, which shares the blocks of `parent`.
 
-        `_admit` has reserved a place for the fork, or the caller removes another beam.
+        `_admit` has reserved a place for the fork, or the caller removes another beam to free a place.
         """
         child.order = parent.order
         if parent.unforked:
@@ -165,16 +164,16 @@ class Scheduler:
         return list(chain(self.running, self.waiting))
 
     def _continue_running(self, budget: int) -> tuple[list[ScheduledRequest], list[ScheduledRequest], int]:
-        """Return the shares of the running requests, as plain decodes and others, and the rest of `budget`.
+        """Schedule the running requests. Return the plain decodes, the other requests and the rest of `budget`.
 
-        `budget` excludes one token per running request. Requests take blocks in their order."""
+        `budget` excludes the first token of each running request. Requests get blocks in the order of `running`."""
         plain, others = self.decodes.shares(self.running)
         preemptions = self.counters.preemptions
         batch: list[ScheduledRequest] = []
         for state in sorted([*others, *self.decodes.take_full()], key=_order):
             num_tokens = min(len(state.token_ids) - state.num_computed_tokens, 1 + budget)
             if not state.block_table or not self._allocate(state, num_tokens):
-                continue  # preempted, by an earlier request or as the last one
+                continue  # preempted by an earlier request, or by itself
             if state.decode is not None:
                 self.decodes.expect(state.decode)
             else:
@@ -182,7 +181,7 @@ class Scheduler:
                 budget -= num_tokens - 1
         if self.counters.preemptions != preemptions:
             plain, _ = self.decodes.shares(self.running)
-            batch = [item for item in batch if item.state.block_table]  # preempted with a later beam
+            batch = [item for item in batch if item.state.block_table]  # drop preempted beams
         return plain, batch, budget
 
     def _allocate(self, state: RequestState, num_tokens: int) -> bool:
@@ -195,7 +194,7 @@ class Scheduler:
     def _yield_to_priority(self) -> None:
         """Preempt running requests for a waiting one of higher priority that does not fit otherwise.
 
-        Do this only if that frees enough capacity and this step has budget left for the waiting request.
+        Does nothing unless that frees enough capacity and this step has budget left for the waiting request.
         """
         if not self.waiting:
             return
@@ -203,9 +202,9 @@ class Scheduler:
         lesser = list(takewhile(lambda state: _yields(state, head), reversed(self.running)))
         if not lesser or self._fits_without([]) or not self._fits_without(lesser):
             return
-        # Uncomputed tokens beyond the one that every step computes.
+        # Uncomputed tokens, except the one that each request computes in every step.
         missing = sum(state.num_uncomputed_tokens - 1 for state in self.running if state.order < head.order)
-        if missing >= self._step_budget.max_prompt_tokens(self._config.token_budget - len(self.running)):
+        if missing >= self._step_budget.max_prompt_tokens(self._config.max_num_batched_tokens - len(self.running)):
             return
         while self.running and _yields(self.running[-1], head) and not self._fits_without([]):
             self._preempt_last()
@@ -216,7 +215,7 @@ class Scheduler:
         return self._has_place(states, others) and self._cache.can_admit(states, others)
 
     def _admit_ahead(self) -> None:
-        """Admit waiting requests that precede a running one, before running requests use up the step's budget."""
+        """Admit waiting requests that sort before a running one. Call this before running requests spend the budget."""
         while self.waiting and self.running and self.waiting[0].order < self.running[-1].order:
             if not self._admit(self._first_waiting()):
                 return
@@ -246,7 +245,7 @@ class Scheduler:
         counters = self.counters
         counters.queue_seconds.observe(time.monotonic() - state.arrived)
         counters.prompt_tokens += state.num_prompt_tokens
-        if self._config.prefix_caching and state.request.uses_prefix_cache:
+        if self._config.enable_prefix_caching and state.request.uses_prefix_cache:
             counters.prefix_query_tokens += state.num_prompt_tokens
             counters.prefix_hit_tokens += state.num_cached_tokens
 
@@ -274,7 +273,7 @@ class Scheduler:
         self.decodes.running_changed()
 
     def _admit_waiting(self, batch: list[ScheduledRequest], budget: int) -> int:
-        """Admit waiting requests and add their shares to `batch`, within `budget`. Return the rest of the budget."""
+        """Admit waiting requests and schedule them in `batch`, within `budget`. Return the rest of the budget."""
         while self.waiting and budget > 0:
             states = self._first_waiting()
             if len(states) > budget or not self._admit(states):
@@ -286,8 +285,8 @@ class Scheduler:
         return budget
 
     def _num_fitting(self, expected: Sequence[GenerationRequest]) -> int:
-        """Return how many queued requests, in order, have places and blocks, assuming that nothing is cached."""
-        places, blocks = self._config.max_batch_size - self._places, self._cache.pool.num_free
+        """Return how many queued requests, from the first on, would fit into batch and pool if nothing were cached."""
+        places, blocks = self._config.max_num_seqs - self._places, self._cache.pool.num_free
         queue = chain(
             ((1 + state.unforked, len(state.token_ids)) for state in self.waiting),
             ((request.num_branches, len(request.prompt_ids)) for request in expected),
@@ -301,7 +300,7 @@ class Scheduler:
 
     def _has_place(self, states: list[RequestState], without: Sequence[RequestState] = ()) -> bool:
         """Return whether the batch has rows for `states` and their forks, if the requests in `without` left it."""
-        return self._places - _places(without) + _places(states) <= self._config.max_batch_size
+        return self._places - _places(without) + _places(states) <= self._config.max_num_seqs
 
 
 def _beams_of(state: RequestState, among: list[RequestState]) -> list[RequestState]:
@@ -310,7 +309,7 @@ def _beams_of(state: RequestState, among: list[RequestState]) -> list[RequestSta
 
 
 def _places(states: Iterable[RequestState]) -> int:
-    """Return the batch rows of `states`, including forks that they have yet to make."""
+    """Return the number of batch rows of `states`, including rows reserved for their later forks."""
     return sum(1 + state.unforked for state in states)
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from ..types.recent_median import RecentMedian
 
-_MIN_TOKENS = 64  # lower bound, also before any measurement: smaller chunks waste a step's fixed cost
+_MIN_TOKENS = 64  # lower bound, because smaller chunks waste a step's fixed cost; also used before any measurement
 
 
 class StepBudget:
     """Token budgets for a target step time of `limit_s` seconds (None: no limit); `least` prompt tokens always fit.
 
-    Draft tokens and prompt tokens are measured separately: a draft token also passes through the model's head.
+    Draft tokens and prompt tokens are measured separately, because only draft tokens pass the model's output layer.
     """
 
     def __init__(self, limit_s: float | None, least: int = 1) -> None:
@@ -33,7 +33,7 @@ class StepBudget:
         return min(budget, int(left * max(_MIN_TOKENS, _fitting(self._limit_s, self._draft_s))))
 
     def observe(self, prompt_tokens: int, draft_tokens: int, sequences: int, step_s: float) -> None:
-        """Learn the time per token from a step that is mostly prompts or drafts; all its time is charged to them."""
+        """Learn the time per token from a step that is mostly prompts or drafts, as if these took all of its time."""
         tokens = prompt_tokens + draft_tokens
         if self._limit_s is not None and 2 * tokens >= max(sequences, self._least):
             taken = self._draft_s if draft_tokens > prompt_tokens else self._prompt_s

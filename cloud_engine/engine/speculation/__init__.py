@@ -1,1 +1,1 @@
-"""Speculative decoding: drafters, the choice of draft lengths, and the measurements that it uses."""
+"""Speculative decoding: drafters, the choice of draft lengths, and the measurements for this choice."""

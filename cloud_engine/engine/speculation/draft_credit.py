@@ -14,7 +14,7 @@ _OVERDRAFT = 3.0  # debt that suspends drafts until the credit is back at 0
 
 
 class DraftCredit:
-    """Credit per class of batch sizes (powers of two), in units of a step without drafts."""
+    """Credit for each class of batch sizes (powers of two). The unit is the time of a step without drafts."""
 
     def __init__(self) -> None:
         self._credit: dict[int, float] = {}

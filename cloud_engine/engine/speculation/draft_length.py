@@ -1,4 +1,4 @@
-"""The draft length of each request (often 0) that maximises the batch's throughput, by measured times.
+"""Chooses the draft length of each request (often 0) to maximise the batch's throughput, from measured times.
 
 Rejected drafts cost drafting and verification time, which depends on model, machine and load. So this module has no
 built-in costs: it estimates each request's acceptance rate, takes the costs from `StepCosts`, and picks the lengths
@@ -17,23 +17,23 @@ from .draft_credit import DraftCredit
 from .step_costs import SHORT_LAG, StepCosts, StepReport
 
 _TRIAL_SHARE = 0.005  # share of the time that trials may lose
-_MAX_CHARGED = 2.0  # maximum charge for verifying a token, in steps without drafts
-_UNTRIED_EACH, _UNTRIED_TOKENS = 4, 64  # most draft tokens, per sequence and in all, while their cost is unknown
+_MAX_CHARGED = 2.0  # maximum time charged for verifying a token, in steps without drafts
+_UNTRIED_EACH, _UNTRIED_TOKENS = 4, 64  # maximum draft tokens, per sequence and in all, while their cost is unknown
 _TRIAL_STEPS = 3  # steps per trial; the first one warms the caches and does not count
-_REST_STEPS = 8  # minimum steps without planning drafts (a rest); larger batches rest one step per sequence
-_LEARNED_OF_REST = 2  # steps at the end of a rest that are observed in full
-_PAYBACK_TOKENS = 64  # a draft model's catching up must pay off within this many tokens
+_REST_STEPS = 8  # steps of a rest, in which no drafts are planned; or the number of sequences if that is larger
+_LEARNED_OF_REST = 2  # number of steps at the end of a rest that are measured in full
+_PAYBACK_TOKENS = 64  # the time in which a draft model catches up must pay off within this many tokens
 _MIN_GAIN = 1.02  # minimum expected speed-up of drafts; the estimates are not exact enough for less
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCandidate:
-    """A request that may get up to `limit` draft tokens. `acceptance`: probability that a token is accepted if all
-    tokens before it are."""
+    """A request that may get up to `limit` draft tokens. `acceptance` is the probability that a draft token is accepted
+    after all earlier ones were."""
 
     acceptance: float
     limit: int
-    # Whether each token takes a pass of a draft model, which must first compute `lag` known tokens.
+    # Whether each draft token needs a pass of a draft model. The model must first compute `lag` known tokens.
     takes_passes: bool = False
     lag: int = 0
     # Maximum tokens that the request may still generate.
@@ -41,7 +41,7 @@ class DraftCandidate:
 
     @property
     def payback_tokens(self) -> int:
-        """Number of future tokens over which the cost of catching up is spread."""
+        """Number of future tokens over which the cost of computing `lag` tokens is spread."""
         return max(1, min(self.remaining, _PAYBACK_TOKENS))
 
 
@@ -55,7 +55,7 @@ class _Plan:
     tokens: float
     # Expected seconds of the step.
     seconds: float
-    # One-time cost before the first such step, in seconds.
+    # One-time cost of letting the draft model catch up on known tokens, in seconds.
     upfront_s: float = 0.0
 
     @property
@@ -104,8 +104,8 @@ class AdaptiveDraftLength(FixedDraftLength):
         super().__init__(most)
         self._costs = StepCosts()
         self._credit = DraftCredit()
-        self._rest = self._rest_size = 0  # remaining steps without planning, for this class of batch sizes
-        self._trial_left = self._trial_length = 0  # a trial of drafts: remaining steps, and most tokens per request
+        self._rest = self._rest_size = 0  # current rest: remaining steps, class of batch sizes
+        self._trial_left = self._trial_length = 0  # current trial: remaining steps, maximum draft length
         self._trial_size = 0  # the trial's class of batch sizes
         self._since_trial_s = 0.0
         self._drafted = False  # whether the previous step had drafts
@@ -120,7 +120,7 @@ class AdaptiveDraftLength(FixedDraftLength):
         self._count_step(step.step_s)
 
     def _lost_s(self, step: StepReport, target_s: float | None, plain_s: float) -> float:
-        """Return the seconds of the step lost to drafts, capped: very slow steps were held up by something else."""
+        """Return the seconds that the step lost to drafts, capped because something else delayed very slow steps."""
         costs, sequences = self._costs, step.sequences
         lost_s = min(step.deciding_s, plain_s)
         if step.passes > 0:
@@ -128,13 +128,13 @@ class AdaptiveDraftLength(FixedDraftLength):
         elif step.draft_tokens > 0:
             lost_s += step.draft_s
         if step.draft_tokens > 0:
-            if target_s is None or step.prefill_tokens > 0:  # how much time prompts took is uncertain
+            if target_s is None or step.prefill_tokens > 0:  # an estimate, as the time of prompts is uncertain
                 verify_s = costs.verify_s(sequences, step.draft_tokens, plain_s)
             else:
                 verify_s = min(target_s - plain_s, _MAX_CHARGED * (1 + step.draft_tokens / sequences) * plain_s)
             lost_s += verify_s - step.accepted_tokens / sequences * plain_s
         elif self._drafted and target_s is not None and step.prefill_tokens == 0:
-            lost_s += min(target_s - plain_s, _MAX_CHARGED * plain_s)  # caches still hold the draft model's data
+            lost_s += min(target_s - plain_s, _MAX_CHARGED * plain_s)  # slowed by caches full of draft data
         return lost_s
 
     def pass_by(self, sequences: int, step_s: float) -> None:
@@ -186,7 +186,7 @@ class AdaptiveDraftLength(FixedDraftLength):
     def _may_try(self, other: _Plan, best: _Plan, sequences: int) -> bool:
         """Return whether enough time has passed since the last trial to afford a trial of `other`.
 
-        Drafts longer than any tried before need not wait: the credit bounds their cost.
+        Drafts longer than any tried before need not wait, because the credit bounds their cost.
         """
         is_new = max(other.lengths) > self._costs.longest(sequences)
         return is_new or _lost_s(other, best) <= _TRIAL_SHARE * self._since_trial_s
@@ -199,7 +199,7 @@ class AdaptiveDraftLength(FixedDraftLength):
             self._rest_for(_TRIAL_STEPS, sequences)
 
     def _repeat(self, plan: _Plan, sequences: int) -> None:
-        """Repeat the plan for a whole trial: a single, cold step does not tell the cost of a new draft length."""
+        """Repeat the plan for a whole trial, because a single step with cold caches does not show its true cost."""
         self._trial_size, self._trial_length = sequences.bit_length(), max(plan.lengths)
         self._trial_left = _TRIAL_STEPS - 1
 
@@ -211,7 +211,7 @@ class AdaptiveDraftLength(FixedDraftLength):
         self._rest, self._rest_size = steps, sequences.bit_length()
 
     def _best_drafts(self, candidates: Sequence[DraftCandidate], sequences: int, plain: _Plan) -> _Plan | None:
-        """Extend drafts one token at a time, for the candidates where this pays, and return the best length found.
+        """Extend drafts one token at a time, for the candidates where this pays. Return the best plan found, or None.
 
         A draft token pays if its expected gain outweighs the time that it costs the whole batch.
         """
@@ -249,7 +249,7 @@ class AdaptiveDraftLength(FixedDraftLength):
         return replace(best, lengths=[min(length, best_length) for length in lengths])
 
     def _longest_drafts(self, candidates: Sequence[DraftCandidate], sequences: int, plain: _Plan) -> _Plan:
-        """Return the plan with the longest drafts for all candidates that the limits and the credit allow."""
+        """Return the plan that gives all candidates the longest drafts within the limits and the credit."""
         length, credit_s = self._max_draft_length(sequences), self._credit.of(sequences) * plain.seconds
         while length > 0:
             drafts = self._drafts_of(length, candidates, sequences, plain)
@@ -259,7 +259,7 @@ class AdaptiveDraftLength(FixedDraftLength):
         return plain
 
     def _drafts_of(self, length: int, candidates: Sequence[DraftCandidate], sequences: int, plain: _Plan) -> _Plan:
-        """Return the plan with drafts of at most `length` tokens, at the upper estimate of the cost."""
+        """Return the plan with drafts of at most `length` tokens, at the upper estimate of its cost."""
         costs = self._costs
         lengths = [min(length, candidate.limit) for candidate in candidates]
         passing = [length for length, candidate in zip(lengths, candidates, strict=True) if candidate.takes_passes]
@@ -272,7 +272,7 @@ class AdaptiveDraftLength(FixedDraftLength):
         return _Plan(lengths, tokens, seconds, sum(costs.catch_up_s(candidate.lag) for candidate in candidates))
 
     def _max_draft_length(self, sequences: int) -> int:
-        """Return the longest draft to try: the cost of drafts much longer than the measured ones is unknown."""
+        """Return the maximum draft length to try. It grows with the measured lengths, as longer drafts may be slow."""
         known, unknown = self._costs.longest(sequences), min(_UNTRIED_EACH, _UNTRIED_TOKENS // sequences)
         return min(self._most, max(1, 4 * known, unknown))
 

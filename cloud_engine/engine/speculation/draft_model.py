@@ -41,10 +41,10 @@ class DraftModel(Drafter):
     takes_passes = True
 
     def __init__(self, draft: Decoder, target: ModelConfig, sizes: KVCacheSize, config: EngineConfig) -> None:
-        """Set up the runner. The heads of target and draft may have different numbers of rows due to padding."""
+        """Set up the runner. Its logits are cut or padded to the target's vocabulary, which may have other padding."""
         self._runner = Runner(draft, sizes.num_blocks, config.block_size, attention_backend=config.attention_backend)
-        make_ready(self._runner, graph_limits(sizes.context_length, 1, config), config.token_budget)
-        self._most_tokens = config.token_budget
+        make_ready(self._runner, graph_limits(sizes.context_length, 1, config), config.max_num_batched_tokens)
+        self._most_tokens = config.max_num_batched_tokens
         self._block_size, self._reach = config.block_size, draft.config.reach
         self._rows = draft.config.vocab_size
         self._missing_rows = target.vocab_size - self._rows
@@ -63,10 +63,9 @@ class DraftModel(Drafter):
     def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> DraftWork:
         """Draft tokens for the granted requests. A draft stops before an end token, which only the target generates.
 
-        The first pass also computes the tokens that the target computed without drafts, such as prompts. It includes
-        prompts that are still being prefilled, so that no catching up is needed later. A request with too many missing
-        tokens for one pass catches up over several, and gets no drafts until then.
-        """
+        The first pass also computes tokens that only the target has computed so far, such as prompts, even while the
+        target is still prefilling them. If a request has too many such tokens for one pass, the draft model computes
+        them over several passes, and the request gets no drafts until then."""
         started = time.perf_counter()
         drafting, chunks = self._first_pass(batch)
         if not chunks:
@@ -84,9 +83,9 @@ class DraftModel(Drafter):
         return DraftWork(lag, first_pass_s, len(drafting), passes)
 
     def _continue_on_device(self, first: Tensor, drafting: list[ScheduledRequest], rows: list[SamplingRow]) -> int:
-        """Continue after each first draft token on the device, and read all tokens at the end to avoid waiting.
+        """Extend each draft after its first token, without reading any token before all passes are launched.
 
-        `first` (drafting,) int64 was sampled by `rows`. Returns the number of passes.
+        `first` (drafting,) int64 are the first tokens, sampled with `rows`. Returns the number of passes.
         """
         firsts = HostCopy(first)
         longer = [at for at, item in enumerate(drafting) if item.num_drafts > 1]
@@ -103,7 +102,7 @@ class DraftModel(Drafter):
         return spans[0].length if spans else 0
 
     def _continue(self, drafting: list[ScheduledRequest], row_of: RowOf) -> int:
-        """Continue after each first draft token, in one call if possible, else pass by pass. Return the passes made."""
+        """Extend each draft after its first token, in one call or pass by pass. Return the number of passes."""
         at_once = one_by_one = 0
         if self._can_extend:
             rows = [(item, row_of(item, 1)) for item in drafting]
@@ -117,7 +116,7 @@ class DraftModel(Drafter):
         return max(at_once, one_by_one)
 
     def _first_pass(self, batch: Sequence[ScheduledRequest]) -> tuple[list[ScheduledRequest], list[Chunk]]:
-        """Return the requests that draft after the first pass, and its chunks: drafting requests before prompts."""
+        """Return the drafting requests, and the chunks of the first pass: first the chunks of drafting requests."""
         drafting: list[ScheduledRequest] = []
         chunks: list[Chunk] = []
         left = self._most_tokens
@@ -140,7 +139,7 @@ class DraftModel(Drafter):
         return drafting, chunks
 
     def _can_follow(self, state: RequestState) -> bool:
-        """Return whether the blocks of the request's next query still exist; a sliding window releases old blocks."""
+        """Return whether the request still has all blocks that its next query needs; a sliding window releases some."""
         if self._reach is None:
             return True
         oldest = max(0, state.num_draft_computed_tokens - self._reach + 1) // self._block_size
@@ -163,7 +162,7 @@ class DraftModel(Drafter):
         return spans[0].length
 
     def _rest(self, item: ScheduledRequest) -> QuerySpan:
-        """Return the span of all drafts but the last: computing each yields the next."""
+        """Return the span of all draft tokens but the last; computing each of them yields the next draft token."""
         return QuerySpan(len(item.state.token_ids), item.num_drafts - 1, item.state.block_table)
 
     def _chunk(self, token_ids: list[int], start: int, state: RequestState, num_logits: int) -> Chunk:
@@ -201,5 +200,5 @@ def _can_continue(item: ScheduledRequest) -> bool:
 
 
 def _is_prompt_of_more(item: ScheduledRequest) -> bool:
-    """Return whether the item is an unfinished part of a prompt whose answer may get drafts."""
+    """Return whether the item is a chunk, but not the last one, of a prompt whose answer may later get drafts."""
     return not item.is_caught_up and item.state.num_remaining_tokens > 1 and not item.state.request.beam

@@ -1,6 +1,6 @@
 """The interface of drafters, which guess the next tokens of a request for the target to verify in one pass.
 
-Drafters never change the answer (see `sampler`): a bad one only costs time. So drafters can be added freely, and
+Drafters never change the answer (see `sampler`): a bad drafter only costs time. So drafters can be added freely, and
 measurements show which ones pay off.
 """
 
@@ -30,7 +30,7 @@ class DraftWork:
 class Drafter(ABC):
     """Base class of drafters. `EngineStats` has counters for the names "draft" and "ngram".
 
-    `takes_passes`: whether each token takes a pass of a model, so that drafts are not free.
+    `takes_passes` is whether each draft token needs a pass of a model, so that drafting takes time.
     """
 
     name: str
@@ -45,10 +45,10 @@ class Drafter(ABC):
         """Fill in `draft_ids` of the requests granted to this drafter, with at most `num_drafts` tokens each."""
 
     def lag(self, state: RequestState) -> int:
-        """Return the number of tokens to compute for the request before the first guess."""
+        """Return the number of known tokens that the drafter must compute before its first guess."""
         del state
         return 0
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Repeat the target's copies of KV blocks, as (source, target) pairs."""
+        """Repeat the served model's copies of KV blocks in the drafter's cache. Each pair is (source, target)."""
         del copies

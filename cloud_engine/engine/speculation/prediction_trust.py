@@ -1,4 +1,4 @@
-"""The choice between verifying a whole prediction at once and probing its first few tokens, by expected time.
+"""The choice between verifying a request's predicted output at once and probing its first tokens, by expected time.
 
 Verifying a whole prediction wastes most tokens if it fails early; probing costs an extra step if the prediction holds.
 Costs depend on model and machine: a step outweighs many tokens on a GPU, but few on a CPU. Reads no clock: callers
@@ -12,15 +12,15 @@ from collections import deque
 from .step_costs import StepCosts, StepReport
 
 _REMEMBERED = 32
-_PRIOR, _PRIOR_WEIGHT = 0.75, 4  # assumed share of predictions that hold, and its weight in predictions
-_TRUSTED_SHARE = 0.75  # share that suffices to verify predictions whole while costs are unknown
+_PRIOR, _PRIOR_WEIGHT = 0.75, 4  # initial share of correct predictions, and its weight in predictions
+_TRUSTED_SHARE = 0.75  # while costs are unknown, verify predictions whole if at least this share was correct
 
 
 class PredictionTrust:
-    """Learns from predictions and from steps; predicted tokens in a step count as prompt tokens."""
+    """Learns how often predictions are correct, and what steps cost. Predicted tokens cost as much as prompt tokens."""
 
     def __init__(self) -> None:
-        self.is_asked = False  # `observe` is only useful once this is True
+        self.is_asked = False  # whether `takes_whole` was called; `observe` is useless before
         self._held: deque[bool] = deque(maxlen=_REMEMBERED)
         self._costs = StepCosts()
 
@@ -34,7 +34,8 @@ class PredictionTrust:
     def takes_whole(self, num_behind: int, sequences: int) -> bool:
         """Return whether to verify a prediction's first few tokens and the `num_behind` tokens after them in one step.
 
-        Those tokens delay the whole batch; an extra step costs only this request's share, 1 / `sequences`.
+        Verifying these further tokens delays the whole batch. An extra step delays only this request, which is
+        1 / `sequences` of the batch.
         """
         self.is_asked = True
         share = (sum(self._held) + _PRIOR * _PRIOR_WEIGHT) / (len(self._held) + _PRIOR_WEIGHT)

@@ -1,8 +1,8 @@
 """Speculation: assigns drafters and draft lengths to requests. It affects only the speed of answers, not their text.
 
 A request's own prediction has precedence. It is verified whole, or its first few tokens are probed
-(`prediction_trust`), so that a useless prediction costs little. Without one, other drafters propose tokens,
-as many as `draft_length` expects to pay off.
+(`prediction_trust`), so that a useless prediction costs little. If the request has no prediction, drafters propose as
+many tokens as `draft_length` expects to pay off.
 
 Imports no torch; only drafters may import it.
 """
@@ -42,16 +42,16 @@ class Speculator:
 
     def __init__(self, drafters: Sequence[Drafter], config: EngineConfig) -> None:
         self._drafters = tuple(drafters)
-        self._most = config.num_draft_tokens
+        self._most = config.num_speculative_tokens
         lengths = AdaptiveDraftLength if config.draft_length == "adaptive" else FixedDraftLength
         self._draft_length = lengths(self._most)
         self._work, self._draft_s = DraftWork(), 0.0
-        self._granting_s = self._learning_s = 0.0  # seconds spent on this step's lengths and the last acceptance
+        self._granting_s = self._learning_s = 0.0  # seconds spent on choosing drafts, and on learning from steps
         self._records = {drafter.name: DrafterRecord() for drafter in drafters}
         self._trust = PredictionTrust()
         self._speculative_steps = 0
         self._accepted_tokens = 0  # accepted tokens of drafters in this step
-        self.draft_tokens = 0  # draft tokens of this step: granted at first, verified once the step is over
+        self.draft_tokens = 0  # granted draft tokens in this step; verified ones once the step is over
 
     def counters(self) -> dict[str, int]:
         """Return the counters under their names in `EngineStats`."""
@@ -88,7 +88,7 @@ class Speculator:
         return granted_to
 
     def may_draft(self, sequences: int) -> bool:
-        """Return whether plain decodes may get drafts in the next step, if that has this many `sequences`."""
+        """Return whether plain decodes may get drafts in the next step, which will have this many `sequences`."""
         return bool(self._drafters) and not self._draft_length.rests(sequences, ahead=1)
 
     def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> None:
@@ -104,7 +104,7 @@ class Speculator:
         self._draft_s = time.perf_counter() - started
 
     def record(self, item: ScheduledRequest, accepted: int, *, ends: bool) -> None:
-        """Record that the target accepted `accepted` of a request's drafts; `ends`: the answer ends after them."""
+        """Record that the target accepted `accepted` draft tokens. `ends` is whether the answer ends after them."""
         proposed = len(item.draft_ids)
         says_end = item.draft_ends and accepted == proposed  # the predicted end counts as a guess too
         if item.drafter is None or not (proposed or says_end):
@@ -142,7 +142,7 @@ class Speculator:
         report = StepReport(
             sequences=len(batch),
             step_s=step_s + self._learning_s,
-            prefill_tokens=predicted + sum(item.num_tokens - 1 for item in batch),  # both cost the same
+            prefill_tokens=predicted + sum(item.num_tokens - 1 for item in batch),  # predictions cost like prompts
             draft_tokens=self.draft_tokens - predicted,
             drafting=self._work.drafting,
             passes=self._work.passes,
@@ -180,7 +180,7 @@ class Speculator:
         return granted_to
 
     def _best_offer(self, state: RequestState, budget: int) -> tuple[Drafter, DraftCandidate] | None:
-        """Return the drafter with the highest acceptance rate, the first one if equal; None if no drafter offers."""
+        """Return the drafter with the best acceptance rate (the first on a tie); None if no drafter offers tokens."""
         remaining = state.num_remaining_tokens
         best: tuple[Drafter, DraftCandidate] | None = None
         for drafter in self._drafters:

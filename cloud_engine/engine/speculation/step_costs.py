@@ -20,11 +20,11 @@ _NEAR = 0.25  # relative difference of batch sizes up to which measurements are 
 class StepReport(msgspec.Struct, frozen=True):
     """The measurements of one step."""
 
-    # Sequences in the step, each with one known token.
+    # Sequences in the step, each of which computes at least one known token.
     sequences: int
     # Duration of the whole step, in seconds.
     step_s: float
-    # Known tokens beyond one per sequence.
+    # Known tokens computed beyond one per sequence, mostly of prompts.
     prefill_tokens: int = 0
     # Draft tokens verified.
     draft_tokens: int = 0
@@ -38,7 +38,6 @@ class StepReport(msgspec.Struct, frozen=True):
     draft_s: float = 0.0
     # Duration of the draft model's first pass, in seconds.
     first_pass_s: float = 0.0
-    # Accepted draft tokens.
     accepted_tokens: int = 0
     # Time spent on granting drafts and on learning, in seconds.
     deciding_s: float = 0.0
@@ -58,7 +57,7 @@ class StepCosts:
     def plain_s(self, sequences: int) -> float | None:
         """Return the seconds of a step without drafts; None without reliable measurements near this batch size.
 
-        All shares are relative to this time: if it came from a single slow step, drafts would look free for long.
+        Draft costs are relative to this time, so trusting a single slow step would make drafts look free for long.
         """
         exact = self._plain.get(sequences)
         if exact is not None and exact.is_reliable:
@@ -74,12 +73,11 @@ class StepCosts:
     def verify_s(self, sequences: int, draft_tokens: int, plain_s: float, *, in_proportion: bool = False) -> float:
         """Return the seconds that verifying `draft_tokens` adds to a step of `plain_s` seconds.
 
-        Measurements are shares of such a step, by batch size class and draft tokens per sequence. Lengths between two
-        measured ones are interpolated, longer ones extrapolated by the measured slope. After a single measured length,
-        the cost grows half as fast as in proportion, which is optimistic: a trial corrects it. `in_proportion` gives
-        the upper estimate: in proportion to that length or, without measurements, half a step per draft token of each
-        sequence.
-        """
+        Measured costs are shares of `plain_s`, by batch size class and draft tokens per sequence. Lengths between two
+        measured ones are interpolated, and longer ones extrapolated by the measured slope. If only one length was
+        measured, the cost of longer drafts is assumed to grow half as fast as their length. This is optimistic, but a
+        trial corrects it. `in_proportion` gives an upper estimate instead: growth as fast as the length or, without
+        any measurements, half a step per draft token of each sequence."""
         measured = self._shares(sequences)
         each = draft_tokens / sequences
         below = max((length for length in measured if length <= each), default=0)
@@ -95,11 +93,10 @@ class StepCosts:
         return share * plain_s
 
     def another_token_s(self, sequences: int, length: int, plain_s: float) -> float:
-        """Return the seconds that draft token number `length` of a sequence adds, if other drafts are verified anyway.
+        """Return the seconds that draft token number `length` of a sequence adds to a step that verifies drafts anyway.
 
-        This is the average slope, capped by the cost difference to length - 1, so that slow long drafts do not make
-        short ones look slow.
-        """
+        This is the average slope of measured costs, but at most the additional cost compared with length - 1, so that
+        slow long drafts do not make short ones look slow."""
         measured = self._shares(sequences)
         if len(measured) < 2:
             return 0.0
@@ -107,7 +104,7 @@ class StepCosts:
         return max(0.0, min(self._rise(measured) * plain_s, behind - before)) / sequences
 
     def _rise(self, measured: dict[int, RecentMedian]) -> float:
-        """Return the average increase of the measured shares per additional draft token of each sequence."""
+        """Return the average increase of the measured costs per additional draft token of each sequence."""
         least, most = min(measured), max(measured)
         return max(0.0, measured[most].median - measured[least].median) / (most - least)
 
@@ -118,8 +115,8 @@ class StepCosts:
     def drafting_s(self, drafting: int, passes: int) -> float:
         """Return the seconds of `passes` of the draft model over `drafting` sequences in a step.
 
-        Passes after the first may be one call with a fixed cost, so, as in `verify_s`, measurements are interpolated
-        and extrapolated by their slope.
+        The passes after the first may run in one call with a fixed cost. So their times are not averaged per pass, but
+        interpolated and extrapolated, as in `verify_s`.
         """
         if passes == 0:
             return 0.0
@@ -155,7 +152,7 @@ class StepCosts:
     def observe(self, step: StepReport) -> float | None:
         """Learn from a step. Return the target's seconds without prompts; None if prompts took most of the step.
 
-        The first step with drafts after one without, or vice versa, is cold: the caches do not hold its data yet.
+        The first step with drafts after a step without, or vice versa, is cold: processor caches lack its data.
         """
         cold, self._drafted = self._drafted != (step.draft_tokens > 0), step.draft_tokens > 0
         self._observe_passes(step, cold)
@@ -168,7 +165,7 @@ class StepCosts:
             self._plain[sequences].add(target_s, cold=cold)
             return target_s
         plain_s = self.plain_s(sequences)
-        if plain_s is not None and 2 * step.draft_tokens >= sequences:  # with fewer, noise dominates
+        if plain_s is not None and 2 * step.draft_tokens >= sequences:  # noise hides the cost of fewer drafts
             shares = self._verify.setdefault(sequences.bit_length(), {})
             each = max(1, round(step.draft_tokens / sequences))
             shares.setdefault(each, RecentMedian()).add(max(0.0, target_s / plain_s - 1), cold=cold)
@@ -198,6 +195,6 @@ class StepCosts:
         return self._prefill.median * step.prefill_tokens
 
     def _shares(self, sequences: int) -> dict[int, RecentMedian]:
-        """Return the reliable shares for this batch size class, by draft tokens per sequence."""
+        """Return the reliable measurements for `verify_s` in this batch size class, by draft tokens per sequence."""
         known = self._verify.get(sequences.bit_length(), {})
         return {each: share for each, share in known.items() if share.is_reliable}

@@ -12,8 +12,8 @@ def check_same_vocabulary(
 ) -> None:
     """Raise ConfigurationError if the draft model's token ids differ from the target's.
 
-    `target` and `draft` map tokens to ids; None for a model without a tokenizer. Only then are the rows of the heads
-    compared: they are often padded, so models with the same tokenizer may differ in rows.
+    `target` and `draft` map tokens to ids; None for a model without a tokenizer. If either is None, the sizes of the
+    output layers must be equal. Otherwise they may differ, because output layers are often padded.
     """
     if target is None or draft is None:
         if target_rows != draft_rows:

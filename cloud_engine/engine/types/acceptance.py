@@ -5,7 +5,7 @@ from __future__ import annotations
 _PRIOR = 0.7  # acceptance rate assumed for a new drafter
 _PRIOR_WEIGHT = 8.0  # weight of the prior, in tested tokens
 _REQUEST_HORIZON = 64  # decay length of past results, in tested tokens
-#: Decay length of a drafter's record over all requests, which serves as the prior of a new request.
+#: Decay length of a drafter's record over all requests. The record serves as the prior of a new request.
 DRAFTER_HORIZON = 512
 
 

@@ -10,7 +10,7 @@ _SIZE = 3  # tokens per n-gram
 class NgramIndex:
     """Maps each n-gram of `_SIZE` tokens to the position after its latest occurrence, if a token follows there.
 
-    At most one entry per token; each token is indexed once.
+    Each token is indexed once and adds at most one entry.
     """
 
     __slots__ = ("_follows", "_read")
@@ -20,7 +20,7 @@ class NgramIndex:
         self._read = _SIZE  # tokens before this position are indexed
 
     def find(self, token_ids: Sequence[int]) -> int | None:
-        """Return the position after the last n-gram's earlier occurrence. `token_ids` may only grow between calls."""
+        """Return the position after an earlier copy of the text's last n-gram. The text may only grow between calls."""
         for position in range(self._read, len(token_ids)):
             self._follows[tuple(token_ids[position - _SIZE : position])] = position
         self._read = max(self._read, len(token_ids))

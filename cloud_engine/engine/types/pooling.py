@@ -12,7 +12,7 @@ from torch import Tensor
 class MeanPool:
     """The mean of a sequence's hidden states after the final norm, scaled to length 1.
 
-    Keeps only the float32 sum: scaling to length 1 cancels out the number of tokens.
+    Only the float32 sum is kept, because scaling to length 1 cancels out the number of tokens.
     """
 
     def __init__(self) -> None:

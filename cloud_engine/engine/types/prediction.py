@@ -9,24 +9,24 @@ from collections.abc import Callable, Sequence
 ALIGN_ON = 3  # generated tokens that must reappear in the prediction to realign after a miss
 # Tokens in the first probe of a prediction. Doubling them would double the cost of a useless prediction.
 FIRST_TOKENS = 4
-PROBE_TOKENS = 8  # tokens proposed after a miss; doubles with every fully accepted window
+PROBE_TOKENS = 8  # tokens proposed after a miss; the number doubles after every fully accepted window
 
 
 class PredictionCursor:
     """Proposes the next tokens of a prediction and tracks the model's real output.
 
     Until the first miss, all remaining tokens are proposed at once, or a few tokens first as a probe. After a miss
-    that follows accepted tokens, the cursor skips only the rejected token: half of a larger model's changes are single
-    tokens. After a second miss in a row, nothing is proposed until the last few generated tokens reappear later in the
-    prediction. After any miss, proposals restart at `PROBE_TOKENS`.
+    that follows accepted tokens, the cursor skips only the rejected token, because half of a large model's deviations
+    are single tokens. After a second miss in a row, nothing is proposed until the last few generated tokens reappear
+    later in the prediction. After any miss, proposals restart at `PROBE_TOKENS`.
     """
 
     def __init__(self, draft_ids: Sequence[int]) -> None:
         self._draft = list(draft_ids)
-        self._next: int | None = 0 if self._draft else None  # None: not aligned with the output
+        self._next: int | None = 0 if self._draft else None  # position of the next proposed token; None if not aligned
         self._searched_to = 0  # draft tokens before this are used up: accepted, rejected or skipped
         self._window = len(self._draft)
-        self._has_held = False  # a token was accepted since the last realignment
+        self._has_held = False  # whether a token was accepted since the last realignment
         self._judged = False
         self._held: bool | None = None
         self._ends: dict[tuple[int, ...], list[int]] = defaultdict(list)  # n-gram -> positions after its occurrences
@@ -52,7 +52,7 @@ class PredictionCursor:
         return proposed[:num_first]
 
     def take_verdict(self) -> bool | None:
-        """Return once whether the first few tokens were accepted; None while unknown and after the first return."""
+        """Return, only once, whether the first few tokens were accepted; None before this is known and afterwards."""
         held, self._held = self._held, None
         return held
 

@@ -18,7 +18,7 @@ class UnhashedBlocks:
 
 @dataclass(slots=True, eq=False)
 class PrefixHashes:
-    """Lazily computed, chained hashes of a request's full blocks: each covers its parent's hash and its tokens.
+    """Lazily computed hashes of a request's full blocks. Each hash covers the previous hash and the block's tokens.
 
     Equal hashes (BLAKE2b) mean equal prefixes and salts. `unhashed` holds the blocks without hashes while no other
     request shares the first block.
@@ -29,7 +29,7 @@ class PrefixHashes:
     unhashed: UnhashedBlocks | None = None
 
     def extend(self, token_ids: Sequence[int], num_blocks: int, block_size: int) -> None:
-        """Hash those of the first `num_blocks` blocks of `token_ids` that have no hash yet."""
+        """Hash the first `num_blocks` blocks of `token_ids`, except blocks that already have a hash."""
         tokens = array("I", token_ids[len(self.hashes) * block_size : num_blocks * block_size])
         parent = self.hashes[-1] if self.hashes else self.salt.encode()
         data, width = tokens.tobytes(), block_size * tokens.itemsize

@@ -35,16 +35,16 @@ class GenerationRequest:
     cache_salt: str = ""
     # Use beam search instead of sampling. Beams take no drafts, and all answers are returned at the end.
     beam: BeamParams | None = None
-    # Constraint on every answer.
+    # Required format of every answer, such as a JSON schema.
     constraint: Constraint | None = None
     # Return the prompt's embedding instead of generating.
     embed: bool = False
-    # The client streams the answer. If False, tokens may be bundled, and the last ones of an aborted request dropped.
+    # The client streams the answer. If False, tokens may be bundled, and an aborted request may lose its last tokens.
     streamed: bool = True
 
     @property
     def num_branches(self) -> int:
-        """Sequences generated in parallel: beams, or answers without a beam search."""
+        """Number of sequences generated in parallel: the beams of a beam search, else the answers."""
         return self.n if self.beam is None else self.beam.width
 
     @property

@@ -1,4 +1,4 @@
-"""The state of a request in the engine, and its share of a step. Imports no torch."""
+"""The state of a request in the engine, and its part of a step. Imports no torch."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 class DraftRecord:
     """Drafting statistics of one answer."""
 
-    # Proposed tokens.
     proposed: int = 0
-    # Accepted tokens.
     accepted: int = 0
     # Acceptance rate by drafter name.
     acceptance: dict[str, Acceptance] = field(default_factory=dict[str, Acceptance])
@@ -46,9 +44,7 @@ class RequestState:
     """
 
     request: GenerationRequest
-    # Maximum tokens of this answer.
     max_tokens: int
-    # Sampling parameters of the answer's tokens.
     params: ResolvedParams
     seed: int
     # Tokens that end the answer.
@@ -68,7 +64,7 @@ class RequestState:
     # Answers that have yet to fork off after the prompt.
     unforked: int = 0
     prompt_logprobs: list[PromptLogprob] = field(default_factory=list[PromptLogprob])
-    # Position of the answer in the request's constraint.
+    # Grammar of the request's constraint, at the position that the answer has reached.
     grammar: GrammarState | None = None
     # KV blocks that hold the computed tokens.
     block_table: list[int] = field(default_factory=list[int])
@@ -84,22 +80,22 @@ class RequestState:
     # Prompt tokens found in the prefix cache.
     num_cached_tokens: int = 0
     num_preemptions: int = 0
-    # The answer has had its first output.
+    # Whether the answer has had its first output.
     has_begun: bool = False
     drafts: DraftRecord = field(init=False, default_factory=DraftRecord)
-    # Share of the next step, if the step is certain to be a plain decode (`plain_decodes`).
+    # Work of the next step, reused as long as all steps are certain to be plain decodes (`plain_decodes`).
     decode: ScheduledRequest | None = field(init=False, default=None)
     prefix: PrefixHashes = field(init=False)
     request_id: str = field(init=False)
     # Logit editor, created when the first row is sampled; each fork creates its own.
     editor: LogitEditor | None = field(init=False, default=None)
-    # The sampling parameters may edit logits.
+    # Whether the sampling parameters may edit logits.
     edits: bool = field(init=False)
-    # The logit edits depend on the answer so far.
+    # Whether the logit edits depend on the answer so far.
     edits_follow: bool = field(init=False)
     # Largest possible position of the answer's last token.
     last_position: int = field(init=False)
-    # The answer ends when it repeats itself.
+    # Whether the answer ends when it repeats itself.
     detects_repetition: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -124,12 +120,12 @@ class RequestState:
 
     @property
     def num_remaining_tokens(self) -> int:
-        """Tokens that this answer may still generate."""
+        """Maximum number of tokens that this answer may still generate."""
         return self.max_tokens - self.num_generated_tokens
 
     @property
     def num_skippable_tokens(self) -> int:
-        """Leading tokens that a cached prefix may replace: not the last one, and none whose logits score the prompt."""
+        """Leading tokens that a cached prefix may replace: neither the last nor any whose logits score the prompt."""
         if not self.request.uses_prefix_cache:
             return 0
         scored, to_score = len(self.prompt_logprobs), self.num_prompt_tokens - 1
@@ -167,7 +163,7 @@ class RequestState:
 
 
 class ScheduledRequest(msgspec.Struct, eq=False):
-    """One request's share of a step. Its token counts are valid until the step's result is applied to the request."""
+    """One answer's part of a step. The token counts are valid until the step's result is applied to the answer."""
 
     state: RequestState
     # Known tokens to compute, beginning at `start`.
@@ -178,7 +174,7 @@ class ScheduledRequest(msgspec.Struct, eq=False):
     drafter: str | None = None
     # Tokens that the drafter may propose.
     num_drafts: int = 0
-    # The drafter predicts that the answer ends after `draft_ids`.
+    # Whether the drafter predicts that the answer ends after `draft_ids`.
     draft_ends: bool = False
 
     @property
@@ -193,12 +189,12 @@ class ScheduledRequest(msgspec.Struct, eq=False):
 
     @property
     def num_samples(self) -> int:
-        """Rows to sample: one after the last known token and one after each draft token; 0 for an embedding."""
+        """Number of rows to sample: one for the last known token and one for each draft token; 0 for embeddings."""
         return 1 + len(self.draft_ids) if self.is_caught_up and not self.state.request.embed else 0
 
     @property
     def num_prompt_scores(self) -> int:
-        """Rows, before the sampled rows, whose logits score the next prompt token."""
+        """Number of rows, before the sampled rows, that give the log-probabilities of the next prompt tokens."""
         state = self.state
         if state.request.params.prompt_logprobs is None:
             return 0

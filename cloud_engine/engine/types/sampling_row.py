@@ -16,7 +16,7 @@ class SamplingRow(msgspec.Struct, frozen=True, gc=False):
     """The sampling parameters of one row of logits."""
 
     seed: int
-    # Position in the sequence of the token to sample.
+    # Position of the token to sample, counted from the start of the sequence.
     position: int
     params: ResolvedParams
     # Changes to the logits before sampling.
@@ -30,5 +30,5 @@ class SamplingRow(msgspec.Struct, frozen=True, gc=False):
         return self.edits is None and self.mask is None and self.params.typical_p >= 1
 
 
-#: Function (request, n) -> how the target samples the request's token after n drafts; see `Engine._sampling_row`.
+#: Function (request, n) -> sampling parameters of the request's token after n drafts; see `Engine._sampling_row`.
 RowOf = Callable[[ScheduledRequest, int], SamplingRow]

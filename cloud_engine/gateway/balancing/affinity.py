@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_BLOCK = 1024  # bytes of JSON, about 250 tokens
+_BLOCK = 1024  # minimum block size, in bytes of JSON; about 250 tokens
 _READ = 4 * _BLOCK  # only the first bytes of a longer block are hashed, up to this number
 _MAX_BYTES = 2**20
 

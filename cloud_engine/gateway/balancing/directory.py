@@ -24,7 +24,7 @@ _SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class NodeDirectory:
-    """Leases of nodes in SQLite. Each method is thread-safe and one transaction. Methods raise ConfigurationError."""
+    """Leases of nodes in SQLite. Each method is one transaction and thread-safe. Methods raise ConfigurationError."""
 
     path: Path
     # Maximum requests in flight on a node that reports no limit; None: unlimited.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -18,9 +19,10 @@ from ....protocol.safety.redaction import SHORTEST_KEY, is_sendable, shown_url
 from ..upstream.client import UpstreamAddress
 from ..upstream.connection import SilenceTimeouts
 
-_REPORTING_USAGE = frozenset({"updraft", "vllm", "sglang"})  # `owned_by` of servers with `continuous_usage_stats`
+_REPORTING_USAGE = frozenset({"updraft", "vllm", "sglang"})  # `owned_by` of servers that know `continuous_usage_stats`
 #: Circuit breaker of a node. `recovery`: the number of good probes in a row that make an open breaker half-open.
 _BREAKER = BreakerRules(failures_to_open=5, recovery=2, max_recovery=64, by_probes=True)
+_BAD_IN_URL = re.compile(r"[\0-\x20\x7f?#]")
 _log = logging.getLogger("updraft.gateway")
 
 
@@ -73,7 +75,7 @@ class Node:
     """
 
     def __init__(self, address: NodeAddress) -> None:
-        """Raises ConfigurationError."""
+        """Raises ConfigurationError if the URL is invalid."""
         url = address.url.rstrip("/").removesuffix("/v1")
         self.target = _target(url, address)
         self.url = shown_url(url)
@@ -134,15 +136,15 @@ class Node:
 
 
 def _target(url: str, address: NodeAddress) -> UpstreamAddress:
-    """Raises ConfigurationError."""
+    """Return the parts of a node's URL. Raises ConfigurationError if the URL is invalid."""
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:  # an invalid port or a malformed IPv6 address
         parts, port = urlsplit(""), None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not parts.hostname or _BAD_IN_URL.search(url):
         raise ConfigurationError(
-            f"--node {shown_url(url)!r} is not an http(s) URL such as http://127.0.0.1:8000.", param="node"
+            f"--node {shown_url(url)!r} is not an http(s) URL such as http://h:8000, without ? and #.", param="node"
         )
     default = 443 if parts.scheme == "https" else 80
     credentials = ":".join(unquote(part) for part in (parts.username, parts.password) if part is not None)

@@ -18,6 +18,8 @@ from .node import NodeAddress
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     url: str
     # Environment variable that holds the API key; keys themselves do not belong in the file.
+    api_key_env: str | None = None
+    # Former name of `api_key_env`.
     key_env: str | None = None
     concurrency: int | None = None
     first_token_s: float | None = None
@@ -48,9 +50,11 @@ def _address(path: Path, entry: _Entry, concurrency: int | None) -> NodeAddress:
     for name in ("concurrency", "first_token_s", "idle_s"):
         if (value := getattr(entry, name)) is not None and not value > 0:
             raise ConfigurationError(f"--nodes-file {path}: {name} must be above 0, got {value}.", param="nodes_file")
+    if entry.key_env is not None:
+        raise ConfigurationError(f"--nodes-file {path}: key_env is now api_key_env.", param="nodes_file")
     key = None
-    if entry.key_env is not None and not (key := os.environ.get(entry.key_env)):
-        raise ConfigurationError(f"--nodes-file {path}: ${entry.key_env} is not set.", param="nodes_file")
+    if entry.api_key_env is not None and not (key := os.environ.get(entry.api_key_env)):
+        raise ConfigurationError(f"--nodes-file {path}: ${entry.api_key_env} is not set.", param="nodes_file")
     limit = concurrency if entry.concurrency is None else entry.concurrency
     return NodeAddress(entry.url, key, limit, entry.first_token_s, entry.idle_s, price=_price(path, entry))
 

@@ -71,7 +71,7 @@ class Quarantine:
             )
 
     def failed(self, failure: NodeFailure, *parts: bytes) -> None:
-        """Record a node failure during this request. It counts once for identical requests in flight on the node."""
+        """Record a node failure during this request. Identical requests in flight on the node count once."""
         digest, node, now = _digest(parts), hash(failure.node), self._clock()
         faults, failures = self._known(digest)
         if any(node == other and at >= failure.since for other, at in failures):

@@ -104,7 +104,7 @@ class NodeRegistry:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def failure_of(self, node: Node) -> str:
-        """Return why an unregistered node cannot be used; empty if it is usable."""
+        """Return the reason why an unregistered node cannot be used; empty if the node can be used."""
         await HealthWatch(node, self._upstream, lambda: None).probe(with_models=True)
         if not node.healthy:
             return node.breaker.reason
@@ -177,7 +177,7 @@ class NodeRegistry:
         return node
 
     def take_spare(self, placement: Placement, tried: Collection[Node]) -> Node | None:
-        """Reserve a node for a parallel second attempt (hedge). None if it must queue or no retries are left."""
+        """Reserve a node for a parallel second attempt (hedge). None if no node is free or no retries are left."""
         if self.queue or not any(node.has_capacity for node in self._usable(placement.model, tried)):
             return None
         return self._take(placement, tried) if self.retries.take() else None
@@ -205,7 +205,7 @@ class NodeRegistry:
         return OverloadedError("No node can take this request at the moment: try again shortly.")
 
     def _take(self, placement: Placement, tried: Collection[Node]) -> Node | None:
-        """Reserve the best node with capacity; None if all are full. Raises the error of `refusal` if none is left."""
+        """Reserve the best node with capacity; None if all are full. Raises `refusal` if no node is left to try."""
         usable = self._usable(placement.model, tried)
         if not usable:
             raise self.refusal(placement.model)

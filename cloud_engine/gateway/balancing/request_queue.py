@@ -118,9 +118,10 @@ class RequestQueue:
                 del queues[waiter.place.tenant]
 
     def _victim(self, place: QueuePlace) -> _Waiter | None:
-        """Return the queued request to drop for a new one: the newest of the tenant with most requests, or None.
+        """Return the queued request to drop for a new one: the newest of the tenant with the most requests.
 
-        The lowest priority loses requests first. At the new request's priority, only larger tenants lose requests.
+        Requests of the lowest priority are dropped first. At the new request's priority, a request is dropped only if
+        its tenant has more queued requests than the new one's tenant. If no request may be dropped, return None.
         """
         for priority in reversed(PRIORITIES):
             if queues := self._queues[priority]:

@@ -8,9 +8,9 @@ from random import Random
 from .affinity import Placement, PrefixIndex
 from .node import Node
 
-_MAX_OF_MEAN = 1.5  # highest load, as a multiple of the mean, of a node that is chosen for its cache
+_MAX_OF_MEAN = 1.5  # maximum load, as a multiple of the mean, of a node that is chosen for its cache
 _MIN_SHARE = 0.3  # minimum cached share of a prompt; shorter matches may be instructions common to all prompts
-_SLACK_TOKENS = 16_384  # added to that highest load, so that it excludes no node while all loads are small
+_SLACK_TOKENS = 16_384  # added to this maximum load, so that it excludes no node while all loads are small
 
 
 class NodeSelector:

@@ -58,7 +58,7 @@ class UsageLedger(LedgerWriter):
 
     def settle(self, row: UsageRow) -> None:
         """Write the final usage of a request, even if `open` recorded no intent. A second call changes nothing."""
-        if row.state != "settled":
+        if row.state != "settled" or row.status >= 400:  # the status of a refusal is set after its cost is booked
             self.book(row)
         self._settle(row.id, values_of(row))
 

@@ -8,11 +8,15 @@ from pathlib import Path
 from ....accounting.ledger.files import open_to_read
 from ....accounting.ledger.reader import LedgerReader
 from ....accounting.ledger.store import LedgerStore, SqliteStore
+from ....protocol.errors import ConfigurationError
 from .metering import USAGE
 
 
 def is_url(database: str | Path) -> bool:
-    return str(database).startswith(("postgresql://", "postgres://"))
+    """Return whether the database is PostgreSQL's. Raises ConfigurationError for a URL of another database."""
+    if (is_postgres := str(database).startswith(("postgresql://", "postgres://"))) or "://" not in str(database):
+        return is_postgres
+    raise ConfigurationError("--db must be a file, or a URL that begins with postgresql://.", param="db")
 
 
 def open_store(database: str | Path) -> LedgerStore:

@@ -1,4 +1,4 @@
-"""Accounting of a request: limits are reserved and a ledger row is opened before, usage and cost are recorded after."""
+"""Accounting of requests: reserves limits and opens a ledger row before a request, records usage and cost after it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from ..ledger.metering import UsageRow
 from ..ledger.opening import is_url, open_reader, open_store
 from .limiter import Limiter, LimitReservation
 from .limits_file import LimitsFile, read_limits_file
-from .prompt_tokens import PromptTokens
 from .redis_store import RedisStore
 from .request_size import RequestSize
 from .shared_memory import SharedMemoryStore
@@ -53,8 +52,6 @@ class Accounting:
     prices: PriceTable
     # Prices by node URL, for nodes that have their own.
     node_prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
-    # Learned ratios of actual to estimated prompt tokens.
-    prompts: PromptTokens = field(default_factory=PromptTokens)
 
     @asynccontextmanager
     async def entered(self, principal: Principal) -> AsyncGenerator[LimitReservation]:
@@ -73,9 +70,8 @@ class Accounting:
 
         The caller settles `row` in the ledger. Raises RateLimitError, PermissionDeniedError or OverloadedError.
         """
-        prompt_tokens = self.prompts.estimate(row.key_id, row.model, size.prompt_tokens)
-        reservation = await self.limiter.admit(principal, row.model, prompt_tokens, size.answer, entered)
-        account, is_left = Account(self, row, prompt_tokens, reservation), False
+        reservation = await self.limiter.admit(principal, row.model, size.prompt_tokens, size.answer, entered)
+        account, is_left = Account(self, row, size, reservation), False
         if reservation.tokens:
             account.cap = size.answer.cap(reservation.tokens) if reservation.is_capped else None
             account.growing = StreamTokenEstimate(reservation.tokens)
@@ -87,7 +83,6 @@ class Accounting:
             raise
         finally:
             account.book(is_left=is_left)
-            self.prompts.learn(row.key_id, row.model, size.prompt_tokens, account.counted_tokens)
             await reservation.settle(row.prompt_tokens, row.completion_tokens, row.cost_usd)
 
     def usage(self) -> list[dict[str, Any]]:
@@ -105,8 +100,8 @@ class Account:
 
     _accounting: Accounting
     _row: UsageRow
-    # Estimated prompt tokens, used if no node reports the count.
-    _estimate: int
+    # Most tokens of the prompt and the answer, used if no node reports the count.
+    _size: RequestSize
     # Reservation of the request's limits.
     reservation: LimitReservation
     # Cap on each answer's tokens, if budgets require a cap.
@@ -115,14 +110,8 @@ class Account:
     growing: StreamTokenEstimate | None = None
     # Whether the request was sent to a node.
     is_sent: bool = False
-    _is_estimated: bool = False
     # Usage at the last call of `book`, so that a call without a change does nothing.
     _booked: tuple[int, ...] = ()
-
-    @property
-    def counted_tokens(self) -> int:
-        """Prompt tokens as counted by the node; 0 if unknown."""
-        return 0 if self._is_estimated and self._row.prompt_tokens == self._estimate else self._row.prompt_tokens
 
     async def tops_up(self, growing: StreamTokenEstimate) -> bool:
         """Reserve more tokens for a stream that exceeds its reservation. Return False if the budgets are used up."""
@@ -130,13 +119,18 @@ class Account:
         growing.reserved = self.reservation.tokens
         return is_topped_up
 
+    def book_longest(self) -> None:
+        """Record the longest answer, since the node may still write it, unless the node has counted tokens."""
+        if self.is_sent and not (self._row.prompt_tokens or self._row.completion_tokens):
+            self._row.completion_tokens = self.reservation.tokens or self._size.answer.assumed
+
     def book(self, *, is_left: bool = False) -> None:
         """Save the cost so far in the ledger. Called before the client gets the end of an answer, so that a crash never
         makes a complete answer free. `is_left`: the client disconnected before the end.
         """
         row, accounting = self._row, self._accounting
         if self.is_sent and not row.prompt_tokens and (row.completion_tokens or row.status == 200 or is_left):
-            row.prompt_tokens, self._is_estimated = self._estimate, True  # the node may have processed the prompt
+            row.prompt_tokens = self._size.prompt_tokens  # the node may have processed the prompt
         costs = row.status, row.prompt_tokens, row.completion_tokens, row.cached_tokens
         if costs == self._booked:
             return

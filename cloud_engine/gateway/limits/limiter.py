@@ -147,7 +147,7 @@ class Limiter:
     ) -> LimitReservation:
         """Reserve tokens for the longest possible answer, or as many as budgets allow. `entered`: result of `enter`.
 
-        `prompt_tokens`: an estimate. Raises LimitError, BudgetExceededError, PermissionDeniedError or OverloadedError.
+        `prompt_tokens`: the most. Raises LimitError, BudgetExceededError, PermissionDeniedError or OverloadedError.
         """
         reservation = LimitReservation(self.store) if entered is None else entered
         of_model: _LimitedOwner = "model", model, self.limits_file.models.get(model, _NO_LIMITS)
@@ -233,8 +233,8 @@ def _claims(
 
 
 def _reserved(limit: int, prompt_tokens: int, answer: AnswerSize) -> int:
-    """Return the tokens to reserve. The prompt's estimate is capped, because it alone must not exceed the limit."""
-    written = min(answer.least, limit) if answer.limit is None else answer.most(None)
+    """Return the tokens to reserve. The prompt's bound is capped, because it alone must not exceed the limit."""
+    written = min(answer.assumed, limit) if answer.limit is None else answer.assumed
     return written + min(prompt_tokens, max(0, limit - written))
 
 

@@ -92,6 +92,7 @@ class SizeFields(_Schemas):
     prompt_logprobs: int | float | None = None
     prompt: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
+    query: msgspec.Raw = msgspec.Raw()
     documents: msgspec.Raw = msgspec.Raw()
     texts: msgspec.Raw = msgspec.Raw()
     passages: msgspec.Raw = msgspec.Raw()
@@ -106,7 +107,8 @@ _LENGTHS = frozenset(LENGTH_FIELDS)
 
 @dataclass(frozen=True, slots=True)
 class RequestSize:
-    # Estimated prompt tokens: a third of the ASCII bytes, every non-ASCII byte, and 1,500 for each attachment.
+    # Most tokens of the prompt: one for each byte of the request, with a query for each document, and 1,500 for each
+    # attachment.
     prompt_tokens: int = 0
     # Maximum tokens of the answers.
     answer: AnswerSize = field(default_factory=lambda: AnswerSize(0))
@@ -120,6 +122,7 @@ def size_of(
     Raises InvalidRequestError if a field is out of the gateway's bounds.
     """
     lengths: dict[str, Any] = {}
+    repeated = 0  # bytes of the query, which a reranker reads again with each further document
     for name in _SIZES.intersection(names):
         if (value := getattr(fields, name)) is None:
             continue
@@ -130,7 +133,9 @@ def size_of(
         if name in _BOUNDS:
             _check(name, value, _BOUNDS[name])
         elif name == "input" or name in _DOCUMENTS:
-            _check_items(name, bytes(getattr(fields, name)))
+            _check_items(name, items := bytes(getattr(fields, name)))
+            if name in _DOCUMENTS and fields.query:
+                repeated += (_num_items(items) - 1) * len(bytes(fields.query))
         elif name in _SCHEMAS and value:
             _check_depth(name, schema := bytes(getattr(fields, name)))
             _check_text(name, schema)
@@ -138,7 +143,7 @@ def size_of(
     _check("prompt", answer.answers, MAX_ANSWERS, " answers to all prompts")
     check_message_count(len(fields.messages or ()))
     _check("logit_bias", len(fields.logit_bias or ()), MAX_BIASES)
-    return RequestSize(prompt_tokens(body), answer)
+    return RequestSize(prompt_tokens(body, bytes_per_token=1) + repeated, answer)
 
 
 def _num_items(value: bytes) -> int:

@@ -4,7 +4,7 @@ Workers write under a file lock, which the kernel releases when a worker dies. E
 store, so a kill in between leaves every account consistent. Each worker has its own column of reservations, which is
 cleared after the worker's death.
 
-Rates are kept by `boot_time`, so that changes of the wall clock neither freeze nor reset them. The first
+Rates use the clock `boot_time`, so that changes of the wall clock neither freeze nor reset them. The first
 worker empties the file, so that no value outlives a reboot.
 """
 

@@ -1,4 +1,4 @@
-"""The interface of stores of limit accounts."""
+"""The `LimitStore` interface: storage that several workers share for the usage of rate limits and budgets."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class LimitStore(Protocol):
     """Accounts shared by worker processes or gateways. Methods raise OverloadedError if the store is unreachable."""
 
     async def admit(self, claims: Sequence[Claim], wanted: TokenDemand | None = None) -> Admission:
-        """Take all claims or none, and grant completion tokens between the least and the most of `wanted`.
+        """Take all claims or none, and grant completion tokens between the minimum and the maximum of `wanted`.
 
-        The amounts of `claims` already include the least number of tokens.
+        The amounts of `claims` already include the minimum number of tokens.
         """
         ...
 

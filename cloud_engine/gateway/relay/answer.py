@@ -13,7 +13,6 @@ from ....protocol.errors import BudgetExceededError, UpstreamError
 from ....protocol.http import sse
 from ....protocol.http.lenient_json import error_in
 from ....protocol.responses import Usage
-from ....protocol.safety.redaction import shown_url
 from ..ledger.metering import UsageRow
 from ..limits.accounting import Account
 from ..upstream.client import Response
@@ -27,21 +26,24 @@ from .usage import StreamMeter, meter_whole, num_text_bytes
 _ERROR = re.compile(rb'"error"\s*:\s*+(?!null)')  # a field that is absent or null in good answers
 _ENGINE_FAILED = re.compile(rb'"type":\s?"(?:engine_error|InternalServerError|server_error)"')
 _CALLS = re.compile(rb'"tool_calls":\s?\[\s?\{')
+_REFUSED = "The node refuses the gateway's key (status %d): the operator must correct the key."
 _CUT = "the budget is used up: the answer is truncated"
 
 
 async def relay_whole(call: Call, response: Response, without_key: WithoutKey) -> None:
     """Relay a whole answer, or an error converted to OpenAI's format. Raises AnswerFailure."""
-    body, status, usage = await response.read_whole(), response.status, call.passthrough
+    body, status, usage = await response.read_whole(call.hold), response.status, call.passthrough
     if status == 200:
         route = call.path.partition(b"?")[0].decode()
         body = checked_whole(route, body, content_type(response), without_key)
-        meter_whole(body, call.row) if usage is None else usage.whole(body)
+        meter_whole(body, call.row, call.size.prompt_tokens) if usage is None else usage.whole(body)
+    elif status in (401, 403):
+        raise AnswerFailure(f"status {status}", UpstreamError(_REFUSED % status))
     elif 400 <= status < 600:
         error = error_in(without_key(body), status, f"The node answered {status}")
         body = msgspec.json.encode({"error": error} if usage is None else usage.error_body(error))
     else:
-        raise AnswerFailure(f"status {status}", UpstreamError(_odd_status(response)))
+        raise AnswerFailure(f"status {status}", UpstreamError(_odd_status(status)))
     await call.start(response, len(body))
     await call.emit(body, more=False)
 
@@ -69,7 +71,8 @@ async def relay_stream(
                 await call.emit(shown, more=not reader.ended)
             if reader.failure is not None:
                 raise reader.failure
-            if held.is_short(reader.text_bytes, *meter.written) and not reader.ended and not await held.top_up():
+            is_short = held.answer is not None and held.is_short(reader.text_bytes, *meter.written)
+            if is_short and not reader.ended and not await held.top_up():
                 call.copied = None  # do not cache: another request may have more budget
                 await call.emit(call.begun.finish(call.size.answer.answers, "length", _CUT) + sse.DONE, more=False)
                 return
@@ -83,8 +86,9 @@ async def relay_stream(
         return
     if not call.begun.is_finished:
         raise AnswerFailure("the stream ended without [DONE]", reported_in(without_key(events.rest)))
-    row, wants_usage = call.row, call.usage_options.include_usage and not meter.is_reported
-    usage = Usage.of(row.prompt_tokens, row.completion_tokens) if wants_usage and row.prompt_tokens else None
+    (_, is_counted), row = meter.written, call.row
+    lacks_usage = call.usage_options.include_usage and is_counted and not meter.is_reported
+    usage = Usage.of(row.prompt_tokens, row.completion_tokens) if lacks_usage else None
     await call.emit(call.begun.ending(usage), more=False)
 
 
@@ -105,7 +109,7 @@ async def _relay_events(call: Call, usage: PassthroughUsage, response: Response,
             for event in batch:
                 failure = usage.read(event)
                 if failure is not None and not (usage.ended and (shown or call.answered)):
-                    usage.ended = False  # another node is tried, or the gateway ends the stream
+                    usage.ended = False  # not the end: another node is tried, or the gateway ends the stream
                     break
                 whole = usage.shown + b"\n\n"
                 shown.append(without_key(whole) if _ERROR.search(event) else whole)
@@ -157,7 +161,7 @@ class StreamReservation:
         return self.answer is None or self.account is None or await self.account.tops_up(self.answer)
 
     def settle(self, row: UsageRow, *, is_reported: bool) -> None:
-        """If a stream ended without usage, record the estimate, because an event with text may hold several tokens."""
+        """If a stream ended without usage, record at least the estimate, since a text event may hold several tokens."""
         if self.answer is not None and not is_reported:
             row.completion_tokens = max(row.completion_tokens, self.answer.written)
 
@@ -169,7 +173,7 @@ class _EventReader:
     call: Call
     meter: StreamMeter
     without_key: WithoutKey
-    may_break: bool  # an engine failure may be retried on another node
+    may_break: bool  # whether an engine failure may be retried on another node
     ended: bool = False
     failure: AnswerFailure | None = None
     has_choices: bool = False
@@ -186,7 +190,7 @@ class _EventReader:
             try:
                 event = self._checked(event)  # noqa: PLW2901
             except AnswerFailure as failure:
-                if failure.event and not self._breaks(failure.event):  # the client gets the error event as the last one
+                if failure.event and not self._breaks(failure.event):  # the client's stream ends with this error
                     self.ended, self.call.row.status = True, UpstreamError.status
                     out.append(failure.event)
                 else:
@@ -234,10 +238,7 @@ class _EventReader:
         return not self.call.answered or (self.may_break and _ENGINE_FAILED.search(error) is not None)
 
 
-def _odd_status(response: Response) -> str:
-    """Return the error message for a status below 400 other than 200; redirects are named but never followed."""
-    location = dict(response.headers).get(b"location", b"").decode("latin-1")
-    if not location or not 300 <= response.status < 400:
-        return f"The node answered {response.status} instead of 200."
-    target = shown_url(location)[:300]
-    return f"The node answered {response.status}, a redirect to {target}: redirects are never followed."
+def _odd_status(status: int) -> str:
+    """Return the error message for a status below 400 other than 200, without the internal target of a redirect."""
+    fault = ", a redirect: redirects are never followed" if 300 <= status < 400 else " instead of 200"
+    return f"The node answered {status}{fault}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -45,6 +46,8 @@ class _Peek(SizeFields, kw_only=True):
     stream: bool | None = False
     stream_options: UsageOptions | None = None
     prompt_cache_key: str | None = None
+    # At a node with --scheduling-policy priority, lower values run first: a caller can only lower its own rank.
+    priority: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 prepare_types(_Peek)
@@ -82,6 +85,8 @@ class Call:
     size: RequestSize = field(default_factory=RequestSize)
     # Account that the request's cost is booked to.
     account: Account | None = None
+    # Reserves memory for a whole answer, until the client has read the answer.
+    hold: Callable[[int], None] = lambda _: None
     # `x-ratelimit-*` headers for the client.
     limit_headers: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
     # Whether any bytes of the answer were sent.
@@ -141,7 +146,7 @@ class Call:
 
     async def repeat(self, headers: list[Header], body: bytes) -> None:
         """Send a cached answer at once, at no token cost."""
-        self.row.status, self.row.node = 200, RESPONSE_CACHE
+        self.row.status, self.row.node, self.answer_headers = 200, RESPONSE_CACHE, headers
         await self._start(200, [*headers, (b"x-updraft-cache", b"hit")])
         await self.emit(body, more=False)
 
@@ -180,7 +185,7 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
     path, headers = along.target(route).encode(), [(n.encode(), v.encode("latin-1")) for n, v in along.headers.items()]
     is_stream = bool(peek.stream) and route in _STREAMED  # other routes never stream
     about = row.request_id, path, headers, body, peek.model, is_stream, usage_options, row, started, send
-    usage = PassthroughUsage(route, row) if route in PATHS else None
+    usage = PassthroughUsage(route, row, size.prompt_tokens) if route in PATHS else None
     return Call(*about, session=peek.prompt_cache_key or "", size=size, content_type=content_type, passthrough=usage)
 
 

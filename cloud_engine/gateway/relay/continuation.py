@@ -22,7 +22,7 @@ _TOKENS = re.compile(rb',\s?"token_ids":\s?\[([0-9, ]*)\]')
 _MORE_THAN_TEXT = re.compile(
     rb'"(?:tool_calls|function_call|reasoning|reasoning_content|refusal|audio)":\s?(?!null|""|\[\])'
 )
-_MAX_TEXT = 2**20  # bytes of JSON
+_MAX_TEXT = 2**20  # maximum text to continue from, in bytes of JSON
 _DEFAULT_COMPLETION = 16  # default max_tokens of text completions in OpenAI's API
 #: Request fields that rule out a continuation on another node, unless they have one of these neutral values.
 _INEXACT: dict[str, tuple[Any, ...]] = {
@@ -66,7 +66,7 @@ class PartialAnswer:
 
     @property
     def num_tokens_before(self) -> int:
-        """Tokens that earlier nodes have generated."""
+        """Number of tokens that earlier nodes have generated."""
         return 0 if self._before is None else self._before[1]
 
     def read(self, event: bytes) -> bytes | None:
@@ -145,7 +145,7 @@ class PartialAnswer:
         if not text:
             return True
         messages = cast("list[dict[str, Any]]", fields["messages"])
-        if fields.get("continue_final_message"):
+        if fields.get("continue_final_message") is True:
             last = messages[-1]
             if not isinstance(last.get("content"), str):
                 return False
@@ -200,7 +200,7 @@ def _says(choice: dict[str, Any]) -> bool:
 
 
 def _less(fields: dict[str, Any], spent: int, default: int | None) -> bool:
-    """Subtract the tokens already generated from the limits. Return False if no tokens are left."""
+    """Subtract the `spent` tokens from the request's token limits. Return False if no tokens are left."""
     limits = [name for name in ("max_tokens", "max_completion_tokens") if fields.get(name) is not None]
     if not limits and default is not None:
         fields["max_tokens"], limits = default, ["max_tokens"]

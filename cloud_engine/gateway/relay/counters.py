@@ -12,7 +12,7 @@ from ..ledger.metering import RESPONSE_CACHE, UsageRow
 from .shared_rows import Name, Numbers, SharedRows
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-#: Names of the first columns in the row of a model and tier; the columns of three histograms are next.
+#: Names of the first columns in the row of a model and tier; the columns of three histograms follow.
 SUMS = ("prompt", "completion", "cached", "accepted", "rejected", "cost", "streams", "streams_within")
 _OBSERVED = len(SECONDS) + 2  # columns of one histogram: the buckets, one bucket above all bounds, and the sum
 #: First column of each histogram.
@@ -23,9 +23,9 @@ _STARTS = {name: len(SUMS) + index * _OBSERVED for index, name in enumerate(("e2
 class ServiceObjective:
     """Latency objective for streams, set by the operator."""
 
-    # Longest time to the first token, in seconds.
+    # Maximum time to the first token, in seconds.
     ttft_s: float = 1.0
-    # Longest time per token after the first, in seconds.
+    # Maximum time per token after the first, in seconds.
     tpot_s: float = 0.1
 
 

@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+import msgspec
+
 from ....protocol.errors import ModelNotFoundError, OverloadedError, QuarantinedRequestError, UpdraftError
 from ....protocol.http.app import ATTEMPT_HEADER, TENANT_HEADER
 from ....protocol.telemetry.tracing import Span
@@ -26,7 +28,8 @@ from .continuation import PartialAnswer
 from .counters import Counters
 from .usage import StreamMeter, asking_for_usage
 
-_TRY_ELSEWHERE = frozenset({500, 502, 503, 504})
+_FAILED = frozenset({500, 502, 503, 504})
+_IS_FULL = frozenset({408, 429, 503})
 _HAS_NO_ROUTE = frozenset({404, 405})
 
 
@@ -155,6 +158,8 @@ class Dispatch:
         body = self._body(call, node)
         if body is None:
             return False
+        if node.tells_usage and not node.tells_tokens and call.content_type == JSON:  # vLLM or SGLang
+            body = _salted(body, call.place.tenant)
         with call.span.child("relay", "CLIENT", {"server.address": node.url}) as span:
             request = UpstreamRequest(b"POST", call.path, body, _headers(call, span), call.content_type, call.sent)
             silence_timeouts = node.silence_timeouts(self.timeouts.of_streams) if call.stream else SilenceTimeouts()
@@ -170,19 +175,21 @@ class Dispatch:
         return True
 
     def _goes_elsewhere(self, call: Call, node: Node, status: int, state: _DispatchState) -> bool:
-        """Return whether to try another: once after an engine failure, always if the node is full or has no route."""
-        is_full = status == OverloadedError.status
-        if call.answered:  # the client already has the status 200, so only such an answer can be relayed
+        """Return whether to try another node: always if this one is full or has no route, once if its engine failed."""
+        is_full = status in _IS_FULL
+        if call.answered:  # the client already has status 200, so no other status can be relayed
             state.engine_failures += status != 200 and not is_full
             return status != 200
         if not self.registry.has_another(call.model, call.tried) and not state.others(node):
             return False
         if status in _HAS_NO_ROUTE and call.passthrough is not None:
             return True
-        if status != 200 and status not in _TRY_ELSEWHERE and state.others(node):
+        if status != 200 and status not in _FAILED and state.others(node):
             call.tried.remove(node)  # this node may be tried again if the other attempt fails
             return True
-        if status not in _TRY_ELSEWHERE or (state.engine_failures and not is_full):
+        if status in _HAS_NO_ROUTE:
+            return self.registry.retries.take()
+        if status not in _FAILED | _IS_FULL or (state.engine_failures and not is_full):
             return False
         state.engine_failures += not is_full
         if not state.others(node) and not self.registry.retries.take():
@@ -196,7 +203,11 @@ class Dispatch:
             await relay_passthrough(call, call.passthrough, response, without_key)
         elif call.stream and response.status == 200:
             meter = StreamMeter(
-                call.row, call.usage_options, running=node.tells_usage, begun=call.begun.num_tokens_before
+                call.row,
+                call.usage_options,
+                running=node.tells_usage,
+                begun=call.begun.num_tokens_before,
+                prompt_estimate=call.size.prompt_tokens,
             )
             may_break = not state.engine_failures and self.registry.has_another(call.model, call.tried)
             await relay_stream(call, response, meter, without_key, may_break=may_break)
@@ -245,8 +256,15 @@ class _DispatchState:
 
 
 def _identity(call: Call) -> tuple[bytes, bytes, bytes]:
-    """Return the parts by which the quarantine recognises a repeated request."""
+    """Return the parts of a request by which the quarantine recognises its repetition."""
     return call.row.key_name.encode(), call.path, call.body
+
+
+def _salted(body: bytes, tenant: str) -> bytes:
+    """Return the request with a `cache_salt` of this tenant alone, which also depends on the caller's own salt."""
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    salt = blake2b(b"%b %b" % (tenant.encode(), fields.get("cache_salt", b""))).hexdigest()
+    return msgspec.json.encode({**fields, "cache_salt": salt})
 
 
 def _headers(call: Call, span: Span) -> Headers:

@@ -44,7 +44,7 @@ def _checked(value: bytes, known: frozenset[str], prefix: str) -> dict[str, msgs
         if name not in known and (usual := name.casefold()) in known:
             raise _refused(prefix + name, f"must be spelled {prefix + usual!r}")
     if len(msgspec.json.encode(fields)) != len(value) and _spaced(fields) != value:
-        _check_once(value, fields, known, prefix)  # only for unusual encodings, since re-encoding drops duplicates
+        _check_once(value, fields, known, prefix)  # re-encoding drops duplicates, so equal lengths need no check
     return fields
 
 

@@ -8,15 +8,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import msgspec
-
-from ....protocol.decoding import UNREADABLE, prepare_types
 from ....protocol.errors import UpdraftError, UpstreamError
 from ....protocol.http import sse
 from ..ledger.metering import UsageRow
 from ..upstream.failures import AnswerFailure
 from .answer_checks import COUNT_TOKENS, INPUT_TOKENS, MESSAGES, RESPONSES, reported_in, type_of
-from .usage import Count, PromptDetails, estimated_tokens
+from .usage import estimated_tokens, usage_in
 
 COUNTS = (COUNT_TOKENS, INPUT_TOKENS)  # token counting, free of charge
 SPEECH = "/v1/audio/speech"
@@ -32,34 +29,13 @@ _SEQUENCE = re.compile(rb'"sequence_number":\s?(\d+)')
 _ANTHROPIC_TYPES = {503: "overloaded_error", 504: "timeout_error"}
 
 
-class _Usage(msgspec.Struct):
-    input_tokens: Count | None = None
-    output_tokens: Count | None = None
-    input_tokens_details: PromptDetails | None = None
-    cache_read_input_tokens: Count | None = None
-    cache_creation_input_tokens: Count | None = None
-
-
-class _UsageHolder(msgspec.Struct):
-    usage: _Usage | None = None
-
-
-class _Peek(msgspec.Struct):
-    """The usage fields of a stream event or of a whole answer."""
-
-    usage: _Usage | None = None
-    response: _UsageHolder | None = None
-    message: _UsageHolder | None = None
-
-
-prepare_types(_Peek)
-
-
 class PassthroughUsage:
     """Reads the usage and the end of one answer, which is relayed unchanged."""
 
-    def __init__(self, path: str, row: UsageRow) -> None:
+    def __init__(self, path: str, row: UsageRow, prompt_estimate: int = 0) -> None:
+        """`prompt_estimate`: as in `ReportedUsage.of`."""
         self._path = path
+        self._prompt_estimate = prompt_estimate
         self._row = row
         self.texts = 0  # events with text so far
         self._last = b""
@@ -96,7 +72,7 @@ class PassthroughUsage:
                 self._row.completion_tokens = self._row.completion_tokens or estimated_tokens(body)
 
     def settle(self) -> None:
-        """Record the usage at the end of a stream. If the node reported none, count a token per event with text."""
+        """Record the usage of a finished stream; if the node reported no usage, one token per event with text."""
         if not (self.ended and self._row.prompt_tokens):
             self._row.completion_tokens = max(self._row.completion_tokens, self.texts)
 
@@ -115,20 +91,9 @@ class PassthroughUsage:
         return {"type": "error", "error": error} if self._path in (MESSAGES, COUNT_TOKENS) else {"error": error}
 
     def _note(self, payload: bytes) -> None:
-        """Copy the usage in `payload` into the row."""
-        try:
-            peek = msgspec.json.decode(payload, type=_Peek)
-        except UNREADABLE:  # also raised for counts out of range
-            return
-        for holder in (peek, peek.response, peek.message):
-            if holder is not None and holder.usage is not None:
-                self._count(holder.usage)
-
-    def _count(self, usage: _Usage) -> None:
+        """Copy the usage in `payload` into the row. Anthropic's last usage may lack the prompt."""
         row = self._row
-        if usage.input_tokens is not None:  # Anthropic's count excludes tokens read from or written to the cache
-            read, written = usage.cache_read_input_tokens or 0, usage.cache_creation_input_tokens or 0
-            row.prompt_tokens = usage.input_tokens + read + written
-            row.cached_tokens = read or (usage.input_tokens_details or PromptDetails()).cached_tokens or 0
-        if usage.output_tokens is not None:
-            row.completion_tokens = usage.output_tokens
+        if usage := usage_in(payload, self._prompt_estimate):
+            row.completion_tokens = usage.completion_tokens or row.completion_tokens
+            if usage.prompt_tokens:
+                row.prompt_tokens, row.cached_tokens = usage.prompt_tokens, usage.cached_tokens

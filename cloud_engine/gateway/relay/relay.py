@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from ....protocol.errors import (
     OverloadedError,
+    RateLimitError,
     RequestCancelledError,
     RequestTimeoutError,
     UpdraftError,
@@ -22,14 +23,14 @@ from ....protocol.errors import (
 )
 from ....protocol.http import sse
 from ....protocol.http.app import read_body, request_id, while_connected
-from ....protocol.http.body_memory import BODY_OWNER
+from ....protocol.http.body_memory import BODY_OWNER, HOLD_MORE
 from ....protocol.telemetry.tracing import Span, Tracer, usage
 from ..access.keys import KeyStore
 from ..balancing.request_queue import QueuePlace
 from ..ledger.metering import UsageRow
 from ..limits.accounting import Accounting
 from ..limits.limiter import limit_hit
-from ..upstream.failures import AnswerFailure, AnswerTooLargeError, UpstreamFailure, UpstreamTimeout
+from ..upstream.failures import AnswerFailure, AnswerTooLargeError, UnreachableError, UpstreamFailure, UpstreamTimeout
 from .call import Call, read_call
 from .counters import Counters
 from .dispatch import Dispatch
@@ -51,6 +52,14 @@ class Relay:
     counters: Counters
     cache: ResponseCache
     tracer: Tracer = field(default_factory=lambda: Tracer("updraft-gateway"))
+    # Deadlines of the answers in flight.
+    _deadlines: set[asyncio.Timeout] = field(default_factory=set[asyncio.Timeout])
+
+    async def end_answers(self) -> None:
+        """End the answers in flight with an error, at the end of the drain."""
+        for deadline in self._deadlines:
+            if not deadline.expired():
+                deadline.reschedule(0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
@@ -80,14 +89,14 @@ class Relay:
         row.key_name, row.key_id, row.tenant = principal.name, principal.key_id, principal.tenant
         row.tier = principal.priority
         principal.require("inference")
-        deadline = asyncio.get_running_loop().time() + self.dispatch.timeouts.whole_s
+        deadline = asyncio.get_running_loop().time() + self.dispatch.timeouts.timeout_s
         request.scope["state"][BODY_OWNER] = principal.tenant
         # Entered before the body is read, so that a caller at its concurrency limit is refused without an upload.
         async with self.accounting.entered(principal) as entered:
-            body = await read_body(request, self.dispatch.timeouts.whole_s)
+            body = await read_body(request, self.dispatch.timeouts.timeout_s)
             call = read_call(request, body, row, started, send)
             principal.check_model(call.model)
-            call.place, call.span = place, span
+            call.place, call.span, call.hold = place, span, request.scope["state"][HOLD_MORE]
             async with self.accounting.admitted(principal, row, call.size, entered) as account:
                 call.account, call.limit_headers = account, account.reservation.headers()
                 if account.cap is not None:
@@ -101,39 +110,48 @@ class Relay:
         try:
             with while_connected(request):
                 await self._answer_in_time(call, deadline)
-        except (RequestCancelledError, RequestTimeoutError) as error:
-            is_awaited = isinstance(error, RequestTimeoutError)
-            await self._query_usage(call, _AWAITED_USAGE_QUERY_S if is_awaited else _USAGE_QUERY_S)
+        except (RequestCancelledError, RequestTimeoutError, RateLimitError) as error:  # the last: no memory left
+            is_left = isinstance(error, RequestCancelledError)
+            most_s = _USAGE_QUERY_S if is_left else _AWAITED_USAGE_QUERY_S
+            is_known = call.stream or await self._query_usage(call, most_s)
+            if is_left and not is_known and call.account is not None:
+                call.account.book_longest()
             raise
 
     async def _answer_in_time(self, call: Call, deadline: float) -> None:
         try:
-            async with asyncio.timeout_at(deadline):
-                await self.cache.answer(call, self.dispatch.answer)
+            async with asyncio.timeout_at(deadline) as timeout:
+                self._deadlines.add(timeout)
+                try:
+                    await self.cache.answer(call, self.dispatch.answer)
+                finally:
+                    self._deadlines.discard(timeout)
         except (TimeoutError, UpstreamFailure, OverloadedError) as error:
             if isinstance(error, OverloadedError) and not call.answered:
                 raise
-            failure = _typed(error, self.dispatch.timeouts.whole_s)
+            failure = _typed(error, self.dispatch.timeouts.timeout_s)
+            if isinstance(error, TimeoutError) and asyncio.get_running_loop().time() < deadline:
+                failure = OverloadedError("This server is shutting down: send the request again.", code="draining")
             call.row.status = failure.status
-            if not call.answered:
+            has_length = any(name == b"content-length" for name, _ in call.answer_headers)
+            if not call.answered or has_length:  # no error event fits into an answer of known length
                 raise failure from error
             event = error.event if isinstance(error, AnswerFailure) and error.event else sse.event(failure.to_body())
             if call.passthrough is not None:
                 event = call.passthrough.error_event(failure)
             await call.emit(event, more=False)
 
-    async def _query_usage(self, call: Call, most_s: float) -> None:
-        """Ask the node for the tokens of an interrupted whole answer, if the node supports that."""
-        if call.stream or not call.tried or not call.tried[-1].tells_usage:
-            return
+    async def _query_usage(self, call: Call, most_s: float) -> bool:
+        """Ask the node how many tokens an interrupted answer (not a stream) has used. Return False if unknown."""
+        if not call.tried or not call.tried[-1].tells_tokens:
+            return False
         try:
             async with asyncio.timeout(most_s):
                 status, body = await self.dispatch.upstream.get(call.tried[-1].target, b"/spent/" + call.attempt)
         except (TimeoutError, UpstreamFailure) as error:
             _log.warning("The tokens of request %s are unknown: its node does not report them: %s", call.id, error)
-        else:
-            if status == 200:
-                read_usage(b'{"usage":%b}' % body, call.row)
+            return False
+        return status == 200 and read_usage(b'{"usage":%b}' % body, call.row)
 
 
 def _authorization(request: Request) -> str:
@@ -163,4 +181,5 @@ def _typed(error: TimeoutError | UpstreamFailure | OverloadedError, whole_s: flo
         return error.error or UpstreamError(f"The node's answer is invalid ({error}): send the request again.")
     if isinstance(error, AnswerTooLargeError):
         return UpstreamError(f"The gateway cannot relay the answer: {error}. Request a shorter one.")
-    return UpstreamError(f"The node failed during its answer ({error}): send the request again.")
+    why = "it is unreachable" if isinstance(error, UnreachableError) else error  # whose text names the node's address
+    return UpstreamError(f"The node failed during its answer ({why}): send the request again.")

@@ -14,7 +14,7 @@ WIDTH = 72
 
 _NAME_BYTES = 384
 _SLOT_BYTES = _NAME_BYTES + WIDTH * 8
-_SLOTS = 1024  # per worker; more than all kinds of names together can use
+_SLOTS = 1024  # slots per worker, more than all kinds of names can use together
 _MAX_OF_A_KIND = {"key": 224, "model": 192, "node": 256, "status": 224}
 _SEPARATOR = "\t"
 _OTHER = "other"  # first label of all names beyond the maximum of their kind
@@ -38,7 +38,7 @@ class SharedRows:
         return WorkerRow(self._memory[worker * size : (worker + 1) * size])
 
     def named(self, kind: str) -> dict[Name, list[list[float]]]:
-        """Return the values of each name of `kind`, one list per worker that has the name."""
+        """Return a mapping from the names of `kind` to their values, with one list per worker that has the name."""
         by_name: dict[Name, list[list[float]]] = {}
         for worker in range(self.workers):
             for (its_kind, *labels), numbers in self.row(worker).items():
@@ -47,7 +47,7 @@ class SharedRows:
         return by_name
 
     def sums(self, kind: str) -> dict[Name, list[float]]:
-        """Return the values of each name of `kind`, summed over the workers."""
+        """Return a mapping from the names of `kind` to their values, summed over the workers."""
         return {name: [sum(column) for column in zip(*rows, strict=True)] for name, rows in self.named(kind).items()}
 
 
@@ -67,7 +67,7 @@ class WorkerRow:
         return self._added(name) if numbers is None else numbers
 
     def keep_only(self, kind: str, names: Collection[Name]) -> None:
-        """Release the slots of all other names of the kind."""
+        """Release the slots of all names of `kind` that are not in `names`."""
         gone = {name for name in self._slots if name[0] == kind} - set(names)
         if any(name not in self._slots for name in names):
             gone.discard((kind, _OTHER))

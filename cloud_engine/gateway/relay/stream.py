@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,8 +14,9 @@ from ....protocol.errors import UpstreamError
 from ....protocol.http import sse
 from ....protocol.http.lenient_json import apart, error_in
 from ..upstream.client import Response
-from ..upstream.failures import AnswerTooLargeError
+from ..upstream.failures import AnswerTooLargeError, UpstreamTimeout
 
+_COMMENTS_FACTOR = 4  # comments alone keep a stream alive for this multiple of the timeout for silence
 _FINISH = re.compile(rb'"finish_reason":\s?"')
 
 
@@ -31,6 +33,8 @@ class NodeEvents:
     def __init__(self, response: Response) -> None:
         self._response = response
         self._parser = sse.EventParser()
+        self._silent_s = 0.0
+        self._timeout_s = response.timeouts.first_s
 
     @property
     def rest(self) -> bytes:
@@ -39,11 +43,19 @@ class NodeEvents:
 
     async def read(self) -> list[bytes] | None:
         """Return the next events, without their blank lines; None at the end. Raises UpstreamFailure."""
-        chunk = await self._response.read()
+        began = time.monotonic()
+        if not (chunk := await self._response.read()):
+            return None
         try:
-            return self._parser.events(chunk) if chunk else None
+            events = self._parser.events(chunk)
         except sse.EventTooLongError as error:
             raise AnswerTooLargeError(str(error)) from error
+        self._silent_s += time.monotonic() - began
+        if any(not event.startswith(b":") for event in events):
+            self._silent_s, self._timeout_s = 0.0, self._response.timeouts.idle_s
+        elif self._silent_s > _COMMENTS_FACTOR * self._timeout_s:
+            raise UpstreamTimeout(f"the node sent only comments for {_COMMENTS_FACTOR * self._timeout_s:g} s")
+        return events
 
 
 def in_one_spelling(events: Iterable[bytes]) -> list[bytes]:

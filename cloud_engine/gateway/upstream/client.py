@@ -21,7 +21,7 @@ from .failures import AnswerTooLargeError, UnreachableError
 from .pool import Pool, PoolLimits, tls_context
 
 JSON = b"application/json"
-MAX_ANSWER_BYTES = 64 * 2**20
+MAX_ANSWER_BYTES = 48 * 2**20  # with a request body below the memory limit per tenant
 _ENDLESS = SilenceTimeouts()
 _UNSENDABLE = re.compile(rb"[\0-\x08\x0a-\x20\x7f]")
 
@@ -70,6 +70,8 @@ class Response:
     status: int
     # Headers; names are in lower case.
     headers: Headers
+    # Limits on the node's silence.
+    timeouts: SilenceTimeouts
     _connection: NodeConnection
 
     def read(self) -> Awaitable[bytes]:
@@ -80,14 +82,15 @@ class Response:
         """Wait until `read` would return at once. Raises UpstreamFailure."""
         return self._connection.wait_for_body()
 
-    async def read_whole(self) -> bytes:
-        """Return the whole body. Raises UpstreamFailure, or AnswerTooLargeError above `MAX_ANSWER_BYTES`."""
+    async def read_whole(self, hold: Callable[[int], None] = lambda _: None) -> bytes:
+        """Return the whole body. `hold` gets the size of each piece. Raises UpstreamFailure, or AnswerTooLargeError."""
         pieces, size = list[bytes](), 0
         while piece := await self._connection.read():
             pieces.append(piece)
             size += len(piece)
             if size > MAX_ANSWER_BYTES:
                 raise AnswerTooLargeError(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
+            hold(len(piece))
         return b"".join(pieces)
 
 
@@ -117,12 +120,12 @@ class Upstream:
         return lambda body: body.replace(key, b"[the node's key]") if key else body
 
     async def get(self, target: UpstreamAddress, path: bytes) -> tuple[int, bytes]:
-        """Return the status and body. Raises UpstreamFailure."""
+        """Send a GET request, and return the status and body. Raises UpstreamFailure."""
         async with self.open(target, UpstreamRequest(b"GET", path)) as response:
             return response.status, await response.read_whole()
 
     def last_heard(self, target: UpstreamAddress) -> float:
-        """Return when the node last sent anything, by `time.monotonic()`."""
+        """Return the time at which the node last sent anything, by `time.monotonic()`."""
         return self._pool(target).heard_at
 
     def give_up(self, target: UpstreamAddress, reason: str) -> None:
@@ -150,7 +153,7 @@ class Upstream:
                         connection = await pool.exchange(connection)  # the node closed the idle connection
                     except UnreachableError:
                         raise closed from None  # the node is down, and may have received the request
-            yield Response(status, headers, connection)
+            yield Response(status, headers, timeouts, connection)
         finally:
             pool.release(connection)
 

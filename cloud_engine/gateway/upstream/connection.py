@@ -17,11 +17,11 @@ _MAX_UNREAD = 2**18  # bytes; above this, reading pauses until the client catche
 
 @dataclass(frozen=True, slots=True)
 class SilenceTimeouts:
-    """The limits on a node's silence."""
+    """Timeouts for a node that sends no data."""
 
-    # Longest wait for the first bytes of the body, in seconds.
+    # Maximum wait for the first bytes of the body, in seconds.
     first_s: float = math.inf
-    # Longest wait between two pieces of the body, in seconds.
+    # Maximum wait between two pieces of the body, in seconds.
     idle_s: float = math.inf
 
 

@@ -54,7 +54,7 @@ class Pool:
         return connection
 
     async def exchange(self, broken: NodeConnection) -> NodeConnection:
-        """Replace a closed connection. Raises the errors of `acquire`; the caller must then release `broken`."""
+        """Replace a closed connection. If this raises an error of `acquire`, the caller must release `broken`."""
         connection = await self._connect()
         broken.close()
         self._busy.discard(broken)
@@ -117,11 +117,13 @@ class Pool:
 def may_register(address: str, *, is_local: bool) -> bool:
     """Return whether a node may register this address. `is_local`: loopback addresses are allowed.
 
-    Refused addresses could reach cloud metadata or services of this machine, which trust local callers.
+    Refused addresses could reach cloud metadata, or services of this machine that trust local callers.
     """
     ip = ipaddress.ip_address(address)
-    ip = getattr(ip, "ipv4_mapped", None) or ip
-    return not (ip.is_link_local or ip.is_multicast or ip.is_unspecified or (ip.is_loopback and not is_local))
+    ip = getattr(ip, "ipv4_mapped", None) or getattr(ip, "sixtofour", None) or ip
+    if ip.is_loopback:
+        return is_local
+    return not (ip.is_link_local or ip.is_multicast or ip.is_unspecified or ip.is_reserved)
 
 
 def is_no_dns_name(host: str) -> bool:

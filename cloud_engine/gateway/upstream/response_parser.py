@@ -24,7 +24,7 @@ _NO_BODY = frozenset({204, 304})
 
 
 class ResponseParser:
-    """Parses one response. `has_begun`: a byte has arrived. `reusable`, once `complete`: the connection may be kept."""
+    """Parses one response. `has_begun`: a byte has arrived. `reusable`: the connection may be kept once `complete`."""
 
     def __init__(self) -> None:
         self.status = 0  # 0 until the head is parsed

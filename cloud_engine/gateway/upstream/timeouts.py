@@ -14,13 +14,13 @@ class Timeouts:
     """The gateway's timeouts, in seconds. Raises ConfigurationError for a value that is not a positive number."""
 
     # Timeout for connecting to a node, including the TLS handshake.
-    connect_s: float = 2.0
+    connect_timeout_s: float = 2.0
     # Timeout for the first bytes of a stream.
-    first_token_s: float = 120.0
+    first_token_timeout_s: float = 120.0
     # Timeout between two pieces of a stream.
-    idle_s: float = 30.0
+    idle_timeout_s: float = 30.0
     # Timeout for a whole request, from arrival to the last byte, including the upload of the body.
-    whole_s: float = 600.0
+    timeout_s: float = 600.0
     # Silence of a node after which the request is also sent to a second node. None: no hedging.
     hedge_after_s: float | None = None
 
@@ -32,4 +32,4 @@ class Timeouts:
 
     @property
     def of_streams(self) -> SilenceTimeouts:
-        return SilenceTimeouts(self.first_token_s, self.idle_s)
+        return SilenceTimeouts(self.first_token_timeout_s, self.idle_timeout_s)

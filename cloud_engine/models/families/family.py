@@ -1,4 +1,4 @@
-"""Description of a model family: reading its configuration, and the names of its tensors."""
+"""Description of a model family: the reader of its configuration, and the names of its tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPLIT = {
 }
 
 
-_MAX_HEAD_DIM = 2**16  # sanity limit: frequencies are computed before the shapes of weights are known
+_MAX_HEAD_DIM = 2**16  # sanity limit, because rotary frequencies are computed before weights are checked
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def read_config(fields: Fields) -> ModelConfig:
     head_dim, context_length = fields.integer("head_dim"), fields.integer("max_position_embeddings")
     bias = fields.flag("attention_bias")
     by_type = Fields(fields.mapping("rope_parameters"), fields.where)
-    # Before transformers 5, scaling applied to global layers only, and each kind of layer had its own key for theta.
+    # Before transformers 5, RoPE scaling applied to full-attention layers only, and each kind had its own theta key.
     full = {"rope_theta": fields.number("rope_theta", 1e6), **fields.mapping("rope_scaling")}
     sliding = {"rope_theta": fields.number("rope_local_base_freq", 1e4)}
     return read_decoder(

@@ -1,4 +1,4 @@
-"""Mistral: Llama; the first version also has a sliding window in every layer."""
+"""Mistral: the architecture of Llama. The first version also has a sliding window in every layer."""
 
 from __future__ import annotations
 

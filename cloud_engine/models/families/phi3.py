@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4 mini: Llama with fused projections in the checkpoint, partial rotation and LongRoPE."""
+"""Phi-3 and Phi-4 mini: like Llama, but with fused projections in the checkpoint, partial rotation and LongRoPE."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from ....model_files.gguf_reader import read_header, read_texts
 from ....protocol.errors import MissingDependencyError, ModelLoadError
 from ..fields import Fields
 
-_NUMBERS_AT_ONCE = 2**20  # most dequantised numbers held in memory besides the model
+_NUMBERS_AT_ONCE = 2**20  # maximum dequantised numbers held in memory besides the model
 _NOT_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 #: llama.cpp's architecture -> Hugging Face's. Mistral is stored as llama.
@@ -186,7 +186,7 @@ def gguf_vocabulary(path: Path) -> dict[str, int] | None:
 
 
 def _to_halves(weight: Tensor, heads: int) -> None:
-    """Reorder the rows of each head in place: from adjacent rotary pairs to two halves."""
+    """Reorder the rows of each head in place, so that rotary pairs are no longer adjacent, but half a head apart."""
     per_head = weight.shape[0] // heads
     halves = weight.view(heads, per_head // 2, 2, *weight.shape[1:]).transpose(1, 2)
     weight.copy_(halves.reshape(weight.shape))

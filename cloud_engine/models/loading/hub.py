@@ -56,7 +56,7 @@ def find_model(name: str) -> Path:
 
 
 def name_of(path: Path) -> str:
-    """Return a model's name for answers: owner/repo if its path is in the hub's cache, else the folder's name."""
+    """Return a model's name for API replies: owner/repo if its path is in the hub's cache, else the folder's name."""
     for parent in path.parents:
         if parent.name.startswith("models--"):
             return parent.name.removeprefix("models--").replace("--", "/")
@@ -64,14 +64,14 @@ def name_of(path: Path) -> str:
 
 
 def _snapshot(repo: str, wanted: Callable[[str], bool]) -> Path:
-    """Return the cache folder with the wanted files, downloading missing ones; offline, the folder as it is."""
+    """Download the `wanted` files that are not in the cache (none if offline), and return their cache folder."""
     cache = _cache_of(repo)
     here = _left(cache, wanted)
     try:
         repository = ask_hub(HubRef(repo), RetryLimits(tries=5 if here is None else 1), ProgressReport())
         files = [file for file in repository.files if wanted(file.path)]
         if not files:
-            raise ModelLoadError(f"{repo} does not contain this file, or contains no safetensors model.")
+            raise ModelLoadError(f"{repo} contains neither the requested file nor a safetensors model.")
         return _completed(cache, repository, files)
     except DownloadError as error:
         if here is not None and not isinstance(error, ChecksumError):

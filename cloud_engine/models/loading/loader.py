@@ -68,13 +68,13 @@ def _check_names(checkpoint: Checkpoint, sources: Mapping[str, tuple[str, ...]],
     expected = {part for parts in sources.values() for part in parts}
     missing, unexpected = checkpoint.difference(expected)
     _refuse(checkpoint.where, "missing", missing)
-    # Some exporters also write derived tensors: rotary frequencies, a tied head.
+    # Some exporters also write derived tensors, namely rotary frequencies or a tied head.
     derived = ("rotary_emb.inv_freq", "lm_head.weight") if tied_head else ("rotary_emb.inv_freq",)
     _refuse(checkpoint.where, "unexpected", {name for name in unexpected if not name.endswith(derived)})
 
 
 def _rows(checkpoint: Checkpoint, parts: tuple[str, ...], wanted: tuple[int, ...]) -> list[int]:
-    """Return the rows of each part, and check the shapes before memory is allocated for the parameter."""
+    """Return the number of rows of each part. Raises ModelLoadError for wrong shapes, before memory is allocated."""
     shapes = [checkpoint.shape(part) for part in parts]
     rows = [shape[0] for shape in shapes]
     if any(shape[1:] != wanted[1:] for shape in shapes) or sum(rows) != wanted[0]:

@@ -47,6 +47,8 @@ class Piece:
     prompt: int = 0
     # Tokens of this answer so far, including tokens whose text is still held back.
     num_tokens: int = 0
+    # Prompt tokens from the prefix cache.
+    cached_tokens: int = 0
     # Tokens since the last piece, if requested. From the tokens of all pieces, another node can resume the answer.
     token_ids: list[int] = field(default_factory=list[int])
 
@@ -92,7 +94,7 @@ async def pieces(
                 raise InvalidRequestError(f"{param}: {output.error}", param=param, code="grammar_failed")
             answer = open_answers[output.index]
             piece = answer.push(output)
-            piece.index, piece.num_tokens = output.index, answer.num_tokens
+            piece.index, piece.num_tokens, piece.cached_tokens = output.index, answer.num_tokens, answer.cached_tokens
             piece.prompt_scores = list(output.prompt_logprobs)
             if reports:
                 unreported[output.index] += output.token_ids
@@ -147,14 +149,14 @@ class _Answer:
         self._steps: list[list[int]] = []  # tokens of each step
         self.num_tokens = 0
         self._held_scores: list[ScoredToken] = []
-        self._cached_tokens = 0
+        self.cached_tokens = 0
         self._decoded = 0  # in characters, like `_emitted`
         self._emitted = 0
 
     def push(self, output: TokenOutput) -> Piece:
         piece = Piece()
         if output.cached_tokens is not None:
-            self._cached_tokens = output.cached_tokens
+            self.cached_tokens = output.cached_tokens
         if self._read(output, piece):
             return self._finished(piece, "stop", None)
         if output.finish_reason is None:
@@ -214,7 +216,7 @@ class _Answer:
         return Usage.of(
             len(self._request.prompt_ids),
             self.num_tokens,
-            cached=self._cached_tokens,
+            cached=self.cached_tokens,
             accepted=accepted,
             rejected=len(self._request.draft_ids) - accepted,
         )

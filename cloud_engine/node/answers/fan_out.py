@@ -1,4 +1,4 @@
-"""Fan-out of one HTTP request to several engine requests, merged into one stream with a common end."""
+"""Fan-out of one HTTP request to several engine requests, whose answers are merged into one stream."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ....protocol.errors import NotFoundError
-from ....protocol.responses import ChatCompletionChunk, TextCompletion, TokenCounts
+from ....protocol.responses import ChatCompletionChunk, TextCompletion, Usage
 from ...engine.types.request import GenerationRequest
 from .answer_stream import Piece
 from .formats import WrappedFormat
@@ -18,11 +18,11 @@ _KEPT = 4096
 
 
 class TokenCounter:
-    """Counts the tokens of a request in `so_far`: all answers, and the prompts whose answers have started."""
+    """Counts the tokens of one request: of all answers, and of the prompts whose answers have started."""
 
     def __init__(self, generations: Sequence[GenerationRequest]) -> None:
         """Start counting at 0. `generations`: the engine requests of the HTTP request, one per prompt."""
-        self.so_far = TokenCounts()
+        self.so_far = Usage()
         self._prompt_tokens = [len(generation.prompt_ids) for generation in generations]
         self._prompts: set[int] = set()
         self._tokens: dict[int, int] = {}  # answer index -> tokens
@@ -32,6 +32,7 @@ class TokenCounter:
         if piece.prompt not in self._prompts:
             self._prompts.add(piece.prompt)
             so_far.prompt_tokens += self._prompt_tokens[piece.prompt]
+            so_far.prompt_tokens_details.cached_tokens += piece.cached_tokens
         so_far.completion_tokens += piece.num_tokens - self._tokens.get(piece.index, 0)
         so_far.total_tokens = so_far.prompt_tokens + so_far.completion_tokens
         self._tokens[piece.index] = piece.num_tokens
@@ -56,9 +57,9 @@ class UnstreamedUsage:
     """Token counts so far of the last few thousand unstreamed answers, by the gateway's id of the attempt."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, TokenCounts] = {}
+        self._counts: dict[str, Usage] = {}
 
-    def on(self, attempt: str) -> TokenCounts:
+    def on(self, attempt: str) -> Usage:
         """Return the tokens spent on an attempt so far. Raises NotFoundError if the attempt is unknown."""
         if attempt not in self._counts:
             raise NotFoundError(f"Attempt {attempt!r} is unknown or too old.")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 async def embed(engine: EngineClient, inputs: Sequence[list[int]]) -> list[list[float]]:
     """Return one vector (hidden_size,) per input, in order. Cancelling this call aborts the engine's work.
 
-    Raises the errors of `EngineClient.generate`; one invalid input fails all of them.
+    Raises the errors of `EngineClient.generate`; one invalid input fails the whole call.
     """
     vectors: dict[int, list[float]] = {}
     requests = [GenerationRequest(new_id("emb"), tokens, embed=True, streamed=False) for tokens in inputs]

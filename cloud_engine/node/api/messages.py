@@ -25,7 +25,7 @@ def read_message(body: bytes) -> tuple[MessagesRequest, bytes]:
 
 
 def read_count(body: bytes) -> bytes:
-    """Return the body of the chat request whose prompt tokens to count. Raises InvalidRequestError."""
+    """Return the equivalent chat request's body, to count its prompt tokens. Raises InvalidRequestError."""
     return msgspec.json.encode(chat_body(read_count_request(read_object(body))))
 
 

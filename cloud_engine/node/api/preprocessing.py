@@ -139,7 +139,7 @@ class RequestPreprocessor:
     def _shape(
         self, request: ChatRequest | CompletionRequest
     ) -> tuple[Tokenizer, str, bool, int, bool, SamplingDefaults | UnsetType]:
-        """Return the arguments that all formats share."""
+        """Return the constructor arguments that all answer formats share."""
         params = request.sampling().resolved(self._sampling)
         sampling = UNSET if request.use_beam_search else params.stated
         logprobs = params.logprobs is not None

@@ -40,7 +40,7 @@ def read_stateless(body: bytes) -> StatelessResponse:
 
 
 def read_prompt(body: bytes) -> bytes:
-    """Return the body of the chat request whose prompt tokens to count. Raises the errors of `read_stateless`."""
+    """Return the equivalent chat request's body, to count its prompt tokens. Raises the errors of `read_stateless`."""
     return msgspec.json.encode(prompt_body(*_read(body)))
 
 

@@ -1,4 +1,4 @@
-"""Tracking of interactive requests, which batches yield to."""
+"""Tracking of interactive requests, so that batches can wait for them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class InteractiveRequests:
         return replace(response, body=_TrackedBody(response.body, self._end))
 
     async def none(self, patience_s: float) -> bool:
-        """Wait until no request is in progress. Return False if a request still is after `patience_s` seconds."""
+        """Wait until no request is in progress. Return False if `patience_s` seconds are not enough."""
         try:
             async with asyncio.timeout(patience_s):
                 await self._none.wait()

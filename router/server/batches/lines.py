@@ -16,8 +16,8 @@ from ...storage.batch_store import BatchError
 from ...storage.file_store import MB
 
 MAX_LINES = 50_000
-MAX_LINE = 8 * MB  # bytes, as for a request body
-_MAX_ERRORS = 100  # reported per file
+MAX_LINE = 8 * MB  # bytes, like the limit of a request body
+_MAX_ERRORS = 100  # maximum errors reported per file
 _MAX_ID = 512  # characters
 _LINE_ENDS = tuple((end.encode(), b"\\u%04x" % ord(end)) for end in "\x85\u2028\u2029")
 

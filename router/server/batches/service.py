@@ -24,7 +24,7 @@ from .run import POLL_S, Background, BatchRun, Stores
 log = logging.getLogger("updraft.router")
 T = TypeVar("T")
 
-#: Lock file: only one process at a time works on the batches of a folder.
+#: Lock file, so that only one process at a time works on the batches of a folder.
 _LOCK = "batches.lock"
 _DISK_PAUSE_S = 30.0
 
@@ -119,7 +119,7 @@ class BatchService:
             fault = BatchError("internal_error", f"The router failed to run this batch ({type(error).__name__}).")
             try:
                 await asyncio.to_thread(stores.batches.change, job.batch.id, lambda batch: _fail(batch, [fault]))
-            except sqlite3.Error:  # such as on a full disk: the batch is retried after a pause
+            except sqlite3.Error:  # the disk may be full, so retry the batch after a pause
                 await asyncio.sleep(_DISK_PAUSE_S)
 
 

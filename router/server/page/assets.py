@@ -1,4 +1,4 @@
-"""Static files of the web page: served without a key, with a policy that limits the browser to this server."""
+"""Static files of the web page, served without a key and with a policy that limits the browser to this server."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from ....classifier.optional_imports import load_module
 from ....protocol.errors import NotFoundError
 from ....protocol.http.wire import WireResponse
 from ...router import Router
-from ..routes.openai.pagination import query_of
+from ..routes.openai.pagination import query_of, switch_of
 from ..routes.route import RequestContext, Route
 from . import overview, savings
 
@@ -24,7 +24,7 @@ async def chart(context: RequestContext) -> WireResponse:
     if draw is None:
         raise NotFoundError(f"Unknown chart. Known charts: {', '.join(_CHARTS)}.")
     await context.router.start()
-    dark = "dark" in query_of(context.request.query, ("dark",))
+    dark = switch_of(query_of(context.request.query, ("dark",)), "dark")
     return WireResponse(200, {"content-type": "image/svg+xml"}, await draw(context.router, dark))
 
 
@@ -65,7 +65,7 @@ async def _reliability(router: Router, dark: bool) -> bytes:
 
 
 def _drawn(plot: Callable[[Any, str, str], None], titles: tuple[str, str], dark: bool) -> bytes:
-    """Return the SVG of what `plot` draws, with axis `titles`. Raises MissingDependencyError without matplotlib."""
+    """Return the drawing of `plot` as SVG, with axis `titles`. Raises MissingDependencyError without matplotlib."""
     first, second, ink = _COLOURS[dark]
     figure = load_module("matplotlib.figure", "ui").Figure(figsize=(7.2, 3.6), layout="constrained")
     axes = figure.add_subplot()

@@ -22,7 +22,7 @@ from ...tiers.idle import UnloadingLocalTier
 from ..routes.route import RequestContext, Route
 
 EventEncoder = Callable[[dict[str, Any]], bytes]
-_PROGRESS_S = 0.25  # between progress events of a pull
+_PROGRESS_S = 0.25  # seconds between progress events of a pull
 
 
 class DeviceModel(msgspec.Struct):
@@ -218,7 +218,7 @@ async def _pulling(wanted: str, pulling: asyncio.Semaphore, encode: EventEncoder
     progress = _Progress()
     await pulling.acquire()
     task = asyncio.create_task(asyncio.to_thread(_pull, wanted, progress))
-    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # retrieve the error of a stopped pull
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # keep asyncio from logging the error
     try:
         while not task.done():
             await asyncio.wait([task], timeout=_PROGRESS_S)

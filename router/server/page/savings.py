@@ -49,7 +49,7 @@ class RequestSummary(msgspec.Struct):
 
     id: str
     started_at: float
-    # The former name of `started_at`.
+    # Same as `started_at`, under its former name.
     ts: float
     model: str
     route: str
@@ -66,7 +66,7 @@ class RequestSummary(msgspec.Struct):
     status: int
     cloud_model: str
     failure: str
-    # Gate verdicts in order.
+    # Decisions of the gates, in order.
     decisions: msgspec.Raw
 
 

@@ -29,7 +29,7 @@ _ERROR: dict[str, Any] = {
         }
     },
 }
-#: Schemas of query parameters that are not plain strings. `limit` and `order` paginate lists.
+#: Schemas of the query parameters that are not plain strings.
 _QUERY: dict[str, dict[str, Any]] = {
     "limit": {"type": "integer", "minimum": 1},
     "order": {"enum": ["asc", "desc"]},

@@ -25,7 +25,7 @@ class RequestContext:
     request: WireRequest
     # Values of the path's placeholders: `{model}` is `parameters["model"]`.
     parameters: Mapping[str, str]
-    # All routes of the server.
+    # All routes of the server, to describe them in `/openapi.json`.
     routes: Sequence[Route] = ()
 
     @property
@@ -36,19 +36,19 @@ class RequestContext:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method of one path."""
+    """HTTP method of a path, with the handler of its requests."""
 
     method: str
     # Path template: `{name}` matches one segment, `{name:path}` one or more.
     path: str
-    # Function that answers requests. Raises UpdraftError to refuse one.
+    # Function that answers requests. Raises UpdraftError to refuse a request.
     handler: Handler
     # One line for the generated reference.
     summary: str
     # Structs of the request body and of the answer, if any.
     request_type: type | None = None
     response_type: type | None = None
-    # Whether the answer may be a stream, of server-sent events or, in Ollama's API, of lines.
+    # Whether the answer may be streamed, as server-sent events or (in Ollama's API) as lines.
     streams: bool = False
     # Names of the query parameters.
     query: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Address of the server that the setting `local` names, and whether it is private."""
+"""Address of the model server in the setting `local`, and the check that the address is private."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class ServerAddress:
     url: str
     # Model name. None: the server's only model.
     model: str | None = None
-    # Setting or variable that names the server.
+    # Setting or environment variable that names the server.
     source: str = "local"
 
 
 def server_address(local: str | None, model: str | None = None) -> ServerAddress | None:
-    """Return the server in `local` (`ollama:MODEL` or a URL), or None for a model file. `model`: the model at a URL.
+    """Return the server in `local` (`ollama:MODEL` or a URL), or None for a model file. `model`: model name for a URL.
 
     `OLLAMA_HOST` sets the address of Ollama. Raises ConfigurationError.
     """
@@ -58,7 +58,7 @@ def _ollama_url(host: str) -> str:
     if parts := re.fullmatch(r"(\[.*\]|[^:\[\]]*):([^:]*)", rest):
         rest, port = parts[1], parts[2] or port
     name = rest.strip("[]")
-    name = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(name, name)  # a wildcard address
+    name = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(name, name)  # wildcard addresses
     path = f"/{path}".rstrip("/")
     return f"{scheme or 'http'}://{user}{at}{f'[{name}]' if ':' in name else name}:{port}{path}/v1"
 
@@ -66,7 +66,7 @@ def _ollama_url(host: str) -> str:
 def checked_url(url: str) -> httpx.URL:
     """Parse a URL. Raises httpx.InvalidURL or ValueError if no client can use it."""
     parsed = httpx.URL(url)
-    _ = parsed.host  # decoded only on access
+    _ = parsed.host  # httpx reports an invalid host only here
     if (parsed.port or 0) > 65_535:
         raise ValueError("a port is at most 65535")
     return parsed
@@ -91,7 +91,7 @@ def _checked(url: str, given: str, model: str | None, source: str) -> ServerAddr
 def check_private(address: ServerAddress) -> None:
     """Raise ConfigurationError if the server is not on this machine or in its private network.
 
-    The server receives private prompts. Host names may resolve elsewhere later, so only localhost and IPs are accepted.
+    The server receives private prompts. Only localhost and IPs are accepted, since a name may resolve elsewhere later.
     """
     host = httpx.URL(address.url).host
     if not is_private(host):

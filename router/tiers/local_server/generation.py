@@ -1,4 +1,4 @@
-"""One streamed answer of a server: text and signals as they arrive, tool calls once complete."""
+"""One streamed answer of a model server. Text and signals are read as they arrive, tool calls once complete."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from ....accounting.reported_usage import ReportedUsage
 from ....protocol.errors import UnsupportedFeatureError, UpdraftError, UpstreamError
 from ....protocol.http import sse
 from ....protocol.http.lenient_json import error_in, json_bytes, json_of
@@ -19,7 +20,7 @@ from ..continuation_check import Continuation
 from ..interfaces import LocalAnswer, Token
 from .tokens import SeenVocabulary, ServerToken, reported_in
 
-#: First character of the opener of tool calls, so that no text of a model contains the opener.
+#: First character of the marker before tool calls. No model writes it, so text cannot contain the marker.
 NONCHARACTER = "\ufdd0"
 
 
@@ -27,13 +28,12 @@ NONCHARACTER = "\ufdd0"
 class AnswerForm:
     """Facts about a request that are needed to read its answer."""
 
-    # Alternatives shown per token; None: no log-probabilities.
+    # Number of alternative tokens to report per token. None: report no log-probabilities.
     shown: int | None = None
-    # Tools offered to the model.
     tools: ToolUse | None = None
-    # Text that precedes tool calls.
+    # Marker text to put before tool calls.
     opener: str = ""
-    # Message text that the answer continues.
+    # Text of the message that the answer continues, if any.
     begun: str | None = None
 
 
@@ -91,7 +91,7 @@ class ServerGeneration:
         return True
 
     def _end(self) -> bool:
-        """Finish the answer. Return True if tool calls remain to be read."""
+        """Finish the answer. Return True if tool calls are still to be delivered as tokens."""
         if self._finish is None and not self._parser.done:
             raise UpstreamError(f"The answer of the local server at {self._url} was cut before its end.")
         if self._form.tools is not None:
@@ -107,9 +107,8 @@ class ServerGeneration:
         if event.get("error"):
             told = error_in(json_bytes(event), 502, "it gave no reason")
             raise UpstreamError(f"The local server at {self._url} failed: {told['message']}")
-        read = (table(event.get("usage")) or {}).get("prompt_tokens")
-        if isinstance(read, int) and 0 <= read < 2**31:
-            self.answer.prompt_tokens = read
+        if usage := ReportedUsage.of(event):
+            self.answer.prompt_tokens, self.answer.cached_tokens = usage.prompt_tokens, usage.cached_tokens
         choices = tables(event.get("choices")) or []
         if self._continuation is None or not choices:
             self._take_choices(choices)
@@ -130,13 +129,13 @@ class ServerGeneration:
             text = str(delta.get("content") or "")
             calls = tables(delta.get("tool_calls")) or []
             self._calls.add(calls)
-            reported = reported_in(choice) if text or calls else []  # reasoning is not part of the answer
+            reported = reported_in(choice) if text or calls else []  # skip tokens of reasoning
             self._ready.extend(self._vocabulary.tokens(text, reported, self._form.shown))
             self._finish = choice.get("finish_reason") or self._finish
 
 
 class _Calls:
-    """Tool calls of one answer. Their pieces may interleave."""
+    """Collector of an answer's tool calls. Pieces of several calls may interleave."""
 
     def __init__(self) -> None:
         self._indices = CallIndices()
@@ -150,16 +149,16 @@ class _Calls:
             call.arguments += function.get("arguments") or ""
 
     def text(self, opener: str, use: ToolUse) -> str:
-        """Return the calls as a list after `opener`, or "" without calls.
+        """Return the calls as a JSON list after `opener`, or "" without calls.
 
-        Servers may ignore the tool choice or the limit of one call. Raises UpstreamError if a required call is missing.
+        Calls that the request does not allow are dropped. Raises UpstreamError if a required call is missing.
         """
         named = use.choice.function.name if isinstance(use.choice, NamedTool) else None
         calls = [call for call in self._calls.values() if named in (None, call.name)][: None if use.parallel else 1]
         if not calls and (named or use.choice == "required"):
             raise UpstreamError("The local server made no tool call, but tool_choice requires one.")
         if not {call.name for call in calls} & {tool.function.name for tool in use.tools}:
-            opener = opener.removeprefix(NONCHARACTER)  # the calls stay text
+            opener = opener.removeprefix(NONCHARACTER)  # only unknown tools: the calls become plain text
         listed = [{"name": call.name, "arguments": call.arguments or "{}"} for call in calls]
         return opener + json_bytes(listed).decode() if listed else ""
 

@@ -31,21 +31,19 @@ if TYPE_CHECKING:
     from ....text.tool_formats import ToolFormat
 
 _CONNECT_S = 2.0
-_ANSWER_S = 300.0  # the server may have to load the model first
-_CONTEXT = 4096  # tokens, if the server does not report a context length
+_ANSWER_S = 300.0  # long, because the server may have to load the model first
+_CONTEXT = 4096  # context length in tokens, if the server reports none
 _WEIGHTS = ("vocab_type", "n_vocab", "n_ctx_train", "n_embd", "n_params", "size")  # reported by llama-server
 
 
 @dataclass(frozen=True, slots=True)
 class LocalServerModel:
-    """A model on a server."""
-
     address: ServerAddress
     name: str
     context_length: int
     # Whether the server reports log-probabilities.
     has_signals: bool
-    # Identity derived from the server's facts about the weights.
+    # Identity of the model, derived from what the server reports about the weights.
     identity: ModelIdentity
 
 
@@ -57,7 +55,7 @@ def open_client() -> httpx.AsyncClient:
 
 
 async def find_model(client: httpx.AsyncClient, address: ServerAddress) -> LocalServerModel:
-    """Select the model on the server and test it with one token. Raises ModelLoadError."""
+    """Select the model on the server and test it by generating one token. Raises ModelLoadError."""
     cards = tables((await _json(client, address, "GET", "models")).get("data")) or []
     names = [str(card.get("id")) for card in cards]
     if address.model is None and len(names) != 1:
@@ -150,7 +148,7 @@ class ServerLocalTier(ChatsOnly):
 
         self._client = client
         self._model = model
-        # Every chat template accepts the call IDs of the Mistral format.
+        # Mistral's format, because every chat template accepts the call IDs of that format.
         self.tool_format: ToolFormat | None = ToolFormat(
             "mistral", ToolSyntax(_CALLS, lists=True, keeps_blanks=True), {}
         )
@@ -172,7 +170,7 @@ class ServerLocalTier(ChatsOnly):
             body["response_format"] = _response_format(constraint)
         if template_options := options.get("template_options"):
             body["chat_template_kwargs"] = dict(template_options)
-        if options.get("continue_final_message"):  # llama-server and Ollama continue such a message in any case
+        if options.get("continue_final_message"):  # llama-server and Ollama ignore these fields and continue it
             body |= {"continue_final_message": True, "add_generation_prompt": False}
             begun = messages[-1].text
         form = AnswerForm(params.logprobs, tools, _CALLS, begun)

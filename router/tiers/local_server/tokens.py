@@ -1,4 +1,4 @@
-"""Tokens reported by a server, with their log-probabilities as signals."""
+"""Tokens reported by a model server, with confidence signals computed from their log-probabilities."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ...request.json_narrowing import rows, table, tables
 TOP = 8
 """Alternatives requested per token, to estimate the entropy."""
 
-_MOST = 2**20  # entries; more than any vocabulary has
+_MOST = 2**20  # maximum number of distinct tokens; no vocabulary has more
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSignals:
-    """`Signals` of one token, from the alternatives that the server reports.
+    """`Signals` of one token, computed from the alternatives that the server reports.
 
-    The entropy is a lower bound, since all other tokens count as one token.
+    The entropy is a lower bound, since all tokens that are not reported count as one token.
     """
 
     logprob: float
@@ -44,7 +44,7 @@ NO_SIGNALS = ServerSignals(math.nan, math.nan, math.nan)
 
 @dataclass(frozen=True, slots=True)
 class ServerToken:
-    """Token of a server's answer, as the gates and streams read it."""
+    """Token of a server's answer, in the form that gates and streams read."""
 
     id: int
     text: str
@@ -53,7 +53,7 @@ class ServerToken:
 
 
 class SeenVocabulary:
-    """IDs for the tokens seen so far, since the server sends token bytes without IDs."""
+    """Vocabulary of the tokens seen so far. It assigns IDs, since the server sends token bytes without IDs."""
 
     def __init__(self) -> None:
         self._ids: dict[bytes, int] = {}
@@ -73,8 +73,8 @@ class SeenVocabulary:
         return self._bytes[token_id]
 
     def tokens(self, text: str, reported: list[dict[str, Any]], shown: int | None) -> list[ServerToken]:
-        """Return the tokens of one event; the last one carries the text. `shown`: number of alternatives requested."""
-        if not reported:  # text without tokens: not a vocabulary entry
+        """Return the tokens of one event; the last one has all `text`. `shown`: number of alternatives to report."""
+        if not reported:  # the server reported only text
             return [ServerToken(self.id_of(b""), text, NO_SIGNALS)] if text else []
         tokens: list[ServerToken] = []
         for at, entry in enumerate(reported):

@@ -14,7 +14,7 @@ from .chat_fields import ChatFields, Image, add_turn
 from .provider import Capabilities, ErrorMap, Provider, ProviderCall, with_query
 
 _VERSION = "2023-06-01"
-_MAX_TOKENS = 8192  # default, because the API requires a limit
+_MAX_TOKENS = 8192  # default limit of an answer, because the API requires a limit
 _SAME = {name: name for name in ("temperature", "top_p", "top_k", "thinking", "cache_control")}
 
 
@@ -74,7 +74,7 @@ def _request(body: dict[str, Any], provider: Provider) -> dict[str, Any]:
         sent["stop_sequences"] = stop
     if (user := fields.take("safety_identifier", "user")) is not None:
         sent["metadata"] = {"user_id": user}
-    fields.take("continue_final_message")  # implied by a final assistant message
+    fields.take("continue_final_message")  # dropped, because a final assistant message implies it
     _add_tools(sent, fields)
     _add_output(sent, fields, provider)
     fields.end()
@@ -165,7 +165,7 @@ def _add_tools(sent: dict[str, Any], fields: ChatFields) -> None:
 def _add_output(sent: dict[str, Any], fields: ChatFields, provider: Provider) -> None:
     output: dict[str, Any] = table(fields.take("output_config")) or {}
     schema = fields.schema()
-    if schema == {}:  # only schemas with named fields are supported
+    if schema == {}:  # Anthropic needs a schema with named fields
         raise provider.unsupported("response_format of type json_object")
     if schema is not None:
         output["format"] = {"type": "json_schema", "schema": schema}

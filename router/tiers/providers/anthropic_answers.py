@@ -51,7 +51,7 @@ def completion_of(body: dict[str, Any]) -> dict[str, Any]:
 
 
 class MessageEvents(ChatEvents):
-    """Translator of the events from `message_start` to `message_stop`. Only one block is open at a time."""
+    """Translator of one stream's events, from `message_start` to `message_stop`. Only one block is open at a time."""
 
     def __init__(self) -> None:
         self._chunks = ChunkMaker()
@@ -75,7 +75,7 @@ class MessageEvents(ChatEvents):
             finish = _finish((table(event.get("delta")) or {}).get("stop_reason"))
             if finish is not None:
                 return [self._chunks.delta({}, finish), self._chunks.usage(_usage(self._counts))]
-        return []  # pings, the end, and unknown future events
+        return []  # a ping, `message_stop`, or an unknown event
 
     def _start(self, begun: dict[str, Any]) -> list[dict[str, Any]]:
         self._chunks.id, self._chunks.model = str(begun.get("id")), str(begun.get("model"))

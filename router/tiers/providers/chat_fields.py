@@ -1,4 +1,4 @@
-"""A chat request read for translation: each field is translated, ignored, or raises an error that names the field."""
+"""Reader of a chat request for translation. Each field is translated, ignored, or refused with an error."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ....protocol.errors import InvalidRequestError
 from ...request.json_narrowing import table, tables
 from .provider import Provider
 
-#: Hints that do not change the answer, and fields that the router itself handles.
+#: Fields to ignore: hints that do not change the answer, and fields that the router itself handles.
 _HINTS = frozenset(
     ("prediction", "stream", "stream_options", "add_generation_prompt", "model", "metadata", "service_tier",
      "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")
 )  # fmt: skip
-#: Values that request the default behaviour.
+#: Values that can be ignored, because they request the default behaviour.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "store": (False,),
@@ -73,13 +73,13 @@ class ChatFields:
         return next((value for value in values if value is not None), None)
 
     def move(self, into: dict[str, Any], names: Mapping[str, str]) -> None:
-        """Move fields to the names that the provider uses."""
+        """Move the fields `names` to `into`, under the provider's names for them."""
         for name, theirs in names.items():
             if (value := self.take(name)) is not None:
                 into[theirs] = value
 
     def end(self) -> None:
-        """Raise UnsupportedFeatureError if a remaining field would change the answer."""
+        """Raise UnsupportedFeatureError if a field that was not translated would change the answer."""
         for name, value in self._left.items():
             if value not in _NEUTRAL.get(name, ()):
                 raise self._provider.unsupported(name)
@@ -156,7 +156,7 @@ class ChatFields:
                 raise _invalid(f"the arguments of {function.get('name')} are not JSON") from error
             if decoded is None:
                 raise _invalid(f"the arguments of {function.get('name')} are not a JSON object")
-            raw = msgspec.Raw(str(arguments).encode())  # raw, since decoding would round numbers
+            raw = msgspec.Raw(str(arguments).encode())  # undecoded, since decoding would round large numbers
             calls.append(Called(str(call.get("id")), str(function.get("name")), raw, call))
         return calls
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from ....accounting.reported_usage import counted
 from ....protocol.http.lenient_json import json_bytes
-from ..interfaces import counted
 
 
 def whole(value: Any) -> int:

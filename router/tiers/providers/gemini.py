@@ -26,7 +26,7 @@ _CONFIG = {
     "frequency_penalty": "frequencyPenalty",
 }
 _MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
-_NO_SIGNATURE = "skip_thought_signature_validator"  # Google's placeholder for a call made by another model
+_NO_SIGNATURE = "skip_thought_signature_validator"  # Google's placeholder signature for calls by other models
 
 
 class GeminiProvider(Provider):
@@ -75,7 +75,7 @@ class GeminiProvider(Provider):
         return ContentEvents()
 
     def refused(self, url: str, status: int, headers: Mapping[str, str], raw: bytes) -> CloudFailure:
-        """Add the retry delay that Google reports in the error body."""
+        """Return the failure, with the retry delay that Google reports in the error body."""
         delay = _retry_delay(raw)
         more = {"retry-after": delay} if delay and not headers.get("retry-after") else {}
         return super().refused(url, status, {**headers, **more}, raw)

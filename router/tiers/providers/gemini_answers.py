@@ -9,7 +9,7 @@ from ...request.json_narrowing import table, tables
 from .chunks import ChunkMaker, arguments_of, completion, message, tool_call, usage_of, whole
 from .provider import ChatEvents
 
-_FINISHES = {"STOP": "stop", "MAX_TOKENS": "length"}  # all others mean that content was withheld
+_FINISHES = {"STOP": "stop", "MAX_TOKENS": "length"}  # all other reasons mean that content was withheld
 
 
 def completion_of(body: dict[str, Any]) -> dict[str, Any]:
@@ -23,11 +23,11 @@ def completion_of(body: dict[str, Any]) -> dict[str, Any]:
 
 
 class ContentEvents(ChatEvents):
-    """Translator of a stream in which every event is an answer with the next parts."""
+    """Translator of one stream's events. Each event is an answer object that contains only new parts."""
 
     def __init__(self) -> None:
         self._chunks = ChunkMaker()
-        self._called: set[int] = set()  # candidates with calls
+        self._called: set[int] = set()  # candidates with tool calls
 
     def read(self, event: dict[str, Any]) -> list[dict[str, Any]]:
         chunks, finished = self._chunks, False
@@ -49,14 +49,14 @@ class ContentEvents(ChatEvents):
 
 
 def _candidates(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the candidates; a blocked prompt counts as one filtered answer."""
+    """Return the candidate answers. A blocked prompt counts as one filtered answer."""
     candidates = tables(body.get("candidates")) or []
     blocked = (table(body.get("promptFeedback")) or {}).get("blockReason")
     return [{"finishReason": blocked}] if blocked and not candidates else candidates
 
 
 def _content(candidate: dict[str, Any]) -> tuple[list[str], list[str], list[dict[str, Any]]]:
-    """Return the texts, thoughts and calls."""
+    """Return the candidate's texts, thoughts and tool calls."""
     texts: list[str] = []
     reasoning: list[str] = []
     calls: list[dict[str, Any]] = []

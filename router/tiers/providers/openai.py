@@ -1,4 +1,4 @@
-"""OpenAI's API, which most servers speak, and Azure's variant."""
+"""OpenAI's API, which most servers have, and Azure's variant."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .provider import Capabilities, Provider, ProviderCall, with_query
 
 
 class OpenAIProvider(Provider):
-    """Any OpenAI-compatible server. The server itself refuses unsupported fields."""
+    """Any OpenAI-compatible server. Requests are not checked, since the server itself refuses unsupported fields."""
 
     name = "openai"
     capabilities = Capabilities(predictions=True, continuation=True, grammars=True, seeds=True)
@@ -20,8 +20,8 @@ class OpenAIProvider(Provider):
 
 
 class AzureProvider(Provider):
-    """Azure OpenAI. With `api-version` in the query each model is a deployment with its own path; without it,
-    OpenAI's paths are under `/openai/v1`.
+    """Azure OpenAI. With `api-version` in the query, each model is a deployment with its own path. Otherwise the
+    paths are OpenAI's, below `/openai/v1`.
     """
 
     name = "azure"

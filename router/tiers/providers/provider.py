@@ -15,7 +15,7 @@ from ....protocol.http.lenient_json import json_keeping, json_of
 from ...request.json_narrowing import table
 from ..failures import CloudFailure, refused, reported
 
-#: Request fields that need a capability.
+#: Request fields that need a capability, keyed by the capability.
 _NEEDED = {
     "grammars": ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar"),
     "seeds": ("seed",),
@@ -28,17 +28,14 @@ _NEEDED = {
 class Capabilities:
     """Features of a provider's API. A request that needs a missing feature is refused, with the feature's name."""
 
-    # Supports `prediction`, the draft of an answer.
+    # Supports the field `prediction`, the draft of an answer.
     predictions: bool = False
     # Supports continuing the assistant's last message.
     continuation: bool = False
     # Supports grammars besides JSON schemas (`structured_outputs`).
     grammars: bool = False
-    # Supports `seed`.
     seeds: bool = False
-    # Supports tool calls.
     tools: bool = True
-    # Supports images.
     images: bool = True
     # Lists its models at GET /models in OpenAI's form.
     lists_models: bool = True
@@ -66,13 +63,13 @@ class ChatEvents(ABC):
 class ErrorMap:
     """A provider's error names: the `type`, `status` or `code` in an error body."""
 
-    # HTTP status by error name, for errors inside streams.
+    # HTTP status by error name, for errors inside streams, which have no HTTP status.
     statuses: Mapping[str, int] = field(default_factory=dict[str, int])
     # OpenAI's error code by error name.
     codes: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def translated(self, error: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
-        """Return the error in OpenAI's form, and the HTTP status of its name, if known."""
+        """Return the error in OpenAI's form, and the HTTP status for its name, if known."""
         names = [str(error[key]) for key in ("status", "type", "code") if error.get(key) is not None]
         status = next((self.statuses[name] for name in names if name in self.statuses), None)
         code = next((self.codes[name] for name in names if name in self.codes), error.get("code"))
@@ -86,11 +83,11 @@ class Provider(ABC):
     name: str
     capabilities: Capabilities
     errors: ErrorMap = ErrorMap()
-    # Field of a tool call that holds the arguments as an object, kept as `msgspec.Raw`.
+    # Name of the field that holds a tool call's arguments as an object. `read` does not decode it (`msgspec.Raw`).
     raw_member: str = ""
 
     def base_path(self, query: Mapping[str, str]) -> str:  # noqa: ARG002
-        """Return the default path of a base URL that is a bare host."""
+        """Return the path to use if the base URL is a bare host."""
         return "/v1"
 
     def headers(self, api_key: str | None) -> dict[str, str]:
@@ -98,7 +95,7 @@ class Provider(ABC):
 
     @abstractmethod
     def call(self, path: str, body: dict[str, Any], query: Mapping[str, str]) -> ProviderCall:
-        """Translate a request to OpenAI's `path`. Raises UnsupportedFeatureError for unsupported fields."""
+        """Translate a request for OpenAI's endpoint `path`. Raises UnsupportedFeatureError for unsupported fields."""
 
     def read(self, raw: bytes) -> Any:
         """Decode the JSON of an answer or event. Raises ValueError."""

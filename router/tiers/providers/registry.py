@@ -21,7 +21,7 @@ _BUILT_IN: dict[str, type[Provider]] = {
 
 @lru_cache(64)
 def provider_of(name: str, url: str) -> Provider:
-    """Return the provider named `name`, or chosen by the URL's host for `auto`. Raises ConfigurationError."""
+    """Return the provider named `name`. For `auto`, the URL's host selects the provider. Raises ConfigurationError."""
     name = _by_url(httpx.URL(url)) if name == "auto" else name
     if name in _BUILT_IN:
         return _BUILT_IN[name]()
@@ -41,7 +41,7 @@ def provider_of(name: str, url: str) -> Provider:
 
 
 def _by_url(url: httpx.URL) -> str:
-    """Return the provider's name by host: Google and Anthropic have their own APIs, except Google's `/openai` path."""
+    """Return the name of the provider at a URL. Unknown hosts count as OpenAI-compatible."""
     if url.host == "api.anthropic.com":
         return AnthropicProvider.name
     if url.host == "generativelanguage.googleapis.com" and "/openai" not in url.path:

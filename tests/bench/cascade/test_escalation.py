@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
+from updraft.accounting.reported_usage import ReportedUsage
 from updraft.bench.cascade.escalation import DraftedQuestion, EscalationFigures, figures
 from updraft.cli.main import app
 from updraft.protocol.errors import EngineError
-from updraft.router.tiers.interfaces import CloudUsage
 
 
 def test_of_the_packaged_pair(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_of_the_packaged_pair(tmp_path: Path) -> None:
 
 
 def escalation(draft: float, none: float, useless: float, text: str = "same") -> EscalationFigures:
-    usage = CloudUsage(completion_tokens=10, accepted=3, rejected=1)
+    usage = ReportedUsage(completion_tokens=10, accepted=3, rejected=1)
     seconds_of = {"draft": draft, "none": none, "useless": useless}
     return EscalationFigures(
         {

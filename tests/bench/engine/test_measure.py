@@ -187,7 +187,7 @@ def test_ratios_are_their_seconds_over_ours_of_the_best_of_their_settings(
         ("continuous", [3.0, 5.0, 3.0, 1.0], ["vs_transformers_cb"]),
     ):
         seconds = iter(ours)
-        monkeypatch.setattr(engine, "throughput", lambda *_, seconds=seconds: next(seconds))
+        monkeypatch.setattr(engine, "serving_time", lambda *_, seconds=seconds: next(seconds))
         setting = Setting(tmp_path, workload=Workload(2, 8, 4), peers=kind, only=("peers",))
         assert measure(setting, lambda _: None) == {name: wanted[name] for name in names}
 

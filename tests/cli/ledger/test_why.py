@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from ledger_rows import add_row
 from typer.testing import CliRunner
+from updraft.accounting.reported_usage import ReportedUsage
 from updraft.cli.main import app
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from updraft.router.accounting.ledger import Ledger
@@ -17,7 +18,6 @@ from updraft.router.accounting.prices import Prices
 from updraft.router.accounting.request_record import CloudCall, RequestRecord
 from updraft.router.gates.gates import GateDecision
 from updraft.router.request.caller import Caller
-from updraft.router.tiers.interfaces import CloudUsage
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def ledger(tmp_path: Path) -> Path:
     record.judged(GateDecision(2, escalate=False, reason="still going well", p_gain=0.2, threshold=0.5))
     record.decide(GateDecision(3, escalate=True, reason="not good [enough]", p_gain=0.9, threshold=0.5))
     record.route = "escalated"
-    record.cloud_calls.append(CloudCall("big", counted=CloudUsage(11, 4, 2, 4)))
+    record.cloud_calls.append(CloudCall("big", counted=ReportedUsage(11, 4, 2, 4)))
     record.local_s, record.cloud_s = 0.25, 0.5
     path = tmp_path / "ledger.sqlite3"
     written = Ledger(path)

@@ -43,6 +43,12 @@ def test_a_former_name_is_refused(in_process, arguments: tuple[str, ...], name: 
     assert f"is now `{name}`." in done.stderr
 
 
+def test_a_former_value_is_refused(in_process) -> None:
+    for arguments in (("--promise", "confidence"), ("--promise=confidence",)):
+        done = in_process("ask", "hi", *arguments)
+        assert (done.returncode, "is now `--promise level`" in done.stderr) == (2, True)
+
+
 def test_a_name_that_a_command_still_has_is_its_own() -> None:
     check_renamed(["--tool-parser", "--cloud"], {"--tool-parser", "--tool-call-parser", "--node"})
     check_renamed(["--", "--cloud"], {"--cloud-url"})

@@ -35,7 +35,11 @@ def test_one_file_serves_node_and_gateway(monkeypatch: pytest.MonkeyPatch, file:
         '"priority"\n[gateway]\nnode = ["http://a", "http://b"]\nno_auth = true\nhedge_after_s = 0.5\n'
     )
     started = run(monkeypatch, file, "node", "--drain-seconds", "4")
-    assert (started.engine.max_batch_size, started.engine.cuda_graphs, started.engine.policy) == (5, False, "priority")
+    assert (started.engine.max_num_seqs, started.engine.cuda_graphs, started.engine.scheduling_policy) == (
+        5,
+        False,
+        "priority",
+    )
     assert started.drain_seconds == 4
     opened = run(monkeypatch, file, "gateway")
     assert (list(opened.nodes), opened.no_auth) == (["http://a", "http://b"], True)
@@ -46,7 +50,8 @@ def test_one_file_serves_node_and_gateway(monkeypatch: pytest.MonkeyPatch, file:
     ("text", "message"),
     [
         ("[node]\nmax_num_seq = 5", "Did you mean max_num_seqs"),
-        ("[node]\nmax_batch_size = 5", "Did you mean max_num_seqs"),
+        ("[node]\nmax_batch_size = 5", "is now max_num_seqs"),
+        ("[node]\ncuda_graphs = false", "is now enforce_eager, with the opposite value"),
         ("[node]\nnonsense = 5", "--help-all lists the options"),
         ("[node]\nconfig = 'x'", "Unknown option config"),
         ("max_num_seqs = 5", "Its tables are"),

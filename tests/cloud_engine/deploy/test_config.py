@@ -51,8 +51,10 @@ MODELS = "models: [{name: small, model: folder"
         (MODELS + ", replicas: {min: 3, max: 2}}]", "min must not exceed max"),
         (MODELS + ", replicas: {min: 0}}]", ">= 1"),
         (MODELS + ", engine: {seats: 3}}]", "no setting 'seats'"),
-        (MODELS + ", engine: {max_batch_size: many}}]", "models.small.engine"),
-        (MODELS + ", engine: {max_batch_size: 0}}]", "max_batch_size must be"),
+        (MODELS + ", engine: {policy: priority}}]", "policy is now scheduling_policy"),
+        (MODELS + ", engine: {max_batch_size: 4}}]", "max_batch_size is now max_num_seqs"),
+        (MODELS + ", engine: {max_num_seqs: many}}]", "models.small.engine"),
+        (MODELS + ", engine: {max_num_seqs: 0}}]", "max_num_seqs must be"),
         (MODELS + "}]\ngateway: {host: 0.0.0.0}", "--insecure"),
         ("models: [", "while parsing"),
         (MODELS + "}]\n" + MODELS + "}]", "duplicate key 'models'"),
@@ -74,7 +76,7 @@ MODELS = "models: [{name: small, model: folder"
         (MODELS + ", autoscaling: {requests: -1}}]", "autoscaling.requests"),
         (MODELS + ", autoscaling: {kv_usage: 2}}]", "autoscaling.kv_usage"),
         (MODELS + ", replicas: {min: 1, max: many}}]", "replicas.max"),
-        (MODELS + ", engine: {num_blocks: -3}}]", "num_blocks must be"),
+        (MODELS + ", engine: {num_gpu_blocks_override: -3}}]", "num_gpu_blocks_override must be"),
         (MODELS + ", engine: [8]}]", "models[0].engine"),
         (MODELS + ", step_costs: missing.json}]", "bench engine --only steps"),
         (MODELS + "}]\ngateway: {replicas: -2}", "gateway.replicas"),
@@ -157,7 +159,7 @@ def test_a_port_that_is_taken_is_told_before_a_node_starts(tmp_path: Path) -> No
 
 
 def test_options_travel_to_a_process_and_keys_are_private(tmp_path: Path) -> None:
-    model = ModelDeployment(name="small", model="folder", mode="latency", engine={"max_batch_size": 4}, devices=1)
+    model = ModelDeployment(name="small", model="folder", mode="latency", engine={"max_num_seqs": 4}, devices=1)
     config = CloudConfig(models=(model,), gateway=GatewayConfig(keys=str(tmp_path / "keys")))
     credentials = Credentials(config.keys)
     credentials.prepare()
@@ -177,7 +179,7 @@ def test_options_travel_to_a_process_and_keys_are_private(tmp_path: Path) -> Non
         assert msgspec.json.encode(read, enc_hook=os.fspath) == sent
         assert credentials.node_key() not in repr(options)
     engine = node_options(config, model).engine
-    assert (engine.max_batch_size, engine.device, engine.block_size) == (4, "cuda", 64)
+    assert (engine.max_num_seqs, engine.device, engine.block_size) == (4, "cuda", 64)
     assert engine.max_step_ms == MODES["latency"].max_step_ms
 
 
@@ -197,7 +199,7 @@ def test_only_what_would_run_otherwise_gets_another_version(tmp_path: Path) -> N
     more = changed(model, replicas=Replicas(min=2, max=3), autoscaling=Autoscaling(requests=2), max_surge_percent=0)
     other = ModelDeployment(name="other", model="b")
     assert versions(changed(config, models=(more, other), gateway=changed(gateway, replicas=3))) == before
-    revised, batch = changed(config, revision="2"), changed(model, engine={"max_batch_size": 2})
+    revised, batch = changed(config, revision="2"), changed(model, engine={"max_num_seqs": 2})
     assert not set(before) & set(versions(revised))
     assert versions(changed(config, models=(batch,)))[0] == before[0]
     assert versions(changed(config, models=(batch,)))[1] != before[1]

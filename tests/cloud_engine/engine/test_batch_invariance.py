@@ -98,7 +98,12 @@ def test_the_same_bits_wherever_a_chunk_begins_in_a_block_behind_a_window(
     model = wide_model(dtype, window, context_length=1500)
     prompt = [(7 * i) % VOCABULARY for i in range(length)]
     whole, cut = (
-        said(run(invariant_engine(model, block_size=block_size, token_budget=budget, **computing), requests([prompt])))
+        said(
+            run(
+                invariant_engine(model, block_size=block_size, max_num_batched_tokens=budget, **computing),
+                requests([prompt]),
+            )
+        )
         for budget in (512, 115 if length > 200 else 23)
     )
     assert whole == cut
@@ -118,8 +123,8 @@ def test_the_same_bits_alone_in_a_batch_in_chunks_with_prefix_hits_and_preempted
         assert isinstance(model.layers[0].mlp.down_proj, OneDnnLinear)
     ways: dict[str, dict[str, Any]] = {
         "batch": {},
-        "chunks": {"token_budget": 16},
-        "odd chunks": {"token_budget": 23, "max_batch_size": 5},
+        "chunks": {"max_num_batched_tokens": 16},
+        "odd chunks": {"max_num_batched_tokens": 23, "max_num_seqs": 5},
         "preempted": {"num_blocks": 14},
     }
     for way, options in ways.items():

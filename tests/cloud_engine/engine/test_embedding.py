@@ -58,7 +58,7 @@ def step_to_the_end(engine: Engine, *requests: GenerationRequest) -> dict[str, A
 
 @pytest.mark.parametrize(
     "config",
-    [{}, {"token_budget": 23}, {"token_budget": 16, "num_blocks": 10, "max_batch_size": 3}],
+    [{}, {"max_num_batched_tokens": 23}, {"max_num_batched_tokens": 16, "num_blocks": 10, "max_num_seqs": 3}],
     ids=["whole", "chunked", "preempted"],
 )
 def test_values_match_transformers(pair: tuple[Any, Decoder], config: dict[str, Any]) -> None:
@@ -83,7 +83,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Decoder]:
 def test_a_preempted_embedding_begins_anew(llama: tuple[Any, Decoder]) -> None:
     """The answer's second block is one of those that the embedding has begun to fill."""
     reference, model = llama
-    engine = engine_of(model, num_blocks=8, token_budget=16, max_batch_size=2)
+    engine = engine_of(model, num_blocks=8, max_num_batched_tokens=16, max_num_seqs=2)
     prompt = PROMPTS[-1][:100]
     answer = GenerationRequest("a", PROMPTS[1], SamplingParams(temperature=0, max_tokens=60))
     outputs = step_to_the_end(engine, answer, embedding_of("e", prompt))
@@ -98,7 +98,7 @@ def test_neither_disturbs_the_other(llama: tuple[Any, Decoder], with_draft: bool
     prompt = PROMPTS[-1]
     question = GenerationRequest("q", prompt, SamplingParams(temperature=0, max_tokens=30))
     draft = DraftWeights(model) if with_draft else None
-    engine = engine_of(model, draft=draft, token_budget=48, max_batch_size=4)
+    engine = engine_of(model, draft=draft, max_num_batched_tokens=48, max_num_seqs=4)
     alone = step_to_the_end(engine_of(model), question)
     step_to_the_end(engine, question)
     queried = engine.stats().prefix_query_tokens
@@ -114,7 +114,7 @@ def test_neither_disturbs_the_other(llama: tuple[Any, Decoder], with_draft: bool
 
 def test_an_aborted_embedding_leaves_nothing_behind(llama: tuple[Any, Decoder]) -> None:
     _, model = llama
-    engine = engine_of(model, token_budget=16)
+    engine = engine_of(model, max_num_batched_tokens=16)
     engine.add_request(embedding_of("e", PROMPTS[-1]))
     assert not list(engine.step())
     engine.abort("e")

@@ -35,11 +35,11 @@ def greedy(target, make_prompts):
     "config",
     [
         {},
-        {"max_batch_size": 1},
-        {"max_batch_size": 4, "token_budget": 7},
-        {"block_size": 4, "token_budget": 16},
+        {"max_num_seqs": 1},
+        {"max_num_seqs": 4, "max_num_batched_tokens": 7},
+        {"block_size": 4, "max_num_batched_tokens": 16},
         {"num_blocks": 12},
-        {"prefix_caching": False, "block_size": 64},
+        {"enable_prefix_caching": False, "block_size": 64},
         {"attention_backend": "torch"},
     ],
     ids=str,
@@ -57,7 +57,7 @@ def test_a_small_pool_preempts_and_still_answers(greedy, make_engine, make_promp
 
 
 def test_requests_join_and_leave_at_every_step(greedy, make_engine, make_prompts, ask):
-    engine = make_engine(max_batch_size=4)
+    engine = make_engine(max_num_seqs=4)
     arriving = ask(make_prompts(16))
     answers: dict[str, list[int]] = {request.request_id: [] for request in arriving}
     most = 0
@@ -97,7 +97,7 @@ def test_prefix_cache_is_hit_and_changes_nothing(make_engine, make_prompts, ask,
 
 def test_prefix_cache_survives_eviction(make_engine, make_prompts, ask, run):
     prompts = make_prompts(16, seed=5)
-    small, roomy = make_engine(num_blocks=8, max_batch_size=2), make_engine()
+    small, roomy = make_engine(num_blocks=8, max_num_seqs=2), make_engine()
     for _ in range(2):
         requests = ask(prompts)
         assert [r.token_ids for r in run(small, requests)] == [r.token_ids for r in run(roomy, requests)]
@@ -159,7 +159,7 @@ def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(make_engine,
     sampling = SamplingParams(temperature=1.0, top_p=0.9, top_k=40, seed=7, max_tokens=24)
     probe = GenerationRequest("probe", prompts[3], sampling)
     (alone,) = run(make_engine(), [probe])
-    crowded = run(make_engine(token_budget=40), [*ask(prompts[4:], temperature=1.3), probe, *ask([])])[-1]
+    crowded = run(make_engine(max_num_batched_tokens=40), [*ask(prompts[4:], temperature=1.3), probe, *ask([])])[-1]
     assert crowded.token_ids == alone.token_ids
     (other_seed,) = run(make_engine(), ask([prompts[3]], temperature=1.0, top_p=0.9, top_k=40, seed=8))
     assert other_seed.token_ids != alone.token_ids
@@ -175,7 +175,7 @@ def test_requests_without_a_seed_differ_but_an_engine_replays(make_engine, make_
 def test_abort_at_any_moment_frees_everything(make_engine, make_prompts, ask, draft):
     prompts = make_prompts(6)
     for steps in range(8):
-        engine = make_engine(draft=draft, max_batch_size=4, token_budget=24)
+        engine = make_engine(draft=draft, max_num_seqs=4, max_num_batched_tokens=24)
         for request in ask(prompts):
             engine.add_request(request)
         for _ in range(steps):
@@ -203,7 +203,7 @@ def test_aborting_one_leaves_the_others_right(greedy, make_engine, make_prompts,
 
 
 def test_bad_requests_are_refused_and_change_nothing(make_engine):
-    engine = make_engine(max_waiting=1, max_batch_size=1, num_blocks=4)
+    engine = make_engine(max_waiting=1, max_num_seqs=1, num_blocks=4)
 
     def add(name: str, prompt: list[int], max_tokens: int | None = 4, drafts: list[int] | None = None) -> None:
         engine.add_request(GenerationRequest(name, prompt, SamplingParams(max_tokens=max_tokens), drafts or []))
@@ -228,9 +228,9 @@ def test_bad_requests_are_refused_and_change_nothing(make_engine):
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"token_budget": 4, "max_batch_size": 8}, "token_budget"),
+        ({"max_num_batched_tokens": 4, "max_num_seqs": 8}, "max_num_batched_tokens"),
         ({"block_size": 0}, "block_size"),
-        ({"num_blocks": 0}, "num_blocks"),
+        ({"num_blocks": 0}, "num_gpu_blocks_override"),
     ],
 )
 def test_impossible_configurations_are_refused(config, reason):
@@ -307,8 +307,8 @@ def test_one_answer_given_up_counts_with_its_prediction(make_engine, ask, run) -
 )
 def test_edits_do_not_depend_on_drafts_chunks_or_company(make_engine, draft, make_prompts, run, ask, options) -> None:
     prompts = make_prompts(6)
-    plain = [run(make_engine(max_batch_size=1), ask([prompt], **options))[0].token_ids for prompt in prompts]
-    together = run(make_engine(draft=draft, token_budget=24), ask(prompts, **options))
+    plain = [run(make_engine(max_num_seqs=1), ask([prompt], **options))[0].token_ids for prompt in prompts]
+    together = run(make_engine(draft=draft, max_num_batched_tokens=24), ask(prompts, **options))
     assert [result.token_ids for result in together] == plain
     predicted = run(make_engine(), ask(prompts, drafts=plain, **options))
     assert [result.token_ids for result in predicted] == plain
@@ -331,7 +331,7 @@ def test_what_ends_an_answer(make_engine, run, ask) -> None:
     assert ending not in late.token_ids[: first + 1]
 
 
-@pytest.mark.parametrize("options", [{}, {"block_size": 64}, {"num_blocks": 30, "max_batch_size": 6}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"block_size": 64}, {"num_blocks": 30, "max_num_seqs": 6}], ids=str)
 @pytest.mark.parametrize("with_draft", [False, True])
 def test_n_answers_are_those_of_n_requests_with_seeds_in_a_row(
     make_engine, draft, make_prompts, run, ask, options, with_draft
@@ -349,7 +349,7 @@ def test_n_answers_are_those_of_n_requests_with_seeds_in_a_row(
 
 
 def test_answers_of_one_request_share_the_blocks_of_its_prompt(make_engine, ask) -> None:
-    engine = make_engine(max_batch_size=8)
+    engine = make_engine(max_num_seqs=8)
     (request,) = ask([list(range(40))], n=8, temperature=1.0, seed=1, max_tokens=2)
     engine.add_request(request)
     engine.step()
@@ -360,7 +360,7 @@ def test_answers_of_one_request_share_the_blocks_of_its_prompt(make_engine, ask)
 
 
 def test_aborting_drops_all_answers(make_engine, ask) -> None:
-    engine = make_engine(max_batch_size=8)
+    engine = make_engine(max_num_seqs=8)
     (request,) = ask([list(range(40))], n=5, max_tokens=50, temperature=1.0, seed=1)
     engine.add_request(request)
     for _ in range(4):
@@ -423,7 +423,7 @@ def test_a_running_answer_is_found_four_blocks_at_a_time(make_engine, ask, run) 
 
 
 def test_a_burst_fills_an_idle_batch_and_then_the_queue(make_engine, ask) -> None:
-    engine = make_engine(max_batch_size=4, max_waiting=2)
+    engine = make_engine(max_num_seqs=4, max_waiting=2)
     requests = ask([[1, 2, 3]] * 7)
     for request in requests[:6]:
         engine.add_request(request)
@@ -446,7 +446,7 @@ def fill(engine, add, requests) -> int:
 @pytest.mark.parametrize("at_once", [True, False])
 def test_the_queue_is_as_long_as_allowed_where_blocks_are_scarce(make_engine, ask, at_once) -> None:
     """Places for 64, blocks for two, and one may wait."""
-    engine = make_engine(max_batch_size=64, max_waiting=1, num_blocks=5)
+    engine = make_engine(max_num_seqs=64, max_waiting=1, num_blocks=5)
     requests = ask([[number] * 30 for number in range(20)], max_tokens=2)
     if not at_once:
         assert fill(engine, engine.add_request, requests[:2]) == 2
@@ -458,12 +458,12 @@ def test_the_queue_is_as_long_as_allowed_where_blocks_are_scarce(make_engine, as
 
 
 def test_requests_being_prepared_need_blocks_too(make_engine, ask) -> None:
-    engine = make_engine(max_batch_size=64, max_waiting=1, num_blocks=5)
+    engine = make_engine(max_num_seqs=64, max_waiting=1, num_blocks=5)
     assert fill(engine, engine.expect, ask([[1] * 30] * 20, max_tokens=2)) == 3
 
 
 def test_a_request_takes_as_many_places_as_answers(make_engine, ask) -> None:
-    engine = make_engine(max_batch_size=4, max_waiting=2)
+    engine = make_engine(max_num_seqs=4, max_waiting=2)
     assert fill(engine, engine.add_request, ask([[1, 2, 3]] * 9, n=4)) == 3
     engine.step()
     assert (engine.stats().running, engine.stats().waiting) == (4, 2)
@@ -472,4 +472,4 @@ def test_a_request_takes_as_many_places_as_answers(make_engine, ask) -> None:
 @pytest.mark.parametrize("n", [0, 9])
 def test_more_answers_than_places_are_refused(make_engine, ask, n) -> None:
     with pytest.raises(InvalidRequestError, match=rf"between 1 and 8 \(--max-num-seqs\).*got {n}\."):
-        make_engine(max_batch_size=8).add_request(ask([[1]], n=n)[0])
+        make_engine(max_num_seqs=8).add_request(ask([[1]], n=n)[0])

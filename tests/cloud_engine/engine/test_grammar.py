@@ -37,7 +37,7 @@ def engine_of(make_llama: Any, tokenizer: Tokenizer) -> Callable[..., Engine]:
 
     def make(*, drafts: bool = False, eos: bool = True, **config: Any) -> Engine:
         served = ServedModel(models[0], tokenizer=tokenizer, eos_ids=tokenizer.eos_ids if eos else frozenset())
-        options = {"max_batch_size": 32, "max_waiting": 2000, "token_budget": 1024, **config}
+        options = {"max_num_seqs": 32, "max_waiting": 2000, "max_num_batched_tokens": 1024, **config}
         return Engine(served, EngineConfig(**options), draft=DraftWeights(models[1]) if drafts else None)
 
     return make
@@ -135,7 +135,7 @@ def test_drafts_and_predictions_change_nothing(engine_of: Any, tokenizer: Tokeni
     plain = answers(engine_of(), [[]])
     assert answers(engine_of(drafts=True), [[]]) == plain
     assert answers(engine_of(), predictions) == plain
-    tight = engine_of(drafts=True, num_blocks=14, prefix_caching=False)
+    tight = engine_of(drafts=True, num_blocks=14, enable_prefix_caching=False)
     assert answers(tight, predictions) == plain
     assert tight.stats().preemptions > 0
 

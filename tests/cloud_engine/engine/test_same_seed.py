@@ -22,15 +22,15 @@ PROBE = GenerationRequest(
 
 @pytest.fixture(scope="module")
 def alone(make_engine: Any, run: Any) -> list[int]:
-    return run(make_engine(max_batch_size=1), [PROBE])[0].token_ids
+    return run(make_engine(max_num_seqs=1), [PROBE])[0].token_ids
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     block_size=st.sampled_from([4, 16, 64]),
     tokens_in_pool=st.sampled_from([192, 384, 4096]),
-    token_budget=st.sampled_from([16, 23, 512]),
-    prefix_caching=st.booleans(),
+    max_num_batched_tokens=st.sampled_from([16, 23, 512]),
+    enable_prefix_caching=st.booleans(),
     with_draft=st.booleans(),
     company=st.lists(st.sampled_from(["greedy", "sampled", "same prompt", "three", "beams", "scored"]), max_size=6),
     before=st.integers(0, 3),
@@ -42,8 +42,8 @@ def test_a_seed_decides_the_tokens(
     alone: list[int],
     block_size: int,
     tokens_in_pool: int,
-    token_budget: int,
-    prefix_caching: bool,
+    max_num_batched_tokens: int,
+    enable_prefix_caching: bool,
     with_draft: bool,
     company: list[str],
     before: int,
@@ -52,8 +52,8 @@ def test_a_seed_decides_the_tokens(
         draft=draft if with_draft else None,
         block_size=block_size,
         num_blocks=tokens_in_pool // block_size,
-        token_budget=token_budget,
-        prefix_caching=prefix_caching,
+        max_num_batched_tokens=max_num_batched_tokens,
+        enable_prefix_caching=enable_prefix_caching,
     )
     others = [companion(kind, index, make_prompts(6)[index]) for index, kind in enumerate(company)]
     for attempt in range(2):  # the second time there is a cached prefix

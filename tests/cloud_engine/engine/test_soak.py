@@ -113,10 +113,10 @@ def make_soaked(make_engine: Callable[..., Engine], draft: Any) -> Callable[[], 
     return lambda: make_engine(
         draft=draft,
         ngram=True,
-        policy="priority",
+        scheduling_policy="priority",
         num_blocks=40,
-        max_batch_size=12,
-        token_budget=96,
+        max_num_seqs=12,
+        max_num_batched_tokens=96,
         max_waiting=24,
         eos=[5],
     )

@@ -260,6 +260,12 @@ def test_events_of_real_servers_go_through_as_they_are(setting: Setting, event: 
     assert (answer.status_code, answer.content) == (200, event + BEGIN + event + END)
 
 
+def test_a_stream_without_its_last_line_gets_no_usage_that_nobody_counted(setting: Setting) -> None:
+    setting.answer_with(EVENTS, (BEGIN + END).removesuffix(b"\n"))
+    answer = setting.post(CHAT, "alone", stream=True, stream_options={"include_usage": True})
+    assert (answer.status_code, answer.content) == (200, BEGIN + END)
+
+
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
 @pytest.mark.parametrize(
     ("path", "event"),

@@ -86,7 +86,7 @@ def test_errors_and_answers_of_any_shape(client: openai.OpenAI, node: Foreign) -
         assert refusal(client) == (status, message)
     node.answer = lambda: Response(b"", 308, {"location": "http://user:pw@elsewhere/v2?key=1"})
     status, message = refusal(client)
-    assert status == 502 and "308, a redirect to http://elsewhere/v2:" in message
+    assert status == 502 and "308, a redirect:" in message and "elsewhere" not in message
     for body in (b"<html>a login page</html>", b"", b'{"error": {"message": "broken"}}'):
         node.answer = lambda body=body: Response(body, media_type="text/html")
         assert refusal(client)[0] == 502
@@ -182,7 +182,7 @@ async def late(request: Request) -> Response:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_who_leaves_before_the_usage_comes_has_used_the_prompt(spawn: Any, tmp_path: Path, stream: bool) -> None:
+def test_who_leaves_before_the_usage_comes_pays_what_it_may_be(spawn: Any, tmp_path: Path, stream: bool) -> None:
     routes = [Route("/v1/models", Foreign().models), Route("/v1/chat/completions", late, methods=["POST"])]
     body = {"model": "big", "messages": [{"role": "user", "content": "word " * 1000}], "stream": stream}
 
@@ -200,5 +200,6 @@ def test_who_leaves_before_the_usage_comes_has_used_the_prompt(spawn: Any, tmp_p
             next(response.iter_lines())
         wait_for(lambda: len(rows()) == 1)
     ((status, prompt, completion),) = rows()
-    assert (status, completion > 0) == (499, stream)
-    assert 1000 <= prompt <= 5000
+    assert status == 499
+    assert completion > 0 if stream else completion == 1024
+    assert 5000 <= prompt <= 5200

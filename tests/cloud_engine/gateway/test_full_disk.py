@@ -41,7 +41,8 @@ def test_a_full_disk(spawn: Any, fake_node: Any, tmp_path: Path, policy: str) ->
             assert [answer.json()["error"]["code"] for answer in answers] == ["ledger_unavailable"] * 3
         usage = client.get("/admin/usage")
         assert usage.status_code == 200, usage.text
-        assert client.get("/health").status_code == 200
+        health = client.get("/health")
+        assert (health.status_code, health.json()["ledger"]) == (200, "unavailable")
         assert "\nupdraft_gateway_ledger_failing 1" in client.get("/metrics").text
         resource.prlimit(running.popen.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         while client.post("/v1/chat/completions", json=BODY).status_code != 200:

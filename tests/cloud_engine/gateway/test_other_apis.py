@@ -104,7 +104,7 @@ def stream(events: list[bytes], *, breaks: bool = False) -> Callable[[], Respons
     return lambda: StreamingResponse(body(), media_type="text/event-stream")
 
 
-ESTIMATE = 15  # tokens of the prompt, by its bytes: no node has counted it
+ESTIMATE = 45  # tokens of the prompt, by its bytes: no node has counted it
 
 
 def counted(row: dict[str, Any]) -> tuple[int, int, int, int]:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from updraft.cloud_engine.gateway.ledger.metering import UsageRow
 from updraft.cloud_engine.gateway.relay.answer_checks import chunk_of
+from updraft.cloud_engine.gateway.relay.passthrough import PassthroughUsage
 from updraft.cloud_engine.gateway.relay.usage import StreamMeter, UsageOptions, asking_for_usage, meter_whole
 
 TEXT = '{"usage": {"completion_tokens": 9}},"usage":null'  # somebody's words
@@ -112,3 +113,36 @@ def test_counts_that_cannot_be_are_not_metered(count: Any) -> None:
     usage = {"prompt_tokens": 7, "completion_tokens": count}
     assert metered([event(), event(), last(usage)], UsageOptions(), running=False)[0].completion_tokens == 2
     assert metered([event(usage), event(usage)], UsageOptions(), running=True)[0].prompt_tokens == 0
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop", "usage": ...}]},
+        {"choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "stop"}], "x_groq": {"usage": ...}},
+        {"choices": [], "usage": None, "x": {"y": {"usage": ...}}},
+        {"usage": ..., "choices": [{"index": 0, "delta": {"content": ""}}]},
+        {"id": "x", "object": "chat.completion.chunk", "usage": ...},
+    ],
+)
+def test_usage_is_read_wherever_it_is(place: dict[str, Any]) -> None:
+    """Reasoning that only the total counts is included, and the last report of a stream counts."""
+    counts = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 2012, "details": {"a": {"b": {}}}}
+    whole = json.dumps(place, default=lambda _: counts)
+    row, _ = metered([event(), b"data: " + whole.encode() + b"\n\n"], UsageOptions(), running=False)
+    assert (row.prompt_tokens, row.completion_tokens) == (10, 2002)
+    row = UsageRow(request_id="r")
+    meter_whole(whole.encode(), row)
+    assert (row.prompt_tokens, row.completion_tokens) == (10, 2002)
+
+
+def test_a_total_alone_is_split_by_the_estimate_of_the_prompt() -> None:
+    answer, vectors = {"choices": [{"message": {}}]}, {"data": [{"embedding": [0.5]}]}
+    for body, tokens in ((answer, (30, 970)), (vectors, (1000, 0))):
+        row = UsageRow(request_id="r")
+        meter_whole(json.dumps({**body, "usage": {"total_tokens": 1000}}).encode(), row, 30)
+        assert (row.prompt_tokens, row.completion_tokens) == tokens
+    for usage in ({"total_tokens": 1000}, {"input_tokens": 30, "output_tokens": 1, "total_tokens": 1000}):
+        row = UsageRow(request_id="r")
+        PassthroughUsage("/v1/responses", row, 30).whole(json.dumps({"output": [], "usage": usage}).encode())
+        assert (row.prompt_tokens, row.completion_tokens) == (30, 970)

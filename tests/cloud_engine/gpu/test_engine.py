@@ -50,7 +50,7 @@ def model(device: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Dec
 
 
 def answers(device: str, params: SamplingParams, *, draft: bool = False, **options: Any) -> list[list[int]]:
-    config = EngineConfig(max_batch_size=8, token_budget=96, device=device, **options)
+    config = EngineConfig(max_num_seqs=8, max_num_batched_tokens=96, device=device, **options)
     weights = DraftWeights(model(device), None) if draft else None
     engine = Engine(ServedModel(model(device)), config, draft=weights)
     generator = torch.Generator().manual_seed(7)
@@ -127,7 +127,7 @@ def test_a_pass_does_not_wait_for_the_device() -> None:
 @pytest.mark.parametrize("params", [GREEDY, replace(GREEDY, temperature=0.8, seed=3)], ids=["greedy", "drawn"])
 def test_steps_wait_for_events_only(params: SamplingParams, draft: bool) -> None:
     """Tokens come by copies into pinned memory, of which each is waited for by itself."""
-    config = EngineConfig(max_batch_size=8, token_budget=96, device="cuda", draft_length="fixed")
+    config = EngineConfig(max_num_seqs=8, max_num_batched_tokens=96, device="cuda", draft_length="fixed")
     weights = DraftWeights(model("cuda"), None) if draft else None
     engine = Engine(ServedModel(model("cuda")), config, draft=weights)
     for number in range(4):

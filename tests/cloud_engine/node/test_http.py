@@ -171,6 +171,12 @@ def test_cached_tokens_are_reported_however_the_answer_ends(client: openai.OpenA
     for options in ({}, {"stop": stop}, {"n": 2}):
         again = ask(extra_body={"cache_salt": str(client.base_url)}, **options)
         assert again.usage.prompt_tokens_details.cached_tokens == cached, options
+    running = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = [
+        chunk.usage
+        for chunk in ask(extra_body={"cache_salt": str(client.base_url)}, stream=True, stream_options=running)
+    ]
+    assert len(chunks) > 3 and {usage.prompt_tokens_details.cached_tokens for usage in chunks} == {cached}
 
 
 # Continuing a message

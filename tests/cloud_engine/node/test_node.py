@@ -271,6 +271,6 @@ def test_what_a_whole_answer_cost_is_known_by_its_attempt(fake_node: Any) -> Non
     headers = {"x-updraft-attempt": "try-1"}
     usage = httpx.post(f"{fake_node.url}/v1/chat/completions", json=body, headers=headers, timeout=60).json()["usage"]
     spent = httpx.get(f"{fake_node.url}/spent/try-1").json()
-    assert spent == {name: usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    assert spent == usage and usage["completion_tokens"] > 0
     unknown = httpx.get(f"{fake_node.url}/spent/try-2")
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "not_found")

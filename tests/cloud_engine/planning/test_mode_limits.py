@@ -33,21 +33,21 @@ def test_limits_are_the_engine_s_and_in_the_order_of_the_modes(costs: StepTimeMo
     latency, balanced, throughput = (measured_limits(costs, mode, max_step_ms) for mode in MODES)
     for limits in (latency, balanced, throughput):
         EngineConfig(**settings_of(limits))
-        assert 1 <= limits.num_draft_tokens <= 8
-        assert limits.max_batch_size <= costs.largest_batch
-    for name in ("max_batch_size", "token_budget", "max_step_ms"):
+        assert 1 <= limits.num_speculative_tokens <= 8
+        assert limits.max_num_seqs <= costs.largest_batch
+    for name in ("max_num_seqs", "max_num_batched_tokens", "max_step_ms"):
         assert getattr(latency, name) <= getattr(balanced, name) <= getattr(throughput, name)
-    assert latency.num_draft_tokens >= balanced.num_draft_tokens >= throughput.num_draft_tokens
+    assert latency.num_speculative_tokens >= balanced.num_speculative_tokens >= throughput.num_speculative_tokens
 
 
 @given(costs_of, st.integers(1, 5_000))
 def test_latency_is_the_largest_batch_within_the_objective(costs: StepTimeModel, max_step_ms: int) -> None:
     limits, fastest = measured_limits(costs, "latency", max_step_ms), measured_limits(costs, "throughput")
-    batch = limits.max_batch_size
+    batch = limits.max_num_seqs
     assert batch == 1 or decode_s(costs, batch) <= max_step_ms / 1e3
-    assert batch == fastest.max_batch_size or decode_s(costs, batch + 1) > max_step_ms / 1e3
+    assert batch == fastest.max_num_seqs or decode_s(costs, batch + 1) > max_step_ms / 1e3
     looser = measured_limits(costs, "latency", 2 * max_step_ms)
-    assert looser.max_batch_size >= batch
+    assert looser.max_num_seqs >= batch
 
 
 @given(costs_of)
@@ -55,7 +55,7 @@ def test_throughput_is_the_last_doubling_that_gains_5_percent(costs: StepTimeMod
     def gain(requests: int) -> float:
         return 2 * decode_s(costs, requests) / decode_s(costs, 2 * requests)
 
-    batch = measured_limits(costs, "throughput").max_batch_size
+    batch = measured_limits(costs, "throughput").max_num_seqs
     assert batch == 1 or gain(batch // 2) >= 1.05 * 0.999
     assert 2 * batch > costs.largest_batch or gain(batch) <= 1.05 * 1.001
 
@@ -63,10 +63,13 @@ def test_throughput_is_the_last_doubling_that_gains_5_percent(costs: StepTimeMod
 def test_a_node_where_steps_cost_more_by_the_request_takes_fewer_at_a_time() -> None:
     cheap = StepTimeModel(steps=0.01, sequences=1e-5, prompt_tokens=1e-6)
     dear = replace(cheap, sequences=1e-2, prompt_tokens=1e-2)
-    assert measured_limits(cheap, "throughput").max_batch_size > measured_limits(dear, "throughput").max_batch_size
-    assert measured_limits(cheap, "latency").max_batch_size == 256
-    assert measured_limits(dear, "latency", 50).max_batch_size == 4
-    assert measured_limits(cheap, "latency").num_draft_tokens > measured_limits(dear, "latency").num_draft_tokens
+    assert measured_limits(cheap, "throughput").max_num_seqs > measured_limits(dear, "throughput").max_num_seqs
+    assert measured_limits(cheap, "latency").max_num_seqs == 256
+    assert measured_limits(dear, "latency", 50).max_num_seqs == 4
+    assert (
+        measured_limits(cheap, "latency").num_speculative_tokens
+        > measured_limits(dear, "latency").num_speculative_tokens
+    )
 
 
 def test_without_a_file_the_stated_limits_hold(tmp_path: Path) -> None:

@@ -394,6 +394,15 @@ def test_child_follows_a_parent_that_was_killed(tmp_path: Path) -> None:
     wait_for(lambda: not running_process(pid))
 
 
+def test_a_ready_file_that_cannot_be_written_stops_the_app_in_order(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    command = [sys.executable, str(APP), "--ready-file", str(tmp_path / "file" / "ready")]
+    ended = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60, check=False)
+    assert ended.returncode != 0
+    assert "cannot be written" in ended.stderr
+    assert "CancelledError" not in ended.stderr
+
+
 def running_process(pid: int) -> bool:
     """Whether it runs; a zombie that its new parent has not collected does not."""
     stat = Path(f"/proc/{pid}/stat")

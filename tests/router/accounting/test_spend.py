@@ -296,6 +296,40 @@ def test_reasoning_that_no_usage_counts_keeps_its_reservation(
         run(test(cloud))
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_that_only_the_total_counts_is_booked(spending: Callable[..., Any], stream: bool) -> None:
+    async def test(cloud: LongCloud) -> None:
+        async with spending(cloud) as b:
+            answer = await (b.stream if stream else b.answer)("cloud", max_tokens=2_000)
+            (row,) = await asyncio.to_thread(b.rows)
+        assert (row.cloud_prompt_tokens, row.cloud_tokens) == (PROMPT_TOKENS, 2_000)
+        assert spent(b.ledger)[2] == pytest.approx(row.cost_usd) == pytest.approx(cloud.usd(INPUT, OUTPUT))
+        assert stream or answer["usage"]["completion_tokens"] == 500, "as the cloud wrote it"
+
+    with long_cloud(hidden=1_500, omits=1_500) as cloud:
+        run(test(cloud))
+
+
+@pytest.mark.parametrize("honours", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_row_of_an_answer_without_usage_is_what_its_budget_was_charged(
+    spending: Callable[..., Any], stream: bool, honours: bool
+) -> None:
+    async def test(cloud: LongCloud) -> None:
+        async with spending(cloud) as b:
+            await (b.stream if stream else b.answer)("cloud", max_tokens=100)
+            (row,) = await asyncio.to_thread(b.rows)
+        _, tokens, usd = spent(b.ledger)
+        assert tokens == row.cloud_prompt_tokens + row.cloud_tokens > 0
+        assert usd == pytest.approx(row.cost_usd)
+        if stream:
+            written = 100 if honours else 19_000
+            assert written <= row.cloud_tokens <= (500 if honours else 26_000)
+
+    with long_cloud(reports=False, honours=honours, tokens=30_000) as cloud:
+        run(test(cloud))
+
+
 def test_a_cloud_that_ignores_its_cap_is_booked_at_its_true_cost(spending: Callable[..., Any]) -> None:
     async def test(cloud: LongCloud) -> None:
         cloud.length = lambda body: 30_000  # type: ignore[method-assign]

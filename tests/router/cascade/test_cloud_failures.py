@@ -116,8 +116,8 @@ def test_a_cloud_that_is_down_costs_the_next_requests_nothing(bench: Any, cloud:
         cloud.mode = "slow"
         settings = {"cloud_timeout_s": 0.4} if hangs else {"cloud_url": unused_url()}
         async with bench(ScriptedGates(after=True), **settings) as b:
-            for _ in range(3):
-                assert (await b.answer())["updraft"]["route"] == "fallback"
+            for number in range(3):
+                assert (await b.answer(user=f"user-{number}"))["updraft"]["route"] == "fallback"
             sent = len(cloud.requests)
             for _ in range(20):
                 info = (await b.answer())["updraft"]

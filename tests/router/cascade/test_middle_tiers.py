@@ -31,6 +31,23 @@ def medium(medium_server: FakeCloud) -> FakeCloud:
     return medium_server
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_spent_budget_of_dollars_does_not_block_a_model_without_cost(
+    bench: Any, cloud: FakeCloud, medium: FakeCloud, stream: bool
+) -> None:
+    tiers = {"middle_tiers": (CloudTierConfig(medium.url, "medium", price=Price(0, 0)),)}
+    spent_up = {"prices": Prices(models={"pocket-large": Price(1, 1)}), "budget": BudgetLimits(usd=0.0)}
+
+    async def test() -> None:
+        async with bench(has_local=False, **tiers, **spent_up) as b:
+            for model in ("medium", "auto"):
+                assert (await b.ask(model, stream=stream)).status == 200, model
+            assert (await b.ask("pocket-large", stream=stream)).status == 429
+        assert len(medium.requests) == 2
+
+    run(test())
+
+
 def settings(medium: FakeCloud, **more: Any) -> dict[str, Any]:
     return {"middle_tiers": (CloudTierConfig(medium.url, "medium", "sk-medium", Price(0.1, 0.1), **more),)}
 

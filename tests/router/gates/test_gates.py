@@ -74,7 +74,7 @@ class ScriptedPolicy:
 def written(*logprobs: float) -> LocalAnswer:
     signals = [FakeSignals(logprob=value) for value in logprobs]
     tokens = [FakeToken(index, "x", signal) for index, signal in enumerate(signals)]
-    return LocalAnswer(5, list(tokens), list(signals), "x" * len(tokens), "stop")
+    return LocalAnswer(5, 0, list(tokens), list(signals), "x" * len(tokens), "stop")
 
 
 def test_a_policy_escalates_above_its_threshold() -> None:

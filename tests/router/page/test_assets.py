@@ -105,6 +105,8 @@ def test_a_calibrated_pair_shows_its_promise_and_traces_are_not_counted(
         for name in ("savings", "curve", "reliability"):
             answer = http.get(f"/updraft/charts/{name}?dark")
             assert (answer.headers["content-type"], b"<svg" in answer.content) == ("image/svg+xml", True)
+        for dark, status in (("false", 200), ("0", 200), ("maybe", 400)):
+            assert http.get(f"/updraft/charts/savings?dark={dark}").status_code == status
         assert http.get("/updraft/charts/other").status_code == 404
         models = http.post("/updraft/models/memory", json={"action": "sleep"}).json()
         assert (models["loaded"], models["pinned"]) == (False, True)

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from updraft.accounting.reported_usage import ReportedUsage
 from updraft.router.tiers.answer_shapes import completion_in, is_piece
 from updraft.router.tiers.failures import CloudFailure
-from updraft.router.tiers.interfaces import CloudUsage
 from updraft.router.tiers.providers.anthropic import AnthropicProvider
 from updraft.router.tiers.providers.gemini import GeminiProvider
 from updraft.router.tiers.providers.provider import Provider
@@ -52,7 +52,7 @@ def test_no_answer_breaks_the_translation(provider: Provider, data: st.DataObjec
         for chunk in stream.read(event):
             msgspec.json.encode(chunk)
             assert all(is_piece(choice) for choice in chunk["choices"])
-            assert "usage" not in chunk or CloudUsage.of(chunk) is not None
+            assert "usage" not in chunk or ReportedUsage.of(chunk) is not None
     try:
         completion_in(json.dumps(data.draw(drawn)).encode(), "http://h", provider, lambda error: error)
     except CloudFailure as failure:

@@ -145,6 +145,17 @@ def test_a_key_is_not_asked_for_by_health_and_a_foreign_page_gets_nothing(cloud:
     assert not cloud.requests
 
 
+def test_a_setting_limits_the_size_of_bodies(cloud: FakeCloud) -> None:
+    for megabytes, size, status in ((1, 2**20, 413), (1, 2**19, 200), (12, 10 * 2**20, 200), (12, 12 * 2**20, 413)):
+        config = RouterConfig(cloud_url=cloud.url, cloud_model="big", local=None, ledger=None, body_mb=megabytes)
+        with TestClient(daemon_app(Router(config)), base_url="http://127.0.0.1") as http:
+            body = {"model": "cloud", "messages": [{"role": "user", "content": "x" * size}]}
+            assert http.post("/v1/chat/completions", json=body).status_code == status, (megabytes, size)
+    for megabytes in (0, 257):
+        with pytest.raises(ConfigurationError, match="body_mb"):
+            RouterConfig(body_mb=megabytes)
+
+
 def test_other_machines_need_a_key() -> None:
     with pytest.raises(ConfigurationError, match="--app-api-key-env"):
         DaemonOptions(host="0.0.0.0")

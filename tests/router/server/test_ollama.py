@@ -86,6 +86,10 @@ def test_tools_thinking_and_pictures(client: ollama.Client, cloud: FakeCloud) ->
     assert called["tool_calls"][0]["function"]["arguments"] == '{"city":null}'
     assert told == {"role": "tool", "tool_call_id": called["tool_calls"][0]["id"], "content": "rain"}
     assert (sent["reasoning_effort"], sent["response_format"]) == ("none", {"type": "json_object"})
+    cloud.says = None
+    for think, effort in (("false", "none"), ("true", None), (None, None)):
+        client.chat("cloud", [{"role": "user", "content": "hi"}], think=think)  # pyright: ignore[reportArgumentType]
+        assert cloud.requests[-1].get("reasoning_effort") == effort
 
 
 def test_results_that_name_no_call_belong_to_the_calls_in_order(client: ollama.Client, cloud: FakeCloud) -> None:

@@ -274,6 +274,10 @@ def test_a_conversation_that_is_stored(client: openai.OpenAI, cloud: FakeCloud) 
     last = list(second)[-1].response  # pyright: ignore
     assert [message["content"] for message in cloud.requests[-1]["messages"]] == ["one", LOCAL_TEXT, LOCAL_TEXT, "two"]
     assert checked(client.responses.retrieve(last.id)).to_dict() == last.to_dict()
+    for stream in ("false", "0"):
+        assert client.get(f"/responses/{last.id}?stream={stream}", cast_to=object) == last.to_dict()
+    with pytest.raises(openai.BadRequestError, match="stream must be true or false"):
+        client.get(f"/responses/{last.id}?stream=perhaps", cast_to=object)
     ResponseItemList.model_validate(client.get(f"/responses/{last.id}/input_items", cast_to=object))
     items = [item.to_dict() for item in client.responses.input_items.list(last.id, limit=1, order="asc")]
     assert [item["role"] for item in items] == ["user", "assistant", "assistant", "user"]

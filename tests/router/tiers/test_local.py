@@ -23,6 +23,7 @@ class SlowRun:
     """Like `LocalRun`: nothing more comes after `close`."""
 
     prompt_tokens = 3
+    cached_tokens = 2
     prompt_hidden = np.zeros(4, dtype=np.float32)
     prompt_logprobs = np.zeros(2, dtype=np.float32)
     prompt_scores = None

@@ -92,7 +92,7 @@ def _wanted(context: RequestContext) -> _StoredCompletion | None:
 
 
 async def _events(wanted: _StoredCompletion, payloads: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-    """Pass events through. The event with the `updraft` object waits until the completion is stored."""
+    """Pass events through, but hold back the event with the `updraft` object until the completion is stored."""
     chunks, failed, finish, last = ChatChunks(), False, None, list[bytes]()
     async for payload in payloads:
         chunk: dict[str, Any] = json_of(payload, exact=True)

@@ -21,7 +21,7 @@ from .pagination import PAGE_PARAMETERS, list_of, page_of, query_of
 UPLOADS = "/v1/files"
 _LISTED = (*PAGE_PARAMETERS, "purpose")
 MAX_FILE = 512 * MB  # OpenAI's limit
-MAX_UPLOAD = MAX_FILE + MB  # including the other form fields
+MAX_UPLOAD = MAX_FILE + MB  # also allows 1 MB of other form fields
 BATCH_DAYS = 30  # default lifetime of a batch's files
 _PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
 _MAX_LISTED = 10_000

@@ -11,6 +11,7 @@ from .....protocol.http.wire import WireResponse
 from ....storage.answer_store import Page
 
 _MAX_LIMIT = 100
+_SWITCHES = {"": True, "true": True, "1": True, "false": False, "0": False}
 PAGE_PARAMETERS = ("limit", "after", "order")
 
 
@@ -21,6 +22,13 @@ def query_of(raw: str, known: Collection[str]) -> dict[str, str]:
         if name.partition("[")[0] not in known:
             raise InvalidRequestError(f"Unknown query parameter {name[:100]!r}. Known: {', '.join(known)}.", param=name)
     return given
+
+
+def switch_of(query: dict[str, str], name: str) -> bool:
+    """Return whether a switch is on; a name without a value switches it on. Raises InvalidRequestError."""
+    if (on := _SWITCHES.get(query.get(name, "false").lower())) is None:
+        raise InvalidRequestError(f"{name} must be true or false, got {query[name][:40]!r}.", param=name)
+    return on
 
 
 def page_of(query: dict[str, str], *, newest_first: bool, most: int = _MAX_LIMIT, usual: int = 20) -> Page:

@@ -25,7 +25,7 @@ from ....storage.answer_store import StoredAnswer
 from ...answers import BackgroundResponse, is_ended, not_stored
 from ..route import RequestContext, Route
 from . import tokens
-from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of
+from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of, switch_of
 
 log = logging.getLogger("updraft.router")
 
@@ -96,7 +96,7 @@ async def input_tokens(context: RequestContext) -> WireResponse:
 
 
 async def _conversation(context: RequestContext, asked: ResponsesRequest) -> list[Item]:
-    """Return all items before the answer. Raises NotFoundError for a response or item that is not stored."""
+    """Return the conversation's items before the answer. Raises NotFoundError if a reference is not stored."""
     owner, previous = context.owner, asked.previous_response_id
     if asked.input is None and previous is None and not asked.instructions:
         raise InvalidRequestError("input is required.", param="input", code="invalid_value")
@@ -166,7 +166,7 @@ async def _logged(running: BackgroundResponse, payloads: AsyncIterator[bytes]) -
 
 async def retrieve(context: RequestContext) -> WireResponse:
     query = query_of(context.request.query, _RETRIEVED)
-    streams = query.get("stream") == "true"
+    streams = switch_of(query, "stream")
     running, after = _running(context), _starting_after(query)
     if running is not None and not streams:
         return WireResponse.json(running.response)

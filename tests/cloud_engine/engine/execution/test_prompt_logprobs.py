@@ -48,10 +48,10 @@ def assert_scores(reference: Any, prompt: list[int], scores: list[Any], num_top:
     "config",
     [
         {},
-        {"token_budget": 16, "block_size": 4},
-        {"token_budget": 17, "num_blocks": 8, "block_size": 64},
-        {"token_budget": 24, "with_draft": True},
-        {"token_budget": 16, "num_blocks": 6},
+        {"max_num_batched_tokens": 16, "block_size": 4},
+        {"max_num_batched_tokens": 17, "num_blocks": 8, "block_size": 64},
+        {"max_num_batched_tokens": 24, "with_draft": True},
+        {"max_num_batched_tokens": 16, "num_blocks": 6},
     ],
     ids=str,
 )
@@ -69,7 +69,7 @@ def test_scores_are_those_of_transformers(reference, make_scoring, ask, run, con
 
 
 def test_a_preempted_request_scores_every_token_once(reference, make_scoring, ask) -> None:
-    engine = make_scoring(token_budget=16, block_size=4, num_blocks=12, policy="priority")
+    engine = make_scoring(max_num_batched_tokens=16, block_size=4, num_blocks=12, scheduling_policy="priority")
     request = replace(ask([PROMPTS[5]], prompt_logprobs=0)[0], priority=5)
     urgent = replace(ask([PROMPTS[4]], max_tokens=20)[0], request_id="urgent")
     scores: list[Any] = []
@@ -92,7 +92,7 @@ def test_answers_of_one_request_score_its_prompt_once(reference, make_scoring, a
 
 
 def test_memory_is_bounded_by_the_chunk(make_scoring, ask, monkeypatch) -> None:
-    engine = make_scoring(token_budget=16)
+    engine = make_scoring(max_num_batched_tokens=16)
     most = 0
     run_model = engine._runner.run
 

@@ -124,7 +124,7 @@ def test_who_is_aborted_or_comes_in_between(at, ahead, make_engine, make_prompts
 
 def test_a_small_pool_with_preemptions(ahead, monkeypatch, make_engine, make_prompts, ask):
     requests = ask(make_prompts(9, seed=6), max_tokens=40)
-    options = {"num_blocks": 26, "max_batch_size": 6, "block_size": 8}
+    options = {"num_blocks": 26, "max_num_seqs": 6, "block_size": 8}
     engine = make_engine(**options)
     found, _ = stepped(engine, requests)
     assert engine.stats().preemptions > 0 and ahead
@@ -159,7 +159,7 @@ def test_biases_are_the_same_for_every_token(temperature, ahead, monkeypatch, ma
 def test_nothing_is_launched_ahead_of_prompts(ahead, make_engine, make_prompts, ask):
     """With one place, the next prompt waits for a request to end: that step is not given away."""
     requests = ask(make_prompts(5, seed=8), max_tokens=6, ignore_eos=True)
-    _, steps = stepped(make_engine(max_batch_size=1), requests)
+    _, steps = stepped(make_engine(max_num_seqs=1), requests)
     assert steps == 5 * 6
     assert len(ahead) == 5 * 4  # neither behind the prompt's own step nor behind the last
     assert ahead.num_in_vain(steps) == 0
@@ -171,16 +171,16 @@ def test_who_waits_for_a_place_gets_it_at_once(ahead, monkeypatch, make_engine, 
         replace(request, params=replace(request.params, max_tokens=length))
         for request, length in zip(ask(make_prompts(4, seed=8), ignore_eos=True), (5, 30, 6, 7), strict=True)
     ]
-    found = stepped(make_engine(max_batch_size=2), requests)
+    found = stepped(make_engine(max_num_seqs=2), requests)
     assert ahead and ahead.num_in_vain(found[1]) == 0
     monkeypatch.setattr(Runner, "runs_ahead", False)
-    assert stepped(make_engine(max_batch_size=2), requests) == found
+    assert stepped(make_engine(max_num_seqs=2), requests) == found
 
 
 def test_nothing_is_launched_ahead_of_a_long_prompt(ahead, make_engine, ask):
     """Which is read in pieces, beside nobody or beside others that decode."""
     requests = [*ask([[3] * 5], max_tokens=30), replace(ask([[4] * 100], max_tokens=3)[0], request_id="long")]
-    _, steps = stepped(make_engine(token_budget=16), requests)
+    _, steps = stepped(make_engine(max_num_batched_tokens=16), requests)
     assert ahead.num_in_vain(steps) == 0
 
 
@@ -243,7 +243,7 @@ def test_a_failed_step_leaves_nothing_behind(ahead, monkeypatch, make_engine, ma
 def test_drafts_are_the_same_unread(backend, draft_length, ahead, monkeypatch, draft, make_engine, make_prompts, ask):
     """A draft model's tokens are read once, behind the last of them."""
     requests = ask(make_prompts(6, seed=11), max_tokens=40, temperature=0.7, seed=3)
-    options = {"draft_length": draft_length, "num_draft_tokens": 5, "attention_backend": backend}
+    options = {"draft_length": draft_length, "num_speculative_tokens": 5, "attention_backend": backend}
     first_passes: list[list[int]] = [[]]
     first_pass = DraftModel._first_pass
 
@@ -273,7 +273,7 @@ def test_drafts_end_where_the_answer_would_unread(ahead, target, make_engine, ma
         replace(request, params=replace(request.params, stop_token_ids=(answer[5 + at % 9],)))
         for at, (request, answer) in enumerate(zip(requests, answers, strict=True))
     ]
-    engine = make_engine(draft=target, num_draft_tokens=7, draft_length="fixed")
+    engine = make_engine(draft=target, num_speculative_tokens=7, draft_length="fixed")
     for result, request, answer in zip(run(engine, ending), ending, answers, strict=True):
         assert result.token_ids == answer[: answer.index(request.params.stop_token_ids[0])]
         assert result.stats.draft_accepted == result.stats.draft_proposed
@@ -297,7 +297,7 @@ def test_any_order_of_ends_aborts_and_arrivals(lengths, places, events, make_eng
     found: dict[str, list[int]] = {name: [] for name in expected}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Runner, "runs_ahead", True)
-        engine = make_engine(max_batch_size=places, num_blocks=24, block_size=8)
+        engine = make_engine(max_num_seqs=places, num_blocks=24, block_size=8)
         waiting = {request.request_id: request for request in requests if request.request_id in late}
         for request in requests:
             if request.request_id not in late:

@@ -37,7 +37,7 @@ def shape_of(**changes) -> Decoder:
         return Decoder(replace(config, **changes))
 
 
-@pytest.mark.parametrize("config", [{}, {"block_size": 64}, {"max_batch_size": 1}], ids=str)
+@pytest.mark.parametrize("config", [{}, {"block_size": 64}, {"max_num_seqs": 1}], ids=str)
 def test_the_pool_stays_within_its_memory_and_the_context_within_the_pool(config) -> None:
     config, model = EngineConfig(**config), shape_of()
     sizes = KVCacheSize.of([model], config)
@@ -53,7 +53,7 @@ def test_a_draft_model_has_its_share_of_the_memory() -> None:
 
 
 def test_a_shorter_context_is_held_by_more_requests() -> None:
-    sizes = KVCacheSize.of([shape_of()], EngineConfig(context_length=1000, max_batch_size=4))
+    sizes = KVCacheSize.of([shape_of()], EngineConfig(context_length=1000, max_num_seqs=4))
     assert (sizes.context_length, sizes.num_blocks) == (1000, 4 * 63)
 
 
@@ -64,7 +64,7 @@ def test_a_context_of_the_models_whole_length_is_had_by_blocks_for_it() -> None:
 
 def test_a_window_needs_no_more_than_it_sees() -> None:
     windowed = shape_of(windows=(4096,) * 16)
-    sizes = KVCacheSize.of([windowed], EngineConfig(max_batch_size=2))
+    sizes = KVCacheSize.of([windowed], EngineConfig(max_num_seqs=2))
     assert (sizes.context_length, sizes.num_blocks) == (CONTEXT, 2 * ((4095 + 512 + 15) // 16 + 1))
     assert KVCacheSize.of([windowed], EngineConfig(num_blocks=100)).context_length == 1600
 
@@ -76,7 +76,7 @@ def test_a_window_needs_no_more_than_it_sees() -> None:
         ({"context_length": 20000}, r"1250 blocks of KV cache \(1.2 GiB\), but it has 1024: lower .* to 16384"),
         ({"context_length": 100, "num_blocks": 6}, "7 blocks .* but it has 6: lower .* to 96, or set num_blocks to 7"),
         ({"block_size": 2**15}, "too little memory for a KV cache"),
-        ({"context_length": 0}, "context_length must be 1 to"),
+        ({"context_length": 0}, "max_model_len must be 1 to"),
     ],
     ids=str,
 )

@@ -122,9 +122,9 @@ def test_the_shipped_model_answers_like_transformers() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        {"block_size": 4, "token_budget": 16},
-        {"block_size": 64, "prefix_caching": False},
-        {"block_size": 4, "num_blocks": 52, "token_budget": 16},  # preempts
+        {"block_size": 4, "max_num_batched_tokens": 16},
+        {"block_size": 64, "enable_prefix_caching": False},
+        {"block_size": 4, "num_blocks": 52, "max_num_batched_tokens": 16},  # preempts
     ],
     ids=str,
 )
@@ -143,7 +143,7 @@ def test_company_chunks_preemption_and_prefix_hits_change_nothing(
         assert answers[2:-3] == expected
         assert answers[:2] + answers[-3:] == plain
     if "num_blocks" not in config:  # else others have taken the blocks by then
-        assert any(result.stats.cached_tokens for result in results[2:-3]) == config.get("prefix_caching", True)
+        assert any(result.stats.cached_tokens for result in results[2:-3]) == config.get("enable_prefix_caching", True)
     assert bool(engine.stats().preemptions) == ("num_blocks" in config)
 
 
@@ -155,7 +155,7 @@ def test_the_best_of_the_beams_are_returned(pair, make_beams, run) -> None:
 
 def test_aborted_at_any_step_it_leaves_nothing(make_beams) -> None:
     for steps in range(9):
-        engine = make_beams(token_budget=16, max_batch_size=8)
+        engine = make_beams(max_num_batched_tokens=16, max_num_seqs=8)
         engine.add_request(search(random_tokens(33)))
         for _ in range(steps):
             assert not list(engine.step())
@@ -197,7 +197,7 @@ def test_beams_that_cannot_fit_are_refused(make_beams) -> None:
     with pytest.raises(ContextLengthError, match="fewer beams"):
         make_beams(num_blocks=11).add_request(search(random_tokens(33)))
     with pytest.raises(InvalidRequestError, match="between 1 and 4"):
-        make_beams(max_batch_size=4).add_request(search([1], width=5))
+        make_beams(max_num_seqs=4).add_request(search([1], width=5))
     with pytest.raises(InvalidRequestError, match="n must not exceed the number of beams"):
         make_beams().add_request(search([1], width=2, n=3))
 

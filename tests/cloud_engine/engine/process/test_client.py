@@ -58,7 +58,7 @@ def test_concurrent_requests_get_their_own_answers(make_engine, make_prompts, as
         assert await asyncio.gather(*(collect(engine, request) for request in requests)) == expected
         assert engine.stats().finished_requests == 12
 
-    with_engine(make_engine(max_batch_size=4), scenario)
+    with_engine(make_engine(max_num_seqs=4), scenario)
 
 
 def test_closing_the_iterator_aborts(make_engine):
@@ -111,7 +111,7 @@ def test_cancelling_the_task_aborts_running_and_queued_requests(make_engine):
         await until(lambda: engine.stats().running + engine.stats().waiting + engine.stats().kv_blocks_used == 0)
         assert len(await collect(engine, endless("next"))) == 190
 
-    with_engine(make_engine(max_batch_size=1), scenario)
+    with_engine(make_engine(max_num_seqs=1), scenario)
 
 
 def test_a_bad_request_fails_alone(make_engine):
@@ -135,7 +135,7 @@ def test_a_full_queue_refuses(make_engine):
         assert sum(isinstance(result, list) for result in results) >= 2
         assert all(isinstance(result, list | OverloadedError) for result in results)
 
-    with_engine(make_engine(max_batch_size=1, max_waiting=2), scenario)
+    with_engine(make_engine(max_num_seqs=1, max_waiting=2), scenario)
 
 
 def test_a_request_id_in_use_is_refused(make_engine):
@@ -181,7 +181,7 @@ def test_a_failed_step_loses_its_requests_and_nothing_else(make_engine, ask, run
         assert served.stats().kv_blocks_used == 0
         assert await asyncio.gather(*(collect(served, request) for request in requests)) == expected
 
-    with_engine(failing_at(make_engine(max_batch_size=2), 3), scenario)
+    with_engine(failing_at(make_engine(max_num_seqs=2), 3), scenario)
 
 
 def test_an_engine_that_keeps_failing_is_down(make_engine):
@@ -194,7 +194,7 @@ def test_an_engine_that_keeps_failing_is_down(make_engine):
         with pytest.raises(EngineError, match="on fire"):
             await collect(served, endless("later"))
 
-    with_engine(failing_at(make_engine(max_batch_size=2), *range(3, 3 + FAILURES_TO_GIVE_UP)), scenario)
+    with_engine(failing_at(make_engine(max_num_seqs=2), *range(3, 3 + FAILURES_TO_GIVE_UP)), scenario)
 
 
 def test_close_ends_requests_in_flight(make_engine):

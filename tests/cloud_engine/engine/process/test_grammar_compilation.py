@@ -94,7 +94,7 @@ def test_requests_being_prepared_wait_in_the_queue(make_engine, compiler):
         assert len(await tasks[0]) == 4
         assert engine.stats().waiting == 0
 
-    serve(make_engine(max_waiting=1, max_batch_size=1), scenario)
+    serve(make_engine(max_waiting=1, max_num_seqs=1), scenario)
 
 
 def test_an_abort_takes_back_what_was_not_begun(make_engine, compiler):

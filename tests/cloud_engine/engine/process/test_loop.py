@@ -104,7 +104,7 @@ def test_a_reader_who_left_holds_nobody_to_short_pauses(run) -> None:
 def test_nobody_waits_for_a_step_with_prompts_to_hear_of_the_one_before(run) -> None:
     """It may take long: a prompt of several steps begins at the eleventh."""
     prompt = Add(GenerationRequest("long", [1] * 100, SamplingParams(temperature=0.0, max_tokens=1), streamed=False))
-    script = run(0.0, (0, asked("a", streamed=True, tokens=30)), (10, prompt), token_budget=33)
+    script = run(0.0, (0, asked("a", streamed=True, tokens=30)), (10, prompt), max_num_batched_tokens=33)
     steps = [step for step, _ in script.outputs()]
     assert steps[:5] == [1, 10, 11, 12, 13], "and then the prompt is read, its only token has come"
     assert steps[5:] == [14, 30]

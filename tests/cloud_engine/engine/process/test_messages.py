@@ -136,7 +136,7 @@ def test_an_error_arrives_as_what_it_was(
 @pytest.mark.parametrize(
     "command",
     [
-        messages.Load("folder", None, EngineConfig(num_blocks=7, policy="priority")),
+        messages.Load("folder", None, EngineConfig(num_blocks=7, scheduling_policy="priority")),
         messages.Load("folder", "draft.gguf", EngineConfig()),
         messages.Abort("a"),
         messages.Close(),

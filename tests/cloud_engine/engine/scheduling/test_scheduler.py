@@ -134,12 +134,12 @@ class Simulation(RuleBasedStateMachine):
         self.cache = KVCacheManager(self.num_blocks, BLOCK, window=self.window)
         config = EngineConfig(
             block_size=BLOCK,
-            max_batch_size=BATCH,
-            token_budget=BUDGET,
+            max_num_seqs=BATCH,
+            max_num_batched_tokens=BUDGET,
             max_waiting=WAITING,
-            num_draft_tokens=3,
+            num_speculative_tokens=3,
             draft_length="fixed",
-            policy=self.policy,
+            scheduling_policy=self.policy,
         )
         speculator = Speculator([Sometimes()] if self.drafts else [], config)
         self.scheduler = Scheduler(config, self.cache, speculator)
@@ -434,7 +434,7 @@ def test_shared_slots_are_wasted_once() -> None:
 
 def test_decodes_go_on_while_a_long_prompt_is_prefilled() -> None:
     cache = KVCacheManager(100, BLOCK)
-    scheduler = plain_scheduler(EngineConfig(block_size=BLOCK, max_batch_size=4, token_budget=8), cache)
+    scheduler = plain_scheduler(EngineConfig(block_size=BLOCK, max_num_seqs=4, max_num_batched_tokens=8), cache)
     long, short = make_state("long", [1] * 30, 4), make_state("short", [1, 2], 4)
     scheduler.add(long)
     scheduler.add(short)
@@ -454,7 +454,7 @@ def test_decodes_go_on_while_a_long_prompt_is_prefilled() -> None:
 
 def paced(token_s: float, *states: RequestState, **options: Any) -> list[list[int]]:
     """Each step's tokens of each request, where a token takes `token_s`, until all prompts are there."""
-    config = EngineConfig(**{"block_size": BLOCK, "token_budget": 512, "max_step_ms": 100, **options})
+    config = EngineConfig(**{"block_size": BLOCK, "max_num_batched_tokens": 512, "max_step_ms": 100, **options})
     scheduler = plain_scheduler(config, KVCacheManager(1000, BLOCK))
     for state in states:
         scheduler.add(state)
@@ -484,7 +484,7 @@ def test_prompts_are_cut_so_that_a_step_takes_no_longer() -> None:
 
 
 def test_many_beams_and_a_small_budget_are_no_deadlock() -> None:
-    assert paced(9.0, make_state("a", [1] * 90, 4), max_batch_size=20, token_budget=20) == [[20]] * 4 + [[10]]
+    assert paced(9.0, make_state("a", [1] * 90, 4), max_num_seqs=20, max_num_batched_tokens=20) == [[20]] * 4 + [[10]]
     budget = StepBudget(0.001, least=80)  # as many beams may have to run together
     for _ in range(2):
         assert budget.max_prompt_tokens(512) >= 80
@@ -513,7 +513,7 @@ def test_a_prediction_is_cut_so_that_a_step_takes_no_longer(head: float) -> None
 
 def test_drafts_leave_prompts_their_pace() -> None:
     """A prompt behind a request that is always drafted for gets pieces that follow the length of steps."""
-    config = EngineConfig(block_size=BLOCK, max_step_ms=100, draft_length="fixed", num_draft_tokens=4)
+    config = EngineConfig(block_size=BLOCK, max_step_ms=100, draft_length="fixed", num_speculative_tokens=4)
     speculator = Speculator([Sometimes(1.0)], config)
     scheduler = Scheduler(config, KVCacheManager(1000, BLOCK), speculator)
     first, second = make_state("a", [1] * 5, 900), make_state("z", [2] * 3000, 4)
@@ -557,7 +557,7 @@ def ran(scheduler: Scheduler) -> list[str]:
 
 
 def small(policy: Policy, *, batch: int = 1, blocks: int = 100) -> Scheduler:
-    config = EngineConfig(block_size=BLOCK, max_batch_size=batch, token_budget=64, policy=policy)
+    config = EngineConfig(block_size=BLOCK, max_num_seqs=batch, max_num_batched_tokens=64, scheduling_policy=policy)
     return plain_scheduler(config, KVCacheManager(blocks, BLOCK))
 
 
@@ -574,7 +574,7 @@ def test_a_higher_priority_takes_the_place_of_a_running_request() -> None:
 
 
 def test_a_long_prefill_does_not_use_up_the_budget_of_who_comes_first() -> None:
-    config = EngineConfig(block_size=BLOCK, max_batch_size=4, token_budget=8, policy="priority")
+    config = EngineConfig(block_size=BLOCK, max_num_seqs=4, max_num_batched_tokens=8, scheduling_policy="priority")
     scheduler = plain_scheduler(config, KVCacheManager(100, BLOCK))
     scheduler.add(make_state("long", [1] * 30, 9, priority=1))
     assert ran(scheduler) == ["long"]
@@ -673,12 +673,14 @@ def test_short_prompts_go_first() -> None:
 
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="fcfs or priority or shortest-prefill"):
-        EngineConfig(policy="fastest")  # type: ignore[arg-type]
+        EngineConfig(scheduling_policy="fastest")  # type: ignore[arg-type]
 
 
 def test_drafts_take_only_what_is_left_over() -> None:
     cache = KVCacheManager(3, BLOCK)
-    config = EngineConfig(block_size=BLOCK, max_batch_size=2, token_budget=64, num_draft_tokens=4, draft_length="fixed")
+    config = EngineConfig(
+        block_size=BLOCK, max_num_seqs=2, max_num_batched_tokens=64, num_speculative_tokens=4, draft_length="fixed"
+    )
     scheduler = Scheduler(config, cache, Speculator([Sometimes(1.0)], config))
     scheduler.add(make_state("a", [1] * 4, 9))
     scheduler.add(make_state("b", [2] * 3, 9))

@@ -33,7 +33,7 @@ def distrust(num_behind: int) -> bool:
 def plain(make_engine, make_prompts, ask, run):
     """Answers without speculation, one request at a time."""
     prompts = make_prompts(48, seed=9)
-    return prompts, [run(make_engine(max_batch_size=1), ask([prompt], max_tokens=LENGTH))[0] for prompt in prompts]
+    return prompts, [run(make_engine(max_num_seqs=1), ask([prompt], max_tokens=LENGTH))[0] for prompt in prompts]
 
 
 def predictions(kind: str, answers: list[list[int]]) -> list[list[int]]:
@@ -60,7 +60,7 @@ def predictions(kind: str, answers: list[list[int]]) -> list[list[int]]:
 @pytest.mark.parametrize("batch_size", [1, 4, 16])
 def test_a_draft_model_changes_no_token(batch_size, plain, make_engine, ask, run, draft):
     prompts, expected = plain
-    engine = make_engine(draft=draft, max_batch_size=batch_size, draft_length="fixed")
+    engine = make_engine(draft=draft, max_num_seqs=batch_size, draft_length="fixed")
     results = run(engine, ask(prompts, max_tokens=LENGTH))
     assert [r.token_ids for r in results] == [e.token_ids for e in expected]
     stats = engine.stats()
@@ -73,7 +73,7 @@ def test_a_draft_model_changes_no_token(batch_size, plain, make_engine, ask, run
 def test_a_prediction_changes_no_token(kind, batch_size, plain, make_engine, ask, run, draft):
     prompts, expected = plain[0][:16], plain[1][:16]
     drafts = predictions(kind, [e.token_ids for e in expected])
-    engine = make_engine(draft=draft if batch_size == 4 else None, max_batch_size=batch_size, draft_length="fixed")
+    engine = make_engine(draft=draft if batch_size == 4 else None, max_num_seqs=batch_size, draft_length="fixed")
     results = run(engine, ask(prompts, max_tokens=LENGTH, drafts=drafts))
     assert [r.token_ids for r in results] == [e.token_ids for e in expected]
     for result, proposed in zip(results, drafts, strict=True):
@@ -120,7 +120,7 @@ def test_a_prompt_that_fills_the_step_does_not_hide_a_useless_prediction(plain, 
         for pair in zip(*plain, strict=True)
         if len(pair[0]) == 16
     )
-    engine = make_engine(token_budget=16, prefix_caching=False)
+    engine = make_engine(max_num_batched_tokens=16, enable_prefix_caching=False)
     for _ in range(3):
         run(engine, ask([prompt], max_tokens=LENGTH, drafts=[useless]))
     assert list(engine._speculator._trust._held) == [False] * 3
@@ -162,7 +162,7 @@ def test_sampled_output_is_the_same_with_any_draft(params, plain, make_engine, a
             assert engine.stats().draft_accepted > 0
 
 
-@pytest.mark.parametrize("config", [{"num_blocks": 8}, {"token_budget": 20}, {"block_size": 4}], ids=str)
+@pytest.mark.parametrize("config", [{"num_blocks": 8}, {"max_num_batched_tokens": 20}, {"block_size": 4}], ids=str)
 def test_speculation_with_preemption_chunking_and_prefix_hits(config, plain, make_engine, ask, run, draft):
     prompts, expected = plain[0][:16], [e.token_ids for e in plain[1][:16]]
     engine = make_engine(draft=draft, draft_length="fixed", **config)
@@ -175,7 +175,7 @@ def test_speculation_with_preemption_chunking_and_prefix_hits(config, plain, mak
 
 def test_a_draft_as_good_as_the_target_is_always_accepted(plain, target, make_engine, ask, run):
     prompts, expected = plain
-    engine = make_engine(draft=target, num_draft_tokens=5, draft_length="fixed")
+    engine = make_engine(draft=target, num_speculative_tokens=5, draft_length="fixed")
     for _ in range(2):  # also where the prompt comes from the prefix cache
         results = run(engine, ask(prompts[:16], max_tokens=LENGTH))
         assert [r.token_ids for r in results] == [e.token_ids for e in expected[:16]]
@@ -196,15 +196,15 @@ def test_end_of_sequence_inside_an_accepted_draft(plain, make_engine, ask, run, 
 
 
 COMPANY = {
-    "preempted": {"num_blocks": 10, "max_batch_size": 6},
-    "chunked": {"token_budget": 20},
+    "preempted": {"num_blocks": 10, "max_num_seqs": 6},
+    "chunked": {"max_num_batched_tokens": 20},
     "blocks of 4": {"block_size": 4},
-    "uncached": {"prefix_caching": False},
+    "uncached": {"enable_prefix_caching": False},
 }
 DRAFTERS = {
     "draft": {"draft_length": "fixed"},
     "ngram": {"draft_length": "fixed", "ngram": True},
-    "both": {"ngram": True, "draft_length": "fixed", "num_draft_tokens": 3},
+    "both": {"ngram": True, "draft_length": "fixed", "num_speculative_tokens": 3},
     "adaptive": {"ngram": True},
 }
 
@@ -215,7 +215,7 @@ def composed(make_engine, make_prompts, ask, run):
     prompts = [prompt * 3 for prompt in make_prompts(8, seed=4) if len(prompt) < 25]
     penalties = {"repetition_penalty": 0.8, "presence_penalty": -0.5, "logprobs": 2}
     options = {"temperature": 0.6, "seed": 5, "top_p": 0.9, "n": 2, "max_tokens": 16, **penalties}
-    return prompts, options, run(make_engine(max_batch_size=2), ask(prompts, **options))
+    return prompts, options, run(make_engine(max_num_seqs=2), ask(prompts, **options))
 
 
 @pytest.mark.parametrize("company", COMPANY)
@@ -241,7 +241,7 @@ def test_every_drafter_composes_with_everything(drafters, company, composed, mak
 def test_a_draft_that_pauses_catches_up(plain, target, make_engine, ask, run):
     """It computed nothing of what was answered without it, and is right from its first token on."""
     prompts, expected = plain
-    engine = make_engine(draft=target, num_draft_tokens=5, draft_length="fixed", token_budget=40)
+    engine = make_engine(draft=target, num_speculative_tokens=5, draft_length="fixed", max_num_batched_tokens=40)
     speculator = engine._speculator
     chooser, speculator._draft_length = speculator._draft_length, Paused()
     for request in ask(prompts[8:9], max_tokens=LENGTH):  # 70 tokens of prompt: more than a step's budget
@@ -258,7 +258,7 @@ def test_a_draft_that_pauses_catches_up(plain, target, make_engine, ask, run):
 @pytest.mark.parametrize("penalty", [0.0, 0.3], ids=["one call", "pass by pass"])
 def test_a_draft_ends_where_the_answer_would(penalty, plain, target, make_engine, ask, run):
     """A draft model that says what the target says proposes nothing in vain, beside others that go on."""
-    engine = make_engine(draft=target, num_draft_tokens=7, draft_length="fixed")
+    engine = make_engine(draft=target, num_speculative_tokens=7, draft_length="fixed")
     requests = ask(plain[0], max_tokens=LENGTH, presence_penalty=penalty)
     answers = [result.token_ids for result in run(make_engine(), requests)]
     ending = [
@@ -279,7 +279,7 @@ def test_a_draft_that_would_end_too_early_is_wrong_like_any_other(
     requests = ask(make_prompts(8, seed=3), max_tokens=LENGTH)
     expected = [result.token_ids for result in run(make_engine(), requests)]
     end = min(set(range(97)) - {token for answer in expected for token in answer})
-    engine = make_engine(draft=target, eos=(end,), draft_length="fixed", num_draft_tokens=4)
+    engine = make_engine(draft=target, eos=(end,), draft_length="fixed", num_speculative_tokens=4)
     (drafter,) = engine._speculator._drafters
     if at_once and not drafter._can_extend:
         pytest.skip("not all of this is C")
@@ -348,7 +348,7 @@ class Paused(FixedDraftLength):
 
 def test_a_cached_prefix_without_its_draft_half_is_still_a_hit(plain, target, make_engine, ask, run):
     prompts, expected = plain
-    engine = make_engine(draft=target, num_draft_tokens=5, draft_length="fixed")
+    engine = make_engine(draft=target, num_speculative_tokens=5, draft_length="fixed")
     chooser, engine._speculator._draft_length = engine._speculator._draft_length, Paused()
     run(engine, ask(prompts[8:9], max_tokens=LENGTH))
     engine._speculator._draft_length = chooser
@@ -390,7 +390,7 @@ def test_a_draft_padded_differently_drafts(rows, plain, target, fresh_draft, mak
     padded = resized(fresh_draft, rows)
     config = EngineConfig(num_blocks=192)
     drafter = DraftModel(padded, target.config, KVCacheSize.of([target], config), config)
-    engine = make_engine(num_blocks=192, num_draft_tokens=2, draft_length="fixed", drafters=[drafter])
+    engine = make_engine(num_blocks=192, num_speculative_tokens=2, draft_length="fixed", drafters=[drafter])
     sampled = {"temperature": 0.8, "seed": 3, "top_p": 0.9, "logit_bias": ((96, 2.0),), "max_tokens": LENGTH}
     assert [r.token_ids for r in run(engine, ask(prompts, max_tokens=LENGTH))] == [e.token_ids for e in expected]
     without = run(make_engine(), ask(prompts[:8], **sampled))
@@ -406,7 +406,7 @@ def test_rows_behind_the_target_s_vocabulary_are_never_drafted(plain, target, fr
     padded.lm_head.weight[97:] = 9 * padded.lm_head.weight[:23].abs()
     config = EngineConfig(num_blocks=192)
     drafter = DraftModel(padded, target.config, KVCacheSize.of([target], config), config)
-    engine = make_engine(num_blocks=192, num_draft_tokens=4, draft_length="fixed", drafters=[drafter])
+    engine = make_engine(num_blocks=192, num_speculative_tokens=4, draft_length="fixed", drafters=[drafter])
     results = run(engine, ask(prompts[:8], max_tokens=LENGTH))
     assert [r.token_ids for r in results] == [e.token_ids for e in expected[:8]]
     assert engine.stats().draft_proposed > 0
@@ -424,7 +424,7 @@ def test_plain_requests_and_others_are_drafted_for_together(plain, target, make_
         requests = [replace(request, request_id=str(index)) for index, request in enumerate(requests)]
         return [result.token_ids for result in run(engine, requests)]
 
-    engine = make_engine(draft=target, num_draft_tokens=5, draft_length="fixed")
+    engine = make_engine(draft=target, num_speculative_tokens=5, draft_length="fixed")
     assert answers(engine) == answers(make_engine())
     stats = engine.stats()
     assert stats.draft_accepted == stats.draft_proposed > 0

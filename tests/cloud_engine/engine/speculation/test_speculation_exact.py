@@ -66,7 +66,7 @@ def models(make_llama) -> tuple[Decoder, Decoder]:
 def test_pairs_of_tokens_are_drawn_as_often_as_they_should(models: tuple[Decoder, Decoder], temperature: float) -> None:
     target, draft = models
     params = SamplingParams(temperature=temperature, top_p=0.9, top_k=12, max_tokens=3)
-    config = EngineConfig(max_batch_size=64, max_waiting=SAMPLES, num_draft_tokens=2, draft_length="fixed", seed=1)
+    config = EngineConfig(max_num_seqs=64, max_waiting=SAMPLES, num_speculative_tokens=2, draft_length="fixed", seed=1)
     engine = Engine(ServedModel(target), config, draft=DraftWeights(draft))
     for number in range(SAMPLES):
         engine.add_request(GenerationRequest(str(number), PROMPT, params))

@@ -22,9 +22,13 @@ EVERY_BIT = 80  # of the prompts, where log-probabilities are compared
 Asked = list[list[int]]
 
 
-def start(*, draft: bool = False, prefix_caching: bool = False, **config: Any) -> Engine:
+def start(*, draft: bool = False, enable_prefix_caching: bool = False, **config: Any) -> Engine:
     options = EngineConfig(
-        prefix_caching=prefix_caching, max_waiting=PROMPTS, draft_length="fixed", num_draft_tokens=5, **config
+        enable_prefix_caching=enable_prefix_caching,
+        max_waiting=PROMPTS,
+        draft_length="fixed",
+        num_speculative_tokens=5,
+        **config,
     )
     folder = pocket.pocket_small_folder() if draft else None
     return Engine.from_folder(pocket.pocket_large_folder(), draft=folder, config=options)
@@ -55,19 +59,19 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def plain(prompts: list[list[int]]) -> list[list[int]]:
-    return answers(start(max_batch_size=16), prompts)
+    return answers(start(max_num_seqs=16), prompts)
 
 
 @pytest.fixture(scope="module")
 def small_answers(prompts: list[list[int]]) -> Iterator[list[list[int]]]:
     """The drafts that the device would send: often right, often not."""
-    config = EngineConfig(max_batch_size=32, max_waiting=PROMPTS)
+    config = EngineConfig(max_num_seqs=32, max_waiting=PROMPTS)
     yield answers(Engine.from_folder(pocket.pocket_small_folder(), config=config), prompts)
 
 
 @pytest.mark.parametrize("batch_size", [1, 16])
 def test_the_draft_model_changes_no_answer(batch_size: int, prompts, plain) -> None:
-    engine = start(draft=True, max_batch_size=batch_size)
+    engine = start(draft=True, max_num_seqs=batch_size)
     assert answers(engine, prompts) == plain
     stats = engine.stats()
     assert 0.5 < stats.draft_accepted / stats.draft_proposed < 0.99
@@ -75,7 +79,7 @@ def test_the_draft_model_changes_no_answer(batch_size: int, prompts, plain) -> N
 
 @pytest.mark.parametrize("batch_size", [1, 16])
 def test_ngrams_change_no_answer(batch_size: int, prompts, plain) -> None:
-    engine = start(ngram=True, max_batch_size=batch_size)
+    engine = start(ngram=True, max_num_seqs=batch_size)
     assert answers(engine, prompts) == plain
     stats = engine.stats()
     assert 0 < stats.ngram_accepted < stats.ngram_proposed
@@ -85,7 +89,7 @@ def test_ngrams_change_no_answer(batch_size: int, prompts, plain) -> None:
 def test_the_small_models_answer_as_prediction_changes_no_answer(
     batch_size: int, prompts, plain, small_answers
 ) -> None:
-    engine = start(draft=batch_size == 4, max_batch_size=batch_size)
+    engine = start(draft=batch_size == 4, max_num_seqs=batch_size)
     assert answers(engine, prompts, small_answers) == plain
     stats = engine.stats()
     assert stats.accepted_prediction_tokens > 0
@@ -95,12 +99,12 @@ def test_the_small_models_answer_as_prediction_changes_no_answer(
 @pytest.fixture(scope="module")
 def alone(prompts: Asked) -> list[list[Any]]:
     """With log-probabilities."""
-    return answers(start(max_batch_size=1, batch_invariant=True), prompts[:EVERY_BIT], logprobs=1)
+    return answers(start(max_num_seqs=1, batch_invariant=True), prompts[:EVERY_BIT], logprobs=1)
 
 
 @pytest.mark.parametrize(("drafter", "batch_size"), [("draft", 4), ("ngram", 16)])
 def test_in_batch_invariant_mode_drafts_change_no_bit(drafter: str, batch_size: int, prompts, alone) -> None:
-    engine = start(max_batch_size=batch_size, batch_invariant=True, **{drafter: True})
+    engine = start(max_num_seqs=batch_size, batch_invariant=True, **{drafter: True})
     assert answers(engine, prompts[:EVERY_BIT], logprobs=1) == alone
     stats = engine.stats()
     assert 0 < getattr(stats, f"{drafter}_accepted") < getattr(stats, f"{drafter}_proposed")
@@ -110,7 +114,7 @@ def test_in_batch_invariant_mode_chunks_prefix_hits_and_predictions_change_no_bi
     prompts, alone, small_answers
 ) -> None:
     prompts = prompts[:EVERY_BIT]
-    engine = start(batch_invariant=True, token_budget=32, prefix_caching=True, num_blocks=2048)
+    engine = start(batch_invariant=True, max_num_batched_tokens=32, enable_prefix_caching=True, num_blocks=2048)
     assert answers(engine, prompts, logprobs=1) == alone
     found, steps = engine.stats().prefix_hit_tokens, engine.stats().speculative_steps
     assert answers(engine, prompts, small_answers, logprobs=1) == alone

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +27,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_worker import row
 from updraft.cloud_engine.gateway.ledger.ledger import UsageLedger
+from updraft.cloud_engine.gateway.ledger.metering import USAGE
 from updraft.cloud_engine.gateway.ledger.opening import open_reader, open_store
 from updraft.protocol.errors import ConfigurationError, OverloadedError
 from waiting import wait_for
@@ -167,6 +168,7 @@ BOOKED = """
 import asyncio, os, sys
 from ledger_worker import row
 from updraft.cloud_engine.gateway.ledger.ledger import UsageLedger
+from updraft.cloud_engine.gateway.ledger.metering import USAGE
 from updraft.cloud_engine.gateway.ledger.opening import open_store
 
 async def work():
@@ -314,6 +316,61 @@ def test_a_database_that_is_locked(tmp_path: Path, policy: Any) -> None:
     run(work())
 
 
+def _empty(file: Path) -> None:
+    os.truncate(file, 0)
+
+
+@pytest.mark.parametrize("policy", ["stop", "continue"])
+@pytest.mark.parametrize("harm", [Path.unlink, _empty, lambda file: file.rename(file.with_name("moved"))])
+def test_rows_of_a_database_that_goes_away_are_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], object], policy: Any
+) -> None:
+    """They are written once the file is back, or by the next process."""
+    file, moved = tmp_path / "usage.sqlite3", tmp_path / "moved"
+
+    async def work() -> None:
+        ledger = UsageLedger(open_store(file), on_failure=policy)
+        ledger.settle(row(1))
+        assert ledger.flush(30)
+        harm(file)
+        opened = row(2)
+        await ledger.open(opened)
+        ledger.settle(opened)
+        await asyncio.to_thread(wait_for, lambda: ledger.failing)
+        if policy == "stop":
+            with pytest.raises(OverloadedError):
+                await ledger.open(row(3))
+        if moved.exists():
+            moved.rename(file)
+            assert ledger.flush(30)
+        ledger.close(0.1)
+
+    run(work())
+    assert caplog.text.count("was moved, replaced, deleted or emptied") == 1
+    if harm is _empty:
+        file.unlink()  # what the last checkpoint has left is no database
+    UsageLedger(open_store(file)).close()
+    assert "request-2" in {each["request_id"] for each in rows(str(file))}
+
+
+def test_a_refusal_has_its_status_in_the_file_of_intents(tmp_path: Path) -> None:
+    async def work() -> None:
+        store = open_store(tmp_path / "usage.sqlite3")
+        ledger, refused = UsageLedger(store), row(1)
+        ledger.book(refused)
+        refused.status = 503
+        with closing(sqlite3.connect(tmp_path / "usage.sqlite3", isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            ledger.settle(refused)
+            assert store.intents is not None
+            (kept,) = store.intents.records().values()
+            assert dict(zip(USAGE.columns, USAGE.values_in(kept), strict=True))["status"] == 503
+            other.execute("ROLLBACK")
+        ledger.close()
+
+    run(work())
+
+
 def test_a_ledger_that_hangs_is_closed_in_time(tmp_path: Path) -> None:
     file = tmp_path / "usage.sqlite3"
 
@@ -333,6 +390,7 @@ FULL = """
 import asyncio, resource, sys
 from ledger_worker import row
 from updraft.cloud_engine.gateway.ledger.ledger import UsageLedger
+from updraft.cloud_engine.gateway.ledger.metering import USAGE
 from updraft.cloud_engine.gateway.ledger.opening import open_store
 from updraft.protocol.errors import OverloadedError
 

@@ -140,7 +140,7 @@ def test_budgets_outlive_the_process(with_limiter: Callable[..., None], tmp_path
 
     async def work(limiter: Limiter) -> None:
         reservation = await limiter.admit(caller, "m", 1000, AnswerSize(1000))  # may cost 3 cents
-        with pytest.raises(LimitError, match=r"0\.5 US dollars a day: 0\.48 are used.*Try again in 1s") as refused:
+        with pytest.raises(LimitError, match=r"0\.5 US dollars a day: \$0\.48 are used.*Try again in 1s") as refused:
             await limiter.admit(caller, "m", 1000, AnswerSize(1000))
         assert refused.value.headers()["x-should-retry"] == "true", "the first may give back what it does not use"
         with pytest.raises(BudgetExceededError, match=r"0\.48 are used") as spent_budget:
@@ -298,7 +298,7 @@ def test_schemas_are_as_deep_as_their_brackets_outside_of_texts(
 def test_sizes() -> None:
     size = decode_size(json.dumps({"n": 3, "max_tokens": 50, "prompt": "x" * 3000}).encode())
     assert size.answer == AnswerSize(50, 3)
-    assert 1000 <= size.prompt_tokens < 1050
+    assert 3000 <= size.prompt_tokens < 3050
     two = decode_size(json.dumps({"prompt": ["a", "b"], "n": 3, "max_completion_tokens": 1, "max_tokens": 50}).encode())
     assert two.answer == AnswerSize(50, 6), "whichever limit the node reads"
     assert decode_size(b'{"prompt": [[1, 2], [3], [4]], "n": 2}').answer.answers == 6
@@ -310,8 +310,8 @@ def test_sizes() -> None:
     assert 1500 <= size.prompt_tokens < 1600
 
 
-@given(st.text(st.characters(min_codepoint=128, codec="utf-8"), max_size=200), st.booleans())
-def test_a_text_beyond_ascii_never_has_more_tokens_than_reckoned(text: str, escaped: bool) -> None:
+@given(st.text(st.characters(codec="utf-8"), max_size=200), st.booleans())
+def test_a_text_never_has_more_tokens_than_reckoned(text: str, escaped: bool) -> None:
     body = json.dumps({"prompt": text}, ensure_ascii=escaped).encode()
     reckoned = decode_size(body).prompt_tokens
-    assert len(text.encode()) <= reckoned <= 6 * len(text) + 10, "a token is a byte at least"
+    assert len(text.encode()) <= reckoned <= 6 * len(text) + 20, "a token is a byte at least"

@@ -75,7 +75,7 @@ def test_tokens_of_a_minute_are_counted_over_all(
         urls = [spawn("-m", "updraft", *command, *files)] * 2
     began = time.monotonic()
     with ThreadPoolExecutor(20) as pool:
-        answers = list(pool.map(lambda number: ask(urls[number % 2].url, key, max_tokens=ROOMY), range(80)))
+        answers = list(pool.map(lambda number: ask(urls[number % 2].url, key, max_tokens=ROOMY), range(240)))
     assert {answer.status_code for answer in answers} == {200, 429}, Counter(a.status_code for a in answers)
     used = sum(answer.json()["usage"]["total_tokens"] for answer in answers if answer.status_code == 200)
     seconds = time.monotonic() - began

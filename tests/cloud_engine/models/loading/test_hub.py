@@ -115,8 +115,8 @@ def test_a_full_disk(hub: Hub, monkeypatch) -> None:
     [
         ("owner/absent", ModelNotFoundError, "no repository owner/absent"),
         ("hf:owner/absent/file.gguf", ModelNotFoundError, "no repository owner/absent"),
-        ("hf:owner/model/absent.gguf", ModelLoadError, "owner/model does not contain this file"),
-        ("owner/one", ModelLoadError, "no safetensors model"),
+        ("hf:owner/model/absent.gguf", ModelLoadError, "owner/model contains neither the requested file"),
+        ("owner/one", ModelLoadError, "nor a safetensors model"),
     ],
 )
 def test_what_the_hub_does_not_have(hub: Hub, name: str, error: type[UpdraftError], reason: str) -> None:

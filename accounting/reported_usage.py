@@ -1,0 +1,87 @@
+"""Token counts that a server reports, in the field names of several APIs and at any depth of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from ..protocol.http.lenient_json import object_of
+from ..protocol.responses import MAX_TOKENS
+
+_READ, _WRITTEN = ("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens")
+#: Prompt tokens from the cache, on servers that report no details.
+_CACHED = ("cached_tokens", "prompt_cache_hit_tokens", "cache_read_input_tokens")
+#: Parts of an answer that a model writes, or that are long.
+_SKIPPED = frozenset(
+    ("content", "tool_calls", "function_call", "arguments", "input", "output", "parsed", "logprobs", "embedding")
+)
+
+
+@dataclass(slots=True)
+class ReportedUsage:
+    """Token counts reported by a server."""
+
+    prompt_tokens: int = 0
+    # Completion tokens, including hidden reasoning.
+    completion_tokens: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    # Prompt tokens from the server's cache.
+    cached_tokens: int = 0
+
+    @staticmethod
+    def of(answer: Mapping[str, Any], prompt_estimate: int = 0) -> ReportedUsage | None:
+        """Return the outermost usage of an answer or stream event, or None if it is missing or impossible.
+
+        An impossible count could exhaust every budget, and the cost of a partial usage is unknown. `prompt_estimate`:
+        assumed prompt tokens if the server reports only a total.
+        """
+        reads = [read for each in _usages(answer) if (read := _read(each, prompt_estimate)) is not None]
+        return next(filter(None, reads), reads[0] if reads else None)
+
+    def __bool__(self) -> bool:
+        """Return whether any token is reported."""
+        return bool(self.prompt_tokens or self.completion_tokens)
+
+
+def counted(value: Any) -> int | None:
+    """Return `value` if it is a plausible token count, else None."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS else None
+
+
+def _usages(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield all usage objects, the outermost first."""
+    parts: list[Any] = [answer]
+    for part in parts:
+        if isinstance(part, list):
+            parts += [item for item in cast("list[Any]", part) if isinstance(item, dict)]
+            continue
+        fields = cast("dict[str, Any]", part)
+        if isinstance(usage := fields.get("usage"), dict):
+            yield cast("dict[str, Any]", usage)
+        parts += [each for name, each in fields.items() if isinstance(each, dict | list) and name not in _SKIPPED]
+
+
+def _read(usage: dict[str, Any], prompt_estimate: int) -> ReportedUsage | None:
+    read, written, total = _first(usage, _READ), _first(usage, _WRITTEN), counted(usage.get("total_tokens")) or 0
+    if read is None or written is None:
+        return None
+    if usage.get("prompt_tokens") is None:  # Anthropic's count excludes tokens read from or written to the cache
+        read += sum(counted(usage.get(f"cache_{name}_input_tokens")) or 0 for name in ("read", "creation"))
+    read = read or max(0, min(prompt_estimate, total - written))
+    inputs, outputs = (
+        object_of(usage.get(f"{names[0]}_details")) or object_of(usage.get(f"{names[1]}_details"))
+        for names in (_READ, _WRITTEN)
+    )
+    hidden = counted(outputs.get("reasoning_tokens")) or 0
+    written = max(written, total - read, written + hidden if hidden > written else 0)  # some counts exclude reasoning
+    accepted, rejected = (counted(outputs.get(f"{kind}_prediction_tokens")) or 0 for kind in ("accepted", "rejected"))
+    cached = counted(inputs.get("cached_tokens")) or _first(usage, _CACHED) or 0
+    return ReportedUsage(read, written, accepted, rejected, min(cached, read))
+
+
+def _first(counts: dict[str, Any], names: tuple[str, ...]) -> int | None:
+    """Return the first of the counts that is present, 0 if all are missing, or None if the count is impossible."""
+    value = next((value for name in names if (value := counts.get(name)) is not None), None)
+    return 0 if value is None else counted(value)
