@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+from ...accounting.reported_usage import ReportedUsage
 from ...protocol.dialects.chat_chunks import index_of
 from ...protocol.embeddings import base64_of, vector_of
 from ...protocol.http.lenient_json import json_bytes, json_of
 from ..request.json_narrowing import rows, table, tables
 from .failures import invalid_answer
-from .interfaces import CloudUsage
 from .providers.provider import Provider
 
 
@@ -27,7 +27,7 @@ def completion_in(
     if body.get("error") and not body.get("choices"):
         raise provider.reported(url, redact(body["error"]))
     body = provider.answer(body)
-    choices, usage = tables(body.get("choices")), CloudUsage.of(body)
+    choices, usage = tables(body.get("choices")), ReportedUsage.of(body)
     silent = ("content_filter", "length", "stop") if usage and usage.completion_tokens else ("content_filter", "length")
     if not choices or not all(_is_text(each) if is_text else _is_choice(each, silent) for each in choices):
         raise invalid_answer(url, "its answer is not a completion")
