@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from array import array
-from base64 import b64encode
+import struct
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -72,7 +71,7 @@ def read_embedding(fields: Mapping[str, Any]) -> EmbeddingRequest:
 
 def embedding_list(request: EmbeddingRequest, vectors: Sequence[Sequence[float]], num_tokens: int) -> EmbeddingList:
     """Build the response from `vectors`, given in the order of the inputs."""
-    shown = _base64 if request.encoding_format == "base64" else list[float]
+    shown = base64_of if request.encoding_format == "base64" else list[float]
     return EmbeddingList(
         model=request.model,
         data=[Embedding(index=index, embedding=shown(vector)) for index, vector in enumerate(vectors)],
@@ -80,8 +79,12 @@ def embedding_list(request: EmbeddingRequest, vectors: Sequence[Sequence[float]]
     )
 
 
-def _base64(vector: Sequence[float]) -> str:
-    numbers = array("f", vector)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return b64encode(numbers.tobytes()).decode()
+def base64_of(vector: Sequence[float]) -> str:
+    """Encode numbers as little-endian float32 values. Raises struct.error or OverflowError."""
+    return b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+
+
+def vector_of(text: str) -> list[float]:
+    """Decode the result of `base64_of`. Raises struct.error or ValueError."""
+    raw = b64decode(text, validate=True)
+    return list(struct.unpack(f"<{len(raw) // 4}f", raw))

@@ -43,6 +43,7 @@ from .model_names import ModelNames
 from .privacy.rules import PrivacyRules
 from .request.caller import caller_of
 from .request.chat_request import RoutingRequest, read_model, read_routing_request
+from .request.json_narrowing import tables
 from .responses import cloud_reasoning
 from .responses import completion as answer
 from .responses.cache import AnswerCache, CachedCompletion, CacheSlot, answer_of, stream_of
@@ -315,6 +316,8 @@ class Router:
         """Return the request with the privacy rule that it matches, if any."""
         if not self._privacy.is_on:
             return job
+        for message in tables(body.get("messages")) or ():
+            message.pop("thinking_blocks", None)  # signed by the cloud; no rule can read signatures
         return replace(job, privacy_rule=await self._privacy.match({**body, "?": job.forwarded.texts}))
 
     async def _wait_for_local(self, job: RoutingRequest) -> None:

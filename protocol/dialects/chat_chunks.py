@@ -23,11 +23,13 @@ class _Message:
         for name, value in delta.items():
             if name == "tool_calls":
                 for number, call in enumerate(objects_of(value)):
-                    self.calls.setdefault(_index(call, number), _Message()).add(call)
+                    self.calls.setdefault(index_of(call, number), _Message()).add(call)
             elif name == "function":
                 self.add(object_of(value))
             elif name in _TEXTS and isinstance(value, str):
                 self.texts.setdefault(name, []).append(value)
+            elif name == "thinking_blocks":  # as LiteLLM names them; a chunk holds whole blocks
+                self.fields[name] = [*self.fields.get(name, ()), *objects_of(value)]
             elif value is not None and name != "index":
                 self.fields[name] = value
 
@@ -60,7 +62,7 @@ class ChatChunks:
     def read(self, chunk: dict[str, Any]) -> None:
         self._fields |= {name: value for name, value in chunk.items() if name != "choices" and value is not None}
         for number, choice in enumerate(objects_of(chunk.get("choices"))):
-            merged = self._choices.setdefault(_index(choice, number), _Choice())
+            merged = self._choices.setdefault(index_of(choice, number), _Choice())
             merged.message.add(object_of(choice.get("delta")))
             merged.logprobs += objects_of(object_of(choice.get("logprobs")).get("content"))
             merged.finish_reason = choice.get("finish_reason") or merged.finish_reason
@@ -95,5 +97,5 @@ def framed(event: dict[str, Any]) -> bytes:
     return f"event: {event['type']}\ndata: ".encode() + json_bytes(event) + b"\n\n"
 
 
-def _index(piece: dict[str, Any], otherwise: int) -> int:
+def index_of(piece: dict[str, Any], otherwise: int) -> int:
     return piece["index"] if isinstance(piece.get("index"), int) else otherwise

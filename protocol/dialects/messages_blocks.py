@@ -72,6 +72,8 @@ def _assistant(blocks: list[Block], param: str) -> Block:
     said: Block = {"role": "assistant", "content": "".join(texts["text"]) or (None if calls else "")}
     if texts["thinking"]:
         said["reasoning_content"] = "".join(texts["thinking"])
+    if signed := [block for block in blocks if block.get("signature") or block.get("type") == "redacted_thinking"]:
+        said["thinking_blocks"] = signed  # only Anthropic's API can read them
     return {**said, "tool_calls": calls} if calls else said
 
 

@@ -70,7 +70,10 @@ class AnthropicEvents:
 
     def _read_choice(self, choice: dict[str, Any]) -> None:
         delta = object_of(choice.get("delta") or choice.get("message"))
-        self._emit_text("thinking", text_of(delta.get("reasoning_content") or delta.get("reasoning")))
+        if not (signed := objects_of(delta.get("thinking_blocks"))):
+            self._emit_text("thinking", text_of(delta.get("reasoning_content") or delta.get("reasoning")))
+        for block in signed:
+            self._sign(block)
         self._emit_text("text", text_of(delta.get("content")))
         if refusal := text_of(delta.get("refusal")):
             self._refused = True
@@ -105,6 +108,20 @@ class AnthropicEvents:
         if self._open is None or self._open["type"] != kind:
             self._begin_block({"type": kind, **_BEGUN[kind]})
         self._grow(text)
+
+    def _sign(self, block: dict[str, Any]) -> None:
+        """End a signed thinking block, whose text was streamed before unless the answer is whole."""
+        opened = self._open
+        if block.get("type") == "redacted_thinking":
+            self._begin_block({"type": "redacted_thinking", "data": block.get("data")})
+        else:
+            if opened is None or opened["type"] != "thinking":
+                self._begin_block(opened := {"type": "thinking", **_BEGUN["thinking"]})
+                self._grow(text_of(block.get("thinking")))
+            opened["signature"] = text_of(block.get("signature"))
+            delta = {"type": "signature_delta", "signature": opened["signature"]}
+            self._emit("content_block_delta", index=len(self.message["content"]), delta=delta)
+        self._close()
 
     def _add_to_call(self, index: int, call: dict[str, Any]) -> None:
         function = object_of(call.get("function"))
@@ -150,7 +167,8 @@ class AnthropicEvents:
         if block is None:
             return
         self._emit("content_block_stop", index=len(self.message["content"]))
-        block |= {"input": raw_object(text)} if block["type"] == "tool_use" else {block["type"]: text}
+        if block["type"] in _DELTAS:
+            block |= {"input": raw_object(text)} if block["type"] == "tool_use" else {block["type"]: text}
         self.message["content"].append(block)
         self._open, self._call, self._texts = None, None, []
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import struct
 import time
-from base64 import b64decode
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -104,7 +102,7 @@ def embeddings_of(model: str, vectors: dict[str, Any], started: int) -> dict[str
     """Convert an OpenAI embedding list to Ollama's response."""
     return {
         "model": model,
-        "embeddings": [_vector(entry["embedding"]) for entry in vectors["data"]],
+        "embeddings": [entry["embedding"] for entry in vectors["data"]],
         "total_duration": time.perf_counter_ns() - started,
         "load_duration": 0,
         "prompt_eval_count": object_of(vectors.get("usage")).get("prompt_tokens") or 0,
@@ -119,14 +117,6 @@ def pull_line(event: dict[str, Any]) -> bytes:
         return _line({"status": "success"})
     total = {} if event["total"] is None else {"total": event["total"]}
     return _line({"status": event["message"] or "pulling", **total, "completed": event["done"]})
-
-
-def _vector(sent: list[float] | str) -> list[float]:
-    """Decode a vector, since some clouds send Base64 even if numbers were requested."""
-    if isinstance(sent, list):
-        return sent
-    raw = b64decode(sent)
-    return list(struct.unpack(f"<{len(raw) // 4}f", raw))
 
 
 def _line(part: dict[str, Any]) -> bytes:

@@ -16,6 +16,7 @@ from ...accounting.budget import TOP_UP, StreamTokenEstimate, TokenDemand
 from ...accounting.prices import Price
 from ...accounting.reported_usage import ReportedUsage
 from ...accounting.token_estimate import LIMITS, THINKING, answer_size, capped, prompt_tokens, text_bytes
+from ...protocol.dialects.chat_chunks import index_of
 from ...protocol.errors import BudgetExceededError, RequestTimeoutError
 from ...protocol.http.forwarding import Forwarded
 from ...protocol.http.lenient_json import json_bytes
@@ -213,8 +214,9 @@ class MeteredStream:
         continues = False
         for choice in event["choices"]:
             continues = continues or not choice.get("finish_reason")
-            self._indices[_index(choice)] = None
-            size = text_bytes(table(choice.get("delta")) or choice.get("text"))
+            self._indices[index_of(choice, 0)] = None
+            delta = table(choice.get("delta")) or {"content": choice.get("text")}
+            size = text_bytes({**delta, "thinking_blocks": None})  # thinking blocks repeat text or hold signatures
             self._answer.bytes += size if payload.isascii() and b"\\u" not in payload else 2 * size
             self._answer.texts += size > 0
         if (usage := ReportedUsage.of(event)) and event["choices"]:  # the usage so far, not the final one
@@ -248,17 +250,12 @@ class MeteredStream:
         self._record.time_dependent = True
         await self._stream.aclose()
         is_text = event.get("object") == "text_completion"
-        pieces = {_index(choice): choice for choice in event["choices"]}
+        pieces = {index_of(choice, 0): choice for choice in event["choices"]}
         empty: dict[str, Any] = {"text": ""} if is_text else {"delta": {}}
         choices = [
             {**empty, **pieces.get(index, {}), "index": index, "finish_reason": "length"} for index in self._indices
         ]
         return {**event, "choices": choices}
-
-
-def _index(choice: dict[str, Any]) -> int:
-    index = choice.get("index")
-    return index if isinstance(index, int) else 0
 
 
 def _may_hide_tokens(body: dict[str, Any]) -> bool:

@@ -189,7 +189,9 @@ class ChunkWriter:
         return self._chunk([ChunkChoice(Delta(), reason, self.index, stop_reason=stop_reason)], **more)
 
     def adopt(self, event: dict[str, Any]) -> dict[str, Any]:
-        """Return a cloud's chunk with the ID, model and time of this stream, which the cloud continues."""
+        """Return a cloud's chunk with the ID, model and time of this stream, without the role that was sent before."""
+        for choice in event["choices"]:
+            (table(choice.get("delta")) or {}).pop("role", None)
         return {**event, "id": self._record.request_id, "model": self._model, "created": self._created}
 
     def _chunk(self, choices: list[ChunkChoice], **more: Any) -> bytes:

@@ -22,7 +22,6 @@ from ..accounting.request_record import RequestRecord
 from ..cascade.cascade import Cascade
 from ..gates.gates import GateDecision
 from ..request.chat_request import continued
-from ..request.json_narrowing import table
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import CloudStream, LocalAnswer, LocalGeneration, Token
 from .cloud_reasoning import CloudReasoning
@@ -265,7 +264,7 @@ async def _relayed(
             if reasoning is not None:
                 event = reasoning.event(event)  # noqa: PLW2901
             if adopt is not None:
-                event = adopt.adopt(_without_role(event))  # noqa: PLW2901
+                event = adopt.adopt(event)  # noqa: PLW2901
             if any(choice.get("finish_reason") for choice in event["choices"]):
                 if finish is not None and _indices(finish) != _indices(event):
                     yield sse.event(finish)  # with several choices, only the last finish gets the `updraft` object
@@ -298,15 +297,6 @@ def cloud_reasoning(cascade: Cascade) -> CloudReasoning | None:
 
 def _indices(event: dict[str, Any]) -> list[Any]:
     return [choice.get("index") for choice in event["choices"]]
-
-
-def _without_role(event: dict[str, Any]) -> dict[str, Any]:
-    """Return the event without the role, which the stream has already sent."""
-    choices: list[dict[str, Any]] = []
-    for choice in event["choices"]:
-        delta = table(choice.get("delta")) or {}
-        choices.append({**choice, "delta": {name: value for name, value in delta.items() if name != "role"}})
-    return {**event, "choices": choices}
 
 
 def _left(chat: ChatRequest, spent: int) -> SamplingParams | None:

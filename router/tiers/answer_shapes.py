@@ -1,12 +1,17 @@
-"""Shape checks of cloud answers: completions, stream events and embeddings."""
+"""Checks and normalization of cloud answers: completions, stream events and embeddings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from ...protocol.http.lenient_json import json_of
-from ..request.json_narrowing import table, tables
+from ...accounting.reported_usage import ReportedUsage
+from ...protocol.dialects.chat_chunks import index_of
+from ...protocol.embeddings import base64_of, vector_of
+from ...protocol.http.lenient_json import json_bytes, json_of
+from ..request.json_narrowing import rows, table, tables
 from .failures import invalid_answer
 from .providers.provider import Provider
 
@@ -22,18 +27,30 @@ def completion_in(
     if body.get("error") and not body.get("choices"):
         raise provider.reported(url, redact(body["error"]))
     body = provider.answer(body)
-    choices = tables(body.get("choices"))
-    is_choice = _is_text if is_text else _is_choice
-    if not choices or not all(is_choice(choice) for choice in choices):
+    choices, usage = tables(body.get("choices")), ReportedUsage.of(body)
+    silent = ("content_filter", "length", "stop") if usage and usage.completion_tokens else ("content_filter", "length")
+    if not choices or not all(_is_text(each) if is_text else _is_choice(each, silent) for each in choices):
         raise invalid_answer(url, "its answer is not a completion")
+    for choice in choices:
+        _normalize(choice)
     return body
 
 
-def embeddings_in(raw: bytes, url: str) -> dict[str, Any]:
-    """Return the decoded answer. Raises CloudFailure if it has no embeddings."""
+def embeddings_in(raw: bytes, url: str, encoding: Any) -> dict[str, Any]:
+    """Return the answer with its vectors in the requested encoding, by index. Raises CloudFailure if it has none."""
     answer = _table(raw, url)
-    if not tables(answer.get("data")):
+    entries = tables(answer.get("data"))
+    if not entries:
         raise invalid_answer(url, "its answer has no embeddings")
+    try:
+        for entry in entries:
+            if encoding == "base64" and (numbers := rows(entry.get("embedding"))) is not None:
+                entry["embedding"] = base64_of(numbers)
+            elif encoding in (None, "float") and isinstance(text := entry.get("embedding"), str):
+                entry["embedding"] = vector_of(text)
+    except (OverflowError, ValueError, struct.error) as error:
+        raise invalid_answer(url, "its answer has an embedding that is neither numbers nor base64") from error
+    entries.sort(key=lambda entry: index_of(entry, 0))
     return answer
 
 
@@ -47,18 +64,78 @@ def models_in(raw: bytes, owner: str | None = None) -> frozenset[str]:
 
 
 def has_content(event: dict[str, Any]) -> bool:
-    for choice in event["choices"]:
-        delta = table(choice.get("delta")) or {}
-        if choice.get("finish_reason") or choice.get("text"):
-            return True
-        if any(value for name, value in delta.items() if name != "role"):
-            return True
-    return False
+    return any(choice.get("finish_reason") or _says(choice) for choice in event["choices"])
 
 
 def is_piece(choice: dict[str, Any]) -> bool:
     delta = choice.get("delta")
     return delta is None or (table(delta) is not None and _is_content(delta))
+
+
+class CallIndices:
+    """Indices of one answer's tool calls. Some servers omit them, or send 0 for every call."""
+
+    def __init__(self) -> None:
+        self._indices: dict[tuple[int, str], int] = {}  # by the server's index and the ID; "" is the latest ID
+
+    def numbered(self, pieces: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield pieces of calls with the index of their call. A name with a new ID starts a call."""
+        for place, piece in enumerate(map(_with_text, pieces)):
+            latest = (index_of(piece, place), "")
+            call = (latest[0], str(piece.get("id") or ""))
+            if call not in self._indices and not (table(piece.get("function")) or {}).get("name"):
+                call = latest
+            self._indices[latest] = self._indices.setdefault(call, len(set(self._indices.values())))
+            yield {**piece, "index": self._indices[latest]}
+
+
+class StreamedChoices:
+    """Choices of one stream, with the roles, call indices and finish reasons that clouds leave out."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, Any] = {}
+        self._begun: set[int] = set()  # choices whose role was sent
+        self._calls = defaultdict[int, CallIndices](CallIndices)
+        self._missing: dict[int, dict[str, Any]] = {}  # pieces with the finish reasons that have not arrived
+
+    def normalize(self, event: dict[str, Any]) -> bool:
+        """Normalize `event` in place. Only the first delta of a choice has a role. Return whether `event` changed."""
+        is_changed = False
+        for place, choice in enumerate(event["choices"]):
+            self._last, index = event, index_of(choice, place)
+            if (delta := table(choice.get("delta"))) is not None:
+                choice["delta"] = {} if index in self._begun else {"role": "assistant"}
+                choice["delta"] |= {name: value for name, value in delta.items() if name != "role"}
+                if calls := tables(delta.get("tool_calls")):
+                    choice["delta"]["tool_calls"] = list(self._calls[index].numbered(calls))
+                is_changed = is_changed or choice["delta"] != delta
+                self._begun.add(index)
+            if choice.get("finish_reason"):
+                self._missing.pop(index, None)
+            elif _says(choice):
+                empty: dict[str, Any] = {"text": ""} if "text" in choice else {"delta": {}}
+                reason = "tool_calls" if index in self._calls else "stop"
+                self._missing[index] = {"index": index, **empty, "finish_reason": reason}
+        return is_changed
+
+    def finish(self) -> dict[str, Any] | None:
+        """Return an event with the finish reasons that are missing at the end of the stream, or None."""
+        choices, self._missing = list(self._missing.values()), {}
+        return {**self._last, "choices": choices, "usage": None} if choices else None
+
+
+def _says(choice: dict[str, Any]) -> bool:
+    """Return whether a streamed choice has text or other content besides its role."""
+    delta = table(choice.get("delta")) or {}
+    return bool(choice.get("text")) or any(value for name, value in delta.items() if name != "role")
+
+
+def _with_text(call: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool call with its arguments as JSON text; some servers send an object."""
+    function = table(call.get("function")) or {}
+    if isinstance(arguments := function.get("arguments"), str | None):
+        return call
+    return {**call, "function": {**function, "arguments": json_bytes(arguments).decode()}}
 
 
 def _table(raw: bytes, url: str, read: Callable[[bytes], Any] = json_of) -> dict[str, Any]:
@@ -72,19 +149,27 @@ def _is_text(choice: dict[str, Any]) -> bool:
     return isinstance(choice.get("text"), str) and isinstance(choice.get("finish_reason"), str | None)
 
 
-def _is_choice(choice: dict[str, Any]) -> bool:
-    """Return whether the choice has a message with content (even an empty string), or was blocked by a content filter.
-    An empty message must not replace a good local answer.
+def _normalize(choice: dict[str, Any]) -> None:
+    """Fill in a missing role and finish reason, and write the arguments of tool calls as text."""
+    message = table(choice.get("message")) or {}
+    calls = tables(message.get("tool_calls"))
+    for call in calls or ():
+        call.update(_with_text(call))
+        call.pop("index", None)  # some clouds send 0 for every call
+    message["role"] = message.get("role") or "assistant"
+    choice["finish_reason"] = choice.get("finish_reason") or ("tool_calls" if calls else "stop")
+
+
+def _is_choice(choice: dict[str, Any], silent: Collection[str]) -> bool:
+    """Return whether the choice has a message with content, even an empty string, or one of the finish reasons that may
+    end an answer without content. Any other empty message must not replace a good local answer.
     """
     message = table(choice.get("message"))
     if message is None or not _is_content(message) or not isinstance(choice.get("finish_reason"), str | None):
         return False
-    calls = message.get("tool_calls")
-    if calls is not None and tables(calls) is None:
-        return False
-    return (
+    return tables(message.get("tool_calls") or []) is not None and (
         message.get("content") is not None
-        or choice.get("finish_reason") == "content_filter"
+        or choice.get("finish_reason") in silent
         or any(value for name, value in message.items() if name not in ("role", "content"))
     )
 

@@ -79,7 +79,8 @@ class HttpCloudTier:
         call = self._call("embeddings", body, forwarded)
 
         async def attempt() -> dict[str, Any]:
-            return embeddings_in(await self._whole("POST", call.path, json_content(call.body), forwarded), self._url)
+            raw = await self._whole("POST", call.path, json_content(call.body), forwarded)
+            return embeddings_in(raw, self._url, body.get("encoding_format"))
 
         return await self._ask(attempt, timeout_s, call, forwarded)
 

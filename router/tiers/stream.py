@@ -1,4 +1,4 @@
-"""Streamed answer of a cloud over HTTP, with every event validated as it arrives."""
+"""Streamed answer of a cloud over HTTP, with every event validated and normalized as it arrives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import httpx
 from ...protocol.http import sse
 from ...protocol.http.lenient_json import json_bytes
 from ..request.json_narrowing import table, tables
-from .answer_shapes import has_content, is_piece
+from .answer_shapes import StreamedChoices, has_content, is_piece
 from .connection import CloudEndpoint
 from .continuation_check import Continuation, ContinuationVerdict
 from .failures import cut, invalid_answer, timed_out
@@ -35,6 +35,7 @@ class HttpCloudStream:
         self._idle_timeout_s = endpoint.timeout_s
         self._chunks: AsyncIterator[bytes] = response.aiter_bytes()
         self._parser = sse.EventParser()
+        self._choices = StreamedChoices()
         self._payloads: deque[bytes] = deque()  # received but not yet decoded events
         self._ready: deque[tuple[bytes, dict[str, Any]]] = deque()
         self._kind: str = response.headers.get("content-type", "").lower()
@@ -74,7 +75,9 @@ class HttpCloudStream:
                 self._ready.extend(self._read(self._payloads.popleft()))
                 continue
             if self._parser.done:
-                raise StopAsyncIteration
+                if (finish := self._choices.finish()) is None:
+                    raise StopAsyncIteration
+                return json_bytes(finish), finish
             try:
                 async with asyncio.timeout(self._idle_timeout_s):
                     chunk = await anext(self._chunks, None)
@@ -129,4 +132,5 @@ class HttpCloudStream:
         if not all(is_piece(choice) for choice in choices):
             raise invalid_answer(self._url, "its stream has a choice that is not part of a message")
         self._finished = self._finished or any(choice.get("finish_reason") for choice in choices)
+        payload = json_bytes(event) if self._choices.normalize(event) else payload
         return payload.replace(b"\n", b" "), event  # put the JSON on one line, as SSE requires

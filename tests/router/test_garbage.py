@@ -91,7 +91,7 @@ def test_no_stream_takes_the_place_of_the_devices(bench: Any, cloud: FakeCloud, 
         ({"role": "assistant", "content": [{"type": "text", "text": "x"}]}, None),
         ({"role": "assistant", "content": None, "refusal": "no"}, (1, 0)),
         ({"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, None),
-        ({"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}, None),
+        ({"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "5"}}]}, (0, 1)),
         ({"role": "assistant", "content": LOCAL_TEXT, "refusal": 5}, None),
     ],
 )

@@ -25,6 +25,7 @@ from .usage import StreamMeter, meter_whole, num_text_bytes
 
 _ERROR = re.compile(rb'"error"\s*:\s*+(?!null)')  # a field that is absent or null in good answers
 _ENGINE_FAILED = re.compile(rb'"type":\s?"(?:engine_error|InternalServerError|server_error)"')
+_CALLS = re.compile(rb'"tool_calls":\s?\[\s?\{')
 _REFUSED = "The node refuses the gateway's key (status %d): the operator must correct the key."
 _CUT = "the budget is used up: the answer is truncated"
 
@@ -73,7 +74,7 @@ async def relay_stream(
             is_short = held.answer is not None and held.is_short(reader.text_bytes, *meter.written)
             if is_short and not reader.ended and not await held.top_up():
                 call.copied = None  # do not cache: another request may have more budget
-                await call.emit(call.begun.cut(call.size.answer.answers, _CUT), more=False)
+                await call.emit(call.begun.finish(call.size.answer.answers, "length", _CUT) + sse.DONE, more=False)
                 return
     except UpstreamFailure:
         if not call.begun.is_finished:
@@ -176,6 +177,7 @@ class _EventReader:
     ended: bool = False
     failure: AnswerFailure | None = None
     has_choices: bool = False
+    has_calls: bool = False
     text_bytes: int = 0
 
     def read(self, events: Iterable[bytes]) -> bytes:
@@ -198,7 +200,9 @@ class _EventReader:
             shown = None if read is None else self.meter.shown(read, has_text=self.text_bytes > before)
             if shown is None:
                 continue
-            self.ended = self.ended or event.startswith(b"data: [DONE]")
+            self.ended = event.startswith(b"data: [DONE]")
+            if self.ended and not begun.is_finished:
+                out.append(begun.finish(self.call.size.answer.answers, "tool_calls" if self.has_calls else "stop"))
             out.append(shown)
         return b"".join(out)
 
@@ -207,6 +211,7 @@ class _EventReader:
         if event.startswith(b"data: {"):
             chunk, event = chunk_of(event)
             self.has_choices = self.has_choices or bool(chunk.choices)
+            self.has_calls = self.has_calls or _CALLS.search(event) is not None
             if chunk.is_error:
                 raise self._reported(event)
             self.text_bytes += chunk.text_bytes

@@ -11,7 +11,7 @@ from ....accounting.token_estimate import text_bytes
 from ....protocol.decoding import UNREADABLE, prepare_types
 from ....protocol.errors import UpstreamError
 from ....protocol.http import sse
-from ....protocol.http.lenient_json import error_in, json_bytes, json_of
+from ....protocol.http.lenient_json import error_in, json_bytes, json_of, object_of
 from ..upstream.client import Response
 from ..upstream.failures import AnswerFailure
 
@@ -121,8 +121,9 @@ _CHUNK, _EVENT = msgspec.json.Decoder(NodeChunk), msgspec.json.Decoder(_Event)
 
 
 def _list_of(**fields: Any) -> Any:
-    """Return the type of a non-empty list of objects with these fields."""
-    return Annotated[list[msgspec.defstruct("_Object", fields.items())], msgspec.Meta(min_length=1)]
+    """Return the type of a non-empty list of objects with these fields, and perhaps a finish reason."""
+    kind = msgspec.defstruct("_Object", [*fields.items(), ("finish_reason", Any, None)])
+    return Annotated[list[kind], msgspec.Meta(min_length=1)]
 
 
 def _decoder(**fields: Any) -> msgspec.json.Decoder[Any]:
@@ -154,20 +155,30 @@ def checked_whole(route: str, body: bytes, kind: bytes, without_key: WithoutKey)
         return body
     try:
         _ = body.isascii() or body.decode()  # msgspec does not validate UTF-8 in fields that it skips
-        _check_shape(decoder, body, route)
+        return _finished(_check_shape(decoder, body, route), body)
     except msgspec.ValidationError as error:
         raise AnswerFailure(f"unexpected JSON: {error}", reported_in(without_key(body))) from error
     except UNREADABLE:
         try:
-            _check_shape(decoder, json_bytes(json_of(body)), route)
-            body = json_bytes(json_of(body, exact=True))
+            answer = _check_shape(decoder, json_bytes(json_of(body)), route)
+            return _finished(answer, json_bytes(json_of(body, exact=True)))
         except ValueError as error:
             raise AnswerFailure("it is not a valid JSON answer", reported_in(without_key(body))) from error
-    return body
 
 
-def _check_shape(decoder: msgspec.json.Decoder[Any], body: bytes, route: str) -> None:
-    """Raises a msgspec error, a subclass of ValueError, if the body does not have the expected shape."""
+def _finished(answer: Any, body: bytes) -> bytes:
+    """Return the body with the finish reasons that the node has left out of a completion."""
+    if all(choice.finish_reason for choice in getattr(answer, "choices", ())):
+        return body
+    fields = json_of(body, exact=True)
+    for choice in fields["choices"]:
+        calls = object_of(choice.get("message")).get("tool_calls")
+        choice["finish_reason"] = choice.get("finish_reason") or ("tool_calls" if calls else "stop")
+    return json_bytes(fields)
+
+
+def _check_shape(decoder: msgspec.json.Decoder[Any], body: bytes, route: str) -> Any:
+    """Decode the body. Raises a msgspec error, a subclass of ValueError, if it does not have the expected shape."""
     answer = decoder.decode(body)
     if isinstance(answer, _Item):
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -176,6 +187,7 @@ def _check_shape(decoder: msgspec.json.Decoder[Any], body: bytes, route: str) ->
             raise msgspec.ValidationError("the fields of an answer are missing")
     elif isinstance(answer, _Ranking) and answer.results is None and answer.data is None:
         raise msgspec.ValidationError(f"`results` is missing in the answer of {route}")
+    return answer
 
 
 def reported_in(body: bytes) -> UpstreamError | None:

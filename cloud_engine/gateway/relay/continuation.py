@@ -122,12 +122,12 @@ class PartialAnswer:
         head = msgspec.json.decode(self._first[6:] or b"{}", type=dict[str, Any])
         return sse.event({**head, "choices": [], "usage": usage}) + sse.DONE
 
-    def cut(self, answers: int, note: str) -> bytes:
-        """Return the last events of a stream of `answers` answers that the gateway truncates. `note`: the reason."""
+    def finish(self, answers: int, reason: str, *notes: str) -> bytes:
+        """Return the event that ends a stream of `answers` answers with the finish reason `reason`."""
         head = msgspec.json.decode(self._first[6:] or b"{}", type=dict[str, Any])
         piece: dict[str, Any] = {"delta": {}} if self._is_chat else {"text": ""}
-        choices = [{"index": index, **piece, "finish_reason": "length"} for index in range(answers)]
-        return sse.event({**head, "choices": choices, "updraft": {"notes": [note]}}) + sse.DONE
+        choices = [{"index": index, **piece, "finish_reason": reason} for index in range(answers)]
+        return sse.event({**head, "choices": choices, **({"updraft": {"notes": notes}} if notes else {})})
 
     def _with_text(self, fields: dict[str, Any], *, takes_text: bool) -> bool:
         """Append the text so far to the prompt. Return False if that is impossible."""

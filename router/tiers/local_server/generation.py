@@ -15,6 +15,7 @@ from ....protocol.http import sse
 from ....protocol.http.lenient_json import error_in, json_bytes, json_of
 from ....protocol.structured import CalledFunction, NamedTool, ToolUse
 from ...request.json_narrowing import table, tables
+from ..answer_shapes import CallIndices
 from ..continuation_check import Continuation
 from ..interfaces import LocalAnswer, Token
 from .tokens import SeenVocabulary, ServerToken, reported_in
@@ -91,7 +92,7 @@ class ServerGeneration:
 
     def _end(self) -> bool:
         """Finish the answer. Return True if tool calls are still to be delivered as tokens."""
-        if self._finish is None:
+        if self._finish is None and not self._parser.done:
             raise UpstreamError(f"The answer of the local server at {self._url} was cut before its end.")
         if self._form.tools is not None:
             text = self._calls.text(self._form.opener, self._form.tools)
@@ -134,25 +135,18 @@ class ServerGeneration:
 
 
 class _Calls:
-    """Collector of an answer's tool calls. Pieces may interleave. Some servers send whole calls without index."""
+    """Collector of an answer's tool calls. Pieces of several calls may interleave."""
 
     def __init__(self) -> None:
-        self._calls: list[CalledFunction] = []
-        self._open: dict[int, tuple[str, CalledFunction]] = {}
+        self._indices = CallIndices()
+        self._calls: dict[int, CalledFunction] = {}
 
     def add(self, pieces: list[dict[str, Any]]) -> None:
-        for number, piece in enumerate(pieces):
-            index = piece.get("index")
-            index, call_id = index if isinstance(index, int) else number, str(piece.get("id") or "")
-            begun, call = self._open.get(index, ("", None))
-            if call is None or (call_id and call_id != begun):
-                call = CalledFunction("", "")
-                self._calls.append(call)
-                self._open[index] = (call_id, call)
+        for piece in self._indices.numbered(pieces):
+            call = self._calls.setdefault(piece["index"], CalledFunction("", ""))
             function = table(piece.get("function")) or {}
             call.name += str(function.get("name") or "")
-            arguments: Any = function.get("arguments") or ""
-            call.arguments += arguments if isinstance(arguments, str) else json_bytes(arguments).decode()
+            call.arguments += function.get("arguments") or ""
 
     def text(self, opener: str, use: ToolUse) -> str:
         """Return the calls as a JSON list after `opener`, or "" without calls.
@@ -160,7 +154,7 @@ class _Calls:
         Calls that the request does not allow are dropped. Raises UpstreamError if a required call is missing.
         """
         named = use.choice.function.name if isinstance(use.choice, NamedTool) else None
-        calls = [call for call in self._calls if named in (None, call.name)][: None if use.parallel else 1]
+        calls = [call for call in self._calls.values() if named in (None, call.name)][: None if use.parallel else 1]
         if not calls and (named or use.choice == "required"):
             raise UpstreamError("The local server made no tool call, but tool_choice requires one.")
         if not {call.name for call in calls} & {tool.function.name for tool in use.tools}:

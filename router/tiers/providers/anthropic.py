@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict, deque
 from collections.abc import Mapping
+from hashlib import blake2b
 from typing import Any
 
 from ...request.json_narrowing import table
-from .anthropic_answers import MessageEvents, completion_of
-from .chat_fields import ChatFields, Image
+from .anthropic_answers import MessageEvents, completion_of, signed_thoughts
+from .chat_fields import ChatFields, Image, add_turn
 from .provider import Capabilities, ErrorMap, Provider, ProviderCall, with_query
 
 _VERSION = "2023-06-01"
@@ -78,33 +81,56 @@ def _request(body: dict[str, Any], provider: Provider) -> dict[str, Any]:
     return sent
 
 
+class _CallIds:
+    """IDs of tool calls as the API accepts them: unique, and in its alphabet. Other models make others."""
+
+    def __init__(self) -> None:
+        self._used: set[str] = set()
+        self._unanswered = defaultdict[str, deque[str]](deque)  # by the client's ID
+
+    def of_call(self, given: str) -> str:
+        made = re.sub("[^A-Za-z0-9_-]", "_", given)[:64]
+        if not made or made in self._used:
+            made = f"{made[:32]}_{blake2b(f'{len(self._used)} {given}'.encode(), digest_size=8).hexdigest()}"
+        self._used.add(made)
+        self._unanswered[given].append(made)
+        return made
+
+    def of_result(self, given: str) -> str:
+        return calls.popleft() if (calls := self._unanswered[given]) else self.of_call(given)
+
+
 def _turns(fields: ChatFields) -> tuple[str, list[dict[str, Any]]]:
     """Return the system prompt and the turns; consecutive messages of one role are merged."""
     system: list[str] = []
     turns: list[dict[str, Any]] = []
+    ids = _CallIds()
     for message in fields.messages():
         role = str(message.get("role"))
         if role in ("system", "developer"):
             system.append(fields.text(message))
             continue
-        speaker = "assistant" if role == "assistant" else "user"
-        blocks = _tool_result(message, fields) if role == "tool" else _blocks(message, fields)
-        if turns and turns[-1]["role"] == speaker:
-            turns[-1]["content"] += blocks
-        else:
-            turns.append({"role": speaker, "content": blocks})
-    return "\n\n".join(text for text in system if text), turns
+        blocks = _tool_result(message, fields, ids) if role == "tool" else _blocks(message, fields, ids)
+        add_turn(turns, "assistant" if role == "assistant" else "user", "content", blocks)
+    if turns and turns[-1]["role"] == "assistant" and "text" in (last := turns[-1]["content"][-1]):
+        last["text"] = last["text"].rstrip()  # the API refuses blanks at the end
+    return "\n\n".join(text for text in system if text.strip()), turns
 
 
-def _blocks(message: dict[str, Any], fields: ChatFields) -> list[dict[str, Any]]:
-    blocks = [_block(part) for part in fields.parts(message)]
-    calls = fields.calls(message)
-    return blocks + [{"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments} for call in calls]
+def _blocks(message: dict[str, Any], fields: ChatFields, ids: _CallIds) -> list[dict[str, Any]]:
+    blocks = signed_thoughts(message.get("thinking_blocks")) + _content(message, fields)
+    for call in fields.calls(message):
+        blocks.append({"type": "tool_use", "id": ids.of_call(call.id), "name": call.name, "input": call.arguments})
+    return blocks
 
 
-def _tool_result(message: dict[str, Any], fields: ChatFields) -> list[dict[str, Any]]:
-    content = [_block(part) for part in fields.parts(message)]
-    return [{"type": "tool_result", "tool_use_id": str(message.get("tool_call_id")), "content": content}]
+def _tool_result(message: dict[str, Any], fields: ChatFields, ids: _CallIds) -> list[dict[str, Any]]:
+    identifier = ids.of_result(str(message.get("tool_call_id")))
+    return [{"type": "tool_result", "tool_use_id": identifier, "content": _content(message, fields)}]
+
+
+def _content(message: dict[str, Any], fields: ChatFields) -> list[dict[str, Any]]:
+    return [_block(part) for part in fields.parts(message) if isinstance(part, Image) or part.strip()]
 
 
 def _block(part: str | Image) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
 from typing import Any
 
 from ...request.json_narrowing import table, tables
@@ -15,6 +15,18 @@ _FINISHES = {
     "tool_use": "tool_calls",
     "refusal": "content_filter",
 }
+_SHOWN = {"text": "content", "thinking": "reasoning_content"}  # names in chat completions
+#: Fields of thinking blocks. The last field proves to the API that the block is its own.
+_SIGNED = {"thinking": ("thinking", "signature"), "redacted_thinking": ("data",)}
+
+
+def signed_thoughts(blocks: Any) -> list[dict[str, Any]]:
+    """Return the thinking blocks that the API has signed."""
+    return [
+        {"type": kind, **{name: block.get(name) for name in _SIGNED[kind]}}
+        for block in tables(blocks) or []
+        if (kind := str(block.get("type"))) in _SIGNED and block.get(_SIGNED[kind][-1])
+    ]
 
 
 def completion_of(body: dict[str, Any]) -> dict[str, Any]:
@@ -29,40 +41,35 @@ def completion_of(body: dict[str, Any]) -> dict[str, Any]:
         elif block.get("type") == "tool_use":
             calls.append(tool_call(str(block.get("id")), str(block.get("name")), arguments_of(block.get("input"))))
     known = body.get("type") == "message"
-    said = {"index": 0, "message": message(texts, reasoning, calls), "finish_reason": _finish(body.get("stop_reason"))}
+    said = message(texts, reasoning, calls)
+    if signed := signed_thoughts(body.get("content")):
+        said["thinking_blocks"] = signed
+    choice = {"index": 0, "message": said, "finish_reason": _finish(body.get("stop_reason"))}
     return completion(
-        body.get("id"), body.get("model"), [said] if known else [], _usage(table(body.get("usage")) or {})
+        body.get("id"), body.get("model"), [choice] if known else [], _usage(table(body.get("usage")) or {})
     )
 
 
-@dataclass(slots=True)
-class _ToolBlock:
-    """A tool call in a stream. `input`: arguments in the call's first event, usually empty."""
-
-    index: int
-    input: Any = None
-    has_arguments: bool = False
-
-
 class MessageEvents(ChatEvents):
-    """Translator of one stream's events, from `message_start` to `message_stop`."""
+    """Translator of one stream's events, from `message_start` to `message_stop`. Only one block is open at a time."""
 
     def __init__(self) -> None:
         self._chunks = ChunkMaker()
         self._counts: dict[str, Any] = {}
-        self._tools: dict[int, _ToolBlock] = {}
+        self._block: dict[str, Any] = {}  # first event of the open block
+        self._texts = defaultdict[str, list[str]](list)  # text of the following events, by field
+        self._num_signed = 0
 
     def read(self, event: dict[str, Any]) -> list[dict[str, Any]]:
         kind = event.get("type")
         if kind == "message_start":
             return self._start(table(event.get("message")) or {})
         if kind == "content_block_start":
-            return self._block(whole(event.get("index")), table(event.get("content_block")) or {})
+            return self._begin(table(event.get("content_block")) or {})
         if kind == "content_block_delta":
-            return self._delta(whole(event.get("index")), table(event.get("delta")) or {})
+            return self._delta(table(event.get("delta")) or {})
         if kind == "content_block_stop":
-            tool = self._tools.get(whole(event.get("index")))
-            return [] if tool is None or tool.has_arguments else [self._arguments(tool, arguments_of(tool.input))]
+            return self._end()
         if kind == "message_delta":
             self._counts |= table(event.get("usage")) or {}
             finish = _finish((table(event.get("delta")) or {}).get("stop_reason"))
@@ -75,29 +82,34 @@ class MessageEvents(ChatEvents):
         self._counts = table(begun.get("usage")) or {}
         return [self._chunks.delta({"role": "assistant", "content": ""})]
 
-    def _block(self, place: int, block: dict[str, Any]) -> list[dict[str, Any]]:
+    def _begin(self, block: dict[str, Any]) -> list[dict[str, Any]]:
+        self._block = block
+        self._texts.clear()
         if block.get("type") == "text" and block.get("text"):
             return [self._chunks.delta({"content": str(block["text"])})]
         if block.get("type") != "tool_use":
             return []
-        tool = self._tools[place] = _ToolBlock(len(self._tools), block.get("input"))
-        call = tool_call(str(block.get("id")), str(block.get("name")), "")
-        return [self._chunks.delta({"tool_calls": [{"index": tool.index, **call}]})]
+        return [self._chunks.delta({"tool_calls": [tool_call(str(block.get("id")), str(block.get("name")), "")]})]
 
-    def _delta(self, place: int, delta: dict[str, Any]) -> list[dict[str, Any]]:
-        kind = delta.get("type")
-        if kind == "text_delta":
-            return [self._chunks.delta({"content": str(delta.get("text") or "")})]
-        if kind == "thinking_delta":
-            return [self._chunks.delta({"reasoning_content": str(delta.get("thinking") or "")})]
-        tool = self._tools.get(place)
-        if kind == "input_json_delta" and tool is not None and delta.get("partial_json"):
-            tool.has_arguments = True
-            return [self._arguments(tool, str(delta["partial_json"]))]
-        return []
+    def _delta(self, delta: dict[str, Any]) -> list[dict[str, Any]]:
+        name = str(delta.get("type")).removesuffix("_delta").replace("input_json", "partial_json")
+        text = str(delta.get(name) or "")
+        self._texts[name].append(text)
+        if name in _SHOWN:
+            return [self._chunks.delta({_SHOWN[name]: text})]
+        is_call = self._block.get("type") == "tool_use"
+        return [self._arguments(text)] if is_call and name == "partial_json" and text else []
 
-    def _arguments(self, tool: _ToolBlock, text: str) -> dict[str, Any]:
-        return self._chunks.delta({"tool_calls": [{"index": tool.index, "function": {"arguments": text}}]})
+    def _end(self) -> list[dict[str, Any]]:
+        block = self._block | {name: "".join(texts) for name, texts in self._texts.items()}
+        if signed := signed_thoughts([block]):
+            self._num_signed += 1
+            return [self._chunks.delta({"thinking_blocks": [{"index": self._num_signed - 1, **signed[0]}]})]
+        lacks_arguments = block.get("type") == "tool_use" and not block.get("partial_json")
+        return [self._arguments(arguments_of(block.get("input")))] if lacks_arguments else []
+
+    def _arguments(self, text: str) -> dict[str, Any]:
+        return self._chunks.delta({"tool_calls": [{"function": {"arguments": text}}]})
 
 
 def _finish(reason: Any) -> str | None:

@@ -176,5 +176,13 @@ class ChatFields:
         return Image(match[1], match[2])
 
 
+def add_turn(turns: list[dict[str, Any]], role: str, field: str, parts: list[dict[str, Any]]) -> None:
+    """Add a turn, or extend the last turn if it has the same role. Skip an empty turn, which the APIs refuse."""
+    if parts and turns and turns[-1]["role"] == role:
+        turns[-1][field] += parts
+    elif parts:
+        turns.append({"role": role, field: parts})
+
+
 def _invalid(fault: str) -> InvalidRequestError:
     return InvalidRequestError(f"messages: {fault}.", param="messages", code="invalid_value")

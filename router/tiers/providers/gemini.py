@@ -12,7 +12,7 @@ import msgspec
 from ....protocol.http.lenient_json import json_of
 from ...request.json_narrowing import table, tables
 from ..failures import CloudFailure
-from .chat_fields import Called, ChatFields, Image
+from .chat_fields import Called, ChatFields, Image, add_turn
 from .gemini_answers import ContentEvents, completion_of
 from .provider import Capabilities, ErrorMap, Provider, ProviderCall, with_query
 
@@ -131,11 +131,7 @@ def _contents(fields: ChatFields, model: str) -> dict[str, Any]:
         if role == "tool":
             identifier = str(message.get("tool_call_id"))
             parts.append(_result(identifier, names.get(identifier, identifier), fields.text(message)))
-        speaker = "model" if role == "assistant" else "user"
-        if turns and turns[-1]["role"] == speaker:
-            turns[-1]["parts"] += parts
-        else:
-            turns.append({"role": speaker, "parts": parts})
+        add_turn(turns, "model" if role == "assistant" else "user", "parts", parts)
     return {"contents": turns} | ({"systemInstruction": {"parts": system}} if system else {})
 
 

@@ -16,7 +16,7 @@ def completion_of(body: dict[str, Any]) -> dict[str, Any]:
     choices: list[dict[str, Any]] = []
     for candidate in _candidates(body):
         texts, reasoning, calls = _content(candidate)
-        finish = _finish(candidate.get("finishReason"), called=bool(calls)) or "stop"
+        finish = _finish(candidate.get("finishReason"), called=bool(calls))
         said = message(texts, reasoning, calls)
         choices.append({"index": whole(candidate.get("index")), "message": said, "finish_reason": finish})
     return completion(body.get("responseId"), body.get("modelVersion"), choices, _usage(body))
@@ -27,7 +27,7 @@ class ContentEvents(ChatEvents):
 
     def __init__(self) -> None:
         self._chunks = ChunkMaker()
-        self._calls: dict[int, int] = {}  # index of the last tool call, by candidate
+        self._called: set[int] = set()  # candidates with tool calls
 
     def read(self, event: dict[str, Any]) -> list[dict[str, Any]]:
         chunks, finished = self._chunks, False
@@ -38,10 +38,10 @@ class ContentEvents(ChatEvents):
             texts, reasoning, calls = _content(candidate)
             made += [chunks.delta({"reasoning_content": thought}, index=index) for thought in reasoning if thought]
             made += [chunks.delta({"content": text}, index=index) for text in texts if text]
-            for call in calls:
-                at = self._calls[index] = self._calls.get(index, -1) + 1
-                made.append(chunks.delta({"tool_calls": [{"index": at, **call}]}, index=index))
-            finish = _finish(candidate.get("finishReason"), called=index in self._calls)
+            if calls:
+                self._called.add(index)
+                made.append(chunks.delta({"tool_calls": calls}, index=index))
+            finish = _finish(candidate.get("finishReason"), called=index in self._called)
             if finish is not None:
                 finished = True
                 made.append(chunks.delta({}, finish, index))

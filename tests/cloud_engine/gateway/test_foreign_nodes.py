@@ -150,6 +150,23 @@ def test_streams_of_any_spelling_end_apart(client: openai.OpenAI, node: Foreign,
         assert pieces(client) == [("Hel", None), ("lo", None), (None, "stop")]
 
 
+CALLED = {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}]}
+
+
+@pytest.mark.parametrize(("said", "reason"), [({"content": "Hi"}, "stop"), ({"content": "Hi", **CALLED}, "tool_calls")])
+def test_an_answer_without_a_finish_reason_has_one(
+    client: openai.OpenAI, node: Foreign, said: dict[str, Any], reason: str
+) -> None:
+    message = {"index": 0, "message": {"role": "assistant", **said}}
+    for missing in ({}, {"finish_reason": None}, {"finish_reason": ""}):
+        node.answer = lambda missing=missing: JSONResponse({**COMPLETION, "choices": [{**message, **missing}]})
+        choice = ask(client).choices[0]
+        assert (choice.message.content, choice.finish_reason) == ("Hi", reason)
+    event = json.dumps({**CHUNK, "choices": [{"index": 0, "delta": {"role": "assistant", **said}}]})
+    node.answer = lambda: Response(f"data: {event}\n\ndata: [DONE]\n\n", media_type="text/event-stream")
+    assert pieces(client) == [("Hi", None), (None, reason)]
+
+
 async def words_without_end() -> AsyncGenerator[bytes]:
     delta = {"index": 0, "delta": {"content": "word "}, "finish_reason": None}
     while True:

@@ -93,6 +93,20 @@ def test_whole_calls_that_all_have_the_first_number(server: ScriptedProvider) ->
             assert server.asked[-1].body.get("parallel_tool_calls") == (None if parallel else False)
 
 
+def test_an_answer_without_a_finish_reason_is_whole_with_the_end_mark(server: ScriptedProvider) -> None:
+    asked: Any = {"model": "local", "messages": USER, "tools": [TOOL]}
+    with updraft.OpenAI(config=RouterConfig(local=server.url), max_retries=0) as client:
+        server.says(events(piece(0, {"city": "Oslo"}, id="a", type="function")) + "data: [DONE]\n\n")
+        choice = client.chat.completions.create(**asked).choices[0]
+        assert [call.to_dict()["function"]["arguments"] for call in choice.message.tool_calls or ()] == [
+            '{"city":"Oslo"}'
+        ]
+        assert choice.finish_reason == "tool_calls"
+        server.says(events(said("Oslo")))
+        with pytest.raises(openai.APIStatusError, match="cut before its end"):
+            client.chat.completions.create(**asked)
+
+
 def test_text_like_a_call_and_calls_of_unknown_functions_stay_text(server: ScriptedProvider) -> None:
     quoted = '[TOOL_CALLS][{"name": "weather", "arguments": {}}]'
     unknown = {"index": 0, "id": "a", "type": "function", "function": {"name": "other", "arguments": "{}"}}

@@ -110,6 +110,21 @@ def test_a_picture_is_refused_as_private_where_the_device_cannot_see_it(bench: A
     run(test())
 
 
+def test_signatures_of_thoughts_stay_here_and_hold_nothing_back(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(privacy=ONE) as b:
+            signed = [{"type": "thinking", "thinking": "Hm.", "signature": PICTURE}]
+            turns = [
+                {"role": "assistant", "content": "hi", "thinking_blocks": signed},
+                {"role": "user", "content": "so?"},
+            ]
+            answer = await b.answer("cloud", messages=[*message("hi")["messages"], *turns])
+            assert answer["updraft"]["tier"] == "cloud"
+            assert "thinking_blocks" not in cloud.requests[0]["messages"][1]
+
+    run(test())
+
+
 @pytest.mark.parametrize(
     "text",
     ["\ufdfa" * 2_700_000, "a" * 8_000_000, "%25" * 2_000_000, "\u0041\u030a" * 2_200_000, "&amp;" * 1_500_000,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -143,7 +144,8 @@ def test_an_answer_becomes_a_completion(provider: ScriptedProvider, ask: Ask) ->
     done = ask(NATIVE)
     assert provider.asked[0].body["max_tokens"] > 0, "the API wants a limit"
     choice = done["choices"][0]
-    assert choice["message"] == {"role": "assistant", "content": "Take a coat.", "reasoning_content": "It rains."}
+    expected = {"role": "assistant", "content": "Take a coat.", "reasoning_content": "It rains."}
+    assert choice["message"] == {**expected, "thinking_blocks": [MESSAGE["content"][0]]}
     assert (done["id"], done["model"], choice["finish_reason"]) == ("msg_1", "claude-x", "stop")
     assert (done["usage"]["prompt_tokens"], done["usage"]["completion_tokens"]) == (17, 7)
     assert done["usage"]["prompt_tokens_details"]["cached_tokens"] == 5
@@ -174,6 +176,8 @@ def test_a_stream(provider: ScriptedProvider, ask: Ask) -> None:
     assert provider.asked[0].body["stream"] is True
     assert deltas(chunks, "content") == ["Hel", "lo"]
     assert deltas(chunks, "reasoning_content") == ["Hm."]
+    signed = {"index": 0, "type": "thinking", "thinking": "Hm.", "signature": "xyz"}
+    assert deltas(chunks, "thinking_blocks") == [[signed]]
     calls: dict[int, str] = {}
     for part in (part for parts in deltas(chunks, "tool_calls") for part in parts):
         calls[part["index"]] = calls.get(part["index"], "") + part["function"]["arguments"]
@@ -182,6 +186,111 @@ def test_a_stream(provider: ScriptedProvider, ask: Ask) -> None:
     assert chunks[-1]["usage"]["prompt_tokens"] == 25
     assert chunks[-1]["usage"]["completion_tokens"] == 9
     assert {chunk["id"] for chunk in chunks} == {"msg_1"}
+
+
+def blocks_of(provider: ScriptedProvider) -> list[dict[str, Any]]:
+    return [block for message in provider.asked[-1].body["messages"] for block in message["content"]]
+
+
+def test_ids_of_other_models_become_ids_of_the_api(provider: ScriptedProvider, ask: Ask) -> None:
+    long = "x" * 80
+    given = [
+        "functions.read:0",
+        "functions_read_0",
+        "",
+        "call|1",
+        "call|1",
+        f"{long}1",
+        f"{long}2",
+        "toolu_1",
+        "\u00e9",
+    ]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Read."}]
+    for identifier in given:
+        messages += [
+            {"role": "assistant", "content": None, "tool_calls": [{**CALL, "id": identifier}]},
+            {"role": "tool", "tool_call_id": identifier, "content": identifier},
+        ]
+    both = [{**CALL, "id": "same"}, {**CALL, "id": "same"}]
+    results = [{"role": "tool", "tool_call_id": "same", "content": text} for text in "12"]
+    messages += [{"role": "assistant", "content": "", "tool_calls": both}, *results]
+    for _ in range(2):
+        provider.says(MESSAGE)
+        ask(NATIVE, messages=messages)
+    assert provider.asked[0].body == provider.asked[1].body, "a conversation keeps its IDs, which caches rely on"
+    calls = [block["id"] for block in blocks_of(provider) if block["type"] == "tool_use"]
+    assert [block["tool_use_id"] for block in blocks_of(provider) if block["type"] == "tool_result"] == calls
+    assert len(set(calls)) == len(calls) == len(given) + 2
+    assert all(re.fullmatch("[A-Za-z0-9_-]{1,64}", each) for each in calls)
+    assert calls[7] == "toolu_1", "an ID that the API takes stays as it is"
+
+
+def test_blank_texts_are_left_out(provider: ScriptedProvider, ask: Ask) -> None:
+    provider.says(MESSAGE)
+    parts = [{"type": "text", "text": text} for text in ("one", " \n", "two")]
+    messages = [
+        {"role": "system", "content": " \n"},
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": "\n\n"},
+        {"role": "user", "content": "three"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "\t"},
+        {"role": "assistant", "content": "So far:  "},
+    ]
+    ask(NATIVE, messages=messages)
+    body = provider.asked[-1].body
+    assert "system" not in body
+    assert [turn["role"] for turn in body["messages"]] == ["user", "assistant", "user", "assistant"]
+    assert [block["text"] for block in blocks_of(provider) if "text" in block] == ["one", "two", "three", "So far:"]
+    assert [block["content"] for block in blocks_of(provider) if block["type"] == "tool_result"] == [[]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_signed_thoughts_come_back_to_the_cloud(provider: ScriptedProvider, stream: bool) -> None:
+    signed = [
+        {"type": "thinking", "thinking": "I look.", "signature": "c2ln"},
+        {"type": "redacted_thinking", "data": "c2VjcmV0"},
+        {"type": "thinking", "thinking": "", "signature": "bW9yZQ=="},
+    ]
+    use = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {}}
+    asked: dict[str, Any] = {"model": "cloud", "messages": [{"role": "user", "content": "Hi"}]}
+    with updraft.OpenAI(
+        local=None, cloud_url=provider.url, cloud_provider="anthropic", cloud_model="m", cloud_api_key="sk-secret-1"
+    ) as client:
+        if stream:
+            begin, *_, end, stop = STREAM
+            provider.says(events(begin, *block_events(*signed, use), end, stop))
+            with client.chat.completions.stream(**asked) as chunks:
+                message = chunks.get_final_completion().choices[0].message
+        else:
+            provider.says({**MESSAGE, "content": [*signed, use], "stop_reason": "tool_use"})
+            message = client.chat.completions.create(**asked).choices[0].message
+        result = {"role": "tool", "tool_call_id": "toolu_1", "content": "rain"}
+        provider.says(MESSAGE)
+        client.chat.completions.create(**{**asked, "messages": [*asked["messages"], message, result]})
+    assert provider.asked[-1].body["messages"][1]["content"] == [*signed, use]
+
+
+def block_events(*blocks: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events of whole blocks; thoughts come in pieces."""
+    made: list[dict[str, Any]] = []
+    for index, block in enumerate(blocks):
+        begun = {**block, "thinking": "", "signature": ""} if block["type"] == "thinking" else block
+        made.append({"type": "content_block_start", "index": index, "content_block": begun})
+        for name in ("thinking", "signature") if block["type"] == "thinking" else ():
+            for piece in (block[name][:2], block[name][2:]):
+                delta = {"type": f"{name}_delta", name: piece}
+                made.append({"type": "content_block_delta", "index": index, "delta": delta})
+        made.append({"type": "content_block_stop", "index": index})
+    return made
+
+
+def test_thoughts_of_other_models_stay_here(provider: ScriptedProvider, ask: Ask) -> None:
+    provider.says(MESSAGE)
+    unsigned = [{"type": "thinking", "thinking": "Hm.", "signature": ""}, {"type": [], "signature": "x"}, {}]
+    said = {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm.", "thinking_blocks": unsigned}
+    ask(NATIVE, messages=[{"role": "user", "content": "Hi"}, said, {"role": "user", "content": "So?"}])
+    assert [block["type"] for block in blocks_of(provider)] == ["text"] * 3
 
 
 def test_a_cut_stream_and_an_error_in_one(provider: ScriptedProvider, ask: Ask) -> None:

@@ -100,6 +100,15 @@ def test_a_request_with_everything(provider: ScriptedProvider, ask: Ask) -> None
     }
 
 
+def test_empty_turns_are_left_out(provider: ScriptedProvider, ask: Ask) -> None:
+    provider.says(answer({"text": "Yes."}))
+    turns = [("system", ""), ("user", "one"), ("assistant", ""), ("user", "two")]
+    ask(NATIVE, messages=[{"role": role, "content": text} for role, text in turns])
+    body = provider.asked[-1].body
+    assert body["contents"] == [{"role": "user", "parts": [{"text": "one"}, {"text": "two"}]}]
+    assert "systemInstruction" not in body
+
+
 def test_an_answer_becomes_a_completion(provider: ScriptedProvider, ask: Ask) -> None:
     call = {"functionCall": {"name": "weather", "args": {"city": "Oslo"}}, "thoughtSignature": "sig"}
     provider.says(answer({"text": "Hm.", "thought": True}, {"text": "Look."}, call))

@@ -16,7 +16,7 @@ from updraft.router.tiers.failures import CloudFailure
 from updraft.router.tiers.providers import registry
 from updraft.router.tiers.providers.openai import OpenAIProvider
 
-DONE: dict[str, Any] = {"choices": [{"message": {"content": "ok"}, "finish_reason": "stop"}]}
+DONE: dict[str, Any] = {"choices": [{"message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}]}
 
 
 def test_headers_and_query_go_with_every_request(provider: ScriptedProvider, ask: Ask) -> None:

@@ -107,7 +107,6 @@ def test_several_answers_with_scores_and_usage(client: openai.OpenAI, cloud: Clo
     [
         (b'data: {"error": {"message": "out of memory", "code": 500}}\n\n', False, "out of memory"),
         (b"data: {not json}\n\n", False, "JSON"),
-        (b"data: [DONE]\n\n", False, "finish reason"),
         (b"", True, "finish reason|connection|closed"),
     ],
 )

@@ -97,6 +97,33 @@ def test_a_tool_round_trip(client: anthropic.Anthropic, cloud: FakeCloud) -> Non
     assert more["content"][0]["image_url"]["url"] == "data:image/png;base64,iVBORw0KGgo="
 
 
+SIGNED = [
+    {"type": "thinking", "thinking": "I look.", "signature": "c2ln"},
+    {"type": "redacted_thinking", "data": "c2VjcmV0"},
+    {"type": "thinking", "thinking": "", "signature": "bW9yZQ=="},
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_signed_thoughts_come_and_go(client: anthropic.Anthropic, cloud: FakeCloud, stream: bool) -> None:
+    """As a cloud of Anthropic's API signs them; its provider reads and writes `thinking_blocks`."""
+    options: Any = {"model": "cloud", "tools": [TOOL]}
+    if stream:
+        blocks = [{"thinking_blocks": [{"index": index, **block}]} for index, block in enumerate(SIGNED)]
+        pieces = [{"reasoning_content": "I "}, {"reasoning_content": "look."}]
+        cloud_streams(cloud, *pieces, *blocks, {"content": "So."}, finish_reason="stop")
+        with client.messages.stream(**options, **HELLO) as events:
+            message = checked(events.get_final_message())
+    else:
+        cloud_says(cloud, {"content": "So.", "reasoning_content": "I look.", "thinking_blocks": SIGNED})
+        message = checked(client.messages.create(**options, **HELLO))
+    assert [block.to_dict() for block in message.content] == [*SIGNED, {"type": "text", "text": "So."}]
+    later: Any = [*HELLO["messages"], {"role": "assistant", "content": message.content}, *HELLO["messages"]]
+    cloud_says(cloud, {"content": "Rain."})
+    client.messages.create(**options, **{**HELLO, "messages": later})
+    assert cloud.requests[-1]["messages"][1]["thinking_blocks"] == SIGNED
+
+
 def test_parallel_calls_in_a_stream(client: anthropic.Anthropic, cloud: FakeCloud) -> None:
     second = {**CALL, "id": "toolu_2"}
     pieces = [{"index": 0, "function": {"arguments": part}} for part in ('{"city"', ': "Bern"}')]

@@ -1,0 +1,266 @@
+"""Clouds that leave out parts of OpenAI's form, or spell them differently: each endpoint hands on a regular answer."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from router_fakes import ScriptedGates, ScriptedLocal, tiers
+from scripted_provider import ScriptedProvider, running_provider
+from serving import serving
+from updraft.router.config import RouterConfig
+from updraft.router.router import Router
+from updraft.router.server.app import daemon_app
+
+HEAD = {"id": "c", "object": "chat.completion", "created": 1, "model": "m"}
+USAGE = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+HELLO = [{"role": "user", "content": "hello"}]
+SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
+FUNCTION = {"type": "function", "function": {"name": "read", "parameters": SCHEMA}}
+#: The request of each endpoint.
+ASKED: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": HELLO, "tools": [FUNCTION]},
+    "/v1/responses": {"input": "hello", "tools": [{"type": "function", "name": "read", "parameters": SCHEMA}]},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 9, "tools": [{"name": "read", "input_schema": SCHEMA}]},
+    "/api/chat": {"messages": HELLO, "tools": [FUNCTION]},
+}
+EVERYWHERE = pytest.mark.parametrize("path", ASKED)
+BOTH = pytest.mark.parametrize("stream", [False, True])
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[ScriptedProvider]:
+    with running_provider() as provider:
+        yield provider
+
+
+@pytest.fixture
+def http(cloud: ScriptedProvider) -> Iterator[httpx.Client]:
+    cloud.answers.clear()
+    config = RouterConfig(local="pocket", cloud_url=cloud.url, cloud_model="m")
+    app = daemon_app(Router(config, tiers(ScriptedLocal(), config, ScriptedGates())))
+    with serving(app, lifespan=True) as url, httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+def call(path: Any, **more: Any) -> dict[str, Any]:
+    return {"id": f"id-{path}", "type": "function", "function": {"name": "read", "arguments": path}, **more}
+
+
+def whole(message: dict[str, Any], finish: str | None, **more: Any) -> bytes:
+    choice = {"index": 0, "message": message, "finish_reason": finish}
+    return json.dumps({**HEAD, "choices": [choice], "usage": USAGE, **more}).encode()
+
+
+def events(*deltas: dict[str, Any], finish: str | None = "stop", done: bool = True) -> str:
+    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    if finish:
+        choices.append({"index": 0, "delta": {}, "finish_reason": finish})
+    lines = [json.dumps({**HEAD, "object": "chat.completion.chunk", "choices": [choice]}) for choice in choices]
+    return "".join(f"data: {line}\n\n" for line in [*lines, *(["[DONE]"] if done else [])])
+
+
+def ask(http: httpx.Client, path: str, *, stream: bool) -> tuple[str, list[Any], Any]:
+    """Return text, arguments of calls and finish reason of an answer, by the rules of the endpoint."""
+    reply = http.post(path, json={"model": "cloud", "stream": stream, **ASKED[path]})
+    assert reply.status_code == 200, reply.text
+    if not stream:
+        read = {"/v1/responses": of_response, "/v1/messages": of_message, "/api/chat": of_ollama}.get(path, of_chat)
+        return read(reply.json())
+    if path == "/api/chat":
+        lines = [json.loads(line) for line in reply.text.splitlines()]
+        texts, calls = "".join(line["message"]["content"] for line in lines), list[Any]()
+        for line in lines:
+            calls += [each["function"]["arguments"] for each in line["message"].get("tool_calls", ())]
+        return texts, calls, lines[-1]["done_reason"]
+    data = [json.loads(line[5:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+    assert "error" not in data[-1], data[-1]
+    if path == "/v1/responses":
+        return of_response(data[-1]["response"])
+    if path == "/v1/messages":
+        deltas = [event["delta"] for event in data if event["type"] == "content_block_delta"]
+        starts = [event for event in data if event["type"] == "content_block_start"]
+        tools = [event["index"] for event in starts if event["content_block"]["type"] == "tool_use"]
+        arguments = dict.fromkeys(tools, "")
+        for event in data:
+            if event["type"] == "content_block_delta" and event["index"] in arguments:
+                arguments[event["index"]] += event["delta"]["partial_json"]
+        reason = next(event["delta"]["stop_reason"] for event in data if event["type"] == "message_delta")
+        text = "".join(delta.get("text", "") for delta in deltas)
+        return text, [json.loads(each) for each in arguments.values()], reason
+    text, calls, reason = "", dict[int, str](), None
+    for choice in (choice for chunk in data for choice in chunk["choices"]):
+        text += choice["delta"].get("content") or ""
+        for part in choice["delta"].get("tool_calls") or ():
+            calls[part["index"]] = calls.get(part["index"], "") + part["function"].get("arguments", "")
+        reason = choice["finish_reason"] or reason
+    return text, [json.loads(each) for each in calls.values()], reason
+
+
+def of_chat(body: Any) -> tuple[str, list[Any], Any]:
+    choice = body["choices"][0]
+    calls = choice["message"].get("tool_calls") or []
+    arguments = [json.loads(each["function"]["arguments"]) for each in calls]
+    return choice["message"].get("content") or "", arguments, choice["finish_reason"]
+
+
+def of_response(body: Any) -> tuple[str, list[Any], Any]:
+    texts = [part["text"] for item in body["output"] if item["type"] == "message" for part in item["content"]]
+    calls = [json.loads(item["arguments"]) for item in body["output"] if item["type"] == "function_call"]
+    return "".join(texts), calls, body["status"]
+
+
+def of_message(body: Any) -> tuple[str, list[Any], Any]:
+    texts = [block["text"] for block in body["content"] if block["type"] == "text"]
+    return "".join(texts), [b["input"] for b in body["content"] if b["type"] == "tool_use"], body["stop_reason"]
+
+
+def of_ollama(body: Any) -> tuple[str, list[Any], Any]:
+    calls = body["message"].get("tool_calls") or []
+    return body["message"]["content"], [each["function"]["arguments"] for each in calls], body["done_reason"]
+
+
+@EVERYWHERE
+@BOTH
+def test_calls_that_all_have_the_index_0(http: httpx.Client, cloud: ScriptedProvider, path: str, stream: bool) -> None:
+    paths = [{"path": "one"}, {"path": "two"}]
+    calls = [call(json.dumps(each), index=0) for each in paths]
+    pieces = [{"index": 0, "function": {"arguments": part}} for part in ('{"pa', 'th": "three"}')]
+    begun = {**call("", index=0), "id": "third"}
+    deltas = [{"tool_calls": [each]} for each in (*calls, begun, *pieces)]
+    if stream:
+        cloud.says(events({"role": "assistant", "content": ""}, *deltas, finish="tool_calls"))
+        paths.append({"path": "three"})
+    else:
+        cloud.says(whole({"role": "assistant", "content": None, "tool_calls": calls}, "tool_calls"))
+    assert ask(http, path, stream=stream)[1] == paths
+
+
+def test_interleaved_pieces_and_missing_indices(http: httpx.Client, cloud: ScriptedProvider) -> None:
+    def more(arguments: str, **named: Any) -> dict[str, Any]:
+        return {"tool_calls": [{"function": {"arguments": arguments}, **named}]}
+
+    first, second = ({**call(""), "id": name} for name in "ab")
+    pieces = [more('{"path":', id="a"), more("{}", id="b"), more("1}", id="a")]
+    cloud.says(events({"tool_calls": [first]}, {"tool_calls": [second]}, *pieces))
+    assert ask(http, "/v1/chat/completions", stream=True)[1] == [{"path": 1}, {}]
+    begun = [{**first, "index": 3}, {**second, "index": 4}]  # numbers that do not start at 0
+    pieces = [more('{"path":', index=3), more("{}", index=4), more("2}", index=3)]
+    cloud.says(events({"tool_calls": begun}, *pieces))
+    assert ask(http, "/v1/chat/completions", stream=True)[1] == [{"path": 2}, {}]
+
+
+@EVERYWHERE
+@BOTH
+@pytest.mark.parametrize("arguments", [{"path": "a", "deep": [1.5, None]}, {}])
+def test_arguments_as_an_object(
+    http: httpx.Client, cloud: ScriptedProvider, path: str, stream: bool, arguments: dict[str, Any]
+) -> None:
+    said = {"role": "assistant", "content": None, "tool_calls": [call(arguments, index=0)]}
+    cloud.says(events(said, finish="tool_calls") if stream else whole(said, "tool_calls"))
+    assert ask(http, path, stream=stream)[1] == [arguments]
+
+
+@pytest.mark.parametrize("path", list(ASKED)[2:])
+@pytest.mark.parametrize("arguments", [5, ["x"], True])
+def test_arguments_that_are_no_object_are_refused_by_name(
+    http: httpx.Client, cloud: ScriptedProvider, path: str, arguments: Any
+) -> None:
+    cloud.says(whole({"role": "assistant", "tool_calls": [call(arguments)]}, "tool_calls"))
+    reply = http.post(path, json={"model": "cloud", "stream": False, **ASKED[path]})
+    assert reply.status_code == 502
+    assert "'read'" in reply.text
+
+
+@EVERYWHERE
+@BOTH
+@pytest.mark.parametrize("calls", [[], [call("{}")]])
+def test_no_finish_reason(
+    http: httpx.Client, cloud: ScriptedProvider, path: str, stream: bool, calls: list[dict[str, Any]]
+) -> None:
+    said = {"role": "assistant", "content": "Forty-two.", **({"tool_calls": calls} if calls else {})}
+    cloud.says(events(said, finish=None) if stream else whole(said, None))
+    words = {"/v1/responses": ("completed",) * 2, "/api/chat": ("stop",) * 2, "/v1/messages": ("end_turn", "tool_use")}
+    reason = words.get(path, ("stop", "tool_calls"))[bool(calls)]
+    assert ask(http, path, stream=stream) == ("Forty-two.", [{}] if calls else [], reason)
+
+
+@BOTH
+def test_no_finish_reason_of_a_text(http: httpx.Client, cloud: ScriptedProvider, stream: bool) -> None:
+    text = {"id": "t", "object": "text_completion", "choices": [{"index": 0, "text": "two"}]}
+    raw = json.dumps(text)
+    cloud.says(f"data: {raw}\n\ndata: [DONE]\n\n" if stream else raw.encode())
+    reply = http.post("/v1/completions", json={"model": "cloud", "prompt": "one", "stream": stream})
+    chunks = [reply.json()] if not stream else [json.loads(e[6:]) for e in reply.text.split("\n\n") if "{" in e]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert "".join(choice["text"] for chunk in chunks for choice in chunk["choices"]) == "two"
+
+
+def test_a_stream_that_breaks_off_or_says_nothing_has_no_finish_reason(
+    http: httpx.Client, cloud: ScriptedProvider
+) -> None:
+    asked = {"model": "cloud", "messages": HELLO, "stream": True}
+    cloud.says(events({"content": "Forty"}, finish=None, done=False))
+    assert "no finish reason arrived" in http.post("/v1/chat/completions", json=asked).text
+    cloud.says(events({"role": "assistant"}, finish=None))
+    reply = http.post("/v1/chat/completions", json=asked)
+    assert (reply.status_code, "before any content" in reply.text) == (502, True)
+
+
+@pytest.mark.parametrize("first", [{"content": "Os"}, {"role": "", "content": "Os"}, {"role": None, "content": "Os"}])
+def test_the_role_comes_once_and_first(http: httpx.Client, cloud: ScriptedProvider, first: dict[str, Any]) -> None:
+    cloud.says(events(first, {"role": "assistant", "content": "lo"}))
+    with openai.OpenAI(base_url=f"{http.base_url}/v1", api_key="x", max_retries=0) as client:
+        with client.chat.completions.stream(model="cloud", messages=HELLO) as stream:
+            message = stream.get_final_completion().choices[0].message
+        assert (message.role, message.content) == ("assistant", "Oslo")
+        cloud.says(whole({"content": "Oslo"}, "stop"))
+        whole_answer = client.chat.completions.create(model="cloud", messages=HELLO)
+        assert whole_answer.choices[0].message.role == "assistant"
+
+
+@EVERYWHERE
+@pytest.mark.parametrize(("message", "finish"), [({"content": None}, "length"), ({}, "length"), ({}, "stop")])
+def test_an_answer_whose_tokens_all_went_into_thoughts(
+    http: httpx.Client, cloud: ScriptedProvider, path: str, message: dict[str, Any], finish: str
+) -> None:
+    cloud.says(whole({"role": "assistant", **message}, finish))
+    cloud.says(whole({"role": "assistant", **message}, finish))
+    text, calls, _ = ask(http, path, stream=False)
+    assert (text, calls) == ("", [])
+    about = http.post(path, json={"model": "cloud", "stream": False, **ASKED[path]}).json()["updraft"]
+    assert (about["route"], about["cloud_tokens"]) == ("cloud", 4)
+
+
+VECTOR = [0.5, -1.25, 3.0, 0.0]
+PACKED = base64.b64encode(struct.pack("<4f", *VECTOR)).decode()
+
+
+@pytest.mark.parametrize("sent", [VECTOR, PACKED])
+@pytest.mark.parametrize(("encoding", "expected"), [("base64", PACKED), ("float", VECTOR), (None, VECTOR)])
+def test_vectors_have_the_encoding_that_was_asked_for(
+    http: httpx.Client, cloud: ScriptedProvider, sent: Any, encoding: Any, expected: Any
+) -> None:
+    answer = {"object": "list", "data": [{"index": index, "embedding": sent} for index in (1, 0)]}
+    cloud.says(answer)
+    cloud.says(answer)
+    asked = {"model": "cloud", "input": ["a", "b"], **({"encoding_format": encoding} if encoding else {})}
+    data = http.post("/v1/embeddings", json=asked).json()["data"]
+    assert [(each["index"], each["embedding"]) for each in data] == [(0, expected), (1, expected)]
+    lists = http.post("/api/embed", json={"model": "cloud", "input": ["a", "b"]}).json()["embeddings"]
+    assert lists == [VECTOR, VECTOR]
+
+
+@pytest.mark.parametrize(("encoding", "sent"), [("base64", ["x"]), ("float", "*"), ("float", "AAA=")])
+def test_a_vector_that_nobody_can_read_is_an_error_of_the_cloud(
+    http: httpx.Client, cloud: ScriptedProvider, encoding: str, sent: Any
+) -> None:
+    cloud.says({"object": "list", "data": [{"index": 0, "embedding": sent}]})
+    reply = http.post("/v1/embeddings", json={"model": "cloud", "input": "a", "encoding_format": encoding})
+    assert (reply.status_code, "neither numbers nor base64" in reply.text) == (502, True)
