@@ -124,8 +124,7 @@ def read_routing_request(
     options = take_options(body)
     check_private(options, requested_tier)
     _check_frame(body)
-    trim_user_turns(body)
-    chat, unsupported = _for_the_device(body)
+    chat, unsupported = _for_the_device(with_trimmed_turns(body))
     return RoutingRequest(
         requested_tier=requested_tier,
         body=body,
@@ -252,17 +251,17 @@ def beyond_the_device(request: ChatRequest | CompletionRequest) -> UnsupportedFe
     return None
 
 
-def trim_user_turns(body: dict[str, Any]) -> None:
-    """Trim the text of the user turns in `body`. The list of messages is replaced, since others may use the old list.
+def with_trimmed_turns(body: dict[str, Any]) -> dict[str, Any]:
+    """Return `body` with the text of its user turns trimmed, for the local model.
 
-    Whitespace around a turn has no meaning, but a small model may answer worse because of it. Both tiers get the
-    trimmed turn, so that both answer the same prompt. The inside of a turn stays unchanged.
+    Whitespace around a turn has no meaning, but a small model may answer worse because of it. The inside of a turn
+    stays unchanged. Clouds get every turn unchanged.
     """
     messages = tables(body.get("messages"))
-    if messages is not None:
-        body["messages"] = [
-            _trimmed_turn(message) if message.get("role") == "user" else message for message in messages
-        ]
+    if messages is None:
+        return body
+    turns = [_trimmed_turn(message) if message.get("role") == "user" else message for message in messages]
+    return {**body, "messages": turns}
 
 
 def trimmed(text: str) -> str:

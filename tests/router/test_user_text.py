@@ -1,4 +1,4 @@
-"""Blanks and line feeds around a user's turn: neither tier gets them, and nothing else is touched."""
+"""Whitespace around a user's turn: the local model gets the turn without it, a cloud gets it unchanged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cascade_bench import run
 from router_fakes import FakeCloud
-from updraft.router.request.chat_request import trim_user_turns, trimmed
+from updraft.router.request.chat_request import trimmed, with_trimmed_turns
 
 CODE = "    for x in y:\n        print(x)\nWhat does it print?"
 
@@ -48,22 +48,22 @@ def test_other_turns_and_parts_stay_as_they_are() -> None:
         {"role": "user", "content": None},
     ]
     was = json.dumps(messages)
-    body: dict[str, Any] = {"messages": messages}
-    trim_user_turns(body)
+    body = with_trimmed_turns({"messages": messages})
     assert json.dumps(messages) == was
     parts = body["messages"][1]["content"]
     assert parts == [{"type": "text", "text": "What\n"}, image, {"type": "text", "text": "this is?"}]
     assert [body["messages"][i] for i in (0, 2, 3, 4)] == [messages[i] for i in (0, 2, 3, 4)]
 
 
-def test_both_tiers_get_the_trimmed_turn(bench: Any, cloud: FakeCloud) -> None:
-    messages = [{"role": "user", "content": "How many?\n\n"}]
+def test_only_the_local_model_gets_the_trimmed_turn(bench: Any, cloud: FakeCloud) -> None:
+    parts = [{"type": "text", "text": "    return x\n\n"}, {"type": "text", "text": "\u3000Why?\t\n"}]
+    messages = [{"role": "user", "content": "    How many?\n\n"}, {"role": "user", "content": parts}]
 
     async def test() -> None:
         async with bench() as b:
-            await b.answer("local", messages=messages)
+            await b.answer("local", messages=messages[:1])
             await b.answer("cloud", messages=messages)
             assert [message.text for message in b.local.calls[-1][0]] == ["How many?"]
-            assert cloud.requests[-1]["messages"] == [{"role": "user", "content": "How many?"}]
+            assert cloud.requests[-1]["messages"] == messages
 
     run(test())
