@@ -31,7 +31,10 @@ def child_environment(**variables: str) -> dict[str, str]:
 
 def _safe(path: Sequence[str]) -> list[str]:
     """Return `path` without the working folder, unless that folder contains the package."""
-    entries = [os.path.abspath(entry) for entry in path]  # noqa: PTH100 - as above
+    try:
+        entries = [os.path.abspath(entry) for entry in path]  # noqa: PTH100 - as above
+    except FileNotFoundError:  # the working folder was deleted, so nothing can be imported relative to it
+        entries = list(filter(os.path.isabs, path))
     return [entry for entry in entries if entry == _HOME or not _is_here(entry)]
 
 

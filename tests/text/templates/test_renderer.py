@@ -262,6 +262,14 @@ def test_child_sees_no_environment_or_working_directory(tmp_path: Path, monkeypa
     assert variables["TZ"] == "Pacific/Auckland"
 
 
+def test_deleted_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "deleted"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert Template("{{ messages[0].content }}").render(ONE) == "A"
+
+
 def test_a_child_that_cannot_start_is_no_fault_of_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
     template = Template("x")
     for program in ("/bin/false", os.devnull):
