@@ -275,8 +275,7 @@ class Router:
         body, record.model = await off_event_loop(request.body, lambda: read_model(request.body))
         record.caller = record.caller.with_user(body)
         body["model"] = self.config.aliases.get(record.model, record.model)
-        tenant = [request.headers.get(f"openai-{name}") for name in ("organization", "project")]
-        slot = CacheSlot.of(self._cache, record.caller, {**body, "?": request.query, "@": tenant})
+        slot = CacheSlot.of(self._cache, record.caller, request, body)
         tier, hold_tokens = names.requested_tier(record.model), self.config.hold_tokens
         job = await off_event_loop(
             request.body,

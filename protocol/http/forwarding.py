@@ -24,6 +24,10 @@ HOP_BY_HOP = re.compile(
     r"|purpose|range|referer|sec-.+|te|trailer|transfer-encoding|true-client-ip|upgrade(-.+)?|user-agent|via|warning"
     r"|x-(amzn?|api-key|client-ip|cluster|envoy|forwarded|original|real-ip|request-id|stainless|updraft)(-.+)?"
 )
+# Forwarded headers that identify a request or its trace, so that they differ between equal requests.
+_TRACING = re.compile(
+    r"idempotency-key|traceparent|tracestate|baggage|x-(b3|cloud-trace|correlation|datadog|ot|trace)(-.+)?"
+)
 _CREDENTIAL = re.compile(r"auth|cookie|credential|csrf|key|passw|secret|session|token")
 _KEYS = frozenset({"idempotency-key"})  # names with "key" that hold no credential
 _MAX_NAME = 100
@@ -76,6 +80,16 @@ def forwarded(headers: Mapping[str, str], query: str = "", api_key: str | None =
 @lru_cache(1024)
 def _is_of_this_hop(name: str) -> bool:
     return HOP_BY_HOP.fullmatch(name) is not None
+
+
+def answer_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the forwarded headers on which an answer may depend, by lower-case name."""
+    named = {name.lower(): value for name, value in headers.items()}
+    return {
+        name: value
+        for name, value in named.items()
+        if FORWARDED.fullmatch(name) and not _is_of_this_hop(name) and not _TRACING.fullmatch(name)
+    }
 
 
 def may_open(name: str) -> bool:

@@ -14,7 +14,9 @@ import msgspec
 
 from ...protocol.dialects.chat_chunks import ChatChunks
 from ...protocol.http import sse
+from ...protocol.http.forwarding import answer_headers
 from ...protocol.http.lenient_json import json_bytes, json_of
+from ...protocol.http.wire import WireRequest
 from ...protocol.safety.bounded_cache import BoundedCache
 from ..accounting.request_record import RequestRecord
 from ..config import CacheSettings
@@ -61,15 +63,19 @@ class CacheSlot:
         self._key = key
 
     @classmethod
-    def of(cls, cache: AnswerCache | None, caller: Caller, body: dict[str, Any]) -> CacheSlot | None:
+    def of(
+        cls, cache: AnswerCache | None, caller: Caller, request: WireRequest, body: dict[str, Any]
+    ) -> CacheSlot | None:
         """Return the entry, or None if the answer may vary because the request has neither temperature 0 nor a seed.
 
-        The key covers the caller's API key and all of `body` except the stream options.
+        The key covers the caller's API key, the query, the headers that a cloud may evaluate, and all of `body` except
+        the stream options.
         """
         if cache is None or not (body.get("temperature") == 0 or isinstance(body.get("seed"), int)):
             return None
         fields = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
-        text = msgspec.json.encode([caller.key, fields], order="sorted")
+        parts = [caller.key, request.query, answer_headers(request.headers), fields]
+        text = msgspec.json.encode(parts, order="sorted")
         return cls(cache, hashlib.sha256(text).digest())
 
     def get(self) -> CachedCompletion | None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates
 from updraft.protocol.errors import ConfigurationError
+from updraft.protocol.http.wire import WireRequest
 from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.config import CacheSettings
 from updraft.router.responses.cache import AnswerCache, CachedCompletion
@@ -68,6 +69,27 @@ def test_everything_that_changes_the_answer_is_in_the_key(bench: Any, other: dic
             fields = {**SAME, "key": "sk-mine", **other}
             assert (await b.answer(**fields))["updraft"]["route"] != "cache"
             assert (await b.answer(**SAME, key="sk-mine"))["updraft"]["route"] == "cache"
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("header", "is_repeat"),
+    [
+        *((name, False) for name in ("X-Tenant", "Anthropic-Beta", "OpenAI-Project", "HTTP-Referer", "Helicone-User")),
+        *((name, True) for name in ("Traceparent", "Idempotency-Key", "X-B3-TraceId", "User-Agent", "X-Request-ID")),
+    ],
+)
+def test_headers_for_the_cloud_are_in_the_key(bench: Any, header: str, is_repeat: bool) -> None:
+    body = json.dumps({**SAME, "model": "cloud", "messages": [{"role": "user", "content": "hello"}]}).encode()
+
+    async def test() -> None:
+        async with bench(cache=ON) as b:
+            for value in (None, "a", "b", "b"):
+                headers = {} if value is None else {header: value}
+                assert (await b.handle(WireRequest("POST", "/v1/chat/completions", headers, body, None))).status == 200
+        first, *others = [row.route == "cache" for row in reversed(b.rows())]
+        assert (first, others) == (False, [True] * 3 if is_repeat else [False, False, True])
 
     run(test())
 
