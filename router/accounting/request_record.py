@@ -50,7 +50,7 @@ class CloudCall:
     counted: ReportedUsage = field(default_factory=ReportedUsage)
     # Whether the call is free: the cloud refused it or was not reached.
     unbilled: bool = False
-    # Whether the connection broke. Then `counted` is an estimate, so budgets are charged according to `demand`.
+    # Whether the connection broke, so that `counted` is an estimate.
     is_broken: bool = False
     # Whether the answer may contain hidden tokens, such as reasoning.
     is_reasoning: bool = False
@@ -59,7 +59,7 @@ class CloudCall:
     def booked(self) -> ReportedUsage:
         """Usage for the ledger and the budgets: as reported by the cloud, or else by `demand`."""
         counted, demand = self.counted, self.demand
-        if demand is None or self.is_broken or self.unbilled or counted.prompt_tokens:
+        if demand is None or self.unbilled or (counted.prompt_tokens and not self.is_broken):
             return counted
         return ReportedUsage(demand.fixed.cloud_tokens, max(counted.completion_tokens, self.unreported_tokens))
 
@@ -77,8 +77,6 @@ class CloudCall:
 
     def charge(self, prices: Prices) -> Charge:
         """Return the call's tokens and dollars."""
-        if self.is_broken:
-            return NO_CHARGE if self.demand is None else self.demand.charge(self.unreported_tokens)
         tokens = self.booked.prompt_tokens + self.booked.completion_tokens
         # An unknown price may count as 0, because dollar budgets require a price for every model.
         return Charge(cloud_tokens=tokens, usd=self.usd(prices) or 0.0)
