@@ -80,7 +80,7 @@ GIVEN_CODES: dict[str, tuple[type[errors.UpdraftError], str]] = {
     "invalid_value": (errors.InvalidRequestError, "A field has an invalid value; `param` names the field."),
     "unsupported_header": (
         errors.InvalidRequestError,
-        "A header is not forwarded to clouds or nodes; `param` names the header.",
+        "The SDK cannot use the key in a header; `param` names the header.",
     ),
     "invalid_grammar": (
         errors.InvalidRequestError,

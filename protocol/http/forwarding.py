@@ -43,6 +43,13 @@ class Forwarded:
     query: str = ""
     # The caller's own API key for the cloud. None: the key in the settings.
     api_key: str | None = field(default=None, repr=False)
+    # Names of headers that are not forwarded because no cloud is known to evaluate them.
+    dropped: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes for the answer on the dropped headers."""
+        return tuple(f"header {name[:_MAX_NAME]}: not forwarded" for name in self.dropped)
 
     @property
     def texts(self) -> list[str]:
@@ -59,27 +66,38 @@ NOTHING = Forwarded()
 
 
 def forwarded(headers: Mapping[str, str], query: str = "", api_key: str | None = None) -> Forwarded:
-    """Select the headers and query parameters to forward.
+    """Select the headers and query parameters to forward. Drop unknown headers and headers that may hold credentials.
 
-    Raises InvalidRequestError naming a header or parameter that can be neither forwarded nor dropped.
+    Raises InvalidRequestError naming a query parameter that may hold a credential.
     """
     passed: dict[str, str] = {}
-    for raw, value in headers.items():
-        name = raw.lower()
+    dropped: list[str] = []
+    for name, value in ((raw.lower(), value) for raw, value in headers.items()):
         if _is_of_this_hop(name):
             continue
-        if not FORWARDED.fullmatch(name) or may_open(name):
-            raise _refused(f"The header {name[:_MAX_NAME]!r}", raw)
-        passed[name] = value
+        if FORWARDED.fullmatch(name) and not may_open(name):
+            passed[name] = value
+        else:
+            dropped.append(name)
     for name, _ in parse_qsl(query, keep_blank_values=True) if query else ():
         if may_open(name.lower()):
-            raise _refused(f"The query parameter {name[:_MAX_NAME]!r}", name)
-    return Forwarded(passed, query, api_key)
+            raise InvalidRequestError(
+                f"The query parameter {name[:_MAX_NAME]!r} is not passed on to a cloud: leave it out. Set the cloud's "
+                "API key in the settings instead.",
+                param=name[:_MAX_NAME],
+                code="unsupported_parameter",
+            )
+    return Forwarded(passed, query, api_key, tuple(dropped))
 
 
 @lru_cache(1024)
 def _is_of_this_hop(name: str) -> bool:
     return HOP_BY_HOP.fullmatch(name) is not None
+
+
+def header_bytes(value: str) -> bytes:
+    """Encode a header value as HTTP does, in Latin-1, or in UTF-8 if it has other characters."""
+    return value.encode("latin-1" if max(value, default="") < "\u0100" else "utf-8")
 
 
 def answer_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -95,11 +113,3 @@ def answer_headers(headers: Mapping[str, str]) -> dict[str, str]:
 def may_open(name: str) -> bool:
     """Return whether a header or query parameter of this name looks like a credential."""
     return name not in _KEYS and _CREDENTIAL.search(name) is not None
-
-
-def _refused(what: str, name: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"{what} is not passed on to a cloud: leave it out. Set the cloud's API key in the settings instead.",
-        param=name[:_MAX_NAME],
-        code="unsupported_header" if what.startswith("The header") else "unsupported_parameter",
-    )

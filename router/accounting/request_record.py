@@ -107,6 +107,8 @@ class RequestRecord:
     note: str = ""
     # Notes on parts of the request's JSON schema that were not enforced.
     notes: tuple[str, ...] = ()
+    # Notes on accepted parts of the request that have no effect, such as unknown headers.
+    hints: tuple[str, ...] = ()
     # Note for the answer if the budget capped its length, else empty.
     budget_note: str = ""
     # Reason why a cloud call failed.
@@ -279,7 +281,7 @@ class RequestRecord:
             draft_proposed=self.cloud.accepted + self.cloud.rejected,
             draft_accepted=self.cloud.accepted,
             latency_ms=self.latency_ms,
-            notes=[*self.notes, *filter(None, [self.budget_note])] or UNSET,
+            notes=[*self.hints, *self.notes, *filter(None, [self.budget_note])] or UNSET,
         )
 
     def traced(self, status: int) -> Attributes:

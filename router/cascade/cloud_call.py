@@ -76,7 +76,7 @@ class CloudAttempt:
 
     def forwarded(self, given: Forwarded) -> Booked:
         """Return `given` with the call's trace span in the headers, and `_book` as the hook before each retry."""
-        return Booked(self.span.headers(given.headers), given.query, given.api_key, self._book)
+        return Booked(self.span.headers(given.headers), given.query, given.api_key, book=self._book)
 
     def limit(self, tokens: int) -> None:
         """Limit the tokens of all answers together to `tokens`."""

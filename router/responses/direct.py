@@ -83,12 +83,14 @@ def direct_job(
                 f"updraft.{name} is only for /v1/chat/completions: no gate judges this endpoint. Leave it out.",
                 param=f"updraft.{name}",
             )
+    selected = forwarded(request.headers, request.query, request.cloud_key)
+    record.hints = selected.notes
     return RoutingRequest(
         requested_tier=requested_tier,
         body=body,
         private=options.private,
         deadline=None if request.timeout_s is None else record.started + request.timeout_s,
-        forwarded=forwarded(request.headers, request.query, request.cloud_key),
+        forwarded=selected,
     )
 
 

@@ -14,7 +14,7 @@ import httpx
 import msgspec
 
 from ...protocol.errors import ConfigurationError, InvalidRequestError
-from ...protocol.http.forwarding import NOTHING, Forwarded
+from ...protocol.http.forwarding import NOTHING, Forwarded, header_bytes
 from .answer_shapes import completion_in, embeddings_in, models_in
 from .connection import LOCATION, CloudEndpoint, open_client
 from .continuation_check import ContinuationVerdict
@@ -213,12 +213,18 @@ class HttpCloudTier:
         """Send a request and return the open response. Raises CloudFailure for any status but 200."""
         if self._client is None:
             raise misconfigured(self._client_error or ConfigurationError("The cloud's HTTP client is not set up."))
+        headers = [
+            (name.encode(), header_bytes(value))
+            for name, value in forwarded.headers.items()
+            if name not in self._client.headers
+        ]
+        if content is not None:
+            headers.append((b"content-type", header_bytes(content.kind)))
         request = self._client.build_request(
             method,
             f"{self._url}/{forwarded.target(path)}",
             content=None if content is None else content.data,
-            headers={name: value for name, value in forwarded.headers.items() if name not in self._client.headers}
-            | ({} if content is None else {"content-type": content.kind}),
+            headers=headers,
         )
         if forwarded.api_key is not None:
             for name in _KEY_HEADERS:

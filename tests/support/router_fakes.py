@@ -195,6 +195,7 @@ class FakeCloud:
     mode: str = "healthy"
     requests: list[dict[str, Any]] = field(default_factory=list)
     authorizations: list[str | None] = field(default_factory=list)
+    sent_headers: list[dict[str, str]] = field(default_factory=list)  # decoded as Latin-1
     disconnects: int = 0
     delay_s: float = 0.0
     fail_after: int | None = None  # from this request on, break the connection
@@ -207,6 +208,7 @@ class FakeCloud:
         body = await request.json()
         self.requests.append(body)
         self.authorizations.append(request.headers.get("authorization"))
+        self.sent_headers.append(dict(request.headers))
         if self.says is not None:
             status, *pieces = self.says
             streams = body.get("stream") and status == 200
