@@ -281,7 +281,7 @@ class Router:
             request.body,
             lambda: read_routing_request(request, body, tier, hold_tokens=hold_tokens, started=record.started),
         )
-        record.hints = job.forwarded.notes
+        record.hints = (*request.hints, *job.forwarded.notes)
         if slot is not None and (kept := slot.get()) is not None:
             return self._repeat(job, kept, record)
         job = await self._ruled(job, body)

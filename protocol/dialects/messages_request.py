@@ -7,7 +7,7 @@ ignored.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import msgspec
 
@@ -17,7 +17,10 @@ from .messages_blocks import Block, messages_of
 
 #: Fields with the same name in chat requests.
 _SAME = ("model", "temperature", "top_p", "top_k", "updraft")
-_TOOL_FIELDS = ("type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming")
+#: Fields that have no effect here, of requests and of tools. Cache hints are so common that they get no note.
+_HINTS = ("client_metadata", "context_management")
+_TOOL_HINTS = ("allowed_callers", "defer_loading", "eager_input_streaming", "input_examples")
+_TOOL_FIELDS = ("type", "name", "description", "input_schema", "strict", "cache_control", *_TOOL_HINTS)
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _MIN_BUDGET, _MEDIUM_BUDGET, _HIGH_BUDGET = 1024, 4096, 16384  # thinking budgets, in tokens
 
@@ -62,7 +65,9 @@ class MessagesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    # Cache hint, ignored because the server decides what to cache.
+    # Hints without effect. The server decides what to cache.
+    client_metadata: dict[str, Any] | None = None
+    context_management: dict[str, Any] | None = None
     cache_control: dict[str, Any] | None = None
     # Updraft's router options.
     updraft: dict[str, Any] | None = None
@@ -81,6 +86,19 @@ def read_messages_request(fields: Mapping[str, Any]) -> MessagesRequest:
     if not request.messages:
         raise invalid_value("messages", "must hold at least one message")
     return request
+
+
+def hints_of(request: MessagesRequest) -> tuple[str, ...]:
+    """Return notes on the parts of a request that have no effect."""
+    notes = [f"{name}: no effect" for name in _HINTS if getattr(request, name) is not None]
+    if request.thinking is not None and request.thinking.display not in (None, "summarized"):
+        notes.append("thinking.display: no effect, reasoning is returned in full")
+    for index, tool in enumerate(request.tools):
+        if not _is_function(tool):
+            notes.append(f"tools[{index}]: left out, no model here can call {str(tool.get('type'))[:100]!r}")
+        else:
+            notes += [f"tools[{index}].{name}: no effect" for name in _TOOL_HINTS if tool.get(name)]
+    return tuple(notes)
 
 
 def read_count_request(fields: Mapping[str, Any]) -> MessagesRequest:
@@ -113,15 +131,18 @@ def chat_body(request: MessagesRequest) -> dict[str, Any]:
 
 def _tools(request: MessagesRequest) -> dict[str, Any]:
     choice = request.tool_choice
-    if not request.tools:
+    tools = [_function(tool, f"tools[{index}]") for index, tool in enumerate(request.tools) if _is_function(tool)]
+    if not tools:
         if choice is not None and choice.type in ("any", "tool"):
             raise invalid_value("tool_choice", "there are no tools to choose from: give tools")
         return {}
-    fields: dict[str, Any] = {"tools": [_tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools)]}
+    fields: dict[str, Any] = {"tools": tools}
     if choice is None:
         return fields
     if (choice.type == "tool") != (choice.name is not None):
         raise invalid_value("tool_choice.name", 'required for type "tool" and not allowed otherwise')
+    if any(tool.get("name") == choice.name for tool in request.tools if choice.name and not _is_function(tool)):
+        raise UnsupportedFeatureError("tool_choice names a tool that no model here can call.", param="tool_choice")
     named = {"type": "function", "function": {"name": choice.name}}
     fields["tool_choice"] = named if choice.type == "tool" else _CHOICES[choice.type]
     if choice.disable_parallel_tool_use:
@@ -129,14 +150,11 @@ def _tools(request: MessagesRequest) -> dict[str, Any]:
     return fields
 
 
-def _tool(tool: Any, param: str) -> dict[str, Any]:
-    fields = cast("Block", tool)
-    kind = fields.get("type") or "custom"
-    if kind != "custom":
-        raise UnsupportedFeatureError(
-            f"{param}: tools of type {str(kind)[:100]!r} only run on Anthropic's servers. Use input_schema.",
-            param=param,
-        )
+def _is_function(tool: dict[str, Any]) -> bool:
+    return tool.get("type") in (None, "custom")
+
+
+def _function(fields: dict[str, Any], param: str) -> dict[str, Any]:
     for name in fields:
         if name not in _TOOL_FIELDS:
             raise unsupported(f"{param}.{name[:100]}")
@@ -153,8 +171,6 @@ def _effort(request: MessagesRequest) -> str | None:
     thinking = request.thinking
     if thinking is None:
         return wanted
-    if thinking.display not in (None, "summarized"):
-        raise UnsupportedFeatureError('thinking.display: use "summarized", or leave it out.', param="thinking.display")
     budget = thinking.budget_tokens
     if (thinking.type == "enabled") != (budget is not None):
         raise invalid_value("thinking.budget_tokens", 'required for type "enabled" and not allowed otherwise')

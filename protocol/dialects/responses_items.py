@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from typing import Any, cast
@@ -11,6 +12,8 @@ from ..http.lenient_json import objects_of
 
 Item = dict[str, Any]
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+#: Types of items of built-in tools, remote MCP servers, custom tools and compacted conversations.
+_VENDOR = re.compile(r"(?!function_).+_(call|call_output|list_tools|approval_request|approval_response)|compaction.*")
 _ROLES = ("user", "assistant", "system", "developer")
 
 
@@ -26,7 +29,12 @@ def items_of(given: str | Sequence[Item]) -> list[Item]:
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    return [_full(item, f"input[{index}]") for index, item in enumerate(given)]
+    return [_full(item, f"input[{index}]") for index, item in enumerate(given) if not is_vendor_item(item)]
+
+
+def is_vendor_item(item: Item) -> bool:
+    """Return whether an item belongs to a tool that only a vendor's servers run, or to its conversation."""
+    return _VENDOR.fullmatch(str(item.get("type"))) is not None
 
 
 def with_own_ids(items: Sequence[Item]) -> list[Item]:

@@ -13,7 +13,7 @@ import msgspec
 from ..decoding import convert, prepare_types, unsupported
 from ..errors import UnsupportedFeatureError, invalid_value
 from ..http.lenient_json import objects_of
-from .responses_items import Item, messages_of
+from .responses_items import Item, is_vendor_item, messages_of
 
 LOGPROBS = "message.output_text.logprobs"
 #: Accepted values of `include`. Only LOGPROBS has an effect, because built-in tools are refused.
@@ -32,13 +32,14 @@ _SAME = (
     "model", "temperature", "top_p", "parallel_tool_calls", "user", "service_tier", "safety_identifier",
     "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "updraft",
 )  # fmt: skip
-#: Tool fields without an equivalent in chat requests, and their accepted default values.
-_NEUTRAL_OF_TOOLS = (("allowed_callers", ["direct"]), ("defer_loading", False))
+#: Fields that have no effect here, of requests and of tools.
+_HINTS = ("background_options", "client_metadata", "context_management", "max_tool_calls")
+_TOOL_HINTS = ("allowed_callers", "defer_loading")
 _MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
 
 
 class Reasoning(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Reasoning options. `summary` accepts only "auto", since reasoning is returned in full, not summarized."""
+    """Reasoning options. The summary options have no effect, since reasoning is returned in full, not summarized."""
 
     effort: str | None = None
     summary: str | None = None
@@ -71,8 +72,10 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     # Whether to store the response; None: the server's setting.
     store: bool | None = None
     background: bool = False
-    # Scheduling hints, ignored because background responses start as soon as possible.
+    # Hints without effect. Background responses start as soon as possible.
     background_options: dict[str, Any] | None = None
+    client_metadata: dict[str, Any] | None = None
+    context_management: list[dict[str, Any]] | dict[str, Any] | None = None
     max_output_tokens: int | None = None
     # Limit on calls of built-in tools. Has no effect, because there are no built-in tools.
     max_tool_calls: int | None = None
@@ -106,10 +109,6 @@ def read_responses_request(fields: Mapping[str, Any]) -> ResponsesRequest:
     request = convert(fields, ResponsesRequest)
     if request.stream_options is not None and not request.stream:
         raise invalid_value("stream_options", "needs stream=true")
-    reasoning = request.reasoning or Reasoning()
-    for name in ("summary", "generate_summary"):
-        if getattr(reasoning, name) not in (None, "auto"):
-            raise UnsupportedFeatureError(f'reasoning.{name}: use "auto", or leave it out.', param=f"reasoning.{name}")
     for name in request.include or ():
         if name not in _INCLUDABLE:
             raise invalid_value("include", f"supported values are {', '.join(_INCLUDABLE)}, got {name[:100]!r}")
@@ -117,6 +116,20 @@ def read_responses_request(fields: Mapping[str, Any]) -> ResponsesRequest:
         raise invalid_value("max_output_tokens", f"must be at least 1, got {request.max_output_tokens}")
     check_metadata(request.metadata)
     return request
+
+
+def hints_of(request: ResponsesRequest) -> tuple[str, ...]:
+    """Return notes on the parts of a request that have no effect."""
+    notes = [f"{name}: no effect" for name in _HINTS if getattr(request, name) is not None]
+    if request.reasoning is not None and request.reasoning.summary not in (None, "auto"):
+        notes.append("reasoning.summary: no effect, reasoning is returned in full")
+    for index, tool in enumerate(request.tools):
+        if tool.get("type") != "function":
+            notes.append(f"tools[{index}]: left out, no model here can call {str(tool.get('type'))[:100]!r}")
+        notes += [f"tools[{index}].{name}: no effect" for name in _TOOL_HINTS if tool.get(name)]
+    given = request.input if isinstance(request.input, list) else ()
+    kinds = ((index, item.get("type")) for index, item in enumerate(given) if is_vendor_item(item))
+    return (*notes, *(f"input[{index}]: left out, {kind} items belong to a vendor's tool" for index, kind in kinds))
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
@@ -147,11 +160,12 @@ def chat_body(request: ResponsesRequest, items: Sequence[Item]) -> dict[str, Any
         body["response_format"] = response_format
     if request.stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    if request.tools:
-        body["tools"] = [_tool(tool, index) for index, tool in enumerate(request.tools)]
+    tools = [_function(tool, index) for index, tool in enumerate(request.tools) if tool.get("type") == "function"]
+    if tools:
+        body["tools"] = tools
     else:
         body.pop("parallel_tool_calls", None)
-    if request.tools or request.tool_choice not in ("auto", "none"):
+    if tools or request.tool_choice not in ("auto", "none"):
         body["tool_choice"] = _tool_choice(request.tool_choice)
     return body
 
@@ -171,16 +185,8 @@ def _response_format(wanted: dict[str, Any]) -> dict[str, Any] | None:
     return {"type": kind, "json_schema": {name: value for name, value in wanted.items() if name != "type"}}
 
 
-def _tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
-    kind = tool.get("type")
-    if kind != "function":
-        raise UnsupportedFeatureError(
-            f"tools[{index}]: tools of type {str(kind)[:100]!r} only run on OpenAI's servers. Use functions.",
-            param=f"tools[{index}]",
-        )
-    function = {
-        name: value for name, value in tool.items() if name != "type" and (name, value) not in _NEUTRAL_OF_TOOLS
-    }
+def _function(tool: dict[str, Any], index: int) -> dict[str, Any]:
+    function = {name: value for name, value in tool.items() if name not in ("type", *_TOOL_HINTS)}
     for name in function:
         if name not in ("name", "description", "parameters", "strict"):
             raise unsupported(f"tools[{index}].{name}")
@@ -194,7 +200,10 @@ def _tool_choice(choice: str | dict[str, Any]) -> Any:
     if kind == "function":
         return {"type": "function", "function": {"name": choice.get("name")}}
     if kind == "allowed_tools":
-        named = [_tool_choice(each) for each in objects_of(choice.get("tools"))]
+        given = objects_of(choice.get("tools"))
+        named = [_tool_choice(each) for each in given if each.get("type") == "function"] or list(
+            map(_tool_choice, given)
+        )
         return {"type": kind, "allowed_tools": {"mode": choice.get("mode"), "tools": named}}
     raise UnsupportedFeatureError(
         f"tool_choice: {str(kind)[:100]!r} is a tool of OpenAI's servers. Use functions.", param="tool_choice"

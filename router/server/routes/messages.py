@@ -9,7 +9,13 @@ import msgspec
 from ....protocol.decoding import read_object
 from ....protocol.dialects.bodies import TranslatedBody
 from ....protocol.dialects.messages_events import streamed_message, whole_message
-from ....protocol.dialects.messages_request import MessagesRequest, chat_body, read_count_request, read_messages_request
+from ....protocol.dialects.messages_request import (
+    MessagesRequest,
+    chat_body,
+    hints_of,
+    read_count_request,
+    read_messages_request,
+)
 from ....protocol.http.lenient_json import json_of
 from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from .openai.tokens import input_tokens
@@ -43,7 +49,8 @@ def _read(request: WireRequest) -> tuple[MessagesRequest, WireRequest]:
     """Return the request, and the equivalent chat request without Anthropic's headers."""
     asked = read_messages_request(read_object(request.body))
     headers = {name: value for name, value in request.headers.items() if not name.startswith("anthropic-")}
-    return asked, replace(request, body=msgspec.json.encode(chat_body(asked)), headers=headers)
+    body = msgspec.json.encode(chat_body(asked))
+    return asked, replace(request, body=body, headers=headers, hints=hints_of(asked))
 
 
 ROUTES = (

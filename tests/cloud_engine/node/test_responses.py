@@ -40,7 +40,7 @@ def test_responses_answer_equals_the_chat_answer(client: openai.OpenAI) -> None:
         ({"background": True}, "background"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"model": "other"}, "model"),
     ],
 )

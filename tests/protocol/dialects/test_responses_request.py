@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
 from updraft.protocol.dialects.responses_items import items_of, with_own_ids
-from updraft.protocol.dialects.responses_request import chat_body, read_responses_request
+from updraft.protocol.dialects.responses_request import chat_body, hints_of, read_responses_request
 from updraft.protocol.errors import InvalidRequestError
 
 REFUSED = {
     "access_programs": {"cyber": "standard"},
-    "context_management": [{"type": "compaction"}],
     "conversation": "conv_1",
     "image": {"context_compression": "auto"},
     "moderation": {"model": "omni"},
     "prompt": {"id": "pmpt_1"},
 }
 TAKEN = {
+    "context_management": [{"type": "compaction"}],
     "background": False,
     "background_options": {"completion_window": "2h"},
     "include": ["message.output_text.logprobs", "reasoning.encrypted_content"],
@@ -141,7 +141,7 @@ def test_items_are_messages() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"input": [{"type": "computer_call"}]}, "input[0]"),
+        ({"input": [{"type": "robot"}]}, "input[0]"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": 3}]}, "input[0].content"),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0]"),
@@ -149,11 +149,9 @@ def test_items_are_messages() -> None:
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
         ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
         ({"input": [{"type": "item_reference"}]}, "input[0].id"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
-        ({"tools": [{"type": "function", "name": "f", "defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"tools": [{"type": "function", "name": "f", "runs_on": "moon"}]}, "tools[0].runs_on"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
-        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"include": ["everything"]}, "include"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"metadata": {"k": "v" * 513}}, "metadata"),
@@ -166,6 +164,39 @@ def test_bad_requests_are_refused_by_name(fields: dict[str, Any], param: str) ->
     with pytest.raises(InvalidRequestError) as caught:
         chat_of(**{"input": "hello", **fields})
     assert caught.value.param == param
+
+
+def test_hints_have_notes_and_no_effect() -> None:
+    function = {"type": "function", "name": "f", "parameters": {}}
+    vendor: list[dict[str, Any]] = [
+        {"type": "web_search_call", "id": "w", "status": "completed"},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "x"},
+        {"type": "mcp_list_tools", "id": "m", "tools": []},
+        {"type": "compaction", "encrypted_content": "x"},
+    ]
+    said = {"role": "user", "content": "hello"}
+    fields: dict[str, Any] = {
+        "input": [*vendor, said],
+        "tools": [
+            {"type": "web_search"},
+            {**function, "defer_loading": True},
+            {"type": "namespace", "tools": [function]},
+        ],
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}, function]},
+        "client_metadata": {"installation": "1"},
+        "context_management": [{"type": "compaction"}],
+        "reasoning": {"effort": "low", "summary": "detailed"},
+    }
+    request = read_responses_request({"model": "auto", **fields})
+    notes = hints_of(request)
+    assert [note.partition(":")[0] for note in notes] == [
+        "client_metadata", "context_management", "reasoning.summary", "tools[0]", "tools[1].defer_loading", "tools[2]",
+        "input[0]", "input[1]", "input[2]", "input[3]",
+    ]  # fmt: skip
+    plain: dict[str, Any] = {"input": [said], "tools": [function], "reasoning": {"effort": "low"}}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
+    assert chat_of(**fields) == chat_of(**plain, tool_choice=choice)
+    assert hints_of(read_responses_request({"model": "auto", **plain})) == ()
 
 
 VALUES = st.recursive(

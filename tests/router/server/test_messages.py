@@ -19,6 +19,7 @@ TOOL: Any = {
     "name": "weather",
     "input_schema": {"type": "object", "properties": {"city": {"type": ["string", "null"]}}},
 }
+VENDOR_TOOL: Any = {"type": "web_search_20250305", "name": "web_search"}
 CALL = {"id": "toolu_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
 HELLO: Any = {"max_tokens": 50, "messages": [{"role": "user", "content": "hello"}]}
 
@@ -152,12 +153,29 @@ def test_prefill_is_continued_and_the_stop_sequence_named(client: anthropic.Anth
     assert str(message.content[0].to_dict()["text"]).split() == LOCAL_TEXT.split()[2:]
 
 
+def test_hints_have_notes_and_no_effect(client: anthropic.Anthropic, cloud: FakeCloud) -> None:
+    hints: dict[str, Any] = {
+        "tools": [VENDOR_TOOL, {**TOOL, "defer_loading": True}],
+        "thinking": {"type": "adaptive", "display": "omitted"},
+        "extra_body": {"context_management": {"edits": []}, "client_metadata": {"session": "1"}},
+    }
+    message = client.messages.create(model="cloud", **HELLO, **hints)
+    assert message.model_extra
+    assert [note.partition(":")[0] for note in message.model_extra["updraft"]["notes"]] == [
+        "client_metadata", "context_management", "thinking.display", "tools[0]", "tools[1].defer_loading",
+    ]  # fmt: skip
+    assert [tool["function"]["name"] for tool in cloud.requests[-1]["tools"]] == ["weather"]
+    counted = {**hints, "extra_body": hints["extra_body"]}
+    assert client.messages.count_tokens(model="local", messages=HELLO["messages"], **counted).input_tokens > 0
+
+
 @pytest.mark.parametrize(
     ("options", "param"),
     [
         ({"messages": [{"role": "user", "content": [{"type": "search_result"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
+        ({"tools": [VENDOR_TOOL], "tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": [VENDOR_TOOL, TOOL], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"thinking": {"type": "enabled", "budget_tokens": 50}}, "thinking.budget_tokens"),
         ({"container": "c"}, "container"),
