@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from urllib.parse import parse_qsl
 
-from ..errors import InvalidRequestError
+from ..errors import UnsupportedFeatureError
 
 #: Forwarded headers: those of OpenAI and other providers, tracing headers, and custom `x-` headers.
 FORWARDED = re.compile(
@@ -68,7 +68,7 @@ NOTHING = Forwarded()
 def forwarded(headers: Mapping[str, str], query: str = "", api_key: str | None = None) -> Forwarded:
     """Select the headers and query parameters to forward. Drop unknown headers and headers that may hold credentials.
 
-    Raises InvalidRequestError naming a query parameter that may hold a credential.
+    Raises UnsupportedFeatureError naming a query parameter that may hold a credential.
     """
     passed: dict[str, str] = {}
     dropped: list[str] = []
@@ -81,11 +81,10 @@ def forwarded(headers: Mapping[str, str], query: str = "", api_key: str | None =
             dropped.append(name)
     for name, _ in parse_qsl(query, keep_blank_values=True) if query else ():
         if may_open(name.lower()):
-            raise InvalidRequestError(
+            raise UnsupportedFeatureError(
                 f"The query parameter {name[:_MAX_NAME]!r} is not passed on to a cloud: leave it out. Set the cloud's "
                 "API key in the settings instead.",
                 param=name[:_MAX_NAME],
-                code="unsupported_parameter",
             )
     return Forwarded(passed, query, api_key, tuple(dropped))
 
