@@ -37,7 +37,7 @@ WRITES_NOTHING = (
     *("messages/count_tokens", "responses/input_tokens"),
 )
 #: Fields that multiply the number of answers.
-MULTIPLYING = ("n", "best_of", "num_return_sequences", "num_beams", "candidate_count")
+MULTIPLYING = ("n", "n_cmpl", "best_of", "num_return_sequences", "num_beams", "candidate_count")
 #: Nested objects that may hold any of the fields above.
 NESTED = ("options", "parameters", "extra_body", "generation_config", "generationConfig")
 #: Objects with a reasoning budget, and the name of the budget's field.

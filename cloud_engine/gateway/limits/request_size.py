@@ -69,6 +69,7 @@ class SizeFields(_Schemas):
     max_output_tokens: int | float | None = None
     n: int | float | None = None
     best_of: int | float | None = None
+    n_cmpl: Any = None
     num_return_sequences: Any = None
     num_beams: Any = None
     candidate_count: Any = None

@@ -472,6 +472,7 @@ def test_without_a_budget_nothing_is_capped(bench: Any) -> None:
         ("chat/completions", {"max_tokens": 10, "min_tokens": 0}, 10, 1),
         ("chat/completions", {"max_tokens": 10, "options": {"num_predict": 900, "n": 4}}, 900, 4),
         ("chat/completions", {"max_tokens": 10, "n": 3, "best_of": 5}, 10, 5),
+        ("chat/completions", {"max_tokens": 10, "n_cmpl": 4}, 10, 4),
         ("chat/completions", {"max_tokens": 10, "thinking": {"type": "enabled", "budget_tokens": 2000}}, 2010, 1),
         ("completions", {"max_tokens": 10, "prompt": ["a", "b"], "n": 2}, 10, 4),
         ("completions", {"max_tokens": 10, "prompt": [1, 2]}, 10, 1),

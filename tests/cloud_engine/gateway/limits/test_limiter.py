@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from updraft.accounting.prices import DatedPrice, PriceTable
-from updraft.accounting.token_estimate import AnswerSize
+from updraft.accounting.token_estimate import MULTIPLYING, AnswerSize
 from updraft.cloud_engine.gateway.access.principal import ANONYMOUS, Limits, Principal
 from updraft.cloud_engine.gateway.ledger.ledger import UsageLedger
 from updraft.cloud_engine.gateway.ledger.metering import UsageRow
@@ -205,6 +205,11 @@ def test_durations(seconds: float, shown: str) -> None:
 def decode_size(body: bytes) -> RequestSize:
     """Of a request for a model, with the fields of `body`."""
     return size_of(body, _peek(b'{"model": "m", ' + body[1:]))
+
+
+@pytest.mark.parametrize("name", MULTIPLYING)
+def test_every_field_that_multiplies_answers_is_counted(name: str) -> None:
+    assert decode_size(json.dumps({"max_tokens": 500, name: 4}).encode()).answer == AnswerSize(500, 4)
 
 
 @pytest.mark.parametrize(
