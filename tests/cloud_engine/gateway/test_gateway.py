@@ -412,7 +412,7 @@ def test_null_is_absent_and_models_are_listed_as_the_node_does(shared: Running) 
 
 def test_headers_and_query_go_along_to_a_node(spawn_gateway: Callable[..., Running]) -> None:
     with running_full_cloud() as cloud, spawn_gateway(cloud).client() as client:
-        extra = {"X-Title": "An app", "Cookie": "a=b", "X-Updraft-Tenant": "another"}
+        extra = {"X-Title": "An app", "Cookie": "a=b", "X-Updraft-Tenant": "another", "X-Auth-Token": "hunter2"}
         client.chat.completions.create(
             model="big", messages=say("abc"), extra_headers=extra, extra_query={"api-version": "7"}
         )
@@ -420,7 +420,5 @@ def test_headers_and_query_go_along_to_a_node(spawn_gateway: Callable[..., Runni
         assert (got["x-title"], cloud.queries) == ("An app", ["api-version=7"])
         assert got["x-updraft-tenant"] != "another"
         assert "cookie" not in got
-        assert "authorization" not in got
-        with pytest.raises(openai.BadRequestError, match="x-auth-token"):
-            client.chat.completions.create(model="big", messages=say("a"), extra_headers={"X-Auth-Token": "hunter2"})
+        assert not {"authorization", "x-auth-token"} & got.keys()
         assert client.models.retrieve("big").owned_by == "somebody"
