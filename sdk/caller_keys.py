@@ -43,6 +43,9 @@ class CallerKeys:
         """
         if self.own is None:
             return None
+        for name in headers:
+            if name.endswith("api-key") and name not in _OTHER_HEADERS:
+                raise _refused(name, "is not supported for a key. Use Authorization")
         keys = {headers[name]: name for name in _OTHER_HEADERS if name in headers}
         if "authorization" in headers:
             scheme, _, key = headers["authorization"].partition(" ")
