@@ -22,7 +22,7 @@ from .tiers.connection import check_endpoint
 def check_settings(config: RouterConfig) -> None:
     """Raise ConfigurationError for settings that cannot work, without loading a model or asking a server.
 
-    A local model that cannot be loaded is no error if there is a cloud, which then answers alone.
+    If one tier cannot be used because of its model file or the environment's proxy or certificates, the other answers.
     """
     check_startable(config)
     PrivacyRules(config.privacy)
@@ -33,7 +33,11 @@ def check_settings(config: RouterConfig) -> None:
     if config.cloud_url is not None and not config.offline:
         middle = [tier_endpoint(config, each) for each in config.middle_tiers]
         for endpoint in (endpoint_of(config, config.cloud_url), *middle):
-            check_endpoint(endpoint)
+            try:
+                check_endpoint(endpoint)
+            except ConfigurationError as error:
+                if config.local is None or error.param:  # a fault of the environment leaves the local model usable
+                    raise
     if has_model_file(config):
         _check_options(config)
 

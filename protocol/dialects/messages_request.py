@@ -72,6 +72,19 @@ class MessagesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     # Updraft's router options.
     updraft: dict[str, Any] | None = None
 
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """Notes on the parts of the request that have no effect."""
+        notes = [f"{name}: no effect" for name in _HINTS if getattr(self, name) is not None]
+        if self.thinking is not None and self.thinking.display not in (None, "summarized"):
+            notes.append("thinking.display: no effect, reasoning is returned in full")
+        for index, tool in enumerate(self.tools):
+            if not _is_function(tool):
+                notes.append(f"tools[{index}]: left out, no model here can call {str(tool.get('type'))[:100]!r}")
+            else:
+                notes += [f"tools[{index}].{name}: no effect" for name in _TOOL_HINTS if tool.get(name)]
+        return tuple(notes)
+
 
 prepare_types(MessagesRequest)
 
@@ -86,19 +99,6 @@ def read_messages_request(fields: Mapping[str, Any]) -> MessagesRequest:
     if not request.messages:
         raise invalid_value("messages", "must hold at least one message")
     return request
-
-
-def hints_of(request: MessagesRequest) -> tuple[str, ...]:
-    """Return notes on the parts of a request that have no effect."""
-    notes = [f"{name}: no effect" for name in _HINTS if getattr(request, name) is not None]
-    if request.thinking is not None and request.thinking.display not in (None, "summarized"):
-        notes.append("thinking.display: no effect, reasoning is returned in full")
-    for index, tool in enumerate(request.tools):
-        if not _is_function(tool):
-            notes.append(f"tools[{index}]: left out, no model here can call {str(tool.get('type'))[:100]!r}")
-        else:
-            notes += [f"tools[{index}].{name}: no effect" for name in _TOOL_HINTS if tool.get(name)]
-    return tuple(notes)
 
 
 def read_count_request(fields: Mapping[str, Any]) -> MessagesRequest:

@@ -100,6 +100,20 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     # Updraft's router options.
     updraft: dict[str, Any] | None = None
 
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """Notes on the parts of the request that have no effect."""
+        notes = [f"{name}: no effect" for name in _HINTS if getattr(self, name) is not None]
+        if self.reasoning is not None and self.reasoning.summary not in (None, "auto"):
+            notes.append("reasoning.summary: no effect, reasoning is returned in full")
+        for index, tool in enumerate(self.tools):
+            if tool.get("type") != "function":
+                notes.append(f"tools[{index}]: left out, no model here can call {str(tool.get('type'))[:100]!r}")
+            notes += [f"tools[{index}].{name}: no effect" for name in _TOOL_HINTS if tool.get(name)]
+        given = self.input if isinstance(self.input, list) else ()
+        kinds = ((index, str(item.get("type"))[:100]) for index, item in enumerate(given) if is_vendor_item(item))
+        return (*notes, *(f"input[{index}]: left out, {kind} items belong to a vendor's tool" for index, kind in kinds))
+
 
 prepare_types(ResponsesRequest)
 
@@ -116,20 +130,6 @@ def read_responses_request(fields: Mapping[str, Any]) -> ResponsesRequest:
         raise invalid_value("max_output_tokens", f"must be at least 1, got {request.max_output_tokens}")
     check_metadata(request.metadata)
     return request
-
-
-def hints_of(request: ResponsesRequest) -> tuple[str, ...]:
-    """Return notes on the parts of a request that have no effect."""
-    notes = [f"{name}: no effect" for name in _HINTS if getattr(request, name) is not None]
-    if request.reasoning is not None and request.reasoning.summary not in (None, "auto"):
-        notes.append("reasoning.summary: no effect, reasoning is returned in full")
-    for index, tool in enumerate(request.tools):
-        if tool.get("type") != "function":
-            notes.append(f"tools[{index}]: left out, no model here can call {str(tool.get('type'))[:100]!r}")
-        notes += [f"tools[{index}].{name}: no effect" for name in _TOOL_HINTS if tool.get(name)]
-    given = request.input if isinstance(request.input, list) else ()
-    kinds = ((index, item.get("type")) for index, item in enumerate(given) if is_vendor_item(item))
-    return (*notes, *(f"input[{index}]: left out, {kind} items belong to a vendor's tool" for index, kind in kinds))
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:

@@ -52,6 +52,11 @@ class Forwarded:
         return tuple(f"header {name[:_MAX_NAME]}: not forwarded" for name in self.dropped)
 
     @property
+    def answer_headers(self) -> dict[str, str]:
+        """The headers on which an answer may depend, without identifiers of requests and traces."""
+        return {name: value for name, value in self.headers.items() if not _TRACING.fullmatch(name)}
+
+    @property
     def texts(self) -> list[str]:
         """Every header and query value, for the privacy scan."""
         pairs = parse_qsl(self.query, keep_blank_values=True)
@@ -97,16 +102,6 @@ def _is_of_this_hop(name: str) -> bool:
 def header_bytes(value: str) -> bytes:
     """Encode a header value as HTTP does, in Latin-1, or in UTF-8 if it has other characters."""
     return value.encode("latin-1" if max(value, default="") < "\u0100" else "utf-8")
-
-
-def answer_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the forwarded headers on which an answer may depend, by lower-case name."""
-    named = {name.lower(): value for name, value in headers.items()}
-    return {
-        name: value
-        for name, value in named.items()
-        if FORWARDED.fullmatch(name) and not _is_of_this_hop(name) and not _TRACING.fullmatch(name)
-    }
 
 
 def may_open(name: str) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 
 from ...protocol.dialects.chat_chunks import ChatChunks
 from ...protocol.http import sse
-from ...protocol.http.forwarding import answer_headers
+from ...protocol.http.forwarding import forwarded
 from ...protocol.http.lenient_json import json_bytes, json_of
 from ...protocol.http.wire import WireRequest
 from ...protocol.safety.bounded_cache import BoundedCache
@@ -74,8 +74,8 @@ class CacheSlot:
         if cache is None or not (body.get("temperature") == 0 or isinstance(body.get("seed"), int)):
             return None
         fields = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
-        parts = [caller.key, request.query, answer_headers(request.headers), fields]
-        text = msgspec.json.encode(parts, order="sorted")
+        headers = forwarded(request.headers).answer_headers
+        text = msgspec.json.encode([caller.key, request.query, headers, fields], order="sorted")
         return cls(cache, hashlib.sha256(text).digest())
 
     def get(self) -> CachedCompletion | None:

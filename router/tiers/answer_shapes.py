@@ -96,7 +96,7 @@ class StreamedChoices:
         self._last: dict[str, Any] = {}
         self._begun: set[int] = set()  # choices whose role was sent
         self._calls = defaultdict[int, CallIndices](CallIndices)
-        self._missing: dict[int, dict[str, Any]] = {}  # pieces with the finish reasons that have not arrived
+        self._unfinished: dict[int, bool] = {}  # choices without a finish reason; True: of a text completion
 
     def normalize(self, event: dict[str, Any]) -> bool:
         """Normalize `event` in place. Only the first delta of a choice has a role. Return whether `event` changed."""
@@ -104,23 +104,28 @@ class StreamedChoices:
         for place, choice in enumerate(event["choices"]):
             self._last, index = event, index_of(choice, place)
             if (delta := table(choice.get("delta"))) is not None:
-                choice["delta"] = {} if index in self._begun else {"role": "assistant"}
-                choice["delta"] |= {name: value for name, value in delta.items() if name != "role"}
-                if calls := tables(delta.get("tool_calls")):
-                    choice["delta"]["tool_calls"] = list(self._calls[index].numbered(calls))
-                is_changed = is_changed or choice["delta"] != delta
+                if index in self._begun:
+                    is_changed |= delta.pop("role", None) is not None
+                elif delta.get("role") != "assistant":
+                    choice["delta"], is_changed = {**delta, "role": "assistant"}, True
                 self._begun.add(index)
+                if calls := tables(delta.get("tool_calls")):
+                    numbered = list(self._calls[index].numbered(calls))
+                    is_changed |= numbered != calls
+                    choice["delta"]["tool_calls"] = numbered
             if choice.get("finish_reason"):
-                self._missing.pop(index, None)
+                self._unfinished.pop(index, None)
             elif _says(choice):
-                empty: dict[str, Any] = {"text": ""} if "text" in choice else {"delta": {}}
-                reason = "tool_calls" if index in self._calls else "stop"
-                self._missing[index] = {"index": index, **empty, "finish_reason": reason}
+                self._unfinished[index] = "text" in choice
         return is_changed
 
     def finish(self) -> dict[str, Any] | None:
         """Return an event with the finish reasons that are missing at the end of the stream, or None."""
-        choices, self._missing = list(self._missing.values()), {}
+        choices: list[dict[str, Any]] = []
+        for index, is_text in self._unfinished.items():
+            piece: dict[str, Any] = {"text": ""} if is_text else {"delta": {}}
+            choices.append({"index": index, **piece, "finish_reason": "tool_calls" if index in self._calls else "stop"})
+        self._unfinished.clear()
         return {**self._last, "choices": choices, "usage": None} if choices else None
 
 

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from bound_rights import python
 from router_fakes import FakeCloud
@@ -129,6 +130,18 @@ def test_the_environment_is_checked(variable: str, value: str, message: str, mon
     monkeypatch.setenv(variable, value)
     with pytest.raises(ConfigurationError, match=message):
         OpenAI(cloud_url="https://127.0.0.1:9/v1", cloud_model="big")
+
+
+@pytest.mark.parametrize("proxy", ["foo://x", "socks5://127.0.0.1:9"])
+def test_an_unusable_proxy_leaves_the_local_model(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    messages: Any = [{"role": "user", "content": "hello"}]
+    with OpenAI(cloud_url="http://127.0.0.1:9/v1", cloud_model="big", local="pocket", max_retries=0) as client:
+        assert client.chat.completions.create(model="local", messages=messages).choices[0].message.content
+        with pytest.raises(openai.APIStatusError, match="proxy"):
+            client.chat.completions.create(model="cloud", messages=messages)
+    with pytest.raises(ConfigurationError, match="API key"):
+        OpenAI(cloud_url="http://127.0.0.1:9/v1", cloud_model="big", local="pocket", cloud_api_key="a b")
 
 
 def test_a_daemon_says_so_in_a_line_and_ends(tmp_path: Path) -> None:

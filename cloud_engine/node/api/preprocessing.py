@@ -63,7 +63,8 @@ class RequestPreprocessor:
         self._reasoning = None if template is None else ReasoningStyle.of(template.source)
         self._max_prompt_bytes = tokenizer.limit(context_length)
 
-    def chat(self, body: bytes, tenant: str) -> PreparedRequest:
+    def chat(self, body: bytes, tenant: str, hints: tuple[str, ...] = ()) -> PreparedRequest:
+        """Prepare a chat request. `hints`: notes for the answer."""
         request = parse_chat(body)
         offered = self._offered(request)
         tools = [] if offered is None else offered.use.tools
@@ -89,7 +90,7 @@ class RequestPreprocessor:
         reasoning = None if each.constraint is not None else self._reasoning
         if reasoning is not None and request.begins_without_thoughts:
             reasoning = ReasoningStyle()
-        notes = () if each.constraint is None else each.constraint.notes
+        notes = (*hints, *(() if each.constraint is None else each.constraint.notes))
         job = self._job(request, [each], ChatFormat(*self._shape(request), offered, notes, reasoning))
         return replace(job, tools=offered)
 

@@ -26,12 +26,16 @@ class StatelessResponse:
     chat: bytes
     # Fields of the response known so far.
     response: dict[str, Any]
+    # Notes on the parts of the request that have no effect.
+    hints: tuple[str, ...]
 
 
 def read_stateless(body: bytes) -> StatelessResponse:
     """Parse a Responses request. Raises InvalidRequestError, also for features that need stored responses."""
     asked, items = _read(body)
-    return StatelessResponse(msgspec.json.encode(chat_body(asked, items)), begun_response(asked, stored=False))
+    return StatelessResponse(
+        msgspec.json.encode(chat_body(asked, items)), begun_response(asked, stored=False), asked.hints
+    )
 
 
 def read_prompt(body: bytes) -> bytes:

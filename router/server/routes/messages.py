@@ -9,13 +9,7 @@ import msgspec
 from ....protocol.decoding import read_object
 from ....protocol.dialects.bodies import TranslatedBody
 from ....protocol.dialects.messages_events import streamed_message, whole_message
-from ....protocol.dialects.messages_request import (
-    MessagesRequest,
-    chat_body,
-    hints_of,
-    read_count_request,
-    read_messages_request,
-)
+from ....protocol.dialects.messages_request import MessagesRequest, chat_body, read_count_request, read_messages_request
 from ....protocol.http.lenient_json import json_of
 from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from .openai.tokens import input_tokens
@@ -50,7 +44,7 @@ def _read(request: WireRequest) -> tuple[MessagesRequest, WireRequest]:
     asked = read_messages_request(read_object(request.body))
     headers = {name: value for name, value in request.headers.items() if not name.startswith("anthropic-")}
     body = msgspec.json.encode(chat_body(asked))
-    return asked, replace(request, body=body, headers=headers, hints=hints_of(asked))
+    return asked, replace(request, body=body, headers=headers, hints=asked.hints)
 
 
 ROUTES = (

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
 from updraft.protocol.dialects.responses_items import items_of, with_own_ids
-from updraft.protocol.dialects.responses_request import chat_body, hints_of, read_responses_request
+from updraft.protocol.dialects.responses_request import chat_body, read_responses_request
 from updraft.protocol.errors import InvalidRequestError
 
 REFUSED = {
@@ -188,7 +188,7 @@ def test_hints_have_notes_and_no_effect() -> None:
         "reasoning": {"effort": "low", "summary": "detailed"},
     }
     request = read_responses_request({"model": "auto", **fields})
-    notes = hints_of(request)
+    notes = request.hints
     assert [note.partition(":")[0] for note in notes] == [
         "client_metadata", "context_management", "reasoning.summary", "tools[0]", "tools[1].defer_loading", "tools[2]",
         "input[0]", "input[1]", "input[2]", "input[3]",
@@ -196,7 +196,7 @@ def test_hints_have_notes_and_no_effect() -> None:
     plain: dict[str, Any] = {"input": [said], "tools": [function], "reasoning": {"effort": "low"}}
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
     assert chat_of(**fields) == chat_of(**plain, tool_choice=choice)
-    assert hints_of(read_responses_request({"model": "auto", **plain})) == ()
+    assert read_responses_request({"model": "auto", **plain}).hints == ()
 
 
 VALUES = st.recursive(

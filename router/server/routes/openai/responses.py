@@ -15,13 +15,7 @@ from .....protocol.dialects.bodies import TranslatedBody
 from .....protocol.dialects.chat_chunks import framed
 from .....protocol.dialects.responses_events import begun_response, streamed_response, whole_response
 from .....protocol.dialects.responses_items import Item, items_of, with_own_ids
-from .....protocol.dialects.responses_request import (
-    ResponsesRequest,
-    chat_body,
-    hints_of,
-    prompt_body,
-    read_responses_request,
-)
+from .....protocol.dialects.responses_request import ResponsesRequest, chat_body, prompt_body, read_responses_request
 from .....protocol.errors import InvalidRequestError, NotFoundError
 from .....protocol.http import sse
 from .....protocol.http.lenient_json import json_of
@@ -75,7 +69,7 @@ async def create(context: RequestContext) -> WireResponse:
         raise InvalidRequestError("background needs store=true to retrieve the response.", param="background")
     items = await _conversation(context, asked)
     translated = await off_event_loop(body, lambda: msgspec.json.encode(chat_body(asked, items)))
-    chat = replace(context.request, body=translated, hints=hints_of(asked))
+    chat = replace(context.request, body=translated, hints=asked.hints)
     response = begun_response(asked, stored=context.answers.enabled and asked.store is not False)
     creation = _Creation(context, asked, items, chat, response)
     if asked.background:
