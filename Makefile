@@ -85,13 +85,17 @@ screenshots: install fetched  ## replace the screenshots in the docs
 	@PYTHONPATH="$(CURDIR)/.typing" $(BIN)/python tests/support/screenshots.py docs/images
 
 INTEROP := $(CURDIR)/out/interop
-interop:  ## test other libraries' clients and test suites against Updraft, with openai 2 and 3; installs them into out/
+interop:  ## test other libraries, test suites and coding agents against Updraft, with openai 2 and 3; installs them into out/ (2 GB)
 	@mkdir -p $(INTEROP)/javascript && cp tests/interop/javascript/package.json $(INTEROP)/javascript
 	@cd $(INTEROP)/javascript && npm install --silent --no-audit --no-fund
+	@mkdir -p $(INTEROP)/agents && cp tests/interop/agents/package.json $(INTEROP)/agents
+	@cd $(INTEROP)/agents && npm install --silent --no-audit --no-fund
+	@$(PYTHON) -m venv $(INTEROP)/agents/aider
+	@$(INTEROP)/agents/aider/bin/pip install --quiet --disable-pip-version-check -r tests/interop/agents/aider.txt
 	@for version in 2 3; do \
 	  $(PYTHON) -m venv $(INTEROP)/openai$$version && \
 	  $(INTEROP)/openai$$version/bin/pip install --quiet --disable-pip-version-check -r tests/interop/openai$$version.txt && \
-	  INTEROP_JAVASCRIPT=$(INTEROP)/javascript PYTHONPATH=.typing:tests/interop $(INTEROP)/openai$$version/bin/python \
+	  INTEROP_JAVASCRIPT=$(INTEROP)/javascript INTEROP_AGENTS=$(INTEROP)/agents PYTHONPATH=.typing:tests/interop $(INTEROP)/openai$$version/bin/python \
 	    -m pytest -W ignore -o asyncio_mode=auto tests/interop $(ARGS) || exit 1; \
 	done
 

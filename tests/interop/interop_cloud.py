@@ -1,9 +1,10 @@
-"""A cloud that answers as an obedient model would: tools are called, schemas filled, everything else is greeted."""
+"""A cloud that answers as an obedient model would: it calls tools, writes files, fills schemas and greets."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,10 @@ from starlette.routing import Route
 
 MODEL = "scripted"
 TEXT = "Hello there, friend."
+WRITTEN = "The file is written."
+# A coding agent's task, and its names for the path of a file.
+TASK = re.compile(r"Write the file (/\S+) with the text hello")
+PATHS = ("filePath", "file_path", "path")
 USAGE = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
 
 
@@ -81,17 +86,10 @@ def _deltas(message: dict[str, Any], reason: str) -> Iterator[tuple[dict[str, An
 
 def _answer(body: dict[str, Any]) -> tuple[dict[str, Any], str]:
     said = _text(body["messages"][-1])
-    functions = _called(body)
-    if functions:
-        calls = [
-            {
-                "id": f"call_{index}",
-                "type": "function",
-                "function": {"name": each["name"], "arguments": json.dumps(_example(each.get("parameters"), said))},
-            }
-            for index, each in enumerate(functions)
-        ]
-        return {"role": "assistant", "content": None, "tool_calls": calls}, "tool_calls"
+    if task := next((match for match in map(TASK.search, map(_text, body["messages"])) if match), None):
+        return _written(task.group(1), body)
+    if functions := _called(body):
+        return _calls([(each["name"], _example(each.get("parameters"), said)) for each in functions])
     form = body.get("response_format") or {"type": "text"}
     content = TEXT
     if form["type"] == "json_schema":
@@ -99,6 +97,27 @@ def _answer(body: dict[str, Any]) -> tuple[dict[str, Any], str]:
     elif form["type"] == "json_object":
         content = json.dumps(dict.fromkeys(re.findall(r"'(\w+)'", said), "hello"))
     return {"role": "assistant", "content": content}, "stop"
+
+
+def _calls(calls: list[tuple[str, Any]]) -> tuple[dict[str, Any], str]:
+    functions = [{"name": name, "arguments": json.dumps(arguments)} for name, arguments in calls]
+    entries = [{"id": f"call_{i}", "type": "function", "function": each} for i, each in enumerate(functions)]
+    return {"role": "assistant", "content": None, "tool_calls": entries}, "tool_calls"
+
+
+def _written(path: str, body: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The answer of a coding agent's model: write the file with a tool, or as text without tools, then say so."""
+    functions = [tool["function"] for tool in body.get("tools") or ()]
+    if body["messages"][-1]["role"] == "tool":
+        return {"role": "assistant", "content": WRITTEN}, "stop"
+    if not functions:
+        return {"role": "assistant", "content": f"{path.rpartition('/')[2]}\n```\nhello\n```\n"}, "stop"
+    parameters = {each["name"]: each["parameters"]["properties"] for each in functions}
+    for name, properties in parameters.items():
+        if "content" in properties and (key := next((k for k in PATHS if k in properties), None)):
+            return _calls([(name, {key: path, "content": "hello\n"})])
+    name = next(name for name, properties in parameters.items() if "cmd" in properties)
+    return _calls([(name, {"cmd": f"echo hello > {shlex.quote(path)}"})])
 
 
 def _called(body: dict[str, Any]) -> list[dict[str, Any]]:
