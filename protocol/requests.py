@@ -313,10 +313,9 @@ def read_chat(fields: Mapping[str, Any]) -> ChatRequest:
     )
     check_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
     _check_template_options(options)
-    if request.tool_use is not None and request.constraint() is not None:
+    if request.tool_use is not None and (given := request.constraint()) and given.kind in ("lark", "gbnf"):
         raise UnsupportedFeatureError(
-            "tools and a format for the answer cannot be combined: leave one out, or set tool_choice to none.",
-            param="tools",
+            "A grammar cannot be combined with tools: leave one out, or set tool_choice to none.", param=given.param
         )
     for field, neutral in _NEUTRAL.items():
         if getattr(request, field) not in (None, *neutral):

@@ -349,7 +349,7 @@ class Router:
     ) -> WireResponse:
         """Return the response of `work`. On failure, close the call and return an OpenAI error body."""
         span, caller = self._tracer.request(request.path, request.headers, "INTERNAL"), caller_of(request.headers)
-        record = RequestRecord(self.config.prices, self.config.cloud_model, caller=caller, span=span)
+        record = RequestRecord(self.config.prices, self.config.cloud_model, caller=caller, span=span, keep=self._keep)
         answering = _RequestInProgress(record)
         try:
             return await work(request, answering)
@@ -482,6 +482,10 @@ class Router:
                 committed = asyncio.get_running_loop().create_future()
                 committed.add_done_callback(lambda _: self._in_flight.settled())
             self._ledger_writer.enter(record.row(status), self._settlement(record), committed)
+
+    def _keep(self, row: LedgerRow) -> None:
+        if self._ledger_writer is not None:
+            self._ledger_writer.keep(row)
 
     def _settlement(self, record: RequestRecord) -> Callable[[sqlite3.Connection], None] | None:
         if self._budget is None and record.reserved is None:

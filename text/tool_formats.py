@@ -6,14 +6,14 @@ import json
 import secrets
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, cast, get_args
 
 from ..protocol.errors import ConfigurationError
 from ..protocol.schemas.enforceable import enforceable
 from ..protocol.structured import Constraint, Function, NamedTool, ToolUse
 from .chat import ChatTemplate
-from .grammars.compiler import inline_schema
+from .grammars.compiler import inline, inline_schema
 from .tool_calls import ToolSyntax
 
 FormatName = Literal["hermes", "llama3", "mistral", "mistral-args"]
@@ -86,10 +86,11 @@ class ToolFormat:
             return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
         return f"call_{secrets.token_hex(12)}"
 
-    def constraint(self, use: ToolUse) -> Constraint | None:
+    def constraint(self, use: ToolUse, text: Constraint | None = None) -> Constraint | None:
         """Return the grammar of an answer: only calls if `tool_choice` requires a call, else text and valid calls.
 
-        None if any answer is allowed, because `tool_choice` is `auto` and no function is `strict`.
+        With a constraint on `text`, an answer is such a text or calls. None if any answer is allowed, because
+        `tool_choice` is `auto`, no function is `strict` and the text is free.
         """
         functions, choice, parallel = [tool.function for tool in use.tools], use.choice, use.parallel
         if isinstance(choice, NamedTool):
@@ -97,10 +98,14 @@ class ToolFormat:
             return self._constraint("start: calls", functions, parallel=False)
         if choice == "required":
             return self._constraint("start: calls", functions, parallel=parallel)
-        if not any(function.strict for function in functions):
+        if text is None and not any(function.strict for function in functions):
             return None
         functions = [_relaxed(function) for function in functions]
-        return self._constraint(self._text_or_calls(parallel), functions, parallel=parallel)
+        if text is None:
+            return self._constraint(self._text_or_calls(parallel), functions, parallel=parallel)
+        start = f"start: text | calls\ntext: {inline(text)}"
+        combined = self._constraint(start, functions, parallel=parallel)
+        return replace(combined, param=text.param, notes=(*text.notes, *combined.notes))
 
     def _constraint(self, start: str, functions: Sequence[Function], *, parallel: bool) -> Constraint:
         calls = "call" if self.syntax.bare else self._calls(parallel)  # llama3 allows one call per message
@@ -126,12 +131,14 @@ class ToolFormat:
 
     def _call(self, function: Function) -> str:
         none = {"properties": {}, "additionalProperties": False}
-        arguments = inline_schema({**_ANY_OBJECT, **(function.parameters or none)})
+        arguments = {**_ANY_OBJECT, **(function.parameters or none)}
+        if self.syntax.bare:  # one JSON value, because a text in JSON may begin like a call
+            fields = {"name": {"const": function.name}, "parameters": _moved(arguments, "/properties/parameters")}
+            return inline_schema({"properties": fields, "required": list(fields), **_ANY_OBJECT})
         if self.name == "mistral-args":
-            return f"{json.dumps(function.name)} {self._mark('[ARGS]')} {arguments}"
-        field = "parameters" if self.name == "llama3" else "arguments"
-        opening = f'{{"name": "{function.name}", "{field}": '
-        return f'{json.dumps(opening)} {arguments} "}}"'
+            return f"{json.dumps(function.name)} {self._mark('[ARGS]')} {inline_schema(arguments)}"
+        opening = f'{{"name": "{function.name}", "arguments": '
+        return f'{json.dumps(opening)} {inline_schema(arguments)} "}}"'
 
     def _text_or_calls(self, parallel: bool) -> str:
         opener = self.syntax.opener
@@ -148,6 +155,19 @@ class ToolFormat:
             if mark == text:
                 return f"<[{token_id}]>"
         return json.dumps(text)
+
+
+def _moved(schema: Any, pointer: str) -> Any:
+    """Adapt the references of a schema that moves from the root to this JSON pointer."""
+    if isinstance(schema, list):
+        return [_moved(item, pointer) for item in cast("list[Any]", schema)]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {word: _moved(value, pointer) for word, value in cast("dict[str, Any]", schema).items()}
+    reference = moved.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = f"#{pointer}{reference[1:]}"
+    return moved
 
 
 def _enforceable(function: Function, notes: set[str]) -> Function:

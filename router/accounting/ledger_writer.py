@@ -27,6 +27,10 @@ class RequestWriter(LedgerWriter):
             consequence=f"continue, with rows kept in memory. Run `updraft doctor` to check {path} for damage",
         )
 
+    def keep(self, row: LedgerRow) -> None:
+        """Keep the row of a request in flight. It is committed only if this process is killed before `enter`."""
+        self._journal(row.id, REQUESTS.values_of(row))
+
     def enter(
         self, row: LedgerRow, extra: ExtraWrite | None = None, committed: asyncio.Future[bool] | None = None
     ) -> None:

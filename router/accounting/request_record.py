@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -126,6 +126,8 @@ class RequestRecord:
     cloud_s: float = 0.0
     # Reservation in the budgets for the cloud calls.
     reserved: Reservation | None = None
+    # Function that keeps a row in case the process is killed; None without a ledger.
+    keep: Callable[[LedgerRow], object] | None = None
     # Time until which the request waits for free budget, by `time.monotonic()`. 0: do not wait.
     waits_until: float = 0.0
     # Whether the route depended on the current state, such as load or budgets, so that the answer must not be cached.
@@ -254,6 +256,20 @@ class RequestRecord:
     def counted(self, usage: ReportedUsage | None) -> None:
         """Set the usage of the last cloud call; None if the cloud reported none."""
         self.cloud_calls[-1].counted = usage or ReportedUsage()
+
+    def keep_interrupted_row(self) -> None:
+        """Keep the row for the case that the process is killed now. It charges the current cloud call as reserved."""
+        if self.keep is None:
+            return
+        *ended, call = self.cloud_calls
+        tokens = call.unreported_tokens
+        if self.reserved is not None and call.demand is not None:
+            earlier = sum((each.charge(self.prices).cloud_tokens for each in ended), call.demand.fixed.cloud_tokens)
+            tokens = max(tokens, self.reserved.charge.cloud_tokens - earlier)
+        call = replace(call, unreported_tokens=tokens, counted=ReportedUsage())
+        failure = "the process was killed during the request"
+        killed = replace(self, route=None, cloud_calls=[*ended, call], failure=failure)
+        self.keep(killed.row(499))
 
     @contextmanager
     def in_cloud(self) -> Generator[None]:

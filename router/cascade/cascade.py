@@ -302,7 +302,9 @@ class Cascade:
         if params.seed is not None:
             params = replace(params, seed=params.seed + index)
         chat, use, tools = self.chat, self.chat.tool_use, self.tools
-        constraint = chat.constraint() if tools is None else tools.format.constraint(tools.use)
+        constraint = chat.constraint()
+        if tools is not None:
+            constraint = tools.format.constraint(tools.use, constraint)
         self.reasoning = None if constraint is not None else self.local.reasoning
         if self.reasoning is not None and chat.begins_without_thoughts:
             self.reasoning = ReasoningStyle()

@@ -108,6 +108,7 @@ class CloudAttempt:
             return False
         finally:
             record.cloud_calls.append(call)
+        record.keep_interrupted_row()
         return True
 
     def adapt(self, failure: CloudFailure) -> bool:
@@ -138,6 +139,7 @@ async def cloud_call(
         call.demand = demand_of(record, attempt.drafted, call.model, path)
         await _reserve(attempt)
     record.cloud_calls.append(call)
+    record.keep_interrupted_row()
     began = time.monotonic()
     try:
         with record.in_cloud(), record.span.child("chat", "CLIENT", {"gen_ai.request.model": call.model}) as span:
@@ -241,6 +243,7 @@ class MeteredStream:
         except BudgetExceededError:
             return False
         self._answer.reserved += record.reserved.tokens
+        record.keep_interrupted_row()
         return True
 
     async def _cut(self, event: dict[str, Any]) -> dict[str, Any]:

@@ -36,10 +36,10 @@ class _Closable(Protocol):
 class CloudCalls:
     """Sends requests to one cloud with retries. The breaker counts requests, not attempts.
 
-    A 5xx, a broken connection or a short timeout may be the request's fault, so the circuit opens only after several
-    distinct requests in a row have failed. After a 5xx, the next request is sent at once as a trial, since the cloud is
-    up. A single request that never reaches the cloud opens the circuit. So do two requests that both time out while no
-    other request is answered.
+    A 5xx or a broken connection may be the request's fault, so the circuit opens only after several distinct requests
+    in a row have failed. The next request is then sent at once as a trial, since the cloud is up. A single request that
+    never reaches the cloud opens the circuit. So do two requests that both time out while no other request is answered.
+    A timeout that the caller chose too short for the cloud does not count.
     `timeout_s`: timeout of an attempt, in seconds.
     """
 
@@ -86,7 +86,8 @@ class CloudCalls:
                 if backoff_s is None or self.is_open or not await _waited(failure, backoff_s, until):
                     if not reached and tries > 1 and self._answered_at <= began and not self.is_open:
                         self._breaker.trip(failure.cause)
-                    self._learn(failure, None if never_reached else digest)
+                    if not (failure.is_timeout and self._clock() - tried_at < self._hung_s):
+                        self._learn(failure, None if never_reached else digest)
                     raise
                 if not is_unbilled and book is not None:
                     failure.unbilled = not billed
@@ -121,7 +122,8 @@ class CloudCalls:
         try:
             answer = await attempt()
         except CloudFailure as failure:
-            self._learn(failure, None if failure.status is None else digest, trial=True)
+            never_reached = failure.unbilled and failure.status is None
+            self._learn(failure, None if never_reached or failure.is_timeout else digest, trial=True)
             raise
         except BaseException:  # a cancelled trial says nothing about the cloud
             self._breaker.leave_trial()
@@ -139,7 +141,7 @@ class CloudCalls:
         if not failure.is_unreached:
             self._succeeded()
         elif trial or not self.is_open:
-            answered = failure.status is not None
+            answered = digest is not None and not failure.is_timeout
             self._breaker.failed(failure.cause, None if digest is None else digest(), answered=answered)
 
     def _is_silent(self, failure: CloudFailure, began: float) -> bool:

@@ -48,6 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
     "auto": {"tools": TOOLS, "max_tokens": 12},
     "strict": {"tools": STRICT, "max_tokens": 12},
     "none": {"tools": TOOLS, "tool_choice": "none", "max_tokens": 12},
+    "text or call": {"tools": TOOLS, "response_format": SCHEMA},
     "logprobs": {"logprobs": True, "top_logprobs": 3, "max_tokens": 4},
     "stop": {"extra_body": {"structured_outputs": {"regex": "ab-cd-ef"}}, "stop": ["-e"], "logprobs": True},
 }
@@ -153,6 +154,9 @@ def test_an_app_cannot_tell_the_tiers_apart(client: updraft.OpenAI, name: str) -
     assert left["finish_reason"] == right["finish_reason"]
     if name in ("schema", "regex", "choice", "stop", "none"):  # the model is sure enough in both precisions
         assert left["message"] == right["message"]
+    if name == "text or call":
+        for message in (left["message"], right["message"]):
+            assert message.get("tool_calls") or set(json.loads(message["content"])) == {"name", "age"}
     if name == "stop":
         assert left["message"]["content"] == "ab-cd"
         assert [one["token"] for one in left["logprobs"]["content"]] == [

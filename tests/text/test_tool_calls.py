@@ -236,6 +236,51 @@ def test_names_of_formats(tokenizer: Tokenizer) -> None:
     assert ToolFormat.named("hermes", tokenizer).new_call_id().startswith("call_")
 
 
+# A call of `f` with one argument in each format.
+CALLS_OF_F = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": {"a":%s}}\n</tool_call>',
+    "llama3": '{"name": "f", "parameters": {"a":%s}}',
+    "mistral": '[TOOL_CALLS][{"name": "f", "arguments": {"a":%s}}]',
+    "mistral-args": '[TOOL_CALLS]f[ARGS]{"a":%s}',
+}
+
+
+@pytest.mark.parametrize("name", CALLS_OF_F)
+def test_formats_of_texts_and_tools_combine(tokenizer: Tokenizer, name: str) -> None:
+    """An answer is a text of the required format, or a call."""
+    function = Function("f", parameters={"type": "object", "properties": {"a": {"type": "integer"}}})
+    use = ToolUse([Tool("function", function)])
+    form = ToolFormat.named(name, tokenizer)
+    schema = '{"type":"object","properties":{"city":{"type":"string"}},"required":["city"]}'
+    formats = [
+        (Constraint("json_schema", schema, "response_format"), '{"city":"Oslo"}'),
+        (Constraint("choice", '["yes", "n/o"]', "structured_outputs"), "n/o"),
+        (Constraint("regex", r"a/[0-9]\/", "structured_outputs"), "a/7/"),
+    ]
+    compiler = GrammarCompiler(lambda: Vocabulary.of(tokenizer, frozenset([0])))
+    for constraint, text in formats:
+        matcher = compiler.compile(form.constraint(use, constraint))  # pyright: ignore[reportArgumentType]
+        for answer, allowed in ((text, True), (CALLS_OF_F[name] % 1, True), ("Hello.", False), (text + "x", False)):
+            tokens = tokenizer.encode(answer)
+            trial = matcher.deep_copy()
+            complete = trial.try_consume_tokens(tokens) == len(tokens) and trial.is_accepting()
+            assert complete is allowed, (constraint.kind, answer)
+        required = ToolUse(use.tools, "required")
+        assert form.constraint(required, constraint) == form.constraint(required)
+
+
+@pytest.mark.parametrize("name", CALLS_OF_F)
+def test_parameters_may_refer_to_definitions(tokenizer: Tokenizer, name: str) -> None:
+    parameters = {"$defs": {"n": {"type": "integer"}}, "properties": {"a": {"$ref": "#/$defs/n"}}, "required": ["a"]}
+    use = ToolUse([Tool("function", Function("f", parameters=parameters))], "required")
+    form = ToolFormat.named(name, tokenizer)
+    matcher = GrammarCompiler(lambda: Vocabulary.of(tokenizer, frozenset([0]))).compile(form.constraint(use))  # pyright: ignore[reportArgumentType]
+    for value, allowed in (("1", True), ('"x"', False)):
+        tokens = tokenizer.encode(CALLS_OF_F[name] % value)
+        trial = matcher.deep_copy()
+        assert (trial.try_consume_tokens(tokens) == len(tokens) and trial.is_accepting()) is allowed
+
+
 TWO_CALLS = (
     'Well. <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call><tool_call>{"name": "g"}</tool_call> Done.'
 )

@@ -20,7 +20,7 @@ from ...protocol.errors import InvalidRequestError, MissingDependencyError
 from ...protocol.safety.bounded_cache import BoundedCache
 from ...protocol.structured import Constraint
 from ..tokenizer import Tokenizer
-from .json_schema import InexactError, essential
+from .json_schema import InexactError, normalized
 
 try:
     import llguidance
@@ -46,6 +46,7 @@ _MAX_LEXER_STATES = 20_000  # about 40 MB, because a state takes about 2 kB
 _TRIAL_TOKENS = 8
 _TOKEN_CPU_SECONDS = 2.5e-3  # limit per token; usual grammars take a tenth of this time
 _FORCED_BYTES = 512  # maximum bytes of grammar-forced text to tokenize, because only the first token is used
+_ESCAPE_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
 _MAX_KEPT = 64  # maximum number of cached grammars
 
 
@@ -110,7 +111,7 @@ def grammar_of(constraint: Constraint) -> str:
     """Convert a constraint to llguidance's format. Raises InvalidRequestError for an invalid JSON schema or GBNF."""
     if constraint.kind == "json_schema":
         try:
-            schema = json.dumps(essential(json.loads(constraint.source)))
+            schema = json.dumps(normalized(json.loads(constraint.source)))
             return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
         except (ValueError, RecursionError) as error:
             raise _refused(constraint, f"not a JSON schema ({error}).") from error
@@ -137,10 +138,26 @@ def end_ids(eos_ids: Iterable[int], vocab_size: int) -> list[int]:
     return sorted(eos_ids) or [vocab_size]
 
 
+def inline(constraint: Constraint) -> str:
+    """Convert a JSON schema, choice or regex to an expression of a Lark grammar. Raises InvalidRequestError."""
+    if constraint.kind == "json_schema":
+        try:
+            return inline_schema(json.loads(constraint.source))
+        except (ValueError, RecursionError) as error:
+            raise _refused(constraint, f"not a JSON schema ({error}).") from error
+    if constraint.kind == "choice":
+        return " | ".join(json.dumps(choice) for choice in json.loads(constraint.source))
+    return (
+        "/"
+        + re.sub(r"\\.|/", lambda part: part[0] if len(part[0]) > 1 else r"\/", constraint.source, flags=re.DOTALL)
+        + "/"
+    )
+
+
 def inline_schema(schema: dict[str, Any]) -> str:
     """Embed a JSON schema in a Lark grammar; `$ref` is relative to the schema's root. Raises InvalidRequestError."""
     try:
-        return "%json " + json.dumps({**essential(schema), "x-guidance": JSON_OPTIONS})
+        return "%json " + json.dumps({**normalized(schema), "x-guidance": JSON_OPTIONS})
     except InexactError as error:
         raise InvalidRequestError(f"tools: {error}.", param="tools", code="invalid_grammar") from error
 

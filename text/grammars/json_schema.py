@@ -1,4 +1,4 @@
-"""Removal of JSON Schema keywords that have no effect on the answer.
+"""Normal form of JSON schemas: closed objects, and no keywords without effect on the answer.
 
 JSON Schema allows unknown keywords and keywords without effect: an unknown `format`, `uniqueItems` false, `not` of an
 unsatisfiable schema. llguidance ignores most of these keywords, but some make it refuse the schema. This module removes
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeGuard, cast
 
 # Formats that llguidance enforces.
@@ -49,17 +49,58 @@ _NEUTRAL: dict[str, Callable[[Any, dict[str, Any]], bool]] = {
 }
 
 
+# Keywords that say which further properties an object may have.
+_OPENING = frozenset(["additionalProperties", "patternProperties", "propertyNames", "unevaluatedProperties"])
+# Keywords whose schemas apply to the same object as the properties beside them.
+_COMBINING = frozenset(["allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas", "dependencies"])
+
+
 class InexactError(Exception):
     """An integer in the schema cannot be enforced exactly."""
 
 
-def essential(schema: Any) -> Any:
-    """Remove keywords without effect on the answer; names of properties and values are never changed.
+def normalized(schema: Any) -> Any:
+    """Close the schema's objects and remove keywords without effect on the answer.
 
-    Raises InexactError for an integer that llguidance would round.
+    An object that lists its properties has no others, unless `additionalProperties` allows them: so do OpenAI, vLLM
+    and llama.cpp. If objects are combined (`allOf`, or a choice beside properties), all stay open, because the
+    properties of one part are additional in the other. Raises InexactError for an integer that llguidance would round.
     """
+    return _essential(schema, close=not any(map(_combines, _schemas(schema))))
+
+
+def _combines(schema: dict[str, Any]) -> bool:
+    every = schema.get("allOf")
+    return ("properties" in schema and bool(schema.keys() & _COMBINING)) or (isinstance(every, list) and len(every) > 1)
+
+
+def _lists_properties(schema: dict[str, Any]) -> bool:
+    """Return whether the schema names all properties of its object, among them the required ones."""
+    names, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(names, dict) or not isinstance(required, list) or schema.keys() & _OPENING:
+        return False
+    return all(name in names for name in required if isinstance(name, str))
+
+
+def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield the schema and all schemas inside, each as a dictionary of keywords."""
     if isinstance(schema, list):
-        return [essential(item) for item in cast("list[Any]", schema)]
+        for item in cast("list[Any]", schema):
+            yield from _schemas(item)
+    if not isinstance(schema, dict):
+        return
+    keywords = cast("dict[str, Any]", schema)
+    yield keywords
+    for word, value in keywords.items():
+        if word in _BY_NAME and isinstance(value, dict):
+            yield from _schemas(list(cast("dict[str, Any]", value).values()))
+        elif _SCHEMA.fullmatch(word):
+            yield from _schemas(value)
+
+
+def _essential(schema: Any, *, close: bool) -> Any:
+    if isinstance(schema, list):
+        return [_essential(item, close=close) for item in cast("list[Any]", schema)]
     if not isinstance(schema, dict):
         return schema
     keywords = cast("dict[str, Any]", schema)
@@ -70,7 +111,12 @@ def essential(schema: Any) -> Any:
                 raise InexactError(f"{word}: {value} cannot be enforced exactly; use integers up to 2^53")
     if keywords.get("type") != "number":
         keywords = _with_exact_bounds(keywords)
-    return {word: _inside(word, value) for word, value in keywords.items() if not _says_nothing(word, value, keywords)}
+    kept = {
+        word: _inside(word, value, close=close)
+        for word, value in keywords.items()
+        if not _says_nothing(word, value, keywords)
+    }
+    return {**kept, "additionalProperties": False} if close and _lists_properties(keywords) else kept
 
 
 def _with_exact_bounds(schema: dict[str, Any]) -> dict[str, Any]:
@@ -113,10 +159,10 @@ def _is_integral(value: Any) -> TypeGuard[int | float]:
     return not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))
 
 
-def _inside(word: str, value: Any) -> Any:
+def _inside(word: str, value: Any, *, close: bool) -> Any:
     if word in _BY_NAME and isinstance(value, dict):
-        return {name: essential(item) for name, item in cast("dict[str, Any]", value).items()}
-    return essential(value) if _SCHEMA.fullmatch(word) else value
+        return {name: _essential(item, close=close) for name, item in cast("dict[str, Any]", value).items()}
+    return _essential(value, close=close) if _SCHEMA.fullmatch(word) else value
 
 
 def _says_nothing(word: str, value: Any, schema: dict[str, Any]) -> bool:

@@ -83,7 +83,7 @@ class RequestPreprocessor:
         self.check_size("prediction", prediction)
         each = _generation(request, prompt, tenant, self._tokenizer.encode(prediction))
         if offered is not None:
-            constraint = offered.format.constraint(offered.use)
+            constraint = offered.format.constraint(offered.use, each.constraint)
             params = replace(each.params, repetition_detection=False)  # tool arguments may be repetitive
             # The text of a tool call may end the answer, so the engine must report tokens as soon as possible.
             each = replace(each, params=params, constraint=constraint, streamed=True)

@@ -162,11 +162,15 @@ class ServerLocalTier(ChatsOnly):
     async def start(
         self, messages: Sequence[Message], params: SamplingParams, **options: Unpack[AnswerOptions]
     ) -> ServerGeneration:
-        """Start an answer. With `tools`, a `constraint` is ignored, since the server enforces the tools' schemas."""
         body, begun, tools = self._body(messages, params), None, options.get("tools")
+        constraint = options.get("constraint")
         if tools is not None:
+            if constraint is not None and constraint.param != "tools":  # the server enforces the tools' own schemas
+                raise UnsupportedFeatureError(
+                    "A server as the local model cannot combine tools and a format.", param=constraint.param
+                )
             body |= _offered(tools, params)
-        elif (constraint := options.get("constraint")) is not None:
+        elif constraint is not None:
             body["response_format"] = _response_format(constraint)
         if template_options := options.get("template_options"):
             body["chat_template_kwargs"] = dict(template_options)

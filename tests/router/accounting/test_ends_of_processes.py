@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -149,3 +150,43 @@ os.kill(os.getpid(), 9)
         done = run(program, tmp_path, cloud)
     assert ids(tmp_path) == sorted(done.stdout.split())
     assert len(done.stdout.split()) == 2
+
+
+IN_FLIGHT = """
+def asks(**fields):
+    client.chat.completions.create(model="cloud", messages=[{"role": "user", "content": "hi"}], **fields)
+
+threading.Thread(target=asks, daemon=True, kwargs=FIELDS).start()
+sys.stdin.read()  # until the cloud has the request
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("budget", [False, True])
+def test_killed_request_in_flight_leaves_a_row(cloud: FakeCloud, tmp_path: Path, *, stream: bool, budget: bool) -> None:
+    """The row charges what the budget has reserved."""
+    cloud.mode = "slow"
+    lines = ["[prices]", "cloud_input = 1.0", "cloud_output = 2.0", *(["[budget]", "usd = 1.0"] if budget else [])]
+    (tmp_path / "config.toml").write_text("\n".join(lines))
+    settings = {"UPDRAFT_HOME": str(tmp_path), "UPDRAFT_CLOUD_URL": cloud.url, "UPDRAFT_CLOUD_MODEL": "big"}
+    program = BEGIN + IN_FLIGHT.replace("FIELDS", f"dict(stream={stream}, max_tokens=500)")
+    app = subprocess.Popen(
+        [sys.executable, "-c", program], env={**os.environ, **settings}, stdin=subprocess.PIPE, text=True
+    )
+    with app:
+        while not cloud.requests:
+            assert app.poll() is None
+            time.sleep(0.01)
+        app.communicate("")
+    assert app.returncode == -9
+    collect_rows(tmp_path / "ledger.sqlite3")
+    with closing(Ledger(tmp_path / "ledger.sqlite3")) as ledger:
+        [row] = ledger.rows()
+        assert (row.status, row.route, row.cloud_model) == (499, "none", "big")
+        assert row.failure == "the process was killed during the request"
+        with ledger.transaction() as connection:
+            spent = connection.execute("SELECT cloud_tokens, usd FROM spending").fetchall()
+        tokens = row.cloud_prompt_tokens + row.cloud_tokens
+        assert spent == ([(tokens, pytest.approx(row.cost_usd))] if budget else [])
+        assert tokens >= (500 if budget else 0)

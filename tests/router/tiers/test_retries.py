@@ -58,7 +58,9 @@ def broken() -> CloudFailure:
 def opened() -> tuple[CloudCalls, Clock]:
     cloud, clock = calls()
     for number in range(RULES.failures_to_open):
-        fail(cloud, timed_out(URL, 1.0), b"%d" % number)
+        if not cloud.is_open:
+            fail(cloud, timed_out(URL, HUNG_S), b"%d" % number, after_s=HUNG_S)
+    assert cloud.is_open
     return cloud, clock
 
 
@@ -166,7 +168,8 @@ def test_an_answer_ends_a_silence() -> None:
 
 def test_neither_a_short_deadline_nor_one_slow_answer_among_others_opens_it() -> None:
     cloud, clock = calls(60.0)
-    fail(cloud, timed_out(URL, 1.0), after_s=1.0)
+    for number in range(3 * RULES.failures_to_open):
+        fail(cloud, timed_out(URL, 1.0), b"%d" % number, after_s=1.0)
     assert not cloud.is_open
 
     async def slow() -> str:
@@ -209,6 +212,11 @@ def test_a_connection_that_breaks_is_due_to_the_request(monkeypatch: pytest.Monk
         with pytest.raises(CloudFailure, match="disconnected"):
             asyncio.run(cloud.ask(crash, until, lambda body=body: body))
     assert cloud.is_open
+    for body in (b"four", b"five"):
+        with pytest.raises(CloudFailure, match="disconnected"):
+            asyncio.run(ask(cloud, crash, body))
+    assert asyncio.run(ask(cloud, answers)) == "answer", "the cloud accepts connections, so the next request is a trial"
+    assert not cloud.is_open
 
 
 class Stream:

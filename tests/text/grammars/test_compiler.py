@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from updraft.protocol.errors import InvalidRequestError
 from updraft.protocol.structured import MAX_CONSTRAINT_CHARS, Constraint
-from updraft.text.grammars.compiler import GrammarCompiler, Vocabulary
+from updraft.text.grammars.compiler import GrammarCompiler, Vocabulary, inline_schema
 from updraft.text.grammars.state import Grammars
 from updraft.text.tokenizer import Tokenizer
 
@@ -199,6 +199,41 @@ def test_words_that_hold_to_nothing_change_nothing(
         assert accepts(compiler, tokenizer, "json_schema", schema, form % '{"a":true}')
         assert not accepts(compiler, tokenizer, "json_schema", schema, form % '{"a":1}')
         assert not accepts(compiler, tokenizer, "json_schema", schema, form % '{"a":   true}')
+
+
+NAMED = {"type": "object", "properties": {"a": {"type": "boolean"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "closed"),
+    [
+        (NAMED, True),
+        ({**NAMED, "required": ["a"]}, True),
+        ({"$defs": {"n": NAMED}, "$ref": "#/$defs/n"}, True),
+        ({"anyOf": [NAMED, {"type": "null"}]}, True),
+        ({"allOf": [NAMED]}, True),
+        ({**NAMED, "additionalProperties": True}, False),
+        ({**NAMED, "additionalProperties": {"type": "integer"}}, False),
+        ({**NAMED, "unevaluatedProperties": True}, False),
+        ({**NAMED, "patternProperties": {"^b$": {"type": "integer"}}}, False),
+        ({"type": "object"}, False),
+        ({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["b"]}, False),
+        ({"allOf": [NAMED, {"type": "object", "properties": {"b": {"type": "integer"}}}]}, False),
+        ({**NAMED, "anyOf": [{"required": ["a"]}, {"properties": {"b": {"type": "integer"}}}]}, False),
+    ],
+)
+def test_objects_that_list_their_properties_are_closed(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, schema: dict[str, Any], *, closed: bool
+) -> None:
+    assert accepts(compiler, tokenizer, "json_schema", schema, '{"a":true,"b":1}') is not closed
+    if "b" not in schema.get("required", ()):
+        assert accepts(compiler, tokenizer, "json_schema", schema, '{"a":true}')
+
+
+def test_parameters_of_tools_are_closed(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    grammar = f"start: {inline_schema(NAMED)}"
+    assert accepts(compiler, tokenizer, "lark", grammar, '{"a":true}')
+    assert not accepts(compiler, tokenizer, "lark", grammar, '{"a":true,"b":1}')
 
 
 @pytest.mark.parametrize("unknown", ["path", "password", "byte", "int32", "binary", "regex", "our-own"])
