@@ -108,7 +108,7 @@ def engine(
     """
     import tempfile
 
-    from ..bench.engine.measure import Setting, cb_settings, measure
+    from ..bench.engine.measure import EngineBenchOptions, cb_settings, measure
     from ..bench.shared.workload import Workload
 
     max_prompt = 384 if shape == "pocket" else 512  # with 128 output tokens, pocket's context is full
@@ -122,10 +122,10 @@ def engine(
             _report("engine", config, figures).write(json_path)
 
     with tempfile.TemporaryDirectory(prefix="updraft-bench-") as model_dir:
-        setting = Setting(
+        bench_options = EngineBenchOptions(
             Path(model_dir), shape, dtype, workload, running, threads, device, peers, only or (), draft_shape
         )
-        figures = measure(setting, output.note, keep)
+        figures = measure(bench_options, output.note, keep)
     _show(_report("engine", config, figures), json_path)
 
 
@@ -173,13 +173,13 @@ def router(
       updraft bench router --data train.csv --test test.csv --mode cascade
       updraft bench router --data mmlu_pro.csv.gz --weak Meta-Llama-3-8B --strong Meta-Llama-3-70B
     """
-    from ..bench.router.measure import Setting, measure
+    from ..bench.router.measure import RouterBenchOptions, measure
     from ..bench.router.plot import terminal_plot
     from ..classifier.grading.graded_data import Columns
     from .shared.console import Console
 
-    setting = Setting(data, test, labels, mode, seeds, Columns(weak, strong))
-    measured = measure(setting, output.note)
+    bench_options = RouterBenchOptions(data, test, labels, mode, seeds, Columns(weak, strong))
+    measured = measure(bench_options, output.note)
     config = {"data": data.name, "test": test and test.name, "labels": labels, "mode": mode, "seeds": seeds}
     _show(_report("router", config | {"weak": weak, "strong": strong}, measured.metrics), json_path)
     console = Console(stderr=json_output.is_stdout(json_path))
@@ -274,12 +274,12 @@ def local(
       updraft bench local
       updraft bench local --model pocket-small --llama-server build/bin/llama-server --json out/local.json
     """
-    from ..bench.local.measure import MODELS, Setting, measure
+    from ..bench.local.measure import MODELS, LocalBenchOptions, measure
 
     models = MODELS if model == "all" else (model,)
-    setting = Setting(models, tokens, rounds, prefill_seconds, threads, llama_server, model_dir)
-    figures = measure(setting, output.note)
-    config = {"models": setting.models, "tokens": tokens, "rounds": rounds, "threads": threads}
+    bench_options = LocalBenchOptions(models, tokens, rounds, prefill_seconds, threads, llama_server, model_dir)
+    figures = measure(bench_options, output.note)
+    config = {"models": bench_options.models, "tokens": tokens, "rounds": rounds, "threads": threads}
     config["prefill_seconds"] = prefill_seconds
     _show(_report("local", config, figures), json_path)
 
@@ -303,15 +303,15 @@ def gateway(
       updraft bench gateway
       updraft bench gateway --litellm-python /opt/litellm/bin/python --json out/gateway.json
     """
-    from ..bench.gateway.measure import Setting, measure
+    from ..bench.gateway.measure import GatewayBenchOptions, measure
 
     try:
         counts = tuple(int(count) for count in concurrencies.split(","))
     except ValueError as error:
         raise typer.BadParameter("must be comma-separated numbers", param_hint="--concurrencies") from error
-    setting = Setting(counts, streams, seconds, memory_seconds, litellm_python)
+    bench_options = GatewayBenchOptions(counts, streams, seconds, memory_seconds, litellm_python)
     config = {"concurrencies": counts, "streams": streams, "seconds": seconds, "memory_seconds": memory_seconds}
-    _show(_report("gateway", config, measure(setting, output.note)), json_path)
+    _show(_report("gateway", config, measure(bench_options, output.note)), json_path)
 
 
 @app.command()
@@ -329,7 +329,7 @@ def kernels(
       updraft bench kernels --json out/kernels.json
     """
     from ..bench.kernels.cases import cases
-    from ..bench.kernels.measure import GpuClock, Measured, measure, report_of, require_cuda
+    from ..bench.kernels.measure import GpuClock, Measurements, measure, report_of, require_cuda
     from .shared.console import Console
     from .shared.tables import kernels_table
 
@@ -337,10 +337,10 @@ def kernels(
     repetitions = 30 if short else 100
     clock = GpuClock(repetitions)
 
-    def figures(measured: Measured) -> dict[str, Any]:
+    def figures(measured: Measurements) -> dict[str, Any]:
         return report_of(device, {"short": short, "repetitions": repetitions}, measured)
 
-    def keep(measured: Measured) -> None:
+    def keep(measured: Measurements) -> None:
         if not json_output.is_stdout(json_path):
             json_output.write(json_path, figures(measured))
 

@@ -186,9 +186,9 @@ def _database(keys: Path | None) -> KeyDatabase:
 
 
 def _facts(record: KeyRecord) -> dict[str, Any]:
-    from ..cloud_engine.gateway.access.routes import shown
+    from ..cloud_engine.gateway.access.routes import public_fields
 
-    return shown(record)
+    return public_fields(record)
 
 
 def _print_key(record: KeyRecord, key: str, as_json: bool) -> None:

@@ -14,8 +14,8 @@ from ..accounting.prices import Price
 from ..classifier.policy.folders import experience_file
 from ..protocol import settings
 from ..protocol.errors import ConfigurationError
-from ..protocol.safety.private_files import close_to_others, has_file
-from ..protocol.safety.system import changeable_by_others
+from ..protocol.safety.private_files import has_file, restrict_to_owner
+from ..protocol.safety.system import is_changeable_by_others
 from .accounting.budget import BudgetLimits
 from .accounting.prices import Prices
 from .config import OF_CLOUD_URL, TARGETS, CacheSettings, CloudTierConfig, LocalModelOptions, RouterConfig
@@ -82,12 +82,12 @@ def read_settings(path: Path) -> dict[str, Any]:
     user's privacy rules and budgets would not apply.
     """
     if has_file(path):
-        if changeable_by_others(path):
+        if is_changeable_by_others(path):
             raise ConfigurationError(
                 f"{path} belongs to another user, and anyone can change where prompts and keys are sent. Revoke "
                 f"that right (chmod o-w {path}), or name another file with UPDRAFT_CONFIG."
             )
-        close_to_others(path)
+        restrict_to_owner(path)
     given = settings.read_toml(path)
     if not has_file(path) and os.environ.get("UPDRAFT_CONFIG") and path == settings.config_file():
         raise ConfigurationError(

@@ -102,7 +102,7 @@ class ChatTemplate:
         if first_missing(requested.messages, _text(segments)) is not None:
             segments = _cut(opaque, stand_in)  # the template drops a text if it sees the real contents
         if place := first_missing(requested.messages, _text(segments)):
-            raise _left_out(place)
+            raise _dropped_text_error(place)
         return segments
 
     def _origins(
@@ -140,14 +140,14 @@ class ChatTemplate:
                 lost = attempt.failure is None and probe.missing(attempt.text)
                 if attempt.failure is None and not lost:
                     return fit
-                error = error or (_left_out(lost) if lost else attempt.error)
+                error = error or (_dropped_text_error(lost) if lost else attempt.error)
         assert error is not None
         raise error
 
     def _rendered(self, conversation: Conversation, fit: TemplateFit, changes: Sequence[Change]) -> list[str]:
         contexts = [conversation.context(change) | self._tokens for change in changes]
         texts = self._renderers[fit.tool_template].render(contexts)
-        return [_up_to_mark(text) if conversation.is_open else text for text in texts]
+        return [_render_to_mark(text) if conversation.is_open else text for text in texts]
 
 
 def _conversation(messages: Sequence[Message], options: RenderOptions) -> Conversation:
@@ -170,7 +170,7 @@ def _conversation(messages: Sequence[Message], options: RenderOptions) -> Conver
     return Conversation([*messages[:-1], last], tools, False, is_open=True, options=variables)
 
 
-def _up_to_mark(text: str) -> str:
+def _render_to_mark(text: str) -> str:
     """Return the rendered text up to the end of the last message."""
     prompt, mark, _ = text.rpartition(END_MARK)
     if not mark:
@@ -181,7 +181,7 @@ def _up_to_mark(text: str) -> str:
     return prompt
 
 
-def _left_out(place: str) -> InvalidRequestError:
+def _dropped_text_error(place: str) -> InvalidRequestError:
     return InvalidRequestError(
         f"The model's chat template drops the text of {place}: use another role for this message, or set another "
         "template with --chat-template.",

@@ -132,7 +132,7 @@ def simulation_errors(model: Decoder, running: int, workload: Workload, say: Cal
         ]
         before = len(measured)
         engine = _Recording(model, config, clock)
-        real[load].append(_really(engine, trace, requests, lambda: measured.extend(islice(others, _TURN))))
+        real[load].append(_run_real(engine, trace, requests, lambda: measured.extend(islice(others, _TURN))))
         shape = replace(shape, costs=fit(measured[min(before, len(measured) - least) :]))
         simulated[load].append(simulate(trace, shape, 1)[0])
     errors: dict[str, float] = {}
@@ -144,7 +144,7 @@ def simulation_errors(model: Decoder, running: int, workload: Workload, say: Cal
     return errors
 
 
-def _really(
+def _run_real(
     engine: _Recording, trace: Sequence[PlannedRequest], requests: Sequence[WorkloadRequest], turn: Callable[[], None]
 ) -> list[SimulatedAnswer]:
     """Run `requests` through a real engine, each added at its arrival time in `trace` by the engine's clock. Idle time

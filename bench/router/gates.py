@@ -44,7 +44,7 @@ def measure(tasks: int, draws: int, beside: int, say: Callable[[str], None]) -> 
         decisions = {"gate1": timed(_gate1(policy, rows)), "gate3": timed(_gate3(policy, rows))}
     return {
         **_judged(policy, rows),
-        "unchanged": _unchanged(policy, [outcome.prompt for outcome in rows[:_NOISY]]),
+        "unchanged": _unchanged_share(policy, [outcome.prompt for outcome in rows[:_NOISY]]),
         "decision_ms": decisions,
     }
 
@@ -72,7 +72,7 @@ def _judged(policy: Policy, outcomes: Sequence[GradedRow]) -> dict[str, Any]:
     return {"tasks": len(outcomes), **figures, "best_single_signal": best, **promised}
 
 
-def _unchanged(policy: Policy, prompts: Sequence[str]) -> dict[str, float]:
+def _unchanged_share(policy: Policy, prompts: Sequence[str]) -> dict[str, float]:
     """Return the share of gate 1's decisions that each noise in the prompt leaves unchanged, over several targets."""
     thresholds = [policy.thresholds_for(Target("quality", quality)).before for quality in _QUALITIES]
 

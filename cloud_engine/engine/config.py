@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from ...kernels.runtime.backend import AttentionChoice
 from ...protocol.errors import ConfigurationError
 
-Policy = Literal["fcfs", "priority", "shortest-prefill"]
+SchedulingPolicy = Literal["fcfs", "priority", "shortest-prefill"]
 DraftLength = Literal["adaptive", "fixed"]
 Mode = Literal["latency", "balanced", "throughput"]
 
@@ -22,7 +22,7 @@ _SIZES = (
     "default_max_tokens",
 )
 _CHOICES = (
-    ("scheduling_policy", get_args(Policy)),
+    ("scheduling_policy", get_args(SchedulingPolicy)),
     ("draft_length", get_args(DraftLength)),
     ("attention_backend", get_args(AttentionChoice)),
 )
@@ -47,7 +47,7 @@ class EngineConfig:
     # Target time per step, in milliseconds; long prefills and drafts are chunked to fit. None: no target.
     max_step_ms: int | None = None
     # Order in which requests are served: see `scheduler.order_of`.
-    scheduling_policy: Policy = "fcfs"
+    scheduling_policy: SchedulingPolicy = "fcfs"
     # Maximum queue length, not counting requests that fit into the next step. Further requests raise OverloadedError.
     max_waiting: int = 256
     # Maximum draft tokens per request and step.

@@ -218,7 +218,7 @@ class Engine:
         """Launch the next step before `launched` is read, if the device is asynchronous and the next batch is known."""
         if not self._runner.runs_ahead or not launched.is_reliable:
             return None
-        batch = self._scheduler.ahead(launched.batch)
+        batch = self._scheduler.plan_ahead(launched.batch)
         if not batch:
             return None
         step = launched.of(batch)

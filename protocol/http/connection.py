@@ -252,13 +252,13 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
 
     def eof_received(self) -> None:
-        self._leave_current()  # returning None closes the connection after pending writes
+        self._disconnect_current()  # returning None closes the connection after pending writes
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         self._stop_watching()
         self._limits.forget(self)
-        self._leave_current()
+        self._disconnect_current()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
@@ -297,10 +297,10 @@ class Connection(HttpToolsProtocol):
     def _end(self, refusal: bytes) -> None:
         if not self.transport.is_closing():
             self.transport.write(refusal)
-            self._leave_current()
+            self._disconnect_current()
             self.transport.close()
 
-    def _leave_current(self) -> None:
+    def _disconnect_current(self) -> None:
         """Mark the current request as disconnected and drop queued requests."""
         self.pipeline.clear()
         if self._is_answering and not self._current.disconnected:
@@ -331,7 +331,7 @@ class Connection(HttpToolsProtocol):
         poll = select.poll()
         poll.register(self._below.get_extra_info("socket"), select.POLLRDHUP)
         if poll.poll(0):
-            self._leave_current()
+            self._disconnect_current()
             self._below.close()
         else:
             self._close_check = self.loop.call_later(_CLOSE_CHECK_S, self._check_for_close)

@@ -81,7 +81,7 @@ class Handshake(asyncio.Protocol):
             transport.abort()
             return
         self._connections.add(self)
-        self._task = asyncio.create_task(self._agree())
+        self._task = asyncio.create_task(self._handshake())
 
     def data_received(self, data: bytes) -> None:
         if not self._is_encrypted:
@@ -94,7 +94,7 @@ class Handshake(asyncio.Protocol):
 
     shutdown = close_now  # name that uvicorn calls
 
-    async def _agree(self) -> None:
+    async def _handshake(self) -> None:
         start_tls = asyncio.get_running_loop().start_tls
         encrypted: Any = None
         self._is_encrypted = True  # from here on, `data_received` only gets decrypted data

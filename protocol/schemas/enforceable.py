@@ -48,10 +48,10 @@ def enforceable(schema: dict[str, Any], notes: set[str], *, strict: bool) -> dic
     Unknown formats such as `path` are always dropped. Other keywords that cannot be enforced are dropped unless
     `strict`; for a strict schema, building the grammar then fails. The caller must limit the nesting.
     """
-    return _Rewriting(schema, notes, strict=strict).schema(schema)
+    return _SchemaRewriter(schema, notes, strict=strict).schema(schema)
 
 
-class _Rewriting:
+class _SchemaRewriter:
     """Rewriter of one schema, which resolves references against `root`."""
 
     def __init__(self, root: dict[str, Any], notes: set[str], *, strict: bool) -> None:

@@ -95,17 +95,17 @@ class Endpoints:
 
     async def _dispatch(self, request: WireRequest) -> WireResponse:
         path = request.path.rstrip("/") or "/"
-        others: list[str] = []
+        other_methods: list[str] = []
         for route in self._routes:
             parameters = route.match(path)
             if parameters is not None and route.method == request.method:
                 context = RequestContext(self.router, self._answers, self._batches, request, parameters, self._routes)
                 return await route.handler(context)
             if parameters is not None:
-                others.append(route.method)
+                other_methods.append(route.method)
         check_absent(request.method, path)
-        if others:
-            allowed = ", ".join(sorted(set(others)))
+        if other_methods:
+            allowed = ", ".join(sorted(set(other_methods)))
             raise MethodNotAllowedError(f"{path} accepts {allowed}, not {request.method}.", allowed)
         known = ", ".join(dict.fromkeys(route.path.replace(":path", "") for route in self._routes))
         raise NotFoundError(f"Unknown endpoint {request.method} {path}. Known paths: {known}.")

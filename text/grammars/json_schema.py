@@ -70,7 +70,7 @@ def essential(schema: Any) -> Any:
                 raise InexactError(f"{word}: {value} cannot be enforced exactly; use integers up to 2^53")
     if keywords.get("type") != "number":
         keywords = _with_exact_bounds(keywords)
-    return {word: _inside(word, value) for word, value in keywords.items() if not _says_nothing(word, value, keywords)}
+    return {word: _inside(word, value) for word, value in keywords.items() if not _is_redundant(word, value, keywords)}
 
 
 def _with_exact_bounds(schema: dict[str, Any]) -> dict[str, Any]:
@@ -119,6 +119,6 @@ def _inside(word: str, value: Any) -> Any:
     return essential(value) if _SCHEMA.fullmatch(word) else value
 
 
-def _says_nothing(word: str, value: Any, schema: dict[str, Any]) -> bool:
+def _is_redundant(word: str, value: Any, schema: dict[str, Any]) -> bool:
     neutral = _NEUTRAL.get(word)
     return bool(_ANNOTATION.fullmatch(word)) or (neutral is not None and neutral(value, schema))

@@ -71,10 +71,10 @@ def joined(pieces: Sequence[Piece]) -> list[Piece]:
     of_answer: dict[int, list[Piece]] = {}
     for piece in pieces:
         of_answer.setdefault(piece.index, []).append(piece)
-    return [_as_one(of_answer[index]) for index in sorted(of_answer)]
+    return [_join(of_answer[index]) for index in sorted(of_answer)]
 
 
-def _as_one(pieces: Sequence[Piece]) -> Piece:
+def _join(pieces: Sequence[Piece]) -> Piece:
     text, scores = "".join(piece.text for piece in pieces), [score for piece in pieces for score in piece.scores]
     of_prompt = [score for piece in pieces for score in piece.prompt_scores]
     return replace(pieces[-1], text=text, scores=scores, prompt_scores=of_prompt)

@@ -103,12 +103,12 @@ def answer_line(custom_id: str, response: WireResponse, request_id: str) -> byte
     answer = {
         "status_code": response.status,
         "request_id": request_id,
-        "body": msgspec.Raw(_on_one_line(response.body)),
+        "body": msgspec.Raw(_json_line(response.body)),
     }
     return _line(custom_id, answer, None)
 
 
-def _on_one_line(body: bytes) -> bytes:
+def _json_line(body: bytes) -> bytes:
     """Return `body` as JSON on one line, without U+2028. A `body` that is not JSON becomes a JSON string."""
     try:
         body = json_bytes(json_of(body, exact=True))

@@ -34,8 +34,8 @@ def engine(setup: Setup):
 
 def test_every_figure_is_measured() -> None:
     lines: list[str] = []
-    setting = local.Setting(models=("pocket-small",), tokens=8, rounds=1, prefill_seconds=2)
-    figures = local.measure(setting, lines.append)
+    options = local.LocalBenchOptions(models=("pocket-small",), tokens=8, rounds=1, prefill_seconds=2)
+    figures = local.measure(options, lines.append)
     wanted = {
         "single_over_raw", "single_threads", "single_over_llama_cpp", "streams8_over_raw", "warm_over_cold_ttft",
         "first_token_s", "memory_over_file", "p99_gap_during_prefill_over_idle",

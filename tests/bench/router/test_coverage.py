@@ -78,7 +78,7 @@ def test_always_escalating_fails_the_share() -> None:
     assert sure.risk <= mean.risk <= 0.1
     assert mean.share_over_hindsight <= 1.15 < up.share_over_hindsight
     assert mean.share_over_hindsight < sure.share_over_hindsight < up.share_over_hindsight
-    assert up.share_over_hindsight == pytest.approx(mean.always_over_hindsight)
+    assert up.share_over_hindsight == pytest.approx(mean.cloud_only_over_hindsight)
 
 
 def test_the_luck_of_two_halves() -> None:

@@ -6,7 +6,7 @@ from io import StringIO
 from typing import Literal
 
 from rich.table import Table
-from updraft.bench.cascade.run import Leg, Reply, TaskOutcome
+from updraft.bench.cascade.run import Reply, Stage, TaskOutcome
 from updraft.classifier.grading.questions import Question
 from updraft.cli.shared.console import Console
 from updraft.cli.shared.tables import examples_of, kinds_table
@@ -20,7 +20,7 @@ def reply(number: int, kind: str, route: Literal["local", "cloud", "escalated", 
 
 
 def outcome(replies: list[Reply]) -> TaskOutcome:
-    return TaskOutcome(Leg("routed", "auto", []), replies)
+    return TaskOutcome(Stage("routed", "auto", []), replies)
 
 
 def test_every_route_is_shown_and_no_kind_twice_while_there_are_others() -> None:

@@ -89,18 +89,18 @@ def test_the_smallest_fleet_is_found_and_one_node_less_is_too_small() -> None:
     drawn = random.Random(1)
     trace = [PlannedRequest(number * 0.05, drawn.randint(10, 100), drawn.randint(10, 60)) for number in range(120)]
     planner = Planner(trace, SHAPE, PlanObjective(0.5, 0.05, 0.95), usd_per_hour=1.0)
-    enough = planner.enough()
-    assert enough.nodes > 1
-    assert enough.share >= 0.95 > planner.figures(enough.nodes - 1).share
+    fleet = planner.sufficient_fleet()
+    assert fleet.nodes > 1
+    assert fleet.share >= 0.95 > planner.figures(fleet.nodes - 1).share
     assert (
         planner.with_device(0.3).nodes
-        < enough.nodes
-        < replace(planner, trace=faster(planner.trace, 3.0)).enough().nodes
+        < fleet.nodes
+        < replace(planner, trace=faster(planner.trace, 3.0)).sufficient_fleet().nodes
     )
-    hours = sum(row.output for row in trace) / enough.tokens_per_s / 3600
-    assert enough.usd_per_million == pytest.approx(enough.nodes * hours / sum(row.output for row in trace) * 1e6)
+    hours = sum(row.output for row in trace) / fleet.tokens_per_s / 3600
+    assert fleet.usd_per_million == pytest.approx(fleet.nodes * hours / sum(row.output for row in trace) * 1e6)
     with pytest.raises(ConfigurationError, match="Even 1 nodes"):
-        replace(planner, most_nodes=1).enough()
+        replace(planner, most_nodes=1).sufficient_fleet()
 
 
 def test_continuous_batching_and_paged_memory_are_worth_what_text_books_say() -> None:
@@ -140,7 +140,7 @@ def test_a_comparison_survives_what_fits_no_node_and_rates_that_need_too_many() 
     shape = replace(SHAPE, config=replace(CONFIG, context_length=None))
     assert Planner(trace, shape, LOOSE).preallocated(1).refused == 1
     heavy = [PlannedRequest(number * 0.05, 60, 40) for number in range(80)]
-    alone = Planner(heavy, shape, PlanObjective(0.5, 0.05, 0.95)).enough().nodes
+    alone = Planner(heavy, shape, PlanObjective(0.5, 0.05, 0.95)).sufficient_fleet().nodes
     rates = Planner(heavy, shape, PlanObjective(0.5, 0.05, 0.95), most_nodes=alone).sensitivity()
     assert rates["2"] is None
     assert rates["0.5"] is not None

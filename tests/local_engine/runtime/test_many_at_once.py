@@ -333,7 +333,7 @@ def test_an_engine_whose_thread_ended_takes_no_more_requests(tiny, monkeypatch):
         loop = engine._resources.loop
         monkeypatch.setattr(loop._scheduler, "complete", lambda step: 1 / 0)
         monkeypatch.setattr(loop._scheduler, "remove", lambda *_, **__: 1 / 0)
-        monkeypatch.setattr(loop, "_begin_afresh", fail)
+        monkeypatch.setattr(loop, "_reset", fail)
         run = engine.start_text("the", greedy(9))
         with pytest.raises(EngineError, match="closed"):
             list(run)

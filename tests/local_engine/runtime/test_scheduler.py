@@ -66,7 +66,7 @@ class Machine(RuleBasedStateMachine):
         mixes = mixes and sharing == "parts"
         self.cells = Cells(CELLS, sharing)
         self.cache = LocalPrefixCache(self.cells, cells=CELLS, sequences=IDS, sharing=sharing)
-        self.budget = ChunkBudget(rows, apart=not mixes)
+        self.budget = ChunkBudget(rows, separate_steps=not mixes)
         self.limits = SchedulerLimits(running, rows, outputs=2 * running + 4, mixes=mixes, sharing=sharing)
         self.scheduler = LocalScheduler(self.cache, self.budget, self.limits)
         self.alive: list[Sequence] = []

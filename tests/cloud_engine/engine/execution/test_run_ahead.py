@@ -186,7 +186,7 @@ def test_nothing_is_launched_ahead_of_a_long_prompt(ahead, make_engine, ask):
 
 def test_draft_cost_is_not_charged_to_plain_steps(ahead, monkeypatch, draft, make_engine, make_prompts, ask):
     engine = make_engine(draft=draft, draft_length="adaptive")
-    monkeypatch.setattr(engine._speculator._draft_length, "rests", lambda sequences, ahead=0: True)
+    monkeypatch.setattr(engine._speculator._draft_length, "is_resting", lambda sequences, ahead=0: True)
     for request in ask(make_prompts(2), max_tokens=10):
         engine.add_request(request)
     for _ in range(3):
@@ -200,9 +200,9 @@ def test_draft_cost_is_not_charged_to_plain_steps(ahead, monkeypatch, draft, mak
 def test_nothing_is_launched_ahead_of_drafts(ahead, monkeypatch, draft, make_engine, make_prompts, ask, run):
     """While the policy is asked in every step, even if it says no each time."""
     engine = make_engine(draft=draft, draft_length="adaptive")
-    policy = engine._speculator._draft_length
-    monkeypatch.setattr(policy, "rests", lambda sequences, ahead=0: False)
-    monkeypatch.setattr(policy, "plan", lambda candidates, sequences: [0] * len(candidates))
+    draft_length = engine._speculator._draft_length
+    monkeypatch.setattr(draft_length, "is_resting", lambda sequences, ahead=0: False)
+    monkeypatch.setattr(draft_length, "plan", lambda candidates, sequences: [0] * len(candidates))
     run(engine, ask(make_prompts(3), max_tokens=10))
     assert not ahead
 

@@ -342,7 +342,7 @@ class Paused(FixedDraftLength):
     def __init__(self) -> None:
         super().__init__(0)
 
-    def rests(self, sequences: int) -> bool:
+    def is_resting(self, sequences: int) -> bool:
         return True
 
 
