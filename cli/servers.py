@@ -171,9 +171,8 @@ class EngineFlags(options.BatchLimits):
         given = asdict(self)
         of_mode = limits_from(given.pop("step_costs"), given.pop("mode"), self.max_step_ms)
         limits = settings_of(of_mode, **{name: given.pop(name) for name in asdict(of_mode)})
-        given["cuda_graphs"] = not given.pop("enforce_eager")
         given["block_size"] = given["block_size"] or usual_block_size(self.device)
-        return EngineConfig(**limits, **given, num_threads=threads)
+        return EngineConfig(**limits, **given, threads=threads)
 
 
 @shows("--local", "--cloud-url", "--cloud-model", "--api-key-env", "--quality", "--host", "--port", "--config")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 import httpx
 
@@ -43,6 +43,8 @@ OF_CLOUD_URL: Mapping[str, Any] = MappingProxyType(
         "cloud_query": {},
     }
 )
+#: Current name of a setting by its former name.
+_RENAMED = MappingProxyType({"middle": "middle_tiers", "tool_parser": "tool_call_parser"})
 #: Settings that choose the gates.
 GATE_SETTINGS = frozenset({*TARGETS, "confidence_signal", "promise", "policy", "allow_foreign_policy", "prices"})
 #: Settings that may change while a router runs.
@@ -266,6 +268,10 @@ class RouterConfig:
     # Whether `updraft serve` without a key also serves other users of this machine. Only Linux detects them.
     allow_other_users: bool = False
 
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        check_renamed(given)
+        return object.__new__(cls)
+
     def __post_init__(self) -> None:
         _ = self.stated_target, self.target  # both raise ConfigurationError for invalid targets
         _check(0 <= self.heartbeat_s < float("inf"), "heartbeat_s", "0 or more seconds")
@@ -433,6 +439,14 @@ def _base_url(url: str, path: str, name: str, key: str) -> str:
         query = key.replace("api_key", "query")
         raise ConfigurationError(f"{name} must end with its path. Set {query} for query parameters.", param=name)
     return str(parsed.copy_with(path=parsed.path.rstrip("/") or path, query=None, fragment=None))
+
+
+def check_renamed(given: Mapping[str, Any], source: str = "") -> None:
+    """Raise ConfigurationError for a former name of a setting, or of a promise."""
+    for name in filter(_RENAMED.get, given):
+        raise ConfigurationError(f"`{name}`{source} is now `{_RENAMED[name]}`: rename the setting.", param=name)
+    if given.get("promise") == "confidence":
+        raise ConfigurationError(f'promise = "confidence"{source} is now promise = "level".', param="promise")
 
 
 def _check(holds: bool, name: str, wanted: str) -> None:

@@ -18,7 +18,15 @@ from ..protocol.safety.private_files import has_file, restrict_to_owner
 from ..protocol.safety.system import is_changeable_by_others
 from .accounting.budget import BudgetLimits
 from .accounting.prices import Prices
-from .config import OF_CLOUD_URL, TARGETS, CacheSettings, CloudTierConfig, LocalModelOptions, RouterConfig
+from .config import (
+    OF_CLOUD_URL,
+    TARGETS,
+    CacheSettings,
+    CloudTierConfig,
+    LocalModelOptions,
+    RouterConfig,
+    check_renamed,
+)
 from .privacy.rules import Privacy
 from .request.json_narrowing import rows, table
 
@@ -34,7 +42,6 @@ _TABLES: dict[str, type[Any]] = {
     "budget": BudgetLimits,  # last: variables are matched by prefix, and `budget` is a prefix of two names above
 }
 _PAIRS = ("cloud_headers", "cloud_query")
-_RENAMED = {"middle": "middle_tiers", "tool_parser": "tool_call_parser"}
 _OPTIONAL = frozenset(
     {
         *("local", "local_model", "chat_template", "cloud_url", "cloud_api_key", "cloud_api_key_file", "hold_tokens"),
@@ -97,10 +104,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def _merge(into: dict[str, Any], update: dict[str, Any], source: str) -> None:
-    for name in filter(_RENAMED.get, update):
-        raise ConfigurationError(f"`{name}` in {source} is now `{_RENAMED[name]}`: rename the setting.", param=name)
-    if update.get("promise") == "confidence":
-        raise ConfigurationError(f'promise = "confidence" in {source} is now promise = "level".', param="promise")
+    check_renamed(update, f" in {source}")
     _refuse_unknown(update, _KNOWN, source)
     if any(update.get(name) is not None for name in TARGETS):  # a target replaces the target of an earlier source
         into.update(dict.fromkeys(TARGETS))

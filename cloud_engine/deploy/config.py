@@ -35,6 +35,9 @@ _RENAMED = {
     "policy": "scheduling_policy",
     "num_draft_tokens": "num_speculative_tokens",
     "prefix_caching": "enable_prefix_caching",
+    "no_prefix_caching": "enable_prefix_caching, with the opposite value",
+    "cuda_graphs": "enforce_eager, with the opposite value",
+    "num_threads": "threads",
 }
 
 

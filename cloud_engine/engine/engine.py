@@ -64,8 +64,8 @@ class Engine:
         context and KV cache do not fit (`KVCacheSize.of`).
         """
         use_device(config.device)
-        if config.num_threads is not None:
-            torch.set_num_threads(config.num_threads)
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
         model = served.weights
         self._sizes = sizes = KVCacheSize.of([model, draft.weights] if draft is not None else [model], config)
         self.config = config

@@ -74,7 +74,7 @@ def test_every_figure(little: Workload, tmp_path: Path) -> None:
     lines: list[str] = []
     kept: list[set[str]] = []
     options = EngineBenchOptions(tmp_path, workload=little, running=4, peers="none")
-    figures = measure(options, lines.append, lambda found: kept.append(set(found)))
+    figures = measure(options, lines.append, lambda partial: kept.append(set(partial)))
     assert set(figures) == NAMED | MORE
     assert all(math.isfinite(figure) for figure in figures.values())
     assert figures["output_tokens"] <= 4 * 16
@@ -131,17 +131,17 @@ def _blocks_of_64(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
 
 def _drafted_rows(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each row that is drafted for is a plain one."""
-    found: list[bool] = []
+    drafted: list[bool] = []
     propose = DraftModel.propose
 
     def watched(
         drafter: DraftModel, batch: Sequence[ScheduledRequest], row_of: Callable[[ScheduledRequest, int], SamplingRow]
     ) -> DraftWork:
-        found.extend(row_of(item, 0).is_plain for item in batch if item.drafter == drafter.name)
+        drafted.extend(row_of(item, 0).is_plain for item in batch if item.drafter == drafter.name)
         return propose(drafter, batch, row_of)
 
     monkeypatch.setattr(DraftModel, "propose", watched)
-    return found
+    return drafted
 
 
 def test_groups_by_device(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_failed_case_keeps_earlier_measurements(monkeypatch: pytest.MonkeyPatch)
     kept: list[list[str]] = []
     makers = [lambda: Case("one", nothing, 4000), lambda: Case("two", nothing, 4000), broken]
     with pytest.raises(RuntimeError, match="out of memory"):
-        measure(makers, constant(1e-6), lambda _: None, lambda found: kept.append([row.case for row in found.rows]))
+        measure(makers, constant(1e-6), lambda _: None, lambda figures: kept.append([row.case for row in figures.rows]))
     assert kept == [["one"], ["one", "two"]]
 
 

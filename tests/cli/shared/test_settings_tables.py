@@ -35,11 +35,8 @@ def test_one_file_serves_node_and_gateway(monkeypatch: pytest.MonkeyPatch, file:
         '"priority"\n[gateway]\nnode = ["http://a", "http://b"]\nno_auth = true\nhedge_after_s = 0.5\n'
     )
     started = run(monkeypatch, file, "node", "--drain-seconds", "4")
-    assert (started.engine.max_num_seqs, started.engine.cuda_graphs, started.engine.scheduling_policy) == (
-        5,
-        False,
-        "priority",
-    )
+    assert (started.engine.max_num_seqs, started.engine.enforce_eager) == (5, True)
+    assert started.engine.scheduling_policy == "priority"
     assert started.drain_seconds == 4
     opened = run(monkeypatch, file, "gateway")
     assert (list(opened.nodes), opened.no_auth) == (["http://a", "http://b"], True)

@@ -121,8 +121,8 @@ def test_a_mode_trades_even_streams_for_tokens_per_second() -> None:
     drawn = random.Random(4)
     trace = [PlannedRequest(number * 0.01, drawn.randint(10, 800), drawn.randint(20, 60)) for number in range(150)]
     shape = NodeShape(replace(CONFIG, context_length=None), COSTS, 4000)
-    found = Planner(trace, shape, LOOSE).by_mode(1)
-    order = [found[mode] for mode in ("latency", "balanced", "throughput")]
+    plan = Planner(trace, shape, LOOSE).by_mode(1)
+    order = [plan[mode] for mode in ("latency", "balanced", "throughput")]
     assert [each.tokens_per_s for each in order] == sorted(each.tokens_per_s for each in order)
     assert [each.tpot_p99_s for each in order] == sorted(each.tpot_p99_s for each in order)
     assert order[0].tpot_p99_s < order[2].tpot_p99_s / 2
@@ -166,13 +166,13 @@ def test_costs_are_found_again_also_where_some_steps_were_held_up(tmp_path: Path
     rows = (0.0, 0.0, 0.001, 0.002, 0.0005, 0.0, 0.0, 2e-5, 0.0)
     costs = replace(COSTS, chunks=0.004, cached_tokens=2048.0, uncached_tokens=3e-6, rows=rows)
     held_up = [(each, costs.seconds(each) * (30 if number % 25 == 0 else 1)) for number, each in enumerate(contents)]
-    found = fit(held_up)
+    plan = fit(held_up)
     for each in contents:
-        assert found.seconds(each) == pytest.approx(costs.seconds(each), rel=0.05)
-    assert found.cached_tokens == 2048
+        assert plan.seconds(each) == pytest.approx(costs.seconds(each), rel=0.05)
+    assert plan.cached_tokens == 2048
     path = tmp_path / "costs.json"
-    path.write_text(json.dumps({"commit": "x", "metrics": found.figures()}))
-    assert read_costs(path) == found
+    path.write_text(json.dumps({"commit": "x", "metrics": plan.figures()}))
+    assert read_costs(path) == plan
     path.write_text('{"metrics": {}}')
     with pytest.raises(ConfigurationError, match="bench engine --only steps"):
         read_costs(path)

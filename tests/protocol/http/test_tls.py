@@ -40,9 +40,9 @@ def serial(url: str, context: ssl.SSLContext) -> int:
         socket.create_connection((address.hostname, address.port), timeout=20) as plain,
         context.wrap_socket(plain, server_hostname="localhost") as wrapped,
     ):
-        found = wrapped.getpeercert()
-        assert found
-        return int(str(found["serialNumber"]), 16)
+        certificate = wrapped.getpeercert()
+        assert certificate
+        return int(str(certificate["serialNumber"]), 16)
 
 
 def test_a_new_certificate_is_taken_and_old_connections_live_on(authority: Authority, tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ class Script(CoreTransport):
 
     def outputs(self) -> list[tuple[int, list[TokenOutput]]]:
         """The report, if there was one."""
-        found = [(step, list(chain.from_iterable(report.outputs))) for step, report in self.reports]
-        return [(step, outputs) for step, outputs in found if outputs]
+        steps = [(step, list(chain.from_iterable(report.outputs))) for step, report in self.reports]
+        return [(step, outputs) for step, outputs in steps if outputs]
 
 
 def asked(name: str, *, streamed: bool, tokens: int = TOKENS) -> Add:

@@ -247,8 +247,8 @@ def test_cost_of_switching_drafts_off_is_charged_to_drafts(cold_s: float, share:
     seconds = tokens = 0.0
     drafted = False
     for _ in range(3000):
-        found = [DraftCandidate(acceptance, rng.randint(1, MOST))] if rng.random() < share else []
-        length = sum(chooser.plan(found, 1)) if found and not chooser.is_resting(1) else 0
+        candidates = [DraftCandidate(acceptance, rng.randint(1, MOST))] if rng.random() < share else []
+        length = sum(chooser.plan(candidates, 1)) if candidates and not chooser.is_resting(1) else 0
         accepted = next((n for n in range(length) if rng.random() >= acceptance), length)
         step_s = 0.01 + 0.0005 * length + cold_s * (drafted != (length > 0))
         drafted = length > 0

@@ -330,9 +330,9 @@ def test_predicted_end_counts_as_a_draft(draft, accepted, says_end, ends, counte
     state = RequestState(request, 10, ResolvedParams(), 0, frozenset({2}), [1], PredictionCursor([]))
     item = ScheduledRequest(state, 1, draft, drafter.name, 4, says_end)
     speculator.record(item, accepted, ends=ends)
-    found = speculator._records["alone"]
-    assert (found.acceptance._accepted, found.acceptance._tested) == counted
-    assert (found.proposed, found.accepted) == (len(draft), accepted)
+    record = speculator._records["alone"]
+    assert (record.acceptance._accepted, record.acceptance._tested) == counted
+    assert (record.proposed, record.accepted) == (len(draft), accepted)
     assert (state.drafts.proposed, state.drafts.accepted) == (len(draft), accepted)
 
 

@@ -84,8 +84,8 @@ def where(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def rows(where: str) -> list[dict[str, Any]]:
-    with open_reader(where).rows() as found:
-        return list(found)
+    with open_reader(where).rows() as reading:
+        return list(reading)
 
 
 def is_file(where: str) -> bool:
@@ -120,10 +120,10 @@ def test_several_processes_write_one_ledger(where: str) -> None:
         go(worker)
     for worker in workers:
         worker.communicate("go\n")
-    found = rows(where)
-    assert len(found) == 800
-    assert {each["state"] for each in found} == {"settled"}
-    assert Counter(each["completion_tokens"] for each in found) == dict.fromkeys(range(200), 4)
+    written = rows(where)
+    assert len(written) == 800
+    assert {each["state"] for each in written} == {"settled"}
+    assert Counter(each["completion_tokens"] for each in written) == dict.fromkeys(range(200), 4)
 
 
 def test_only_intents_of_killed_workers_are_abandoned(where: str) -> None:
@@ -187,8 +187,8 @@ def test_booked_usage_survives_a_kill(where: str) -> None:
     path = os.pathsep.join([str(Path(ledger_worker.__file__).parent), *sys.path])
     subprocess.run([sys.executable, "-c", BOOKED, where], check=False, env={**os.environ, "PYTHONPATH": path})
     UsageLedger(open_store(where)).close()
-    found = {(each["request_id"], each["state"], each["completion_tokens"]) for each in rows(where)}
-    assert found == {("request-1", "settled", 7), ("request-2", "abandoned", 0)}
+    states = {(each["request_id"], each["state"], each["completion_tokens"]) for each in rows(where)}
+    assert states == {("request-1", "settled", 7), ("request-2", "abandoned", 0)}
 
 
 def test_missing_database_is_reported_at_the_start_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -473,11 +473,11 @@ def test_any_order_of_events_leaves_one_row_each(
                 }
         ledger.close()
         UsageLedger(open_store(file)).close()
-        found = {each["id"]: (each["state"], each["completion_tokens"]) for each in rows(str(file))}
-        assert {key: state for key, (state, _) in found.items()} == {
+        states = {each["id"]: (each["state"], each["completion_tokens"]) for each in rows(str(file))}
+        assert {key: state for key, (state, _) in states.items()} == {
             key: state.replace("intent", "abandoned") for key, (state, _) in wanted.items()
         }
-        assert {key: each for key, each in found.items() if each[0] == "settled"} == {
+        assert {key: each for key, each in states.items() if each[0] == "settled"} == {
             key: each for key, each in wanted.items() if each[0] == "settled"
         }
 
