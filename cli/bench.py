@@ -11,7 +11,7 @@ import typer
 
 from .shared import json_output, options, output
 from .shared.command_line import CommandLine
-from .shared.help_panels import OTHER
+from .shared.help_panels import ADVANCED
 
 if TYPE_CHECKING:
     from ..bench.shared.report import Report
@@ -67,7 +67,7 @@ def engine(
         str, typer.Option(help="pocket (the demo model), or random weights: qwen2.5-0.5b, qwen3-0.6b, llama-3.1-8b.")
     ] = "pocket",
     requests: Annotated[int, typer.Option(min=1, help="Number of queued requests.")] = 256,
-    running: Annotated[int, typer.Option(min=1, help="Maximum requests that run at a time.")] = 32,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Maximum requests per step.")] = 32,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -104,7 +104,7 @@ def engine(
     Examples
       updraft bench engine
       updraft bench engine --shape qwen2.5-0.5b --requests 64 --json out/engine.json
-      updraft bench engine --shape qwen3-0.6b --device cuda --running 256 --only throughput --only gaps
+      updraft bench engine --shape qwen3-0.6b --device cuda --max-num-seqs 256 --only throughput --only gaps
     """
     import tempfile
 
@@ -113,7 +113,13 @@ def engine(
 
     max_prompt = 384 if shape == "pocket" else 512  # with 128 output tokens, pocket's context is full
     workload = Workload(requests, max_prompt=max_prompt, seed=seed, trace=trace)
-    config = {"shape": shape, "requests": requests, "running": running, "trace": trace and trace.name, "seed": seed}
+    config = {
+        "shape": shape,
+        "requests": requests,
+        "running": max_num_seqs,
+        "trace": trace and trace.name,
+        "seed": seed,
+    }
     config |= {"dtype": dtype, "device": device, "threads": threads, "peers": peers, "only": only}
     config |= {"draft_shape": draft_shape, "cb_settings": cb_settings(device)}
 
@@ -123,7 +129,7 @@ def engine(
 
     with tempfile.TemporaryDirectory(prefix="updraft-bench-") as model_dir:
         bench_options = EngineBenchOptions(
-            Path(model_dir), shape, dtype, workload, running, threads, device, peers, only or (), draft_shape
+            Path(model_dir), shape, dtype, workload, max_num_seqs, threads, device, peers, only or (), draft_shape
         )
         figures = measure(bench_options, output.note, keep)
     _show(_report("engine", config, figures), json_path)
@@ -155,7 +161,7 @@ def router(
     labels: Annotated[int | None, typer.Option(min=100, help="Number of grades sampled per seed. [all]")] = None,
     mode: Annotated[
         Literal["prompt", "cascade"],
-        typer.Option(rich_help_panel=OTHER, help="Decide from the prompt alone, or also from the weak answer."),
+        typer.Option(rich_help_panel=ADVANCED, help="Decide from the prompt alone, or also from the weak answer."),
     ] = "prompt",
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Number of random folds or label samples.")] = 5,
     weak: Annotated[str | None, typer.Option(help="Column with the weak model's score. [weak]")] = None,

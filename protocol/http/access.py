@@ -86,7 +86,7 @@ class Access:
             if not self._may_ask(origin.lower(), hosts):
                 raise PermissionDeniedError(
                     f"Web pages of {origin[:100]!r} may not use this server: "
-                    "to allow them, set allowed_origins (--allowed-origin)."
+                    "to allow them, set allowed_origins (--allowed-origins)."
                 )
         if scope["path"] in self.public_paths:
             return

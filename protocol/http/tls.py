@@ -38,7 +38,7 @@ class TlsFiles:
             context.load_cert_chain(self.certificate, self.key, password=_no_passphrase)
         except OSError as error:  # includes ssl.SSLError
             raise ConfigurationError(
-                f"Cannot use {self.certificate} with {self.key} as certificate and key: {error}.", param="tls_cert"
+                f"Cannot use {self.certificate} with {self.key} as certificate and key: {error}.", param="ssl_certfile"
             ) from error
         return context
 
@@ -127,11 +127,11 @@ def check_encrypted(host: str, tls: TlsFiles | None, *, insecure: bool) -> None:
         tls.context()
     elif not insecure and not is_loopback(host):
         raise ConfigurationError(
-            f"--host {host} would receive keys and prompts unencrypted: give --tls-cert and --tls-key, "
+            f"--host {host} would receive keys and prompts unencrypted: give --ssl-certfile and --ssl-keyfile, "
             "or --insecure if a TLS proxy or a private network protects the traffic.",
             param="host",
         )
 
 
 def _no_passphrase() -> str:
-    raise ConfigurationError("The private key has a passphrase: give --tls-key an unencrypted key.", param="tls_key")
+    raise ConfigurationError("The private key has a passphrase: give --ssl-keyfile a key without.", param="ssl_keyfile")
