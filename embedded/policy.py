@@ -15,7 +15,7 @@ from rich.console import Console
 
 from ..classifier.graded_row import GradedRow
 from ..classifier.grading.graded_data import read_graded, write_graded
-from ..classifier.policy.calibrated_on import CalibrationScope
+from ..classifier.policy.calibration_scope import CalibrationScope
 from ..classifier.policy.graph_files import CARD_NAME, sha256
 from ..classifier.policy.policy import Policy, Source
 from ..classifier.policy.summary import sentences

@@ -23,7 +23,7 @@ from ...classifier.features.blocks import Mode
 from ...classifier.features.feature_rows import FeatureRows, featurise
 from ...classifier.graded_row import GradedRow, gains, scores
 from ...classifier.grading.graded_data import Columns, read_graded
-from ...classifier.policy.calibrated_on import scripts_of
+from ...classifier.policy.calibration_scope import scripts_of
 from ...classifier.target import PROMISES
 from ...classifier.training.router_model import Labels, RouterModel, Topics, fit_router
 from ...protocol.errors import InvalidRequestError

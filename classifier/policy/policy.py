@@ -24,7 +24,7 @@ from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, unpack_calibra
 from ..calibration.threshold_path import ThresholdPath, Thresholds
 from ..features.blocks import FEATURE_VERSION, BlockName, Mode
 from ..target import Target
-from .calibrated_on import CalibrationScope
+from .calibration_scope import CalibrationScope
 from .exported_gates import ExportedGates, Graphs
 from .files import settled
 from .graph_files import CARD_NAME, ML_OPSET, OPSET, check_versions, file_named, open_graph, read_card, read_checked

@@ -25,7 +25,7 @@ from ..features.feature_rows import FeatureRows, has_opening, read_rows
 from ..features.parsed_question import repeated_question
 from ..graded_row import GradedRow, scores
 from ..optional_imports import load_onnxruntime
-from ..policy.calibrated_on import CalibrationScope
+from ..policy.calibration_scope import CalibrationScope
 from ..policy.exported_gates import Graphs
 from ..policy.files import policy_folder, put_policy, stored_name
 from ..policy.graph_files import sha256

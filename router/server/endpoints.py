@@ -17,9 +17,9 @@ from .batches.run import Background
 from .batches.service import BatchService
 from .page import assets, charts, device_models, markdown, overview, savings, trace
 from .routes import health, messages, models, ollama, openapi, requests
-from .routes.absent import check_absent
 from .routes.openai import batches, chat_completions, direct, files, responses, tokens
 from .routes.route import RequestContext, Route
+from .routes.unsupported import check_supported
 
 log = logging.getLogger("updraft.router")
 
@@ -103,7 +103,7 @@ class Endpoints:
                 return await route.handler(context)
             if parameters is not None:
                 other_methods.append(route.method)
-        check_absent(request.method, path)
+        check_supported(request.method, path)
         if other_methods:
             allowed = ", ".join(sorted(set(other_methods)))
             raise MethodNotAllowedError(f"{path} accepts {allowed}, not {request.method}.", allowed)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from nothing_waits import nothing_waits
+from device_waits import forbid_device_waits
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.execution.cuda_graphs import GraphLimits
@@ -119,7 +119,7 @@ def test_a_pass_does_not_wait_for_the_device() -> None:
     runner = Runner(model("cuda"), 64, 16)
     chunks = [Chunk([number], 20, [2 * number, 2 * number + 1], 1) for number in range(4)]
     runner.run(chunks)
-    with nothing_waits():
+    with forbid_device_waits():
         runner.run(chunks)
 
 
@@ -134,7 +134,7 @@ def test_steps_wait_for_events_only(params: SamplingParams, draft: bool) -> None
         engine.add_request(GenerationRequest(str(number), [number + 1] * 20, params))
     for _ in range(3):
         engine.step()
-    with nothing_waits():
+    with forbid_device_waits():
         for _ in range(3):
             engine.step()
     assert draft or engine._ahead is not None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from router_fakes import FakeSignals, FakeToken
 from updraft.classifier.features.gate_inputs import RunView
-from updraft.classifier.policy.calibrated_on import CalibrationScope
+from updraft.classifier.policy.calibration_scope import CalibrationScope
 from updraft.classifier.policy.policy import Policy
 from updraft.classifier.target import Target
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError

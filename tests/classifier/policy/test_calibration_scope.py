@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from updraft.classifier.graded_row import GradedRow
-from updraft.classifier.policy.calibrated_on import CalibrationScope, scripts_of
+from updraft.classifier.policy.calibration_scope import CalibrationScope, scripts_of
 from updraft.classifier.policy.graph_files import CARD_NAME
 from updraft.classifier.policy.policy import PolicyCard
 from updraft.embedded.pocket import policy_folder
