@@ -113,15 +113,9 @@ def engine(
 
     max_prompt = 384 if shape == "pocket" else 512  # with 128 output tokens, pocket's context is full
     workload = Workload(requests, max_prompt=max_prompt, seed=seed, trace=trace)
-    config = {
-        "shape": shape,
-        "requests": requests,
-        "running": max_num_seqs,
-        "trace": trace and trace.name,
-        "seed": seed,
-    }
+    config = {"shape": shape, "requests": requests, "max_num_seqs": max_num_seqs, "seed": seed}
+    config |= {"trace": trace and trace.name, "draft_shape": draft_shape, "cb_settings": cb_settings(device)}
     config |= {"dtype": dtype, "device": device, "threads": threads, "peers": peers, "only": only}
-    config |= {"draft_shape": draft_shape, "cb_settings": cb_settings(device)}
 
     def keep(figures: dict[str, float]) -> None:
         if json_path is not None and not json_output.is_stdout(json_path):

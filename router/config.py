@@ -48,15 +48,9 @@ _RENAMED = MappingProxyType({"middle": "middle_tiers", "tool_parser": "tool_call
 #: Settings that choose the gates.
 GATE_SETTINGS = frozenset({*TARGETS, "confidence_signal", "promise", "policy", "allow_foreign_policy", "prices"})
 #: Settings that may change while a router runs.
-LIVE_SETTINGS = GATE_SETTINGS | {
-    "fallback",
-    "hold_tokens",
-    "race_above",
-    "budget",
-    "budget_per_key",
-    "budget_per_user",
-    "privacy",
-}
+LIVE_SETTINGS = GATE_SETTINGS.union(
+    ("fallback", "hold_tokens", "race_above", "budget", "budget_per_key", "budget_per_user", "privacy")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +263,16 @@ class RouterConfig:
     allow_other_users: bool = False
 
     def __new__(cls, *_: Any, **given: Any) -> Self:
-        check_renamed(given)
+        cls.check_renamed(given)
         return object.__new__(cls)
+
+    @staticmethod
+    def check_renamed(given: Mapping[str, Any], source: str = "") -> None:
+        """Raise ConfigurationError for a former name of a setting, or of a promise."""
+        for name in filter(_RENAMED.get, given):
+            raise ConfigurationError(f"`{name}`{source} is now `{_RENAMED[name]}`: rename the setting.", param=name)
+        if given.get("promise") == "confidence":
+            raise ConfigurationError(f'promise = "confidence"{source} is now promise = "level".', param="promise")
 
     def __post_init__(self) -> None:
         _ = self.stated_target, self.target  # both raise ConfigurationError for invalid targets
@@ -439,14 +441,6 @@ def _base_url(url: str, path: str, name: str, key: str) -> str:
         query = key.replace("api_key", "query")
         raise ConfigurationError(f"{name} must end with its path. Set {query} for query parameters.", param=name)
     return str(parsed.copy_with(path=parsed.path.rstrip("/") or path, query=None, fragment=None))
-
-
-def check_renamed(given: Mapping[str, Any], source: str = "") -> None:
-    """Raise ConfigurationError for a former name of a setting, or of a promise."""
-    for name in filter(_RENAMED.get, given):
-        raise ConfigurationError(f"`{name}`{source} is now `{_RENAMED[name]}`: rename the setting.", param=name)
-    if given.get("promise") == "confidence":
-        raise ConfigurationError(f'promise = "confidence"{source} is now promise = "level".', param="promise")
 
 
 def _check(holds: bool, name: str, wanted: str) -> None:

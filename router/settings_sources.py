@@ -18,15 +18,7 @@ from ..protocol.safety.private_files import has_file, restrict_to_owner
 from ..protocol.safety.system import is_changeable_by_others
 from .accounting.budget import BudgetLimits
 from .accounting.prices import Prices
-from .config import (
-    OF_CLOUD_URL,
-    TARGETS,
-    CacheSettings,
-    CloudTierConfig,
-    LocalModelOptions,
-    RouterConfig,
-    check_renamed,
-)
+from .config import OF_CLOUD_URL, TARGETS, CacheSettings, CloudTierConfig, LocalModelOptions, RouterConfig
 from .privacy.rules import Privacy
 from .request.json_narrowing import rows, table
 
@@ -104,7 +96,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def _merge(into: dict[str, Any], update: dict[str, Any], source: str) -> None:
-    check_renamed(update, f" in {source}")
+    RouterConfig.check_renamed(update, f" in {source}")
     _refuse_unknown(update, _KNOWN, source)
     if any(update.get(name) is not None for name in TARGETS):  # a target replaces the target of an earlier source
         into.update(dict.fromkeys(TARGETS))

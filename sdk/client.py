@@ -13,7 +13,7 @@ import openai
 from ..classifier.target import Promise
 from ..protocol.errors import ConfigurationError
 from ..protocol.requests import ConfidenceSignal
-from ..router.config import OF_CLOUD_URL, TARGETS, LocalModelOptions, RouterConfig, check_renamed
+from ..router.config import OF_CLOUD_URL, TARGETS, LocalModelOptions, RouterConfig
 from ..router.settings_checks import check_settings
 from ..router.settings_sources import load_config
 from .caller_keys import BASE_URL, PLACEHOLDER_KEY, CallerKeys, ambient_keys
@@ -144,7 +144,7 @@ def _upstream(
             raise ConfigurationError("http_client cannot be set: the router is the transport.", param="http_client")
         if given or config is not None:
             raise ConfigurationError("A copy shares the router of its original, so its settings cannot change.")
-    check_renamed(options, ", a setting of RouterConfig,")
+    RouterConfig.check_renamed(options, ", a setting of RouterConfig,")
     base_url = options.get("base_url")
     if base_url is not None and str(base_url).rstrip("/") != BASE_URL:
         raise ConfigurationError("base_url belongs to the router. Set cloud_url instead.", param="base_url")

@@ -131,8 +131,8 @@ class _Bench:
         over: dict[str, list[float]] = {}
         with ExitStack() as stack:
             speeds: dict[str, Callable[[list[str]], float]] = {
-                who: partial(_speed, peer, max_tokens=count, logprobs=logprobs)
-                for who, peer in self._servers(stack, logprobs=logprobs is not None).items()
+                peer_name: partial(_speed, peer, max_tokens=count, logprobs=logprobs)
+                for peer_name, peer in self._servers(stack, logprobs=logprobs is not None).items()
             }
             if logprobs is None:
                 raw = stack.enter_context(closing(RawLlama(self._setup, _STREAMS)))
@@ -140,10 +140,10 @@ class _Bench:
             for _ in range(rounds):
                 prompts = [self._digits(count) for _ in range(_STREAMS)]
                 engine_speeds.append(_speed(OwnEngine(engine), prompts, count, logprobs))
-                for who, speed in speeds.items():
-                    over.setdefault(who, []).append(engine_speeds[-1] / speed(prompts))
+                for peer_name, speed in speeds.items():
+                    over.setdefault(peer_name, []).append(engine_speeds[-1] / speed(prompts))
         return {f"{name}_tokens_per_s": statistics.median(engine_speeds)} | {
-            f"{name}_over_{who}": statistics.median(ratios) for who, ratios in over.items()
+            f"{name}_over_{peer_name}": statistics.median(ratios) for peer_name, ratios in over.items()
         }
 
     def _raw(self, engine: LocalEngine, raw: RawLlama, prompts: Sequence[str], count: int) -> list[float]:

@@ -13,8 +13,7 @@ from . import output
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 OTHER, ADVANCED = "Options", "Advanced"
-#: Options of each panel. `--help` shows the panels in this order. Other options are in
-#: `ADVANCED`, or in `OTHER` if a command has no options of the panels.
+#: Options of each panel. `--help` shows the panels in this order, and other options in `ADVANCED`.
 _PANELS = {
     "Data": "--data --live --prompts --from-log --weak --strong --test --labels --trace --costs --file --questions "
     "--answers --tasks --requests --rate --out --save --ledger --keys --db --csv --rows --by --since --gateway",

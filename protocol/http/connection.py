@@ -104,9 +104,9 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._last_read, self._parsed = data, 0
-        self._go_on()
+        self._parse_read()
 
-    def _go_on(self) -> None:
+    def _parse_read(self) -> None:
         """Parse the last read piecewise, because a read may hold thousands of requests and block other connections."""
         if self.transport.is_closing():
             return
@@ -124,7 +124,7 @@ class Connection(HttpToolsProtocol):
             self.flow.pause_reading()
             self._waits_for_capacity = self._capacity <= 0
             if not self._waits_for_capacity:
-                self.loop.call_soon(self._go_on)
+                self.loop.call_soon(self._parse_read)
                 return
             self._stop_waiting()  # no timeout, because the client has already sent more
         self._close_check = self._close_check or self.loop.call_later(_CLOSE_CHECK_S, self._check_for_close)
@@ -241,7 +241,7 @@ class Connection(HttpToolsProtocol):
             self._end(self._refusal)
         elif self._waits_for_capacity:
             self._waits_for_capacity = False
-            self.loop.call_soon(self._go_on)
+            self.loop.call_soon(self._parse_read)
 
     def pause_writing(self) -> None:
         super().pause_writing()

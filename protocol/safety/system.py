@@ -213,13 +213,13 @@ def disable_core_files() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
-def limit_memory(beyond: int) -> None:
-    """Limit this process's address space to the current size plus `beyond` bytes. Effective only on Linux."""
+def limit_memory(extra_bytes: int) -> None:
+    """Limit this process's address space to the current size plus `extra_bytes`. Effective only on Linux."""
     resource = _module("resource")
     if sys.platform == "linux" and resource is not None:
         mapped = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (mapped + beyond, hard))
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + extra_bytes, hard))
 
 
 def limit_time(cpu_seconds: float, wall_seconds: float = 0.0) -> None:

@@ -116,13 +116,13 @@ class _SchemaRewriter:
         listed = [name for name in self._values(names) if isinstance(name, str)]
         if listed:
             return {**rest, "properties": dict.fromkeys(listed, value), "additionalProperties": False}
-        says = set(names) - {"type", "title", "description"}
+        words = set(names) - {"type", "title", "description"}
         least, most = names.get("minLength", 0), names.get("maxLength")
-        if says == {"pattern"} and isinstance(names["pattern"], str):
+        if words == {"pattern"} and isinstance(names["pattern"], str):
             pattern = names["pattern"]
-        elif says == {"format"} and names["format"] in _PATTERNS:
+        elif words == {"format"} and names["format"] in _PATTERNS:
             pattern = _PATTERNS[names["format"]]
-        elif says and says <= {"minLength", "maxLength"} and _is_count(least) and (most is None or _is_count(most)):
+        elif words and words <= {"minLength", "maxLength"} and _is_count(least) and (most is None or _is_count(most)):
             pattern = f"^(?s:.){{{least},{'' if most is None else most}}}$"
         else:
             return schema

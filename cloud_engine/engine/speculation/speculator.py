@@ -106,10 +106,10 @@ class Speculator:
     def record(self, item: ScheduledRequest, accepted: int, *, ends: bool) -> None:
         """Record that the target accepted `accepted` draft tokens. `ends` is whether the answer ends after them."""
         proposed = len(item.draft_ids)
-        says_end = item.draft_ends and accepted == proposed  # the predicted end counts as a guess too
-        if item.drafter is None or not (proposed or says_end):
+        predicts_end = item.draft_ends and accepted == proposed  # the predicted end counts as a guess too
+        if item.drafter is None or not (proposed or predicts_end):
             return
-        right, guessed = accepted + (says_end and ends), proposed + says_end
+        right, guessed = accepted + (predicts_end and ends), proposed + predicts_end
         record, drafts = self._records[item.drafter], item.state.drafts
         record.acceptance.add(right, guessed)
         drafts.acceptance.setdefault(item.drafter, Acceptance()).add(right, guessed)
