@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 app = CommandLine(help="Manage the API keys of a gateway. Changes take effect within a second, without a restart.")
 
 KeyFile = Annotated[
-    Path | None,
-    typer.Option("--keys", metavar="PATH", help="Key database. [keys.sqlite3 in the state folder]"),
+    Path | None, typer.Option("--keys", metavar="PATH", help="Key database. [keys.sqlite3 in the state folder]")
 ]
 Which = Annotated[str, typer.Argument(metavar="KEY", help="Name or id of the key; see updraft keys list --json.")]
 

@@ -362,9 +362,7 @@ class RouterConfig:
         _check(address is not None or self.local_model is None, "local_model", "unset unless local is a URL")
         _check(address is None or self.local_idle_s is None, "local_idle_s", "unset if local is a server")
         _check(
-            address is None or self.local_options == LocalModelOptions(),
-            "local_options",
-            "unset if local is a server",
+            address is None or self.local_options == LocalModelOptions(), "local_options", "unset if local is a server"
         )
 
     def _check_price(self, model: str, what: str) -> None:

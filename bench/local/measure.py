@@ -191,10 +191,7 @@ class _Bench:
         """Measure start time and memory of fresh processes, while the model file is in the page cache."""
         starts = [first for first, _ in (self._child(weigh=False) for _ in range(3))]
         _, held = self._child(weigh=True)
-        return {
-            "first_token_s": statistics.median(starts),
-            "memory_over_file": held / self._setup.path.stat().st_size,
-        }
+        return {"first_token_s": statistics.median(starts), "memory_over_file": held / self._setup.path.stat().st_size}
 
     def _child(self, *, weigh: bool) -> tuple[float, int]:
         """Return the seconds to a process's first token, and, with `weigh`, its memory in bytes with a full context."""

@@ -53,11 +53,7 @@ def _judged(policy: Policy, outcomes: Sequence[GradedRow]) -> dict[str, Any]:
     wrong, judged = is_wrong(outcomes), policy_probabilities(policy, outcomes)
     gain, p_gains = judged.gain, {"gate1": judged.before, "gate2": judged.during, "gate3": judged.after}
     figures: dict[str, Any] = {
-        gate: {
-            "auroc_wrong": auroc(p_gain, wrong),
-            "ece": ece(p_gain, gain),
-            "ece_by_chance": ece_by_chance(p_gain),
-        }
+        gate: {"auroc_wrong": auroc(p_gain, wrong), "ece": ece(p_gain, gain), "ece_by_chance": ece_by_chance(p_gain)}
         for gate, p_gain in p_gains.items()
         if p_gain is not None
     }

@@ -57,8 +57,7 @@ def calibrate(
     judge: Annotated[
         str | None,
         typer.Option(
-            metavar="MODEL",
-            help="Model that compares free-text answers. [embeddings if installed, else shared words]",
+            metavar="MODEL", help="Model that compares free-text answers. [embeddings if installed, else shared words]"
         ),
     ] = None,
     judge_url: Annotated[

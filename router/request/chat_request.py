@@ -180,8 +180,7 @@ def take_options(body: dict[str, Any]) -> UpdraftOptions:
         )
     if options.confidence_signal is not None and options.confidence is None:
         raise InvalidRequestError(
-            "updraft.confidence_signal needs updraft.confidence. Set both.",
-            param="updraft.confidence_signal",
+            "updraft.confidence_signal needs updraft.confidence. Set both.", param="updraft.confidence_signal"
         )
     if options.hold_tokens is not None and options.hold_tokens < 1:
         raise InvalidRequestError("updraft.hold_tokens must be at least 1.", param="updraft.hold_tokens")

@@ -51,11 +51,7 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        config: EngineConfig,
-        cache: KVCacheManager,
-        speculator: DraftPlanner,
-        counters: EngineStats | None = None,
+        self, config: EngineConfig, cache: KVCacheManager, speculator: DraftPlanner, counters: EngineStats | None = None
     ) -> None:
         """Create a scheduler that counts admissions and preemptions in `counters`."""
         self._config = config

@@ -100,11 +100,7 @@ def _fault(raw: bytes, endpoint: str, known: set[str]) -> BatchError | None:
 
 def answer_line(custom_id: str, response: WireResponse, request_id: str) -> bytes:
     assert isinstance(response.body, bytes), "batch requests do not stream"
-    answer = {
-        "status_code": response.status,
-        "request_id": request_id,
-        "body": msgspec.Raw(_json_line(response.body)),
-    }
+    answer = {"status_code": response.status, "request_id": request_id, "body": msgspec.Raw(_json_line(response.body))}
     return _line(custom_id, answer, None)
 
 
