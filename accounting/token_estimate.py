@@ -70,10 +70,10 @@ def prompt_tokens(body: bytes, *, bytes_per_token: int = BYTES_PER_TOKEN) -> int
     Non-ASCII characters always count by their bytes. An attachment counts `ATTACHED_TOKENS`.
     """
     attached, count = _attached_bytes(body) if any(map(body.__contains__, _ATTACHED)) else (0, 0)
-    beyond = 0 if body.isascii() else len(body.translate(None, _ASCII))
+    non_ascii = 0 if body.isascii() else len(body.translate(None, _ASCII))
     escaped = body.count(b"\\u")
-    plain = max(0, len(body) - beyond - escaped * _ESCAPE - attached)
-    return -(-plain // bytes_per_token) + beyond + escaped * _ESCAPED_BYTES + ATTACHED_TOKENS * count
+    plain = max(0, len(body) - non_ascii - escaped * _ESCAPE - attached)
+    return -(-plain // bytes_per_token) + non_ascii + escaped * _ESCAPED_BYTES + ATTACHED_TOKENS * count
 
 
 def text_bytes(value: Any) -> int:

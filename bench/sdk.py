@@ -86,11 +86,7 @@ def _instant(httpx: Any, request: Any) -> Any:
         return httpx.Response(200, json=_WHOLE)
     deltas = (({"role": "assistant", "content": ""}, None), ({"content": _TEXT}, None), ({}, "stop"))
     chunks = [
-        {
-            **_HEAD,
-            "object": "chat.completion.chunk",
-            "choices": [{"index": 0, "delta": delta, "finish_reason": reason}],
-        }
+        {**_HEAD, "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
         for delta, reason in deltas
     ]
     body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"

@@ -11,7 +11,7 @@ import typer
 
 from .shared import json_output, options, output
 from .shared.command_line import CommandLine
-from .shared.help_panels import OTHER
+from .shared.help_panels import ADVANCED
 
 if TYPE_CHECKING:
     from ..bench.shared.report import Report
@@ -67,7 +67,7 @@ def engine(
         str, typer.Option(help="pocket (the demo model), or random weights: qwen2.5-0.5b, qwen3-0.6b, llama-3.1-8b.")
     ] = "pocket",
     requests: Annotated[int, typer.Option(min=1, help="Number of queued requests.")] = 256,
-    running: Annotated[int, typer.Option(min=1, help="Maximum requests that run at a time.")] = 32,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Maximum requests per step.")] = 32,
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -104,28 +104,28 @@ def engine(
     Examples
       updraft bench engine
       updraft bench engine --shape qwen2.5-0.5b --requests 64 --json out/engine.json
-      updraft bench engine --shape qwen3-0.6b --device cuda --running 256 --only throughput --only gaps
+      updraft bench engine --shape qwen3-0.6b --device cuda --max-num-seqs 256 --only throughput --only gaps
     """
     import tempfile
 
-    from ..bench.engine.measure import Setting, cb_settings, measure
+    from ..bench.engine.measure import EngineBenchOptions, cb_settings, measure
     from ..bench.shared.workload import Workload
 
     max_prompt = 384 if shape == "pocket" else 512  # with 128 output tokens, pocket's context is full
     workload = Workload(requests, max_prompt=max_prompt, seed=seed, trace=trace)
-    config = {"shape": shape, "requests": requests, "running": running, "trace": trace and trace.name, "seed": seed}
+    config = {"shape": shape, "requests": requests, "max_num_seqs": max_num_seqs, "seed": seed}
+    config |= {"trace": trace and trace.name, "draft_shape": draft_shape, "cb_settings": cb_settings(device)}
     config |= {"dtype": dtype, "device": device, "threads": threads, "peers": peers, "only": only}
-    config |= {"draft_shape": draft_shape, "cb_settings": cb_settings(device)}
 
     def keep(figures: dict[str, float]) -> None:
         if json_path is not None and not json_output.is_stdout(json_path):
             _report("engine", config, figures).write(json_path)
 
     with tempfile.TemporaryDirectory(prefix="updraft-bench-") as model_dir:
-        setting = Setting(
-            Path(model_dir), shape, dtype, workload, running, threads, device, peers, only or (), draft_shape
+        bench_options = EngineBenchOptions(
+            Path(model_dir), shape, dtype, workload, max_num_seqs, threads, device, peers, only or (), draft_shape
         )
-        figures = measure(setting, output.note, keep)
+        figures = measure(bench_options, output.note, keep)
     _show(_report("engine", config, figures), json_path)
 
 
@@ -155,7 +155,7 @@ def router(
     labels: Annotated[int | None, typer.Option(min=100, help="Number of grades sampled per seed. [all]")] = None,
     mode: Annotated[
         Literal["prompt", "cascade"],
-        typer.Option(rich_help_panel=OTHER, help="Decide from the prompt alone, or also from the weak answer."),
+        typer.Option(rich_help_panel=ADVANCED, help="Decide from the prompt alone, or also from the weak answer."),
     ] = "prompt",
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Number of random folds or label samples.")] = 5,
     weak: Annotated[str | None, typer.Option(help="Column with the weak model's score. [weak]")] = None,
@@ -173,13 +173,13 @@ def router(
       updraft bench router --data train.csv --test test.csv --mode cascade
       updraft bench router --data mmlu_pro.csv.gz --weak Meta-Llama-3-8B --strong Meta-Llama-3-70B
     """
-    from ..bench.router.measure import Setting, measure
+    from ..bench.router.measure import RouterBenchOptions, measure
     from ..bench.router.plot import terminal_plot
     from ..classifier.grading.graded_data import Columns
     from .shared.console import Console
 
-    setting = Setting(data, test, labels, mode, seeds, Columns(weak, strong))
-    measured = measure(setting, output.note)
+    bench_options = RouterBenchOptions(data, test, labels, mode, seeds, Columns(weak, strong))
+    measured = measure(bench_options, output.note)
     config = {"data": data.name, "test": test and test.name, "labels": labels, "mode": mode, "seeds": seeds}
     _show(_report("router", config | {"weak": weak, "strong": strong}, measured.metrics), json_path)
     console = Console(stderr=json_output.is_stdout(json_path))
@@ -274,12 +274,12 @@ def local(
       updraft bench local
       updraft bench local --model pocket-small --llama-server build/bin/llama-server --json out/local.json
     """
-    from ..bench.local.measure import MODELS, Setting, measure
+    from ..bench.local.measure import MODELS, LocalBenchOptions, measure
 
     models = MODELS if model == "all" else (model,)
-    setting = Setting(models, tokens, rounds, prefill_seconds, threads, llama_server, model_dir)
-    figures = measure(setting, output.note)
-    config = {"models": setting.models, "tokens": tokens, "rounds": rounds, "threads": threads}
+    bench_options = LocalBenchOptions(models, tokens, rounds, prefill_seconds, threads, llama_server, model_dir)
+    figures = measure(bench_options, output.note)
+    config = {"models": bench_options.models, "tokens": tokens, "rounds": rounds, "threads": threads}
     config["prefill_seconds"] = prefill_seconds
     _show(_report("local", config, figures), json_path)
 
@@ -303,15 +303,15 @@ def gateway(
       updraft bench gateway
       updraft bench gateway --litellm-python /opt/litellm/bin/python --json out/gateway.json
     """
-    from ..bench.gateway.measure import Setting, measure
+    from ..bench.gateway.measure import GatewayBenchOptions, measure
 
     try:
         counts = tuple(int(count) for count in concurrencies.split(","))
     except ValueError as error:
         raise typer.BadParameter("must be comma-separated numbers", param_hint="--concurrencies") from error
-    setting = Setting(counts, streams, seconds, memory_seconds, litellm_python)
+    bench_options = GatewayBenchOptions(counts, streams, seconds, memory_seconds, litellm_python)
     config = {"concurrencies": counts, "streams": streams, "seconds": seconds, "memory_seconds": memory_seconds}
-    _show(_report("gateway", config, measure(setting, output.note)), json_path)
+    _show(_report("gateway", config, measure(bench_options, output.note)), json_path)
 
 
 @app.command()
@@ -329,7 +329,7 @@ def kernels(
       updraft bench kernels --json out/kernels.json
     """
     from ..bench.kernels.cases import cases
-    from ..bench.kernels.measure import GpuClock, Measured, measure, report_of, require_cuda
+    from ..bench.kernels.measure import GpuClock, Measurements, measure, report_of, require_cuda
     from .shared.console import Console
     from .shared.tables import kernels_table
 
@@ -337,10 +337,10 @@ def kernels(
     repetitions = 30 if short else 100
     clock = GpuClock(repetitions)
 
-    def figures(measured: Measured) -> dict[str, Any]:
+    def figures(measured: Measurements) -> dict[str, Any]:
         return report_of(device, {"short": short, "repetitions": repetitions}, measured)
 
-    def keep(measured: Measured) -> None:
+    def keep(measured: Measurements) -> None:
         if not json_output.is_stdout(json_path):
             json_output.write(json_path, figures(measured))
 

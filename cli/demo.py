@@ -13,7 +13,7 @@ import typer
 from .shared import json_output, options
 
 if TYPE_CHECKING:
-    from ..bench.cascade.run import Leg, TaskOutcome
+    from ..bench.cascade.run import Stage, TaskOutcome
     from ..classifier.grading.questions import Question
     from ..router.config import RouterConfig
     from .shared.console import Console
@@ -83,41 +83,41 @@ def _run(
     """Return the figures for `--json`, and the outcome of the routed run."""
     from ..bench.cascade.questions import pocket_questions
     from ..bench.cascade.run import errors
-    from .shared.measuring import run_legs
+    from .shared.measuring import run_stages
     from .shared.pocket_cloud import pocket_cloud
 
     questions = pocket_questions(tasks + LATENCY_SAMPLE, seed)
     with pocket_cloud(nodes=2, say=watch.say) as cloud:
 
-        def attack(leg: Leg, done: int) -> None:
+        def attack(stage: Stage, done: int) -> None:
             """With --kill-a-node, kill a node after a third of the routed replies."""
-            if kill_a_node and leg.name == "routed" and done == tasks // 3:
+            if kill_a_node and stage.name == "routed" and done == tasks // 3:
                 cloud.nodes[0].kill()
                 watch.say(f"Killed {cloud.nodes[0].name} (pid {cloud.nodes[0].pid}) with SIGKILL.")
 
         watch.say("Running: " + ", ".join(f"{name} (pid {pid})" for name, pid in cloud.pids.items()))
         config = replace(config, cloud_url=cloud.base_url, cloud_api_key=cloud.api_key, cloud_continues=True)
-        outcomes = run_legs(config, _legs(questions[:tasks], questions[tasks:]), watch, on_reply=attack)
+        outcomes = run_stages(config, _stages(questions[:tasks], questions[tasks:]), watch, on_reply=attack)
         lost = [child.name for child in (*cloud.nodes, cloud.gateway) if not child.alive]
     own = {"seed": seed, "pids": cloud.pids, "processes_lost": lost, "errors": errors(outcomes.values())}
     return {**_figures(outcomes, config), **own}, outcomes["routed"]
 
 
-def _legs(questions: list[Question], sample: list[Question]) -> list[Leg]:
-    """Return the runs (legs) of the demo. Runs with one request at a time measure the latency without load."""
-    from ..bench.cascade.run import Leg
+def _stages(questions: list[Question], sample: list[Question]) -> list[Stage]:
+    """Return the stages of the demo. Runs with one request at a time measure the latency without load."""
+    from ..bench.cascade.run import Stage
 
     return [
-        Leg("local", "local", questions),
-        Leg("cloud, one at a time", "cloud", sample),
-        Leg("routed, one at a time", "auto", sample),
-        Leg("cloud", "cloud", questions, CONCURRENCY),
-        Leg("routed", "auto", questions, CONCURRENCY),
+        Stage("local", "local", questions),
+        Stage("cloud, one at a time", "cloud", sample),
+        Stage("routed, one at a time", "auto", sample),
+        Stage("cloud", "cloud", questions, CONCURRENCY),
+        Stage("routed", "auto", questions, CONCURRENCY),
     ]
 
 
 def _figures(outcomes: dict[str, TaskOutcome], config: RouterConfig) -> dict[str, Any]:
-    from ..bench.cascade.run import by_kind, draft_figures, figures, infos_of, latency
+    from ..bench.cascade.run import by_kind, draft_figures, figures, latency, router_infos
     from .evaluate import quality_kept
 
     measured = {name: outcomes[name] for name in ("local", "cloud", "routed")}
@@ -131,7 +131,7 @@ def _figures(outcomes: dict[str, TaskOutcome], config: RouterConfig) -> dict[str
         "n": len(measured["routed"].replies),
         "quality": config.target.value,
         **rows,
-        "routes": dict(Counter(info.route for info in infos_of(measured["routed"].replies))),
+        "routes": dict(Counter(info.route for info in router_infos(measured["routed"].replies))),
         "draft": draft_figures(measured["routed"]),
         "by_kind": by_kind(measured),
         "prices_usd_per_million_tokens": asdict(config.prices),

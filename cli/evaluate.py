@@ -11,11 +11,11 @@ import typer
 from ..protocol.errors import ConfigurationError, UpdraftError
 from .shared import json_output, options
 from .shared.help_panels import shows
-from .shared.option_groups import Without
+from .shared.option_groups import OmittedFields
 from .shared.options import Tier
 
 if TYPE_CHECKING:
-    from ..bench.cascade.run import Leg
+    from ..bench.cascade.run import Stage
     from ..classifier.grading.questions import Question
     from ..router.config import RouterConfig
 
@@ -36,7 +36,7 @@ def evaluate(
     ] = None,
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Maximum questions in flight to the cloud.")] = 8,
     seed: Annotated[int, typer.Option(help="Seed that selects the tasks.")] = 0,
-    pair: Annotated[options.Pair, Without("tool_call_parser", "chat_template")],
+    pair: Annotated[options.Pair, OmittedFields("tool_call_parser", "chat_template")],
     json_path: json_output.File = None,
 ) -> None:
     """Ask the router and each tier alone the same questions, and compare their answers.
@@ -58,14 +58,14 @@ def evaluate(
     from ..bench.cascade.run import by_kind, draft_figures, errors, figures
     from ..classifier.grading.questions import read_questions
     from .shared.console import Console
-    from .shared.measuring import run_legs
+    from .shared.measuring import run_stages
     from .shared.tables import accuracy_table, kinds_table
     from .shared.watch import Watch
 
     questions = read_questions(file) if file is not None else pocket_questions(tasks or 200, seed)
     watch = Watch(Console(stderr=True))
     with options.with_cloud(config, watch.say, nodes=2) as running:
-        outcomes = run_legs(running, _legs(running, questions, tier, concurrency), watch)
+        outcomes = run_stages(running, _stages(running, questions, tier, concurrency), watch)
     rows = {name: figures(outcome) for name, outcome in outcomes.items()}
     result: dict[str, Any] = {"n": len(questions), "tiers": list(rows), **rows, "by_kind": by_kind(outcomes)}
     result["errors"] = errors(outcomes.values())
@@ -93,8 +93,8 @@ def quality_kept(rows: dict[str, dict[str, Any]]) -> float | None:
     return rows["routed"]["accuracy"] / rows["cloud"]["accuracy"]
 
 
-def _legs(config: RouterConfig, questions: list[Question], tiers: list[Tier] | None, concurrency: int) -> list[Leg]:
-    from ..bench.cascade.run import Leg
+def _stages(config: RouterConfig, questions: list[Question], tiers: list[Tier] | None, concurrency: int) -> list[Stage]:
+    from ..bench.cascade.run import Stage
 
     missing = {Tier.LOCAL: config.local is None, Tier.CLOUD: config.cloud_url is None, Tier.AUTO: False}
     if absent := [tier for tier in tiers or [] if missing[tier]]:
@@ -102,6 +102,6 @@ def _legs(config: RouterConfig, questions: list[Question], tiers: list[Tier] | N
         raise ConfigurationError(f"No {absent[0]} tier is configured: name its model with {option}.")
     chosen = tiers or [tier for tier in NAMES if not missing[tier]]
     return [
-        Leg(NAMES[tier], tier.value, questions, 1 if tier is Tier.LOCAL else concurrency)
+        Stage(NAMES[tier], tier.value, questions, 1 if tier is Tier.LOCAL else concurrency)
         for tier in dict.fromkeys(chosen)
     ]

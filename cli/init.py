@@ -71,7 +71,7 @@ def init(
 
     asks = not yes and sys.stdin.isatty() and sys.stderr.isatty()
     path = settings.config_file()
-    _keep_old(path, asks, force)
+    _back_up(path, asks, force)
     local = _named(local, asks, "Local model", "smollm2")
     cloud = _named(cloud_url, asks, "Cloud, an OpenAI-compatible URL", "none")
     model = (cloud_model or "").strip()
@@ -101,7 +101,7 @@ def init(
         json_output.show({"settings": str(path), **facts})
 
 
-def _keep_old(path: Path, asks: bool, force: bool) -> None:
+def _back_up(path: Path, asks: bool, force: bool) -> None:
     if not path.exists() or force:
         return
     if not asks:

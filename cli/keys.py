@@ -12,7 +12,6 @@ from ..protocol.errors import ConfigurationError
 from ..protocol.unicode_forms import read_text
 from .shared import json_output, options, output
 from .shared.command_line import CommandLine
-from .shared.help_panels import OTHER
 
 if TYPE_CHECKING:
     from ..cloud_engine.gateway.access.database import KeyDatabase, KeyRecord
@@ -20,10 +19,7 @@ if TYPE_CHECKING:
 app = CommandLine(help="Manage the API keys of a gateway. Changes take effect within a second, without a restart.")
 
 KeyFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--keys", metavar="PATH", rich_help_panel=OTHER, help="Key database. [keys.sqlite3 in the state folder]"
-    ),
+    Path | None, typer.Option("--keys", metavar="PATH", help="Key database. [keys.sqlite3 in the state folder]")
 ]
 Which = Annotated[str, typer.Argument(metavar="KEY", help="Name or id of the key; see updraft keys list --json.")]
 
@@ -122,7 +118,9 @@ def list_keys(keys: KeyFile = None, as_json: json_output.Flag = False) -> None:
         models, scopes = ", ".join(each["models"]) or "all", ", ".join(each["scopes"])
         words = (each["name"], each["tenant"], scopes, models, each["priority"], limits)
         table.add_row(*map(escape, words), "never" if each["expires_at"] is None else _day(each["expires_at"]))
-    return Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.width = max(console.width, console.measure(table).maximum)  # a name is one word, also in a narrow terminal
+    return console.print(table)
 
 
 @app.command()
@@ -186,9 +184,9 @@ def _database(keys: Path | None) -> KeyDatabase:
 
 
 def _facts(record: KeyRecord) -> dict[str, Any]:
-    from ..cloud_engine.gateway.access.routes import shown
+    from ..cloud_engine.gateway.access.routes import public_fields
 
-    return shown(record)
+    return public_fields(record)
 
 
 def _print_key(record: KeyRecord, key: str, as_json: bool) -> None:

@@ -15,12 +15,12 @@ from ..protocol.errors import ConfigurationError, NotFoundError
 from ..protocol.safety.private_files import has_file
 from .shared import json_output, options, output
 from .shared.help_panels import shows
-from .shared.option_groups import Without
+from .shared.option_groups import OmittedFields
 
 
 @shows(*options.USUAL, "--out", "--json")
 def learn(
-    pair: Annotated[options.Pair, Without("cloud_provider", "api_key_env", "api_key_file", *options.CALIBRATED)],
+    pair: Annotated[options.Pair, OmittedFields("cloud_provider", "api_key_env", "api_key_file", *options.CALIBRATED)],
     promise_level: options.PromiseLevel = 0.9,
     out: options.PolicyFolder = None,
     json_path: json_output.File = None,
@@ -40,7 +40,7 @@ def learn(
     from ..classifier.optional_imports import check_fitting
 
     config = pair.config()
-    path = _kept(config.experience)
+    path = _experience_path(config.experience)
     check_fitting()
     from ..classifier.online.experience import ExperienceStore, readable
     from ..classifier.online.refit import GRADING
@@ -77,7 +77,7 @@ def learn(
         json_output.write(json_path, report.fields())
 
 
-def _kept(configured: Path | None) -> Path:
+def _experience_path(configured: Path | None) -> Path:
     """Return the path of the experience file. Raises ConfigurationError if it does not exist."""
     from ..classifier.policy.folders import experience_file
 

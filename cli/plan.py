@@ -76,8 +76,8 @@ def plan(
         faster(read_trace(trace, requests), rate), shape, PlanObjective(ttft_s, tpot_s, share), usd_per_hour
     )
     tried = planner.smallest()
-    enough = next(each for each in tried if each.share >= share)
-    result: dict[str, Any] = {"nodes": enough.nodes, "limits": used, "tried": [asdict(each) for each in tried]}
+    fleet = next(each for each in tried if each.share >= share)
+    result: dict[str, Any] = {"nodes": fleet.nodes, "limits": used, "tried": [asdict(each) for each in tried]}
     if cloud_share is not None:
         result["with_device"] = asdict(planner.with_device(cloud_share))
     if compare:
@@ -85,18 +85,18 @@ def plan(
         result |= {
             "nodes_by_rate": planner.sensitivity(),
             "continuous_over_static": continuous / static,
-            "preallocated": asdict(planner.preallocated(enough.nodes)),
-            "modes": {name: asdict(fleet) for name, fleet in planner.by_mode(enough.nodes).items()},
+            "preallocated": asdict(planner.preallocated(fleet.nodes)),
+            "modes": {name: asdict(fleet) for name, fleet in planner.by_mode(fleet.nodes).items()},
         }
     if plot is not None:
         plot.write_bytes(fleets_png(tried, share))
     if as_json:
         json_output.show(result)
     else:
-        _print(tried, enough, result)
+        _print(tried, fleet, result)
 
 
-def _print(tried: list[FleetFigures], enough: FleetFigures, result: dict[str, Any]) -> None:
+def _print(tried: list[FleetFigures], fleet: FleetFigures, result: dict[str, Any]) -> None:
     from .shared.console import Console
     from .shared.tables import columns, dollars
 
@@ -106,7 +106,7 @@ def _print(tried: list[FleetFigures], enough: FleetFigures, result: dict[str, An
     for each in tried:
         times = (each.ttft_p50_s, each.ttft_p99_s, each.tpot_p50_s, each.tpot_p99_s)
         table.add_row(
-            f"[bold]{each.nodes}[/bold]" if each is enough else str(each.nodes),
+            f"[bold]{each.nodes}[/bold]" if each is fleet else str(each.nodes),
             f"{each.share:.1%}",
             *(f"{1e3 * seconds:,.0f} ms" for seconds in times),
             f"{each.tokens_per_s:,.0f}",
@@ -115,16 +115,16 @@ def _print(tried: list[FleetFigures], enough: FleetFigures, result: dict[str, An
             dollars(each.usd_per_million, ".2f"),
         )
     Console(highlight=False).print(table)
-    nodes = "1 node meets" if enough.nodes == 1 else f"{enough.nodes} nodes meet"
-    output.echo(f"{nodes} the objective for {enough.share:.1%} of the requests.")
+    nodes = "1 node meets" if fleet.nodes == 1 else f"{fleet.nodes} nodes meet"
+    output.echo(f"{nodes} the objective for {fleet.share:.1%} of the requests.")
     limits = result["limits"]
     output.echo(
         f"Each node runs with --max-num-seqs {limits['max_num_seqs']} "
         f"--max-num-batched-tokens {limits['max_num_batched_tokens']} --max-step-ms {limits['max_step_ms']}, "
         "as --mode and --step-costs set them. Speculation, prefix cache affinity and the network are not simulated."
     )
-    if enough.refused:
-        output.echo(f"{enough.refused} requests were refused: longer than a node's context, or the queue was full.")
+    if fleet.refused:
+        output.echo(f"{fleet.refused} requests were refused: longer than a node's context, or the queue was full.")
     if device := result.get("with_device"):
         output.echo(f"If devices answer all that does not escalate: {device['nodes']} nodes.")
     for name, each in result.get("modes", {}).items():

@@ -203,11 +203,11 @@ class _Policy:
         known = card.local_model
         made = "" if known is None else f" as {known.quantization}{f', run by {known.engine}' if known.engine else ''}"
         sources = ", ".join(f"{source.name} ({source.rows} rows)" for source in card.data)
-        on = card.calibrated_on
-        turns = "single questions" if on.turns == 1 else f"conversations of up to {on.turns} turns"
+        scope = card.calibrated_on
+        turns = "single questions" if scope.turns == 1 else f"conversations of up to {scope.turns} turns"
         return [
             f"{card.models['local']}{made}, with {card.models['cloud']}. Made on {card.date or 'an unknown date'}.",
-            f"Calibrated on {sources or 'unnamed data'}: {turns}, in {' and '.join(on.scripts) or 'no'} script.",
+            f"Calibrated on {sources or 'unnamed data'}: {turns}, in {' and '.join(scope.scripts) or 'no'} script.",
             *sentences(self.loaded, self.config.target),
         ]
 

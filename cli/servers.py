@@ -13,7 +13,7 @@ from ..protocol.errors import ConfigurationError
 from ..protocol.telemetry.logs import FORMAT_VARIABLE
 from .shared import options, output
 from .shared.help_panels import shows
-from .shared.settings_tables import CloudConfigFile, RouterConfigFile
+from .shared.settings_tables import GatewayConfigFile, NodeConfigFile, RouterConfigFile
 
 if TYPE_CHECKING:
     from ..cloud_engine.engine.config import EngineConfig
@@ -46,12 +46,12 @@ class AccessFlags:
     ] = None
     allowed_origins: Annotated[
         list[str] | None,
-        typer.Option("--allowed-origin", metavar="URL", help="Web site whose pages may send requests; repeatable."),
+        typer.Option("--allowed-origins", metavar="URL", help="Web site whose pages may send requests; repeatable."),
     ] = None
-    tls_cert: Annotated[
+    ssl_certfile: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Certificate chain in PEM; reloaded when it changes.")
     ] = None
-    tls_key: Annotated[Path | None, typer.Option(metavar="PATH", help="Private key of --tls-cert in PEM.")] = None
+    ssl_keyfile: Annotated[Path | None, typer.Option(metavar="PATH", help="Private key of the certificate.")] = None
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Serve other machines over plain HTTP, behind a TLS proxy for example.")
     ] = False
@@ -72,11 +72,11 @@ class AccessFlags:
     def tls(self) -> TlsFiles | None:
         from ..protocol.http.tls import TlsFiles
 
-        if self.tls_cert is None and self.tls_key is None:
+        if self.ssl_certfile is None and self.ssl_keyfile is None:
             return None
-        if self.tls_cert is None or self.tls_key is None:
-            raise ConfigurationError("--tls-cert and --tls-key go together: give both.", param="tls_cert")
-        return TlsFiles(self.tls_cert, self.tls_key)
+        if self.ssl_certfile is None or self.ssl_keyfile is None:
+            raise ConfigurationError("--ssl-certfile and --ssl-keyfile go together: give both.", param="ssl_certfile")
+        return TlsFiles(self.ssl_certfile, self.ssl_keyfile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,9 @@ class RegistrationFlags:
     register: Annotated[
         str | None, typer.Option(metavar="URL", help="Gateway to register with, at every address of its host name.")
     ] = None
+    register_api_key_env: Annotated[str | None, options.key_env("the key for --register", "--register-api-key-env")] = (
+        None
+    )
     register_api_key_file: Annotated[
         Path | None,
         options.key_file("the key for --register: updraft keys create NAME --scope node", "--register-api-key-file"),
@@ -98,13 +101,14 @@ class RegistrationFlags:
         """Return the registration; None without --register. Raises ConfigurationError for incomplete options."""
         from ..cloud_engine.node.registration import RegistrationOptions
 
+        key = options.given_key(self.register_api_key_env, self.register_api_key_file, "--register-api-key")
         if self.register is None:
-            if self.register_api_key_file is not None or self.register_as is not None:
+            if key is not None or self.register_as is not None:
                 raise ConfigurationError("--register-api-key-file and --register-as need --register.", param="register")
             return None
-        if self.register_api_key_file is None:
+        if key is None:
             raise ConfigurationError("--register needs --register-api-key-file.", param="register_api_key_file")
-        return RegistrationOptions(self.register, options.key_in(self.register_api_key_file), self.register_as)
+        return RegistrationOptions(self.register, key, self.register_as)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +175,8 @@ class EngineFlags(options.BatchLimits):
         given = asdict(self)
         of_mode = limits_from(given.pop("step_costs"), given.pop("mode"), self.max_step_ms)
         limits = settings_of(of_mode, **{name: given.pop(name) for name in asdict(of_mode)})
-        given["cuda_graphs"] = not given.pop("enforce_eager")
         given["block_size"] = given["block_size"] or usual_block_size(self.device)
-        return EngineConfig(**limits, **given, num_threads=threads)
+        return EngineConfig(**limits, **given, threads=threads)
 
 
 @shows("--local", "--cloud-url", "--cloud-model", "--api-key-env", "--quality", "--host", "--port", "--config")
@@ -196,7 +199,7 @@ def serve(
     """Run the router as a local OpenAI server that any app can use without code changes.
 
     Point an OpenAI client at the printed address + /v1, with any key, and model="auto", "local" or "cloud".
-    Other machines (--host) need your key (--app-api-key-env); web pages of other sites need --allowed-origin.
+    Other machines (--host) need your key (--app-api-key-env); web pages of other sites need --allowed-origins.
 
     \b
     Examples
@@ -274,7 +277,7 @@ def node(
     registration: RegistrationFlags,
     ready_file: ReadyFile = None,
     exit_with_parent: ExitWithParent = False,
-    _config: CloudConfigFile = None,
+    _config: NodeConfigFile = None,
 ) -> None:
     """Serve one large model through an OpenAI API, with /health and /metrics.
 
@@ -392,7 +395,7 @@ def gateway(
     access: AccessFlags,
     ready_file: ReadyFile = None,
     exit_with_parent: ExitWithParent = False,
-    _config: CloudConfigFile = None,
+    _config: GatewayConfigFile = None,
 ) -> None:
     """Run the cloud endpoint that apps escalate to, with keys, limits, metering, and failover between nodes.
 

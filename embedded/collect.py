@@ -39,7 +39,7 @@ def collect(tasks: Sequence[Task], small_gguf: Path, large_folder: Path) -> list
 def cloud_answers(tasks: Sequence[Task], large_folder: Path) -> list[str]:
     """Return greedy answers of the cloud model, in order. The engine batches them."""
     # One thread: on a busy machine, two threads that meet at barriers take ten times as long for such a small model.
-    config = EngineConfig(max_num_seqs=32, max_waiting=len(tasks), num_threads=1)
+    config = EngineConfig(max_num_seqs=32, max_waiting=len(tasks), threads=1)
     engine = Engine.from_folder(large_folder, config=config)
     tokens: dict[str, list[int]] = {task.id: [] for task in tasks}
     for task in tasks:

@@ -195,15 +195,15 @@ def group_reports(judged: Floats, rows: Sequence[GradedRow], groups: Sequence[st
     reports: list[GroupReport] = []
     for name in np.unique(names):
         inside = names == name
-        enough = min(int(wrong[inside].sum()), int((~wrong[inside]).sum())) >= _MIN_CLASS_ROWS
+        has_both_classes = min(int(wrong[inside].sum()), int((~wrong[inside]).sum())) >= _MIN_CLASS_ROWS
         reports.append(
             GroupReport(
                 str(name),
                 int(inside.sum()),
                 float(weak[inside].mean()),
                 float(strong[inside].mean()),
-                auroc(judged[inside], wrong[inside]) if enough else float("nan"),
-                auroc(confidence[inside], wrong[inside]) if enough else float("nan"),
+                auroc(judged[inside], wrong[inside]) if has_both_classes else float("nan"),
+                auroc(confidence[inside], wrong[inside]) if has_both_classes else float("nan"),
             )
         )
     return reports

@@ -235,11 +235,11 @@ def _in_other_words(prompt: str, rng: random.Random) -> str:
             return rng.choice(_EXPRESSION).format(e=rng.choice(forms).format(a=a, b=b))
     for old, new in _RULES:
         if rng.random() < 0.8:
-            prompt = old.sub(lambda match, new=new: _instead(match, new, rng), prompt)
+            prompt = old.sub(lambda match, new=new: _replacement(match, new, rng), prompt)
     return prompt
 
 
-def _instead(match: re.Match[str], new: tuple[str, ...], rng: random.Random) -> str:
+def _replacement(match: re.Match[str], new: tuple[str, ...], rng: random.Random) -> str:
     groups = [group for group in match.groups() if group is not None]
     if new == ("units",):
         unit, amount = groups if groups[1][0].isdigit() else reversed(groups)

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from ..classifier.graded_row import GradedRow
 from ..classifier.grading.graded_data import read_graded, write_graded
-from ..classifier.policy.calibrated_on import CalibratedOn
+from ..classifier.policy.calibration_scope import CalibrationScope
 from ..classifier.policy.graph_files import CARD_NAME, sha256
 from ..classifier.policy.policy import Policy, Source
 from ..classifier.policy.summary import sentences
@@ -62,7 +62,7 @@ def fit(calibration: Path, test: list[GradedRow], date: str, folder: Path) -> tu
         data=[Source(f"pocket tasks ({calibration.stem})", sha256(calibration.read_bytes()), len(rows))],
         grading="the checks of the task suite",
         date=date,
-        calibrated_on=CalibratedOn.of(rows),
+        calibrated_on=CalibrationScope.of(rows),
     )
     material = training_data_of(rows)
     gates = fit_gates(material, recipe.seed)

@@ -96,13 +96,13 @@ class Batches(torch.utils.data.Dataset[tuple[np.ndarray, np.ndarray]]):
         return self._recipe.steps
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        apart = index % _LONG_EVERY != _LONG_EVERY - 1
-        length = _SHORT if apart else CONTEXT
+        is_short = index % _LONG_EVERY != _LONG_EVERY - 1
+        length = _SHORT if is_short else CONTEXT
         rows = np.full((self._recipe.tokens // length, length + 1), self._pad, np.int32)
         segments = np.zeros((len(rows), length), np.int32)
         filled = [0] * len(rows)
         tasks = self._draw(index, length + 1, rows.size)
-        if apart:
+        if is_short:
             tasks.sort(key=len, reverse=True)  # placing the shortest tasks last leaves little padding
         for number, tokens in enumerate(tasks, 1):
             row = next((r for r, used in enumerate(filled) if used + len(tokens) <= length + 1), None)
@@ -110,7 +110,7 @@ class Batches(torch.utils.data.Dataset[tuple[np.ndarray, np.ndarray]]):
                 continue
             start, filled[row] = filled[row], filled[row] + len(tokens)
             rows[row, start : filled[row]] = tokens
-            if apart:
+            if is_short:
                 segments[row, start : filled[row]] = number
         return rows, segments
 

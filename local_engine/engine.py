@@ -96,8 +96,8 @@ class LocalEngine:
         path, options = Path(path), options or LocalOptions()
         options.check()
         header = read_model_header(path)
-        for doubt in suspicious_settings(header):
-            log.warning("%s: %s", printable(path.name), doubt)
+        for warning in suspicious_settings(header):
+            log.warning("%s: %s", printable(path.name), warning)
         for adapter in options.adapters:
             read_adapter(adapter.path, header)
         options = settled(header, options)

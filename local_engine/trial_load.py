@@ -76,7 +76,7 @@ def ensure_loadable(
         read_model_header(path)
         longest_s = _TIMEOUT_S + sum(file.stat().st_size for file in files) / _SLOWEST_DISK
         _first_use.info("Testing %s in a separate process; this happens once per machine.", printable(path.name))
-        verdict, lasting = _on_trial(files, own_template, timeout_s or longest_s)
+        verdict, lasting = _run_trial(files, own_template, timeout_s or longest_s)
         if lasting:
             notes.write(key, verdict)
     if verdict.complaint:
@@ -84,7 +84,7 @@ def ensure_loadable(
         raise ModelLoadError(f"The model file {path} cannot be used{adapted}: {verdict.complaint}")
 
 
-def _on_trial(files: Sequence[Path], own_template: bool, timeout_s: float) -> tuple[_Verdict, bool]:
+def _run_trial(files: Sequence[Path], own_template: bool, timeout_s: float) -> tuple[_Verdict, bool]:
     """Run a trial; return the result and whether to save it. A timeout, for example, may be temporary."""
     options = [] if own_template else [_NO_TEMPLATE]
     end = run_child(__name__, [*map(str, files), *options], timeout_s=timeout_s)

@@ -151,13 +151,13 @@ def _without_nulls(value: Any, depth: int) -> object:
 @cache
 def _integers(kind: type) -> tuple[str, ...]:
     """Return the names of fields that accept integers but not floats."""
-    kinds = {name: _types_in(hint) for name, hint in get_type_hints(kind).items()}
+    kinds = {name: _member_types(hint) for name, hint in get_type_hints(kind).items()}
     return tuple(name for name, types in kinds.items() if int in types and float not in types)
 
 
-def _types_in(hint: Any) -> set[Any]:
+def _member_types(hint: Any) -> set[Any]:
     inner = get_args(hint)
-    return set[Any]().union(*map(_types_in, inner)) if inner else {hint}
+    return set[Any]().union(*map(_member_types, inner)) if inner else {hint}
 
 
 def _param_of(message: str) -> str | None:

@@ -135,7 +135,7 @@ class UpdraftOptions(msgspec.Struct, forbid_unknown_fields=True):
     hold_tokens: int | None = None
 
 
-class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _CommonFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Fields common to chat and text completion requests."""
 
     model: str
@@ -207,7 +207,7 @@ class _Shared(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return self.num_answers if self.best_of is None else self.best_of
 
 
-class ChatRequest(_Shared, kw_only=True):
+class ChatRequest(_CommonFields, kw_only=True):
     """Request body of `POST /v1/chat/completions`."""
 
     messages: list[Message]
@@ -267,7 +267,7 @@ class ChatRequest(_Shared, kw_only=True):
         return outputs
 
 
-class CompletionRequest(_Shared, kw_only=True):
+class CompletionRequest(_CommonFields, kw_only=True):
     """Request body of `POST /v1/completions`: completes raw text or token ids, without a chat template."""
 
     prompt: WirePrompts

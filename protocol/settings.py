@@ -77,7 +77,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except PermissionError as error:
         if not _is_hidden(path):
             raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error
-        _say_hidden(path)
+        _warn_hidden(path)
         return {}
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
@@ -95,7 +95,7 @@ def _is_hidden(path: Path) -> bool:
 
 
 @functools.cache
-def _say_hidden(path: Path) -> None:
+def _warn_hidden(path: Path) -> None:
     """Log the warning only once per process, since settings are read repeatedly."""
     log.warning("Ignoring settings in %s: this user has no permission to open the folder.", path)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 import httpx
 
@@ -43,18 +43,14 @@ OF_CLOUD_URL: Mapping[str, Any] = MappingProxyType(
         "cloud_query": {},
     }
 )
+#: Current name of a setting by its former name.
+_RENAMED = MappingProxyType({"middle": "middle_tiers", "tool_parser": "tool_call_parser"})
 #: Settings that choose the gates.
 GATE_SETTINGS = frozenset({*TARGETS, "confidence_signal", "promise", "policy", "allow_foreign_policy", "prices"})
 #: Settings that may change while a router runs.
-LIVE_SETTINGS = GATE_SETTINGS | {
-    "fallback",
-    "hold_tokens",
-    "race_above",
-    "budget",
-    "budget_per_key",
-    "budget_per_user",
-    "privacy",
-}
+LIVE_SETTINGS = GATE_SETTINGS.union(
+    ("fallback", "hold_tokens", "race_above", "budget", "budget_per_key", "budget_per_user", "privacy")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +262,18 @@ class RouterConfig:
     # Whether `updraft serve` without a key also serves other users of this machine. Only Linux detects them.
     allow_other_users: bool = False
 
+    def __new__(cls, *_: Any, **given: Any) -> Self:
+        cls.check_renamed(given)
+        return object.__new__(cls)
+
+    @staticmethod
+    def check_renamed(given: Mapping[str, Any], source: str = "") -> None:
+        """Raise ConfigurationError for a former name of a setting, or of a promise."""
+        for name in filter(_RENAMED.get, given):
+            raise ConfigurationError(f"`{name}`{source} is now `{_RENAMED[name]}`: rename the setting.", param=name)
+        if given.get("promise") == "confidence":
+            raise ConfigurationError(f'promise = "confidence"{source} is now promise = "level".', param="promise")
+
     def __post_init__(self) -> None:
         _ = self.stated_target, self.target  # both raise ConfigurationError for invalid targets
         _check(0 <= self.heartbeat_s < float("inf"), "heartbeat_s", "0 or more seconds")
@@ -354,9 +362,7 @@ class RouterConfig:
         _check(address is not None or self.local_model is None, "local_model", "unset unless local is a URL")
         _check(address is None or self.local_idle_s is None, "local_idle_s", "unset if local is a server")
         _check(
-            address is None or self.local_options == LocalModelOptions(),
-            "local_options",
-            "unset if local is a server",
+            address is None or self.local_options == LocalModelOptions(), "local_options", "unset if local is a server"
         )
 
     def _check_price(self, model: str, what: str) -> None:

@@ -394,7 +394,7 @@ class Router:
             return self._stream(record, cascade, events if slot is None else slot.keep_stream(events, record))
         if isinstance(reply, LocalReply):
             info = record.info()
-            completion: Any = answer.local_completion([reply.answer, *reply.others], cascade, info)
+            completion: Any = answer.local_completion([reply.answer, *reply.further_answers], cascade, info)
         elif isinstance(reply, CloudReply):
             record.notes = answer.notes_in(reply.completion)
             info = record.info()

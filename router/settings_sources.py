@@ -14,8 +14,8 @@ from ..accounting.prices import Price
 from ..classifier.policy.folders import experience_file
 from ..protocol import settings
 from ..protocol.errors import ConfigurationError
-from ..protocol.safety.private_files import close_to_others, has_file
-from ..protocol.safety.system import changeable_by_others
+from ..protocol.safety.private_files import has_file, restrict_to_owner
+from ..protocol.safety.system import is_changeable_by_others
 from .accounting.budget import BudgetLimits
 from .accounting.prices import Prices
 from .config import OF_CLOUD_URL, TARGETS, CacheSettings, CloudTierConfig, LocalModelOptions, RouterConfig
@@ -34,7 +34,6 @@ _TABLES: dict[str, type[Any]] = {
     "budget": BudgetLimits,  # last: variables are matched by prefix, and `budget` is a prefix of two names above
 }
 _PAIRS = ("cloud_headers", "cloud_query")
-_RENAMED = {"middle": "middle_tiers", "tool_parser": "tool_call_parser"}
 _OPTIONAL = frozenset(
     {
         *("local", "local_model", "chat_template", "cloud_url", "cloud_api_key", "cloud_api_key_file", "hold_tokens"),
@@ -82,12 +81,12 @@ def read_settings(path: Path) -> dict[str, Any]:
     user's privacy rules and budgets would not apply.
     """
     if has_file(path):
-        if changeable_by_others(path):
+        if is_changeable_by_others(path):
             raise ConfigurationError(
                 f"{path} belongs to another user, and anyone can change where prompts and keys are sent. Revoke "
                 f"that right (chmod o-w {path}), or name another file with UPDRAFT_CONFIG."
             )
-        close_to_others(path)
+        restrict_to_owner(path)
     given = settings.read_toml(path)
     if not has_file(path) and os.environ.get("UPDRAFT_CONFIG") and path == settings.config_file():
         raise ConfigurationError(
@@ -97,10 +96,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def _merge(into: dict[str, Any], update: dict[str, Any], source: str) -> None:
-    for name in filter(_RENAMED.get, update):
-        raise ConfigurationError(f"`{name}` in {source} is now `{_RENAMED[name]}`: rename the setting.", param=name)
-    if update.get("promise") == "confidence":
-        raise ConfigurationError(f'promise = "confidence" in {source} is now promise = "level".', param="promise")
+    RouterConfig.check_renamed(update, f" in {source}")
     _refuse_unknown(update, _KNOWN, source)
     if any(update.get(name) is not None for name in TARGETS):  # a target replaces the target of an earlier source
         into.update(dict.fromkeys(TARGETS))

@@ -25,7 +25,7 @@ class CloudCandidate:
     # Whether a caller's key for the best cloud is also sent here, because the server is the same.
     shares_key: bool = False
 
-    def may_do(self, p_gain: float | None) -> bool:
+    def may_answer(self, p_gain: float | None) -> bool:
         """Return whether this cloud may answer a request with this P(gain), which is None if no gate computed it."""
         return p_gain is None or self.skip_above is None or p_gain < self.skip_above
 

@@ -29,7 +29,7 @@ class _Unset:
 _UNSET = _Unset()
 
 
-class _Routed:
+class _RoutedReply:
     """Base class of both clients, with their constructor."""
 
     _http_client: Callable[[RuntimeLease], Any]
@@ -87,7 +87,7 @@ def _keys_of(lease: RuntimeLease) -> CallerKeys:
     return CallerKeys(frozenset({PLACEHOLDER_KEY} | settings_key) | ambient_keys(), checks_url=True)
 
 
-class OpenAI(_Routed, openai.OpenAI):
+class OpenAI(_RoutedReply, openai.OpenAI):
     """`openai.OpenAI`, answered by the on-device model, the cloud, or both: `model="auto" | "local" | "cloud"`.
 
     cloud_url, cloud_api_key, cloud_model: the cloud; cloud_provider: its API. local: a GGUF file, the name of a pulled
@@ -114,7 +114,7 @@ class OpenAI(_Routed, openai.OpenAI):
         return Requests(self)
 
 
-class AsyncOpenAI(_Routed, openai.AsyncOpenAI):
+class AsyncOpenAI(_RoutedReply, openai.AsyncOpenAI):
     """`openai.AsyncOpenAI` with the arguments of `updraft.OpenAI`."""
 
     _http_client = staticmethod(_async_client)
@@ -144,6 +144,7 @@ def _upstream(
             raise ConfigurationError("http_client cannot be set: the router is the transport.", param="http_client")
         if given or config is not None:
             raise ConfigurationError("A copy shares the router of its original, so its settings cannot change.")
+    RouterConfig.check_renamed(options, ", a setting of RouterConfig,")
     base_url = options.get("base_url")
     if base_url is not None and str(base_url).rstrip("/") != BASE_URL:
         raise ConfigurationError("base_url belongs to the router. Set cloud_url instead.", param="base_url")

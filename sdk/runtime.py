@@ -53,7 +53,7 @@ class Runtime:
         """Cancel requests in flight, close the router (engine, sockets, ledger) and end the thread. Idempotent. Does
         nothing in a fork of the process that started the router: the parent owns the sockets and files.
         """
-        if self.is_of_the_parent:
+        if self.is_inherited:
             return
         with self._lock:
             self._closed = True
@@ -86,20 +86,20 @@ class Runtime:
             return self._endpoints
 
     @property
-    def is_of_the_parent(self) -> bool:
+    def is_inherited(self) -> bool:
         """Return whether this process is a fork of the process that started the router."""
         return self._pid not in (None, os.getpid())
 
     def _check_process(self) -> None:
         """Raise OverloadedError after a fork. Call this before taking the lock, which the fork may have left locked."""
-        if self.is_of_the_parent:
+        if self.is_inherited:
             raise OverloadedError(
                 "This answer began before os.fork() and stayed with the parent process. Ask again in the child.",
                 code="forked",
             )
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        loop = None if self.is_of_the_parent else self._loop
+        loop = None if self.is_inherited else self._loop
         if loop is None:
             work.close()
             self._check_process()

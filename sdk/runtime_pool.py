@@ -17,7 +17,7 @@ from .runtime import Runtime
 
 
 @dataclass(slots=True, eq=False)
-class _Shared:
+class _SharedRuntime:
     """A runtime with the number of its clients."""
 
     runtime: Runtime
@@ -38,7 +38,7 @@ class RuntimePool:
         with self._lock:
             shared = next((each for each in self._shared if each.runtime.config == config), None)
             if shared is None:
-                shared = _Shared(Runtime(config, self._make_router))
+                shared = _SharedRuntime(Runtime(config, self._make_router))
                 self._shared.append(shared)
             shared.users += 1
             return shared.runtime
@@ -60,7 +60,7 @@ class RuntimePool:
     def _forget(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.RLock()  # reentrant, as garbage collection may close a client in a locked section
-        self._shared: list[_Shared] = []
+        self._shared: list[_SharedRuntime] = []
 
 
 _POOL = RuntimePool()  # one pool per process, so that unrelated clients share one router
@@ -99,7 +99,7 @@ class RuntimeLease:
         """End this client's requests. Idempotent. Closing the last lease of a runtime closes the runtime."""
         self._closed = True
         runtime, self._runtime = self._runtime, None
-        if runtime is None or runtime.is_of_the_parent:
+        if runtime is None or runtime.is_inherited:
             return
         for answer in self._answers.copy():
             answer.cancel()
@@ -113,7 +113,7 @@ class RuntimeLease:
 
     def _current(self) -> Runtime:
         self.check_open()
-        if self._runtime is None or self._runtime.is_of_the_parent:
+        if self._runtime is None or self._runtime.is_inherited:
             self._runtime = self._pool.acquire(self.config)
         return self._runtime
 

@@ -96,29 +96,29 @@ class ChatTemplate:
         requested = _conversation(messages, options)
         fit = self._fit(requested)
         conversation = requested.put(fit, self._tool_style)
-        stand_in = _CharacterMap(conversation)
-        truth, opaque = self._rendered(conversation, fit, [_unchanged, stand_in.whole])
-        segments = self._origins(conversation, fit, stand_in, truth, opaque)
+        character_map = _CharacterMap(conversation)
+        truth, opaque = self._rendered(conversation, fit, [_unchanged, character_map.whole])
+        segments = self._origins(conversation, fit, character_map, truth, opaque)
         if first_missing(requested.messages, _text(segments)) is not None:
-            segments = _cut(opaque, stand_in)  # the template drops a text if it sees the real contents
+            segments = _cut(opaque, character_map)  # the template drops a text if it sees the real contents
         if place := first_missing(requested.messages, _text(segments)):
-            raise _left_out(place)
+            raise _dropped_text_error(place)
         return segments
 
     def _origins(
-        self, conversation: Conversation, fit: TemplateFit, stand_in: _CharacterMap, truth: str, opaque: str
+        self, conversation: Conversation, fit: TemplateFit, character_map: _CharacterMap, truth: str, opaque: str
     ) -> list[Segment]:
-        if stand_in.undo(opaque) == truth:
-            return _cut(opaque, stand_in)
+        if character_map.undo(opaque) == truth:
+            return _cut(opaque, character_map)
         # Keep the whitespace around each text this time, because the template may trim it.
-        (opaque,) = self._rendered(conversation, fit, [stand_in.inside])
-        if stand_in.undo(opaque) == truth:
-            return _cut(opaque, stand_in)
+        (opaque,) = self._rendered(conversation, fit, [character_map.inside])
+        if character_map.undo(opaque) == truth:
+            return _cut(opaque, character_map)
         if self._special is not None:
             own = [token for part in _PRIVATE.split(opaque) for token in self._special.findall(part)]
             if self._special.findall(truth) == own:
                 return [Segment(truth, True)]
-        return _cut(opaque, stand_in)
+        return _cut(opaque, character_map)
 
     def _fit(self, requested: Conversation) -> TemplateFit:
         """Return the first adaptation with which the template keeps every text, cached by the conversation's shape."""
@@ -140,14 +140,14 @@ class ChatTemplate:
                 lost = attempt.failure is None and probe.missing(attempt.text)
                 if attempt.failure is None and not lost:
                     return fit
-                error = error or (_left_out(lost) if lost else attempt.error)
+                error = error or (_dropped_text_error(lost) if lost else attempt.error)
         assert error is not None
         raise error
 
     def _rendered(self, conversation: Conversation, fit: TemplateFit, changes: Sequence[Change]) -> list[str]:
         contexts = [conversation.context(change) | self._tokens for change in changes]
         texts = self._renderers[fit.tool_template].render(contexts)
-        return [_up_to_mark(text) if conversation.is_open else text for text in texts]
+        return [_render_to_mark(text) if conversation.is_open else text for text in texts]
 
 
 def _conversation(messages: Sequence[Message], options: RenderOptions) -> Conversation:
@@ -170,7 +170,7 @@ def _conversation(messages: Sequence[Message], options: RenderOptions) -> Conver
     return Conversation([*messages[:-1], last], tools, False, is_open=True, options=variables)
 
 
-def _up_to_mark(text: str) -> str:
+def _render_to_mark(text: str) -> str:
     """Return the rendered text up to the end of the last message."""
     prompt, mark, _ = text.rpartition(END_MARK)
     if not mark:
@@ -181,7 +181,7 @@ def _up_to_mark(text: str) -> str:
     return prompt
 
 
-def _left_out(place: str) -> InvalidRequestError:
+def _dropped_text_error(place: str) -> InvalidRequestError:
     return InvalidRequestError(
         f"The model's chat template drops the text of {place}: use another role for this message, or set another "
         "template with --chat-template.",
@@ -240,7 +240,7 @@ class _CharacterMap:
                 param="messages",
             )
         self._to = {ord(char): _FIRST_PRIVATE + index for index, char in enumerate(alphabet)}
-        self._back = {stand_in: code for code, stand_in in self._to.items()}
+        self._back = {character_map: code for code, character_map in self._to.items()}
 
     def whole(self, text: str) -> str:
         return text.translate(self._to)
@@ -256,11 +256,11 @@ class _CharacterMap:
         return text.translate(self._back)
 
 
-def _cut(opaque: str, stand_in: _CharacterMap) -> list[Segment]:
+def _cut(opaque: str, character_map: _CharacterMap) -> list[Segment]:
     segments: list[Segment] = []
     end = 0
     for match in _PRIVATE.finditer(opaque):
-        segments += [Segment(opaque[end : match.start()], True), Segment(stand_in.undo(match.group()), False)]
+        segments += [Segment(opaque[end : match.start()], True), Segment(character_map.undo(match.group()), False)]
         end = match.end()
     segments.append(Segment(opaque[end:], True))
     return [segment for segment in segments if segment.text]

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 def gpt2_byte_alphabet() -> dict[str, int]:
     """Return GPT-2's map from printable characters to byte values (inverse of `bytes_to_unicode` in encoder.py)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(unprintable)}
 
 
 class IncrementalDetokenizer:

@@ -32,7 +32,7 @@ class FairQueue:
         try:
             yield
         finally:
-            self._pass_on()
+            self._grant_next()
 
     async def _wait(self, tenant: str) -> None:
         if sum(map(len, self._waiting.values())) >= self._max_waiting:
@@ -46,7 +46,7 @@ class FairQueue:
             if not place.done():
                 self._leave(tenant, place)
             elif place.exception() is None:
-                self._pass_on()  # the turn was granted while this waiter gave up
+                self._grant_next()  # the turn was granted while this waiter gave up
             if isinstance(error, TimeoutError):
                 raise self._overloaded(f"timed out after {self._timeout_s:g} s") from error
             raise
@@ -60,7 +60,7 @@ class FairQueue:
         self._leave(most, place)
         place.set_exception(self._overloaded(f"is full ({self._max_waiting}), and you have the most waiting requests"))
 
-    def _pass_on(self) -> None:
+    def _grant_next(self) -> None:
         self._taken = bool(self._waiting)
         if self._taken:
             tenant = next(iter(self._waiting))

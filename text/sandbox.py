@@ -13,7 +13,7 @@ import sys
 from typing import IO
 
 from ..protocol.safety.python_process import module_path
-from ..protocol.safety.system import no_core_files
+from ..protocol.safety.system import disable_core_files
 
 LENGTH = struct.Struct("!I")
 # Environment variables that Python and native modules need; TZ is for templates that print a date.
@@ -48,7 +48,7 @@ def prepare() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    no_core_files()
+    disable_core_files()
 
 
 def receive() -> bytes:

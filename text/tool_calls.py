@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from .detokenize import begun_mark
 
 
-def _begun(mark: str) -> str:
+def _prefix_pattern(mark: str) -> str:
     """Return a pattern that matches any non-empty prefix of `mark`."""
     return "|".join(re.escape(mark[:end]) for end in range(len(mark), 0, -1))
 
@@ -24,7 +24,7 @@ def _begun(mark: str) -> str:
 _ID = r"\[CALL_ID\]\s*+[A-Za-z0-9_-]{0,64}+\s*+"
 _NAME = re.compile(rf"\s*+([A-Za-z0-9_.-]{{1,64}}+)\s*+(?:{_ID})?+(?:\[ARGS\]\s*+)?+(?=\{{)")
 _MAYBE_NAME = re.compile(
-    rf"\s*+[A-Za-z0-9_.-]{{0,64}}+\s*+(?:{_begun('[CALL_ID]')}|(?:{_ID})?+(?:{_begun('[ARGS]')})?+\s*+)"
+    rf"\s*+[A-Za-z0-9_.-]{{0,64}}+\s*+(?:{_prefix_pattern('[CALL_ID]')}|(?:{_ID})?+(?:{_prefix_pattern('[ARGS]')})?+\s*+)"
 )
 
 
@@ -73,7 +73,7 @@ class ToolCallParser:
         self.num_calls = 0
         self._syntax = syntax
         self._names = names
-        self._state: Callable[[], bool] = self._at_start if syntax.bare else self._in_text
+        self._state: Callable[[], bool] = self._at_start if syntax.bare else self._parse_text
         self._buffer = ""
         self._opening = ""  # text since the current opener, including the whitespace before it
         self._undeclared, self._undeclared_end = "", 0  # undeclared calls in `_opening`, and where they end
@@ -86,11 +86,11 @@ class ToolCallParser:
         self._buffer += text
         while self._state():
             pass
-        return self._taken()
+        return self._take_parsed()
 
     def flush(self) -> ParsedText:
         """Return the rest at the end of the answer."""
-        if self._state == self._in_call:
+        if self._state == self._parse_call:
             self._end_call(whole=False)
         if self._state == self._after_call and self._called:
             cut_off = self._syntax.closer.startswith(self._buffer.strip())  # the closer is partial or missing
@@ -98,9 +98,9 @@ class ToolCallParser:
         self._back_to_text()
         self._parsed.content += self._buffer
         self._buffer = ""
-        return self._taken()
+        return self._take_parsed()
 
-    def _taken(self) -> ParsedText:
+    def _take_parsed(self) -> ParsedText:
         parsed, self._parsed = self._parsed, ParsedText()
         return parsed
 
@@ -112,10 +112,10 @@ class ToolCallParser:
             return False
         if rest.startswith("{"):
             return self._begin_call(rest)
-        self._state = self._in_text
+        self._state = self._parse_text
         return True
 
-    def _in_text(self) -> bool:
+    def _parse_text(self) -> bool:
         opener = self._syntax.opener
         start = self._buffer.find(opener)
         is_complete = start >= 0
@@ -150,10 +150,10 @@ class ToolCallParser:
                 return False
         return self._back_to_text()
 
-    def _in_call(self) -> bool:
+    def _parse_call(self) -> bool:
         used = self._call.read(self._buffer)
         self._buffer = self._buffer[used:]
-        self._hand_on()
+        self._emit_call()
         if not self._call.ended:
             return False
         self._end_call(whole=True)
@@ -184,10 +184,10 @@ class ToolCallParser:
     def _begin_call(self, rest: str, name: str = "") -> bool:
         self._call = _CallReader(name)
         self._drop(len(self._buffer) - len(rest))
-        self._state = self._in_call
+        self._state = self._parse_call
         return True
 
-    def _hand_on(self) -> None:
+    def _emit_call(self) -> None:
         """Emit the function's name as soon as the text is certainly a call, then the arguments as they arrive."""
         call = self._call
         if not call.announced and call.name in self._names and self._looks_like_call(call):
@@ -215,7 +215,7 @@ class ToolCallParser:
                 self._back_to_text()
             return
         call.finish(whole=whole)
-        self._hand_on()
+        self._emit_call()
         self.num_calls += 1
         self._marked = False
 
@@ -224,7 +224,7 @@ class ToolCallParser:
         self._parsed.content += self._undeclared if self._called else self._opening
         self._opening = self._undeclared = ""
         self._in_list = self._marked = self._called = False
-        self._state = self._in_text
+        self._state = self._parse_text
         return True
 
 
@@ -248,7 +248,7 @@ class _CallReader:
         self._escaped = False
         self._key: str | None = None
         self._member = ""  # current key or value, except the part already in `arguments`
-        self._begun = False
+        self._prefix_pattern = False
         self._quoted = False
         self._any_arguments = False
 
@@ -285,16 +285,16 @@ class _CallReader:
         elif self.ended or (at_top and char == ","):
             self._end_member()
         elif at_top and char == ":" and self._key is None:
-            self._key, self._member, self._begun = _string(self._member), "", False
+            self._key, self._member, self._prefix_pattern = _string(self._member), "", False
             self.has_arguments = self.has_arguments or self._is_arguments
         elif not (at_top and char == "{"):
             self._add(char)
 
     def _add(self, char: str) -> None:
-        if not self._begun:
+        if not self._prefix_pattern:
             if char.isspace():
                 return
-            self._begun, self._quoted = True, char == '"'
+            self._prefix_pattern, self._quoted = True, char == '"'
         self._member += char
         if self._is_arguments and not self._quoted and (self._depth > 1 or not char.isspace()):
             self._take(self._member)
@@ -313,7 +313,7 @@ class _CallReader:
             self.name = self.name or _string(self._member)
         elif self._is_arguments and self._quoted:
             self._take(_string(self._member) or self._member)
-        self._key, self._member, self._begun = None, "", False
+        self._key, self._member, self._prefix_pattern = None, "", False
 
 
 def _string(text: str) -> str:

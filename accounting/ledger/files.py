@@ -49,7 +49,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, table: LedgerTable) -> 
     with transaction(connection):
         file_format = _format(connection, path, table)
         if file_format < table.format:
-            for each in (table, *table.others):
+            for each in (table, *table.side_tables):
                 _migrate(connection, each, file_format)
             connection.execute(f"PRAGMA user_version={table.format}")
 

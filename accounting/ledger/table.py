@@ -101,7 +101,7 @@ class LedgerTable(Table):
     # Setting that names the file.
     param: str
     # Further tables in the file.
-    others: tuple[Table, ...] = ()
+    side_tables: tuple[Table, ...] = ()
     # Column order in the intent records of each older format, by format number.
     records: Mapping[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
     # SQL expressions by which sums can be grouped, keyed by name. Grouping by day is always possible.

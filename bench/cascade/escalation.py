@@ -13,7 +13,7 @@ import msgspec
 from ...accounting.reported_usage import ReportedUsage
 from ...classifier.grading.questions import Question
 from ...protocol.errors import EngineError
-from ...protocol.http.forwarding import NOTHING, Forwarded
+from ...protocol.http.forwarding import NOTHING, Forwarding
 from ...protocol.http.wire import WireRequest
 from ...router.config import RouterConfig
 from ...router.factory import load_tiers
@@ -51,7 +51,7 @@ class EscalationFigures:
         return len({one.text for arm in self.questions.values() for one in arm}) == 1
 
 
-class Comparing:
+class ComparisonTier:
     """A cloud tier that repeats each request that has a draft, once per arm and round, and returns the last reply.
 
     Arm `useless` sends the reversed draft. Every request has its own cache salt, so that no prefix cache is hit.
@@ -66,7 +66,7 @@ class Comparing:
         self._sent = 0
 
     async def complete(
-        self, path: str, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING
+        self, path: str, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarding = NOTHING
     ) -> dict[str, Any]:
         if "prediction" not in body:
             return await self._cloud.complete(path, body, timeout_s=timeout_s, forwarded=forwarded)
@@ -75,7 +75,7 @@ class Comparing:
             for place in range(len(_ARMS)):
                 arm = _ARMS[(turn + place + len(self.escalations)) % len(_ARMS)]
                 self._sent += 1
-                sent = {**_in_arm(arm, body), "cache_salt": str(self._sent)}
+                sent = {**_arm_body(arm, body), "cache_salt": str(self._sent)}
                 began = time.perf_counter()
                 answer = await self._cloud.complete(path, sent, timeout_s=timeout_s, forwarded=forwarded)
                 took = time.perf_counter() - began
@@ -92,14 +92,14 @@ class Comparing:
         *,
         timeout_s: float,
         begun: str | None = None,
-        forwarded: Forwarded = NOTHING,
+        forwarded: Forwarding = NOTHING,
     ) -> CloudStream:
         return await self._cloud.open(path, body, timeout_s=timeout_s, begun=begun, forwarded=forwarded)
 
-    async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING) -> dict[str, Any]:
+    async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarding = NOTHING) -> dict[str, Any]:
         return await self._cloud.embed(body, timeout_s=timeout_s, forwarded=forwarded)
 
-    async def takes_drafts(self, model: str, *, timeout_s: float, forwarded: Forwarded = NOTHING) -> bool:  # noqa: ARG002
+    async def takes_drafts(self, model: str, *, timeout_s: float, forwarded: Forwarding = NOTHING) -> bool:  # noqa: ARG002
         return True
 
     def refuse_drafts(self) -> None:
@@ -117,16 +117,16 @@ async def measure(config: RouterConfig, questions: Sequence[Question], rounds: i
     tiers: Tiers = await load_tiers(config)
     if tiers.cloud is None:
         raise EngineError("There is no cloud to escalate to: configure one.")
-    comparing = Comparing(tiers.cloud, rounds)
-    router = Router(config, replace(tiers, cloud=comparing))
+    comparison = ComparisonTier(tiers.cloud, rounds)
+    router = Router(config, replace(tiers, cloud=comparison))
     try:
         for number, question in enumerate(questions, 1):
             await _ask(router, question)
             if number % 50 == 0:
-                say(f"{number} questions, {len(comparing.escalations)} escalated with a draft")
+                say(f"{number} questions, {len(comparison.escalations)} escalated with a draft")
     finally:
         await router.close()
-    return figures(comparing.escalations[_WARM_UP:])
+    return figures(comparison.escalations[_WARM_UP:])
 
 
 def figures(escalations: Sequence[EscalationFigures]) -> dict[str, float]:
@@ -152,7 +152,7 @@ def figures(escalations: Sequence[EscalationFigures]) -> dict[str, float]:
     }
 
 
-def _in_arm(arm: str, body: dict[str, Any]) -> dict[str, Any]:
+def _arm_body(arm: str, body: dict[str, Any]) -> dict[str, Any]:
     if arm == "none":
         return {name: value for name, value in body.items() if name != "prediction"}
     if arm == "useless":

@@ -35,7 +35,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
+class Stage:
     """One part of a benchmark: questions for one model, at most `concurrency` at a time."""
 
     name: str
@@ -46,9 +46,9 @@ class Leg:
 
 @dataclass(slots=True)
 class TaskOutcome:
-    """Results of a leg; `replies` are in the order of the leg's questions."""
+    """Results of a stage; `replies` are in the order of the stage's questions."""
 
-    leg: Leg
+    stage: Stage
     replies: list[Reply] = field(default_factory=list[Reply])
     seconds: float = 0.0
 
@@ -57,20 +57,20 @@ class TaskOutcome:
         return [reply for reply in self.replies if reply.error is not None]
 
 
-async def run_leg(client: AsyncOpenAI, leg: Leg, on_reply: Callable[[Reply], None]) -> TaskOutcome:
+async def run_stage(client: AsyncOpenAI, stage: Stage, on_reply: Callable[[Reply], None]) -> TaskOutcome:
     """Ask all questions; `on_reply` gets each reply as it arrives. A failed question never stops the others."""
-    slots = asyncio.Semaphore(leg.concurrency)
+    slots = asyncio.Semaphore(stage.concurrency)
 
     async def one(question: Question) -> Reply:
         async with slots:
-            reply = await ask(client, question, leg.model)
+            reply = await ask(client, question, stage.model)
         on_reply(reply)
         return reply
 
     started = time.perf_counter()
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(question)) for question in leg.questions]
-    return TaskOutcome(leg, [task.result() for task in tasks], time.perf_counter() - started)
+        tasks = [group.create_task(one(question)) for question in stage.questions]
+    return TaskOutcome(stage, [task.result() for task in tasks], time.perf_counter() - started)
 
 
 async def ask(client: AsyncOpenAI, question: Question, model: Model) -> Reply:
@@ -93,9 +93,9 @@ async def ask(client: AsyncOpenAI, question: Question, model: Model) -> Reply:
 
 
 def figures(outcome: TaskOutcome) -> dict[str, Any]:
-    """Return accuracy with its interval, cost, tokens and routes of one leg."""
+    """Return accuracy with its interval, cost, tokens and routes of one stage."""
     replies = outcome.replies
-    infos = infos_of(replies)
+    infos = router_infos(replies)
     right = sum(reply.right for reply in replies)
     answered = [reply for reply in replies if reply.error is None]
     return {
@@ -108,7 +108,7 @@ def figures(outcome: TaskOutcome) -> dict[str, Any]:
         "cloud_share": sum(info.cloud_tokens > 0 or info.tier == "cloud" for info in infos) / max(1, len(infos)),
         "tokens": {"local": sum(i.local_tokens for i in infos), "cloud": sum(i.cloud_tokens for i in infos)},
         "cost_usd": _cost(infos),
-        "concurrency": outcome.leg.concurrency,
+        "concurrency": outcome.stage.concurrency,
         "seconds": outcome.seconds,
         "latency_ms": latency(answered),
     }
@@ -134,7 +134,7 @@ def latency(replies: Iterable[Reply]) -> dict[str, float | None]:
 
 def draft_figures(outcome: TaskOutcome) -> dict[str, Any]:
     """Return the share of the local drafts that the cloud verified and kept, over the escalated requests."""
-    infos = [info for info in infos_of(outcome.replies) if info.draft_proposed]
+    infos = [info for info in router_infos(outcome.replies) if info.draft_proposed]
     proposed, accepted = sum(info.draft_proposed for info in infos), sum(info.draft_accepted for info in infos)
     share = accepted / proposed if proposed else None
     return {"requests": len(infos), "proposed": proposed, "accepted": accepted, "acceptance_rate": share}
@@ -150,5 +150,5 @@ def by_kind(outcomes: dict[str, TaskOutcome]) -> dict[str, dict[str, float]]:
     return table
 
 
-def infos_of(replies: Iterable[Reply]) -> list[UpdraftInfo]:
+def router_infos(replies: Iterable[Reply]) -> list[UpdraftInfo]:
     return [reply.info for reply in replies if reply.info is not None]

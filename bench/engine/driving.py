@@ -30,7 +30,7 @@ def engine_config(requests: int, running: int) -> EngineConfig:
     return EngineConfig(max_num_seqs=running, max_num_batched_tokens=16 * running, max_waiting=requests)
 
 
-def make_engine(model: Decoder, config: EngineConfig, **others: Any) -> Engine:
+def make_engine(model: Decoder, config: EngineConfig, **options: Any) -> Engine:
     """Create an engine. On a CUDA device, first free unused memory, and limit the KV cache to the sequences' size,
     because by default an engine takes most of the free memory."""
     device = model.embed_tokens.weight.device
@@ -40,7 +40,7 @@ def make_engine(model: Decoder, config: EngineConfig, **others: Any) -> Engine:
         size = usual_block_size("cuda")
         tokens = config.max_num_seqs * _TOKENS if config.num_blocks is None else config.num_blocks * config.block_size
         config = replace(config, device="cuda", block_size=size, num_blocks=-(-tokens // size))
-    return Engine(ServedModel(model), config, **others)
+    return Engine(ServedModel(model), config, **options)
 
 
 def serve(engine: Engine, requests: Sequence[WorkloadRequest], params: SamplingParams = GREEDY) -> float:

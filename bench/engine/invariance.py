@@ -55,5 +55,5 @@ def _served(
     return time.perf_counter() - started, answers
 
 
-def _differing(answers: Sequence[list[int]], others: Sequence[list[int]]) -> float:
-    return sum(one != other for one, other in zip(answers, others, strict=True)) / len(answers)
+def _differing(answers: Sequence[list[int]], references: Sequence[list[int]]) -> float:
+    return sum(one != other for one, other in zip(answers, references, strict=True)) / len(answers)

@@ -43,7 +43,7 @@ Figures = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class EngineBenchOptions:
     # Folder in which the model of `shape` is written for the peers.
     model_dir: Path
     # `pocket`, or a name in `SHAPES` for random weights.
@@ -80,40 +80,40 @@ class Setting:
         return [group for group in GROUPS if (group in self.only if self.only else group not in unwanted)]
 
 
-def measure(setting: Setting, say: Say, keep: Callable[[Figures], None] = lambda _: None) -> Figures:
+def measure(options: EngineBenchOptions, say: Say, keep: Callable[[Figures], None] = lambda _: None) -> Figures:
     """Return flat figures by name; `vs_*` is our tokens per second over the peer's. After every group, `keep` is called
     with all figures so far."""
     keep_freed_memory()  # as a deployed engine does; the peers benefit too
-    if setting.threads is not None:
-        torch.set_num_threads(setting.threads)
-    measured, figures = _Measured(setting, say), Figures()
-    for group in setting.groups:
-        new = GROUPS[group](measured)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    bench, figures = _EngineBench(options, say), Figures()
+    for group in options.groups:
+        new = GROUPS[group](bench)
         say(f"{group}: " + ", ".join(f"{name} {value:.4g}" for name, value in new.items()))
         figures |= new
         keep(figures)
     return figures
 
 
-class _Measured:
+class _EngineBench:
     """The parts of a measurement, built on first use, and the groups of figures that need several of these parts."""
 
-    def __init__(self, setting: Setting, say: Say) -> None:
-        self.setting, self.say = setting, say
+    def __init__(self, options: EngineBenchOptions, say: Say) -> None:
+        self.options, self.say = options, say
 
     @cached_property
     def folder(self) -> Path:
-        return model_folder(self.setting.shape, self.setting.model_dir)
+        return model_folder(self.options.shape, self.options.model_dir)
 
     @cached_property
     def _model_and_products(self) -> tuple[Decoder, MatrixProducts]:
         """Build the model and its matrix products before any engine rearranges the weights."""
-        setting = self.setting
-        needs_folder = not {"start", "invariance", "peers"}.isdisjoint(setting.groups)  # for peers and child processes
-        if needs_folder or setting.shape == "pocket":
-            model = load_model(self.folder, dtype=DTYPES[setting.dtype], device=setting.device)
+        options = self.options
+        needs_folder = not {"start", "invariance", "peers"}.isdisjoint(options.groups)  # for peers and child processes
+        if needs_folder or options.shape == "pocket":
+            model = load_model(self.folder, dtype=DTYPES[options.dtype], device=options.device)
         else:
-            model = random_model(shape_config(setting.shape), DTYPES[setting.dtype], torch.device(setting.device))
+            model = random_model(shape_config(options.shape), DTYPES[options.dtype], torch.device(options.device))
         return model, MatrixProducts(model)
 
     @property
@@ -126,7 +126,7 @@ class _Measured:
 
     @cached_property
     def _requests(self) -> list[WorkloadRequest]:
-        requests = draw(self.setting.workload, self.model.config.vocab_size)
+        requests = draw(self.options.workload, self.model.config.vocab_size)
         tokens = sum(request.output for request in requests)
         self.say(f"{len(requests)} requests, {sum(len(a.prompt) for a in requests):,} tokens in, {tokens:,} out")
         return requests
@@ -135,43 +135,43 @@ class _Measured:
         requests = self._requests
         tokens = sum(request.output for request in requests)
         own_s = self._throughput()
-        ceiling_s = self.products.seconds(step_rows(requests, engine_config(len(requests), self.setting.running)))
+        ceiling_s = self.products.seconds(step_rows(requests, engine_config(len(requests), self.options.running)))
         return {"tokens_per_s": tokens / own_s, "output_tokens": tokens, "matmul_ceiling_share": ceiling_s / own_s}
 
     def sampled(self) -> Figures:
-        running = self.setting.running
+        running = self.options.running
         return {"sampled_over_greedy": sampled_over_greedy(self.model, self._requests[:running], running)}
 
     def invariance(self) -> Figures:
-        count = self.setting.running if self.setting.shape == "pocket" else 8
-        return invariance_figures(self.folder, DTYPES[self.setting.dtype], self._requests[:count])
+        count = self.options.running if self.options.shape == "pocket" else 8
+        return invariance_figures(self.folder, DTYPES[self.options.dtype], self._requests[:count])
 
     def oracle_drafts(self) -> Figures:
-        setting = self.setting
-        target = self.model if setting.shape != "pocket" else speculation.oracle_target(self.model)
-        draft = speculation.draft_of(target, setting.draft_shape or "pocket")
+        options = self.options
+        target = self.model if options.shape != "pocket" else speculation.oracle_target(self.model)
+        draft = speculation.draft_of(target, options.draft_shape or "pocket")
         figures = speculation.oracle_figures(target, draft, speculation.ACCEPTANCES)
-        if setting.device == "cuda":
+        if options.device == "cuda":
             figures |= speculation.oracle_under_load(target, draft)
         return figures
 
     def peer_ratios(self) -> Figures:
-        setting = self.setting
-        model = peers.load(self.folder, DTYPES[setting.dtype], setting.device)
+        options = self.options
+        model = peers.load(self.folder, DTYPES[options.dtype], options.device)
         against = _PeerRatios(self._throughput, self.say)
         figures = Figures()
-        if setting.peers in ("all", "static"):
-            name = f"static batches of {setting.running}"
-            ratio = against.ratio(lambda: peers.static_batches(model, self._requests, setting.running), name)
+        if options.peers in ("all", "static"):
+            name = f"static batches of {options.running}"
+            ratio = against.ratio(lambda: peers.static_batches(model, self._requests, options.running), name)
             figures["vs_transformers_static"] = ratio
-        if setting.peers in ("all", "continuous"):
+        if options.peers in ("all", "continuous"):
             figures |= self._continuous_batching_ratios(model, against)
         return figures
 
     def _continuous_batching_ratios(self, model: Any, against: _PeerRatios) -> Figures:
         """Return our speed over that of continuous batching with its best setting. Settings that fail are skipped."""
         ratios: list[float] = []
-        for blocks, tokens in cb_settings(self.setting.device):
+        for blocks, tokens in cb_settings(self.options.device):
             name = f"continuous batching, {blocks} blocks, {tokens} tokens"
             run = partial(peers.continuous_batching, model, self._requests, blocks, tokens)
             try:
@@ -183,7 +183,7 @@ class _Measured:
         return {"vs_transformers_cb": min(ratios)}
 
     def _throughput(self) -> float:
-        return serving_time(self.model, self._requests, self.setting.running)
+        return serving_time(self.model, self._requests, self.options.running)
 
 
 class _PeerRatios:
@@ -207,21 +207,21 @@ def cb_settings(device: str) -> Sequence[tuple[int, int]]:
 
 
 #: Groups of figures by name, in order of measurement.
-GROUPS: Mapping[str, Callable[[_Measured], Figures]] = {
-    "start": lambda it: start_figures(it.folder, it.setting.dtype, it.setting.device),
-    "throughput": _Measured.throughput,
-    "sampled": _Measured.sampled,
+GROUPS: Mapping[str, Callable[[_EngineBench], Figures]] = {
+    "start": lambda it: start_figures(it.folder, it.options.dtype, it.options.device),
+    "throughput": _EngineBench.throughput,
+    "sampled": _EngineBench.sampled,
     "decode": lambda it: decode_figures(it.model, it.products.weight_bytes),
     "prefill": lambda it: prefill_figures(it.model, it.products),
     "prefix": lambda it: prefix_figures(it.model),
-    "scheduler": lambda it: {"scheduler_us_256": scheduler_microseconds(), "kv_waste": kv_waste(it.setting.workload)},
-    "steps": lambda it: measured_step_time(it.model, it.setting.running, it.setting.workload).figures(),
-    "simulation": lambda it: simulation_errors(it.model, it.setting.running, it.setting.workload, it.say),
-    "invariance": _Measured.invariance,
+    "scheduler": lambda it: {"scheduler_us_256": scheduler_microseconds(), "kv_waste": kv_waste(it.options.workload)},
+    "steps": lambda it: measured_step_time(it.model, it.options.running, it.options.workload).figures(),
+    "simulation": lambda it: simulation_errors(it.model, it.options.running, it.options.workload, it.say),
+    "invariance": _EngineBench.invariance,
     "pocket-drafts": lambda _: speculation.pocket_figures(speculation.LOADS),
-    "oracle": _Measured.oracle_drafts,
-    "gaps": lambda it: step_gaps(it.model, it.setting.running),
-    "peers": _Measured.peer_ratios,
+    "oracle": _EngineBench.oracle_drafts,
+    "gaps": lambda it: step_gaps(it.model, it.options.running),
+    "peers": _EngineBench.peer_ratios,
 }
 #: Groups to skip, by device: gaps need a GPU; batch-invariant mode and the pocket pair are measured only on CPUs.
 _NOT_ON: Mapping[str, Sequence[str]] = {"cpu": ("gaps",), "cuda": ("invariance", "pocket-drafts")}

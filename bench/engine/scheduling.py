@@ -38,7 +38,7 @@ def _scheduler_microseconds(sequences: int, steps: int = 200) -> float:
     config = EngineConfig(
         max_num_seqs=sequences, max_num_batched_tokens=8192, max_waiting=sequences, num_blocks=sequences * 20
     )
-    engine = _Unmodelled(ServedModel(_smallest_model()), config)
+    engine = _ModelFreeEngine(ServedModel(_smallest_model()), config)
     for number in range(sequences):
         params = SamplingParams(temperature=0.0, max_tokens=steps + 40, ignore_eos=True)
         engine.add_request(GenerationRequest(str(number), [number % _VOCABULARY] * 32, params))
@@ -54,7 +54,7 @@ def _scheduler_microseconds(sequences: int, steps: int = 200) -> float:
     return 1e6 * seconds / steps
 
 
-class _Unmodelled(Engine):
+class _ModelFreeEngine(Engine):
     """An engine whose model instantly returns the last token of the vocabulary."""
 
     computed_s = 0.0

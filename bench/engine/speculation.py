@@ -50,11 +50,11 @@ def pocket_figures(loads: Sequence[int]) -> dict[str, float]:
     figures: dict[str, float] = {}
     stats: list[tuple[int, int, int, int]] = []
     for load in loads:
-        off, on = (_Stream(_pocket_engine(load, with_draft=with_draft), load) for with_draft in (False, True))
-        ratios, speeds = _in_turns(off, on)
+        plain, drafting = (_Stream(_pocket_engine(load, with_draft=with_draft), load) for with_draft in (False, True))
+        ratios, speeds = _alternate(plain, drafting)
         figures[f"spec_on_over_off_{load}"] = statistics.median(ratios)
         figures[f"spec_on_tokens_per_s_{load}"] = speeds
-        counters = on.engine.stats()
+        counters = drafting.engine.stats()
         stats.append((counters.speculative_steps, counters.steps, counters.draft_accepted, counters.draft_proposed))
         figures[f"spec_step_share_{load}"] = counters.speculative_steps / counters.steps
     steps, all_steps, accepted, proposed = (sum(column) for column in zip(*stats, strict=True))
@@ -175,16 +175,16 @@ class _Stream:
         return tokens / (time.perf_counter() - started)
 
 
-def _in_turns(off: _Stream, on: _Stream) -> tuple[list[float], float]:
-    """Run both in turns. Return the speed of `on` over the speed of `off` for each pair of runs, and the median speed
-    of `on`."""
-    off.run(_BLOCK_S)
-    on.run(2 * _BLOCK_S)
+def _alternate(plain: _Stream, drafting: _Stream) -> tuple[list[float], float]:
+    """Run both in turns. Return the speed of `drafting` over the speed of `plain` for each pair of runs, and the
+    median speed of `drafting`."""
+    plain.run(_BLOCK_S)
+    drafting.run(2 * _BLOCK_S)
     pairs: list[tuple[float, float]] = []
     for block in range(_BLOCKS):
-        first, second = (off, on) if block % 2 else (on, off)
+        first, second = (plain, drafting) if block % 2 else (drafting, plain)
         speeds = {id(stream): stream.run(_BLOCK_S) for stream in (first, second)}
-        pairs.append((speeds[id(off)], speeds[id(on)]))
+        pairs.append((speeds[id(plain)], speeds[id(drafting)]))
     return [with_drafts / without for without, with_drafts in pairs], statistics.median(speed for _, speed in pairs)
 
 

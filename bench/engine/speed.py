@@ -89,7 +89,7 @@ def prefix_figures(model: Decoder, pairs: int = 7) -> dict[str, float]:
             for number in range(4)
         ]
         order = (False, True) if len(ratios) % 2 else (True, False)
-        took = {on: serve(make_engine(model, replace(_SMALL, enable_prefix_caching=on)), requests) for on in order}
+        took = {use: serve(make_engine(model, replace(_SMALL, enable_prefix_caching=use)), requests) for use in order}
         ratios.append(took[True] / took[False])
     return {
         "prefix_tokens": length,

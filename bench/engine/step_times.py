@@ -77,8 +77,8 @@ def measured_steps(
     sizes = sorted({running, *(2**power for power in range(running.bit_length())), *between})
     random, short = Random(workload.seed + seed), min(workload.max_output, _MAX_OUTPUT)
     for size in sizes:
-        others = replace(workload, count=2 * size, max_output=short, seed=random.getrandbits(32))
-        drawn = draw(others, model.config.vocab_size)
+        other_workload = replace(workload, count=2 * size, max_output=short, seed=random.getrandbits(32))
+        drawn = draw(other_workload, model.config.vocab_size)
         drawn[::2] = [
             replace(work, prompt=work.prompt[: round(len(work.prompt) ** random.random())]) for work in drawn[::2]
         ]
@@ -110,7 +110,7 @@ def simulation_errors(model: Decoder, running: int, workload: Workload, say: Cal
     other processes sometimes slow the machine down. On a CPU, all times are processor time.
     """
     clock = time.process_time if model.embed_tokens.weight.device.type == "cpu" else time.perf_counter
-    others = chain.from_iterable(measured_steps(model, running, workload, clock, seed) for seed in count(1))
+    other_workload = chain.from_iterable(measured_steps(model, running, workload, clock, seed) for seed in count(1))
     requests = draw(workload, model.config.vocab_size)
     config = engine_config(len(requests), running)
     # With few blocks, requests reuse memory as in a long-running node; the first use of memory takes extra time.
@@ -132,7 +132,7 @@ def simulation_errors(model: Decoder, running: int, workload: Workload, say: Cal
         ]
         before = len(measured)
         engine = _Recording(model, config, clock)
-        real[load].append(_really(engine, trace, requests, lambda: measured.extend(islice(others, _TURN))))
+        real[load].append(_run_real(engine, trace, requests, lambda: measured.extend(islice(other_workload, _TURN))))
         shape = replace(shape, costs=fit(measured[min(before, len(measured) - least) :]))
         simulated[load].append(simulate(trace, shape, 1)[0])
     errors: dict[str, float] = {}
@@ -144,7 +144,7 @@ def simulation_errors(model: Decoder, running: int, workload: Workload, say: Cal
     return errors
 
 
-def _really(
+def _run_real(
     engine: _Recording, trace: Sequence[PlannedRequest], requests: Sequence[WorkloadRequest], turn: Callable[[], None]
 ) -> list[SimulatedAnswer]:
     """Run `requests` through a real engine, each added at its arrival time in `trace` by the engine's clock. Idle time

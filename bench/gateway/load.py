@@ -105,7 +105,7 @@ async def drive(
     load = LoadResult() if load is None else load
     began, ended, left = time.perf_counter(), loop.create_future(), concurrency
 
-    def go_on(client: _Client) -> None:
+    def send_next(client: _Client) -> None:
         if (now := time.perf_counter()) < began + seconds:
             client.send(request, now)
         else:
@@ -118,7 +118,7 @@ async def drive(
             ended.set_result(None)
 
     for _ in range(concurrency):
-        go_on(await _connected(url, load, go_on, count_down))
+        send_next(await _connected(url, load, send_next, count_down))
     await ended
     load.seconds = time.perf_counter() - began
     return load

@@ -30,7 +30,7 @@ _CAPACITY = _SLOTS / _ANSWER_S
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class GatewayBenchOptions:
     # Numbers of requests in flight to measure, one after the other.
     concurrencies: tuple[int, ...]
     # Number of streamed requests in flight; answers that are not streamed are measured separately.
@@ -43,7 +43,7 @@ class Setting:
     litellm_python: Path | None = None
 
 
-def measure(setting: Setting, say: Callable[[str], None]) -> Figures:
+def measure(options: GatewayBenchOptions, say: Callable[[str], None]) -> Figures:
     """Measure all servers. The gateway runs on the first core; load generator and stub share the last one."""
     cores = sorted(os.sched_getaffinity(0))
     gateway_core, load_core = cores[0], cores[-1]
@@ -54,44 +54,44 @@ def measure(setting: Setting, say: Callable[[str], None]) -> Figures:
             folder = Path(name)
             servers: list[AbstractContextManager[Server]] = [updraft(node.url, gateway_core, folder)]
             servers.append(nginx(node.url, gateway_core, folder))
-            if setting.litellm_python is not None:
-                servers.append(litellm(setting.litellm_python, node.url, gateway_core, folder))
-            figures["direct"] = _requests(node, setting, say)
+            if options.litellm_python is not None:
+                servers.append(litellm(options.litellm_python, node.url, gateway_core, folder))
+            figures["direct"] = _requests(node, options, say)
             for each in servers:
                 try:
                     with each as server:
-                        figures[server.name] = _all(server, setting, say)
+                        figures[server.name] = _figures_of(server, options, say)
                 except FileNotFoundError as missing:
                     say(f"{missing} is not installed: skipped")
-        figures["overload"] = _overload(gateway_core, load_core, setting.seconds)
+        figures["overload"] = _overload(gateway_core, load_core, options.seconds)
     finally:
         psutil.Process().cpu_affinity(cores)
     say(f"overload: {figures['overload']}")
-    return {**figures, **_compared(figures, setting)}
+    return {**figures, **_compared(figures, options)}
 
 
-def _all(server: Server, setting: Setting, say: Callable[[str], None]) -> Figures:
-    figures = _requests(server, setting, say)
-    load, cpu_s = _driven(server, setting.streams, setting.seconds, stream=True)
+def _figures_of(server: Server, options: GatewayBenchOptions, say: Callable[[str], None]) -> Figures:
+    figures = _requests(server, options, say)
+    load, cpu_s = _driven(server, options.streams, options.seconds, stream=True)
     figures["stream"] = {
         "frames_per_s": load.frames / load.seconds,
         "cpu_us_per_frame": cpu_s / max(load.frames, 1) * 1e6,
         "failures": load.failures,
     }
-    if setting.memory_seconds:
-        figures["memory"] = asyncio.run(_memory(server, setting.memory_seconds))
-        figures["memory_of_streams"] = asyncio.run(_memory(server, setting.memory_seconds, _SHORT_STREAM))
-    best = max(figures[f"c{each}"]["requests_per_s"] for each in setting.concurrencies)
-    figures["frontier"] = _frontier(server, best, min(setting.seconds, _FRONTIER_S))  # last, as requests may outlive it
+    if options.memory_seconds:
+        figures["memory"] = asyncio.run(_memory(server, options.memory_seconds))
+        figures["memory_of_streams"] = asyncio.run(_memory(server, options.memory_seconds, _SHORT_STREAM))
+    best = max(figures[f"c{each}"]["requests_per_s"] for each in options.concurrencies)
+    figures["frontier"] = _frontier(server, best, min(options.seconds, _FRONTIER_S))  # last, as requests may outlive it
     say(f"{server.name}: { {name: each for name, each in figures.items() if not name.startswith('c')} }")
     return figures
 
 
-def _requests(server: Server, setting: Setting, say: Callable[[str], None]) -> Figures:
+def _requests(server: Server, options: GatewayBenchOptions, say: Callable[[str], None]) -> Figures:
     figures: Figures = {}
-    _driven(server, 4, min(setting.seconds, 1.0))  # warm-up
-    for concurrency in setting.concurrencies:
-        load, cpu_s = _driven(server, concurrency, setting.seconds)
+    _driven(server, 4, min(options.seconds, 1.0))  # warm-up
+    for concurrency in options.concurrencies:
+        load, cpu_s = _driven(server, concurrency, options.seconds)
         figures[f"c{concurrency}"] = {
             "requests_per_s": load.per_second,
             "p50_ms": percentile_ms(load.latencies, 0.5),
@@ -161,15 +161,15 @@ def _overload(gateway_core: int, load_core: int, seconds: float) -> Figures:
     }
 
 
-def _compared(figures: Figures, setting: Setting) -> Figures:
-    lowest = f"c{min(setting.concurrencies)}"
+def _compared(figures: Figures, options: GatewayBenchOptions) -> Figures:
+    lowest = f"c{min(options.concurrencies)}"
     gateway, direct = figures["updraft"], figures["direct"]
     added = {f"added_{p}_ms": gateway[lowest][f"{p}_ms"] - direct[lowest][f"{p}_ms"] for p in ("p50", "p99")}
     best = {
-        name: max(figures[name][f"c{each}"]["requests_per_s"] for each in setting.concurrencies)
+        name: max(figures[name][f"c{each}"]["requests_per_s"] for each in options.concurrencies)
         for name in ("updraft", "nginx", "litellm")
         if name in figures
     }
     over = {f"over_{name}": best["updraft"] / rate for name, rate in best.items() if name != "updraft" and rate}
-    cpu = {name: min(figures[name][f"c{each}"]["cpu_us"] for each in setting.concurrencies) for name in best}
+    cpu = {name: min(figures[name][f"c{each}"]["cpu_us"] for each in options.concurrencies) for name in best}
     return {**added, "most_requests_per_s": best, **over, "requests_per_cpu_s": {n: 1e6 / us for n, us in cpu.items()}}

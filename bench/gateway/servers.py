@@ -58,13 +58,13 @@ class Server:
 
     def cpu_s(self) -> float:
         """Return the processor seconds used so far by the process and its children."""
-        times = [process.cpu_times() for process in self._all()]
+        times = [process.cpu_times() for process in self._processes()]
         return sum(each.user + each.system for each in times)
 
     def memory_mb(self) -> float:
-        return sum(process.memory_info().rss for process in self._all()) / 1e6
+        return sum(process.memory_info().rss for process in self._processes()) / 1e6
 
-    def _all(self) -> list[psutil.Process]:
+    def _processes(self) -> list[psutil.Process]:
         return [self.process, *self.process.children(recursive=True)]
 
 

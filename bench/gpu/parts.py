@@ -55,7 +55,7 @@ PARTS = (
     Part(
         "qwen3-0.6b",
         150,
-        _engine("--shape", "qwen3-0.6b", "--running", "256", "--peers", "continuous")
+        _engine("--shape", "qwen3-0.6b", "--max-num-seqs", "256", "--peers", "continuous")
         + _groups("decode", "throughput", "gaps", "peers"),
     ),
     Part("llama-3.1-8b", 50, _engine("--shape", "llama-3.1-8b", "--peers", "none") + _groups("decode", "prefill")),

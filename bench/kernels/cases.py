@@ -78,7 +78,7 @@ def lora_case(rows: int, adapters: int, tile_rows: int, size: int = 4096, device
     hidden = [torch.randn(rows, size, device=device, dtype=_DTYPE) for _ in range(_SETS)]
     out = [torch.zeros(rows, size, device=device, dtype=_DTYPE) for _ in range(_SETS)]
 
-    def one_by_one() -> Run:
+    def reference() -> Run:
         of_adapter = [torch.arange(adapter, rows, adapters, device=device) for adapter in range(adapters)]
 
         def run(i: int) -> Tensor:
@@ -94,7 +94,7 @@ def lora_case(rows: int, adapters: int, tile_rows: int, size: int = 4096, device
         lambda i: add_lora(out[i], hidden[i], LoraWeights(down[i], up[i]), plan),
         bytes_moved=down[0].nbytes + up[0].nbytes + hidden[0].nbytes + 2 * out[0].nbytes,
         flops=4 * rows * _RANK * size,
-        peers={"torch": one_by_one},
+        peers={"torch": reference},
         sets=_SETS,
     )
 

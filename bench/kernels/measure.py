@@ -105,15 +105,15 @@ Clock = Callable[[Run, int], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurements:
     ceilings: Ceilings
     rows: list[Row]
 
 
 @torch.inference_mode()
 def measure(
-    cases: Iterable[Callable[[], Case]], clock: Clock, say: Say, keep: Callable[[Measured], None] = lambda _: None
-) -> Measured:
+    cases: Iterable[Callable[[], Case]], clock: Clock, say: Say, keep: Callable[[Measurements], None] = lambda _: None
+) -> Measurements:
     """Measure the ceilings, then every case with its peers. A case's tensors are freed before the next is made.
 
     After every case, `keep` is called with all results so far.
@@ -130,8 +130,8 @@ def measure(
             rows.append(row)
             text = row.note or f"{row.median_us:,.1f} us, {row.share:.0%} of the {row.bound} limit"
             say(f"{row.case}: {row.implementation} {text}")
-        keep(Measured(ceilings, rows))
-    return Measured(ceilings, rows)
+        keep(Measurements(ceilings, rows))
+    return Measurements(ceilings, rows)
 
 
 def rows_of(case: Case, ceilings: Ceilings, clock: Clock) -> Iterator[Row]:
@@ -200,7 +200,7 @@ def require_cuda() -> str:
     return torch.cuda.get_device_name()
 
 
-def report_of(device: str, config: Mapping[str, Any], measured: Measured) -> dict[str, Any]:
+def report_of(device: str, config: Mapping[str, Any], measured: Measurements) -> dict[str, Any]:
     """Return the fields of a `Report` whose metrics are the ceilings, plus all rows."""
     ceilings = measured.ceilings
     report = Report.of(

@@ -48,7 +48,7 @@ _ENGINE_QUALITY = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RecordedPair:
     """A model pair with recorded answers. `rows`: in the order of `questions`."""
 
     config: RouterConfig
@@ -58,7 +58,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Half:
+class HalfFigures:
     """Figures of one split into halves: how well the gates rank answers, and routing at each quality target."""
 
     # AUROC by name of the gate or signal.
@@ -68,35 +68,35 @@ class Half:
     kept: dict[str, float]
 
 
-def measure(setting: Setting, seeds: int, say: Callable[[str], None]) -> dict[str, Any]:
+def measure(pair: RecordedPair, seeds: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Return figures over all seeds, with and without the local model's hidden states."""
-    rows, started = setting.rows, time.perf_counter()
+    rows, started = pair.rows, time.perf_counter()
     weak, strong = scores(rows)
     results: dict[str, Any] = {"questions": len(rows), "local_score": weak.mean(), "cloud_score": strong.mean()}
     variants = {"without_hidden": [replace(row, states=None) for row in rows], "with_hidden": list(rows)}
     for name, known in variants.items():
-        halves: list[Half] = []
+        halves: list[HalfFigures] = []
         for seed in range(seeds):
             say(f"{name.replace('_', ' ')}, seed {seed}: fitting on half, routing the other half ...")
-            halves.append(half := _half(setting, known, seed))
+            halves.append(half := _half(pair, known, seed))
             gate3, alone = half.auroc["gate3"], half.auroc[TOKEN_CONFIDENCE]
             say(f"  AUROC of gate 3 {gate3:.3f}, of mean log-probability {alone:.3f}")
         results[name] = _summary(halves)
     return results | {"seconds": time.perf_counter() - started}
 
 
-def measure_engine(setting: Setting, engine: LocalEngine) -> dict[str, float]:
+def measure_engine(pair: RecordedPair, engine: LocalEngine) -> dict[str, float]:
     """Route the second half of the questions through the running model instead of replaying its recorded answers.
 
     The policy is fitted on the first half and uses hidden states. Closes the engine.
     """
-    fitting, others = divided(len(setting.rows), 0)
+    fitting, held_out = divided(len(pair.rows), 0)
     with tempfile.TemporaryDirectory(prefix="updraft-live-") as folder:
-        policy = fitted(setting, [setting.rows[i] for i in fitting], Path(folder) / "policy")
-    started, asked = time.perf_counter(), [setting.questions[i] for i in others]
-    routes = asyncio.run(routed(setting, policy, EngineLocalTier(engine), asked, (_ENGINE_QUALITY,)))
+        policy = fitted(pair, [pair.rows[i] for i in fitting], Path(folder) / "policy")
+    started, asked = time.perf_counter(), [pair.questions[i] for i in held_out]
+    routes = asyncio.run(routed(pair, policy, EngineLocalTier(engine), asked, (_ENGINE_QUALITY,)))
     ((share, score),) = routes.values()
-    cloud = float(np.mean([setting.rows[i].strong for i in others]))
+    cloud = float(np.mean([pair.rows[i].strong for i in held_out]))
     seconds = time.perf_counter() - started
     return {"quality": _ENGINE_QUALITY, "local_share": share, "kept": score / cloud, "seconds": seconds}
 
@@ -107,24 +107,24 @@ def divided(rows: int, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
     return order[: round(_IN_TWO * rows)], order[round(_IN_TWO * rows) :]
 
 
-def fitted(setting: Setting, rows: Sequence[GradedRow], folder: Path) -> Policy:
+def fitted(pair: RecordedPair, rows: Sequence[GradedRow], folder: Path) -> Policy:
     """Fit a policy as `updraft calibrate --live` does from the same rows."""
-    models = {"local": setting.model_id, "cloud": setting.config.cloud_model}
+    models = {"local": pair.model_id, "cloud": pair.config.cloud_model}
     return fit_policy(rows, FitRecipe(models, [Source("written questions", "", len(rows))], BY_ANSWER), folder)
 
 
-def _half(setting: Setting, rows: Sequence[GradedRow], seed: int) -> Half:
-    fitting, others = divided(len(rows), seed)
+def _half(pair: RecordedPair, rows: Sequence[GradedRow], seed: int) -> HalfFigures:
+    fitting, held_out = divided(len(rows), seed)
     with tempfile.TemporaryDirectory(prefix="updraft-live-") as folder:
-        policy = fitted(setting, [rows[i] for i in fitting], Path(folder) / "policy")
-    asked = [rows[i] for i in others]
+        policy = fitted(pair, [rows[i] for i in fitting], Path(folder) / "policy")
+    asked = [rows[i] for i in held_out]
     judged, wrong = policy_probabilities(policy, asked), is_wrong(asked)
     assert judged.before is not None and judged.after is not None
-    tier = RecordedTier(setting.model_id, {row.prompt: _recorded(row) for row in setting.rows})
-    outcomes = asyncio.run(routed(setting, policy, tier, [setting.questions[i] for i in others]))
+    tier = RecordedTier(pair.model_id, {row.prompt: _recorded(row) for row in pair.rows})
+    outcomes = asyncio.run(routed(pair, policy, tier, [pair.questions[i] for i in held_out]))
     alone = single_signal(TOKEN_CONFIDENCE, [view_of(row) for row in asked])
     detectors = {"gate1": judged.before, "gate3": judged.after, TOKEN_CONFIDENCE: alone}
-    return Half(
+    return HalfFigures(
         {name: auroc(scored, wrong) for name, scored in detectors.items()},
         {name: share for name, (share, _) in outcomes.items()},
         {name: score / float(scores(asked)[1].mean()) for name, (_, score) in outcomes.items()},
@@ -145,7 +145,7 @@ def _recorded(row: GradedRow) -> RecordedAnswer:
 
 
 async def routed(
-    setting: Setting,
+    pair: RecordedPair,
     policy: Policy,
     local: LocalTier,
     questions: Sequence[Question],
@@ -153,7 +153,7 @@ async def routed(
 ) -> dict[str, tuple[float, float]]:
     """Return, by quality, the share of questions answered locally and the share of right answers."""
     gates = PolicyGates(policy, Target("quality", QUALITIES[0]))
-    router = Router(setting.config, Tiers(local, open_cloud(setting.config), gates))
+    router = Router(pair.config, Tiers(local, open_cloud(pair.config), gates))
     await router.start()
     try:
         return {f"quality_{quality:g}": await _asked(router, questions, quality) for quality in qualities}
@@ -176,7 +176,7 @@ async def _asked(router: Router, questions: Sequence[Question], quality: float) 
     return kept / len(questions), right / len(questions)
 
 
-def _summary(halves: Sequence[Half]) -> dict[str, Any]:
+def _summary(halves: Sequence[HalfFigures]) -> dict[str, Any]:
     """Average over the seeds. `kept_least`: quality of the worst seed; `broken`: share of seeds below the target."""
     aurocs = {name: [half.auroc[name] for half in halves] for name in halves[0].auroc}
     spread = {name: {"mean": np.mean(all_), "least": min(all_), "most": max(all_)} for name, all_ in aurocs.items()}

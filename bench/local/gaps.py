@@ -53,13 +53,13 @@ class _Reader:
         self.times: list[float] = []
         params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
         self._run = engine.start_text(prompt, params)
-        self._enough = threading.Event()
+        self._stop = threading.Event()
         self.thread = threading.Thread(target=self._read, daemon=True)
         self.thread.start()
 
     def finish(self, moment: float) -> None:
         """Stop reading at the next token. If the answer ended before `moment`, the time until `moment` is a gap too."""
-        self._enough.set()
+        self._stop.set()
         self.thread.join()
         if self.times and self.times[-1] < moment:
             self.times.append(moment)
@@ -71,5 +71,5 @@ class _Reader:
     def _read(self) -> None:
         for _ in self._run:
             self.times.append(time.perf_counter())
-            if self._enough.is_set():
+            if self._stop.is_set():
                 self._run.cancel()

@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class LocalBenchOptions:
     models: tuple[ModelName, ...] = MODELS
     # Tokens of each prompt, and of each answer. Runs with log-probabilities use a quarter of `tokens` and one round,
     # because with log-probabilities peers generate only four tokens a second.
@@ -53,17 +53,17 @@ class Setting:
     model_dir: Path | None = None
 
 
-def measure(setting: Setting, say: Say) -> dict[str, float]:
+def measure(options: LocalBenchOptions, say: Say) -> dict[str, float]:
     """Return figures named `MODEL.FIGURE`, and the worst value of each FIGURE over the 0.5B files (of pocket-small if
     no 0.5B file is given). Raises ModelLoadError, EngineError, MissingDependencyError."""
     by_model: dict[str, dict[str, float]] = {}
-    with _folder(setting.model_dir) as folder:
-        for name in setting.models:
+    with _folder(options.model_dir) as folder:
+        for name in options.models:
             path = _model(name, folder)
-            threads = setting.threads or default_threads(read_header(path).parameters)
+            threads = options.threads or default_threads(read_header(path).parameters)
             say(f"{name}: {path.stat().st_size / 1e6:,.1f} MB, threads: {threads}")
             context = min(_CONTEXT, int(read_header(path).hyperparameter("context_length") or _CONTEXT))
-            by_model[name] = _Bench(Setup(path, context, threads), setting, say).run()
+            by_model[name] = _Bench(Setup(path, context, threads), options, say).run()
     large = [figures for name, figures in by_model.items() if name != "pocket-small"]
     headline = worst(large or list(by_model.values()))
     return headline | {f"{name}.{key}": value for name, figures in by_model.items() for key, value in figures.items()}
@@ -86,9 +86,9 @@ class OwnEngine:
 class _Bench:
     """Benchmark of one model file."""
 
-    def __init__(self, setup: Setup, setting: Setting, say: Say) -> None:
+    def __init__(self, setup: Setup, options: LocalBenchOptions, say: Say) -> None:
         self._setup = setup
-        self._setting = setting
+        self._options = options
         self._say = say
         self._random = random.Random(0)
 
@@ -103,15 +103,15 @@ class _Bench:
 
     def _single(self, engine: LocalEngine) -> dict[str, float]:
         """Compare the decoding speed of one answer with `RawLlama`, and the whole request with `llama_cpp.Llama`."""
-        count = self._setting.tokens
+        count = self._options.tokens
         over_raw, over_llama, speeds, threads = list[float](), list[float](), list[float](), list[int]()
         with closing(RawLlama(self._setup)) as raw, closing(LlamaCppPython(self._setup)) as llama_cpp:
-            for _ in range(2 * self._setting.rounds + 1):  # more rounds, to resolve differences of 3 %
+            for _ in range(2 * self._options.rounds + 1):  # more rounds, to resolve differences of 3 %
                 prompt = self._digits(count)
                 raw_arrivals = self._raw(engine, raw, [prompt], count)
                 params = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
                 run = partial(engine.start_text, prompt, params)
-                arrivals = _arrivals(lambda run=run: _noting(threads, engine, run()))
+                arrivals = _arrivals(lambda run=run: _record_threads(threads, engine, run()))
                 over_raw.append(_decoding_speed(arrivals) / _decoding_speed(raw_arrivals))
                 speeds.append(_decoding_speed(arrivals))
                 over_llama.append(count / arrivals[-1] / _speed(llama_cpp, [prompt], count))
@@ -124,15 +124,15 @@ class _Bench:
 
     def _streams(self, engine: LocalEngine, logprobs: int | None = None) -> dict[str, float]:
         """Compare the throughput of all engines with eight concurrent prompts; the engines take turns."""
-        name, count, rounds = "streams8", self._setting.tokens, self._setting.rounds
+        name, count, rounds = "streams8", self._options.tokens, self._options.rounds
         if logprobs is not None:
             name, count, rounds = "streams8_logprobs", max(2, count // 4), 1
         engine_speeds: list[float] = []
         over: dict[str, list[float]] = {}
         with ExitStack() as stack:
             speeds: dict[str, Callable[[list[str]], float]] = {
-                who: partial(_speed, peer, max_tokens=count, logprobs=logprobs)
-                for who, peer in self._servers(stack, logprobs=logprobs is not None).items()
+                peer_name: partial(_speed, peer, max_tokens=count, logprobs=logprobs)
+                for peer_name, peer in self._servers(stack, logprobs=logprobs is not None).items()
             }
             if logprobs is None:
                 raw = stack.enter_context(closing(RawLlama(self._setup, _STREAMS)))
@@ -140,10 +140,10 @@ class _Bench:
             for _ in range(rounds):
                 prompts = [self._digits(count) for _ in range(_STREAMS)]
                 engine_speeds.append(_speed(OwnEngine(engine), prompts, count, logprobs))
-                for who, speed in speeds.items():
-                    over.setdefault(who, []).append(engine_speeds[-1] / speed(prompts))
+                for peer_name, speed in speeds.items():
+                    over.setdefault(peer_name, []).append(engine_speeds[-1] / speed(prompts))
         return {f"{name}_tokens_per_s": statistics.median(engine_speeds)} | {
-            f"{name}_over_{who}": statistics.median(ratios) for who, ratios in over.items()
+            f"{name}_over_{peer_name}": statistics.median(ratios) for peer_name, ratios in over.items()
         }
 
     def _raw(self, engine: LocalEngine, raw: RawLlama, prompts: Sequence[str], count: int) -> list[float]:
@@ -158,8 +158,8 @@ class _Bench:
             self._say("llama_cpp.server is missing (pip install '.[bench]' in a clone): using one locked Llama")
             locked = stack.enter_context(closing(LlamaCppPython(self._setup, logprobs=logprobs)))
             servers["locked_llama_cpp"] = locked
-        if self._setting.llama_server is not None:
-            server = llama_server(self._setting.llama_server, self._setup, _STREAMS)
+        if self._options.llama_server is not None:
+            server = llama_server(self._options.llama_server, self._setup, _STREAMS)
             servers["llama_server"] = stack.enter_context(server)
         return servers
 
@@ -169,7 +169,7 @@ class _Bench:
         params = SamplingParams(max_tokens=1, temperature=0)
         cold: list[float] = []
         warm: list[float] = []
-        for _ in range(self._setting.rounds):
+        for _ in range(self._options.rounds):
             prefix = self._digits(length)
             for times in (cold, warm):
                 prompt = prefix + self._digits(16)
@@ -185,16 +185,13 @@ class _Bench:
         trained = int(read_header(self._setup.path).hyperparameter("context_length") or _CONTEXT)
         setup = replace(self._setup, context_length=min(4 * _CONTEXT, trained))
         with self._engine(setup) as engine:
-            return gaps_during_prefill(engine, self._digits(setup.context_length // 4), self._setting.prefill_seconds)
+            return gaps_during_prefill(engine, self._digits(setup.context_length // 4), self._options.prefill_seconds)
 
     def _start(self) -> dict[str, float]:
         """Measure start time and memory of fresh processes, while the model file is in the page cache."""
         starts = [first for first, _ in (self._child(weigh=False) for _ in range(3))]
         _, held = self._child(weigh=True)
-        return {
-            "first_token_s": statistics.median(starts),
-            "memory_over_file": held / self._setup.path.stat().st_size,
-        }
+        return {"first_token_s": statistics.median(starts), "memory_over_file": held / self._setup.path.stat().st_size}
 
     def _child(self, *, weigh: bool) -> tuple[float, int]:
         """Return the seconds to a process's first token, and, with `weigh`, its memory in bytes with a full context."""
@@ -232,7 +229,7 @@ def _arrivals(start: Callable[[], Iterable[object]]) -> list[float]:
     return [time.perf_counter() - began for _ in start()]
 
 
-def _noting(threads: list[int], engine: LocalEngine, run: Iterable[object]) -> Iterator[object]:
+def _record_threads(threads: list[int], engine: LocalEngine, run: Iterable[object]) -> Iterator[object]:
     """Yield the tokens of `run`; append to `threads` the number of threads that computed each token."""
     for token in run:
         threads.append(engine.threads)

@@ -123,7 +123,7 @@ class HalfSplits:
         return self.share / self.hindsight_share if self.hindsight_share else float("nan")
 
     @property
-    def always_over_hindsight(self) -> float:
+    def cloud_only_over_hindsight(self) -> float:
         """The value of `share_over_hindsight` for a router that escalates everything; useful routers are far below."""
         return 1.0 / self.hindsight_share if self.hindsight_share else float("nan")
 

@@ -44,7 +44,7 @@ def measure(tasks: int, draws: int, beside: int, say: Callable[[str], None]) -> 
         decisions = {"gate1": timed(_gate1(policy, rows)), "gate3": timed(_gate3(policy, rows))}
     return {
         **_judged(policy, rows),
-        "unchanged": _unchanged(policy, [outcome.prompt for outcome in rows[:_NOISY]]),
+        "unchanged": _unchanged_share(policy, [outcome.prompt for outcome in rows[:_NOISY]]),
         "decision_ms": decisions,
     }
 
@@ -53,11 +53,7 @@ def _judged(policy: Policy, outcomes: Sequence[GradedRow]) -> dict[str, Any]:
     wrong, judged = is_wrong(outcomes), policy_probabilities(policy, outcomes)
     gain, p_gains = judged.gain, {"gate1": judged.before, "gate2": judged.during, "gate3": judged.after}
     figures: dict[str, Any] = {
-        gate: {
-            "auroc_wrong": auroc(p_gain, wrong),
-            "ece": ece(p_gain, gain),
-            "ece_by_chance": ece_by_chance(p_gain),
-        }
+        gate: {"auroc_wrong": auroc(p_gain, wrong), "ece": ece(p_gain, gain), "ece_by_chance": ece_by_chance(p_gain)}
         for gate, p_gain in p_gains.items()
         if p_gain is not None
     }
@@ -72,7 +68,7 @@ def _judged(policy: Policy, outcomes: Sequence[GradedRow]) -> dict[str, Any]:
     return {"tasks": len(outcomes), **figures, "best_single_signal": best, **promised}
 
 
-def _unchanged(policy: Policy, prompts: Sequence[str]) -> dict[str, float]:
+def _unchanged_share(policy: Policy, prompts: Sequence[str]) -> dict[str, float]:
     """Return the share of gate 1's decisions that each noise in the prompt leaves unchanged, over several targets."""
     thresholds = [policy.thresholds_for(Target("quality", quality)).before for quality in _QUALITIES]
 

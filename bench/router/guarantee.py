@@ -135,7 +135,7 @@ def simulate(
         whole = graded(population.rates > 0, judged["prompt"], judged.get("opening"), judged.get("cascade"))
         results: dict[Setup, SimulatedRun] = {}
         for name, modes in arrangements.items():
-            known, true = (_only(each, modes) for each in (gates.calibration, whole))
+            known, true = (_with_modes(each, modes) for each in (gates.calibration, whole))
             path = ThresholdPath.of(true)
             risks = path.sums(population.rates) / len(population.rates)
             for alpha in ALPHAS:
@@ -182,7 +182,7 @@ def figures(outcomes: Sequence[SimulatedRun], alpha: float) -> dict[str, float]:
     }
 
 
-def _only(rows: CalibrationRows, modes: Sequence[Mode]) -> CalibrationRows:
+def _with_modes(rows: CalibrationRows, modes: Sequence[Mode]) -> CalibrationRows:
     return replace(
         rows, during=rows.during if "opening" in modes else None, after=rows.after if "cascade" in modes else None
     )

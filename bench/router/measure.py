@@ -23,7 +23,7 @@ from ...classifier.features.blocks import Mode
 from ...classifier.features.feature_rows import FeatureRows, featurise
 from ...classifier.graded_row import GradedRow, gains, scores
 from ...classifier.grading.graded_data import Columns, read_graded
-from ...classifier.policy.calibrated_on import scripts_of
+from ...classifier.policy.calibration_scope import scripts_of
 from ...classifier.target import PROMISES
 from ...classifier.training.router_model import Labels, RouterModel, Topics, fit_router
 from ...protocol.errors import InvalidRequestError
@@ -44,7 +44,7 @@ DRAWS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RouterBenchOptions:
     """Options. Each seed samples `labels` rows to train on; prompts of the other rows are used without grades."""
 
     data: Path
@@ -56,7 +56,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class SeedScores:
     """One seed's P(gain) of every scored row, (n,), the rows' folds, and the routers that scored them."""
 
     p_gain: Floats
@@ -69,7 +69,7 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class RouterMeasurements:
     """Metrics by name, and for the plot the cost-quality curves of the first seed's router and of the oracle."""
 
     metrics: dict[str, Any]
@@ -77,18 +77,18 @@ class Measured:
     oracle: curve.CostQualityCurve
 
 
-def measure(setting: Setting, say: Callable[[str], None]) -> Measured:
+def measure(options: RouterBenchOptions, say: Callable[[str], None]) -> RouterMeasurements:
     """Train and score the routers. Raises InvalidRequestError if the files cannot be used or are too small."""
-    train, test, left_out = _rows(setting)
+    train, test, left_out = _rows(options)
     say(f"reading {len(train) + len(test)} prompts")
-    pool = _Pool(featurise(train, setting.mode), Labels.of(*scores(train)), setting.labels)
-    test_features = featurise(test, setting.mode) if test else None
-    runs: list[Scored] = []
-    for seed in range(setting.seeds):
+    pool = _Pool(featurise(train, options.mode), Labels.of(*scores(train)), options.labels)
+    test_features = featurise(test, options.mode) if test else None
+    runs: list[SeedScores] = []
+    for seed in range(options.seeds):
         runs.append(
             _cross_validated(train, pool, seed) if test_features is None else _held_out(pool, test_features, seed)
         )
-        say(f"seed {seed} of {setting.seeds} is done")
+        say(f"seed {seed} of {options.seeds} is done")
     scored = test or train
     weak, strong = scores(scored)
     metrics = {
@@ -100,26 +100,26 @@ def measure(setting: Setting, say: Callable[[str], None]) -> Measured:
         **_routing(runs, scored),
         **_probability(runs, scored),
         **_promise(runs, scored),
-        **robustness(runs[0].routers[0], scored, setting.mode),
+        **robustness(runs[0].routers[0], scored, options.mode),
     }
     oracle = curve.fine_curve(curve.oracle_scores(weak, strong), weak, strong)
-    return Measured(metrics, curve.fine_curve(runs[0].ranked, weak, strong), oracle)
+    return RouterMeasurements(metrics, curve.fine_curve(runs[0].ranked, weak, strong), oracle)
 
 
-def _rows(setting: Setting) -> tuple[list[GradedRow], list[GradedRow], int]:
+def _rows(options: RouterBenchOptions) -> tuple[list[GradedRow], list[GradedRow], int]:
     """Return training rows, test rows, and the number of training rows dropped because the test has the same prompt."""
-    train = read_graded(setting.data, setting.columns)
-    test = read_graded(setting.test, setting.columns) if setting.test else []
+    train = read_graded(options.data, options.columns)
+    test = read_graded(options.test, options.columns) if options.test else []
     test_prompts = {row.prompt for row in test}
     kept = [row for row in train if row.prompt not in test_prompts]
     if not kept:
         raise InvalidRequestError(
-            f"Every prompt of {setting.data} is also in {setting.test}: no row is left to train on."
+            f"Every prompt of {options.data} is also in {options.test}: no row is left to train on."
         )
     most = len(kept) if test else len(kept) - len(kept) // FOLDS
-    if setting.labels is not None and setting.labels > most:
+    if options.labels is not None and options.labels > most:
         raise InvalidRequestError(
-            f"{setting.labels} labels requested, but there are only {most} training rows.", param="labels"
+            f"{options.labels} labels requested, but there are only {most} training rows.", param="labels"
         )
     return kept, test, len(train) - len(kept)
 
@@ -140,7 +140,7 @@ class _Pool:
         return fit_router(self.features.take(labelled), self.grades.take(labelled), topics, seed)
 
 
-def _cross_validated(rows: list[GradedRow], pool: _Pool, seed: int) -> Scored:
+def _cross_validated(rows: list[GradedRow], pool: _Pool, seed: int) -> SeedScores:
     """Compute each row's P(gain) by a router fitted without the row's fold; equal prompts share a fold."""
     rng = np.random.default_rng(seed)
     _, same = np.unique([row.prompt for row in rows], return_inverse=True)
@@ -151,16 +151,16 @@ def _cross_validated(rows: list[GradedRow], pool: _Pool, seed: int) -> Scored:
         held = np.flatnonzero(folds == fold)
         routers.append(pool.fitted(np.flatnonzero(folds != fold), rng, seed))
         p_gain[held] = routers[-1].probability(pool.features.take(held))
-    return Scored(p_gain, folds, routers)
+    return SeedScores(p_gain, folds, routers)
 
 
-def _held_out(pool: _Pool, test: FeatureRows, seed: int) -> Scored:
+def _held_out(pool: _Pool, test: FeatureRows, seed: int) -> SeedScores:
     router = pool.fitted(np.arange(len(pool.grades.weak)), np.random.default_rng(seed), seed)
     p_gain = router.probability(test)
-    return Scored(p_gain, np.zeros(len(p_gain), np.int64), [router])
+    return SeedScores(p_gain, np.zeros(len(p_gain), np.int64), [router])
 
 
-def _routing(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, Any]:
+def _routing(runs: Sequence[SeedScores], rows: list[GradedRow]) -> dict[str, Any]:
     weak, strong = scores(rows)
     curves = [curve.cost_quality(run.ranked, weak, strong) for run in runs]
     ranked = [run.ranked for run in runs]
@@ -183,7 +183,7 @@ def _routing(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, Any]:
     }
 
 
-def _cleaned(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, float]:
+def _cleaned(runs: Sequence[SeedScores], rows: list[GradedRow]) -> dict[str, float]:
     """Return the APGR of the same scores without the rows of the faulty domains, if the file has any."""
     kept = np.array([row.domain not in FAULTY_DOMAINS for row in rows], np.bool_)
     if kept.all():
@@ -193,7 +193,7 @@ def _cleaned(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, float]:
     return {"apgr_cleaned": float(np.mean(apgrs)), "apgr_cleaned_std": float(np.std(apgrs))}
 
 
-def _probability(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, Any]:
+def _probability(runs: Sequence[SeedScores], rows: list[GradedRow]) -> dict[str, Any]:
     """Return ranking and calibration of P(gain): overall and within every domain with enough rows."""
     gain = gains(rows)
     domains = np.array([row.domain for row in rows])
@@ -212,7 +212,7 @@ def _probability(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, Any
     }
 
 
-def _strata(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, float]:
+def _strata(runs: Sequence[SeedScores], rows: list[GradedRow]) -> dict[str, float]:
     """Return ranking and calibration for code, mathematics and each script of the other rows, if frequent enough."""
     gain = gains(rows)
     kinds = np.array([_kind(row.prompt) for row in rows])
@@ -235,7 +235,7 @@ def _kind(prompt: str) -> str:
     return "mathematics" if _MATHEMATICS.search(prompt) else "_".join(sorted(scripts_of(prompt))) or "no_letters"
 
 
-def _promise(runs: Sequence[Scored], rows: list[GradedRow]) -> dict[str, Any]:
+def _promise(runs: Sequence[SeedScores], rows: list[GradedRow]) -> dict[str, Any]:
     """Return how well both kinds of promise hold, on populations of known risk and on random halves of `rows`."""
     figures: dict[str, Any] = {}
     gain = gains(rows)
@@ -265,7 +265,7 @@ def split_figures(splits: guarantee.HalfSplits, of: str) -> dict[str, float]:
         f"share_over_hindsight_{of}": splits.share_over_hindsight,
         # Equal for both kinds of promise, because both use the same halves.
         f"hindsight_cloud_share_{splits.alpha:g}": splits.hindsight_share,
-        f"always_over_hindsight_{splits.alpha:g}": splits.always_over_hindsight,
+        f"always_over_hindsight_{splits.alpha:g}": splits.cloud_only_over_hindsight,
     }
 
 

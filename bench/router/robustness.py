@@ -53,9 +53,9 @@ def paraphrase_flips(router: RouterModel, like: GradedRow) -> dict[str, float]:
     """
     pairs = paraphrases()
     one, other = (
-        router.probability(featurise([_asking(like, pair[form]) for pair in pairs], "prompt")) for form in (0, 1)
+        router.probability(featurise([_with_question(like, pair[form]) for pair in pairs], "prompt")) for form in (0, 1)
     )
-    thresholds = {share: _above(one, share) for share in _SHARES}
+    thresholds = {share: _threshold_at(one, share) for share in _SHARES}
     return {f"at_{share:g}": float(np.mean((one > t) != (other > t))) for share, t in thresholds.items()}
 
 
@@ -63,11 +63,11 @@ def unchanged(router: RouterModel, rows: Sequence[GradedRow], mode: Mode) -> dic
     """Return the share of decisions that each noise leaves unchanged, over thresholds that escalate 20, 50 and 80 %."""
     some = rows[:: max(1, len(rows) // _NOISY_ROWS)][:_NOISY_ROWS]
     usual = router.probability(featurise(rows, mode))
-    thresholds = [_above(usual, share) for share in _SHARES]
+    thresholds = [_threshold_at(usual, share) for share in _SHARES]
     prompts = [row.prompt for row in some]
 
     def judged(noisy: Sequence[str]) -> Floats:
-        return router.probability(featurise(list(map(_asking, some, noisy)), mode))
+        return router.probability(featurise(list(map(_with_question, some, noisy)), mode))
 
     shares = unchanged_by_noise(judged, prompts, thresholds)
     return shares | {"least": min(shares.values())}
@@ -85,12 +85,12 @@ def unchanged_by_noise(
     return shares
 
 
-def _above(p_gain: Floats, share: float) -> float:
+def _threshold_at(p_gain: Floats, share: float) -> float:
     """Return the threshold that `share` of the scores exceed."""
     return float(np.quantile(p_gain, 1 - share))
 
 
-def _asking(row: GradedRow, prompt: str) -> GradedRow:
+def _with_question(row: GradedRow, prompt: str) -> GradedRow:
     """Return a copy of the row whose last question is `prompt`."""
     if row.messages is None:
         return replace(row, prompt=prompt)

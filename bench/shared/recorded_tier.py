@@ -11,7 +11,7 @@ from ...local_engine.runtime.generation import LocalToken
 from ...local_engine.sampling.signals import TokenSignals
 from ...protocol.requests import Message
 from ...protocol.sampling import SamplingParams
-from ...router.tiers.interfaces import ChatsOnly, FinishReason, LocalAnswer
+from ...router.tiers.interfaces import ChatOnlyTier, FinishReason, LocalAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class RecordedAnswer:
     answer_hidden: Array | None = None
 
 
-class RecordedTier(ChatsOnly):
+class RecordedTier(ChatOnlyTier):
     """`LocalTier` that looks up the recorded answer to the text of the last message."""
 
     context_length = 2048

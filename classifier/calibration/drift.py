@@ -84,7 +84,7 @@ class DriftMonitor:
     def _update(self) -> None:
         self._events += 1
         if self._events % _EVERY == 0:
-            self._alarm = self._shifted() or self._miscalibrated()
+            self._alarm = self._shifted() or self._calibration_alarm()
 
     def _shifted(self) -> str | None:
         if len(self._requests) < _LEAST:
@@ -95,7 +95,7 @@ class DriftMonitor:
             return None
         return f"requests are unlike those of the calibration (distance {distance:.2f})"
 
-    def _miscalibrated(self) -> str | None:
+    def _calibration_alarm(self) -> str | None:
         if len(self._labelled) < _LEAST:
             return None
         p_gain, gain, weight = np.array(self._labelled).T

@@ -71,10 +71,10 @@ class ThresholdPath:
         before, during = after, np.full(len(after), NEVER)
         stays = np.searchsorted(after, judged)
         if rows.after is not None:
-            before = _early(rows.before, judged, after)
+            before = _early_thresholds(rows.before, judged, after)
             stays = np.maximum(stays, np.searchsorted(before, rows.before))
             if rows.during is not None:
-                during = _early(rows.during, judged, after)
+                during = _early_thresholds(rows.during, judged, after)
                 stays = np.maximum(stays, np.searchsorted(during, rows.during))
         return cls(before, during, after, stays)
 
@@ -94,7 +94,7 @@ class ThresholdPath:
         return Thresholds(float(self.before[step]), float(self.during[step]), float(self.after[step]))
 
 
-def _early(early: Floats, judged: Floats, levels: Floats) -> Floats:
+def _early_thresholds(early: Floats, judged: Floats, levels: Floats) -> Floats:
     """Return an early gate's threshold for each threshold of the last gate (`levels`), (m,). It is the lowest threshold
     at which the early gate escalates few of the rows that the last gate keeps local: `_EARLY_WASTE` of all rows at
     most. The last threshold returned is NEVER.

@@ -13,26 +13,26 @@ from ..features.gate_inputs import RunView
 TOKEN_CONFIDENCE = "mean_logprob"
 
 
-def _of(values: Array, reduce: Callable[[Array], Any]) -> float:
+def _reduce(values: Array, reduce: Callable[[Array], Any]) -> float:
     return float(reduce(values)) if len(values) else float("nan")
 
 
 # Every signal is oriented so that higher means "more likely wrong".
 SINGLE_SIGNALS: dict[str, Callable[[RunView], float]] = {
-    TOKEN_CONFIDENCE: lambda v: -_of(v.logprobs, np.mean),
-    "sum_logprob": lambda v: -_of(v.logprobs, np.sum),
-    "min_logprob": lambda v: -_of(v.logprobs, np.min),
-    "q10_logprob": lambda v: -_of(v.logprobs, lambda x: np.quantile(x, 0.1)),
-    "first_logprob": lambda v: -_of(v.logprobs, lambda x: x[0]),
-    "last_logprob": lambda v: -_of(v.logprobs, lambda x: x[-1]),
-    "mean_entropy": lambda v: _of(v.entropies, np.mean),
-    "max_entropy": lambda v: _of(v.entropies, np.max),
-    "first_entropy": lambda v: _of(v.entropies, lambda x: x[0]),
-    "mean_margin": lambda v: -_of(v.margins, np.mean),
-    "min_margin": lambda v: -_of(v.margins, np.min),
-    "first_margin": lambda v: -_of(v.margins, lambda x: x[0]),
-    "prompt_mean_logprob": lambda v: -_of(v.prompt_logprobs, np.mean),
-    "prompt_min_logprob": lambda v: -_of(v.prompt_logprobs, np.min),
+    TOKEN_CONFIDENCE: lambda v: -_reduce(v.logprobs, np.mean),
+    "sum_logprob": lambda v: -_reduce(v.logprobs, np.sum),
+    "min_logprob": lambda v: -_reduce(v.logprobs, np.min),
+    "q10_logprob": lambda v: -_reduce(v.logprobs, lambda x: np.quantile(x, 0.1)),
+    "first_logprob": lambda v: -_reduce(v.logprobs, lambda x: x[0]),
+    "last_logprob": lambda v: -_reduce(v.logprobs, lambda x: x[-1]),
+    "mean_entropy": lambda v: _reduce(v.entropies, np.mean),
+    "max_entropy": lambda v: _reduce(v.entropies, np.max),
+    "first_entropy": lambda v: _reduce(v.entropies, lambda x: x[0]),
+    "mean_margin": lambda v: -_reduce(v.margins, np.mean),
+    "min_margin": lambda v: -_reduce(v.margins, np.min),
+    "first_margin": lambda v: -_reduce(v.margins, lambda x: x[0]),
+    "prompt_mean_logprob": lambda v: -_reduce(v.prompt_logprobs, np.mean),
+    "prompt_min_logprob": lambda v: -_reduce(v.prompt_logprobs, np.min),
 }
 
 

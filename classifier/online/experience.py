@@ -227,7 +227,7 @@ def kept_messages(messages: Sequence[Message]) -> str:
     return msgspec.json.encode(kept).decode()
 
 
-class _Packed(msgspec.Struct, array_like=True):
+class _PackedRow(msgspec.Struct, array_like=True):
     """Serialised features: blocks and counts in float32, buckets in uint16."""
 
     blocks: dict[BlockName, bytes]
@@ -235,7 +235,7 @@ class _Packed(msgspec.Struct, array_like=True):
     counts: bytes
 
 
-prepare_types(_Packed)
+prepare_types(_PackedRow)
 
 
 def pack(features: Features) -> bytes:
@@ -243,7 +243,7 @@ def pack(features: Features) -> bytes:
     blocks, counts = features
     buckets = np.flatnonzero(counts).astype(np.uint16)
     packed: dict[BlockName, bytes] = {name: block.astype(np.float32).tobytes() for name, block in blocks.items()}
-    return zlib.compress(msgspec.msgpack.encode(_Packed(packed, buckets.tobytes(), counts[buckets].tobytes())))
+    return zlib.compress(msgspec.msgpack.encode(_PackedRow(packed, buckets.tobytes(), counts[buckets].tobytes())))
 
 
 def readable(rows: Sequence[Observation]) -> list[Observation]:
@@ -264,7 +264,7 @@ def unpack(data: bytes) -> tuple[dict[BlockName, Array], NDArray[np.uint16], Arr
 
     Raises zlib.error or ValueError if `data` does not come from `pack`.
     """
-    packed = msgspec.msgpack.decode(zlib.decompress(data), type=_Packed)
+    packed = msgspec.msgpack.decode(zlib.decompress(data), type=_PackedRow)
     blocks: dict[BlockName, Array] = {name: np.frombuffer(block, np.float32) for name, block in packed.blocks.items()}
     buckets, counts = np.frombuffer(packed.buckets, np.uint16), np.frombuffer(packed.counts, np.float32)
     if len(buckets) != len(counts) or buckets.max(initial=0) >= COUNTS:

@@ -48,10 +48,10 @@ def put_policy(folder: Path, files: Mapping[str, bytes], card: bytes) -> None:
     """
     try:
         make_folder(folder)
-        with _alone_in(folder):
+        with _lock_folder(folder):
             former = _named(folder)
             _replace(folder, files, card)
-            _remove_former(folder, former, files)
+            _remove_replaced(folder, former, files)
     except OSError as error:
         raise InvalidRequestError(
             f"Cannot write the policy to {folder}: {error}. The old policy is unchanged. Free disk space, or name "
@@ -67,7 +67,7 @@ def settled(folder: Path, load: Callable[[Path], T]) -> T:
     except ConfigurationError:
         if _card(folder) == card:
             raise
-    with _alone_in(folder):
+    with _lock_folder(folder):
         return load(folder)
 
 
@@ -90,7 +90,7 @@ def _named(folder: Path) -> dict[str, str]:
 
 def _replace(folder: Path, files: Mapping[str, bytes], card: bytes) -> None:
     """Write all of `files`, then the card. If a write fails, the new files are removed."""
-    new = [name for name, data in files.items() if not _holds(folder / name, sha256(data))]
+    new = [name for name, data in files.items() if not _matches_digest(folder / name, sha256(data))]
     try:
         for name in new:
             _write(folder / name, files[name])
@@ -102,19 +102,19 @@ def _replace(folder: Path, files: Mapping[str, bytes], card: bytes) -> None:
                 (folder / name).unlink(missing_ok=True)
 
 
-def _remove_former(folder: Path, former: Mapping[str, str], files: Container[str]) -> None:
+def _remove_replaced(folder: Path, former: Mapping[str, str], files: Container[str]) -> None:
     """Remove files of former policies, and those left by killed writers, if their content matches the digest."""
     for path in sorted(folder.iterdir()):
         stored = _STORED.fullmatch(path.name)
         digest = former.get(path.name) or (stored and stored[2])
         try:
-            if path.name not in files and digest and _holds(path, digest):
+            if path.name not in files and digest and _matches_digest(path, digest):
                 path.unlink()
         except OSError as error:
             log.warning("cannot remove a file of the former policy: %s", error)
 
 
-def _holds(path: Path, digest: str) -> bool:
+def _matches_digest(path: Path, digest: str) -> bool:
     """Return whether `path` is a file whose SHA-256 starts with `digest`."""
     return path.is_file() and sha256(path.read_bytes()).startswith(digest)
 
@@ -130,7 +130,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Generator[None]:
+def _lock_folder(folder: Path) -> Generator[None]:
     """Lock `folder` against other policy writers. The system releases the lock when a process dies."""
     handle = open_folder(folder)
     if handle is None:

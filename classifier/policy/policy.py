@@ -24,7 +24,7 @@ from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, unpack_calibra
 from ..calibration.threshold_path import ThresholdPath, Thresholds
 from ..features.blocks import FEATURE_VERSION, BlockName, Mode
 from ..target import Target
-from .calibrated_on import CalibratedOn
+from .calibration_scope import CalibrationScope
 from .exported_gates import ExportedGates, Graphs
 from .files import settled
 from .graph_files import CARD_NAME, ML_OPSET, OPSET, check_versions, file_named, open_graph, read_card, read_checked
@@ -85,7 +85,7 @@ class PolicyCard:
     calibrated: Count = 0
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     # Kinds of requests among the rows.
-    calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
+    calibrated_on: CalibrationScope = CalibrationScope()  # noqa: RUF009  # frozen
     # Identity of the local model's file; None if only the model's name is known.
     local_model: ModelIdentity | None = None
 

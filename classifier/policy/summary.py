@@ -63,11 +63,11 @@ def sentences(policy: Policy, target: Target) -> list[str]:
     if point.alpha is not None:
         floor = least_cloud_share(card.gain_rate, point.alpha)
         lines.append(f"Floor: to lose at most {point.alpha:.2%} of all requests, any method must escalate {floor:.1%}.")
-        lines += _bolder(policy, point)
+        lines += _rows_for_more_local(policy, point)
     return lines
 
 
-def _bolder(policy: Policy, point: OperatingPoint) -> list[str]:
+def _rows_for_more_local(policy: Policy, point: OperatingPoint) -> list[str]:
     """Report how many more rows are needed to keep more requests local."""
     card, known = policy.card, policy.calibration.evidence
     needed = rows_needed(policy.calibration, point.target, card.delta)

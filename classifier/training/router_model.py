@@ -66,7 +66,7 @@ class Labels:
         return self.strong - self.weak
 
     @property
-    def better(self) -> Bools:
+    def strong_wins(self) -> Bools:
         return self.strong > self.weak
 
     def take(self, rows: NDArray[Any]) -> Labels:
@@ -194,11 +194,11 @@ def fit_router(
     Raises InvalidRequestError for too few labels, or if every row or no row is a gain.
     """
     compared = labels.representative_rows
-    n, better = len(compared), labels.better[compared]
-    if n < MIN_FITTED or better.all() or not better.any():
+    n, strong_wins = len(compared), labels.strong_wins[compared]
+    if n < MIN_FITTED or strong_wins.all() or not strong_wins.any():
         raise InvalidRequestError(
             f"A router needs at least {MIN_FITTED} graded prompts to fit on, some answered better by the strong "
-            f"tier and some not: there are {n}, {int(better.sum())} of them answered better by the strong tier."
+            f"tier and some not: there are {n}, {int(strong_wins.sum())} of them answered better by the strong tier."
         )
     topics = topics or Topics.fit(rows.counts, seed)
     x = topics.prepare(rows)
@@ -207,7 +207,7 @@ def fit_router(
     bias = -sum(weight * float(crossed[name].mean()) for name, weight in weights.items())
     score = bias + _sum(weight * crossed[name] for name, weight in weights.items())
     fitted = {name: _fit(name, x, labels, seed) for name in members}
-    return RouterModel(topics, fitted, weights, bias, fit_curve(score[compared], better))
+    return RouterModel(topics, fitted, weights, bias, fit_curve(score[compared], strong_wins))
 
 
 def _sum(terms: Iterable[Floats]) -> Floats:

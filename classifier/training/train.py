@@ -25,7 +25,7 @@ from ..features.feature_rows import FeatureRows, has_opening, read_rows
 from ..features.parsed_question import repeated_question
 from ..graded_row import GradedRow, scores
 from ..optional_imports import load_onnxruntime
-from ..policy.calibrated_on import CalibratedOn
+from ..policy.calibration_scope import CalibrationScope
 from ..policy.exported_gates import Graphs
 from ..policy.files import policy_folder, put_policy, stored_name
 from ..policy.graph_files import sha256
@@ -51,7 +51,7 @@ class FitRecipe:
     promise_level: float = PROMISE_LEVEL
     seed: int = 0
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-    calibrated_on: CalibratedOn = CalibratedOn()  # noqa: RUF009  # frozen
+    calibrated_on: CalibrationScope = CalibrationScope()  # noqa: RUF009  # frozen
     # Identity of the local model's file, copied into the card.
     local_model: ModelIdentity | None = None
 
@@ -61,7 +61,7 @@ def fit_policy(rows: Sequence[GradedRow], recipe: FitRecipe, out: Path) -> Polic
 
     Raises InvalidRequestError as `fit_router` does, or if `out` is not a folder or cannot be written.
     """
-    recipe = replace(recipe, calibrated_on=CalibratedOn.of(rows))
+    recipe = replace(recipe, calibrated_on=CalibrationScope.of(rows))
     return fit_training_data(training_data_of(rows), recipe, policy_folder(out))
 
 
@@ -75,13 +75,13 @@ def training_data_of(rows: Sequence[GradedRow]) -> TrainingData:
     has: dict[Mode, bool] = {"prompt": True, "opening": "opening" in known, "cascade": "checks" in known}
     return TrainingData(
         features={mode: features.of_gate(mode) for mode, there in has.items() if there},
-        labels=Labels.of(*scores(rows), _same([repeated_question(prompt_of(row)) for row in rows])),
+        labels=Labels.of(*scores(rows), _group_numbers([repeated_question(prompt_of(row)) for row in rows])),
         tokens=estimated_tokens(rows),
         opened=np.array([has_opening(row) for row in rows]) if has["opening"] else None,
     )
 
 
-def _same(questions: Sequence[str]) -> NDArray[np.intp]:
+def _group_numbers(questions: Sequence[str]) -> NDArray[np.intp]:
     """Return a number for each text, (n,), equal for equal texts. A numpy array of texts would pad every text."""
     numbers = {question: number for number, question in enumerate(sorted(set(questions)))}
     return np.array([numbers[question] for question in questions])
@@ -110,7 +110,7 @@ def write_policy(fitted: FittedGates, material: TrainingData, recipe: FitRecipe,
         calibrated=len(calibration.local),
         local_score=float(labels.weak[labels.representative_rows].mean()),
         cloud_score=float(labels.strong[labels.representative_rows].mean()),
-        gain_rate=float(labels.better[labels.representative_rows].mean()),
+        gain_rate=float(labels.strong_wins[labels.representative_rows].mean()),
         blocks={mode: rows.widths for mode, rows in features.items()},
         missing=[name for name in BLOCKS if not any(name in rows.blocks for rows in features.values())],
         estimated_tokens=material.tokens[2],

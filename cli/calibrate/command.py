@@ -10,7 +10,7 @@ import typer
 from ...protocol.errors import ConfigurationError, UpdraftError
 from ..shared import json_output, options, output
 from ..shared.help_panels import shows
-from ..shared.option_groups import Without
+from ..shared.option_groups import OmittedFields
 
 if TYPE_CHECKING:
     from ...classifier.policy.policy import Policy
@@ -57,8 +57,7 @@ def calibrate(
     judge: Annotated[
         str | None,
         typer.Option(
-            metavar="MODEL",
-            help="Model that compares free-text answers. [embeddings if installed, else shared words]",
+            metavar="MODEL", help="Model that compares free-text answers. [embeddings if installed, else shared words]"
         ),
     ] = None,
     judge_url: Annotated[
@@ -72,7 +71,7 @@ def calibrate(
     ] = None,
     weak: Annotated[str | None, typer.Option(help="Column of --data with the local model's score. [weak]")] = None,
     strong: Annotated[str | None, typer.Option(help="Column of --data with the cloud model's score. [strong]")] = None,
-    pair: Annotated[options.Pair, Without(*options.CALIBRATED)],
+    pair: Annotated[options.Pair, OmittedFields(*options.CALIBRATED)],
     promise_level: options.PromiseLevel = 0.9,
     out: options.PolicyFolder = None,
     save: Annotated[
@@ -122,7 +121,7 @@ def calibrate(
     if data is not None:
         run = sources.from_file(data, weak, strong, config)
     elif live is not None and prompts is not None:
-        run = sources.from_life(config, prompts, live, judging)
+        run = sources.ask_tiers(config, prompts, live, judging)
     else:
         assert from_log is not None
         run = sources.from_log(config, from_log, judging)
@@ -177,15 +176,15 @@ def _fit(
     )
     folder = out or policy_folder_of(run.models)
     policy = fit_policy(run.rows, recipe, folder)
-    apart = json_output.is_stdout(json_path)
+    err = json_output.is_stdout(json_path)
     for line in (*_shown(policy, config, plot), *run.notes):
-        output.echo(line, err=apart)
+        output.echo(line, err=err)
     how = "the router loads it automatically" if out is None else f"set policy = {str(folder)!r} to use it"
-    output.echo(f"The policy for {run.models['local']} with {run.models['cloud']} is in {folder}: {how}.", err=apart)
+    output.echo(f"The policy for {run.models['local']} with {run.models['cloud']} is in {folder}: {how}.", err=err)
     name, value = config.target.name, f"{config.target.value:g}"
     option = f"--{name.replace('_', '-')} {value}"
     where = f"{option}, {name}={value} in code, or {name} = {value} in {config_file()}"
-    output.echo(f"To set this target: {where}.", err=apart)
+    output.echo(f"To set this target: {where}.", err=err)
     if json_path is not None:
         from ...bench.shared.report import Report
 

@@ -12,7 +12,7 @@ from ...protocol.errors import UpstreamError
 from . import sources
 
 if TYPE_CHECKING:
-    from ...bench.live.measure import Setting
+    from ...bench.live.measure import RecordedPair
     from ...classifier.grading.questions import Question
     from ...local_engine.engine import LocalEngine
     from ...router.config import RouterConfig
@@ -32,15 +32,15 @@ def measured(
         config = RouterConfig(local=local, cloud_url=url, cloud_model=CLOUD_MODEL)
         with options.with_cloud(config, say), open_local(config) as engine:
             say(f"Both tiers answer {len(questions)} questions ...")
-            setting = answered(config, engine, questions, answers)
-            figures = measure(setting, seeds, say)
+            pair = answered(config, engine, questions, answers)
+            figures = measure(pair, seeds, say)
             say("The model answers the other half again, through the router ...")
-            return figures | {"engine": measure_engine(setting, engine)}
+            return figures | {"engine": measure_engine(pair, engine)}
 
 
-def answered(config: RouterConfig, engine: LocalEngine, questions: Sequence[Question], answers: Path) -> Setting:
+def answered(config: RouterConfig, engine: LocalEngine, questions: Sequence[Question], answers: Path) -> RecordedPair:
     """Return both tiers' graded answers. Raises UpstreamError unless every question has a graded row."""
-    from ...bench.live.measure import Setting
+    from ...bench.live.measure import RecordedPair
     from ...classifier.grading.grader import PairGrader
     from ...classifier.grading.questions import Prompt
     from ...router.tiers.local import EngineLocalTier
@@ -54,4 +54,4 @@ def answered(config: RouterConfig, engine: LocalEngine, questions: Sequence[Ques
         live = asyncio.run(sources.ask_both(asking, EngineLocalTier(engine), kept, prompts, lambda: None))
     if len(live.rows) < len(prompts):
         raise UpstreamError(f"{len(prompts) - len(live.rows)} questions got no answer: {live.failures[:1]}")
-    return Setting(config, engine.model_id, questions, live.rows)
+    return RecordedPair(config, engine.model_id, questions, live.rows)

@@ -152,7 +152,7 @@ async def _replayed(asking: LiveSetup, asked: list[tuple[Observation, Prompt]]) 
 
     scores: list[tuple[float, float] | None] = []
     async with AsyncExitStack() as stack:
-        await _with_judge(stack, asking)
+        await _open_judge(stack, asking)
         grader = asking.grader
         for row, prompt in asked:
             local, cloud = ComparableAnswer(row.answer or ""), ComparableAnswer(row.reply or "")
@@ -167,7 +167,7 @@ async def _replayed(asking: LiveSetup, asked: list[tuple[Observation, Prompt]]) 
     return scores
 
 
-def from_life(config: RouterConfig, file: Path, n: int, judging: JudgeOptions) -> CalibrationRun:
+def ask_tiers(config: RouterConfig, file: Path, n: int, judging: JudgeOptions) -> CalibrationRun:
     """Ask both tiers the first `n` prompts in `file`, and return the graded rows."""
     from ...classifier.grading.grader import PairGrader
     from ...classifier.grading.questions import read_prompts
@@ -187,7 +187,7 @@ def from_life(config: RouterConfig, file: Path, n: int, judging: JudgeOptions) -
     if len(prompts) < n:
         watch.say(f"{n - len(prompts)} of {n} prompts match a privacy rule and are not asked.")
     _check_enough(len(prompts))  # fail before anything is paid for
-    if (needed := _for_promise(config.target)) > len(prompts):
+    if (needed := _prompts_for_promise(config.target)) > len(prompts):
         watch.say(
             f"{config.target} needs at least {needed} graded prompts, {needed - len(prompts)} more than these. With "
             "fewer prompts, every request escalates."
@@ -239,11 +239,11 @@ async def ask_both(
 
     async with AsyncExitStack() as stack:
         cloud = await stack.enter_async_context(cloud_model(asking.config, asking.spending))
-        await _with_judge(stack, asking)
+        await _open_judge(stack, asking)
         return await TierPair(local, cloud, asking.grader, kept).rows(prompts, on_done)
 
 
-async def _with_judge(stack: AsyncExitStack, asking: LiveSetup) -> None:
+async def _open_judge(stack: AsyncExitStack, asking: LiveSetup) -> None:
     """Set the grader's judge if the user named a judge model; the stack closes the judge."""
     if asking.judging.model is None:
         return
@@ -302,7 +302,7 @@ def _check_rows(live: LiveRows, count: int, say: Callable[[str], None]) -> None:
         say(f"{live.unasked} of {count} prompts were not asked: {live.budget}.")
 
 
-def _for_promise(target: Target) -> int:
+def _prompts_for_promise(target: Target) -> int:
     """Return the number of prompts that a promised quality needs; 0 for other targets, which need no minimum."""
     from ...classifier.training.gates import prompts_to_promise
 

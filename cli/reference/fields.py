@@ -39,13 +39,13 @@ def _comments(kind: type[Any]) -> Iterator[tuple[str, str]]:
     assert isinstance(tree, ast.ClassDef), "source of a class parses as one class"
     for node in tree.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            text = _above(lines, node.lineno - 2)
+            text = _comment_above(lines, node.lineno - 2)
             if not text:
                 raise ValueError(f"{kind.__name__}.{node.target.id} has no comment: write one above the field.")
             yield node.target.id, text
 
 
-def _above(lines: list[str], last: int) -> str:
+def _comment_above(lines: list[str], last: int) -> str:
     """Return the comment that ends in line `last`; empty if this line is no comment."""
     words: list[str] = []
     while lines[last].lstrip().startswith("#"):

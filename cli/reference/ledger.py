@@ -14,7 +14,7 @@ SQLite reuses their space. Files of older formats are migrated when they are ope
 
 
 def ledger_page() -> str:
-    (spending,) = REQUESTS.others
+    (spending,) = REQUESTS.side_tables
     return page(
         "Ledger",
         _INTRODUCTION,

@@ -54,16 +54,16 @@ def metrics_page() -> str:
         "Metrics",
         _INTRODUCTION,
         "## Node",
-        _beside_vllm(node),
+        _vllm_table(node),
         "## Gateway",
         "Series of single keys (label `key`) need an API key with the scope `usage`. `tier` is the key's priority.",
-        _beside_vllm(gateway),
+        _vllm_table(gateway),
         "## Router",
         table(("metric", "type", "meaning"), [(code(name), *rest) for name, *rest in _families(router)]),
     )
 
 
-def _beside_vllm(families: list[tuple[str, str, str]]) -> str:
+def _vllm_table(families: list[tuple[str, str, str]]) -> str:
     rows = [(code(name), kind, text, code(_VLLM.get(name, ""))) for name, kind, text in families]
     return table(("metric", "type", "meaning", "in vLLM"), rows)
 

@@ -160,7 +160,7 @@ def _described(app: FastAPI, texts: Mapping[str, str]) -> str:
 def _error_rows() -> Iterator[tuple[str, str, str, str]]:
     for error in _tree(errors.UpdraftError):
         if error.default_code:
-            yield _error_row(error, error.default_code, _meaning(error))
+            yield _error_row(error, error.default_code, _summary_of(error))
     for name, (error, text) in GIVEN_CODES.items():
         yield _error_row(error, name, text)
 
@@ -177,7 +177,7 @@ def _tree(error: type[errors.UpdraftError]) -> Iterator[type[errors.UpdraftError
             yield from _tree(each)
 
 
-def _meaning(error: type[errors.UpdraftError]) -> str:
+def _summary_of(error: type[errors.UpdraftError]) -> str:
     """Return the first paragraph of the class's own docstring. Raises ValueError if the class has no docstring."""
     own = str(error.__dict__.get("__doc__") or "")
     text = " ".join(own.partition("\n\n")[0].split())

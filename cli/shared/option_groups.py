@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from .help_panels import HelpAll, shown_options
 
 
-class Without:
+class OmittedFields:
     """Parameter metadata that names the fields of an option group to leave out of the command."""
 
     def __init__(self, *names: str) -> None:
@@ -58,4 +58,4 @@ def _group(hint: Any) -> tuple[Any, tuple[str, ...]]:
     if get_origin(hint) is not Annotated:
         return hint, ()
     kind, *metadata = get_args(hint)
-    return kind, next((each.names for each in metadata if isinstance(each, Without)), ())
+    return kind, next((each.names for each in metadata if isinstance(each, OmittedFields)), ())

@@ -18,7 +18,8 @@ RENAMED = MappingProxyType({
     "--num-blocks": "--num-gpu-blocks-override", "--num-draft-tokens": "--num-speculative-tokens",
     "--prefix-caching": "--enable-prefix-caching", "--no-prefix-caching": "--no-enable-prefix-caching",
     "--policy": "--scheduling-policy", "--tool-parser": "--tool-call-parser",
-    "--cuda-graphs": "--no-enforce-eager", "--no-cuda-graphs": "--enforce-eager",
+    "--tls-cert": "--ssl-certfile", "--tls-key": "--ssl-keyfile", "--allowed-origin": "--allowed-origins",
+    "--cuda-graphs": "--no-enforce-eager", "--no-cuda-graphs": "--enforce-eager", "--running": "--max-num-seqs",
 })  # fmt: skip
 
 

@@ -40,9 +40,8 @@ def _option(callback: Callable[..., None], text: str) -> Any:
     return typer.Option("--config", metavar="TOML", is_eager=True, exists=True, callback=callback, help=text)
 
 
-CloudConfigFile = Annotated[
-    Path | None, _option(_cloud_table, "File with options in a table [node] or [gateway]: e.g. max_waiting = 512.")
-]
+NodeConfigFile = Annotated[Path | None, _option(_cloud_table, "File with options in a table [node].")]
+GatewayConfigFile = Annotated[Path | None, _option(_cloud_table, "File with options in a table [gateway].")]
 RouterConfigFile = Annotated[
     Path | None, _option(_router_table, "Settings file [config.toml]; a table [serve] takes options of this command.")
 ]

@@ -10,7 +10,7 @@ import typer
 from ...protocol.errors import InvalidRequestError
 from ..shared import json_output, options, output
 from ..shared.help_panels import shows
-from ..shared.option_groups import Without
+from ..shared.option_groups import OmittedFields
 
 
 @shows(*options.USUAL, "--tier", "--temperature", "--seed", "--json", "--quiet")
@@ -18,7 +18,7 @@ def ask(
     *,
     question: Annotated[str, typer.Argument(help="Question, or - to read standard input.", show_default=False)],
     tier: Annotated[options.Tier, typer.Option(help="Tier to ask; auto lets the router decide.")] = options.Tier.AUTO,
-    pair: Annotated[options.Pair, Without("tool_call_parser")],
+    pair: Annotated[options.Pair, OmittedFields("tool_call_parser")],
     temperature: Annotated[
         float | None, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy. [the model's own]")
     ] = None,

@@ -11,7 +11,7 @@ import typer
 from ...protocol.errors import UpdraftError
 from ..shared import options, output
 from ..shared.help_panels import shows
-from ..shared.option_groups import Without
+from ..shared.option_groups import OmittedFields
 
 if TYPE_CHECKING:
     from ...protocol.responses import UpdraftInfo
@@ -30,7 +30,7 @@ EXIT_COMMANDS = ("exit", "quit", "/exit", "/quit")
 
 
 @shows(*options.USUAL)
-def chat(pair: Annotated[options.Pair, Without("tool_call_parser")]) -> None:
+def chat(pair: Annotated[options.Pair, OmittedFields("tool_call_parser")]) -> None:
     """Chat with both models; a dim line below each answer shows which tier answered, why, and P(gain).
 
     P(gain) is the calibrated probability that the cloud's answer is better than the local answer. In the chat,

@@ -35,6 +35,9 @@ _RENAMED = {
     "policy": "scheduling_policy",
     "num_draft_tokens": "num_speculative_tokens",
     "prefix_caching": "enable_prefix_caching",
+    "no_prefix_caching": "enable_prefix_caching, with the opposite value",
+    "cuda_graphs": "enforce_eager, with the opposite value",
+    "num_threads": "threads",
 }
 
 
@@ -207,22 +210,22 @@ def _resolved(config: CloudConfig) -> CloudConfig:
     """Return the configuration with absolute paths, because replicas run in other working directories."""
     gateway = msgspec.structs.replace(
         config.gateway,
-        **{name: _whole(getattr(config.gateway, name)) for name in ("keys", "db", "prices", "limits", "nodes_file")},
+        **{name: _absolute(getattr(config.gateway, name)) for name in ("keys", "db", "prices", "limits", "nodes_file")},
     )
     models = tuple(
         msgspec.structs.replace(
             model,
-            step_costs=_whole(model.step_costs),
+            step_costs=_absolute(model.step_costs),
             model=_whole_model(model.model),
             draft=model.draft and _whole_model(model.draft),
-            chat_template=model.chat_template if model.chat_template == "chatml" else _whole(model.chat_template),
+            chat_template=model.chat_template if model.chat_template == "chatml" else _absolute(model.chat_template),
         )
         for model in config.models
     )
     return msgspec.structs.replace(config, gateway=gateway, models=models)
 
 
-def _whole(place: str | None) -> str | None:
+def _absolute(place: str | None) -> str | None:
     """Return an absolute path; URLs and None stay unchanged."""
     return place if place is None or "://" in place else str(absolute(place))
 

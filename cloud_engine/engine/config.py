@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from ...kernels.runtime.backend import AttentionChoice
 from ...protocol.errors import ConfigurationError
 
-Policy = Literal["fcfs", "priority", "shortest-prefill"]
+SchedulingPolicy = Literal["fcfs", "priority", "shortest-prefill"]
 DraftLength = Literal["adaptive", "fixed"]
 Mode = Literal["latency", "balanced", "throughput"]
 
@@ -22,7 +22,7 @@ _SIZES = (
     "default_max_tokens",
 )
 _CHOICES = (
-    ("scheduling_policy", get_args(Policy)),
+    ("scheduling_policy", get_args(SchedulingPolicy)),
     ("draft_length", get_args(DraftLength)),
     ("attention_backend", get_args(AttentionChoice)),
 )
@@ -47,7 +47,7 @@ class EngineConfig:
     # Target time per step, in milliseconds; long prefills and drafts are chunked to fit. None: no target.
     max_step_ms: int | None = None
     # Order in which requests are served: see `scheduler.order_of`.
-    scheduling_policy: Policy = "fcfs"
+    scheduling_policy: SchedulingPolicy = "fcfs"
     # Maximum queue length, not counting requests that fit into the next step. Further requests raise OverloadedError.
     max_waiting: int = 256
     # Maximum draft tokens per request and step.
@@ -65,13 +65,13 @@ class EngineConfig:
     # Data type of the weights.
     dtype: Literal["float32", "bfloat16"] = "float32"
     # Torch threads. None: torch's default.
-    num_threads: int | None = None
+    threads: int | None = None
     # Keep tokens and log-probabilities bit-identical whatever else is in the batch. CPU only, and slower.
     batch_invariant: bool = False
     # Attention kernels: plain torch, C for CPUs or Triton for CUDA. "auto": the fastest for the model's device.
     attention_backend: AttentionChoice = "auto"
-    # Capture decode and verification steps as CUDA graphs if the attention backend is Triton.
-    cuda_graphs: bool = True
+    # Do not capture decode and verification steps as CUDA graphs, which needs the attention backend Triton.
+    enforce_eager: bool = False
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -88,7 +88,7 @@ class EngineConfig:
                 f"({self.max_num_seqs}), so that each request of a full batch gets a token per step.",
                 param="max_num_batched_tokens",
             )
-        for name in ("context_length", "num_blocks", "num_threads", "max_step_ms"):
+        for name in ("context_length", "num_blocks", "threads", "max_step_ms"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= _MAX_INT32:
                 public = PUBLIC_NAMES.get(name, name)

@@ -64,8 +64,8 @@ class Engine:
         context and KV cache do not fit (`KVCacheSize.of`).
         """
         use_device(config.device)
-        if config.num_threads is not None:
-            torch.set_num_threads(config.num_threads)
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
         model = served.weights
         self._sizes = sizes = KVCacheSize.of([model, draft.weights] if draft is not None else [model], config)
         self.config = config
@@ -218,7 +218,7 @@ class Engine:
         """Launch the next step before `launched` is read, if the device is asynchronous and the next batch is known."""
         if not self._runner.runs_ahead or not launched.is_reliable:
             return None
-        batch = self._scheduler.ahead(launched.batch)
+        batch = self._scheduler.plan_ahead(launched.batch)
         if not batch:
             return None
         step = launched.of(batch)

@@ -75,11 +75,11 @@ class _Routes:
         self._counters = relay.counters
 
     async def models(self, request: Request) -> Response:
-        principal = self._admitted(request, "inference")
+        principal = self._authenticate(request, "inference")
         return send_json(ModelList([card for card in self._registry.models() if principal.may_use(card.id)]))
 
     async def model(self, request: Request) -> Response:
-        principal = self._admitted(request, "inference")
+        principal = self._authenticate(request, "inference")
         model = request.path_params["model"]
         for card in self._registry.models():
             if card.id == model and principal.may_use(model):
@@ -97,7 +97,7 @@ class _Routes:
         """Serve the metrics. Metrics labelled by key are included only for callers with the scope `usage`."""
         with_keys = "authorization" in request.headers or self._keys.database is None
         if with_keys:
-            self._admitted(request, "usage")
+            self._authenticate(request, "usage")
         self._gauges.publish()
         metrics = gateway_metrics(self._counters, with_keys=with_keys)
         return PlainTextResponse(prometheus.render(metrics), media_type=prometheus.CONTENT_TYPE)
@@ -108,10 +108,10 @@ class _Routes:
         return requests_in_flight(self._counters.rows)
 
     async def usage(self, request: Request) -> Response:
-        self._admitted(request, "usage")
+        self._authenticate(request, "usage")
         return send_json({"usage": await asyncio.to_thread(self._accounting.usage)})
 
-    def _admitted(self, request: Request, scope: KeyScope) -> Principal:
+    def _authenticate(self, request: Request, scope: KeyScope) -> Principal:
         principal = self._keys.principal(request.headers.get("authorization", ""))
         principal.require(scope)
         return principal

@@ -25,7 +25,7 @@ from .balancing.directory import LEASE_S, NodeDirectory
 from .balancing.node import Node, NodeAddress
 from .balancing.registry import NodeRegistry
 from .upstream.client import Upstream
-from .upstream.pool import is_no_dns_name, may_register
+from .upstream.pool import is_literal_address, may_register
 
 
 class Heartbeat(msgspec.Struct, forbid_unknown_fields=True):
@@ -121,7 +121,7 @@ async def _why_out_of_reach(node: Node, request: Request) -> str:
         )
     except (OSError, UnicodeError):
         return "its host name cannot be resolved"
-    is_local = _is_from_this_machine(request) and is_no_dns_name(node.target.host.decode())
+    is_local = _is_from_this_machine(request) and is_literal_address(node.target.host.decode())
     for *_, address in addresses:
         if not may_register(str(address[0]), is_local=is_local):
             return f"nodes may not register the address {address[0]}"

@@ -14,7 +14,7 @@ from ...protocol.errors import ConfigurationError
 from ...protocol.http.access import Access, check_keyless
 from ...protocol.http.server import DRAIN_S, bind_socket, exit_with_parent, serve
 from ...protocol.http.tls import TlsFiles, check_encrypted
-from ...protocol.safety.system import outlive_hangup
+from ...protocol.safety.system import ignore_hangup
 from .access.keys import KeyStore
 from .limits.accounting import AccountingOptions
 from .relay.counters import ServiceObjective
@@ -85,7 +85,7 @@ def run_gateway(options: GatewayOptions) -> None:
     from .workers import Supervisor
 
     _checked(options)
-    outlive_hangup()
+    ignore_hangup()
     import_module(f"{__package__}.app")  # before forking, so that no worker has to import the app
     rows, balancing = SharedRows(options.workers), SharedBalancingState()
     with bind_socket(options.host, options.port) as sock:

@@ -82,5 +82,5 @@ def _knee(sizes: Iterable[int], seconds: Callable[[int], float]) -> int:
 
 def _largest(sizes: Iterable[int], fits: Callable[[int], bool]) -> int:
     """Return the largest of `sizes` that fits, or the first one if none fits."""
-    first, *others = sizes
-    return max((size for size in others if fits(size)), default=first)
+    first, *larger = sizes
+    return max((size for size in larger if fits(size)), default=first)

@@ -28,7 +28,7 @@ class PlanObjective:
     # Minimum share of requests that meet both times.
     share: float = 0.99
 
-    def met_by(self, served: SimulatedAnswer) -> bool:
+    def is_met_by(self, served: SimulatedAnswer) -> bool:
         return served.ttft_s <= self.ttft_s and served.tpot_s <= self.tpot_s
 
 
@@ -80,7 +80,7 @@ class Planner:
         usd = None if self.usd_per_hour is None else self.usd_per_hour * nodes * end_s / 3600 / tokens * 1e6
         return FleetFigures(
             nodes,
-            sum(map(self.objective.met_by, served)) / len(served),
+            sum(map(self.objective.is_met_by, served)) / len(served),
             len(served) - len(answered),
             float(ttft_p50),
             float(ttft_p99),
@@ -98,12 +98,12 @@ class Planner:
         Raises ConfigurationError if even the largest fleet is too small."""
         tried: dict[int, FleetFigures] = {}
 
-        def is_enough(nodes: int) -> bool:
+        def meets_objective(nodes: int) -> bool:
             tried[nodes] = self.figures(nodes)
             return tried[nodes].share >= self.objective.share
 
         low, high = 0, 1
-        while not is_enough(high):
+        while not meets_objective(high):
             if high >= self.most_nodes:
                 raise ConfigurationError(
                     f"Even {high} nodes meet the objective for only {tried[high].share:.1%} of the requests. "
@@ -113,10 +113,10 @@ class Planner:
             low, high = high, min(2 * high, self.most_nodes)
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if is_enough(middle) else (middle, high)
+            low, high = (low, middle) if meets_objective(middle) else (middle, high)
         return [tried[nodes] for nodes in sorted(tried)]
 
-    def enough(self) -> FleetFigures:
+    def sufficient_fleet(self) -> FleetFigures:
         """Return the smallest fleet that meets the objective."""
         return next(each for each in self.smallest() if each.share >= self.objective.share)
 
@@ -125,7 +125,7 @@ class Planner:
         nodes: dict[str, int | None] = {}
         for rate in _RATES:
             try:
-                nodes[f"{rate:g}"] = replace(self, trace=faster(self.trace, rate)).enough().nodes
+                nodes[f"{rate:g}"] = replace(self, trace=faster(self.trace, rate)).sufficient_fleet().nodes
             except ConfigurationError:  # only this rate needs too many nodes
                 nodes[f"{rate:g}"] = None
         return nodes
@@ -137,7 +137,7 @@ class Planner:
             raise ConfigurationError(
                 "The cloud's share of the trace has no requests. Use a longer trace.", param="cloud_share"
             )
-        return replace(self, trace=left).enough()
+        return replace(self, trace=left).sufficient_fleet()
 
     def by_mode(self, nodes: int) -> dict[str, FleetFigures]:
         """Return the results of `nodes` nodes in each mode, with limits computed from the step costs."""
@@ -159,8 +159,8 @@ class Planner:
     def static_tokens_per_s(self) -> tuple[float, float]:
         """Return answer tokens per second of a saturated node, with continuous batching and with static batches."""
         patient = replace(self.shape, config=replace(self.shape.config, max_waiting=len(self.trace)))
-        at_once = replace(self, trace=[replace(row, arrived_s=0.0) for row in self._servable()], shape=patient)
-        return at_once.figures(1).tokens_per_s, self._static()
+        saturated = replace(self, trace=[replace(row, arrived_s=0.0) for row in self._servable()], shape=patient)
+        return saturated.figures(1).tokens_per_s, self._static()
 
     def _static(self) -> float:
         """Return tokens per second with static batches, which pad prompts and last until their longest answer ends."""

@@ -115,7 +115,7 @@ class SimulatedNode:
         outputs = self._outputs.process(batch, samples)
         self._speculator.observe(batch, step_s)
         self._scheduler.observe(len(batch), step_s)
-        came = [*outputs.decoded.request_ids, *(output.request_id for output in outputs.others)]
+        came = [*outputs.decoded.request_ids, *(output.request_id for output in outputs.token_outputs)]
         for name in came:
             served = self._served[name]
             served.first_s = self._now_s if served.first_s is None else served.first_s

@@ -35,8 +35,8 @@ def fit(steps: Sequence[tuple[StepContent, float]]) -> StepTimeModel:
 
 def _fit(contents: np.ndarray, seconds: np.ndarray, cached: float) -> tuple[float, StepTimeModel]:
     """Return the squared error and the model, if the processor's caches hold `cached` tokens."""
-    beyond = np.maximum(0.0, contents[:, _CONTEXT] - cached) * (cached > 0)
-    columns, scale = np.column_stack([contents, beyond]), seconds
+    over_context = np.maximum(0.0, contents[:, _CONTEXT] - cached) * (cached > 0)
+    columns, scale = np.column_stack([contents, over_context]), seconds
     costs = np.zeros(columns.shape[1])
     for _ in range(_ROUNDS):
         costs = _non_negative(columns, seconds, scale)

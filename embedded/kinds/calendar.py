@@ -103,8 +103,4 @@ def clock(rng: random.Random, phrasings: Phrasings) -> Draft:
     return Draft(family, difficulty, prompt, worked("; ".join(steps) + ".", target), target)
 
 
-KINDS = (
-    Kind("date", date),
-    Kind("weekday", weekday),
-    Kind("clock", clock, weight=1.2),
-)
+KINDS = (Kind("date", date), Kind("weekday", weekday), Kind("clock", clock, weight=1.2))

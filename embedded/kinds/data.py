@@ -112,8 +112,4 @@ def table(rng: random.Random, phrasings: Phrasings) -> Draft:
     )
 
 
-KINDS = (
-    Kind("units", units),
-    Kind("json", extract_json, grade="json"),
-    Kind("table", table, weight=1.3),
-)
+KINDS = (Kind("units", units), Kind("json", extract_json, grade="json"), Kind("table", table, weight=1.3))

@@ -195,7 +195,4 @@ def two_hop(rng: random.Random, phrasings: Phrasings) -> Draft:
     return Draft(family, difficulty, prompt, worked(steps, target), target)
 
 
-KINDS = (
-    Kind("capital", capital, grade="exact", weight=2.0),
-    Kind("two-hop", two_hop, weight=1.5),
-)
+KINDS = (Kind("capital", capital, grade="exact", weight=2.0), Kind("two-hop", two_hop, weight=1.5))

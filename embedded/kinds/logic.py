@@ -124,8 +124,4 @@ def compare(rng: random.Random, phrasings: Phrasings) -> Draft:
     return Draft(family, difficulty, prompt, worked(steps, target), target)
 
 
-KINDS = (
-    Kind("story", story),
-    Kind("ordering", ordering),
-    Kind("compare", compare),
-)
+KINDS = (Kind("story", story), Kind("ordering", ordering), Kind("compare", compare))

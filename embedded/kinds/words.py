@@ -77,8 +77,4 @@ def sort(rng: random.Random, phrasings: Phrasings) -> Draft:
     return Draft(family, difficulty, prompt, target, target)
 
 
-KINDS = (
-    Kind("reverse", reverse),
-    Kind("count", count),
-    Kind("sort", sort, grade="exact"),
-)
+KINDS = (Kind("reverse", reverse), Kind("count", count), Kind("sort", sort, grade="exact"))

@@ -21,14 +21,7 @@ class TorchAttention:
     `group_size`: query heads per KV head. `batch_invariant`: a row has the same bits in every batch.
     """
 
-    def __init__(
-        self,
-        cache: Tensor,
-        batch: RaggedBatch,
-        *,
-        group_size: int,
-        batch_invariant: bool = False,
-    ) -> None:
+    def __init__(self, cache: Tensor, batch: RaggedBatch, *, group_size: int, batch_invariant: bool = False) -> None:
         self._cache = cache
         self._spans = batch.spans
         self._num_rows = batch.num_real_rows

@@ -172,13 +172,7 @@ def _block(table, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def merge_kernel(
-    out,
-    partial,
-    partial_lse,
-    merges,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr,
+    out, partial, partial_lse, merges, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SPLITS: tl.constexpr
 ):
     """Merge the splits of one row and head, weighted by their log-sum-exp. Grid (heads, merged rows)."""
     head, heads = tl.program_id(0), tl.num_programs(0)

@@ -19,12 +19,7 @@ class TritonAttention:
     """
 
     def __init__(
-        self,
-        cache: Tensor,
-        metadata: AttentionMetadata,
-        shape: AttentionShape,
-        *,
-        scales: CacheScales | None = None,
+        self, cache: Tensor, metadata: AttentionMetadata, shape: AttentionShape, *, scales: CacheScales | None = None
     ) -> None:
         expected = (shape.block_size, 2 * shape.kv_heads, shape.head_dim)
         if cache.shape[2:] != expected or cache.element_size() != shape.cache_bytes or not cache.is_contiguous():

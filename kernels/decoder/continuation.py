@@ -76,7 +76,7 @@ class NativeContinuation:
         if sampling.mask is not None or sampling.typical_p is not None:
             raise ConfigurationError("Continuation: grammar masks and typical-p are not supported in C.")
         out, slots = torch.empty_like(hidden), passes.slots()
-        sequences = _one_row_each(passes)
+        sequences = _single_row_sequences(passes)
         attention.heads_call.slots = slots.ctypes.data
         attention.attention_call.sequences = sequences.ctypes.data
         decoder = self._decoder.call(hidden, out, rotations, attention)
@@ -102,7 +102,7 @@ class NativeContinuation:
         return continued
 
 
-def _one_row_each(passes: Passes) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+def _single_row_sequences(passes: Passes) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
     """Return the `sequences` arrays of `AttentionCall` for all passes, concatenated. Each sequence has one row."""
     sequence = passes.sequence
     return np.stack((sequence, passes.positions(), np.ones_like(sequence), passes.batch.table[sequence]), axis=1)

@@ -78,8 +78,8 @@ class NativeLinear(nn.Module):
             )
         rows = hidden.shape[0]
         if hidden.stride(1) != 1 or (rows > 1 and hidden.stride(0) * hidden.element_size() % _CROWDED == 0):
-            apart = hidden.new_empty((rows, self.shape[1] + _LINE // hidden.element_size()))
-            hidden = apart[:, : self.shape[1]].copy_(hidden)
+            padded = hidden.new_empty((rows, self.shape[1] + _LINE // hidden.element_size()))
+            hidden = padded[:, : self.shape[1]].copy_(hidden)
         out = hidden.new_empty((rows, self.shape[0]))
         call = _LinearCall(
             self.address, hidden.data_ptr(), out.data_ptr(), rows, hidden.stride(0), torch.get_num_threads()

@@ -84,11 +84,7 @@ def _linear(
     split = split_k(product, launch, num_multiprocessors(hidden.device) if hidden.is_cuda else _SMALL_GPU)
     is_whole = split.count == 1
     parts = out if is_whole else hidden.new_empty(split.count, tokens, features, dtype=torch.float32)
-    grid = (
-        cdiv(features, launch.tiles["BLOCK_FEATURES"]),
-        cdiv(tokens, launch.tiles["BLOCK_TOKENS"]),
-        split.count,
-    )
+    grid = (cdiv(features, launch.tiles["BLOCK_FEATURES"]), cdiv(tokens, launch.tiles["BLOCK_TOKENS"]), split.count)
     kernel[grid](
         hidden, *weights, parts, tokens, features, product.steps, hidden.stride(0), split.steps,
         **constants, **launch.tiles, num_warps=launch.num_warps, num_stages=launch.num_stages,

@@ -12,7 +12,7 @@
 
 /* Buffers for the results that one kernel passes to the next. */
 typedef struct {
-    char *normed, *update, *apart, *wide, *narrow;
+    char *normed, *update, *padded, *wide, *narrow;
     int64_t bytes;
 } Places;
 
@@ -29,14 +29,14 @@ static Places places_of(const DecoderCall *call) {
     }
     const int64_t size = whole_lines(call->rows * call->size * element);
     const int64_t narrow_size = whole_lines(call->rows * narrow * element);
-    const int64_t apart_size = whole_lines(call->rows * (LARGER(call->size, narrow) * element + LINE));
+    const int64_t padded_size = whole_lines(call->rows * (LARGER(call->size, narrow) * element + LINE));
     Places places;
     places.normed = (char *)(((uintptr_t)call->scratch + LINE - 1) & -(uintptr_t)LINE);
     places.update = places.normed + size;
     places.narrow = places.update + size;
-    places.apart = places.narrow + narrow_size;
-    places.wide = places.apart + apart_size;
-    places.bytes = 2 * size + narrow_size + apart_size + whole_lines(call->rows * wide * element) + LINE;
+    places.padded = places.narrow + narrow_size;
+    places.wide = places.padded + padded_size;
+    places.bytes = 2 * size + narrow_size + padded_size + whole_lines(call->rows * wide * element) + LINE;
     return places;
 }
 
@@ -58,14 +58,14 @@ static void norm_update(const DecoderCall *call, const void *weight, void *updat
                              .is_bf16 = call->is_bf16, .eps = call->eps});
 }
 
-/* `inputs`: contiguous rows, copied to padded rows in `apart` if their stride is CROWDED. */
-static void product(const DecoderCall *call, const Weights *weights, const char *inputs, char *outputs, char *apart) {
+/* `inputs`: contiguous rows, copied to padded rows in `padded` if their stride is CROWDED. */
+static void product(const DecoderCall *call, const Weights *weights, const char *inputs, char *outputs, char *padded) {
     const int64_t element = call->is_bf16 ? 2 : 4, bytes = weights->inputs * element;
     int64_t stride = weights->inputs;
     if (call->rows > 1 && bytes % CROWDED == 0) {
         stride += LINE / element;
-        for (int64_t row = 0; row < call->rows; row++) memcpy(apart + row * (bytes + LINE), inputs + row * bytes, bytes);
-        inputs = apart;
+        for (int64_t row = 0; row < call->rows; row++) memcpy(padded + row * (bytes + LINE), inputs + row * bytes, bytes);
+        inputs = padded;
     }
     linear(&(LinearCall){.weights = weights, .inputs = inputs, .outputs = outputs, .rows = call->rows,
                          .stride = stride, .num_threads = call->num_threads});
@@ -105,19 +105,19 @@ int decoder(const DecoderCall *call) {
         const Layer *layer = call->layers + i;
         norm(call, layer->input_norm, update, places.normed);
         update = places.update;
-        product(call, layer->qkv, places.normed, places.wide, places.apart);
+        product(call, layer->qkv, places.normed, places.wide, places.padded);
         if (mix(call, i, &places)) return -1;
-        product(call, layer->output, places.narrow, update, places.apart);
+        product(call, layer->output, places.narrow, update, places.padded);
         norm_update(call, layer->attention_out_norm, update);
         norm(call, layer->mlp_norm, update, places.normed);
-        product(call, layer->gate_up, places.normed, places.wide, places.apart);
+        product(call, layer->gate_up, places.normed, places.wide, places.padded);
         gated(&(GateCall){.gate_up = places.wide, .out = places.narrow, .rows = call->rows,
                           .size = layer->down->inputs, .stride = layer->gate_up->outputs, .is_gelu = call->is_gelu,
                           .num_threads = call->num_threads, .is_bf16 = call->is_bf16});
-        product(call, layer->down, places.narrow, update, places.apart);
+        product(call, layer->down, places.narrow, update, places.padded);
         norm_update(call, layer->mlp_out_norm, update);
     }
     norm(call, call->final_norm, update, call->out);
-    if (call->head) product(call, call->head, call->out, call->logits, places.apart);
+    if (call->head) product(call, call->head, call->out, call->logits, places.padded);
     return 0;
 }

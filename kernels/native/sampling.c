@@ -16,7 +16,7 @@
 #include "vectors.h"
 
 #define UNDECIDED (-1)
-#define GOLDEN 0x9E3779B97F4A7C15ull  /* as in protocol/noise.py */
+#define GOLDEN 0x9E3779B97F4A7C15ull  /* as in protocol/sampling_noise.py */
 #define FIRST 0xBF58476D1CE4E5B9ull
 #define SECOND 0x94D049BB133111EBull
 #define HALF (LANES / 2)

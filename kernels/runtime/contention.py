@@ -77,8 +77,8 @@ class ThreadGovernor:
         wall, own = self._last.wall - last.wall, self._last.own - last.own
         if wall > 10 * _INTERVAL_S and own < _COMPUTING * wall:
             return  # the process has paused, so the last measurement is too old
-        others = (self._last.busy - last.busy - own) / wall
-        self._threads = max(1, min(self._most, int(self._processors - max(0.0, others) + _TOLERATED)))
+        other_load = (self._last.busy - last.busy - own) / wall
+        self._threads = max(1, min(self._most, int(self._processors - max(0.0, other_load) + _TOLERATED)))
 
 
 def _processors() -> int:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ...protocol.safety.private_files import private_folder
-from ...protocol.safety.system import belongs_to_us, forbids_execution
+from ...protocol.safety.system import forbids_execution, is_owned_by_user
 from ...protocol.settings import state_folder
 
 _SOURCES = Path(__file__).parents[1] / "native"
@@ -110,7 +110,7 @@ def _private_folder(folder: Path) -> Path:
     """Return a folder that only this user can write to, as its libraries are executed. Raises OSError if impossible."""
     private_folder(folder.parent)
     folder.mkdir(exist_ok=True, mode=0o700)
-    if not belongs_to_us(folder):
+    if not is_owned_by_user(folder):
         raise PermissionError(f"{folder} belongs to another user")
     if folder.stat().st_mode & 0o022 and os.name != "nt":
         _discard(folder)
@@ -153,8 +153,8 @@ def build(compiler: list[str], target: Path, origin: Path) -> None:
             for source, compiled in zip(sources, objects, strict=True)
         ]
         _LOG.info("Compiling %d C files for this processor; this happens once.", len(sources))
-        with ThreadPoolExecutor() as at_once:
-            list(at_once.map(_run, commands))
+        with ThreadPoolExecutor() as executor:
+            list(executor.map(_run, commands))
         library = Path(folder) / target.name
         _run([*compiler, "-shared", *objects, "-lm", "-o", str(library)])
         mark = Path(folder) / "mark"

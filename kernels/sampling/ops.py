@@ -13,12 +13,7 @@ from ...protocol.errors import ConfigurationError
 from ...protocol.sampling import MIN_TEMPERATURE
 from ..runtime.backend import uses_native, uses_triton
 from .cpu import native_sample
-from .reference import (
-    apply_edits_reference_,
-    log_probabilities_reference,
-    sample_reference,
-    thresholds_reference,
-)
+from .reference import apply_edits_reference_, log_probabilities_reference, sample_reference, thresholds_reference
 from .types import FlatEdits, LogitRows, Sampling, TopLogprobs, Truncation, check_sampling, check_truncation
 
 #: Maximum number of tokens with reported log-probabilities.

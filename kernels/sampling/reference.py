@@ -93,9 +93,9 @@ def typical_logits(logits: Tensor, temperatures: Tensor, typical_p: Tensor) -> T
     entropy = -(probabilities * logprobs).nan_to_num(0.0).sum(dim=-1, keepdim=True)
     nearest = (logprobs + entropy).abs().argsort(dim=-1, stable=True)
     mass = probabilities.gather(1, nearest)
-    beyond = mass.cumsum(dim=-1) - mass >= torch.where(random & (typical_p < 1), typical_p, 2.0)[:, None]
-    beyond[:, 0] = False
-    return logits.masked_fill(torch.zeros_like(beyond).scatter(1, order.gather(1, nearest), beyond), -torch.inf)
+    excluded = mass.cumsum(dim=-1) - mass >= torch.where(random & (typical_p < 1), typical_p, 2.0)[:, None]
+    excluded[:, 0] = False
+    return logits.masked_fill(torch.zeros_like(excluded).scatter(1, order.gather(1, nearest), excluded), -torch.inf)
 
 
 def ranks(logits: Tensor) -> Tensor:

@@ -162,7 +162,7 @@ class _Outputs:
 
     def __init__(self, function: Any, width: int) -> None:
         """`function` takes a context and returns a pointer to its output rows of `width` floats."""
-        self._function = _held(function)
+        self._function = _keeping_gil(function)
         self._width = width
         self._known: tuple[int, int] | None = None
         self._view = np.empty((0, width), np.float32)
@@ -178,7 +178,7 @@ class _Outputs:
         return self._view
 
 
-def _held(function: Any) -> Any:
+def _keeping_gil(function: Any) -> Any:
     """Return the C function in a form that keeps the GIL, for calls that take microseconds.
 
     If a call released the GIL, a busy thread might keep the GIL for 5 ms (`sys.getswitchinterval`).

@@ -110,20 +110,20 @@ class LlamaModel:
         self.is_recurrent: bool = api.llama_model_is_recurrent(self._model) or api.llama_model_is_hybrid(self._model)
         # Keep all attributes, because reading them a second time for 150,000 tokens would slow down loading.
         attributes = list(map(api.llama_vocab_get_attr, itertools.repeat(self._vocab), range(self.vocab_size)))
-        self._control = _with(attributes, api.LLAMA_TOKEN_ATTR_CONTROL)
+        self._control = _tokens_with(attributes, api.LLAMA_TOKEN_ATTR_CONTROL)
         candidates = self._control.union(_named_ends(api, self._model, self._vocab))
         self.end_ids = frozenset(token for token in candidates if api.llama_vocab_is_eog(self._vocab, token))
         self._control_texts = {self._text(token): token for token in sorted(self._control)}
         self.control_tokens = tuple(self._control_texts)
         #: Tokens that the file does not mark as control tokens, but that llama.cpp recognizes in any text.
-        self.user_defined = tuple(map(self._text, sorted(_with(attributes, api.LLAMA_TOKEN_ATTR_USER_DEFINED))))
+        self.user_defined = tuple(map(self._text, sorted(_tokens_with(attributes, api.LLAMA_TOKEN_ATTR_USER_DEFINED))))
         bos, eos = api.llama_vocab_bos(self._vocab), api.llama_vocab_eos(self._vocab)
         #: Texts of the BOS and EOS tokens; empty if the vocabulary has none.
         self.bos_text, self.eos_text = (self._text(token) if token >= 0 else "" for token in (bos, eos))
         #: `front`: BOS token that the file requires before every prompt; `back`: EOS token required after raw text.
         self.front = [bos] if api.llama_vocab_get_add_bos(self._vocab) and bos >= 0 else []
         self.back = [eos] if api.llama_vocab_get_add_eos(self._vocab) and eos >= 0 else []
-        self.special_ids = self._control | _with(attributes, api.LLAMA_TOKEN_ATTR_UNKNOWN)
+        self.special_ids = self._control | _tokens_with(attributes, api.LLAMA_TOKEN_ATTR_UNKNOWN)
 
     @functools.cached_property
     def longest_token(self) -> int:
@@ -238,7 +238,7 @@ def _pieces(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _with(attributes: list[int], attribute: int) -> frozenset[int]:
+def _tokens_with(attributes: list[int], attribute: int) -> frozenset[int]:
     """Return the tokens that have the attribute."""
     return frozenset(token for token, value in enumerate(attributes) if value & attribute)
 

@@ -52,13 +52,13 @@ class PlainTextTokenizer:
 
 def suspicious_settings(header: GgufHeader) -> Iterator[str]:
     """Yield warnings about tokenizer settings that are missing from the file."""
-    again = "Answers may be poor: convert the model again with a current llama.cpp, or download another file."
+    advice = "Answers may be poor: convert the model again with a current llama.cpp, or download another file."
     if header.metadata.get("tokenizer.ggml.model") == "gpt2":
         pre = header.metadata.get("tokenizer.ggml.pre")
         if pre in (None, "", "default"):
-            yield f"tokenizer.ggml.pre is {pre or 'missing'}: text may be split differently than in training. {again}"
+            yield f"tokenizer.ggml.pre is {pre or 'missing'}: text may be split differently than in training. {advice}"
     if "tokenizer.ggml.token_type" not in header.arrays:
-        yield f"tokenizer.ggml.token_type is missing: special tokens cannot be distinguished from text. {again}"
+        yield f"tokenizer.ggml.token_type is missing: special tokens cannot be distinguished from text. {advice}"
 
 
 def missing_bytes(path: Path, header: GgufHeader) -> frozenset[int]:

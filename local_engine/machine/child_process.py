@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ...protocol.safety.python_process import child_environment, python_command
-from ...protocol.safety.system import KILL, limit_time, no_core_files
+from ...protocol.safety.system import KILL, disable_core_files, limit_time
 
 _BOUNDS = "UPDRAFT_CHILD"  # environment variable: the parent's process id and the child's maximum lifetime in seconds
 _GRACE_S = 5
@@ -64,7 +64,7 @@ def expect_crashes() -> None:
     time limit that the parent has set.
     """
     os.environ["GGML_NO_BACKTRACE"] = "1"
-    no_core_files()
+    disable_core_files()
     if bounds := os.environ.pop(_BOUNDS, ""):
         parent, seconds = map(int, bounds.split())
         limit_time(0, seconds)  # ends the process even if Python's threads hang

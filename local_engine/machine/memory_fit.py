@@ -126,23 +126,23 @@ def head_lengths(header: GgufHeader, layer: int = 0) -> tuple[int, int]:
 
 def _smaller_contexts(header: GgufHeader, plan: MemoryPlan, available: int) -> Iterator[str]:
     """Yield advice on smaller contexts that fit: with the given cache type, and with q8_0 if this fits more tokens."""
-    tokens = _askable(header, largest_context(header, plan, available))
+    tokens = _suggested_length(header, largest_context(header, plan, available))
     if tokens:
-        yield _smaller(tokens)
+        yield _suggest_shorter(tokens)
     if plan.kv_cache_type in ("f32", "f16") and quantizable(header):
         eight_bits = replace(plan, kv_cache_type="q8_0", flash_attention=True)
-        more = _askable(header, largest_context(header, eight_bits, available))
+        more = _suggested_length(header, largest_context(header, eight_bits, available))
         if more > tokens:
-            yield f"{_smaller(more)} with kv_cache_type='q8_0'"
+            yield f"{_suggest_shorter(more)} with kv_cache_type='q8_0'"
 
 
-def _askable(header: GgufHeader, cells: int) -> int:
+def _suggested_length(header: GgufHeader, cells: int) -> int:
     """Return the context length to suggest if `cells` cells fit; shorter, because the engine needs extra cells."""
     tokens = (cells - 1) // _CELLS * _CELLS if cells else 0
     return min(tokens, _number(header, "context_length", default=tokens))
 
 
-def _smaller(tokens: int) -> str:
+def _suggest_shorter(tokens: int) -> str:
     """Suggest a context length. If it is below the default, the KV cache shrinks only together with `parallel=1`."""
     return f"use context_length={tokens}{' and parallel=1' if tokens < DEFAULT_CELLS else ''}"
 

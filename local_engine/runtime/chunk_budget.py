@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median, median_low
 
 # Number of steps with prompts after which a step runs without prompts, and after which too large chunks are retried.
-_PLAIN_EVERY, _DOUBT_EVERY = 64, 400
+_PLAIN_EVERY, _EXPIRE_EVERY = 64, 400
 _SAMPLES = 3  # number of measurements to keep per chunk size
 _QUIET_STEPS = 64
 _STEPS_OF_NOISE = 128  # number of recent step times to keep; less than 1 % of steps are slower than all of them
@@ -38,7 +38,7 @@ class _Load:
     # By chunk size: times of the last steps with such a chunk, relative to a step without prompts.
     mixed: dict[int, deque[float]] = field(default_factory=dict[int, deque[float]])
     since_plain: int = 0
-    since_doubt: int = 0
+    since_expiry: int = 0
 
     @property
     def plain(self) -> float:
@@ -66,7 +66,7 @@ class _Load:
         elif self.plain_s:
             self.mixed.setdefault(chunk, deque(maxlen=_SAMPLES)).append(seconds / self.plain)
             self.since_plain += 1
-            self.since_doubt += 1
+            self.since_expiry += 1
 
     def largest(self, most: float, slowest: float) -> int:
         """Return the largest chunk whose step should usually take at most `most` times a step without prompts, and
@@ -96,7 +96,7 @@ class _Load:
             rows, cost = self.decoding, 1.0
         return max(1, int(rows * (most / cost)) - self.own_rows)
 
-    def doubt(self, chunk: int) -> None:
+    def expire(self, chunk: int) -> None:
         """Distrust old measurements: forget chunks smaller than the current `chunk`, and keep one measurement of each
         larger chunk, so that one more slow step confirms it."""
         self.mixed = {
@@ -105,7 +105,7 @@ class _Load:
             if known >= chunk
         }
         self.quiet_s = deque([self.plain], maxlen=_QUIET_STEPS)
-        self.since_doubt = 0
+        self.since_expiry = 0
 
 
 class ChunkBudget:
@@ -119,11 +119,11 @@ class ChunkBudget:
     so the budget allows for delays that have other causes.
     """
 
-    def __init__(self, most: int, *, apart: bool = False) -> None:
-        """`most`: maximum prompt tokens per step. `apart`: prompts run in separate steps, so that a gap between answer
-        tokens consists of one step with a prompt and one without."""
+    def __init__(self, most: int, *, separate_steps: bool = False) -> None:
+        """`most`: maximum prompt tokens per step. `separate_steps`: prompts run in separate steps, so that a gap
+        between answer tokens consists of one step with a prompt and one without."""
         self._most = most
-        self._apart = apart
+        self._separate_steps = separate_steps
         self._threads = 1
         self._loads: dict[tuple[int, int], _Load] = {}
         self._slowness: deque[float] = deque(maxlen=_STEPS_OF_NOISE)  # recent step times divided by usual step times
@@ -138,10 +138,10 @@ class ChunkBudget:
             return 0
         usual = min(1.0, load.before_s / load.plain)
         slowest = target_slowdown(decoding, catching_up) * usual
-        waited = 1 if self._apart else 0  # the gap includes a step without prompts
+        waited = 1 if self._separate_steps else 0  # the gap includes a step without prompts
         chunk = load.largest(slowest / self._noise() - waited, slowest - waited)
-        if load.since_doubt >= _DOUBT_EVERY:
-            load.doubt(chunk)
+        if load.since_expiry >= _EXPIRE_EVERY:
+            load.expire(chunk)
         return min(chunk, self._most)
 
     def measured(self, decoding: int, chunk: int, seconds: float, threads: int = 1) -> None:
@@ -154,7 +154,7 @@ class ChunkBudget:
             return
         load = self._loads.get((decoding, threads))
         if load is None:
-            load = self._loads[decoding, threads] = _Load(decoding, 0 if self._apart else decoding)
+            load = self._loads[decoding, threads] = _Load(decoding, 0 if self._separate_steps else decoding)
         usual = load.usual_s(chunk)
         if usual is not None:
             self._slowness.append(seconds / usual)

@@ -59,7 +59,7 @@ class LocalEngineLoop:
         self._options = options
         self._meter = SignalMeter(model.vocab_size)
         self._jobs: dict[Sequence, EngineJob] = {}
-        self._begin_afresh()
+        self._reset()
         # Commands from other threads. Unlike a lock, a SimpleQueue is safe to use during a garbage collection.
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._process = os.getpid()
@@ -110,7 +110,7 @@ class LocalEngineLoop:
         if threading.current_thread() is not self._thread:  # a garbage collection may call this on any thread
             self._thread.join()
 
-    def _begin_afresh(self) -> None:
+    def _reset(self) -> None:
         limits = self._options.limits
         self._context.clear()
         cache = LocalPrefixCache(
@@ -120,7 +120,7 @@ class LocalEngineLoop:
             sharing=limits.sharing,
             shortest=_SHORTEST_SHARED,
         )
-        self._budget = ChunkBudget(limits.rows, apart=not limits.mixes)
+        self._budget = ChunkBudget(limits.rows, separate_steps=not limits.mixes)
         self._scheduler = LocalScheduler(cache, self._budget, limits)
 
     def _work(self) -> None:
@@ -129,7 +129,7 @@ class LocalEngineLoop:
                 try:
                     self._step()
                 except Exception as error:  # noqa: BLE001 - an internal error fails all jobs; the engine continues
-                    self._begin_afresh()
+                    self._reset()
                     self._fail(list(self._jobs), f"The local engine failed: {error!r}.", error)
         finally:
             self._finish()

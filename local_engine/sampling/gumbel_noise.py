@@ -46,7 +46,7 @@ def draw(key: int, ids: Indices | None, logits: Floats, temperature: float) -> i
 
 def uniforms(key: int, ids: Indices) -> Doubles:
     """Return the uniform numbers in (0, 1] of the tokens `ids` (n,), float64."""
-    words = _almost_mixed(ids.astype(np.uint64) * np.uint64(GOLDEN) + np.uint64((key + GOLDEN) % WORD))
+    words = _mix_in_place(ids.astype(np.uint64) * np.uint64(GOLDEN) + np.uint64((key + GOLDEN) % WORD))
     words ^= words >> np.uint64(31)
     return ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
@@ -80,7 +80,7 @@ def _earliest_arrivals(key: int, ids: Indices | None, logits: Floats, temperatur
         else:
             words = ids[block].astype(np.uint64) * np.uint64(GOLDEN)
             words += np.uint64((key + GOLDEN) % WORD)
-        words = _almost_mixed(words)
+        words = _mix_in_place(words)
         np.invert(words, out=words)
         words >>= np.uint64(33)  # 1 - u in units of 2**-31, rounded down
         np.multiply(words.astype(np.float32), delay, out=earliest[block])
@@ -88,7 +88,7 @@ def _earliest_arrivals(key: int, ids: Indices | None, logits: Floats, temperatur
     return earliest
 
 
-def _almost_mixed(words: Words) -> Words:
+def _mix_in_place(words: Words) -> Words:
     """Apply `protocol.sampling_noise.mix` in place, without its last step, which does not change the upper 31 bits."""
     words ^= words >> np.uint64(30)
     words *= np.uint64(FIRST)

@@ -43,8 +43,8 @@ def measure(job: MeasurementJob) -> Speeds:
     """Measure the speeds. Raises ModelLoadError if llama.cpp rejects the model or the settings."""
     run = _Run(job)
     run.decode(min(8, job.ubatch))  # the first step reads the weights into memory
-    answer = [run.one_by_one(job.seconds / _SLICES) for _ in range(_SLICES)]
-    prompt = [run.at_once(job.prompt) for _ in range(2)]
+    answer = [run.answer_speed(job.seconds / _SLICES) for _ in range(_SLICES)]
+    prompt = [run.prompt_speed(job.prompt) for _ in range(2)]
     return Speeds(prompt, answer)
 
 
@@ -85,7 +85,7 @@ class _Run:
             raise ModelLoadError(f"llama.cpp cannot decode with these settings: {llama().last_errors()}.")
         self._api.llama_get_logits_ith(self._context, -1)
 
-    def one_by_one(self, seconds: float) -> float:
+    def answer_speed(self, seconds: float) -> float:
         started, count = time.perf_counter(), 0
         while (passed := time.perf_counter() - started) < seconds or count == 0:
             if self._position >= 1500:
@@ -94,7 +94,7 @@ class _Run:
             count += 1
         return count / (time.perf_counter() - started if count == 1 else passed)
 
-    def at_once(self, count: int) -> float:
+    def prompt_speed(self, count: int) -> float:
         self._forget()
         started = time.perf_counter()
         self.decode(count)

@@ -116,14 +116,14 @@ def tune(path: Path, available: int, *, report: Callable[[TrialResult], None] = 
 def _fitting(name: str, header: GgufHeader, available: int) -> LocalOptions:
     """Return the default options, or the nearest options that fit. Raises ModelTooLargeError."""
     options = LocalOptions()
-    for options in _smaller_and_smaller(header):
+    for options in _options_by_memory(header):
         if estimate(header, plan_of(header, options)).total <= available:
             return options
     ensure_fits(name, header, plan_of(header, options), available)
     return options
 
 
-def _smaller_and_smaller(header: GgufHeader) -> Iterator[LocalOptions]:
+def _options_by_memory(header: GgufHeader) -> Iterator[LocalOptions]:
     """Yield options that need less and less memory. A smaller cache type comes before fewer concurrent answers, and
     these come before a smaller context, which would reject longer requests."""
     yield LocalOptions()
@@ -151,10 +151,10 @@ def _descend(search: _Search, default: Candidate, machine: Machine, header: Gguf
                 best = result
     if best is first:
         return default, 0.0
-    again, winner = search.run(default, "default again"), search.run(best.choice, "winner again")
-    if again is None or winner is None or not winner.beats(again):
+    baseline, winner = search.run(default, "default again"), search.run(best.choice, "winner again")
+    if baseline is None or winner is None or not winner.beats(baseline):
         return default, 0.0
-    return winner.choice, 1 - winner.seconds / again.seconds
+    return winner.choice, 1 - winner.seconds / baseline.seconds
 
 
 def _candidates(

@@ -78,7 +78,7 @@ def _one_connection(
 ) -> None:
     """Fetch as much as one connection delivers. Raises TemporaryError if the body is incomplete."""
     # Always start at the original address, because redirect targets may be valid for minutes only.
-    headers = _continuing(spec, part)
+    headers = _range_headers(spec, part)
     with closing(open_stream(client, str(spec.place), headers, spec.token)) as response:
         _check(response, spec, part)
         window, received = time.monotonic(), 0
@@ -98,7 +98,7 @@ def _one_connection(
         raise TemporaryError(f"{response.url.host} ended at byte {part.size:,} of {spec.size:,}")
 
 
-def _continuing(spec: DownloadSpec, part: PartialFile) -> dict[str, str]:
+def _range_headers(spec: DownloadSpec, part: PartialFile) -> dict[str, str]:
     if not part.size:
         return {}
     if not spec.can_continue:

@@ -13,7 +13,7 @@ from .web import RetryLimits, TemporaryError
 Result = TypeVar("Result")
 
 
-def _nothing(*_: object) -> None:
+def _ignore(*_: object) -> None:
     """Ignore a report."""
 
 
@@ -21,8 +21,8 @@ def _nothing(*_: object) -> None:
 class ProgressReport:
     """Callbacks: `progress(done, total)` in bytes, total None if unknown; `say(line)` for messages to the user."""
 
-    progress: Callable[[int, int | None], None] = _nothing
-    say: Callable[[str], None] = _nothing
+    progress: Callable[[int, int | None], None] = _ignore
+    say: Callable[[str], None] = _ignore
 
 
 def retrying(attempt: Callable[[], Result], retries: RetryLimits, report: ProgressReport) -> Result:

@@ -41,7 +41,7 @@ class OllamaAnswer:
         """Convert a streamed chunk; None if it has no text. Tool calls are sent whole, at the end (`ends`)."""
         for choice in objects_of(chunk.get("choices")):
             delta = object_of(choice.get("delta"))
-            text, thinking = _said(delta)
+            text, thinking = _text_and_reasoning(delta)
             if choice.get("index") in (0, None) and (text or thinking):
                 self.first = self.first or time.perf_counter_ns()
                 return self.part(text, thinking)
@@ -50,7 +50,7 @@ class OllamaAnswer:
     def whole(self, completion: dict[str, Any]) -> dict[str, Any]:
         """Convert a whole completion. Raises UpstreamError if it is malformed."""
         message = _message(completion)
-        return self._ended(self.part(*_said(message), _calls(message)), completion)
+        return self._ended(self.part(*_text_and_reasoning(message), _calls(message)), completion)
 
     def ends(self, completion: dict[str, Any]) -> list[dict[str, Any]]:
         """Build the last lines of a stream from its assembled `completion`. Raises UpstreamError if malformed."""
@@ -130,7 +130,7 @@ def _message(completion: dict[str, Any]) -> dict[str, Any]:
     return object_of(choices[0].get("message"))
 
 
-def _said(message: dict[str, Any]) -> tuple[str, str]:
+def _text_and_reasoning(message: dict[str, Any]) -> tuple[str, str]:
     """Return the text and the reasoning of a message."""
     thinking = message.get("reasoning_content") or message.get("reasoning") or ""
     return text_of(message.get("content")) + text_of(message.get("refusal")), text_of(thinking)

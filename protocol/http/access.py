@@ -86,7 +86,7 @@ class Access:
             if not self._may_ask(origin.lower(), hosts):
                 raise PermissionDeniedError(
                     f"Web pages of {origin[:100]!r} may not use this server: "
-                    "to allow them, set allowed_origins (--allowed-origin)."
+                    "to allow them, set allowed_origins (--allowed-origins)."
                 )
         if scope["path"] in self.public_paths:
             return
@@ -138,11 +138,11 @@ def check_keyless(host: str, advice: str) -> None:
     """Check that a server without an API key listens on loopback only, even if `host` is a name. Raises
     ConfigurationError with `advice`.
     """
-    if not (is_loopback(host) and _stands_for_loopback(host)):
+    if not (is_loopback(host) and _resolves_to_loopback(host)):
         raise ConfigurationError(f"--host {host} opens the port to others without a key: {advice}.", param="host")
 
 
-def _stands_for_loopback(host: str) -> bool:
+def _resolves_to_loopback(host: str) -> bool:
     try:
         addresses = socket.getaddrinfo(host, None)
     except OSError:  # unresolvable, so nothing can listen on this name

@@ -212,7 +212,7 @@ def send_json(payload: object, status: int = 200, headers: dict[str, str] | None
 
 
 @contextlib.contextmanager
-def while_connected(request: Request) -> Generator[None]:
+def cancel_on_disconnect(request: Request) -> Generator[None]:
     """Cancel the block when the client disconnects, and raise RequestCancelledError.
 
     Read the request body first, because further messages from the client are discarded.
@@ -220,7 +220,7 @@ def while_connected(request: Request) -> Generator[None]:
     task = asyncio.current_task()
     assert task is not None, "a request is answered in a task"
     own: asyncio.Future[None] | None = request.scope.get(CLIENT_GONE)
-    left = own or asyncio.create_task(_left(request.receive))
+    left = own or asyncio.create_task(_wait_for_disconnect(request.receive))
     gone = over = False
 
     def leave(_: asyncio.Future[None]) -> None:
@@ -243,7 +243,7 @@ def while_connected(request: Request) -> Generator[None]:
             left.cancel()
 
 
-async def _left(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     """Wait for the client to disconnect, on ASGI servers that do not set `CLIENT_GONE`."""
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -264,7 +264,7 @@ class _StreamedResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop, heart = asyncio.get_running_loop(), None
         try:
-            with while_connected(Request(scope, receive)):
+            with cancel_on_disconnect(Request(scope, receive)):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 if scope.get(_HEAD_ONLY):
                     await send({"type": "http.response.body", "body": b""})

@@ -104,9 +104,9 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._last_read, self._parsed = data, 0
-        self._go_on()
+        self._parse_read()
 
-    def _go_on(self) -> None:
+    def _parse_read(self) -> None:
         """Parse the last read piecewise, because a read may hold thousands of requests and block other connections."""
         if self.transport.is_closing():
             return
@@ -124,7 +124,7 @@ class Connection(HttpToolsProtocol):
             self.flow.pause_reading()
             self._waits_for_capacity = self._capacity <= 0
             if not self._waits_for_capacity:
-                self.loop.call_soon(self._go_on)
+                self.loop.call_soon(self._parse_read)
                 return
             self._stop_waiting()  # no timeout, because the client has already sent more
         self._close_check = self._close_check or self.loop.call_later(_CLOSE_CHECK_S, self._check_for_close)
@@ -241,7 +241,7 @@ class Connection(HttpToolsProtocol):
             self._end(self._refusal)
         elif self._waits_for_capacity:
             self._waits_for_capacity = False
-            self.loop.call_soon(self._go_on)
+            self.loop.call_soon(self._parse_read)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -252,13 +252,13 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
 
     def eof_received(self) -> None:
-        self._leave_current()  # returning None closes the connection after pending writes
+        self._disconnect_current()  # returning None closes the connection after pending writes
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         self._stop_watching()
         self._limits.forget(self)
-        self._leave_current()
+        self._disconnect_current()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
@@ -297,10 +297,10 @@ class Connection(HttpToolsProtocol):
     def _end(self, refusal: bytes) -> None:
         if not self.transport.is_closing():
             self.transport.write(refusal)
-            self._leave_current()
+            self._disconnect_current()
             self.transport.close()
 
-    def _leave_current(self) -> None:
+    def _disconnect_current(self) -> None:
         """Mark the current request as disconnected and drop queued requests."""
         self.pipeline.clear()
         if self._is_answering and not self._current.disconnected:
@@ -331,7 +331,7 @@ class Connection(HttpToolsProtocol):
         poll = select.poll()
         poll.register(self._below.get_extra_info("socket"), select.POLLRDHUP)
         if poll.poll(0):
-            self._leave_current()
+            self._disconnect_current()
             self._below.close()
         else:
             self._close_check = self.loop.call_later(_CLOSE_CHECK_S, self._check_for_close)

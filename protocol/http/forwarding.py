@@ -34,7 +34,7 @@ _MAX_NAME = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Forwarded:
+class Forwarding:
     """Headers and query parameters to forward with a request."""
 
     # Header values by lower-case name.
@@ -67,10 +67,10 @@ class Forwarded:
         return f"{path}?{self.query}" if self.query else path
 
 
-NOTHING = Forwarded()
+NOTHING = Forwarding()
 
 
-def forwarded(headers: Mapping[str, str], query: str = "", api_key: str | None = None) -> Forwarded:
+def forwarded(headers: Mapping[str, str], query: str = "", api_key: str | None = None) -> Forwarding:
     """Select the headers and query parameters to forward. Drop unknown headers and headers that may hold credentials.
 
     Raises UnsupportedFeatureError naming a query parameter that may hold a credential.
@@ -78,7 +78,7 @@ def forwarded(headers: Mapping[str, str], query: str = "", api_key: str | None =
     passed: dict[str, str] = {}
     dropped: list[str] = []
     for name, value in ((raw.lower(), value) for raw, value in headers.items()):
-        if _is_of_this_hop(name):
+        if _is_hop_by_hop(name):
             continue
         if FORWARDED.fullmatch(name) and not may_open(name):
             passed[name] = value
@@ -91,11 +91,11 @@ def forwarded(headers: Mapping[str, str], query: str = "", api_key: str | None =
                 "API key in the settings instead.",
                 param=name[:_MAX_NAME],
             )
-    return Forwarded(passed, query, api_key, tuple(dropped))
+    return Forwarding(passed, query, api_key, tuple(dropped))
 
 
 @lru_cache(1024)
-def _is_of_this_hop(name: str) -> bool:
+def _is_hop_by_hop(name: str) -> bool:
     return HOP_BY_HOP.fullmatch(name) is not None
 
 

@@ -153,7 +153,7 @@ def completed(error: dict[str, Any], status: int, otherwise: str) -> dict[str, A
     }
 
 
-def apart(event: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+def split_final_event(event: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """Split a final event into a text event (None without text) and a finish event, as some servers combine both."""
     choices: list[dict[str, Any]] = event["choices"]
     deltas = [cast("dict[str, Any]", choice.get("delta") or {}) for choice in choices]

@@ -38,7 +38,7 @@ class TlsFiles:
             context.load_cert_chain(self.certificate, self.key, password=_no_passphrase)
         except OSError as error:  # includes ssl.SSLError
             raise ConfigurationError(
-                f"Cannot use {self.certificate} with {self.key} as certificate and key: {error}.", param="tls_cert"
+                f"Cannot use {self.certificate} with {self.key} as certificate and key: {error}.", param="ssl_certfile"
             ) from error
         return context
 
@@ -81,7 +81,7 @@ class Handshake(asyncio.Protocol):
             transport.abort()
             return
         self._connections.add(self)
-        self._task = asyncio.create_task(self._agree())
+        self._task = asyncio.create_task(self._handshake())
 
     def data_received(self, data: bytes) -> None:
         if not self._is_encrypted:
@@ -94,7 +94,7 @@ class Handshake(asyncio.Protocol):
 
     shutdown = close_now  # name that uvicorn calls
 
-    async def _agree(self) -> None:
+    async def _handshake(self) -> None:
         start_tls = asyncio.get_running_loop().start_tls
         encrypted: Any = None
         self._is_encrypted = True  # from here on, `data_received` only gets decrypted data
@@ -127,11 +127,11 @@ def check_encrypted(host: str, tls: TlsFiles | None, *, insecure: bool) -> None:
         tls.context()
     elif not insecure and not is_loopback(host):
         raise ConfigurationError(
-            f"--host {host} would receive keys and prompts unencrypted: give --tls-cert and --tls-key, "
+            f"--host {host} would receive keys and prompts unencrypted: give --ssl-certfile and --ssl-keyfile, "
             "or --insecure if a TLS proxy or a private network protects the traffic.",
             param="host",
         )
 
 
 def _no_passphrase() -> str:
-    raise ConfigurationError("The private key has a passphrase: give --tls-key an unencrypted key.", param="tls_key")
+    raise ConfigurationError("The private key has a passphrase: give --ssl-keyfile a key without.", param="ssl_keyfile")

@@ -71,7 +71,7 @@ def has_file(path: Path) -> bool:
         return False
 
 
-def close_to_others(path: Path) -> None:
+def restrict_to_owner(path: Path) -> None:
     """Close an existing file and its folder to other users, if they are Updraft's own and can be changed."""
     for each, mode in ((path.parent, 0o700), (path, 0o600)):
         if is_own(each):

@@ -35,10 +35,10 @@ def _safe(path: Sequence[str]) -> list[str]:
         entries = [os.path.abspath(entry) for entry in path]  # noqa: PTH100 - as above
     except FileNotFoundError:  # the working folder was deleted, so nothing can be imported relative to it
         entries = list(filter(os.path.isabs, path))
-    return [entry for entry in entries if entry == _HOME or not _is_here(entry)]
+    return [entry for entry in entries if entry == _HOME or not _is_working_folder(entry)]
 
 
-def _is_here(folder: str) -> bool:
+def _is_working_folder(folder: str) -> bool:
     try:
         return Path(folder).samefile(Path.cwd())
     except OSError:  # a folder is missing, so nothing can be imported from it

@@ -65,7 +65,7 @@ def on_hangup(act: Callable[[], None]) -> Generator[None]:
         loop.remove_signal_handler(number)
 
 
-def outlive_hangup() -> None:
+def ignore_hangup() -> None:
     """Ignore SIGHUP unless the process has a terminal, so that a reload signal does not end a server."""
     number = getattr(signal, "SIGHUP", None)
     if number is not None and not (sys.stdin and sys.stdin.isatty()):
@@ -189,14 +189,14 @@ def open_folder(folder: Path) -> int | None:
     return None if sys.platform == "win32" else os.open(folder, os.O_RDONLY)
 
 
-def belongs_to_us(path: Path) -> bool:
+def is_owned_by_user(path: Path) -> bool:
     owner = getattr(os, "getuid", None)
     return owner is None or path.stat().st_uid == owner()
 
 
-def changeable_by_others(path: Path) -> bool:
+def is_changeable_by_others(path: Path) -> bool:
     """Return whether a file belongs to another user, is world-writable, and is not on a read-only mount."""
-    open_to_all = bool(path.stat().st_mode & stat.S_IWOTH) and not belongs_to_us(path)
+    open_to_all = bool(path.stat().st_mode & stat.S_IWOTH) and not is_owned_by_user(path)
     look = getattr(os, "statvfs", None)
     return open_to_all and not (look is not None and bool(look(path).f_flag & os.ST_RDONLY))
 
@@ -207,19 +207,19 @@ def forbids_execution(folder: Path) -> bool:
     return sys.platform == "linux" and look is not None and bool(look(folder).f_flag & os.ST_NOEXEC)
 
 
-def no_core_files() -> None:
+def disable_core_files() -> None:
     if (resource := _module("resource")) is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_CORE)
         resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
-def limit_memory(beyond: int) -> None:
-    """Limit this process's address space to the current size plus `beyond` bytes. Effective only on Linux."""
+def limit_memory(extra_bytes: int) -> None:
+    """Limit this process's address space to the current size plus `extra_bytes`. Effective only on Linux."""
     resource = _module("resource")
     if sys.platform == "linux" and resource is not None:
         mapped = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (mapped + beyond, hard))
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + extra_bytes, hard))
 
 
 def limit_time(cpu_seconds: float, wall_seconds: float = 0.0) -> None:

@@ -48,10 +48,10 @@ def enforceable(schema: dict[str, Any], notes: set[str], *, strict: bool) -> dic
     Unknown formats such as `path` are always dropped. Other keywords that cannot be enforced are dropped unless
     `strict`; for a strict schema, building the grammar then fails. The caller must limit the nesting.
     """
-    return _Rewriting(schema, notes, strict=strict).schema(schema)
+    return _SchemaRewriter(schema, notes, strict=strict).schema(schema)
 
 
-class _Rewriting:
+class _SchemaRewriter:
     """Rewriter of one schema, which resolves references against `root`."""
 
     def __init__(self, root: dict[str, Any], notes: set[str], *, strict: bool) -> None:
@@ -116,13 +116,13 @@ class _Rewriting:
         listed = [name for name in self._values(names) if isinstance(name, str)]
         if listed:
             return {**rest, "properties": dict.fromkeys(listed, value), "additionalProperties": False}
-        says = set(names) - {"type", "title", "description"}
+        words = set(names) - {"type", "title", "description"}
         least, most = names.get("minLength", 0), names.get("maxLength")
-        if says == {"pattern"} and isinstance(names["pattern"], str):
+        if words == {"pattern"} and isinstance(names["pattern"], str):
             pattern = names["pattern"]
-        elif says == {"format"} and names["format"] in _PATTERNS:
+        elif words == {"format"} and names["format"] in _PATTERNS:
             pattern = _PATTERNS[names["format"]]
-        elif says and says <= {"minLength", "maxLength"} and _is_count(least) and (most is None or _is_count(most)):
+        elif words and words <= {"minLength", "maxLength"} and _is_count(least) and (most is None or _is_count(most)):
             pattern = f"^(?s:.){{{least},{'' if most is None else most}}}$"
         else:
             return schema

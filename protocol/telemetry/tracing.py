@@ -64,9 +64,9 @@ class Span:
             self._span.set_status(import_module("opentelemetry.trace").StatusCode.ERROR)
         self._span.end()
 
-    def headers(self, others: Mapping[str, str]) -> Mapping[str, str]:
+    def headers(self, given: Mapping[str, str]) -> Mapping[str, str]:
         """Add this span to the headers, as the parent of the receiver's spans."""
-        return others if self._span is None else {**others, **_injected(self._context)}
+        return given if self._span is None else {**given, **_injected(self._context)}
 
 
 class Tracer:

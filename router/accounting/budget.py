@@ -175,7 +175,7 @@ class Budget:
     async def exceeded(self, caller: Caller, demand: Demand) -> BudgetExceededError | None:
         """Return an error if a budget cannot cover the minimum charge of `demand`, else None. Reserves nothing."""
         try:
-            await self._alone(lambda connection: self._checked(connection, _today(), caller, demand))
+            await self._run_transaction(lambda connection: self._checked(connection, _today(), caller, demand))
         except BudgetExceededError as error:
             return error
         return None
@@ -197,7 +197,7 @@ class Budget:
             return Reservation(before.day, before.charge + charge, tokens, before.rows | rows)
 
         # Do not flush pending rows first, because other requests could use up the budget meanwhile.
-        reservation = await self._alone(take, flushed=False)
+        reservation = await self._run_transaction(take, flushed=False)
         self.in_flight.count += held is None
         return reservation
 
@@ -209,7 +209,7 @@ class Budget:
         for row in held.rows | self._rows(caller, held.day):
             _add(connection, row, actual - held.charge if row in held.rows else actual)
 
-    async def _alone(self, work: Callable[[sqlite3.Connection], T], *, flushed: bool = True) -> T:
+    async def _run_transaction(self, work: Callable[[sqlite3.Connection], T], *, flushed: bool = True) -> T:
         """Run `work` in a transaction of the ledger. Raises BudgetExceededError if the ledger is unavailable."""
         if self._ledger is None:
             problem = f"budget unknown, so nothing is spent: {self.problem}"

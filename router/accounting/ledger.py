@@ -135,7 +135,7 @@ REQUESTS = LedgerTable(
     format=6,
     purpose="ledger",
     param="ledger",
-    others=(Table(name="spending", row=SpendingRow, key="period, day, scope", upgrades={4: {"period": "'day'"}}),),
+    side_tables=(Table(name="spending", row=SpendingRow, key="period, day, scope", upgrades={4: {"period": "'day'"}}),),
     upgrades={6: {"started_at": "ts"}},
     records={0: _RECORD},
     # Totals by `model` group requests by the last cloud model called. Other requests are grouped by route.

@@ -61,10 +61,10 @@ _SPANS = {
 
 @dataclass(frozen=True, slots=True)
 class LocalReply:
-    """A complete local answer. `others`: further answers if the request asks for several."""
+    """A complete local answer. `further_answers`: other answers if the request asks for several."""
 
     answer: LocalAnswer
-    others: tuple[LocalAnswer, ...] = ()
+    further_answers: tuple[LocalAnswer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Cascade:
         self.trail.append(state)
         if isinstance(self._reply, LocalReply | LiveReply):
             run = self._reply if isinstance(self._reply, LocalReply) else self._reply.run
-            await self.escalation.lose_race(run.answer, "the cloud lost the race")
+            await self.escalation.stop_race(run.answer, "the cloud lost the race")
         if self._reply is None:
             raise EngineError("The cascade ended without a reply.")
         return self._reply
@@ -164,11 +164,11 @@ class Cascade:
     async def _local(self) -> State:
         try:
             if self.chat.num_answers > 1:
-                return await self._several()
+                return await self._answer_several()
             run = await self.start_local()
             if self.ruling.open:
                 await self.read(lambda: self.gates.read_ahead(self.chat.messages))
-            while await self.escalation.unless_race_won(anext(run, None)) is not None:
+            while await self.escalation.until_race_won(anext(run, None)) is not None:
                 if self.ruling.open and "\n" in run.answer.text[-_LINE_BEGUN:]:
                     self.gates.read_lines(run.answer.text)
                 if await self._stops_early(run.answer):
@@ -190,7 +190,7 @@ class Cascade:
             return State.CLOUD
         return State.AFTER if self.ruling.open else self._done(LocalReply(run.answer))
 
-    async def _several(self) -> State:
+    async def _answer_several(self) -> State:
         """Generate several answers without gates, each in a separate run."""
         if self.job.stream:
             run = await self.start_local()
@@ -208,8 +208,8 @@ class Cascade:
                 await run.aclose()
             return run.answer
 
-        first, *others = await run_concurrently(self.chat.num_answers, one)
-        return self._done(LocalReply(first, tuple(others)))
+        first, *further_answers = await run_concurrently(self.chat.num_answers, one)
+        return self._done(LocalReply(first, tuple(further_answers)))
 
     async def _after(self) -> State:
         answer = self._answer
@@ -220,7 +220,7 @@ class Cascade:
 
     async def _cloud(self) -> State:
         if self.escalation.races_excluded_cloud:
-            await self.escalation.lose_race(self._answer or LocalAnswer(), "the gates ruled out the raced cloud")
+            await self.escalation.stop_race(self._answer or LocalAnswer(), "the gates ruled out the raced cloud")
         # Send no draft if there are tools: OpenAI refuses it, and other models use other formats for tool calls.
         draft = "" if self._answer is None or self.tools is not None else paired(self._answer.text)
         try:
@@ -447,15 +447,15 @@ class Cascade:
         A structured answer waits for all gates, because no cloud could continue in the middle of it.
         """
         hold = self._hold
-        enough = hold is not None and len(answer.tokens) >= hold and bool(answer.text.strip())
-        return self.job.stream and not self.job.structured and enough
+        is_long = hold is not None and len(answer.tokens) >= hold and bool(answer.text.strip())
+        return self.job.stream and not self.job.structured and is_long
 
     def _is_graded_anyway(self, answer: LocalAnswer, decision: GateDecision) -> bool:
         """Return whether the best cloud would answer and grade the local answer even if the request were not sampled.
 
         False if a stream would have begun before, or if a smaller cloud may answer.
         """
-        smaller = any(candidate.may_do(decision.p_gain) for candidate in self.tiers.middle_tiers)
+        smaller = any(candidate.may_answer(decision.p_gain) for candidate in self.tiers.middle_tiers)
         return not smaller and not self._is_past_hold(answer)
 
     def _done(self, reply: Reply) -> State:

@@ -18,7 +18,7 @@ from ...accounting.reported_usage import ReportedUsage
 from ...accounting.token_estimate import LIMITS, THINKING, answer_size, capped, prompt_tokens, text_bytes
 from ...protocol.dialects.chat_chunks import index_of
 from ...protocol.errors import BudgetExceededError, RequestTimeoutError
-from ...protocol.http.forwarding import Forwarded
+from ...protocol.http.forwarding import Forwarding
 from ...protocol.http.lenient_json import json_bytes
 from ...protocol.telemetry.tracing import Span
 from ..accounting.budget import NO_CHARGE, Charge, Demand
@@ -27,7 +27,7 @@ from ..gates.gates import GateDecision
 from ..request.json_narrowing import table
 from ..state import RouterState
 from ..tiers.failures import CloudFailure, CloudForbidden
-from ..tiers.interfaces import Booked, CloudStream
+from ..tiers.interfaces import ChargedForwarding, CloudStream
 
 _TOO_LARGE = re.compile(r"too (?:large|high|big)|at most|maximum|less than|exceed|greater than|>", re.IGNORECASE)
 
@@ -74,9 +74,9 @@ class CloudAttempt:
         """The body with the draft, to estimate the number of tokens."""
         return {"prediction": self.draft, **self.body} if self.draft else self.body
 
-    def forwarded(self, given: Forwarded) -> Booked:
+    def forwarded(self, given: Forwarding) -> ChargedForwarding:
         """Return `given` with the call's trace span in the headers, and `_book` as the hook before each retry."""
-        return Booked(self.span.headers(given.headers), given.query, given.api_key, book=self._book)
+        return ChargedForwarding(self.span.headers(given.headers), given.query, given.api_key, book=self._book)
 
     def limit(self, tokens: int) -> None:
         """Limit the tokens of all answers together to `tokens`."""

@@ -107,10 +107,10 @@ class Escalation:
         if self.record.decision.exploration_chance:
             return [top]
         p_gain = self.record.decision.p_gain
-        return [*(candidate for candidate in middle_tiers if candidate.may_do(p_gain)), top]
+        return [*(candidate for candidate in middle_tiers if candidate.may_answer(p_gain)), top]
 
     def race(self, time_left_s: _Seconds) -> None:
-        """Start a cloud call that races the local run. `race_outcome()`, `lose_race()` or `aclose()` ends the race."""
+        """Start a cloud call that races the local run. `race_outcome()`, `stop_race()` or `aclose()` ends the race."""
         self.record.time_dependent = True  # the tier that answers depends on timing, so do not cache the answer
         self._race = asyncio.create_task(self.ask(time_left_s))
 
@@ -130,7 +130,7 @@ class Escalation:
         race = self._race
         return race is not None and race.done() and not race.cancelled() and race.exception() is None
 
-    async def unless_race_won(self, step: Awaitable[T | None]) -> T | None:
+    async def until_race_won(self, step: Awaitable[T | None]) -> T | None:
         """Return the result of `step`, or cancel `step` and return None once the cloud has won the race."""
         race = self._race
         if race is None:
@@ -155,7 +155,7 @@ class Escalation:
             race.cancel()
             raise
 
-    async def lose_race(self, local: LocalAnswer, note: str) -> None:
+    async def stop_race(self, local: LocalAnswer, note: str) -> None:
         """Stop the cloud in the race. A stopped cloud reports no usage, so the tokens of `local` are its estimate."""
         race, self._race = self._race, None
         if race is None:

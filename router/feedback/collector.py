@@ -136,7 +136,7 @@ class ExperienceCollector:
         with self._lock:
             taken, self._waiting = self._waiting, []
         observations = [each for each in map(self._learned, taken) if each is not None]
-        kept = self._kept(observations)
+        kept = self._store_valid(observations)
         with self._lock:
             self.counts = self.counts.plus(waiting=-len(taken), kept=len(kept), failed=len(taken) - len(kept))
         monitors = {each.record.request_id: each.monitor for each in taken}
@@ -152,7 +152,7 @@ class ExperienceCollector:
             log.exception("cannot learn from request %s", judged.record.request_id)
             return None
 
-    def _kept(self, observations: list[Observation]) -> list[Observation]:
+    def _store_valid(self, observations: list[Observation]) -> list[Observation]:
         """Store the observations, and return those that were stored. A faulty observation does not stop the others."""
         if not observations:
             return []
@@ -165,7 +165,7 @@ class ExperienceCollector:
             if len(observations) == 1:
                 log.exception("cannot store the experience of request %s", observations[0].id)
                 return []
-            return [each for one in observations for each in self._kept([one])]
+            return [each for one in observations for each in self._store_valid([one])]
         return observations
 
     def _observation(self, judged: JudgedRequest) -> Observation:

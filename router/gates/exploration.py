@@ -117,16 +117,16 @@ class ExplorationGates(_WrappingGates):
         return True
 
     def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:
-        decision = self._with_alarm_noted(self._gates.before(messages, self._quality(quality)))
+        decision = self._add_alarm(self._gates.before(messages, self._quality(quality)))
         if self.monitor is not None and self._observes and decision.p_gain is not None:
             self.monitor.observe(decision.p_gain)
         return decision
 
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
-        return self._with_alarm_noted(self._gates.during(messages, answer, self._quality(quality)))
+        return self._add_alarm(self._gates.during(messages, answer, self._quality(quality)))
 
     def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
-        decision = self._with_alarm_noted(self._gates.after(messages, answer, self._quality(quality)))
+        decision = self._add_alarm(self._gates.after(messages, answer, self._quality(quality)))
         return replace(decision, propensity=1.0 if decision.escalate else self._exploration)
 
     def _quality(self, quality: float | None) -> float | None:
@@ -139,7 +139,7 @@ class ExplorationGates(_WrappingGates):
         wanted = self._gates.quality if quality is None else quality
         return None if wanted is None else stricter(wanted)
 
-    def _with_alarm_noted(self, decision: GateDecision) -> GateDecision:
+    def _add_alarm(self, decision: GateDecision) -> GateDecision:
         if self.monitor is None or self.monitor.alarm is None:
             return decision
         return replace(decision, reason=f"cautious, {self.monitor.alarm}: {decision.reason}")

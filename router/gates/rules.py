@@ -75,7 +75,7 @@ def rule(job: RoutingRequest, availability: TierAvailability) -> Ruling:
     no_cloud = offline_mode() if availability.offline else availability.cloud_missing or availability.over_budget
     if job.requested_tier == "cloud":
         if job.privacy_rule is not None:
-            raise kept_by(job.privacy_rule)
+            raise device_only_error(job.privacy_rule)
         if no_cloud is not None:
             raise no_cloud
         return Ruling(local=False, cloud=True, reason="the request asked for the cloud")
@@ -83,13 +83,13 @@ def rule(job: RoutingRequest, availability: TierAvailability) -> Ruling:
     no_local = availability.local_missing or unsupported
     if job.only_local:
         if no_local is not None:
-            raise no_local if job.privacy_rule is None else kept_by(job.privacy_rule, no_local)
+            raise no_local if job.privacy_rule is None else device_only_error(job.privacy_rule, no_local)
         return Ruling(local=True, cloud=False, reason=_why_local(job))
     if no_local is not None:
         if no_cloud is not None:
             if isinstance(no_cloud, BudgetExceededError):
                 raise no_cloud
-            raise no_local if availability.local_missing is None else _neither(availability.local_missing, no_cloud)
+            raise (no_local if availability.local_missing is None else _no_tier(availability.local_missing, no_cloud))
         return Ruling(local=False, cloud=True, reason=_why_not_local(availability, no_local))
     if no_cloud is not None:
         return Ruling(local=True, cloud=False, reason=_why_not_cloud(availability))
@@ -98,22 +98,22 @@ def rule(job: RoutingRequest, availability: TierAvailability) -> Ruling:
     return Ruling(local=True, cloud=True, reason="both tiers may answer")
 
 
-def kept_by(privacy_rule: str, no_local: UpdraftError | None = None) -> InvalidRequestError:
+def device_only_error(privacy_rule: str, no_local: UpdraftError | None = None) -> InvalidRequestError:
     """Return the error for a request that must stay on the device. `no_local`: why the device cannot answer it."""
     if no_local is not None:
         return InvalidRequestError(
-            f"This request must stay on the device because of {_by(privacy_rule)}, but the device cannot answer it: "
+            f"This request must stay on the device because of {_cause(privacy_rule)}, but the device cannot answer it: "
             f"{no_local.message}",
             code="private",
         )
     return InvalidRequestError(
-        f"This request must stay on the device because of {_by(privacy_rule)}: model='cloud' and embeddings are not "
+        f"This request must stay on the device because of {_cause(privacy_rule)}: model='cloud' and embeddings are not "
         "allowed. Use model='auto' or 'local', or remove the private content.",
         code="private",
     )
 
 
-def _by(privacy_rule: str) -> str:
+def _cause(privacy_rule: str) -> str:
     if privacy_rule in UNREADABLE:
         return f"its privacy rules, which cannot read {privacy_rule}"
     return f"the privacy rule {privacy_rule!r}"
@@ -155,7 +155,7 @@ def _why_not_local(availability: TierAvailability, no_local: UpdraftError) -> st
     return f"beyond the local model: {why}"
 
 
-def _neither(no_local: UpdraftError, no_cloud: UpdraftError) -> UpdraftError:
+def _no_tier(no_local: UpdraftError, no_cloud: UpdraftError) -> UpdraftError:
     if no_local.code != _NOT_CONFIGURED:
         return no_local
     return InvalidRequestError(f"{no_local.message} {no_cloud.message}", param="model", code="no_tier")

@@ -80,12 +80,12 @@ def _is_run_of_card(run: str) -> bool:
     even = {width} == set(sizes[:-1]) and sizes[-1] <= width
     spelled = even and width <= 2 and one_line and len(marks) == 1
     # A sequence of only two numbers is rarely a card.
-    others = width >= 4 and one_line and all(size >= 3 for size in sizes[1:-1]) and (len(sizes) > 2 or marks == {""})
+    grouped = width >= 4 and one_line and all(size >= 3 for size in sizes[1:-1]) and (len(sizes) > 2 or marks == {""})
     long = len(digits) > _PRINTED_DIGITS[1] and width in (6, 8)
     return (
         (spelled and _PRINTED_DIGITS[0] <= len(digits) <= _PRINTED_DIGITS[1])
         or (even and width == 4 and (one_line or len(marks) == 1))
-        or others
+        or grouped
         or long
     ) and _is_card(digits)
 

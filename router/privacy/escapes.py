@@ -137,16 +137,16 @@ def _character(match: re.Match[str]) -> str:
     if kind == _LETTER:
         return _MEANT.get(value.lower(), value)
     if kind == _OCTETS:
-        return _of_octets(value.replace("%", ""))
+        return _decode_octets(value.replace("%", ""))
     if kind == _ENTITY:
-        return _of_entity(value)
+        return _entity_character(value)
     if kind == _NAMED:
-        return _of_name(value)
+        return _named_character(value)
     code = int(value, {_OCTAL: 8, _DECIMAL: 10}.get(kind or 0, 16))
     return chr(code) if code < 0x110000 else match[0]
 
 
-def _of_entity(name: str) -> str:
+def _entity_character(name: str) -> str:
     """Return the character of an HTML entity. If there is no semicolon, letters of a word may follow the name."""
     for end in range(len(name), 1, -1):
         for spelled in (name[:end], name[:end].lower()):
@@ -156,7 +156,7 @@ def _of_entity(name: str) -> str:
     return f"&{name}"
 
 
-def _of_name(name: str) -> str:
+def _named_character(name: str) -> str:
     try:
         return unicodedata.lookup(name)
     except KeyError:
@@ -164,10 +164,10 @@ def _of_name(name: str) -> str:
 
 
 def _octets_of_mail(match: re.Match[str]) -> str:
-    return _of_octets(match[1].replace("=", "")) if match[1] else ""
+    return _decode_octets(match[1].replace("=", "")) if match[1] else ""
 
 
-def _of_octets(digits: str) -> str:
+def _decode_octets(digits: str) -> str:
     octets = bytes.fromhex(digits)
     try:
         return octets.decode()

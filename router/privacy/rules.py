@@ -83,14 +83,14 @@ class PrivacyRules:
             split_texts = (*split_across_messages(body or {}, budget), *split_across_values(body, budget))
             return (
                 _first(self._rules, visible(_BETWEEN.join((*meant, *split_texts)), budget))
-                or self._apart(meant, budget)
+                or self._match_patterns(meant, budget)
                 or (PERSONAL if self._personal is not None and any(map(self._personal, meant)) else None)
                 or next(filter(None, map(unreadable_text, meant)), None)
             )
         except TooLongError:
             return TOO_LONG
 
-    def _apart(self, texts: Iterable[str], budget: ReadingBudget) -> str | None:
+    def _match_patterns(self, texts: Iterable[str], budget: ReadingBudget) -> str | None:
         """Apply the user's patterns to each text alone, since a pattern may need its exact letters, start or end."""
         if not self._patterns:
             return None

@@ -56,11 +56,11 @@ def _split_digits(texts: Iterable[str], budget: ReadingBudget) -> Iterator[str]:
         begin = plain(written(begin, budget))
         end = begin if whole else plain(written(end, budget))
         head, only_digits = _groups(begin)
-        together = [*reversed(last), *_in_a_card(head)]
+        together = [*reversed(last), *_card_groups(head)]
         if last and head and sum(map(len, together)) >= CARD_DIGITS[0]:
             yield " ".join(together)
         tail = [group[::-1] for group in _groups(end[::-1])[0]]
-        last = _in_a_card([*tail, *last] if only_digits and whole else tail)
+        last = _card_groups([*tail, *last] if only_digits and whole else tail)
 
 
 def _number(value: object) -> str:
@@ -73,7 +73,7 @@ def _groups(text: str) -> tuple[list[str], bool]:
     return (re.findall(r"\d+", match[1]), match.end() == len(text)) if match else ([], False)
 
 
-def _in_a_card(groups: Sequence[str]) -> list[str]:
+def _card_groups(groups: Sequence[str]) -> list[str]:
     """Return the leading groups that can belong to one card number whose other part is in the neighbouring text."""
     digits = accumulate(map(len, groups))
     return [group for group, total in zip(groups, digits, strict=True) if total < CARD_DIGITS[1]]

@@ -74,7 +74,7 @@ def written(text: str, budget: ReadingBudget) -> str:
 
 def plain(text: str) -> str:
     """Return `text` without invisible characters, with one kind of dash and one kind of digit."""
-    looks = {ord(each): look for each in set(text) if (look := _look_alike(each)) != each}
+    looks = {ord(each): look for each in set(text) if (look := _plain_form(each)) != each}
     return "".join(piece[0].translate(looks) for piece in _PIECE.finditer(text)) if looks else text
 
 
@@ -89,7 +89,7 @@ def _normal(form: Literal["NFD", "NFKC"], text: str, budget: ReadingBudget) -> s
     return "".join(pieces)
 
 
-def _look_alike(character: str) -> str | None:
+def _plain_form(character: str) -> str | None:
     """Return the plain form of a character, or None if it is invisible or only surrounds another character."""
     if (look := _LOOKS_LIKE.get(character)) is not None:
         return look

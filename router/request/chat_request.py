@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ...protocol.decoding import convert, read_object
 from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError, WrongTypeError
-from ...protocol.http.forwarding import NOTHING, Forwarded, forwarded
+from ...protocol.http.forwarding import NOTHING, Forwarding, forwarded
 from ...protocol.http.wire import WireRequest
 from ...protocol.requests import (
     ChatRequest,
@@ -65,7 +65,7 @@ class RoutingRequest:
     # Name of the privacy rule that the request matches, if any.
     privacy_rule: str | None = None
     # Headers and query parameters to forward to a cloud.
-    forwarded: Forwarded = NOTHING
+    forwarded: Forwarding = NOTHING
 
     @property
     def only_local(self) -> bool:
@@ -124,7 +124,7 @@ def read_routing_request(
     options = take_options(body)
     check_private(options, requested_tier)
     _check_frame(body)
-    chat, unsupported = _for_the_device(with_trimmed_turns(body))
+    chat, unsupported = _device_request(with_trimmed_turns(body))
     return RoutingRequest(
         requested_tier=requested_tier,
         body=body,
@@ -180,8 +180,7 @@ def take_options(body: dict[str, Any]) -> UpdraftOptions:
         )
     if options.confidence_signal is not None and options.confidence is None:
         raise InvalidRequestError(
-            "updraft.confidence_signal needs updraft.confidence. Set both.",
-            param="updraft.confidence_signal",
+            "updraft.confidence_signal needs updraft.confidence. Set both.", param="updraft.confidence_signal"
         )
     if options.hold_tokens is not None and options.hold_tokens < 1:
         raise InvalidRequestError("updraft.hold_tokens must be at least 1.", param="updraft.hold_tokens")
@@ -222,7 +221,7 @@ def _invalid(param: str, fault: str) -> InvalidRequestError:
     return InvalidRequestError(f"{param} {fault}.", param=param, code="invalid_value")
 
 
-def _for_the_device(body: dict[str, Any]) -> tuple[ChatRequest | None, InvalidRequestError | None]:
+def _device_request(body: dict[str, Any]) -> tuple[ChatRequest | None, InvalidRequestError | None]:
     """Return the request for the local engine, or the reason why the engine cannot take it. Raises WrongTypeError."""
     try:
         request = read_chat(body)
@@ -230,11 +229,11 @@ def _for_the_device(body: dict[str, Any]) -> tuple[ChatRequest | None, InvalidRe
         if isinstance(error, WrongTypeError) and not (error.param or "").startswith(_OPEN_ENDED):
             raise
         return None, error
-    beyond = beyond_the_device(request)
-    return (request, None) if beyond is None else (None, beyond)
+    unsupported = unsupported_on_device(request)
+    return (request, None) if unsupported is None else (None, unsupported)
 
 
-def beyond_the_device(request: ChatRequest | CompletionRequest) -> UnsupportedFeatureError | None:
+def unsupported_on_device(request: ChatRequest | CompletionRequest) -> UnsupportedFeatureError | None:
     """Return the error for a parameter that Updraft's cloud engine supports and the local engine does not, or None."""
     if request.num_candidates > request.num_answers:
         return UnsupportedFeatureError("best_of: this device generates one candidate.", param="best_of")

@@ -108,7 +108,7 @@ def read_any_model(request: WireRequest) -> tuple[dict[str, Any], str]:
     return body, named
 
 
-def passed_on(path: str, what: str) -> DirectHandler:
+def forwarder(path: str, what: str) -> DirectHandler:
     """Return a handler that forwards requests to a cloud's endpoint `path`. `what`: name of the results, for errors."""
 
     async def handle(call: DirectCall) -> DirectReply:

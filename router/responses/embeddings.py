@@ -26,7 +26,7 @@ _READ = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 async def embed(call: DirectCall) -> DirectReply:
     """Answer an embeddings request. Raises UpdraftError or CloudFailure."""
     body, record = call.job.body, call.record
-    ruling, escalation = await call.route("embeddings", _not_here(call), "embeddings come from the cloud")
+    ruling, escalation = await call.route("embeddings", _why_not_on_device(call), "embeddings come from the cloud")
     if not ruling.cloud:
         record.route = "local"
         return await _on_the_device(call)
@@ -40,7 +40,7 @@ async def embed(call: DirectCall) -> DirectReply:
     return {**answer, "updraft": record.info()}
 
 
-def _not_here(call: DirectCall) -> InvalidRequestError | None:
+def _why_not_on_device(call: DirectCall) -> InvalidRequestError | None:
     """Return why the device may not answer, or None. Vectors of two models are not comparable."""
     try:
         read_embedding(call.job.body)

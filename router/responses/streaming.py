@@ -12,7 +12,7 @@ from typing import Any
 from ...accounting.reported_usage import ReportedUsage
 from ...protocol.errors import EngineError, UpdraftError
 from ...protocol.http import sse
-from ...protocol.http.lenient_json import apart
+from ...protocol.http.lenient_json import split_final_event
 from ...protocol.requests import ChatRequest
 from ...protocol.responses import ChoiceLogprobs, Delta, FinishReason
 from ...protocol.safety.redaction import paired
@@ -86,7 +86,7 @@ async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
     if chunk := writer.rest(run.answer):
         yield chunk
     await cascade.stop_local()
-    await _judge_afterwards(cascade, run.answer)
+    await _judge_streamed(cascade, run.answer)
     yield writer.chunks.finish(writer.finish_reason, run.answer.usage(), run.answer)
 
 
@@ -178,7 +178,7 @@ async def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
     return decision.escalate
 
 
-async def _judge_afterwards(cascade: Cascade, answer: LocalAnswer) -> None:
+async def _judge_streamed(cascade: Cascade, answer: LocalAnswer) -> None:
     """Apply gate 3 to text that was already streamed. The text cannot be recalled, so the decision is only recorded."""
     messages, quality = cascade.chat.messages, cascade.job.quality
     decision = await cascade.read(lambda: cascade.gates.after(messages, answer, quality), answer)
@@ -198,7 +198,7 @@ async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: Local
         "continue_final_message": True,
         "add_generation_prompt": False,
     }
-    left = _left(chat, len(answer.tokens))
+    left = _remaining_params(chat, len(answer.tokens))
     if left is None:
         cascade.record.route, cascade.record.note = "local", "max_tokens was used up"
         yield writer.chunks.finish("length", answer.usage(), answer)
@@ -268,7 +268,7 @@ async def _relayed(
             if any(choice.get("finish_reason") for choice in event["choices"]):
                 if finish is not None and _indices(finish) != _indices(event):
                     yield sse.event(finish)  # with several choices, only the last finish gets the `updraft` object
-                text, finish = apart(event)
+                text, finish = split_final_event(event)
                 if text is not None:
                     written += 1
                     yield sse.event(text)
@@ -299,7 +299,7 @@ def _indices(event: dict[str, Any]) -> list[Any]:
     return [choice.get("index") for choice in event["choices"]]
 
 
-def _left(chat: ChatRequest, spent: int) -> SamplingParams | None:
+def _remaining_params(chat: ChatRequest, spent: int) -> SamplingParams | None:
     """Return sampling parameters with the token limits reduced by `spent`, or None if no tokens are left."""
     params = chat.sampling()
     limit = None if params.max_tokens is None else params.max_tokens - spent

@@ -16,7 +16,7 @@ from ...protocol.requests import CompletionRequest, read_completion
 from ...protocol.responses import TextChoice, TextCompletion, TextLogprobs, Usage, fingerprint
 from ..cascade.concurrent_runs import run_concurrently
 from ..cascade.escalation import CloudReply
-from ..request.chat_request import beyond_the_device, check_stream_options
+from ..request.chat_request import check_stream_options, unsupported_on_device
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import LocalTier
 from .completion import ShownTokens, prompt_logprobs, text_logprobs
@@ -28,7 +28,7 @@ MAX_ANSWERS = 128  # maximum number of answers to one request on the device, for
 
 async def complete(call: DirectCall) -> DirectReply:
     """Answer a text completion. Raises UpdraftError or CloudFailure."""
-    request, unsupported = _for_the_device(call.job.body)
+    request, unsupported = _device_request(call.job.body)
     ruling, escalation = await call.route(
         "completions", unsupported, "text completions are not judged: they go to the cloud if there is one"
     )
@@ -51,11 +51,11 @@ async def complete(call: DirectCall) -> DirectReply:
     return await answers.begun_stream() if request.stream else await answers.whole()
 
 
-def _for_the_device(body: dict[str, Any]) -> tuple[CompletionRequest | None, InvalidRequestError | None]:
+def _device_request(body: dict[str, Any]) -> tuple[CompletionRequest | None, InvalidRequestError | None]:
     """Return the request for the local engine, or why the engine cannot take it. Raises WrongTypeError."""
     check_stream_options(body)
     try:
-        request = read_completion({**body, "max_tokens": 1} if _writes_nothing(body) else body)
+        request = read_completion({**body, "max_tokens": 1} if _wants_scores_only(body) else body)
     except WrongTypeError:
         raise
     except InvalidRequestError as error:
@@ -64,10 +64,10 @@ def _for_the_device(body: dict[str, Any]) -> tuple[CompletionRequest | None, Inv
         return None, UnsupportedFeatureError("logprobs: this device has none for an echoed prompt.", param="logprobs")
     if len(request.prompts) * request.num_answers > MAX_ANSWERS:
         return None, UnsupportedFeatureError(f"n: this device gives at most {MAX_ANSWERS} answers.", param="n")
-    return request, beyond_the_device(request)
+    return request, unsupported_on_device(request)
 
 
-def _writes_nothing(body: dict[str, Any]) -> bool:
+def _wants_scores_only(body: dict[str, Any]) -> bool:
     """Return whether only the prompt's scores are wanted. The engine then generates one token that is not sent."""
     return body.get("max_tokens") == 0 and body["max_tokens"] is not False
 
@@ -81,7 +81,7 @@ class _LocalAnswers:
         self._local = local
         self._count = len(request.prompts) * request.num_answers
         self._created = int(time.time())
-        self._writes_nothing = _writes_nothing(call.job.body)
+        self._wants_scores_only = _wants_scores_only(call.job.body)
 
     async def whole(self) -> TextCompletion:
         async def one(index: int) -> TextChoice:
@@ -118,22 +118,22 @@ class _LocalAnswers:
     async def _pieces(self, index: int) -> AsyncGenerator[TextChoice]:
         """Yield one answer in pieces. The last piece has the finish reason."""
         request, began = self._request, time.monotonic()
-        number, again = divmod(index, request.num_answers)
+        number, repetition = divmod(index, request.num_answers)
         prompt, params = request.prompts[number], request.sampling()
         if params.seed is not None:
-            params = replace(params, seed=params.seed + again)
+            params = replace(params, seed=params.seed + repetition)
         if request.echo:
             if isinstance(prompt, str):
                 text = prompt
             else:
                 text = await self._local.with_encoder(lambda encoder: encoder.decode(prompt, skip_special=False))
             yield TextChoice(text, index=index)
-        shown = None if request.logprobs is None or self._writes_nothing else ShownTokens(self._local)
+        shown = None if request.logprobs is None or self._wants_scores_only else ShownTokens(self._local)
         run = await self._local.start_text(prompt, params, constraint=request.constraint())
         sent = 0
         try:
             async for token in run:
-                if self._writes_nothing:
+                if self._wants_scores_only:
                     continue
                 sent += len(token.text)
                 scored = [] if shown is None else shown.push(token)
@@ -145,7 +145,7 @@ class _LocalAnswers:
             logprobs = text_logprobs(scored, self._local.token_bytes) if scored else None
             stop_reason = answer.stop_reason or UNSET
             text, reason = answer.text[sent:], answer.finish_reason or "stop"
-            if self._writes_nothing:
+            if self._wants_scores_only:
                 text, reason = "", "length"
             scores = prompt_logprobs(answer, request.prompt_logprobs, self._local.token_bytes)
             yield TextChoice(text, reason, index, logprobs, stop_reason, scores)
@@ -155,7 +155,7 @@ class _LocalAnswers:
 
     def _usage(self) -> Usage:
         record = self._call.record
-        written = 0 if self._writes_nothing else record.local_tokens
+        written = 0 if self._wants_scores_only else record.local_tokens
         return Usage.of(record.local_prompt_tokens, written, cached=record.local_cached_tokens)
 
     def _completion(self, choices: list[TextChoice]) -> TextCompletion:

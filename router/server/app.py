@@ -17,7 +17,7 @@ from starlette.websockets import WebSocket
 
 from ...protocol.errors import InvalidRequestError, UpdraftError
 from ...protocol.http.access import Access, check_keyless
-from ...protocol.http.app import create_app, read_wire_request, send, upload_wire_request, while_connected
+from ...protocol.http.app import cancel_on_disconnect, create_app, read_wire_request, send, upload_wire_request
 from ...protocol.http.server import bind_socket, serve
 from ...protocol.http.tls import TlsFiles, check_encrypted
 from ...protocol.http.wire import WireRequest, WireResponse
@@ -102,7 +102,7 @@ def daemon_app(
         if request.method == "POST" and request.scope["path"] == UPLOADS:
             return send(_stamped(await endpoints.handle(upload_wire_request(request))), request)
         wire = replace(await read_wire_request(request), timeout_s=timeout_of(request.headers))
-        with while_connected(request):
+        with cancel_on_disconnect(request):
             response = await endpoints.handle(wire)
         events = response.headers.get("content-type", "").startswith("text/event-stream")
         return send(_stamped(response), request, config.heartbeat_s if events else 0.0)

@@ -17,9 +17,9 @@ from .batches.run import Background
 from .batches.service import BatchService
 from .page import assets, charts, device_models, markdown, overview, savings, trace
 from .routes import health, messages, models, ollama, openapi, requests
-from .routes.absent import check_absent
 from .routes.openai import batches, chat_completions, direct, files, responses, tokens
 from .routes.route import RequestContext, Route
+from .routes.unsupported import check_supported
 
 log = logging.getLogger("updraft.router")
 
@@ -95,17 +95,17 @@ class Endpoints:
 
     async def _dispatch(self, request: WireRequest) -> WireResponse:
         path = request.path.rstrip("/") or "/"
-        others: list[str] = []
+        other_methods: list[str] = []
         for route in self._routes:
             parameters = route.match(path)
             if parameters is not None and route.method == request.method:
                 context = RequestContext(self.router, self._answers, self._batches, request, parameters, self._routes)
                 return await route.handler(context)
             if parameters is not None:
-                others.append(route.method)
-        check_absent(request.method, path)
-        if others:
-            allowed = ", ".join(sorted(set(others)))
+                other_methods.append(route.method)
+        check_supported(request.method, path)
+        if other_methods:
+            allowed = ", ".join(sorted(set(other_methods)))
             raise MethodNotAllowedError(f"{path} accepts {allowed}, not {request.method}.", allowed)
         known = ", ".join(dict.fromkeys(route.path.replace(":path", "") for route in self._routes))
         raise NotFoundError(f"Unknown endpoint {request.method} {path}. Known paths: {known}.")

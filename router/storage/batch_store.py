@@ -66,7 +66,7 @@ class Batch(msgspec.Struct, kw_only=True):
     request_counts: RequestCounts = msgspec.field(default_factory=RequestCounts)
     metadata: dict[str, str] | None = None
 
-    def become(self, status: Status) -> None:
+    def set_status(self, status: Status) -> None:
         self.status = status
         setattr(self, f"{status}_at", int(time.time()))
 
@@ -125,9 +125,9 @@ class BatchStore:
         def cancelling(batch: Batch) -> None:
             if batch.status in ("validating", "in_progress"):
                 begun = batch.status == "in_progress"
-                batch.become("cancelling")
+                batch.set_status("cancelling")
                 if not begun:
-                    batch.become("cancelled")
+                    batch.set_status("cancelled")
             elif batch.status not in ("cancelling", "cancelled"):
                 raise InvalidRequestError(f"The batch is {batch.status} and can no longer be cancelled.")
 
@@ -146,7 +146,7 @@ class BatchStore:
 
         def begin(batch: Batch) -> None:
             if batch.status == "validating":
-                batch.become("in_progress")
+                batch.set_status("in_progress")
                 batch.request_counts.total = total
 
         with self._database.transaction() as connection:

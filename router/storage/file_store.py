@@ -133,8 +133,8 @@ class FileStore:
     def reserve(self, file_id: str, size: int) -> None:
         """Reserve `size` bytes for a file. Raises DiskSpaceError if all files together would be too large."""
         with self._database.transaction() as connection:
-            others = connection.execute("SELECT coalesce(sum(bytes), 0) FROM files WHERE id != ?", (file_id,))
-            free = self.max_bytes - others.fetchone()[0]
+            other_bytes = connection.execute("SELECT coalesce(sum(bytes), 0) FROM files WHERE id != ?", (file_id,))
+            free = self.max_bytes - other_bytes.fetchone()[0]
             if size > free:
                 raise DiskSpaceError(
                     f"All files together may have {self.max_bytes // MB} MB (setting files_mb). Delete some.",

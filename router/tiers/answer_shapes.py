@@ -64,7 +64,7 @@ def models_in(raw: bytes, owner: str | None = None) -> frozenset[str]:
 
 
 def has_content(event: dict[str, Any]) -> bool:
-    return any(choice.get("finish_reason") or _says(choice) for choice in event["choices"])
+    return any(choice.get("finish_reason") or _has_content(choice) for choice in event["choices"])
 
 
 def is_piece(choice: dict[str, Any]) -> bool:
@@ -115,7 +115,7 @@ class StreamedChoices:
                     choice["delta"]["tool_calls"] = numbered
             if choice.get("finish_reason"):
                 self._unfinished.pop(index, None)
-            elif _says(choice):
+            elif _has_content(choice):
                 self._unfinished[index] = "text" in choice
         return is_changed
 
@@ -129,7 +129,7 @@ class StreamedChoices:
         return {**self._last, "choices": choices, "usage": None} if choices else None
 
 
-def _says(choice: dict[str, Any]) -> bool:
+def _has_content(choice: dict[str, Any]) -> bool:
     """Return whether a streamed choice has text or other content besides its role."""
     delta = table(choice.get("delta")) or {}
     return bool(choice.get("text")) or any(value for name, value in delta.items() if name != "role")

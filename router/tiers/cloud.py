@@ -14,12 +14,12 @@ import httpx
 import msgspec
 
 from ...protocol.errors import ConfigurationError, InvalidRequestError
-from ...protocol.http.forwarding import NOTHING, Forwarded, header_bytes
+from ...protocol.http.forwarding import NOTHING, Forwarding, header_bytes
 from .answer_shapes import completion_in, embeddings_in, models_in
 from .connection import LOCATION, CloudEndpoint, open_client
 from .continuation_check import ContinuationVerdict
 from .failures import CloudFailure, invalid_answer, misconfigured, timed_out, unreachable
-from .interfaces import Booked, CloudContent, Content
+from .interfaces import ChargedForwarding, CloudContent, Content
 from .providers.provider import ProviderCall, with_query
 from .retries import CloudCalls
 from .stream import HttpCloudStream
@@ -62,7 +62,7 @@ class HttpCloudTier:
             log.warning("%s", error.message)
 
     async def complete(
-        self, path: str, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING
+        self, path: str, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarding = NOTHING
     ) -> dict[str, Any]:
         call = self._call(path, body, forwarded)
 
@@ -75,7 +75,7 @@ class HttpCloudTier:
 
         return await self._ask(attempt, timeout_s, call, forwarded)
 
-    async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING) -> dict[str, Any]:
+    async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarding = NOTHING) -> dict[str, Any]:
         call = self._call("embeddings", body, forwarded)
 
         async def attempt() -> dict[str, Any]:
@@ -85,7 +85,7 @@ class HttpCloudTier:
         return await self._ask(attempt, timeout_s, call, forwarded)
 
     async def pass_on(
-        self, path: str, content: Content, *, timeout_s: float, forwarded: Forwarded = NOTHING
+        self, path: str, content: Content, *, timeout_s: float, forwarded: Forwarding = NOTHING
     ) -> CloudContent:
         call = self._call(path, {"model": content.model}, forwarded)
 
@@ -106,7 +106,7 @@ class HttpCloudTier:
         *,
         timeout_s: float,
         begun: str | None = None,
-        forwarded: Forwarded = NOTHING,
+        forwarded: Forwarding = NOTHING,
     ) -> HttpCloudStream:
         call = self._call(path, body, forwarded)
 
@@ -124,7 +124,7 @@ class HttpCloudTier:
 
         return await self._ask(attempt, timeout_s, call, forwarded)
 
-    async def takes_drafts(self, model: str, *, timeout_s: float, forwarded: Forwarded = NOTHING) -> bool:
+    async def takes_drafts(self, model: str, *, timeout_s: float, forwarded: Forwarding = NOTHING) -> bool:
         can = self._provider.capabilities
         if self._drafts_refused or self._calls.is_open or not can.predictions:
             return False
@@ -148,7 +148,7 @@ class HttpCloudTier:
             await self._client.aclose()
 
     async def _ask(
-        self, attempt: Callable[[], Awaitable[T]], timeout_s: float, call: ProviderCall, forwarded: Forwarded
+        self, attempt: Callable[[], Awaitable[T]], timeout_s: float, call: ProviderCall, forwarded: Forwarding
     ) -> T:
         """Return the result of `attempt`, which sends `call`, with retries within `timeout_s`. Raises CloudFailure."""
         until = time.monotonic() + timeout_s
@@ -163,7 +163,7 @@ class HttpCloudTier:
                 raise unreachable(self._url, error) from error
 
         try:
-            book = forwarded.book if isinstance(forwarded, Booked) else None
+            book = forwarded.book if isinstance(forwarded, ChargedForwarding) else None
             return await self._calls.ask(once, until, lambda: _digest(call), book)
         except CloudFailure as failure:
             failure.url = self._url
@@ -171,7 +171,7 @@ class HttpCloudTier:
                 await self._name_models(failure, str(call.body.get("model")), until, forwarded)
             raise
 
-    async def _name_models(self, failure: CloudFailure, requested: str, until: float, forwarded: Forwarded) -> None:
+    async def _name_models(self, failure: CloudFailure, requested: str, until: float, forwarded: Forwarding) -> None:
         """Add the cloud's known models to an unknown-model error, if the cloud lists them in time."""
         with suppress(CloudFailure, httpx.HTTPError, TimeoutError):
             async with asyncio.timeout(min(_MODELS_TIMEOUT_S, until - time.monotonic())):
@@ -180,21 +180,21 @@ class HttpCloudTier:
                 known = ", ".join(name[:100] for name in there[:_MAX_NAMED])
                 failure.add(f"{self._url} has no model {requested[:100]!r}. Known models: {known}.")
 
-    def _call(self, path: str, body: dict[str, Any], forwarded: Forwarded) -> ProviderCall:
+    def _call(self, path: str, body: dict[str, Any], forwarded: Forwarding) -> ProviderCall:
         """Translate a request for the provider. Raises CloudFailure if the provider does not support it."""
         try:
             return self._provider.call(path, body, self._endpoint.query_with(forwarded.api_key))
         except InvalidRequestError as error:
             raise misconfigured(error) from error
 
-    async def _models(self, forwarded: Forwarded) -> bytes:
+    async def _models(self, forwarded: Forwarding) -> bytes:
         key = forwarded.api_key
         return await self._whole(
-            "GET", with_query("models", self._endpoint.query_with(key)), None, Forwarded(api_key=key)
+            "GET", with_query("models", self._endpoint.query_with(key)), None, Forwarding(api_key=key)
         )
 
     async def _whole(
-        self, method: str, path: str, content: Content | None = None, forwarded: Forwarded = NOTHING
+        self, method: str, path: str, content: Content | None = None, forwarded: Forwarding = NOTHING
     ) -> bytes:
         return await self._read_whole(await self._send(method, path, content, forwarded))
 
@@ -208,7 +208,7 @@ class HttpCloudTier:
             await response.aclose()
 
     async def _send(
-        self, method: str, path: str, content: Content | None = None, forwarded: Forwarded = NOTHING
+        self, method: str, path: str, content: Content | None = None, forwarded: Forwarding = NOTHING
     ) -> httpx.Response:
         """Send a request and return the open response. Raises CloudFailure for any status but 200."""
         if self._client is None:

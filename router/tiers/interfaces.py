@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, Unpack
 
 from ...protocol.errors import UnsupportedFeatureError
-from ...protocol.http.forwarding import NOTHING, Forwarded
+from ...protocol.http.forwarding import NOTHING, Forwarding
 from ...protocol.prompts import Prompt
 from ...protocol.requests import Message
 from ...protocol.responses import FinishReason, StopReason, Usage
@@ -144,7 +144,7 @@ class LocalTier(Protocol):
     async def aclose(self) -> None: ...
 
 
-class ChatsOnly:
+class ChatOnlyTier:
     """Mixin for a `LocalTier` without tokenizer access: refuses bare prompts and tokenization."""
 
     async def start_text(
@@ -186,7 +186,7 @@ Book = Callable[[str], Awaitable[bool]]
 
 
 @dataclass(frozen=True, slots=True)
-class Booked(Forwarded):
+class ChargedForwarding(Forwarding):
     """Headers, query and key to forward, with a function that charges a failed attempt before each retry."""
 
     book: Book | None = field(default=None, repr=False)
@@ -214,7 +214,7 @@ class CloudTier(Protocol):
     @property
     def continues(self) -> bool: ...
 
-    async def takes_drafts(self, model: str, *, timeout_s: float, forwarded: Forwarded = NOTHING) -> bool:
+    async def takes_drafts(self, model: str, *, timeout_s: float, forwarded: Forwarding = NOTHING) -> bool:
         """Return whether to send drafts to `model` as `prediction`. Some clouds charge for these. Never raises."""
         ...
 
@@ -223,7 +223,7 @@ class CloudTier(Protocol):
         ...
 
     async def complete(
-        self, path: str, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING
+        self, path: str, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarding = NOTHING
     ) -> dict[str, Any]:
         """Return the whole, validated answer to a request that does not stream."""
         ...
@@ -235,19 +235,19 @@ class CloudTier(Protocol):
         *,
         timeout_s: float,
         begun: str | None = None,
-        forwarded: Forwarded = NOTHING,
+        forwarded: Forwarding = NOTHING,
     ) -> CloudStream:
         """Return a stream whose first content has arrived. `begun`: text of the last message, to be continued. A
         repetition of all of `begun` is removed. Raises CloudFailure if the stream restarts the message differently.
         """
         ...
 
-    async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarded = NOTHING) -> dict[str, Any]:
+    async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarding = NOTHING) -> dict[str, Any]:
         """Return the validated answer to an embeddings request."""
         ...
 
     async def pass_on(
-        self, path: str, content: Content, *, timeout_s: float, forwarded: Forwarded = NOTHING
+        self, path: str, content: Content, *, timeout_s: float, forwarded: Forwarding = NOTHING
     ) -> CloudContent:
         """Return the cloud's answer to `content` unparsed. Server-sent events are passed on as they arrive."""
         ...

@@ -267,8 +267,8 @@ def test_rows_that_an_older_process_left_are_committed(
             for rows in store.orphaned_rows():
                 store.write([], rows)
     assert [record.message.count("damaged") for record in caplog.records] == [1, 1, 1]
-    (found,) = selected(path, f"SELECT {', '.join(table.columns)} FROM {table.name}")
-    assert dict(zip(table.columns, found, strict=True)) == facts
+    (row,) = selected(path, f"SELECT {', '.join(table.columns)} FROM {table.name}")
+    assert dict(zip(table.columns, row, strict=True)) == facts
 
 
 @pytest.mark.parametrize("table", [REQUESTS, USAGE], ids=["router", "gateway"])

@@ -112,7 +112,7 @@ SUBPACKAGES = {
         "privacy",
         "request",
     ],
-    "router.server.routes": ["absent health messages metrics models ollama openapi requests", "openai", "route"],
+    "router.server.routes": ["health messages metrics models ollama openapi requests unsupported", "openai", "route"],
     "router.server": ["app", "chat_socket endpoints reload", "page", "routes", "answers batches"],
     "sdk": ["libraries", "client", "requests", "transport", "caller_keys runtime_pool", "runtime", "read_ahead"],
     "bench": ["cascade engine gateway gpu kernels live local router sdk", "shared"],

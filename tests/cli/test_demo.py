@@ -28,24 +28,24 @@ def run_demo(environment: dict[str, str], folder: Path, *flags: str) -> tuple[su
 
 def test_the_demo_measures_everything_and_loses_nothing_with_a_node_killed(environment, tmp_path) -> None:
     picture = tmp_path / "demo.svg"
-    done, found = run_demo(environment, tmp_path, "--kill-a-node", "--svg", str(picture))
+    done, report = run_demo(environment, tmp_path, "--kill-a-node", "--svg", str(picture))
     assert done.returncode == 0, done.stderr
-    assert found["n"] == TASKS
-    assert found["processes_lost"] == ["node-1"]
+    assert report["n"] == TASKS
+    assert report["processes_lost"] == ["node-1"]
     for tier in ("local", "cloud", "routed"):
-        assert found[tier]["failures"] == 0
-        assert all(field in found[tier] for field in FIELDS)
-        low, high = found[tier]["accuracy_interval"]
-        assert 0 <= low <= found[tier]["accuracy"] <= high <= 1
-        assert 0 < found[tier]["latency_ms"]["p50"] <= found[tier]["latency_ms"]["p95"]
-    assert found["local"]["cost_usd"] == 0 < found["cloud"]["cost_usd"]
-    assert found["local"]["tokens"]["cloud"] == 0
-    assert found["routed"]["saved_usd"] == pytest.approx(found["cloud"]["cost_usd"] - found["routed"]["cost_usd"])
-    assert 0 <= found["routed"]["cloud_share"] <= 1
-    assert sum(found["routes"].values()) == TASKS
-    assert 0 <= found["draft"]["accepted"] <= found["draft"]["proposed"]
-    assert found["seconds"] > 0
-    assert not [pid for pid in found["pids"].values() if psutil.pid_exists(pid)]
+        assert report[tier]["failures"] == 0
+        assert all(field in report[tier] for field in FIELDS)
+        low, high = report[tier]["accuracy_interval"]
+        assert 0 <= low <= report[tier]["accuracy"] <= high <= 1
+        assert 0 < report[tier]["latency_ms"]["p50"] <= report[tier]["latency_ms"]["p95"]
+    assert report["local"]["cost_usd"] == 0 < report["cloud"]["cost_usd"]
+    assert report["local"]["tokens"]["cloud"] == 0
+    assert report["routed"]["saved_usd"] == pytest.approx(report["cloud"]["cost_usd"] - report["routed"]["cost_usd"])
+    assert 0 <= report["routed"]["cloud_share"] <= 1
+    assert sum(report["routes"].values()) == TASKS
+    assert 0 <= report["draft"]["accepted"] <= report["draft"]["proposed"]
+    assert report["seconds"] > 0
+    assert not [pid for pid in report["pids"].values() if psutil.pid_exists(pid)]
     assert "cloud only" in done.stdout
     assert picture.read_text().startswith("<svg")
 
@@ -75,8 +75,8 @@ def pids_of(log: Path, demo: subprocess.Popen[bytes]) -> list[int]:
     """The processes that a running demo announces, once they are up."""
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline and demo.poll() is None:
-        if found := re.findall(r"pid (\d+)", log.read_text().partition("Running:")[2]):
-            return list(map(int, found))
+        if pids := re.findall(r"pid (\d+)", log.read_text().partition("Running:")[2]):
+            return list(map(int, pids))
         time.sleep(0.2)
     raise AssertionError(log.read_text())
 

@@ -45,12 +45,12 @@ VARIES = (
 def steps() -> list[tuple[str, str]]:
     """Each command of the page after the installation, and its output there."""
     parts = re.split(r"^\$ ", "".join(SESSION), flags=re.MULTILINE)[1:]
-    found: list[tuple[str, str]] = []
+    commands: list[tuple[str, str]] = []
     for part in parts:
         command = re.match(r"(?:.*\\\n)*.*\n", part)
         assert command is not None
-        found.append((command[0], part[command.end() :]))
-    return found
+        commands.append((command[0], part[command.end() :]))
+    return commands
 
 
 def comparable(text: str) -> str:

@@ -50,10 +50,10 @@ def modules_outside(extras: set[str]) -> set[str]:
             inner = Requirement(text)
             if inner.marker is None or any(inner.marker.evaluate({"extra": e}) for e in ("", *requirement.extras)):
                 open_ends.append(inner)
-    found = metadata.packages_distributions()
+    distributions = metadata.packages_distributions()
     return {
         module
-        for module, packages in found.items()
+        for module, packages in distributions.items()
         if module not in ("updraft", "pip", "setuptools") and wanted.isdisjoint(map(canonicalize_name, packages))
     }
 

@@ -127,13 +127,13 @@ def sources(path: tuple[str, ...]) -> list[str]:
 def test_no_bracket_of_a_help_text_is_lost(path: tuple[str, ...]) -> None:
     shown = letters(CliRunner().invoke(app, [*path, *every_option(path)], env={"COLUMNS": "200"}).output)
     for text in sources(path):
-        for found in BRACKETED.findall(text):
-            assert letters(found) in shown, f"{found} of {' '.join(path)}"
+        for bracketed in BRACKETED.findall(text):
+            assert letters(bracketed) in shown, f"{bracketed} of {' '.join(path)}"
 
 
 def test_help_texts_have_brackets_that_could_be_lost() -> None:
-    found = [each for path in TREE for text in sources(path) for each in BRACKETED.findall(text)]
-    assert {"[all cores]", "[calibrate]", "[all]", "[weak]"} <= set(found)
+    bracketed = [each for path in TREE for text in sources(path) for each in BRACKETED.findall(text)]
+    assert {"[all cores]", "[calibrate]", "[all]", "[weak]"} <= set(bracketed)
 
 
 def test_an_unknown_style_in_a_help_text_is_text() -> None:

@@ -65,8 +65,8 @@ def test_a_pulled_model_goes_by_its_name(updraft, home: Path, cloud: str, tmp_pa
     flags = ["--cloud-url", cloud, "--cloud-model", "big", "--api-key-file", str(key_file)]
     done = updraft("init", "--yes", "--local", "mine", *flags)
     assert done.returncode == 0, done.stderr
-    found = settings_in(home)
-    assert (found["local"], found["cloud_api_key_file"]) == ("mine", str(key_file))
+    settings = settings_in(home)
+    assert (settings["local"], settings["cloud_api_key_file"]) == ("mine", str(key_file))
     assert not (home / "cloud_api_key").exists()
     assert "updraft calibrate --live" in done.stderr
 
@@ -131,8 +131,8 @@ def test_old_settings_keep_their_keys(in_process, cloud: str, home: Path) -> Non
     (home / "cloud_api_key").write_text("an older key\n")
     for _ in range(2):
         assert in_process("init", *flags, "--api-key-env", "CLOUD_KEY", env={"CLOUD_KEY": KEY}).returncode == 0
-    found = [tomllib.loads((home / f"config.toml{end}").read_text()) for end in (".old", ".old-2", "")]
-    keys = [Path(each["cloud_api_key_file"]) for each in found]
+    backups = [tomllib.loads((home / f"config.toml{end}").read_text()) for end in (".old", ".old-2", "")]
+    keys = [Path(each["cloud_api_key_file"]) for each in backups]
     assert [each.name for each in keys] == ["cloud_api_key", "cloud_api_key-2", "cloud_api_key-2"]
     assert [each.read_text() for each in keys] == ["an older key\n", f"{KEY}\n", f"{KEY}\n"]
     assert private(keys[1])

@@ -44,16 +44,16 @@ def test_a_plan_is_printed_drawn_and_written_as_json(files: list[str], tmp_path:
     wanted = ["--ttft-s", "0.2", "--tpot-s", "0.03", "--share", "0.9", "--usd-per-hour", "2", "--cloud-share", "0.3"]
     picture = tmp_path / "plan.png"
     shown = CliRunner().invoke(app, [*files, *wanted, "--compare", "--plot", str(picture)], catch_exceptions=False)
-    found = json.loads(CliRunner().invoke(app, [*files, *wanted, "--json"], catch_exceptions=False).stdout)
-    assert f"{found['nodes']} nodes meet the objective" in shown.stdout
+    plan = json.loads(CliRunner().invoke(app, [*files, *wanted, "--json"], catch_exceptions=False).stdout)
+    assert f"{plan['nodes']} nodes meet the objective" in shown.stdout
     assert "times the tokens of static batching" in shown.stdout
     assert "--mode latency:" in shown.stdout
-    assert f"--max-num-seqs {found['limits']['max_num_seqs']} " in shown.stdout
+    assert f"--max-num-seqs {plan['limits']['max_num_seqs']} " in shown.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
-    tried = {each["nodes"]: each for each in found["tried"]}
-    assert tried[found["nodes"]]["share"] >= 0.9
-    assert tried[found["nodes"]]["usd_per_million"] > 0
-    assert found["with_device"]["nodes"] < found["nodes"]
+    tried = {each["nodes"]: each for each in plan["tried"]}
+    assert tried[plan["nodes"]]["share"] >= 0.9
+    assert tried[plan["nodes"]]["usd_per_million"] > 0
+    assert plan["with_device"]["nodes"] < plan["nodes"]
 
 
 def test_impossible_plans_are_reported(files: list[str]) -> None:

@@ -138,8 +138,8 @@ def test_verify(updraft, in_process, files: dict[str, Path], home: Path, tmp_pat
     shutil.copy(files["Q4_0"], model)
     other = in_process("policy", "verify", "--local", str(model), "--json")
     assert other.returncode == 1
-    (found,) = json.loads(other.stdout)
-    assert "as Q8_0, but here it runs as Q4_0" in found["checks"][1]["finding"]
+    (check,) = json.loads(other.stdout)
+    assert "as Q8_0, but here it runs as Q4_0" in check["checks"][1]["finding"]
     doctor = updraft("doctor", env={"UPDRAFT_LOCAL": str(model)})
     assert "as Q8_0, but here it runs as Q4_0" in " ".join(doctor.stdout.split())
     graph = next(home.glob("gate1*.onnx"))

@@ -84,9 +84,11 @@ def test_start_failures_are_one_line(updraft, tmp_path: Path) -> None:
 def test_no_route_answers_a_foreign_page(make: Callable[[], FastAPI]) -> None:
     app = make()
     client = TestClient(app, base_url="http://localhost")
-    found = [(route.path, method) for route in app.routes if isinstance(route, Route) for method in route.methods or ()]
-    assert len(found) > 8
-    for path, method in found:
+    endpoints = [
+        (route.path, method) for route in app.routes if isinstance(route, Route) for method in route.methods or ()
+    ]
+    assert len(endpoints) > 8
+    for path, method in endpoints:
         for headers in ({"host": "evil.example"}, {"origin": "https://evil.example"}):
             assert client.request(method, path, headers=headers).status_code == 403, (method, path)
 
@@ -144,7 +146,7 @@ def test_every_option_of_a_node_reaches_it(started: list[process.NodeOptions], m
         assert all(getattr(options, name) != value for name, value in given.items()), "else nothing would be given"
     monkeypatch.setenv("UPDRAFT_NODE_API_KEY", "secret")
     start_node(**NODE, **ENGINE, threads=3, enforce_eager=True)  # type: ignore[arg-type]
-    engine = EngineConfig(**ENGINE, num_threads=3, cuda_graphs=False)  # type: ignore[arg-type]
+    engine = EngineConfig(**ENGINE, threads=3, enforce_eager=True)  # type: ignore[arg-type]
     assert started == [process.NodeOptions(engine=engine, api_key="secret", **NODE)]  # type: ignore[arg-type]
 
 

@@ -32,11 +32,11 @@ updraft_gateway_node_breaker_trips_total{node="http://a"} 3.0
 
 
 def test_rates_and_means_are_of_the_time_between_two_looks() -> None:
-    found = facts(Scrape.of(NOW, 12.0), Scrape.of(BEFORE, 10.0), [{"url": "http://a"}, {"url": "http://b"}])
-    assert found["requests_per_s"] == 5.0
-    assert found["mean_ttft_s"] == 0.5
-    assert found["slo_share"] is None
-    assert [node["breaker_trips"] for node in found["nodes"]] == [3, 0]
+    rates = facts(Scrape.of(NOW, 12.0), Scrape.of(BEFORE, 10.0), [{"url": "http://a"}, {"url": "http://b"}])
+    assert rates["requests_per_s"] == 5.0
+    assert rates["mean_ttft_s"] == 0.5
+    assert rates["slo_share"] is None
+    assert [node["breaker_trips"] for node in rates["nodes"]] == [3, 0]
 
 
 def test_one_look_at_a_gateway(updraft: Any, tmp_path: Path) -> None:
@@ -60,10 +60,10 @@ def test_one_look_at_a_gateway(updraft: Any, tmp_path: Path) -> None:
         done = updraft("top", gateway.url, "--api-key-env", "KEY", "--once", "--json", env={"KEY": key})
         shown = updraft("top", gateway.url, "--api-key-env", "KEY", "--once", env={"KEY": key})
         refused = updraft("top", gateway.url, "--api-key-env", "KEY", "--once", env={"KEY": weak})
-    found = json.loads(done.stdout)
-    assert found["requests_per_s"] is None
-    assert found["mean_ttft_s"] > 0
-    assert found["nodes"] == [
+    figures = json.loads(done.stdout)
+    assert figures["requests_per_s"] is None
+    assert figures["mean_ttft_s"] > 0
+    assert figures["nodes"] == [
         {"url": node.url, "healthy": True, "reason": "", "models": ["echo"], "in_flight": 0, "breaker_trips": 0}
     ]
     assert node.url in shown.stdout

@@ -14,13 +14,13 @@ def stages() -> dict[str, tuple[str, list[str]]]:
     """By name: what each is built on, and its instructions."""
     text = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
     lines = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", " ").splitlines()
-    found: dict[str, tuple[str, list[str]]] = {}
+    by_stage: dict[str, tuple[str, list[str]]] = {}
     for line in filter(None, lines):
         if start := re.fullmatch(r"FROM (\S+) AS (\S+)", line):
-            found[start[2]] = (start[1], instructions := [])
+            by_stage[start[2]] = (start[1], instructions := [])
         else:
             instructions.append(line)  # pyright: ignore[reportPossiblyUnboundVariable]
-    return found
+    return by_stage
 
 
 def test_images_run_as_somebody_without_rights() -> None:
@@ -32,9 +32,9 @@ def test_images_run_as_somebody_without_rights() -> None:
 
 
 def test_bases_have_a_version_and_no_secret_is_an_argument() -> None:
-    found = stages()
-    for base, instructions in found.values():
-        assert base in found or re.fullmatch(r"[\w./-]+:[\w.-]*\d[\w.-]*", base)
+    by_stage = stages()
+    for base, instructions in by_stage.values():
+        assert base in by_stage or re.fullmatch(r"[\w./-]+:[\w.-]*\d[\w.-]*", base)
         assert not [line for line in instructions if line.startswith("ARG")]
         assert not [line for line in instructions if re.search(r"(?i)(key|token|password)=", line)]
 

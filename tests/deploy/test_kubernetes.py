@@ -75,7 +75,7 @@ def kustomized(folder: Path) -> list[Object]:
 
 
 def kinds(objects: list[Object], kind: str) -> list[Object]:
-    return [found for found in objects if found["kind"] == kind]
+    return [each for each in objects if each["kind"] == kind]
 
 
 def pods(objects: list[Object]) -> Iterator[tuple[Object, Object]]:
@@ -85,21 +85,21 @@ def pods(objects: list[Object]) -> Iterator[tuple[Object, Object]]:
         yield template["metadata"], template["spec"]
 
 
-def values(found: Any, key: str) -> Iterator[Any]:
+def values(node: Any, key: str) -> Iterator[Any]:
     """The values under a key, wherever."""
-    if isinstance(found, dict):
-        for name, value in found.items():
+    if isinstance(node, dict):
+        for name, value in node.items():
             if name == key:
                 yield value
             yield from values(value, key)
-    elif isinstance(found, list):
-        for value in found:
+    elif isinstance(node, list):
+        for value in node:
             yield from values(value, key)
 
 
 def seconds_of(argument: str, arguments: list[str]) -> float:
-    (found,) = [each.removeprefix(f"{argument}=") for each in arguments if each.startswith(f"{argument}=")]
-    return float(found)
+    (seconds,) = [each.removeprefix(f"{argument}=") for each in arguments if each.startswith(f"{argument}=")]
+    return float(seconds)
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -82,9 +82,9 @@ def test_the_small_model_is_useful_and_the_large_one_better_by_a_wide_margin(mea
 
 
 def test_gate_3_finds_wrong_answers_better_than_any_single_token_signal(measured: HeldOutReport) -> None:
-    found = measured.gates["gate3"].auroc_wrong
-    assert found >= 0.88
-    assert found > max(value for value in measured.single_signals.values() if np.isfinite(value))
+    auroc = measured.gates["gate3"].auroc_wrong
+    assert auroc >= 0.88
+    assert auroc > max(value for value in measured.single_signals.values() if np.isfinite(value))
 
 
 def test_p_gain_is_calibrated(measured: HeldOutReport) -> None:

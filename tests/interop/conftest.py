@@ -64,11 +64,11 @@ def _has_torch(python: str) -> bool:
 @pytest.fixture(scope="session")
 def node() -> Iterator[str]:
     """The URL of a node, with /v1. It wants torch: of this environment, or of `make install`."""
-    found = [each for each in PYTHONS if Path(each).exists() and _has_torch(each)]
-    if not found:
+    completion = [each for each in PYTHONS if Path(each).exists() and _has_torch(each)]
+    if not completion:
         pytest.skip("a node needs torch: make install")
     command = ["-m", "updraft", "node", "--model", "pocket", "--threads", "1", "--port", "0"]
-    with running(*command, "--exit-with-parent", python=found[0]) as process:
+    with running(*command, "--exit-with-parent", python=completion[0]) as process:
         yield f"{process.url}/v1"
 
 

@@ -28,10 +28,10 @@ def test_instructor(place: Place) -> None:
 
     for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
         client = instructor.from_openai(_openai(place), mode=mode)
-        found = client.chat.completions.create(
+        completion = client.chat.completions.create(
             model=place.model, response_model=City, messages=[{"role": "user", "content": "It is 'Oslo'."}]
         )
-        assert (found.name, found.people) == ("Oslo", 3)
+        assert (completion.name, completion.people) == ("Oslo", 3)
 
 
 def test_pydantic_ai(place: Place) -> None:

@@ -334,11 +334,11 @@ def test_a_long_text_keeps_nobody_waiting_but_close(tiny, monkeypatch):
         reader = threading.Thread(target=lambda: tokenized.append(engine.encode("a" * 100)))
         reader.start()
         assert begun.wait(30)
-        found = []
-        other = threading.Thread(target=lambda: found.extend(map(engine.token_bytes, range(300))), daemon=True)
+        outputs = []
+        other = threading.Thread(target=lambda: outputs.extend(map(engine.token_bytes, range(300))), daemon=True)
         other.start()
         other.join(10)
-        assert found == expected
+        assert outputs == expected
         closer = threading.Thread(target=engine.close)
         closer.start()
         closer.join(0.2)

@@ -13,15 +13,15 @@ from pathlib import Path
 from updraft.local_engine.llama.library import LlamaModel, llama
 from updraft.protocol.errors import ModelLoadError
 
-found, together = [], threading.Barrier(6)
+libraries, together = [], threading.Barrier(6)
 def load():
     together.wait()
-    found.append(llama())
+    libraries.append(llama())
 threads = [threading.Thread(target=load) for _ in range(6)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
-objects = len(set(map(id, found)))
-found.clear()
+objects = len(set(map(id, libraries)))
+libraries.clear()
 gc.collect()
 try:
     LlamaModel(Path(sys.argv[1]))

@@ -68,9 +68,9 @@ def test_plans_follow_the_options(tiny) -> None:
 
 def test_tuned_options_apply_and_flags_win(tiny) -> None:
     remember(tiny.gguf, TunedSettings(threads=2, repack=False, context_length=128))
-    found = EngineCandidate.of(tiny.gguf, LocalOptions(context_length=200), sound=pocket_small_gguf())
-    assert found.options == LocalOptions(context_length=200, threads=2, repack=False)
-    with found.load() as engine:
+    candidate = EngineCandidate.of(tiny.gguf, LocalOptions(context_length=200), sound=pocket_small_gguf())
+    assert candidate.options == LocalOptions(context_length=200, threads=2, repack=False)
+    with candidate.load() as engine:
         assert engine.context_length == 200
     tiny.gguf.touch()  # another file, as far as anyone knows
     assert EngineCandidate.of(tiny.gguf, None, sound=pocket_small_gguf()).options == LocalOptions()
@@ -79,8 +79,8 @@ def test_tuned_options_apply_and_flags_win(tiny) -> None:
 def test_tuned_options_yield_to_contradicting_flags(tiny) -> None:
     remember(tiny.gguf, TunedSettings(threads=2, kv_cache_type="q8_0"))
     options = LocalOptions(flash_attention=False)
-    found = EngineCandidate.of(tiny.gguf, options, sound=pocket_small_gguf())
-    assert found.options == LocalOptions(flash_attention=False, threads=2)
+    candidate = EngineCandidate.of(tiny.gguf, options, sound=pocket_small_gguf())
+    assert candidate.options == LocalOptions(flash_attention=False, threads=2)
     with pytest.raises(InvalidRequestError, match="needs flash attention"):
         EngineCandidate.of(tiny.gguf, replace(options, kv_cache_type="q8_0"), sound=pocket_small_gguf())
 
@@ -120,8 +120,11 @@ def test_names_of_files_need_not_be_utf_8(tmp_path, caplog) -> None:
         assert answer(engine)
     assert r"Testing mod\udce8le.gguf" in caplog.text
     search = _Search(path, time.monotonic() + 600, lambda _: None)
-    found = search._measure(Candidate(1, repack=True, ubatch=32, kv_cache_type="f32"), "", prompt=8, seconds=0.05)
-    speed, note = found.answer_tokens_per_s, ascii(found.note)  # a report with what is no UTF-8 ends a worker of xdist
+    result = search._measure(Candidate(1, repack=True, ubatch=32, kv_cache_type="f32"), "", prompt=8, seconds=0.05)
+    speed, note = (
+        result.answer_tokens_per_s,
+        ascii(result.note),
+    )  # a report with what is no UTF-8 ends a worker of xdist
     assert speed > 0, note
 
 

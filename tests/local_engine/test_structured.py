@@ -186,9 +186,9 @@ def test_the_format_of_tool_calls_comes_from_the_template_or_the_options(engine:
 
 
 def test_no_text_matches_a_control_token(engine: LocalEngine, tokenizer: Tokenizer) -> None:
-    found = engine.vocabulary()
-    assert found.special_ids == sorted(tokenizer.special_ids)
-    assert found.tokens == Vocabulary.of(tokenizer, tokenizer.eos_ids).tokens
+    vocabulary = engine.vocabulary()
+    assert vocabulary.special_ids == sorted(tokenizer.special_ids)
+    assert vocabulary.tokens == Vocabulary.of(tokenizer, tokenizer.eos_ids).tokens
 
 
 @pytest.mark.parametrize("parallel", [True, False])

@@ -413,7 +413,7 @@ def check_corpus(folder: Path, count: int, seed: int) -> Counter[str]:
         with LocalEngine.load(path) as engine:
             params = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)  # it may want to end at once
             assert list(engine.start_text("the", params))
-    return Counter({str(kind): found for kind, found in kinds.items()})
+    return Counter({str(kind): outcomes for kind, outcomes in kinds.items()})
 
 
 def test_a_corpus_of_damaged_files(tmp_path) -> None:

@@ -123,8 +123,8 @@ def test_hints_about_the_cloud_are_taken() -> None:
 def test_null_is_absent_within_objects_but_not_in_schemas() -> None:
     schema = {"enum": ["a", None], "default": None}
     tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": None, "odd": None}}
-    (found,) = chat(tools=[tool]).tools or ()
-    assert found.function.parameters == schema
+    (parsed,) = chat(tools=[tool]).tools or ()
+    assert parsed.function.parameters == schema
     form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, "strict": None, "odd": None}}
     constraint = chat(response_format=form).constraint()
     assert constraint is not None and json.loads(constraint.source) == schema

@@ -253,10 +253,10 @@ def test_a_named_file_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     load_config()
 
 
-@pytest.mark.parametrize(("given", "found"), [("email", ("email",)), ("email, iban,", ("email", "iban")), ("", ())])
-def test_a_list_in_a_variable_has_commas(tmp_path: Path, given: str, found: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("given", "expected"), [("email", ("email",)), ("email, iban,", ("email", "iban")), ("", ())])
+def test_a_list_in_a_variable_has_commas(tmp_path: Path, given: str, expected: tuple[str, ...]) -> None:
     environ = {"UPDRAFT_PRIVACY_BUILTIN": given}
-    assert load_config(environ=environ, file=tmp_path / "none.toml").privacy.builtin == found
+    assert load_config(environ=environ, file=tmp_path / "none.toml").privacy.builtin == expected
 
 
 def test_the_store_is_a_switch_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,8 +173,8 @@ def test_every_provider_on_every_carrier(server: ScriptedProvider, provider: str
                 async with updraft.AsyncOpenAI(config=config, max_retries=0) as client:
                     for text, arguments in cases:
                         server.says(ANSWERS[provider](text, arguments, stream=False))
-                        found = await client.chat.completions.create(**options)
-                        check(taken(found.choices[0].message), text, arguments)
+                        completion = await client.chat.completions.create(**options)
+                        check(taken(completion.choices[0].message), text, arguments)
                         server.says(ANSWERS[provider](text, arguments, stream=True))
                         chunks = await client.chat.completions.create(**options, stream=True)
                         check(joined([chunk async for chunk in chunks]), text, arguments)
@@ -199,8 +199,8 @@ def test_an_answer_from_the_cache_is_the_same(server: ScriptedProvider) -> None:
         for seed, (text, arguments) in enumerate([*CASES, (TEXTS["half a pair"], HALF)]):
             server.says(openai_answer(text, arguments, stream=False))
             for _ in range(2):
-                found = client.chat.completions.create(model="cloud", messages=USER, seed=seed)
-                check(taken(found.choices[0].message), text, arguments)
+                completion = client.chat.completions.create(model="cloud", messages=USER, seed=seed)
+                check(taken(completion.choices[0].message), text, arguments)
             repeated = client.chat.completions.create(model="cloud", messages=USER, seed=seed, stream=True)
             check(joined(list(repeated)), text, arguments)
 
@@ -216,8 +216,8 @@ def posted(daemon: httpx.Client, path: str, **body: Any) -> list[Any]:
     response = daemon.post(path, json={"model": "cloud", **body})
     assert response.status_code == 200, response.text
     lines = response.text.split("\n")
-    found = [line.removeprefix("data: ") for line in lines if line.startswith(("data: {", "{"))]
-    return [json.loads(line) for line in found]
+    events = [line.removeprefix("data: ") for line in lines if line.startswith(("data: {", "{"))]
+    return [json.loads(line) for line in events]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -225,15 +225,15 @@ def test_responses(server: ScriptedProvider, daemon: httpx.Client, stream: bool)
     tool = {"type": "function", **TOOL["function"]}
     for text, arguments in [*CASES, (TEXTS["half a pair"], HALF)]:
         server.says(openai_answer(text, arguments, stream=stream))
-        found = posted(daemon, "/v1/responses", input="hi", tools=[tool], stream=stream, store=True)
-        response = found[-1]["response"] if stream else found[0]
+        events = posted(daemon, "/v1/responses", input="hi", tools=[tool], stream=stream, store=True)
+        response = events[-1]["response"] if stream else events[0]
         kept = daemon.get(f"/v1/responses/{response['id']}").json()
         for each in (response, kept):
             said, called = each["output"]
             check((said["content"][0]["text"], called["arguments"]), text, arguments)
         if stream:
             deltas = [
-                "".join(event["delta"] for event in found if event["type"] == f"response.{kind}.delta")
+                "".join(event["delta"] for event in events if event["type"] == f"response.{kind}.delta")
                 for kind in ("output_text", "function_call_arguments")
             ]
             check((deltas[0], deltas[1]), text, arguments)

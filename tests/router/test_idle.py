@@ -56,10 +56,10 @@ def test_a_model_that_does_not_come_back_is_tried_again_by_the_next() -> None:
     tries: list[Any] = [OSError("gone"), ScriptedLocal()]
 
     def load() -> ScriptedLocal:
-        found = tries.pop(0)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        outcome = tries.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     async def test() -> None:
         tier = UnloadingLocalTier(ScriptedLocal(), load, idle_s=0.01)

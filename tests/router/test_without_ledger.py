@@ -33,17 +33,17 @@ from updraft.router.state import Tiers
 # A client in a process of its own: its answers, and the errors of what needs a file.
 APP = """
 import json, sys, openai, updraft
-found = {}
+outcomes = {}
 with updraft.OpenAI(cloud_url=sys.argv[1], cloud_model="big", max_retries=0, **json.loads(sys.argv[2])) as client:
     ask = lambda: client.chat.completions.create(model="cloud", messages=[{"role": "user", "content": "hello"}])
     looks = {"files": client.files.list, "batches": client.batches.list, "why": lambda: client.updraft.why("x")}
     for name, look in {"first": ask, "second": ask, **looks}.items():
         try:
             reply = look()
-            found[name] = reply.choices[0].message.content if look is ask else "ok"
+            outcomes[name] = reply.choices[0].message.content if look is ask else "ok"
         except openai.APIStatusError as error:
-            found[name] = [error.status_code, error.code]
-print(json.dumps(found))
+            outcomes[name] = [error.status_code, error.code]
+print(json.dumps(outcomes))
 """
 
 
@@ -103,9 +103,9 @@ KINDS = ["of another user", "missing", "the folder of another user", "a file", "
 def test_requests_continue(kind: str, shared_cloud: FakeCloud, tmp_path: Path) -> None:
     done = python("-c", APP, shared_cloud.url, "{}", **_home(kind, tmp_path))
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found.pop("first") == found.pop("second") == "The cloud says hello."
-    assert found == {
+    status = json.loads(done.stdout)
+    assert status.pop("first") == status.pop("second") == "The cloud says hello."
+    assert status == {
         "files": [503, "storage_unusable"],
         "batches": [503, "storage_unusable"],
         "why": [404, "not_found"],
@@ -116,8 +116,8 @@ def test_requests_continue(kind: str, shared_cloud: FakeCloud, tmp_path: Path) -
 def test_a_budget_needs_its_ledger(shared_cloud: FakeCloud, tmp_path: Path) -> None:
     variables = _home("of another user", tmp_path)
     done = python("-c", APP, shared_cloud.url, "{}", **variables, UPDRAFT_BUDGET_CLOUD_TOKENS="1000")
-    found = json.loads(done.stdout)
-    assert found["first"] == found["second"] == [429, "ledger_unavailable"]
+    status = json.loads(done.stdout)
+    assert status["first"] == status["second"] == [429, "ledger_unavailable"]
 
 
 @pytest.mark.parametrize(("given", "named"), [('{"ledger": null}', {}), ("{}", {"UPDRAFT_LEDGER": "none"})])

@@ -88,10 +88,10 @@ def test_a_completion_with_its_reason(client: updraft.OpenAI) -> None:
 
 def test_embeddings_are_the_clouds(client: updraft.OpenAI, config: RouterConfig, cloud: FakeCloud) -> None:
     for model, why in (("auto", "embeddings come from the cloud"), ("cloud", "the request asked for the cloud")):
-        found = client.embeddings.create(model=model, input=["a", "four"])
-        assert [item.embedding for item in found.data] == [[1.0], [4.0]]
-        assert found.usage.prompt_tokens == 11
-        assert found.model_extra and found.model_extra["updraft"]["reason"] == why
+        reply = client.embeddings.create(model=model, input=["a", "four"])
+        assert [item.embedding for item in reply.data] == [[1.0], [4.0]]
+        assert reply.usage.prompt_tokens == 11
+        assert reply.model_extra and reply.model_extra["updraft"]["reason"] == why
     assert [request["model"] for request in cloud.requests] == ["pocket-large"] * 2
     assert config.ledger is not None
     rows = ledger_rows(config.ledger, 2)
@@ -131,9 +131,9 @@ def test_embeddings_that_cannot_be(
 @pytest.mark.parametrize("change", [{"offline": True}, {"cloud_url": None}])
 def test_embeddings_without_a_cloud_are_the_devices(config: RouterConfig, change: dict[str, Any]) -> None:
     with updraft.OpenAI(config=replace(config, **change)) as client:
-        found = client.embeddings.create(model="auto", input=["four", [1, 2, 3, 4]])
-        assert [item.embedding for item in found.data] == [pytest.approx([0.6, 0.8])] * 2
-        assert (found.model, found.usage.prompt_tokens) == ("fake-small", 14)
+        reply = client.embeddings.create(model="auto", input=["four", [1, 2, 3, 4]])
+        assert [item.embedding for item in reply.data] == [pytest.approx([0.6, 0.8])] * 2
+        assert (reply.model, reply.usage.prompt_tokens) == ("fake-small", 14)
         with pytest.raises(openai.NotFoundError if "cloud_url" in change else openai.BadRequestError):
             client.embeddings.create(model="text-embedding-9", input=["a"])
 
@@ -141,16 +141,16 @@ def test_embeddings_without_a_cloud_are_the_devices(config: RouterConfig, change
 def test_text_completions(client: updraft.OpenAI, cloud: FakeCloud) -> None:
     """As they are: from the cloud, under the name of a model of its own too, or from the device."""
     for model, asked in (("auto", "pocket-large"), ("gpt-instruct", "gpt-instruct")):
-        found = client.completions.create(model=model, prompt="Once", suffix="end.", best_of=2)
-        assert (found.choices[0].text, cloud.requests[-1]["model"]) == (CLOUD_TEXT, asked)
+        completion = client.completions.create(model=model, prompt="Once", suffix="end.", best_of=2)
+        assert (completion.choices[0].text, cloud.requests[-1]["model"]) == (CLOUD_TEXT, asked)
         assert (cloud.requests[-1]["suffix"], cloud.requests[-1]["best_of"]) == ("end.", 2)
         stream = client.completions.create(model=model, prompt="Once", stream=True)
         assert "".join(chunk.choices[0].text for chunk in stream) == CLOUD_TEXT
     asked_cloud = len(cloud.requests)
-    found = client.completions.create(model="local", prompt=["a", "b"], n=2, echo=True, max_tokens=2)
-    assert [choice.text for choice in found.choices] == ["aone two", "aone two", "bone two", "bone two"]
-    assert [choice.finish_reason for choice in found.choices] == ["length"] * 4
-    assert found.usage is not None and found.usage.completion_tokens == 8
+    completion = client.completions.create(model="local", prompt=["a", "b"], n=2, echo=True, max_tokens=2)
+    assert [choice.text for choice in completion.choices] == ["aone two", "aone two", "bone two", "bone two"]
+    assert [choice.finish_reason for choice in completion.choices] == ["length"] * 4
+    assert completion.usage is not None and completion.usage.completion_tokens == 8
     scored = client.completions.create(model="local", prompt=[65, 66], logprobs=1).choices[0].logprobs
     assert scored is not None and scored.tokens == [f"<{index}>" for index in range(6)]
     assert scored.text_offset is not None and len(scored.text_offset) == 6
@@ -172,9 +172,9 @@ def test_text_completions(client: updraft.OpenAI, cloud: FakeCloud) -> None:
 
 def test_text_completions_fall_back_as_chats_do(client: updraft.OpenAI, cloud: FakeCloud, local: ScriptedLocal) -> None:
     cloud.mode = "500"
-    found = client.completions.create(model="auto", prompt="Once")
-    assert found.choices[0].text == LOCAL_TEXT
-    assert found.model_extra and found.model_extra["updraft"]["route"] == "fallback"
+    completion = client.completions.create(model="auto", prompt="Once")
+    assert completion.choices[0].text == LOCAL_TEXT
+    assert completion.model_extra and completion.model_extra["updraft"]["route"] == "fallback"
     local.fails_at, local.error = 1, EngineError("the device failed")
     with pytest.raises(openai.APIError, match="the device failed"):
         list(client.completions.create(model="local", prompt="Once", stream=True))

@@ -56,14 +56,14 @@ def spans_in(received: list[bytes]) -> list[tuple[str, Any]]:
     """(service, span) of all that came."""
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-    found: list[tuple[str, Any]] = []
+    spans: list[tuple[str, Any]] = []
     for body in list(received):
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
             names = [each.value.string_value for each in resource.resource.attributes if each.key == "service.name"]
             for scope in resource.scope_spans:
                 assert scope.schema_url == SCHEMA_URL
-                found += [(names[0], span) for span in scope.spans]
-    return found
+                spans += [(names[0], span) for span in scope.spans]
+    return spans
 
 
 def test_one_trace_goes_from_the_app_to_the_node(tmp_path: Path) -> None:

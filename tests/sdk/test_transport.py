@@ -32,14 +32,14 @@ def config(cloud: FakeCloud, tmp_path: Path) -> RouterConfig:
 @pytest.fixture(autouse=True)
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[ScriptedLocal]:
     """Every local tier that was opened."""
-    found: list[ScriptedLocal] = []
+    opened_tiers: list[ScriptedLocal] = []
 
     async def load(config: RouterConfig) -> Any:
-        found.append(ScriptedLocal())
-        return tiers(found[-1], config, ScriptedGates())
+        opened_tiers.append(ScriptedLocal())
+        return tiers(opened_tiers[-1], config, ScriptedGates())
 
     monkeypatch.setattr("updraft.router.router.load_tiers", load)
-    return found
+    return opened_tiers
 
 
 def genuine(config: RouterConfig) -> openai.OpenAI:
@@ -55,8 +55,8 @@ def test_clients_of_equal_settings_share_one_router(config: RouterConfig, opened
 
     async def ask() -> Any:
         async with httpx.AsyncClient(transport=updraft.async_transport(config)) as client:
-            found = openai.AsyncOpenAI(api_key="none", http_client=client)
-            return await found.chat.completions.create(model="cloud", messages=USER)
+            asking = openai.AsyncOpenAI(api_key="none", http_client=client)
+            return await asking.chat.completions.create(model="cloud", messages=USER)
 
     assert asyncio.run(ask()).choices[0].message.content == CLOUD_TEXT
     assert len(opened) == 2
@@ -109,7 +109,7 @@ def test_why_and_feedback(config: RouterConfig) -> None:
         with pytest.raises(openai.BadRequestError, match="thumb"):
             client.updraft.feedback(info.request_id, "sideways")  # type: ignore[arg-type]
         chunks = list(client.chat.completions.create(model="local", messages=USER, stream=True))
-        assert [found.tier for chunk in chunks if (found := updraft.routing(chunk)) is not None] == ["local"]
+        assert [routed.tier for chunk in chunks if (routed := updraft.routing(chunk)) is not None] == ["local"]
     with (
         updraft.OpenAI(config=replace(config, ledger=None)) as client,
         pytest.raises(openai.NotFoundError, match="keeps no ledger"),

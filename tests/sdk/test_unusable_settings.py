@@ -19,6 +19,7 @@ from updraft.classifier.online.experience import ExperienceStore
 from updraft.embedded.pocket import policy_folder
 from updraft.protocol.errors import ConfigurationError, StorageError
 from updraft.router.accounting.ledger import Ledger
+from updraft.router.config import RouterConfig
 from updraft.router.settings_sources import load_config
 from updraft.router.storage.answer_store import AnswerStore
 
@@ -31,16 +32,16 @@ def _policy(folder: Path, **card: Any) -> dict[str, Any]:
     """The packaged policy with another card."""
     made = folder / "policy"
     shutil.copytree(policy_folder(), made)
-    found = json.loads((made / "policy.json").read_text())
-    (made / "policy.json").write_text(json.dumps({**found, **card}))
+    policy_card = json.loads((made / "policy.json").read_text())
+    (made / "policy.json").write_text(json.dumps({**policy_card, **card}))
     return {**POCKET, "policy": str(made)}
 
 
 def _policy_without(folder: Path, pattern: str, content: bytes | None = None) -> dict[str, Any]:
     """The packaged policy, in which a file is missing, or holds something else."""
     settings = _policy(folder)
-    (found,) = Path(settings["policy"]).glob(pattern)
-    found.unlink() if content is None else found.write_bytes(content)
+    (file,) = Path(settings["policy"]).glob(pattern)
+    file.unlink() if content is None else file.write_bytes(content)
     return settings
 
 
@@ -184,3 +185,12 @@ def test_a_text_file_is_never_overwritten(make: Callable[[Path], object], tmp_pa
         with pytest.raises(StorageError, match="not a database"):
             make(path)
         assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("make", [OpenAI, RouterConfig])
+@pytest.mark.parametrize(("setting", "current"), [("middle", "`middle_tiers`"), ("tool_parser", "`tool_call_parser`")])
+def test_a_former_name_is_answered_with_the_current_name(make: Callable[..., Any], setting: str, current: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^`{setting}`.* is now {current}: rename the setting"):
+        make(**{setting: ()})
+    with pytest.raises(ConfigurationError, match='is now promise = "level"'):
+        make(promise="confidence")

@@ -104,12 +104,12 @@ def fuzz(gateway: Any, server: str, endpoint: Endpoint, cases: int) -> None:
 
     wanted = cases / (40 if endpoint.path == "/admin/keys" else 10)  # a name, scopes and an expiry must all be right
     with ThreadPoolExecutor(CLIENTS) as clients:
-        found = list(clients.map(status_of, range(cases)))
-        if sum(map(GOOD.__contains__, found)) <= wanted:  # a busy machine answers some of them late
-            silent = [seed for seed, status in enumerate(found) if not status]
-            found += clients.map(partial(status_of, wait_s=SUMMING_S), silent)
-    statuses = Counter(found)
-    assert sum(map(GOOD.__contains__, found)) > wanted or endpoint.path == "/admin/nodes", statuses
+        codes = list(clients.map(status_of, range(cases)))
+        if sum(map(GOOD.__contains__, codes)) <= wanted:  # a busy machine answers some of them late
+            silent = [seed for seed, status in enumerate(codes) if not status]
+            codes += clients.map(partial(status_of, wait_s=SUMMING_S), silent)
+    statuses = Counter(codes)
+    assert sum(map(GOOD.__contains__, codes)) > wanted or endpoint.path == "/admin/nodes", statuses
     assert sum(count for status, count in statuses.items() if status[:1] == b"4") > cases / 10, statuses
     assert gateway.chat() == 200
     assert httpx.get(f"{gateway.node_url}/health").status_code == 200

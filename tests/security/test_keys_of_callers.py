@@ -38,8 +38,8 @@ class Cloud:
 
     @property
     def keys(self) -> list[str | None]:
-        found, self.seen = [each.get("authorization") for each in self.seen], []
-        return found
+        seen, self.seen = [each.get("authorization") for each in self.seen], []
+        return seen
 
 
 @contextmanager
@@ -245,8 +245,8 @@ def test_tenants_share_no_answers_and_no_sessions(config: RouterConfig, cloud: C
     with updraft.OpenAI(config=cached, max_retries=0) as client:
         other = client.with_options(api_key=B)
         project = client.with_options(project="another")
-        found = [ask(each, seed=1).choices[0].message.content for each in (client, other, project) * 2]
-        assert found == ["1", "2", "3"] * 2
+        answers = [ask(each, seed=1).choices[0].message.content for each in (client, other, project) * 2]
+        assert answers == ["1", "2", "3"] * 2
         assert [each.get("cookie") for each in cloud.seen] == [None] * 3
         assert cloud.keys == [f"Bearer {A}", f"Bearer {B}", f"Bearer {A}"]
 

@@ -62,8 +62,8 @@ def text_of(events: list[dict[str, Any]]) -> str:
 
 
 def updraft_of(events: list[dict[str, Any]]) -> dict[str, Any]:
-    (found,) = [event["updraft"] for event in events if "updraft" in event]
-    return found
+    (event_info,) = [event["updraft"] for event in events if "updraft" in event]
+    return event_info
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:

@@ -102,8 +102,8 @@ class Cluster:
         """Those that have started."""
         assert self.gateway is not None
         with suppress(psutil.NoSuchProcess):
-            found = psutil.Process(self.gateway.popen.pid).children()
-            return [each for each in found if time.time() - each.create_time() > _SETTLED_WORKER_S]
+            children = psutil.Process(self.gateway.popen.pid).children()
+            return [each for each in children if time.time() - each.create_time() > _SETTLED_WORKER_S]
         return []
 
     def kill_worker(self, chance: random.Random) -> bool:

@@ -75,7 +75,7 @@ def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
 def _tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
     """Names and shapes, the slowest dimension first."""
     attention, groups = shape.heads * shape.head, shape.kv_heads * shape.head
-    found: dict[str, tuple[int, ...]] = {
+    shapes: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (shape.vocabulary, shape.width),
         "output_norm.weight": (shape.width,),
     }
@@ -100,5 +100,5 @@ def _tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
                 "post_attention_norm.weight": (shape.width,),
                 "post_ffw_norm.weight": (shape.width,),
             }
-        found |= {f"blk.{layer}.{name}": size for name, size in inner.items()}
-    return found
+        shapes |= {f"blk.{layer}.{name}": size for name, size in inner.items()}
+    return shapes

@@ -31,9 +31,9 @@ def requirements(*, newest: bool = False) -> list[str]:
     """The direct dependencies of what `make test-floors` tests."""
     project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
     extras: dict[str, list[str]] = project["optional-dependencies"]
-    found = [*project["dependencies"], *(each for name in EXTRAS for each in extras[name])]
-    found += [each for name, wanted in ALSO.items() for each in extras[name] if _name(each) in wanted]
-    kept = sorted({each for each in found if _name(each) not in _LEFT_OUT})
+    wanted_packages = [*project["dependencies"], *(each for name in EXTRAS for each in extras[name])]
+    wanted_packages += [each for name, wanted in ALSO.items() for each in extras[name] if _name(each) in wanted]
+    kept = sorted({each for each in wanted_packages if _name(each) not in _LEFT_OUT})
     return kept if newest else [each.replace(">=", "==") for each in kept]
 
 

@@ -63,8 +63,8 @@ def running(index: Index) -> Iterator[Index]:
                     for file, data in index.wheels[name].items()
                 )
                 return self.reply(200, f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>".encode())
-            found = [files[name] for files in index.wheels.values() if name in files]
-            return self.reply(200, found[0]) if kind == "files" and found else self.reply(404, b"")
+            bodies = [files[name] for files in index.wheels.values() if name in files]
+            return self.reply(200, bodies[0]) if kind == "files" and bodies else self.reply(404, b"")
 
         def reply(self, status: int, body: bytes) -> None:
             self.send_response(status)

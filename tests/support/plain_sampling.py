@@ -82,8 +82,8 @@ def _edited(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
         ids, divisors, offsets = (
             torch.from_numpy(values) for values in (row.edits.token_ids, row.edits.divisors, row.edits.offsets)
         )
-        found = logits[index, ids]
-        logits[index, ids] = torch.where(found > 0, found / divisors, found * divisors) + offsets
+        chosen = logits[index, ids]
+        logits[index, ids] = torch.where(chosen > 0, chosen / divisors, chosen * divisors) + offsets
     return logits
 
 

@@ -213,7 +213,7 @@ class FakeCloud:
             status, *pieces = self.says
             streams = body.get("stream") and status == 200
             media_type = "text/event-stream" if streams else None
-            return StreamingResponse(_apart(pieces), status, self.headers, media_type)
+            return StreamingResponse(_one_by_one(pieces), status, self.headers, media_type)
         mode = self.mode
         if self.fail_after is not None and len(self.requests) > self.fail_after:
             mode = "reset"
@@ -280,7 +280,7 @@ class FakeCloud:
         if request.url.path.endswith("speech"):
             if body.get("stream_format") == "sse":
                 events = [b"data: {}\n\n", b"data: [DONE]\n\n"]
-                return StreamingResponse(_apart(events), media_type="text/event-stream")
+                return StreamingResponse(_one_by_one(events), media_type="text/event-stream")
             return Response(b"RIFF\x00\xff", media_type="audio/wav")
         if request.url.path.endswith("rerank"):
             return JSONResponse(_error("no rankings here"), 404)
@@ -338,7 +338,7 @@ class FakeCloud:
             raise
 
 
-async def _apart(pieces: list[bytes]) -> AsyncIterator[bytes]:
+async def _one_by_one(pieces: list[bytes]) -> AsyncIterator[bytes]:
     for index, piece in enumerate(pieces):
         await asyncio.sleep(0.05 if index else 0)
         yield piece

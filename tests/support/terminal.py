@@ -30,8 +30,8 @@ def at_terminal(
         try:
             while select.select([ours], [], [], _MAX_WAIT_S)[0]:
                 shown += os.read(ours, 4096)
-                if left and (found := shown.find(left[0][0].encode(), looked)) >= 0:
-                    looked = found + len(left[0][0])
+                if left and (position := shown.find(left[0][0].encode(), looked)) >= 0:
+                    looked = position + len(left[0][0])
                     os.write(ours, left.pop(0)[1].encode() + b"\n")
         except OSError:  # the terminal of a process that has ended
             pass

@@ -69,7 +69,7 @@ def test_waiting_ends() -> None:
 
 def test_cancelled_waiter_passes_its_turn_on() -> None:
     async def test(tasks: list[asyncio.Task[None]], turns: FairQueue) -> None:
-        turns._pass_on()
+        turns._grant_next()
         tasks[0].cancel()
         await asyncio.sleep(0.01)
 

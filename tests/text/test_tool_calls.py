@@ -183,12 +183,12 @@ def test_formats_of_real_templates(tokenizer: Tokenizer, file: str, name: str | 
     if not path.exists():
         pytest.skip("no chat templates of other projects here")
     tokenizer.chat_template = ChatTemplate(path.read_text(), eos_token="</s>")
-    found = ToolFormat.detected(tokenizer)
-    assert (found and found.name) == name
-    if found is None:
+    tool_format = ToolFormat.detected(tokenizer)
+    assert (tool_format and tool_format.name) == name
+    if tool_format is None:
         return
-    parser = ToolCallParser(found.syntax, {"get_weather"})
-    call_id = found.new_call_id()
+    parser = ToolCallParser(tool_format.syntax, {"get_weather"})
+    call_id = tool_format.new_call_id()
     calls = [ToolCall(call_id, CalledFunction("get_weather", '{"city":"Köln <|im_end|>"}'))]
     turns = [
         Message("user", "What is the weather?"),
@@ -201,7 +201,7 @@ def test_formats_of_real_templates(tokenizer: Tokenizer, file: str, name: str | 
     assert "Weather <|im_end|> now" in text and "12 °C" in text
     # What the template writes for a call, the parser reads as one.
     start = text.rindex('{"name": "get_weather"', 0, text.index("Köln"))
-    written = text[start:] if found.syntax.bare else text[text.rindex(found.syntax.opener, 0, start) :]
+    written = text[start:] if tool_format.syntax.bare else text[text.rindex(tool_format.syntax.opener, 0, start) :]
     parsed = parser.push(written)
     assert "".join(call.name for call in parsed.calls) == "get_weather"
     arguments = "".join(call.arguments for call in parsed.calls)

@@ -24,7 +24,7 @@ from ...protocol.safety.system import limit_memory, limit_time
 from ...protocol.structured import Constraint
 from .. import sandbox
 from ..fair_queue import FairQueue
-from .compiler import GrammarCompiler, Vocabulary, too_complex
+from .compiler import GrammarCompiler, Vocabulary, complexity_error
 
 CPU_SECONDS = 0.5  # limit per constraint; schemas of 100 kB take a fifth of it
 MEMORY_BYTES = 512 * 2**20  # limit for the child, in addition to its memory before the first grammar
@@ -63,10 +63,10 @@ class GrammarCheck:
 
         Tenants take turns, one constraint at a time, so a tenant's flood of bad constraints delays only that tenant."""
         digest = hashlib.sha256(msgspec.msgpack.encode(constraint)).digest()
-        reply = self._recalled(digest)  # known constraints skip the queue
+        reply = self._cached_reply(digest)  # known constraints skip the queue
         if reply is None:
             async with self._queue.turn(tenant):
-                reply = self._recalled(digest)
+                reply = self._cached_reply(digest)
                 if reply is None:
                     reply = await self._ask(constraint)
                     until = math.inf if reply.refusal is None else time.monotonic() + _REFUSED_SECONDS
@@ -79,7 +79,7 @@ class GrammarCheck:
         if child is not None:
             await _end(child)
 
-    def _recalled(self, digest: bytes) -> _Reply | None:
+    def _cached_reply(self, digest: bytes) -> _Reply | None:
         reply, until = self._known.get(digest) or (None, 0.0)
         return reply if time.monotonic() < until else None
 
@@ -92,7 +92,7 @@ class GrammarCheck:
         except _CHILD_GONE:
             await self.close()  # the child was killed by its limits, or is stuck
             why = f"compiling it takes more than {CPU_SECONDS:g} s or {MEMORY_BYTES // 2**20} MB: simplify it."
-            refusal = too_complex(constraint, why)
+            refusal = complexity_error(constraint, why)
             return _Reply(refusal.message, refusal.code)
         except BaseException:  # after a cancellation, the next caller must not read this reply
             await self.close()

@@ -94,14 +94,14 @@ class GrammarCompiler:
         limits = llguidance.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
         matcher = llguidance.LLMatcher(self._tokenizer, grammar_of(constraint), log_level=0, limits=limits)
         if error := matcher.get_error():
-            raise _refused(constraint, _explained(error, constraint.param))
+            raise _refused(constraint, _reason_of(error, constraint.param))
         trial = matcher.deep_copy()
         spent = _tried(trial)
         if error := trial.get_error():
             raise _refused(constraint, _first_line(error))
         if spent > _TOKEN_CPU_SECONDS:
             why = f"every token takes {spent * 1e3:.1f} ms, more than {_TOKEN_CPU_SECONDS * 1e3:g} ms"
-            raise too_complex(constraint, f"{why}: shorten fixed texts, or simplify the constraint.")
+            raise complexity_error(constraint, f"{why}: shorten fixed texts, or simplify the constraint.")
         if matcher.is_stopped():
             raise _refused(constraint, "it allows no answer, or only an empty one.")
         return matcher
@@ -219,7 +219,7 @@ def _tried(matcher: llguidance.LLMatcher) -> float:
     return statistics.median_low(spent[1:] or [0.0])
 
 
-def _explained(message: str, param: str) -> str:
+def _reason_of(message: str, param: str) -> str:
     """Convert llguidance's error to a reason, with a remedy for common causes."""
     relax = "" if param == "structured_outputs" else ", or set strict to false to ignore it"
     if unknown := re.search(r"Unimplemented keys: \[(.*?)\]", message):
@@ -234,7 +234,7 @@ def _first_line(message: str) -> str:
     return message.partition("\n")[0].partition(" <non-verbose/>")[0][:500]
 
 
-def too_complex(constraint: Constraint, why: str) -> InvalidRequestError:
+def complexity_error(constraint: Constraint, why: str) -> InvalidRequestError:
     return InvalidRequestError(f"{constraint.param}: {why}", param=constraint.param, code="grammar_too_complex")
 
 

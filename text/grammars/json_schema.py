@@ -114,7 +114,7 @@ def _essential(schema: Any, *, close: bool) -> Any:
     kept = {
         word: _inside(word, value, close=close)
         for word, value in keywords.items()
-        if not _says_nothing(word, value, keywords)
+        if not _is_redundant(word, value, keywords)
     }
     return {**kept, "additionalProperties": False} if close and _lists_properties(keywords) else kept
 
@@ -165,6 +165,6 @@ def _inside(word: str, value: Any, *, close: bool) -> Any:
     return _essential(value, close=close) if _SCHEMA.fullmatch(word) else value
 
 
-def _says_nothing(word: str, value: Any, schema: dict[str, Any]) -> bool:
+def _is_redundant(word: str, value: Any, schema: dict[str, Any]) -> bool:
     neutral = _NEUTRAL.get(word)
     return bool(_ANNOTATION.fullmatch(word)) or (neutral is not None and neutral(value, schema))

@@ -84,7 +84,7 @@ class GrammarState:
 
     def num_allowed(self, drafts: Sequence[int]) -> int:
         """Return the number of leading `drafts` that the grammar allows."""
-        shared = _shared(self._ahead, drafts)
+        shared = _common_length(self._ahead, drafts)
         if shared < len(drafts):
             self._rewind(shared)
         for token in drafts[shared:]:
@@ -146,7 +146,7 @@ class GrammarState:
         return going_on if self._endless else mask
 
 
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
     """Return the length of the common prefix."""
     pairs = zip(one, other, strict=False)
     return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

@@ -93,7 +93,7 @@ class Conversation:
         if fit.level in ("one_system", "no_system", "user_first"):
             messages = _folded(messages, fit.level == "one_system", self.is_open)
         if fit.level not in ("as_is", "developer"):
-            messages = [_with_short_ids(part) for message in messages for part in _apart(message)]
+            messages = [_with_short_ids(part) for message in messages for part in _split_calls(message)]
         if fit.level not in ("as_is", "developer", "apart"):
             messages = _joined(messages)
         return replace(conversation, messages=messages, fit=fit)
@@ -101,10 +101,10 @@ class Conversation:
     def context(self, change: Change) -> dict[str, Any]:
         """Return the template's variables, with `change` applied to every user string."""
 
-        def change_but_mark(text: str) -> str:
+        def change_text(text: str) -> str:
             return change(text[:-1]) + END_MARK if text.endswith(END_MARK) else change(text)
 
-        changed = change_but_mark if self.is_open else change
+        changed = change_text if self.is_open else change
         return {
             **self.options,
             "messages": [self._as_dict(message, changed) for message in self.messages],
@@ -240,7 +240,7 @@ def _merged(turns: Sequence[Message]) -> Message:
     return msgspec.structs.replace(turns[-1], content=_content(texts))
 
 
-def _apart(message: Message) -> list[Message]:
+def _split_calls(message: Message) -> list[Message]:
     """Split text and calls into separate messages, as some templates allow one call per message, without text."""
     calls = message.tool_calls or []
     if not calls or (len(calls) == 1 and not message.text):

@@ -21,7 +21,7 @@ import jinja2.sandbox
 
 from ...protocol.safety.system import limit_memory, limit_time
 from .. import sandbox
-from .renderer import Rendered, RenderLimits, encoded
+from .renderer import RenderLimits, RenderResult, encoded
 
 _MAX_OF_AN_ERROR = 2000  # characters
 
@@ -35,7 +35,7 @@ def main() -> None:
     limits = RenderLimits(**setup["limits"])
     program = _Program(setup["source"], limits.output_characters)
     why = f"it takes more memory than {limits.memory_bytes // 2**20} MB"
-    no_memory = encoded(asdict(Rendered(failure="stopped", why=why)))
+    no_memory = encoded(asdict(RenderResult(failure="stopped", why=why)))
     limit_memory(limits.memory_bytes)
     while message := sandbox.receive():
         limit_time(limits.cpu_seconds, limits.wall_seconds)
@@ -54,16 +54,16 @@ def _tried(program: _Program, message: bytes) -> list[dict[str, Any]] | dict[str
 
 
 def _outcome(work: Callable[[], str | None]) -> dict[str, Any]:
-    """Run `work` and return its result, a `Rendered`, as a dictionary. An empty dictionary stands for an empty text."""
+    """Run `work` and return its `RenderResult` as a dictionary. An empty dictionary stands for an empty text."""
     try:
         text = work()
-        return asdict(Rendered(text)) if text else {}
+        return asdict(RenderResult(text)) if text else {}
     except MemoryError:
         raise
     except jinja2.TemplateError as error:
-        return asdict(Rendered(failure="refused", why=str(error)[:_MAX_OF_AN_ERROR]))
+        return asdict(RenderResult(failure="refused", why=str(error)[:_MAX_OF_AN_ERROR]))
     except Exception as error:  # noqa: BLE001 - a template may raise any exception
-        return asdict(Rendered(failure="failed", why=repr(error)[:_MAX_OF_AN_ERROR]))
+        return asdict(RenderResult(failure="failed", why=repr(error)[:_MAX_OF_AN_ERROR]))
 
 
 class _Program:

@@ -37,7 +37,7 @@ class RenderLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class RenderResult:
     """Result of rendering one context, or failure of a whole request (`failure`: its kind, `why`: the reason)."""
 
     text: str = ""
@@ -82,7 +82,7 @@ class Renderer:
                 raise attempt.error
         return [attempt.text for attempt in attempts]
 
-    def attempt(self, contexts: Sequence[dict[str, Any]]) -> list[Rendered]:
+    def attempt(self, contexts: Sequence[dict[str, Any]]) -> list[RenderResult]:
         """Render the template with each of `contexts` (its variables) in one request; return the outcome of each.
 
         Raises InvalidRequestError if the contexts together exceed the limits, and the errors of `compile`.
@@ -90,7 +90,7 @@ class Renderer:
         message = encoded(contexts)
         with self._turn:
             reply = self._ask(self._ready_child(), message)
-        if isinstance(reply, Rendered):
+        if isinstance(reply, RenderResult):
             raise reply.error
         return reply
 
@@ -107,7 +107,7 @@ class Renderer:
         child = self._child = _start()
         self._finalizer = weakref.finalize(self, _stop, child)
         reply = self._ask(child, self._first, encoded([]))  # empty message: compile only
-        if not isinstance(reply, Rendered):
+        if not isinstance(reply, RenderResult):
             return child
         if (child.returncode or 0) > 0:  # the child failed to start; exceeded limits would end the child by a signal
             raise EngineError(f"Chat templates cannot be rendered: {reply.why} at startup.")
@@ -115,7 +115,7 @@ class Renderer:
         how = "cannot be compiled" if reply.failure == "stopped" else "is not valid Jinja"
         raise ModelLoadError(f"The model's chat template {how}: {reply.why.removesuffix('.')}.")
 
-    def _ask(self, child: subprocess.Popen[bytes], *messages: bytes) -> list[Rendered] | Rendered:
+    def _ask(self, child: subprocess.Popen[bytes], *messages: bytes) -> list[RenderResult] | RenderResult:
         """Return the child's outcomes of all contexts, or a single failure.
 
         Ends the child if it exceeds its limits, or if the caller is interrupted before the reply.
@@ -126,8 +126,8 @@ class Renderer:
             self._end()
             raise
         if reply is None:
-            reply = Rendered(failure="stopped", why=self._cause(child))
-        if isinstance(reply, Rendered) and reply.failure == "stopped":
+            reply = RenderResult(failure="stopped", why=self._cause(child))
+        if isinstance(reply, RenderResult) and reply.failure == "stopped":
             self._end()
         return reply
 
@@ -163,7 +163,7 @@ def _start() -> subprocess.Popen[bytes]:
         raise EngineError(f"Chat templates cannot be rendered: the child process did not start ({error}).") from error
 
 
-def _exchange(child: subprocess.Popen[bytes], messages: Sequence[bytes]) -> list[Rendered] | Rendered | None:
+def _exchange(child: subprocess.Popen[bytes], messages: Sequence[bytes]) -> list[RenderResult] | RenderResult | None:
     """Send `messages` and return the reply to them; None if the child exited instead."""
     assert child.stdin is not None and child.stdout is not None
     try:
@@ -173,7 +173,7 @@ def _exchange(child: subprocess.Popen[bytes], messages: Sequence[bytes]) -> list
         return None
     reply = sandbox.read(child.stdout)
     value = json.loads(reply) if reply else None
-    return [Rendered(**each) for each in value] if isinstance(value, list) else value and Rendered(**value)
+    return [RenderResult(**each) for each in value] if isinstance(value, list) else value and RenderResult(**value)
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:

@@ -132,7 +132,7 @@ def _checks(given: QuestionFacts, answer: str, steps: Sequence[ArithmeticStep]) 
     return {
         **_truth(steps),
         **_flow(steps, given.numbers, given.worded),
-        **_ending(steps, given.numbers, final),
+        **_final_features(steps, given.numbers, final),
         "marked": float(marked),
         "givens": len(given.numbers),
         "number_words": len(given.worded),
@@ -147,8 +147,8 @@ def _checks(given: QuestionFacts, answer: str, steps: Sequence[ArithmeticStep]) 
 
 def _truth(steps: Sequence[ArithmeticStep]) -> dict[str, float]:
     """Return features on how many steps are true (exactly, and within rounding) and how many operators they have."""
-    wrong = [not _same(step.left, step.right, _ROUNDED) for step in steps]
-    inexact = sum(not _same(step.left, step.right, _EXACT) for step in steps)
+    wrong = [not _is_close(step.left, step.right, _ROUNDED) for step in steps]
+    inexact = sum(not _is_close(step.left, step.right, _EXACT) for step in steps)
     return {
         "steps": log1p(len(steps)),
         "false_steps": log1p(sum(wrong)),
@@ -166,7 +166,7 @@ def _flow(steps: Sequence[ArithmeticStep], given: Sequence[float], worded: Seque
     operands = {operand for step in steps for operand in step.operands}
     used = operands | {100 * operand for operand in operands}  # steps may write 20 % as 0.2
     rising = sorted(used)
-    never = {number for number in set(given) if number not in used and not _among(number, rising, _EXACT)}
+    never = {number for number in set(given) if number not in used and not _contains_near(number, rising, _EXACT)}
     unused = sum(number in never for number in given)
     dead = _dead_ends(steps)
     distinct = len({(step.operands, step.left) for step in steps if step.operators})
@@ -182,7 +182,7 @@ def _flow(steps: Sequence[ArithmeticStep], given: Sequence[float], worded: Seque
         "steps_over_givens": distinct - len(given),
         "steps_per_given": distinct / max(len(given) + len(worded), 1),
         "repeated_results": len(results) - len(set(results)),
-        "whole_results": sum(map(_whole, results)) / len(results) if results else 1.0,
+        "whole_results": sum(map(_is_whole, results)) / len(results) if results else 1.0,
     }
 
 
@@ -191,7 +191,7 @@ def _unknown_operands(steps: Sequence[ArithmeticStep], known: set[float]) -> int
     unknown, rising = 0, sorted(known)
     for step in steps:
         for operand in step.operands:
-            if operand not in known and not _among(operand, rising, _ROUNDED):
+            if operand not in known and not _contains_near(operand, rising, _ROUNDED):
                 unknown += 1
         known.update((step.left, step.right))
         insort(rising, step.left)
@@ -208,25 +208,25 @@ def _dead_ends(steps: Sequence[ArithmeticStep]) -> int:
         later.update(earlier.operands)
         for operand in earlier.operands:
             insort(rising, operand)
-        if step.right not in later and not _among(step.right, rising, _ROUNDED):
+        if step.right not in later and not _contains_near(step.right, rising, _ROUNDED):
             dead += 1
     return dead
 
 
-def _ending(steps: Sequence[ArithmeticStep], given: Sequence[float], final: float | None) -> dict[str, float]:
+def _final_features(steps: Sequence[ArithmeticStep], given: Sequence[float], final: float | None) -> dict[str, float]:
     """Return features that compare the final number with the results of the steps and the question's numbers."""
     if final is None:
-        return dict.fromkeys(_ending((), (), 0.0), 0.0) | {"no_number": 1.0}
+        return dict.fromkeys(_final_features((), (), 0.0), 0.0) | {"no_number": 1.0}
     results = [step.right for step in steps]
     size = log1p(abs(final))
     return {
         "no_number": 0.0,
-        "final_whole": float(_whole(final)),
+        "final_whole": float(_is_whole(final)),
         "final_size": size,
         "final_over_givens": size - log1p(max(given, default=0.0)),
-        "final_is_last": float(bool(results) and _same(results[-1], final, _ROUNDED)),
-        "final_is_a_result": float(_among(final, sorted(results), _ROUNDED)),
-        "final_is_given": float(_among(final, sorted(given), _EXACT)),
+        "final_is_last": float(bool(results) and _is_close(results[-1], final, _ROUNDED)),
+        "final_is_a_result": float(_contains_near(final, sorted(results), _ROUNDED)),
+        "final_is_given": float(_contains_near(final, sorted(given), _EXACT)),
     }
 
 
@@ -257,7 +257,7 @@ def _calculate(tokens: Sequence[str]) -> float:
         if len(tokens) == 1:
             return float(tokens[0])
         if len(tokens) == 3 and tokens[1] in _OPERATIONS and tokens[2][-1].isdigit():
-            return _of_two(tokens[1], float(tokens[0]), float(tokens[2]))
+            return _calculate_pair(tokens[1], float(tokens[0]), float(tokens[2]))
     value, rest = _sum(tokens, 0)
     if rest != len(tokens):
         raise _NotArithmeticError
@@ -268,7 +268,7 @@ def _sum(tokens: Sequence[str], at: int, depth: int = 0) -> tuple[float, int]:
     value, at = _product(tokens, at, depth)
     while at < len(tokens) and tokens[at] in "+-":
         term, after = _product(tokens, at + 1, depth)
-        value, at = _of_two(tokens[at], value, term), after
+        value, at = _calculate_pair(tokens[at], value, term), after
     return value, at
 
 
@@ -277,11 +277,11 @@ def _product(tokens: Sequence[str], at: int, depth: int) -> tuple[float, int]:
     while at < len(tokens) and tokens[at] in "*/(":
         bracket = tokens[at] == "("  # `3(4 + 5)` is a product too
         factor, after = _atom(tokens, at if bracket else at + 1, depth)
-        value, at = _of_two("/" if tokens[at] == "/" else "*", value, factor), after
+        value, at = _calculate_pair("/" if tokens[at] == "/" else "*", value, factor), after
     return value, at
 
 
-def _of_two(operator: str, one: float, other: float) -> float:
+def _calculate_pair(operator: str, one: float, other: float) -> float:
     if operator == "/" and other == 0:
         raise _NotArithmeticError
     return _OPERATIONS[operator](one, other)
@@ -312,19 +312,19 @@ def _value(number: str) -> float:
     return float(number.replace(",", "")[:300])
 
 
-def _same(a: float, b: float, tolerance: float) -> bool:
+def _is_close(a: float, b: float, tolerance: float) -> bool:
     return abs(a - b) <= tolerance * max(1.0, abs(b))
 
 
-def _among(value: float, ordered: Sequence[float], tolerance: float) -> bool:
+def _contains_near(value: float, ordered: Sequence[float], tolerance: float) -> bool:
     """Return whether the sorted `ordered` contains `value` within the tolerance; compares the two nearest values."""
     at = bisect_left(ordered, value)
-    return (at < len(ordered) and _same(value, ordered[at], tolerance)) or (
-        at > 0 and _same(value, ordered[at - 1], tolerance)
+    return (at < len(ordered) and _is_close(value, ordered[at], tolerance)) or (
+        at > 0 and _is_close(value, ordered[at - 1], tolerance)
     )
 
 
-def _whole(value: float) -> bool:
+def _is_whole(value: float) -> bool:
     return abs(value - round(value)) < 1e-9
 
 

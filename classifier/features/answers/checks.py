@@ -48,12 +48,12 @@ class QuestionParts:
     def of(cls, question: str) -> QuestionParts:
         beside: dict[str, frozenset[str]] = {}
         for numbers, words in segments(question):
-            lettered = _lettered(words)
+            lettered = _alphabetic_words(words)
             beside |= {number: lettered.union(beside.get(number, ())) for number in numbers}
         lower = question.lower()
         words = frozenset(words_of(lower))
         letters = lower.translate(_LETTERS) if lower.isascii() else _NO_LETTER.sub("", lower)
-        return cls(words, _lettered(words), tuple(NUMBER.findall(question)), beside, letters)
+        return cls(words, _alphabetic_words(words), tuple(NUMBER.findall(question)), beside, letters)
 
 
 def answer_checks(text: str, mentioned: QuestionParts, parts: AnswerParts | None = None) -> Array:
@@ -100,7 +100,7 @@ def _checks(text: str, mentioned: QuestionParts, parts: AnswerParts) -> dict[str
         "answer_unbalanced": sum(abs(text.count(a) - text.count(b)) for a, b in _BRACKETS) + text.count('"') % 2,
         "answer_json": valid_json,
         "answer_broken_json": opens_json and not valid_json,
-        "answer_refusal": _may_say(_REFUSALS, lower) and REFUSAL.search(text) is not None,
+        "answer_refusal": _may_match(_REFUSALS, lower) and REFUSAL.search(text) is not None,
         "answer_unusual": 0 if text.isascii() else sum(ord(c) > 127 for c in text) / len(text),
         "answer_list_items": log1p(len(items)),
         "answer_list_repeats": len(items) - len(set(items)),
@@ -138,7 +138,7 @@ def _bindings(parts: AnswerParts, mentioned: QuestionParts) -> tuple[int, int]:
     return bound, misbound
 
 
-def _lettered(words: Iterable[str]) -> frozenset[str]:
+def _alphabetic_words(words: Iterable[str]) -> frozenset[str]:
     return frozenset(word for word in words if word[0].isalpha())
 
 
@@ -151,14 +151,14 @@ def _single_letters(working: str, words: Sequence[str]) -> str:
 
 def _split_final(text: str, lower: str) -> tuple[str, str, bool]:
     """Return the text before and after the last mark ("Answer:"), and True. Without a mark, split off the last line."""
-    marks = list(_MARK.finditer(text)) if _may_say(_MARKS, lower) else []
+    marks = list(_MARK.finditer(text)) if _may_match(_MARKS, lower) else []
     if marks:
         return text[: marks[-1].start()], text[marks[-1].end() :], True
     working, _, final = text.rstrip().rpartition("\n")
     return working, final, False
 
 
-def _may_say(phrases: Sequence[str], lower: str) -> bool:
+def _may_match(phrases: Sequence[str], lower: str) -> bool:
     """Return False if a case-insensitive search for `phrases` cannot match. This check avoids most searches."""
     return not lower.isascii() or any(phrase in lower for phrase in phrases)
 

@@ -79,7 +79,7 @@ class CudaRecorder:
 
 
 @dataclass(frozen=True, slots=True)
-class _Captured:
+class _CapturedGraph:
     """A captured pass and its inputs: attention metadata, token ids and positions (rows,) int64."""
 
     replay: Callable[[], None]
@@ -122,7 +122,7 @@ class StepGraphs:
         return self._logits[:rows]
 
     @torch.inference_mode()
-    def _capture(self, size: GraphSize, record: Recorder) -> _Captured:
+    def _capture(self, size: GraphSize, record: Recorder) -> _CapturedGraph:
         backend = self._backend
         metadata = GraphMetadata(backend.planner, size.rows, size.sequences, self._limits.blocks)
         token_ids = torch.zeros(size.rows, dtype=torch.int64, device=self._device)
@@ -132,4 +132,4 @@ class StepGraphs:
             attention = backend.attention(metadata.metadata)
             self._logits[: size.rows].copy_(self._model.logits(self._model(token_ids, positions, attention)))
 
-        return _Captured(record(compute), metadata, token_ids, positions)
+        return _CapturedGraph(record(compute), metadata, token_ids, positions)

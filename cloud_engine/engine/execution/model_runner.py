@@ -204,6 +204,6 @@ def _wanted_rows(chunks: Sequence[Chunk]) -> list[int]:
 
 def graph_limits(context_length: int, num_drafts: int, config: EngineConfig) -> GraphLimits | None:
     """Return the limits of steps to capture, with at most `num_drafts` drafts per sequence; None if graphs are off."""
-    if not config.cuda_graphs:
+    if config.enforce_eager:
         return None
     return GraphLimits(config.max_num_seqs, 1 + num_drafts, -(-context_length // config.block_size))

@@ -68,7 +68,7 @@ class StepResult:
         self._launched, self._row_of = launched, row_of
         self._scores: dict[int, TokenLogprob] | None = None
 
-    def another(self, item: ScheduledRequest, row: int) -> int:
+    def sample_fork(self, item: ScheduledRequest, row: int) -> int:
         """Sample a token for the fork `item` from the logits of its parent's `row`."""
         return sample(self.logits(row, 1), [self._row_of(item, 0)])[0]
 

@@ -65,11 +65,11 @@ class KVCacheManager:
         free. On success, `num_computed_tokens` is the length of the cached prefix. The prefix never includes the last
         known token, because the logits of this token are needed."""
         cached = self._cached_prefix(state)
-        revived = sum(self.pool.references(block) == 0 for block in _held(cached))
+        revived = sum(self.pool.references(block) == 0 for block in _allocated_blocks(cached))
         if self._missing(state, cached) + revived > self.pool.num_free:
             return False
         missing = self._blocks_to_start(state, cached) - len(cached)
-        for block in _held(cached):
+        for block in _allocated_blocks(cached):
             self.pool.share(block)
         state.block_table = cached + [self._allocate() for _ in range(missing)]
         state.num_registered_blocks = len(cached)
@@ -84,20 +84,20 @@ class KVCacheManager:
 
         Several states are assumed to share no blocks.
         """
-        released = Counter(block for other in without for block in _held(other.block_table))
+        released = Counter(block for other in without for block in _allocated_blocks(other.block_table))
         freed = sum(self.pool.references(block) == holders for block, holders in released.items())
         if len(states) > 1:
             wanted = sum(self.most_blocks_for(len(state.token_ids)) for state in states)
             return wanted <= self.pool.num_free + freed
         (state,) = states
         cached = self._cached_prefix(state)
-        revived = sum(self.pool.references(block) == released[block] for block in _held(cached))
+        revived = sum(self.pool.references(block) == released[block] for block in _allocated_blocks(cached))
         return self._missing(state, cached) + revived <= self.pool.num_free + freed
 
     def _missing(self, state: RequestState, cached: list[int]) -> int:
         """Return the number of blocks that the request needs in addition to the `cached` ones."""
         to_start = self._blocks_to_start(state, cached) - len(cached)
-        return max(to_start, self.most_blocks_for(len(state.token_ids)) - sum(1 for _ in _held(cached)))
+        return max(to_start, self.most_blocks_for(len(state.token_ids)) - sum(1 for _ in _allocated_blocks(cached)))
 
     def _blocks_to_start(self, state: RequestState, cached: list[int]) -> int:
         known = len(state.token_ids)
@@ -133,7 +133,7 @@ class KVCacheManager:
     def fork(self, parent: RequestState, child: RequestState) -> None:
         """Let `child` share the parent's blocks that hold computed tokens, without copying them."""
         blocks = parent.block_table[: self.blocks_for(child.num_computed_tokens)]
-        for block in _held(blocks):
+        for block in _allocated_blocks(blocks):
             self.pool.share(block)
         child.block_table = list(blocks)
         parent.num_own_slots = child.num_own_slots = 0
@@ -185,12 +185,12 @@ class KVCacheManager:
             state.num_registered_blocks = full
         drafted = min(full, state.num_draft_computed_tokens // self.block_size)
         if drafted > state.num_drafted_blocks:
-            self._drafted.update(_held(state.block_table[state.num_drafted_blocks : drafted]))
+            self._drafted.update(_allocated_blocks(state.block_table[state.num_drafted_blocks : drafted]))
             state.num_drafted_blocks = drafted
 
     def free(self, state: RequestState) -> None:
         """Release a request's blocks, last ones first, so that a prefix stays cached longer than its continuations."""
-        for block in _held(reversed(state.block_table)):
+        for block in _allocated_blocks(reversed(state.block_table)):
             self._copies.pop(block, None)
             self.pool.release(block)
         state.block_table = []
@@ -233,5 +233,5 @@ class KVCacheManager:
         return [NO_BLOCK] * index + blocks[::-1]
 
 
-def _held(blocks: Iterable[int]) -> Iterable[int]:
+def _allocated_blocks(blocks: Iterable[int]) -> Iterable[int]:
     return (block for block in blocks if block != NO_BLOCK)

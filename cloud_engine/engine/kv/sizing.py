@@ -47,7 +47,7 @@ class KVCacheSize:
             )
         window = _window(models, config)
         needed = most_blocks(wanted, config.block_size, window)
-        num_blocks = config.num_blocks or min(needed * config.max_num_seqs, _affordable(models, config))
+        num_blocks = config.num_blocks or min(needed * config.max_num_seqs, _fitting_blocks(models, config))
         if needed <= num_blocks:
             return cls(wanted, num_blocks, window)
         held, gib = num_blocks * config.block_size, needed * _bytes_of_block(models, config) / 2**30
@@ -73,7 +73,7 @@ def _bytes_of_block(models: Sequence[Decoder], config: EngineConfig) -> int:
     return sum(block_bytes(model, config.block_size) for model in models)
 
 
-def _affordable(models: Sequence[Decoder], config: EngineConfig) -> int:
+def _fitting_blocks(models: Sequence[Decoder], config: EngineConfig) -> int:
     """Return the number of blocks that fit into 1 GiB of host memory, or into 80 % of free GPU memory."""
     device = models[0].embed_tokens.weight.device
     available = _HOST_CACHE_BYTES

@@ -75,12 +75,12 @@ class OutputProcessor:
 
     def process(self, batch: Sequence[ScheduledRequest], samples: StepResult) -> StepOutputs:
         """Apply the result of a step to its requests and return the new tokens."""
-        decoded, others = self._scheduler.decodes.take(batch, samples.tokens)
+        decoded, remaining = self._scheduler.decodes.take(batch, samples.tokens)
         self._counters.steps += 1
         self._counters.generated_tokens += len(decoded.token_ids)
         outputs: list[TokenOutput] = []
         beams: dict[str, list[tuple[ScheduledRequest, Tensor]]] = {}
-        for item, row in others:
+        for item, row in remaining:
             if item.state.request.beam:
                 beams.setdefault(item.state.request_id, []).append((item, samples.logits(row, item.num_samples)))
             elif item.num_samples:
@@ -148,7 +148,7 @@ class OutputProcessor:
                 unforked=0,
                 seed=parent.seed + index,
                 token_ids=list(parent.token_ids),
-                prediction=parent.prediction.again(),
+                prediction=parent.prediction.rewound(),
                 grammar=parent.grammar and parent.grammar.fork(),
                 num_computed_tokens=item.start + item.num_tokens,
             )
@@ -156,7 +156,7 @@ class OutputProcessor:
             self._scheduler.fork(parent, child)
             self._states[parent.request_id].append(child)
             first = msgspec.structs.replace(item, state=child, draft_ids=[], drafter=None, num_drafts=0)
-            outputs.append(self._accept(first, [samples.another(first, row)], row, samples))
+            outputs.append(self._accept(first, [samples.sample_fork(first, row)], row, samples))
         return outputs
 
     def _accept(self, item: ScheduledRequest, sampled: list[int], row: int, samples: StepResult) -> TokenOutput:

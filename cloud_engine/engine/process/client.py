@@ -14,7 +14,7 @@ from ....protocol.errors import InvalidRequestError, OverloadedError, UpdraftErr
 from ..stats import EngineStats
 from ..types.outputs import TokenOutput
 from ..types.request import GenerationRequest
-from .messages import Abort, Add, Command, Failed, Report, Stepped
+from .messages import Abort, Add, Command, FailureReport, OutputReport, Report
 
 _Event = TokenOutput | UpdraftError
 
@@ -38,7 +38,7 @@ class EngineClient(ABC):
     @property
     def failure(self) -> UpdraftError | None:
         """The error with which new requests are refused; None while the engine serves."""
-        return None if self._refusal is None else _again(self._refusal)
+        return None if self._refusal is None else _copy_of(self._refusal)
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -61,7 +61,7 @@ class EngineClient(ABC):
         Raises the errors of `Engine.add_request`, EngineError if the engine fails, OverloadedError after `close`.
         """
         if self._refusal is not None:
-            raise _again(self._refusal)
+            raise _copy_of(self._refusal)
         if request.request_id in self._events:
             raise InvalidRequestError(f"Request id {request.request_id!r} is in use.", param="request_id")
         if not self._has_work:
@@ -118,11 +118,11 @@ class EngineClient(ABC):
 
     def _receive(self, report: Report) -> None:
         match report:
-            case Stepped(steps, stats):
+            case OutputReport(steps, stats):
                 self._stats, self._reported_at = stats, time.monotonic()
                 for output in chain.from_iterable(steps):
                     self._put(output.request_id, output)
-            case Failed(request_ids, error):
+            case FailureReport(request_ids, error):
                 for request_id in request_ids:
                     self._put(request_id, error)
             case _:
@@ -140,10 +140,10 @@ class EngineClient(ABC):
         """Stop serving: all requests in flight and all later requests fail with `error`."""
         self._refusal, self._stats = error, EngineStats()
         for request_id in self._events:
-            self._put(request_id, _again(error))
+            self._put(request_id, _copy_of(error))
 
 
-def _again(error: UpdraftError) -> UpdraftError:
+def _copy_of(error: UpdraftError) -> UpdraftError:
     """Return a copy to raise: raising the same error repeatedly would grow its traceback."""
     copy = type(error)(error.message, param=error.param, code=error.code)
     copy.__cause__ = error.__cause__

@@ -24,11 +24,11 @@ from ....protocol.safety.system import socket_address
 from ....protocol.telemetry.logs import log_to_stderr
 from .core_process import COMMANDS, HEARTBEAT_S, REPORTS
 from .messages import (
-    Alive,
+    AliveReport,
     Command,
     Load,
-    Loading,
-    Ready,
+    LoadProgress,
+    ReadyReport,
     Report,
     decode_command,
     down_report,
@@ -88,13 +88,13 @@ def main(folder: Path) -> None:
         try:
             load = transport.next_command(True)
             assert isinstance(load, Load), "the first command must be Load"
-            engine = _engine(load, lambda done, total: transport.report(Loading(done, total)))
+            engine = _engine(load, lambda done, total: transport.report(LoadProgress(done, total)))
             from ..execution.devices import yields_to_other_processes
             from .loop import EngineLoop
 
             gc.collect()
             gc.freeze()  # exclude loaded objects from garbage collection, which would delay steps
-            transport.report(Ready(engine.model_id, engine.context_length, engine.sampling))
+            transport.report(ReadyReport(engine.model_id, engine.context_length, engine.sampling))
             EngineLoop(engine, transport, before_step=yields_to_other_processes(load.config)).run()
         except BaseException as error:  # noqa: BLE001 - the server reports any failure to all waiting requests
             if not isinstance(error, UpdraftError):
@@ -127,7 +127,7 @@ def _send_heartbeats(folder: Path) -> None:
     with zmq.Context() as context, context.socket(zmq.PUSH) as reports:
         reports.connect(socket_address(folder / REPORTS))
         while not select.select([sys.stdin.fileno()], [], [], HEARTBEAT_S)[0]:
-            reports.send(encode_report(Alive()))
+            reports.send(encode_report(AliveReport()))
         shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 

@@ -16,7 +16,7 @@ from ....protocol.errors import EngineError
 from ....protocol.safety.python_process import child_environment, python_command
 from ....protocol.safety.system import KILL, socket_address, socket_folder
 from ....protocol.safety.terminal_text import printable
-from .messages import Alive, Close, Command, Down, Load, Ready, Report, decode_report, encode_command
+from .messages import AliveReport, Close, Command, DownReport, Load, ReadyReport, Report, decode_report, encode_command
 
 COMMANDS = "commands"
 REPORTS = "reports"
@@ -71,25 +71,25 @@ class CoreProcess:
                 self._commands.send(data)
 
     def reports(self) -> Iterator[Report]:
-        """Yield the core's reports until it ends. The last one is always a `Down`, however the core ended."""
+        """Yield the core's reports until it ends. The last one is always a `DownReport`, however the core ended."""
         silent_s = 0.0
         while True:
             dead = self._process.poll() is not None
             if self._reports.poll(_POLL_MS):
                 silent_s = 0.0
                 report = decode_report(self._reports.recv())
-                self._loaded = self._loaded or isinstance(report, Ready)
-                if not isinstance(report, Alive):
+                self._loaded = self._loaded or isinstance(report, ReadyReport)
+                if not isinstance(report, AliveReport):
                     yield report
-                if isinstance(report, Down):
+                if isinstance(report, DownReport):
                     return
             elif dead:  # the process ended, and no report is left to read
-                yield Down(EngineError(self._cause()))
+                yield DownReport(EngineError(self._cause()))
                 return
             else:
                 silent_s += _POLL_MS / 1000
                 if self._loaded and silent_s > HUNG_S:
-                    yield Down(EngineError(f"its process sent no heartbeat for {HUNG_S:.0f} s"))
+                    yield DownReport(EngineError(f"its process sent no heartbeat for {HUNG_S:.0f} s"))
                     return
 
     def stop(self) -> None:

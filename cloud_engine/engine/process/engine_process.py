@@ -14,7 +14,7 @@ from ....protocol.errors import EngineDownError, EngineError, UpdraftError
 from ..stats import EngineStats
 from .client import EngineClient
 from .core_process import CoreProcess
-from .messages import Command, Down, Load, Loading, Ready, down_report
+from .messages import Command, DownReport, Load, LoadProgress, ReadyReport, down_report
 
 RESTART_BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 """Seconds to wait before each consecutive restart; when all are used, the engine stays down. A core that served for
@@ -50,16 +50,16 @@ class EngineProcess(EngineClient):
             self._thread.join()
         self._core.close()
 
-    def wait_ready(self, progress: Callable[[int, int], None] = lambda _done, _total: None) -> Ready:
+    def wait_ready(self, progress: Callable[[int, int], None] = lambda _done, _total: None) -> ReadyReport:
         """Wait until the core has loaded its model. Raises the error of the core, most likely ModelLoadError."""
         for report in self._core.reports():
             match report:
-                case Loading(done, total):
+                case LoadProgress(done, total):
                     progress(done, total)
-                case Ready():
+                case ReadyReport():
                     self._ready_at = time.monotonic()
                     return report
-                case Down(error):
+                case DownReport(error):
                     raise error
                 case _:
                     raise TypeError(f"Unexpected report of a loading core: {type(report).__name__}.")
@@ -110,12 +110,12 @@ class EngineProcess(EngineClient):
         """Pass the core's reports on to the event loop; return the error with which the core ended."""
         for report in self._core.reports():
             match report:
-                case Loading():
+                case LoadProgress():
                     pass
-                case Ready():
+                case ReadyReport():
                     self._ready_at = time.monotonic()
                     self._call_soon(self._serve)
-                case Down(error):
+                case DownReport(error):
                     return error
                 case _:
                     self._call_soon(self._receive, report)

@@ -12,7 +12,7 @@ from ..engine import Engine
 from ..types.outputs import StepOutputs
 from ..types.request import GenerationRequest
 from .grammar_compilation import GrammarJobs
-from .messages import Abort, Add, Close, Command, Failed, Prepared, Stepped
+from .messages import Abort, Add, Close, Command, CompileNotice, FailureReport, OutputReport
 from .transport import CoreTransport
 
 FAILURES_TO_GIVE_UP = 3
@@ -41,7 +41,7 @@ class EngineLoop:
         self._failures = 0  # failed steps in a row
         self._unreported: list[StepOutputs] = []
         self._reported_at = 0.0
-        self._grammars = GrammarJobs(engine.prepare, lambda request_id: transport.send_back(Prepared(request_id)))
+        self._grammars = GrammarJobs(engine.prepare, lambda request_id: transport.send_back(CompileNotice(request_id)))
 
     def run(self) -> None:
         """Run until a `Close` command. Raises the last step's error if `FAILURES_TO_GIVE_UP` steps in a row failed."""
@@ -71,7 +71,7 @@ class EngineLoop:
             case Add(request):
                 with self._reporting_failure(request.request_id):
                     self._add(request)
-            case Prepared(request_id):
+            case CompileNotice(request_id):
                 with self._reporting_failure(request_id):
                     self._add_prepared(request_id)
             case Abort(request_id, index):
@@ -108,10 +108,10 @@ class EngineLoop:
         try:
             yield
         except UpdraftError as error:
-            self._report(Failed([request_id], error))
+            self._report(FailureReport([request_id], error))
         except Exception as error:  # noqa: BLE001 - reported to the client, and the engine continues
             _log.exception("A request could not be added to the engine.")
-            self._report(Failed([request_id], _failure_of(error, "change the request")))
+            self._report(FailureReport([request_id], _failure_of(error, "change the request")))
 
     def _step(self) -> None:
         try:
@@ -126,7 +126,7 @@ class EngineLoop:
             _log.exception("An engine step failed; all requests in flight failed, and the engine was reset.")
             lost = self._engine.reset()
             self._report_steps()
-            self._report(Failed(lost, _failure_of(error, "retry", EngineRestartedError)))
+            self._report(FailureReport(lost, _failure_of(error, "retry", EngineRestartedError)))
         else:
             self._failures = 0
             self._unreported.append(outputs)
@@ -138,7 +138,7 @@ class EngineLoop:
         return time.monotonic() - self._reported_at >= pause_s
 
     def _report_steps(self) -> None:
-        self._report(Stepped(self._unreported, self._engine.stats()))
+        self._report(OutputReport(self._unreported, self._engine.stats()))
         self._unreported, self._reported_at = [], time.monotonic()
 
 

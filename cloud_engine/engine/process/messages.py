@@ -39,7 +39,7 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
     index: int | None = None
 
 
-class Prepared(msgspec.Struct, tag=True, frozen=True):
+class CompileNotice(msgspec.Struct, tag=True, frozen=True):
     """Notice from the compiling thread to the loop: compiling this request's constraint has succeeded or failed."""
 
     request_id: str
@@ -49,17 +49,17 @@ class Close(msgspec.Struct, tag=True, frozen=True):
     """Stop after the current step."""
 
 
-Command = Load | Add | Abort | Prepared | Close
+Command = Load | Add | Abort | CompileNotice | Close
 
 
-class Loading(msgspec.Struct, tag=True, frozen=True):
+class LoadProgress(msgspec.Struct, tag=True, frozen=True):
     """Progress of loading: `done` of `total` bytes of weights are read."""
 
     done: int
     total: int
 
 
-class Ready(msgspec.Struct, tag=True, frozen=True):
+class ReadyReport(msgspec.Struct, tag=True, frozen=True):
     """The model is loaded. `context_length` limits prompt plus answer, in tokens; `sampling` has model defaults."""
 
     model_id: str
@@ -67,31 +67,31 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     sampling: SamplingDefaults = SamplingDefaults()
 
 
-class Stepped(msgspec.Struct, tag=True, frozen=True):
+class OutputReport(msgspec.Struct, tag=True, frozen=True):
     """The outputs of the steps since the last report, and the current statistics."""
 
     outputs: list[StepOutputs]
     stats: EngineStats
 
 
-class Failed(msgspec.Struct, tag=True, frozen=True):
+class FailureReport(msgspec.Struct, tag=True, frozen=True):
     """Failure of some requests; the engine continues."""
 
     request_ids: list[str]
     error: UpdraftError
 
 
-class Alive(msgspec.Struct, tag=True, frozen=True):
+class AliveReport(msgspec.Struct, tag=True, frozen=True):
     """Heartbeat, sent even during long steps; a core that stops sending heartbeats is hung."""
 
 
-class Down(msgspec.Struct, tag=True, frozen=True):
+class DownReport(msgspec.Struct, tag=True, frozen=True):
     """The engine's last report: it has ended with `error`."""
 
     error: UpdraftError
 
 
-Report = Loading | Ready | Stepped | Failed | Alive | Down
+Report = LoadProgress | ReadyReport | OutputReport | FailureReport | AliveReport | DownReport
 
 
 def encode_command(command: Command) -> bytes:
@@ -114,13 +114,13 @@ def decode_report(data: bytes) -> Report:
     return _REPORTS.decode(data)
 
 
-def down_report(error: BaseException) -> Down:
+def down_report(error: BaseException) -> DownReport:
     """Return the last report of a core that ends with `error`. Errors of other libraries become EngineErrors."""
     if isinstance(error, UpdraftError):
-        return Down(error)
+        return DownReport(error)
     failure = EngineError(f"{type(error).__name__}: {error}")
     failure.__cause__ = error
-    return Down(failure)
+    return DownReport(failure)
 
 
 class _Error(msgspec.Struct, frozen=True):

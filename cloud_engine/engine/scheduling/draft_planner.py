@@ -19,7 +19,7 @@ class DraftPlanner(Protocol):
         ...
 
     def grant(
-        self, decodes: Sequence[ScheduledRequest], others: Sequence[ScheduledRequest], budget: int, grow: Grow
+        self, decodes: Sequence[ScheduledRequest], other_items: Sequence[ScheduledRequest], budget: int, grow: Grow
     ) -> list[ScheduledRequest]:
         """Grant at most `budget` draft tokens. `grow` allocates a request's blocks, or returns False if none are free.
 

@@ -33,7 +33,7 @@ class PlainDecodes:
     def __init__(self, cache: KVCacheManager) -> None:
         self._cache = cache
         self._columns = _Columns()
-        self._others: list[RequestState] | None = None  # all other running requests; None if stale
+        self._other_requests: list[RequestState] | None = None  # all other running requests; None if stale
         self._steps = 0  # steps taken so far
         self._due: dict[int, list[ScheduledRequest]] = {}  # step -> requests to check after it; entries may be stale
         self._full: list[ScheduledRequest] = []  # requests that need a block for the next step; entries may be stale
@@ -44,29 +44,29 @@ class PlainDecodes:
         if state.grammar is None and request.params.logprobs is None and not request.draft_ids:
             state.decode = ScheduledRequest(state, 1)
             self._columns.insert(state.decode)
-            self._others = None
+            self._other_requests = None
             self.expect(state.decode)
 
     def leave(self, state: RequestState) -> None:
         """Remove a request whose next step is not a plain decode; do nothing if it was not added."""
         if state.decode is not None:
             self._columns.remove(state.decode)
-            self._others = None
+            self._other_requests = None
             state.decode = None
 
     def running_changed(self) -> None:
         """Mark the list of other requests as stale, because requests have started or stopped running."""
-        self._others = None
+        self._other_requests = None
 
     def shares(self, running: Sequence[RequestState]) -> tuple[list[ScheduledRequest], list[RequestState]]:
         """Return the scheduled plain decodes, and all other requests, both in the order of `running`."""
-        return self._columns.items.copy(), self.others(running)
+        return self._columns.items.copy(), self.other_requests(running)
 
-    def others(self, running: Sequence[RequestState]) -> list[RequestState]:
+    def other_requests(self, running: Sequence[RequestState]) -> list[RequestState]:
         """Return the requests that are not plain decodes, in the order of `running`."""
-        if self._others is None:
-            self._others = [state for state in running if state.decode is None]
-        return self._others
+        if self._other_requests is None:
+            self._other_requests = [state for state in running if state.decode is None]
+        return self._other_requests
 
     def take_full(self) -> list[RequestState]:
         """Return and clear the requests that need a block for the next token. Call `expect` or `leave` for each."""
@@ -80,15 +80,15 @@ class PlainDecodes:
         requests that are left to process, which include the plain decodes that end."""
         columns, rows = self._columns, range(len(self._columns.items))
         if not rows or batch[len(rows) - 1] is columns.items[-1]:
-            others = _with_rows(batch[len(rows) :], len(rows))
+            other_requests = _with_rows(batch[len(rows) :], len(rows))
         else:  # some of the plain decodes have since left to get drafts
-            columns, rows, others = _partition(batch)
+            columns, rows, other_requests = _partition(batch)
         due = [item for item in self._due.pop(self._steps, ()) if item.state.decode is item]
         self._steps += 1
         tokens_of = [tokens[row] for row in rows]
         states, request_ids, indices = columns.states, columns.request_ids.copy(), columns.indices.copy()
         if ends := columns.ends(tokens_of, due):
-            others = [(columns.items[at], rows[at]) for at in ends] + others
+            other_requests = [(columns.items[at], rows[at]) for at in ends] + other_requests
             states = states.copy()
             for at in reversed(ends):
                 del states[at], request_ids[at], indices[at], tokens_of[at]
@@ -101,7 +101,7 @@ class PlainDecodes:
                 if len(item.state.block_table) % BLOCKS_AT_ONCE == 0:
                     self._cache.register(item.state)
                 self.expect(item)
-        return DecodedTokens(request_ids, indices, tokens_of), others
+        return DecodedTokens(request_ids, indices, tokens_of), other_requests
 
     def expect(self, item: ScheduledRequest) -> None:
         """Set the next check of a request that has just joined, been checked or received a block for its next token."""
@@ -168,14 +168,14 @@ def _partition(batch: Sequence[ScheduledRequest]) -> tuple[_Columns, list[int], 
     """Split a batch into plain decodes, the indices of their rows, and all other scheduled requests."""
     plain: list[ScheduledRequest] = []
     rows: list[int] = []
-    others: OtherShares = []
+    other_requests: OtherShares = []
     for item, row in _with_rows(batch, 0):
         if item.state.decode is item:
             plain.append(item)
             rows.append(row)
         else:
-            others.append((item, row))
-    return _Columns(plain), rows, others
+            other_requests.append((item, row))
+    return _Columns(plain), rows, other_requests
 
 
 def _with_rows(batch: Sequence[ScheduledRequest], row: int) -> OtherShares:

@@ -16,7 +16,7 @@ from itertools import chain, takewhile
 from operator import attrgetter
 
 from ....protocol.errors import OverloadedError
-from ..config import EngineConfig, Policy
+from ..config import EngineConfig, SchedulingPolicy
 from ..kv.kv_cache_manager import KVCacheManager
 from ..stats import EngineStats
 from ..types.request import GenerationRequest
@@ -25,19 +25,19 @@ from .draft_planner import DraftPlanner
 from .plain_decodes import PlainDecodes
 from .step_budget import StepBudget
 
-#: Seconds of waiting that count as much as one priority level, or as one prompt token in policy "shortest-prefill".
+#: Seconds of waiting that count as much as one priority level, or as one prompt token with "shortest-prefill".
 PRIORITY_S, PREFILL_TOKEN_S = 10.0, 0.01
 _order = attrgetter("order")
 
 
-def order_of(state: RequestState, policy: Policy) -> float:
+def order_of(state: RequestState, scheduling_policy: SchedulingPolicy) -> float:
     """Return the sort key of a request, lowest first. The key never changes.
 
-    Every policy includes the arrival time, so that no request starves: a request can only overtake requests that
-    arrived shortly before. This works like priority ageing, but never re-sorts the queue."""
-    if policy == "priority":
+    Every policy for scheduling includes the arrival time, so that no request starves: a request can only overtake
+    requests that arrived shortly before. This works like priority ageing, but never re-sorts the queue."""
+    if scheduling_policy == "priority":
         return state.arrived + PRIORITY_S * state.request.priority
-    if policy == "shortest-prefill":
+    if scheduling_policy == "shortest-prefill":
         return state.arrived + PREFILL_TOKEN_S * len(state.request.prompt_ids)
     return state.arrived
 
@@ -51,11 +51,7 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        config: EngineConfig,
-        cache: KVCacheManager,
-        speculator: DraftPlanner,
-        counters: EngineStats | None = None,
+        self, config: EngineConfig, cache: KVCacheManager, speculator: DraftPlanner, counters: EngineStats | None = None
     ) -> None:
         """Create a scheduler that counts admissions and preemptions in `counters`."""
         self._config = config
@@ -108,17 +104,17 @@ class Scheduler:
         preemptions = self.counters.preemptions
         budget = self._config.max_num_batched_tokens - len(self.running)
         for_prompts = self._step_budget.max_prompt_tokens(budget)
-        decodes, others, left = self._continue_running(for_prompts)
+        decodes, other_requests, left = self._continue_running(for_prompts)
         if self.counters.preemptions == preemptions:
-            left = self._admit_waiting(others, left)
+            left = self._admit_waiting(other_requests, left)
         self._prompt_tokens = for_prompts - left
         # Drafts only get leftover budget, time and blocks, so they never delay or preempt a request.
         for_drafts = self._step_budget.max_draft_tokens(budget - self._prompt_tokens, self._prompt_tokens)
-        for item in self._speculator.grant(decodes, others, for_drafts, self._cache.grow):
+        for item in self._speculator.grant(decodes, other_requests, for_drafts, self._cache.grow):
             self.decodes.leave(item.state)
-        return [*decodes, *others]
+        return [*decodes, *other_requests]
 
-    def ahead(self, batch: Sequence[ScheduledRequest]) -> list[ScheduledRequest]:
+    def plan_ahead(self, batch: Sequence[ScheduledRequest]) -> list[ScheduledRequest]:
         """Return the plain decodes of `batch` that will continue in the next step, after allocating their blocks.
 
         This is called before the results of `batch` are read. Returns no requests if the next step may also include
@@ -133,9 +129,9 @@ class Scheduler:
     @property
     def reads_prompts(self) -> bool:
         """Return whether the next step may contain prompt tokens, and so take much longer than a decode step."""
-        others = self.decodes.others(self.running)
+        other_requests = self.decodes.other_requests(self.running)
         has_place = self._places < self._config.max_num_seqs
-        return bool(self.waiting and has_place) or any(state.num_uncomputed_tokens > 1 for state in others)
+        return bool(self.waiting and has_place) or any(state.num_uncomputed_tokens > 1 for state in other_requests)
 
     def observe(self, sequences: int, step_s: float) -> None:
         """Learn from the last scheduled step, which had `sequences` and took `step_s` seconds."""
@@ -167,10 +163,10 @@ class Scheduler:
         """Schedule the running requests. Return the plain decodes, the other requests and the rest of `budget`.
 
         `budget` excludes the first token of each running request. Requests get blocks in the order of `running`."""
-        plain, others = self.decodes.shares(self.running)
+        plain, other_requests = self.decodes.shares(self.running)
         preemptions = self.counters.preemptions
         batch: list[ScheduledRequest] = []
-        for state in sorted([*others, *self.decodes.take_full()], key=_order):
+        for state in sorted([*other_requests, *self.decodes.take_full()], key=_order):
             num_tokens = min(len(state.token_ids) - state.num_computed_tokens, 1 + budget)
             if not state.block_table or not self._allocate(state, num_tokens):
                 continue  # preempted by an earlier request, or by itself
@@ -199,20 +195,20 @@ class Scheduler:
         if not self.waiting:
             return
         head = self.waiting[0]
-        lesser = list(takewhile(lambda state: _yields(state, head), reversed(self.running)))
+        lesser = list(takewhile(lambda state: _may_be_preempted(state, head), reversed(self.running)))
         if not lesser or self._fits_without([]) or not self._fits_without(lesser):
             return
         # Uncomputed tokens, except the one that each request computes in every step.
         missing = sum(state.num_uncomputed_tokens - 1 for state in self.running if state.order < head.order)
         if missing >= self._step_budget.max_prompt_tokens(self._config.max_num_batched_tokens - len(self.running)):
             return
-        while self.running and _yields(self.running[-1], head) and not self._fits_without([]):
+        while self.running and _may_be_preempted(self.running[-1], head) and not self._fits_without([]):
             self._preempt_last()
 
-    def _fits_without(self, others: list[RequestState]) -> bool:
-        """Return whether the first waiting request would have places and blocks if the `others` were not running."""
+    def _fits_without(self, other_requests: list[RequestState]) -> bool:
+        """Return whether the first waiting request has places and blocks if the `other_requests` are not running."""
         states = self._first_waiting()
-        return self._has_place(states, others) and self._cache.can_admit(states, others)
+        return self._has_place(states, other_requests) and self._cache.can_admit(states, other_requests)
 
     def _admit_ahead(self) -> None:
         """Admit waiting requests that sort before a running one. Call this before running requests spend the budget."""
@@ -313,6 +309,6 @@ def _places(states: Iterable[RequestState]) -> int:
     return sum(1 + state.unforked for state in states)
 
 
-def _yields(running: RequestState, head: RequestState) -> bool:
+def _may_be_preempted(running: RequestState, head: RequestState) -> bool:
     """Return whether a running request may be preempted for the `head` of the queue."""
     return head.request.priority < running.request.priority and head.order < running.order

@@ -72,7 +72,7 @@ class FixedDraftLength:
     def __init__(self, most: int) -> None:
         self._most = most
 
-    def rests(self, sequences: int, ahead: int = 0) -> bool:
+    def is_resting(self, sequences: int, ahead: int = 0) -> bool:
         """Return whether a decision not to draft still holds for a step of `sequences`, so that `plan` is not needed.
 
         `ahead` is the number of earlier steps that have not been observed yet.
@@ -85,15 +85,15 @@ class FixedDraftLength:
         del sequences
         return [min(self._most, candidate.limit) for candidate in candidates]
 
-    def learns_nothing(self, sequences: int) -> bool:
-        """Return whether the faster `pass_by` suffices instead of `observe` for a step of this size without drafts."""
+    def may_skip(self, sequences: int) -> bool:
+        """Return whether the faster `skip` suffices instead of `observe` for a step of this size without drafts."""
         del sequences
         return True
 
     def observe(self, step: StepReport) -> None:
-        """Learn from a step, with or without drafts. Call this or `pass_by` once per step."""
+        """Learn from a step, with or without drafts. Call this or `skip` once per step."""
 
-    def pass_by(self, sequences: int, step_s: float) -> None:
+    def skip(self, sequences: int, step_s: float) -> None:
         """Count a step without learning from it."""
 
 
@@ -124,7 +124,7 @@ class AdaptiveDraftLength(FixedDraftLength):
         costs, sequences = self._costs, step.sequences
         lost_s = min(step.deciding_s, plain_s)
         if step.passes > 0:
-            lost_s += min(step.draft_s, step.passes * plain_s + 2 * costs.catch_up_s(step.lag))
+            lost_s += min(step.draft_s, step.passes * plain_s + 2 * costs.draft_prefill_s(step.lag))
         elif step.draft_tokens > 0:
             lost_s += step.draft_s
         if step.draft_tokens > 0:
@@ -137,7 +137,7 @@ class AdaptiveDraftLength(FixedDraftLength):
             lost_s += min(target_s - plain_s, _MAX_CHARGED * plain_s)  # slowed by caches full of draft data
         return lost_s
 
-    def pass_by(self, sequences: int, step_s: float) -> None:
+    def skip(self, sequences: int, step_s: float) -> None:
         self._credit.settle(sequences)
         self._count_step(step_s)
 
@@ -145,10 +145,10 @@ class AdaptiveDraftLength(FixedDraftLength):
         self._since_trial_s += step_s
         self._rest = max(0, self._rest - 1)
 
-    def rests(self, sequences: int, ahead: int = 0) -> bool:
+    def is_resting(self, sequences: int, ahead: int = 0) -> bool:
         return self._rest > ahead and self._rest_size == sequences.bit_length()
 
-    def learns_nothing(self, sequences: int) -> bool:
+    def may_skip(self, sequences: int) -> bool:
         return self._rest > _LEARNED_OF_REST and self._rest_size == sequences.bit_length() and not self._drafted
 
     def plan(self, candidates: Sequence[DraftCandidate], sequences: int) -> list[int]:
@@ -217,14 +217,14 @@ class AdaptiveDraftLength(FixedDraftLength):
         """
         costs = self._costs
         chances = [candidate.acceptance for candidate in candidates]
-        joining_s = [costs.catch_up_s(candidate.lag) / candidate.payback_tokens for candidate in candidates]
+        joining_s = [costs.draft_prefill_s(candidate.lag) / candidate.payback_tokens for candidate in candidates]
         lengths = [0] * len(candidates)
         live: Sequence[int] = range(len(candidates))
         tokens, draft_s, drafted = plain.tokens, 0.0, 0
         best, best_length, upfront_s = plain, 0, 0.0
         most = self._max_draft_length(sequences)
         for length in range(1, most + 1):
-            token_s = costs.another_token_s(sequences, length, plain.seconds)
+            token_s = costs.further_token_s(sequences, length, plain.seconds)
             live = [
                 i for i in live if candidates[i].limit >= length and chances[i] > (token_s + joining_s[i]) * best.rate
             ]
@@ -232,7 +232,7 @@ class AdaptiveDraftLength(FixedDraftLength):
                 break
             if length == 1:
                 draft_s = sum(joining_s[i] for i in live)
-                upfront_s = sum(costs.catch_up_s(candidates[i].lag) for i in live)
+                upfront_s = sum(costs.draft_prefill_s(candidates[i].lag) for i in live)
                 joining_s = [0.0] * len(candidates)
             passing = sum(candidates[i].takes_passes for i in live)
             draft_s += costs.drafting_s(passing, length) - costs.drafting_s(passing, length - 1) if passing else 0.0
@@ -269,7 +269,7 @@ class AdaptiveDraftLength(FixedDraftLength):
         draft_s = costs.drafting_s(len(passing), max(passing, default=0))
         verify_s = costs.verify_s(sequences, sum(lengths), plain.seconds, in_proportion=True)
         seconds = plain.seconds + verify_s + draft_s
-        return _Plan(lengths, tokens, seconds, sum(costs.catch_up_s(candidate.lag) for candidate in candidates))
+        return _Plan(lengths, tokens, seconds, sum(costs.draft_prefill_s(candidate.lag) for candidate in candidates))
 
     def _max_draft_length(self, sequences: int) -> int:
         """Return the maximum draft length to try. It grows with the measured lengths, as longer drafts may be slow."""

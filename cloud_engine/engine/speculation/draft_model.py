@@ -103,17 +103,17 @@ class DraftModel(Drafter):
 
     def _continue(self, drafting: list[ScheduledRequest], row_of: RowOf) -> int:
         """Extend each draft after its first token, in one call or pass by pass. Return the number of passes."""
-        at_once = one_by_one = 0
+        batch_passes = single_passes = 0
         if self._can_extend:
             rows = [(item, row_of(item, 1)) for item in drafting]
-            at_once = self._extend_at_once([(item, row) for item, row in rows if row.is_plain])
+            batch_passes = self._extend_at_once([(item, row) for item, row in rows if row.is_plain])
             drafting = [item for item, row in rows if not row.is_plain]
         while drafting:
             logits = self._run([self._extend(item) for item in drafting])
             _take_each(drafting, sample(logits, [row_of(item, len(item.draft_ids)) for item in drafting]))
             drafting = [item for item in drafting if _can_continue(item)]
-            one_by_one += 1
-        return max(at_once, one_by_one)
+            single_passes += 1
+        return max(batch_passes, single_passes)
 
     def _first_pass(self, batch: Sequence[ScheduledRequest]) -> tuple[list[ScheduledRequest], list[Chunk]]:
         """Return the drafting requests, and the chunks of the first pass: first the chunks of drafting requests."""

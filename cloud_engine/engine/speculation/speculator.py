@@ -61,15 +61,15 @@ class Speculator:
         return named
 
     def grant(
-        self, decodes: Sequence[ScheduledRequest], others: Sequence[ScheduledRequest], budget: int, grow: Grow
+        self, decodes: Sequence[ScheduledRequest], other_items: Sequence[ScheduledRequest], budget: int, grow: Grow
     ) -> list[ScheduledRequest]:
         """Implement `DraftPlanner.grant`."""
         started = time.perf_counter()
         asking: list[ScheduledRequest] = []
-        sequences, self.draft_tokens = len(decodes) + len(others), 0
+        sequences, self.draft_tokens = len(decodes) + len(other_items), 0
         takes_whole = partial(self._trust.takes_whole, sequences=sequences)
-        drafters_work = bool(self._drafters) and not self._draft_length.rests(sequences)
-        for item in chain(decodes, others) if drafters_work else others:
+        drafters_work = bool(self._drafters) and not self._draft_length.is_resting(sequences)
+        for item in chain(decodes, other_items) if drafters_work else other_items:
             limit = min(budget, item.state.num_remaining_tokens - 1)
             if limit <= 0 or not item.is_caught_up or item.state.request.beam:
                 continue
@@ -89,7 +89,7 @@ class Speculator:
 
     def may_draft(self, sequences: int) -> bool:
         """Return whether plain decodes may get drafts in the next step, which will have this many `sequences`."""
-        return bool(self._drafters) and not self._draft_length.rests(sequences, ahead=1)
+        return bool(self._drafters) and not self._draft_length.is_resting(sequences, ahead=1)
 
     def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> None:
         """Run the drafters for the granted drafts."""
@@ -106,10 +106,10 @@ class Speculator:
     def record(self, item: ScheduledRequest, accepted: int, *, ends: bool) -> None:
         """Record that the target accepted `accepted` draft tokens. `ends` is whether the answer ends after them."""
         proposed = len(item.draft_ids)
-        says_end = item.draft_ends and accepted == proposed  # the predicted end counts as a guess too
-        if item.drafter is None or not (proposed or says_end):
+        predicts_end = item.draft_ends and accepted == proposed  # the predicted end counts as a guess too
+        if item.drafter is None or not (proposed or predicts_end):
             return
-        right, guessed = accepted + (says_end and ends), proposed + says_end
+        right, guessed = accepted + (predicts_end and ends), proposed + predicts_end
         record, drafts = self._records[item.drafter], item.state.drafts
         record.acceptance.add(right, guessed)
         drafts.acceptance.setdefault(item.drafter, Acceptance()).add(right, guessed)
@@ -134,8 +134,8 @@ class Speculator:
         accepted, self._accepted_tokens = self._accepted_tokens, 0
         if not batch or not (self._drafters or self._trust.is_asked):
             return
-        if not drafted and not self._trust.is_asked and self._draft_length.learns_nothing(len(batch)):
-            self._draft_length.pass_by(len(batch), step_s)
+        if not drafted and not self._trust.is_asked and self._draft_length.may_skip(len(batch)):
+            self._draft_length.skip(len(batch), step_s)
             self._learning_s = 0.0  # negligible
             return
         predicted = sum(len(item.draft_ids) for item in drafted if item.drafter is None)
@@ -155,7 +155,7 @@ class Speculator:
         if self._trust.is_asked:
             self._trust.observe(report)
         if predicted:
-            self._draft_length.pass_by(len(batch), step_s)  # predictions distort the times of this step
+            self._draft_length.skip(len(batch), step_s)  # predictions distort the times of this step
         else:
             self._draft_length.observe(report)
         self._learning_s = time.perf_counter() - started

@@ -51,7 +51,7 @@ class StepCosts:
         self._verify: dict[int, dict[int, RecentMedian]] = {}  # batch size class -> draft tokens -> share (`verify_s`)
         self._first: dict[int, RecentMedian] = {}  # drafting sequences -> seconds of a step's first draft pass
         self._further: dict[int, dict[int, RecentMedian]] = {}  # drafting sequences -> further passes -> total seconds
-        self._prefill, self._catch_up = RecentMedian(), RecentMedian()  # seconds per token
+        self._prefill, self._draft_prefill = RecentMedian(), RecentMedian()  # seconds per token
         self._drafted = False  # whether the previous step had drafts
 
     def plain_s(self, sequences: int) -> float | None:
@@ -92,7 +92,7 @@ class StepCosts:
             share = each / 2
         return share * plain_s
 
-    def another_token_s(self, sequences: int, length: int, plain_s: float) -> float:
+    def further_token_s(self, sequences: int, length: int, plain_s: float) -> float:
         """Return the seconds that draft token number `length` of a sequence adds to a step that verifies drafts anyway.
 
         This is the average slope of measured costs, but at most the additional cost compared with length - 1, so that
@@ -120,13 +120,13 @@ class StepCosts:
         """
         if passes == 0:
             return 0.0
-        return self._first_pass_s(drafting) + self._further_s(drafting, passes - 1)
+        return self._first_pass_s(drafting) + self._further_pass_s(drafting, passes - 1)
 
     def _first_pass_s(self, drafting: int) -> float:
         nearest = min(self._first, key=lambda known: abs(known - drafting), default=None)
-        return self._further_s(drafting, 1) if nearest is None else self._first[nearest].median
+        return self._further_pass_s(drafting, 1) if nearest is None else self._first[nearest].median
 
-    def _further_s(self, drafting: int, passes: int) -> float:
+    def _further_pass_s(self, drafting: int, passes: int) -> float:
         nearest = min(self._further, key=lambda known: abs(known - drafting), default=None)
         if nearest is None or passes == 0:
             return 0.0
@@ -145,9 +145,9 @@ class StepCosts:
         """Seconds that a prompt token adds to a step; None if unknown."""
         return self._prefill.median if self._prefill.is_reliable else None
 
-    def catch_up_s(self, lag: int) -> float:
+    def draft_prefill_s(self, lag: int) -> float:
         """Return the draft model's seconds for `lag` tokens that only the target has computed."""
-        return self._catch_up.median * lag
+        return self._draft_prefill.median * lag
 
     def observe(self, step: StepReport) -> float | None:
         """Learn from a step. Return the target's seconds without prompts; None if prompts took most of the step.
@@ -176,7 +176,7 @@ class StepCosts:
             further = self._further.setdefault(step.drafting, {}).setdefault(step.passes - 1, RecentMedian())
             further.add(step.draft_s - step.first_pass_s, cold=cold)
         if step.lag > SHORT_LAG * step.drafting:
-            self._catch_up.add(max(0.0, step.first_pass_s - self._first_pass_s(step.drafting)) / step.lag)
+            self._draft_prefill.add(max(0.0, step.first_pass_s - self._first_pass_s(step.drafting)) / step.lag)
         elif step.passes:
             self._first.setdefault(step.drafting, RecentMedian()).add(step.first_pass_s, cold=cold)
 

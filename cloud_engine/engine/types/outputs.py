@@ -86,15 +86,15 @@ class StepOutputs(msgspec.Struct, frozen=True):
     """All outputs of a step. Iteration expands `decoded` into TokenOutputs, which happens in the server process."""
 
     decoded: DecodedTokens = DecodedTokens([], [], [])
-    others: list[TokenOutput] = []
+    token_outputs: list[TokenOutput] = []
 
     @property
     def is_urgent(self) -> bool:
         """Return whether an answer starts or finishes in this step."""
-        return any(output.cached_tokens is not None or output.finish_reason is not None for output in self.others)
+        return any(each.cached_tokens is not None or each.finish_reason is not None for each in self.token_outputs)
 
     def __iter__(self) -> Iterator[TokenOutput]:
         decoded = self.decoded
         for request_id, index, token in zip(decoded.request_ids, decoded.indices, decoded.token_ids, strict=True):
             yield TokenOutput(request_id, [token], index=index)
-        yield from self.others
+        yield from self.token_outputs

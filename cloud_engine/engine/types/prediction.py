@@ -34,7 +34,7 @@ class PredictionCursor:
             self._ends[tuple(self._draft[end - ALIGN_ON : end])].append(end)
         self.num_accepted = 0
 
-    def again(self) -> PredictionCursor:
+    def rewound(self) -> PredictionCursor:
         """Return a new cursor at the start of the same prediction."""
         return PredictionCursor(self._draft)
 

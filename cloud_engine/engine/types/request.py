@@ -30,7 +30,7 @@ class GenerationRequest:
     # Number of answers, which share the prompt's KV blocks (copy on write); with `beam`, the `n` best beams.
     n: int = 1
     priority: int = 0
-    """Priority under policy "priority"; lower values are served first."""
+    """Priority with `--scheduling-policy priority`; lower values are served first."""
     # Only requests with equal salts share cached prefixes, so that timings do not reveal other clients' prompts.
     cache_salt: str = ""
     # Use beam search instead of sampling. Beams take no drafts, and all answers are returned at the end.

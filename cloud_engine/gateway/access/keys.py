@@ -22,7 +22,7 @@ _LOG_EVERY_S = 10.0
 _log = logging.getLogger("updraft.gateway")
 
 
-class _Known(NamedTuple):
+class _KnownKey(NamedTuple):
     digest: bytes
     principal: Principal
     # Time of expiry, in seconds since the epoch.
@@ -39,7 +39,7 @@ class KeyStore:
         """Raises ConfigurationError if the file is missing or is not a key database."""
         self.database: KeyDatabase | None = None
         self._connection: sqlite3.Connection | None = None
-        self._cache: dict[bytes, _Known] = {}
+        self._cache: dict[bytes, _KnownKey] = {}
         self._checked = self._logged = float("-inf")
         self._state: tuple[int, ...] = ()
         if path is None:
@@ -76,12 +76,12 @@ class KeyStore:
             self._connection.close()
             self._connection = None
 
-    def _find(self, path: Path, digest: bytes) -> _Known | None:
+    def _find(self, path: Path, digest: bytes) -> _KnownKey | None:
         connection = self._current(path)
         known = self._cache.get(digest)
         if known is None and (row := connection.execute(_BY_DIGEST, (digest,)).fetchone()):
             principal = msgspec.json.decode(row[1], type=Principal)
-            known = _Known(row[0], principal, float("inf") if row[2] is None else row[2])
+            known = _KnownKey(row[0], principal, float("inf") if row[2] is None else row[2])
             if len(self._cache) >= _MAX_CACHED:
                 self._cache.clear()
             self._cache[digest] = known

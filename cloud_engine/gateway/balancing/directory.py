@@ -47,7 +47,7 @@ class NodeDirectory:
         now, boot = boot_time(), boot_id()
         with self._file.connected() as connection, transaction(connection):
             connection.execute("DELETE FROM leases WHERE expires_at <= ? OR boot <> ?", (now, boot))
-            if not _given_up(connection, url, is_proven):
+            if not _delete_lease(connection, url, is_proven):
                 return
             (count,) = connection.execute("SELECT count(*) FROM leases").fetchone()
             if count >= _MAX_NODES:
@@ -58,7 +58,7 @@ class NodeDirectory:
     def remove(self, url: str, *, is_proven: bool) -> bool:
         """Drop the lease of a node. Return False if the lease is proven and `is_proven` is not set."""
         with self._file.connected() as connection, transaction(connection):
-            return _given_up(connection, url, is_proven)
+            return _delete_lease(connection, url, is_proven)
 
     def addresses(self) -> list[NodeAddress]:
         """Return the nodes with a live lease; each limit is divided among the workers."""
@@ -80,7 +80,7 @@ class NodeDirectory:
         return SharedFile(self.path, "for registered nodes", "keys", _BUSY_S)
 
 
-def _given_up(connection: sqlite3.Connection, url: str, is_proven: bool) -> bool:
+def _delete_lease(connection: sqlite3.Connection, url: str, is_proven: bool) -> bool:
     """Delete the lease of `url`, unless it is proven and `is_proven` is not set. Return whether the lease is gone."""
     connection.execute("DELETE FROM leases WHERE url = ? AND is_proven <= ?", (url, is_proven))
     return connection.execute("SELECT 1 FROM leases WHERE url = ?", (url,)).fetchone() is None

@@ -90,7 +90,7 @@ class HealthWatch:
         except OverloadedError:
             return  # the gateway has no free sockets, which says nothing about the node
         except (TimeoutError, UpstreamTimeout):
-            self._was_late(began)
+            self._count_late_probe(began)
         except (UpstreamFailure, *UNREADABLE) as error:
             node.failed(str(error))
         except Exception:  # a fault of the gateway must not end the watch, which would leave the node in rotation
@@ -101,16 +101,16 @@ class HealthWatch:
             self._timeout.answered(time.monotonic() - began)
             node.probed()
 
-    def _was_late(self, since: float) -> None:
+    def _count_late_probe(self, since: float) -> None:
         """Count a probe that timed out, unless the node has sent data on another connection since the probe began."""
         if self._upstream.last_heard(self._node.target) > since:
             self._timeouts = 0
             return
         self._timeouts += 1
         if self._timeouts >= _TIMEOUTS_TO_LEAVE:
-            self._hangs(f"{self._timeouts} consecutive probes timed out after {self._timeout.seconds:.1f} s")
+            self._mark_hung(f"{self._timeouts} consecutive probes timed out after {self._timeout.seconds:.1f} s")
 
-    def _hangs(self, reason: str) -> None:
+    def _mark_hung(self, reason: str) -> None:
         """Take the node out of rotation and fail its requests in flight."""
         self._node.failed(reason)
         self._upstream.give_up(self._node.target, reason)
@@ -132,7 +132,7 @@ class HealthWatch:
                 ) as response:
                     await response.read_whole()
         except (UpstreamFailure, TimeoutError) as error:
-            self._hangs(f"the one-token probe failed: {error or 'timed out'}")
+            self._mark_hung(f"the one-token probe failed: {error or 'timed out'}")
         except OverloadedError:
             return
         else:

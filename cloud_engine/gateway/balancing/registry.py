@@ -191,7 +191,7 @@ class NodeRegistry:
         """Return the placement of a request. The prompt is hashed only if there are several nodes."""
         return Placement.of(key_name, model, body, session) if len(self.nodes) > 1 else Placement(model)
 
-    def has_another(self, model: str, tried: Collection[Node]) -> bool:
+    def has_alternative(self, model: str, tried: Collection[Node]) -> bool:
         """Return whether a healthy node that is not in `tried` serves the model."""
         return bool(self._usable(model, tried))
 

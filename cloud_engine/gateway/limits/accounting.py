@@ -54,7 +54,7 @@ class Accounting:
     node_prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
 
     @asynccontextmanager
-    async def entered(self, principal: Principal) -> AsyncGenerator[LimitReservation]:
+    async def in_flight(self, principal: Principal) -> AsyncGenerator[LimitReservation]:
         """Count a request as in flight from the start of its upload. Raises RateLimitError or OverloadedError."""
         reservation = await self.limiter.enter(principal)
         try:
@@ -64,13 +64,13 @@ class Accounting:
 
     @asynccontextmanager
     async def admitted(
-        self, principal: Principal, row: UsageRow, size: RequestSize, entered: LimitReservation | None = None
+        self, principal: Principal, row: UsageRow, size: RequestSize, in_flight: LimitReservation | None = None
     ) -> AsyncGenerator[Account]:
         """Reserve limits for a request, and at the end settle them together with the limits of `entered`.
 
         The caller settles `row` in the ledger. Raises RateLimitError, PermissionDeniedError or OverloadedError.
         """
-        reservation = await self.limiter.admit(principal, row.model, size.prompt_tokens, size.answer, entered)
+        reservation = await self.limiter.admit(principal, row.model, size.prompt_tokens, size.answer, in_flight)
         account, is_left = Account(self, row, size, reservation), False
         if reservation.tokens:
             account.cap = size.answer.cap(reservation.tokens) if reservation.is_capped else None

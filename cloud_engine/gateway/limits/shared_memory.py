@@ -94,7 +94,7 @@ class SharedMemoryStore:
         try:
             now = boot_time()
             if self._find(claim) is None:
-                self._use(self._made(claim, now, ()), claim, spent, now)
+                self._use(self._allocate(claim, now, ()), claim, spent, now)
         finally:
             unlock(self._file)
 
@@ -111,7 +111,7 @@ class SharedMemoryStore:
             if record is None:
                 if claim.is_budget:
                     return Admission(usages, unknown=claim)
-                record = self._made(claim, now, records)
+                record = self._allocate(claim, now, records)
             value, _, *reserved = unpack(memory, record + _KEY_BYTES)
             usage = AccountUsage(accounts.used(claim, value, now), sum(reserved))
             usages.append(usage)
@@ -160,7 +160,7 @@ class SharedMemoryStore:
             at += 1
         return None
 
-    def _made(self, claim: Claim, now: float, kept: Sequence[int]) -> int:
+    def _allocate(self, claim: Claim, now: float, kept: Sequence[int]) -> int:
         """Return the offset of a free or expired record that is not in `kept`, prepared for a new account."""
         key, first = _place(claim.owner, claim.kind, claim.begins, claim.name)
         for record in range(first, first + _PROBED * _RECORD_BYTES, _RECORD_BYTES):

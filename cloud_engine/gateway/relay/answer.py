@@ -20,7 +20,7 @@ from ..upstream.failures import AnswerFailure, UpstreamFailure
 from .answer_checks import EVENTS, WithoutKey, checked_whole, chunk_of, content_type, is_comment, reported_in
 from .call import Call
 from .passthrough import PassthroughUsage
-from .stream import NodeEvents, in_one_spelling
+from .stream import NodeEvents, normalized_events
 from .usage import StreamMeter, meter_whole, num_text_bytes
 
 _ERROR = re.compile(rb'"error"\s*:\s*+(?!null)')  # a field that is absent or null in good answers
@@ -62,7 +62,7 @@ async def relay_stream(
     held = StreamReservation.of(call)
     try:
         while (batch := await events.read()) is not None:
-            if shown := reader.read(in_one_spelling(batch)):
+            if shown := reader.read(normalized_events(batch)):
                 if reader.ended or call.begun.is_finished:
                     meter.settle()
                     call.book()

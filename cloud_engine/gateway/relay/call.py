@@ -39,7 +39,7 @@ _MAX_COPIED = 4 * 2**20
 Header = tuple[bytes, bytes]
 
 
-class _Peek(SizeFields, kw_only=True):
+class _RequestFields(SizeFields, kw_only=True):
     """The request fields that the gateway reads. All others are passed to the node unread."""
 
     model: Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
@@ -50,8 +50,8 @@ class _Peek(SizeFields, kw_only=True):
     priority: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
-prepare_types(_Peek)
-_KNOWN = OFFICIAL.union(_Peek.__struct_fields__)
+prepare_types(_RequestFields)
+_KNOWN = OFFICIAL.union(_RequestFields.__struct_fields__)
 _STREAMED = frozenset((CHAT, COMPLETIONS, *PATHS))
 
 
@@ -172,7 +172,7 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
     if route in UPLOADS:
         upload = read_upload(form := request.headers.get("content-type", ""), body)
         content_type = form.encode("latin-1")
-        peek = _Peek(model=upload.model, stream=upload.stream)
+        peek = _RequestFields(model=upload.model, stream=upload.stream)
         size = RequestSize(ATTACHED_TOKENS, AnswerSize(STEP_TOKENS))
     else:
         peek = _peek(body)
@@ -189,11 +189,11 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
     return Call(*about, session=peek.prompt_cache_key or "", size=size, content_type=content_type, passthrough=usage)
 
 
-def _peek(body: bytes) -> _Peek:
+def _peek(body: bytes) -> _RequestFields:
     check_entries(body)
     try:
         _ = body.isascii() or body.decode()  # msgspec does not validate UTF-8 in fields that it skips
-        return msgspec.json.decode(body, type=_Peek)
+        return msgspec.json.decode(body, type=_RequestFields)
     except msgspec.ValidationError as error:
         raise refusal(str(error)) from error
     except UNREADABLE as error:

@@ -72,7 +72,7 @@ class PartialAnswer:
     def read(self, event: bytes) -> bytes | None:
         """Record `event`, and return it as the client should see it; None to drop it."""
         if self._before is not None:
-            adopted = self._adopted(event, self._before)
+            adopted = self._adapt(event, self._before)
             if adopted is None:
                 return None
             event = adopted
@@ -110,7 +110,7 @@ class PartialAnswer:
             fields["answer_token_ids"] = [*(fields.get("answer_token_ids") or []), *tokens]
         elif not self._with_text(fields, takes_text=takes_text):
             return None
-        if not _less(fields, num_given, None if self._is_chat else _DEFAULT_COMPLETION):
+        if not _reduce_limits(fields, num_given, None if self._is_chat else _DEFAULT_COMPLETION):
             return None
         self._before, self._has_all_tokens = (counts[0], num_given), exact
         return msgspec.json.encode(fields)
@@ -155,7 +155,7 @@ class PartialAnswer:
         fields.update(continue_final_message=True, add_generation_prompt=False)
         return takes_text
 
-    def _adopted(self, event: bytes, before: tuple[int, int]) -> bytes | None:
+    def _adapt(self, event: bytes, before: tuple[int, int]) -> bytes | None:
         """Rewrite a continuing node's event to fit the first node's stream. None to drop it. Raises UpstreamFailure."""
         if not event.startswith(b"data: {") or event.startswith(b'data: {"error"'):
             return event
@@ -169,7 +169,7 @@ class PartialAnswer:
         for choice in choices:
             if self._first and isinstance(delta := choice.get("delta"), dict):
                 delta.pop("role", None)
-        if choices and not any(map(_says, choices)):
+        if choices and not any(map(_has_content, choices)):
             return None
         if isinstance(usage := chunk.get("usage"), dict):
             _count_once(cast("dict[str, Any]", usage), *before)
@@ -194,12 +194,12 @@ def _readable(event: bytes) -> bytes:
     return event
 
 
-def _says(choice: dict[str, Any]) -> bool:
+def _has_content(choice: dict[str, Any]) -> bool:
     delta = cast("dict[str, Any]", choice.get("delta") or {})
     return bool(choice.get("finish_reason") or choice.get("text") or any(delta.values()))
 
 
-def _less(fields: dict[str, Any], spent: int, default: int | None) -> bool:
+def _reduce_limits(fields: dict[str, Any], spent: int, default: int | None) -> bool:
     """Subtract the `spent` tokens from the request's token limits. Return False if no tokens are left."""
     limits = [name for name in ("max_tokens", "max_completion_tokens") if fields.get(name) is not None]
     if not limits and default is not None:

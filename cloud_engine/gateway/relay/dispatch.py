@@ -92,7 +92,7 @@ class Dispatch:
                 hedge = self.registry.take_spare(placement, call.tried) if is_silent else None
             if hedge is not None:
                 call.tried.insert(0, hedge)
-                start(hedge, self._try_beside(call, hedge, state))
+                start(hedge, self._try_hedge(call, hedge, state))
             await asyncio.wait(attempts.values())
         finally:
             for attempt in attempts.values():
@@ -109,7 +109,7 @@ class Dispatch:
         for failure in failures:
             raise failure
 
-    async def _try_beside(self, call: Call, node: Node, state: _DispatchState) -> None:
+    async def _try_hedge(self, call: Call, node: Node, state: _DispatchState) -> None:
         with suppress(OverloadedError):  # no file descriptor is free for the hedge; the first attempt continues
             await self._try(call, node, state)
 
@@ -118,7 +118,7 @@ class Dispatch:
         self.registry.quarantine.check(*_identity(call))
         if state.engine_failures > 1 and state.failure is not None:
             raise state.failure
-        if not self.registry.has_another(call.model, call.tried):
+        if not self.registry.has_alternative(call.model, call.tried):
             if isinstance(state.failure, (UpstreamTimeout, AnswerFailure)):
                 raise state.failure
             refusal = self.registry.refusal(call.model)
@@ -159,12 +159,12 @@ class Dispatch:
         if body is None:
             return False
         if node.tells_usage and not node.tells_tokens and call.content_type == JSON:  # vLLM or SGLang
-            body = _salted(body, call.place.tenant)
+            body = _with_cache_salt(body, call.place.tenant)
         with call.span.child("relay", "CLIENT", {"server.address": node.url}) as span:
             request = UpstreamRequest(b"POST", call.path, body, _headers(call, span), call.content_type, call.sent)
             silence_timeouts = node.silence_timeouts(self.timeouts.of_streams) if call.stream else SilenceTimeouts()
             async with self.upstream.open(node.target, request, silence_timeouts) as response:
-                if self._goes_elsewhere(call, node, response.status, state):
+                if self._should_try_another(call, node, response.status, state):
                     return False
                 if state.attempts:
                     if call.stream and response.status == 200:
@@ -174,17 +174,17 @@ class Dispatch:
                 await self._relay(call, node, response, state)
         return True
 
-    def _goes_elsewhere(self, call: Call, node: Node, status: int, state: _DispatchState) -> bool:
+    def _should_try_another(self, call: Call, node: Node, status: int, state: _DispatchState) -> bool:
         """Return whether to try another node: always if this one is full or has no route, once if its engine failed."""
         is_full = status in _IS_FULL
         if call.answered:  # the client already has status 200, so no other status can be relayed
             state.engine_failures += status != 200 and not is_full
             return status != 200
-        if not self.registry.has_another(call.model, call.tried) and not state.others(node):
+        if not self.registry.has_alternative(call.model, call.tried) and not state.other_nodes(node):
             return False
         if status in _HAS_NO_ROUTE and call.passthrough is not None:
             return True
-        if status != 200 and status not in _FAILED and state.others(node):
+        if status != 200 and status not in _FAILED and state.other_nodes(node):
             call.tried.remove(node)  # this node may be tried again if the other attempt fails
             return True
         if status in _HAS_NO_ROUTE:
@@ -192,7 +192,7 @@ class Dispatch:
         if status not in _FAILED | _IS_FULL or (state.engine_failures and not is_full):
             return False
         state.engine_failures += not is_full
-        if not state.others(node) and not self.registry.retries.take():
+        if not state.other_nodes(node) and not self.registry.retries.take():
             return False
         state.erred.append(node)
         return True
@@ -209,7 +209,7 @@ class Dispatch:
                 begun=call.begun.num_tokens_before,
                 prompt_estimate=call.size.prompt_tokens,
             )
-            may_break = not state.engine_failures and self.registry.has_another(call.model, call.tried)
+            may_break = not state.engine_failures and self.registry.has_alternative(call.model, call.tried)
             await relay_stream(call, response, meter, without_key, may_break=may_break)
         else:
             await relay_whole(call, response, without_key)
@@ -242,13 +242,13 @@ class _DispatchState:
     # Node whose hedged attempt won.
     winner: Node | None = None
 
-    def others(self, node: Node) -> list[Node]:
+    def other_nodes(self, node: Node) -> list[Node]:
         """Return the other nodes with an attempt in flight."""
         return [other for other, attempt in self.attempts.items() if other is not node and not attempt.done()]
 
     def won_by(self, node: Node, call: Call) -> None:
         """Cancel the other attempts, and forget their nodes as if never tried."""
-        self.winner, aborted = node, self.others(node)
+        self.winner, aborted = node, self.other_nodes(node)
         for other in aborted:
             self.attempts[other].cancel()
         call.tried = [*(each for each in call.tried if each is not node and each not in aborted), node]
@@ -260,7 +260,7 @@ def _identity(call: Call) -> tuple[bytes, bytes, bytes]:
     return call.row.key_name.encode(), call.path, call.body
 
 
-def _salted(body: bytes, tenant: str) -> bytes:
+def _with_cache_salt(body: bytes, tenant: str) -> bytes:
     """Return the request with a `cache_salt` of this tenant alone, which also depends on the caller's own salt."""
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     salt = blake2b(b"%b %b" % (tenant.encode(), fields.get("cache_salt", b""))).hexdigest()

@@ -43,12 +43,12 @@ def _checked(value: bytes, known: frozenset[str], prefix: str) -> dict[str, msgs
     for name in fields:
         if name not in known and (usual := name.casefold()) in known:
             raise _refused(prefix + name, f"must be spelled {prefix + usual!r}")
-    if len(msgspec.json.encode(fields)) != len(value) and _spaced(fields) != value:
+    if len(msgspec.json.encode(fields)) != len(value) and _python_json(fields) != value:
         _check_once(value, fields, known, prefix)  # re-encoding drops duplicates, so equal lengths need no check
     return fields
 
 
-def _spaced(fields: dict[str, msgspec.Raw]) -> bytes:
+def _python_json(fields: dict[str, msgspec.Raw]) -> bytes:
     """Return the object as Python's `json.dumps` encodes it."""
     return b"{%b}" % b", ".join([msgspec.json.encode(name) + b": " + bytes(raw) for name, raw in fields.items()])
 

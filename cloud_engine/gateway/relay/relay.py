@@ -22,7 +22,7 @@ from ....protocol.errors import (
     UpstreamError,
 )
 from ....protocol.http import sse
-from ....protocol.http.app import read_body, request_id, while_connected
+from ....protocol.http.app import cancel_on_disconnect, read_body, request_id
 from ....protocol.http.body_memory import BODY_OWNER, HOLD_MORE
 from ....protocol.telemetry.tracing import Span, Tracer, usage
 from ..access.keys import KeyStore
@@ -92,7 +92,7 @@ class Relay:
         deadline = asyncio.get_running_loop().time() + self.dispatch.timeouts.timeout_s
         request.scope["state"][BODY_OWNER] = principal.tenant
         # Entered before the body is read, so that a caller at its concurrency limit is refused without an upload.
-        async with self.accounting.entered(principal) as entered:
+        async with self.accounting.in_flight(principal) as entered:
             body = await read_body(request, self.dispatch.timeouts.timeout_s)
             call = read_call(request, body, row, started, send)
             principal.check_model(call.model)
@@ -108,7 +108,7 @@ class Relay:
     async def _answer(self, call: Call, request: Request, deadline: float) -> None:
         """Answer until the client disconnects or the deadline passes."""
         try:
-            with while_connected(request):
+            with cancel_on_disconnect(request):
                 await self._answer_in_time(call, deadline)
         except (RequestCancelledError, RequestTimeoutError, RateLimitError) as error:  # the last: no memory left
             is_left = isinstance(error, RequestCancelledError)

@@ -12,7 +12,7 @@ import msgspec
 from ....protocol.decoding import UNREADABLE, prepare_types
 from ....protocol.errors import UpstreamError
 from ....protocol.http import sse
-from ....protocol.http.lenient_json import apart, error_in
+from ....protocol.http.lenient_json import error_in, split_final_event
 from ..upstream.client import Response
 from ..upstream.failures import AnswerTooLargeError, UpstreamTimeout
 
@@ -58,7 +58,7 @@ class NodeEvents:
         return events
 
 
-def in_one_spelling(events: Iterable[bytes]) -> list[bytes]:
+def normalized_events(events: Iterable[bytes]) -> list[bytes]:
     """Return the events in OpenAI's format, each followed by its blank line."""
     spelled: list[bytes] = []
     for event in events:
@@ -76,10 +76,10 @@ def _in_one_spelling(event: bytes) -> list[bytes]:
     names_error = any(line.replace(b" ", b"") == b"event:error" for line in event.split(b"\n"))
     if names_error and not data.startswith(b'{"error"'):
         return [sse.event({"error": error_in(data, UpstreamError.status, "The node reported an error.")})]
-    return [b"data: " + piece + b"\n\n" for piece in _finish_apart(data.replace(b"\n", b" "))]
+    return [b"data: " + piece + b"\n\n" for piece in _split_final(data.replace(b"\n", b" "))]
 
 
-def _finish_apart(data: bytes) -> list[bytes]:
+def _split_final(data: bytes) -> list[bytes]:
     """Split an event with both text and a finish reason in two, as OpenAI sends them."""
     if _FINISH.search(data) is None:
         return [data]
@@ -88,5 +88,5 @@ def _finish_apart(data: bytes) -> list[bytes]:
         msgspec.convert(event.get("choices"), list[_Piece])
     except UNREADABLE:
         return [data]
-    text, finish = apart(event)
+    text, finish = split_final_event(event)
     return [data] if text is None else [msgspec.json.encode(text), msgspec.json.encode(finish)]

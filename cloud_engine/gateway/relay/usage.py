@@ -33,11 +33,11 @@ class UsageOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = False
 
 
-class _UsagePeek(msgspec.Struct):
+class _UsageFields(msgspec.Struct):
     usage: dict[str, Any] | None = None
 
 
-prepare_types(_UsagePeek)
+prepare_types(_UsageFields)
 
 
 class StreamMeter:
@@ -119,7 +119,7 @@ def num_text_bytes(event: bytes) -> int:
 def usage_in(payload: bytes, prompt_estimate: int = 0) -> ReportedUsage | None:
     """Return the usage in an answer or event. Only a payload without usage at the top is decoded as a whole."""
     try:
-        usage = msgspec.json.decode(payload, type=_UsagePeek).usage
+        usage = msgspec.json.decode(payload, type=_UsageFields).usage
         if (reported := ReportedUsage.of({"usage": usage}, prompt_estimate)) or b'"usage"' not in payload:
             return reported
         return ReportedUsage.of(msgspec.json.decode(payload, type=dict[str, Any]), prompt_estimate)

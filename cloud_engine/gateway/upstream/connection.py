@@ -163,19 +163,19 @@ class NodeConnection(asyncio.Protocol):
             if self._timer is not None and self._timer.when() > self._deadline:
                 self._timer.cancel()
                 self._timer = None
-            self._timer = self._timer or self._loop.call_at(self._deadline, self._on_time)
+            self._timer = self._timer or self._loop.call_at(self._deadline, self._check_deadline)
         try:
             await waiter
         finally:
             self._waiter, self._deadline = None, math.inf
 
-    def _on_time(self) -> None:
+    def _check_deadline(self) -> None:
         """Check the deadline. One timer serves all waits and is re-armed on expiry: a timer per read costs too much."""
         self._timer = None
         if self._deadline <= self._loop.time():
             self.fail(UpstreamTimeout(f"the node was silent for {self._limit_s:g} s"))
         elif self._deadline < math.inf:
-            self._timer = self._loop.call_at(self._deadline, self._on_time)
+            self._timer = self._loop.call_at(self._deadline, self._check_deadline)
 
     def fail(self, failure: UpstreamFailure) -> None:
         """Fail the request in flight."""

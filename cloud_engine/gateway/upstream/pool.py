@@ -102,7 +102,7 @@ class Pool:
         if (peer := transport.get_extra_info("peername")) is None:  # the connection was reset at once
             transport.abort()
             raise UnreachableError("the connection was reset")
-        if self._is_registered and not may_register(peer[0], is_local=is_no_dns_name(self._host)):
+        if self._is_registered and not may_register(peer[0], is_local=is_literal_address(self._host)):
             transport.abort()  # the name now resolves to a forbidden address
             raise UnreachableError(f"nodes may not register the address {peer[0]}")
         return connection
@@ -126,7 +126,7 @@ def may_register(address: str, *, is_local: bool) -> bool:
     return not (ip.is_link_local or ip.is_multicast or ip.is_unspecified or ip.is_reserved)
 
 
-def is_no_dns_name(host: str) -> bool:
+def is_literal_address(host: str) -> bool:
     """Return whether the host cannot be re-pointed later through DNS: an IP address or localhost."""
     try:
         return host == "localhost" or bool(socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST))

@@ -41,7 +41,7 @@ class ResponseParser:
     def feed(self, data: bytes) -> bytes:
         """Parse `data`, and return the body bytes. Raises UpstreamFailure for malformed HTTP."""
         self.has_begun = True
-        if self._step == self._size and not self._buffer and (piece := _only_chunk(data)) is not None:
+        if self._step == self._size and not self._buffer and (piece := _single_chunk(data)) is not None:
             return piece
         self._buffer += data
         body: list[bytes] = []
@@ -179,7 +179,7 @@ class ResponseParser:
         self._searched = 0
 
 
-def _only_chunk(data: bytes) -> bytes | None:
+def _single_chunk(data: bytes) -> bytes | None:
     """Return the content of `data` if it is exactly one chunk, the usual case in streams."""
     size = data[: data.find(b"\r\n")]
     if not 0 < len(size) <= 6 or not size.isalnum() or _SIZE.fullmatch(size) is None:

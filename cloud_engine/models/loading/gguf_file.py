@@ -113,11 +113,11 @@ class GgufFile:
     def _gguf_name(self, name: str) -> str:
         return self._names.get_name(name, try_suffixes=(".weight", ".bias")) or name
 
-    def _of_arch(self, key: str) -> Any:
+    def _parameter(self, key: str) -> Any:
         return self._header.hyperparameter(key)
 
     def _config(self) -> dict[str, Any]:
-        config = {name: self._of_arch(key) for name, key in _KEYS.items()}
+        config = {name: self._parameter(key) for name, key in _KEYS.items()}
         config["sliding_window"] = config["sliding_window"] or None  # llama.cpp's converter writes 0 for no window
         if "token_embd.weight" not in self._tensors:
             raise ModelLoadError(f"{self.where}: missing tensors: token_embd.weight.")
@@ -133,17 +133,17 @@ class GgufFile:
 
     def _rope(self) -> dict[str, Any]:
         parameters: dict[str, Any] = {
-            "rope_type": self._of_arch("rope.scaling.type") or "default",
-            "rope_theta": self._of_arch("rope.freq_base"),
-            "factor": self._of_arch("rope.scaling.factor"),
-            "original_max_position_embeddings": self._of_arch("rope.scaling.original_context_length"),
-            "attention_factor": self._of_arch("rope.scaling.attn_factor"),
-            "beta_fast": self._of_arch("rope.scaling.yarn_beta_fast"),
-            "beta_slow": self._of_arch("rope.scaling.yarn_beta_slow"),
+            "rope_type": self._parameter("rope.scaling.type") or "default",
+            "rope_theta": self._parameter("rope.freq_base"),
+            "factor": self._parameter("rope.scaling.factor"),
+            "original_max_position_embeddings": self._parameter("rope.scaling.original_context_length"),
+            "attention_factor": self._parameter("rope.scaling.attn_factor"),
+            "beta_fast": self._parameter("rope.scaling.yarn_beta_fast"),
+            "beta_slow": self._parameter("rope.scaling.yarn_beta_slow"),
         }
         if parameters["rope_type"] == "none":
             parameters["rope_type"] = "default"
-        sizes = Fields({key: self._of_arch(key) for key in _SIZES_OF_ROPE}, self.where)
+        sizes = Fields({key: self._parameter(key) for key in _SIZES_OF_ROPE}, self.where)
         if "rope.dimension_count" in sizes.values:
             head_dim = sizes.optional_integer("attention.key_length")
             head_dim = head_dim or sizes.integer("embedding_length") // sizes.integer("attention.head_count")
@@ -151,7 +151,7 @@ class GgufFile:
         if "rope_freqs.weight" in self._tensors:  # Llama 3's scaling, precomputed by the converter
             factors = self._numbers("rope_freqs.weight")
             same = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
-            parameters |= {**same, "original_max_position_embeddings": self._of_arch("context_length")}
+            parameters |= {**same, "original_max_position_embeddings": self._parameter("context_length")}
         elif "rope_factors_long.weight" in self._tensors:
             parameters |= {
                 "rope_type": "longrope",
@@ -168,7 +168,7 @@ class GgufFile:
             "query_pre_attn_scalar": sizes.integer("hidden_size") // sizes.integer("num_attention_heads")
             if is_27b
             else config["head_dim"],
-            "final_logit_softcapping": self._of_arch("final_logit_softcapping"),
+            "final_logit_softcapping": self._parameter("final_logit_softcapping"),
             "rope_parameters": {"full_attention": self._rope()},
         }
 

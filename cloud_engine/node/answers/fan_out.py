@@ -77,8 +77,8 @@ class _Streams(Generic[T]):
                     self._results.put_nowait((number, item))
             self._taken_up = True
         except OverloadedError as error:
-            others = self._taken_up or self._num_open > 1  # retry while another stream is accepted or pending
-            if began or not others or error.code == "draining":
+            has_other_stream = self._taken_up or self._num_open > 1  # retry while another stream is accepted or pending
+            if began or not has_other_stream or error.code == "draining":
                 raise
             return False
         finally:

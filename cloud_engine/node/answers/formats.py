@@ -71,10 +71,10 @@ def joined(pieces: Sequence[Piece]) -> list[Piece]:
     of_answer: dict[int, list[Piece]] = {}
     for piece in pieces:
         of_answer.setdefault(piece.index, []).append(piece)
-    return [_as_one(of_answer[index]) for index in sorted(of_answer)]
+    return [_join(of_answer[index]) for index in sorted(of_answer)]
 
 
-def _as_one(pieces: Sequence[Piece]) -> Piece:
+def _join(pieces: Sequence[Piece]) -> Piece:
     text, scores = "".join(piece.text for piece in pieces), [score for piece in pieces for score in piece.scores]
     of_prompt = [score for piece in pieces for score in piece.prompt_scores]
     return replace(pieces[-1], text=text, scores=scores, prompt_scores=of_prompt)
@@ -105,9 +105,9 @@ class ChatFormat:
             delta, reason = self._readers.setdefault(piece.index, self._reader()).read(piece.text, reason)
         choices = [ChunkChoice(delta, None, piece.index, self._scores(piece), token_ids=piece.token_ids or UNSET)]
         if reason is not None:
-            says = delta != Delta() or piece.scores
+            has_content = delta != Delta() or piece.scores
             finish = ChunkChoice(Delta(), reason, piece.index, stop_reason=piece.stop_reason or UNSET)
-            choices = [*(choices if says else ()), finish]
+            choices = [*(choices if has_content else ()), finish]
         chunks = [self._chunk([choice]) for choice in choices]
         if reason is not None:
             chunks[-1].updraft, chunks[-1].sampling = self._noted(), self.sampling
@@ -176,9 +176,9 @@ class TextFormat:
     def chunks(self, piece: Piece) -> list[msgspec.Struct]:
         choices = [TextChoice(piece.text, None, piece.index, self._scores(piece), token_ids=piece.token_ids or UNSET)]
         if piece.finish_reason is not None:
-            says = piece.text or piece.scores or piece.prompt_scores
+            has_content = piece.text or piece.scores or piece.prompt_scores
             choices = [
-                *(choices if says else ()),
+                *(choices if has_content else ()),
                 TextChoice("", piece.finish_reason, piece.index, self._scores(Piece())),
             ]
         chunks = [self._completion([choice]) for choice in choices]

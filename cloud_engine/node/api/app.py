@@ -21,12 +21,12 @@ from ....protocol.http.access import Access
 from ....protocol.http.app import (
     ATTEMPT_HEADER,
     TENANT_HEADER,
+    cancel_on_disconnect,
     create_app,
     error_response,
     read_body,
     send,
     send_json,
-    while_connected,
 )
 from ....protocol.http.wire import WireResponse, off_event_loop
 from ....protocol.responses import ModelCard, ModelList
@@ -171,9 +171,9 @@ class _Node:
 
     async def embed(self, request: Request) -> Response:
         body = await read_body(request)
-        with while_connected(request):
+        with cancel_on_disconnect(request):
             parsed, inputs = await off_event_loop(body, lambda: self._embedding(body))
-            with _naming_the_prompt("input"):
+            with _rename_prompt_param("input"):
                 vectors = await embed(self._engine, inputs)
         return send_json(embedding_list(parsed, vectors, sum(map(len, inputs))))
 
@@ -224,7 +224,7 @@ class _Node:
     ) -> WireResponse:
         """Answer a request. A failure before the first token is an HTTP error. A disconnect aborts the work."""
         tenant = _tenant(request)
-        with while_connected(request):
+        with cancel_on_disconnect(request):
             job = await make_job(body, tenant)
             constraint = job.generations[0].constraint  # the same for all prompts
             if constraint is not None:
@@ -234,7 +234,7 @@ class _Node:
             answer = _traced(self._pieces(job), span)
             if not job.stream and (attempt := request.headers.get(ATTEMPT_HEADER.decode())):
                 answer = self._spent.watch(attempt, TokenCounter(job.generations), answer)
-            with _naming_the_prompt(job.prompt_field):
+            with _rename_prompt_param(job.prompt_field):
                 first = await anext(answer)
             if not job.stream:
                 rest = [piece async for piece in answer]
@@ -308,7 +308,7 @@ def _tenant(request: Request) -> str:
 
 
 @contextmanager
-def _naming_the_prompt(field: str) -> Generator[None]:
+def _rename_prompt_param(field: str) -> Generator[None]:
     """Replace `prompt` in the engine's errors by the client's name of the field."""
     try:
         yield

@@ -150,7 +150,7 @@ class RequestPreprocessor:
         self, request: ChatRequest | CompletionRequest, generations: list[GenerationRequest], shape: AnswerFormat
     ) -> PreparedRequest:
         n, num_generated = request.num_answers, generations[0].n
-        echoes = self._echoes(request)
+        echoes = self._echoed_prompts(request)
         if request.sampling().prompt_logprobs is not None or echoes:
             texts = echoes or [None] * len(generations)
             prompts = [ReportedPrompt(each.prompt_ids, text) for each, text in zip(generations, texts, strict=True)]
@@ -170,7 +170,7 @@ class RequestPreprocessor:
             tokens=TokenExchange(reports_tokens, request.answer_token_ids or ()),
         )
 
-    def _echoes(self, request: ChatRequest | CompletionRequest) -> list[str]:
+    def _echoed_prompts(self, request: ChatRequest | CompletionRequest) -> list[str]:
         """Return the prompts as text if the request asks to echo them, else an empty list."""
         if not isinstance(request, CompletionRequest) or not request.echo:
             return []

@@ -100,15 +100,11 @@ def _fault(raw: bytes, endpoint: str, known: set[str]) -> BatchError | None:
 
 def answer_line(custom_id: str, response: WireResponse, request_id: str) -> bytes:
     assert isinstance(response.body, bytes), "batch requests do not stream"
-    answer = {
-        "status_code": response.status,
-        "request_id": request_id,
-        "body": msgspec.Raw(_on_one_line(response.body)),
-    }
+    answer = {"status_code": response.status, "request_id": request_id, "body": msgspec.Raw(_json_line(response.body))}
     return _line(custom_id, answer, None)
 
 
-def _on_one_line(body: bytes) -> bytes:
+def _json_line(body: bytes) -> bytes:
     """Return `body` as JSON on one line, without U+2028. A `body` that is not JSON becomes a JSON string."""
     try:
         body = json_bytes(json_of(body, exact=True))

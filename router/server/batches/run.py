@@ -158,8 +158,8 @@ class BatchRun:
         }
 
         def finish(batch: Batch) -> None:
-            batch.become("finalizing")
-            batch.become(status)
+            batch.set_status("finalizing")
+            batch.set_status(status)
             self._count(batch)
             batch.output_file_id = self._output.id if self._output.size else None
             batch.error_file_id = self._errors.id if self._errors.size else None

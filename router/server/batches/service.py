@@ -149,5 +149,5 @@ def _begin(stores: Stores, job: BatchJob) -> BatchJob | None:
 
 def _fail(batch: Batch, errors: list[BatchError]) -> None:
     if batch.status != "cancelled":
-        batch.become("failed")
+        batch.set_status("failed")
         batch.errors = BatchErrors(errors)

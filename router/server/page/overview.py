@@ -108,9 +108,9 @@ async def status(context: RequestContext) -> WireResponse:
 async def set_target(context: RequestContext) -> WireResponse:
     wanted = decode(context.request.body, TargetRequest).quality
     await context.router.start()
-    others = dict.fromkeys(name for name in TARGETS if name != "quality")
+    other_targets = dict.fromkeys(name for name in TARGETS if name != "quality")
     try:
-        await context.router.reconfigure(replace(context.router.config, quality=wanted, **others))
+        await context.router.reconfigure(replace(context.router.config, quality=wanted, **other_targets))
     except ConfigurationError as error:
         raise InvalidRequestError(error.message, param="quality", code="invalid_value") from error
     log.warning("the web page set the target to quality %g", wanted)

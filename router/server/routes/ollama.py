@@ -90,7 +90,7 @@ async def show(context: RequestContext) -> WireResponse:
     card = (await context.router.names()).card(model_name(asked.model))
     length = {"updraft.context_length": card.max_model_len} if isinstance(card.max_model_len, int) else {}
     info = {"general.architecture": "updraft", "general.basename": card.id, **length}
-    return WireResponse.json({**_about(card), "capabilities": ["completion", "tools"], "model_info": info})
+    return WireResponse.json({**_model_fields(card), "capabilities": ["completion", "tools"], "model_info": info})
 
 
 async def running(context: RequestContext) -> WireResponse:
@@ -107,10 +107,10 @@ async def version(_: RequestContext) -> WireResponse:
 
 def _entry(card: ModelCard) -> dict[str, Any]:
     """Describe a model without its file, whose location and size stay private."""
-    return {"name": card.id, "model": card.id, **_about(card), "size": 0, "digest": ""}
+    return {"name": card.id, "model": card.id, **_model_fields(card), "size": 0, "digest": ""}
 
 
-def _about(card: ModelCard) -> dict[str, Any]:
+def _model_fields(card: ModelCard) -> dict[str, Any]:
     modified = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
     details = {"format": "", "family": card.owned_by, "parameter_size": "", "quantization_level": ""}
     return {"modified_at": modified, "details": details}

@@ -21,7 +21,7 @@ from ....protocol.requests import Message
 from ....protocol.sampling import SamplingParams
 from ....protocol.structured import AnswerOptions, Constraint, ToolUse
 from ...request.json_narrowing import table, tables
-from ..interfaces import ChatsOnly
+from ..interfaces import ChatOnlyTier
 from .address import OLLAMA_PORT, ServerAddress
 from .generation import NONCHARACTER, AnswerForm, ServerGeneration, failed
 from .tokens import TOP, SeenVocabulary, reported_in
@@ -137,7 +137,7 @@ async def open_server(address: ServerAddress, max_tokens: int) -> ServerLocalTie
         raise
 
 
-class ServerLocalTier(ChatsOnly):
+class ServerLocalTier(ChatOnlyTier):
     """A `LocalTier` that uses one model of a server. `max_tokens`: default limit of an answer."""
 
     reasoning: ReasoningStyle | None = None

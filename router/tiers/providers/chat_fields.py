@@ -50,7 +50,7 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class EarlierCall:
     """A tool call in an earlier message."""
 
     id: str
@@ -145,8 +145,8 @@ class ChatFields:
             raise self._provider.unsupported(f"an image in a turn of the role {message.get('role')}")
         return "".join(str(part) for part in parts)
 
-    def calls(self, message: dict[str, Any]) -> list[Called]:
-        calls: list[Called] = []
+    def calls(self, message: dict[str, Any]) -> list[EarlierCall]:
+        calls: list[EarlierCall] = []
         for call in tables(message.get("tool_calls")) or []:
             function = table(call.get("function")) or {}
             arguments = function.get("arguments") or "{}"
@@ -157,7 +157,7 @@ class ChatFields:
             if decoded is None:
                 raise _invalid(f"the arguments of {function.get('name')} are not a JSON object")
             raw = msgspec.Raw(str(arguments).encode())  # undecoded, since decoding would round large numbers
-            calls.append(Called(str(call.get("id")), str(function.get("name")), raw, call))
+            calls.append(EarlierCall(str(call.get("id")), str(function.get("name")), raw, call))
         return calls
 
     def _image(self, part: dict[str, Any]) -> Image:

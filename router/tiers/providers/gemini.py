@@ -12,7 +12,7 @@ import msgspec
 from ....protocol.http.lenient_json import json_of
 from ...request.json_narrowing import table, tables
 from ..failures import CloudFailure
-from .chat_fields import Called, ChatFields, Image, add_turn
+from .chat_fields import ChatFields, EarlierCall, Image, add_turn
 from .gemini_answers import ContentEvents, completion_of
 from .provider import Capabilities, ErrorMap, Provider, ProviderCall, with_query
 
@@ -143,7 +143,7 @@ def _part(part: str | Image) -> dict[str, Any]:
     return {"inlineData": {"mimeType": part.media_type, "data": part.data}}
 
 
-def _call_part(call: Called, model: str, *, first: bool) -> dict[str, Any]:
+def _call_part(call: EarlierCall, model: str, *, first: bool) -> dict[str, Any]:
     """Return a call with its thought signature, which newer models require on the first call of a turn."""
     google = table((table(call.raw.get("extra_content")) or {}).get("google")) or {}
     signature = google.get("thought_signature")

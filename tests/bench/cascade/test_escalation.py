@@ -34,11 +34,11 @@ def escalation(draft: float, none: float, useless: float, text: str = "same") ->
 
 
 def test_figures() -> None:
-    found = figures([escalation(1, 2, 2), escalation(2, 4, 5, "another"), escalation(3, 4, 4)])
-    assert found["draft_over_none"] == 0.5
-    assert found["useless_over_none"] == 1.0
-    assert found["different_answers"] == 1
-    assert found["accepted_share"] == 0.75
+    summary = figures([escalation(1, 2, 2), escalation(2, 4, 5, "another"), escalation(3, 4, 4)])
+    assert summary["draft_over_none"] == 0.5
+    assert summary["useless_over_none"] == 1.0
+    assert summary["different_answers"] == 1
+    assert summary["accepted_share"] == 0.75
 
 
 def test_nothing_escalated() -> None:

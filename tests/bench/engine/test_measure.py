@@ -16,7 +16,7 @@ from updraft.bench.engine import measure as engine
 from updraft.bench.engine import speed as engine_speed
 from updraft.bench.engine.ceilings import matmul_flops, memory_bandwidth
 from updraft.bench.engine.driving import engine_config, make_engine
-from updraft.bench.engine.measure import CB_SETTINGS, GROUPS, Setting, measure
+from updraft.bench.engine.measure import CB_SETTINGS, GROUPS, EngineBenchOptions, measure
 from updraft.bench.engine.scheduling import scheduler_microseconds, step_rows
 from updraft.bench.engine.shapes import SHAPES, random_model, shape_config
 from updraft.bench.engine.speculation import draft_of
@@ -73,15 +73,15 @@ def little(monkeypatch: pytest.MonkeyPatch) -> Workload:
 def test_every_figure(little: Workload, tmp_path: Path) -> None:
     lines: list[str] = []
     kept: list[set[str]] = []
-    setting = Setting(tmp_path, workload=little, running=4, peers="none")
-    figures = measure(setting, lines.append, lambda found: kept.append(set(found)))
+    options = EngineBenchOptions(tmp_path, workload=little, running=4, peers="none")
+    figures = measure(options, lines.append, lambda partial: kept.append(set(partial)))
     assert set(figures) == NAMED | MORE
     assert all(math.isfinite(figure) for figure in figures.values())
     assert figures["output_tokens"] <= 4 * 16
     assert figures["spec_on_over_off_min"] == min(figures[f"spec_on_over_off_{load}"] for load in LOADS)
-    assert len(lines) > len(setting.groups)
+    assert len(lines) > len(options.groups)
     assert kept[0] == {"seconds_to_first_token"} and kept[-1] == set(figures)
-    assert len(kept) == len(setting.groups) and all(before < after for before, after in pairwise(kept))
+    assert len(kept) == len(options.groups) and all(before < after for before, after in pairwise(kept))
 
 
 def test_some_groups_of_a_model_that_is_never_written(
@@ -90,11 +90,11 @@ def test_some_groups_of_a_model_that_is_never_written(
     shape = {**SHAPES["qwen3-0.6b"], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
     shape |= {"vocab_size": 640, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
     monkeypatch.setattr(shapes, "SHAPES", {"qwen3-0.6b": shape})
-    setting = Setting(
+    options = EngineBenchOptions(
         tmp_path, "qwen3-0.6b", workload=little, running=3, only=("throughput", "decode", "oracle"), peers="none"
     )
-    assert setting.groups == ["throughput", "decode", "oracle"]
-    figures = measure(setting, lambda _: None)
+    assert options.groups == ["throughput", "decode", "oracle"]
+    figures = measure(options, lambda _: None)
     assert {"tokens_per_s", "decode_bandwidth_share", "spec_oracle08_speedup"} < set(figures)
     assert not list(tmp_path.iterdir())
 
@@ -131,32 +131,32 @@ def _blocks_of_64(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
 
 def _drafted_rows(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each row that is drafted for is a plain one."""
-    found: list[bool] = []
+    drafted: list[bool] = []
     propose = DraftModel.propose
 
     def watched(
         drafter: DraftModel, batch: Sequence[ScheduledRequest], row_of: Callable[[ScheduledRequest, int], SamplingRow]
     ) -> DraftWork:
-        found.extend(row_of(item, 0).is_plain for item in batch if item.drafter == drafter.name)
+        drafted.extend(row_of(item, 0).is_plain for item in batch if item.drafter == drafter.name)
         return propose(drafter, batch, row_of)
 
     monkeypatch.setattr(DraftModel, "propose", watched)
-    return found
+    return drafted
 
 
 def test_groups_by_device(tmp_path: Path) -> None:
-    everything = Setting(tmp_path).groups
+    everything = EngineBenchOptions(tmp_path).groups
     assert {*everything, "gaps"} == set(GROUPS)
-    assert "peers" not in Setting(tmp_path, peers="none").groups
-    assert {*GROUPS} - {*Setting(tmp_path, device="cuda").groups} == {"invariance", "pocket-drafts"}
+    assert "peers" not in EngineBenchOptions(tmp_path, peers="none").groups
+    assert {*GROUPS} - {*EngineBenchOptions(tmp_path, device="cuda").groups} == {"invariance", "pocket-drafts"}
     for device, group in (("cpu", "gaps"), ("cuda", "invariance")):
         with pytest.raises(ConfigurationError, match=f"'{group}' cannot be measured on {device}"):
-            Setting(tmp_path, device=device, only=(group,))
+            EngineBenchOptions(tmp_path, device=device, only=(group,))
     with pytest.raises(ConfigurationError, match="Unknown group 'speed': choose from start, throughput"):
-        Setting(tmp_path, only=("speed",))
+        EngineBenchOptions(tmp_path, only=("speed",))
     for shape, draft in (("gpt-5", None), ("pocket", "gpt-5")):
         with pytest.raises(ConfigurationError, match=r"Unknown shape 'gpt-5': choose from pocket, qwen2\.5-0\.5b"):
-            Setting(tmp_path, shape, draft_shape=draft)
+            EngineBenchOptions(tmp_path, shape, draft_shape=draft)
 
 
 def test_random_models_are_of_their_shape() -> None:
@@ -176,7 +176,7 @@ def test_ratios_compare_the_best_peer_setting_with_the_engine(monkeypatch: pytes
     theirs = {(64, 512): 16.0, (128, 1024): 12.0, (128, 2048): 30.0}
     monkeypatch.setattr(peers, "load", lambda *_: None)
     monkeypatch.setattr(peers, "static_batches", lambda *_: 5.0)
-    monkeypatch.setattr(peers, "continuous_batching", lambda _model, _asked, *setting: theirs[setting])
+    monkeypatch.setattr(peers, "continuous_batching", lambda _model, _asked, *options: theirs[options])
     assert tuple(theirs) == CB_SETTINGS
     wanted = {"vs_transformers_static": 5 / 2, "vs_transformers_cb": 12 / 4}
     for kind, ours, names in (
@@ -186,8 +186,8 @@ def test_ratios_compare_the_best_peer_setting_with_the_engine(monkeypatch: pytes
     ):
         seconds = iter(ours)
         monkeypatch.setattr(engine, "serving_time", lambda *_, seconds=seconds: next(seconds))
-        setting = Setting(tmp_path, workload=Workload(2, 8, 4), peers=kind, only=("peers",))
-        assert measure(setting, lambda _: None) == {name: wanted[name] for name in names}
+        options = EngineBenchOptions(tmp_path, workload=Workload(2, 8, 4), peers=kind, only=("peers",))
+        assert measure(options, lambda _: None) == {name: wanted[name] for name in names}
 
 
 def test_the_peers_answer_every_request() -> None:

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
-from updraft.bench.engine.measure import Setting
+from updraft.bench.engine.measure import EngineBenchOptions
 from updraft.bench.engine.step_gaps import Activity, between_steps, idle_time
 from updraft.bench.gpu import device_tests as gpu_tests
 from updraft.bench.gpu import parts as gpu
@@ -36,10 +36,10 @@ def test_all_parts_fit_into_ten_minutes() -> None:
 @pytest.mark.parametrize("part", [part for part in PARTS if part.words[0] == "updraft"], ids=lambda part: part.name)
 def test_a_part_is_a_command_that_there_is(part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every option is known, every group and shape, up to where a device is needed."""
-    questions: list[Setting] = []
+    questions: list[EngineBenchOptions] = []
 
-    def note(setting: Setting, *_: object) -> dict[str, float]:
-        questions.append(setting)
+    def note(options: EngineBenchOptions, *_: object) -> dict[str, float]:
+        questions.append(options)
         return {}
 
     monkeypatch.setattr("updraft.bench.engine.measure.measure", note)
@@ -49,9 +49,9 @@ def test_a_part_is_a_command_that_there_is(part: Part, tmp_path: Path, monkeypat
         assert torch.cuda.is_available() or "needs a CUDA device" in str(result.exception)
         return
     assert result.exit_code == 0, result.output
-    (setting,) = questions
-    assert setting.device == "cuda" and setting.groups
-    assert json.loads((tmp_path / "out.json").read_text())["config"]["shape"] == setting.shape
+    (options,) = questions
+    assert options.device == "cuda" and options.groups
+    assert json.loads((tmp_path / "out.json").read_text())["config"]["shape"] == options.shape
 
 
 @pytest.mark.parametrize(("outcomes", "status"), [((True, True), 0), ((True, False), 1), ((), 5)])

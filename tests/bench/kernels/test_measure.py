@@ -15,7 +15,7 @@ from updraft.bench.kernels.cases import cases, linear_case, lora_case
 from updraft.bench.kernels.measure import (
     Case,
     Ceilings,
-    Measured,
+    Measurements,
     Row,
     Times,
     measure,
@@ -105,7 +105,7 @@ def measured_rows() -> list[Row]:
 
 
 def test_rows_are_reported_with_their_device() -> None:
-    written = json.loads(json.dumps(report_of("NVIDIA H200", {"short": True}, Measured(CEILINGS, measured_rows()))))
+    written = json.loads(json.dumps(report_of("NVIDIA H200", {"short": True}, Measurements(CEILINGS, measured_rows()))))
     assert written["config"] == {"bench": "kernels", "device": "NVIDIA H200", "short": True}
     assert written["commit"] and re.fullmatch(r"\d{4}-\d\d-\d\d", written["date"])
     assert {"torch", "numpy"} <= set(written["versions"])
@@ -122,7 +122,7 @@ def test_failed_case_keeps_earlier_measurements(monkeypatch: pytest.MonkeyPatch)
     kept: list[list[str]] = []
     makers = [lambda: Case("one", nothing, 4000), lambda: Case("two", nothing, 4000), broken]
     with pytest.raises(RuntimeError, match="out of memory"):
-        measure(makers, constant(1e-6), lambda _: None, lambda found: kept.append([row.case for row in found.rows]))
+        measure(makers, constant(1e-6), lambda _: None, lambda figures: kept.append([row.case for row in figures.rows]))
     assert kept == [["one"], ["one", "two"]]
 
 

@@ -34,8 +34,8 @@ def engine(setup: Setup):
 
 def test_every_figure_is_measured() -> None:
     lines: list[str] = []
-    setting = local.Setting(models=("pocket-small",), tokens=8, rounds=1, prefill_seconds=2)
-    figures = local.measure(setting, lines.append)
+    options = local.LocalBenchOptions(models=("pocket-small",), tokens=8, rounds=1, prefill_seconds=2)
+    figures = local.measure(options, lines.append)
     wanted = {
         "single_over_raw", "single_threads", "single_over_llama_cpp", "streams8_over_raw", "warm_over_cold_ttft",
         "first_token_s", "memory_over_file", "p99_gap_during_prefill_over_idle",
@@ -95,9 +95,9 @@ def test_a_server_that_ends_at_once_is_named(setup: Setup, tmp_path: Path) -> No
 
 
 def test_gaps_see_a_prompt_that_holds_the_others_up(engine: LocalEngine) -> None:
-    found = gaps_during_prefill(engine, "7" * 128, seconds=5)
-    assert 0 < found["idle_gap_s"] < found["prefill_watched_s"]
-    assert found["p99_gap_during_prefill_over_idle"] > 0
+    gaps = gaps_during_prefill(engine, "7" * 128, seconds=5)
+    assert 0 < gaps["idle_gap_s"] < gaps["prefill_watched_s"]
+    assert gaps["p99_gap_during_prefill_over_idle"] > 0
 
 
 def test_built_files_load_and_count_digits(tmp_path: Path) -> None:

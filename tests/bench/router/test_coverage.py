@@ -78,15 +78,15 @@ def test_always_escalating_fails_the_share() -> None:
     assert sure.risk <= mean.risk <= 0.1
     assert mean.share_over_hindsight <= 1.15 < up.share_over_hindsight
     assert mean.share_over_hindsight < sure.share_over_hindsight < up.share_over_hindsight
-    assert up.share_over_hindsight == pytest.approx(mean.always_over_hindsight)
+    assert up.share_over_hindsight == pytest.approx(mean.cloud_only_over_hindsight)
 
 
 def test_the_luck_of_two_halves() -> None:
     """Every threshold loses just what is allowed, so the prediction is the same for every split."""
     p = np.linspace(0, 1, 400)
     gain = np.ones(400, np.bool_)
-    found = half_splits(p, gain, 0.1, promised(0.1), splits=5)
+    halves = half_splits(p, gain, 0.1, promised(0.1), splits=5)
     alpha = operating_point(graded(gain[:200], p[:200]), Target("quality", 0.9)).alpha or 0.0
     allowed = max_losses(200, alpha, 0.9 * DELTA)
     assert allowed > 5
-    assert found.exceedance_by_noise == pytest.approx(betabinom.sf(20, 200, allowed + 0.5, 200 - allowed + 0.5))
+    assert halves.exceedance_by_noise == pytest.approx(betabinom.sf(20, 200, allowed + 0.5, 200 - allowed + 0.5))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from typer.testing import CliRunner
-from updraft.bench.router.measure import Measured, Setting, measure, random_apgr, within_folds
+from updraft.bench.router.measure import RouterBenchOptions, RouterMeasurements, measure, random_apgr, within_folds
 from updraft.bench.router.plot import terminal_plot
 from updraft.classifier.evaluation.cost_quality import CostQualityCurve
 from updraft.cli.main import app
@@ -61,18 +61,18 @@ def test_with_a_test_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_rows_of_the_test_file_are_not_trained_on(tmp_path: Path) -> None:
     train = graded_file(tmp_path / "train.csv", 300, 0)
     with pytest.raises(InvalidRequestError, match="no row is left to train on"):
-        measure(Setting(train, test=train), print)
+        measure(RouterBenchOptions(train, test=train), print)
 
 
 def test_more_labels_than_rows(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="there are only 240 training rows"):
-        measure(Setting(graded_file(tmp_path / "train.csv", 300, 0), labels=250), print)
+        measure(RouterBenchOptions(graded_file(tmp_path / "train.csv", 300, 0), labels=250), print)
 
 
-def drawn() -> Measured:
+def drawn() -> RouterMeasurements:
     ends = np.array([0.0, 1.0])
     oracle = CostQualityCurve(np.array([0.0, 0.4, 1.0]), np.array([0.5, 0.9, 0.8]), 0.5, 0.8)
-    return Measured({}, CostQualityCurve(ends, np.array([0.5, 0.8]), 0.5, 0.8), oracle)
+    return RouterMeasurements({}, CostQualityCurve(ends, np.array([0.5, 0.8]), 0.5, 0.8), oracle)
 
 
 def test_the_curve_in_the_terminal() -> None:

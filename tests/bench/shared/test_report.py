@@ -89,10 +89,10 @@ def test_a_match_is_checked_where_there_is_no_answer_either(tmp_path: Path) -> N
 
 
 def test_a_report_is_flat_and_complete(tmp_path: Path) -> None:
-    found = Report.of({"n": 3}, {"a": {"b": 1, "c": {"d": 0.5}}, "e": None, "f": "text", "g": True})
-    assert found.metrics == {"a.b": 1, "a.c.d": 0.5}
+    report = Report.of({"n": 3}, {"a": {"b": 1, "c": {"d": 0.5}}, "e": None, "f": "text", "g": True})
+    assert report.metrics == {"a.b": 1, "a.c.d": 0.5}
     path = tmp_path / "deep" / "report.json"
-    found.write(path)
+    report.write(path)
     written = json.loads(path.read_text())
     assert set(written) == {"commit", "date", "machine", "versions", "config", "metrics"}
     assert written["machine"]["cores"] >= 1

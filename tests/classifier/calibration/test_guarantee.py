@@ -31,13 +31,13 @@ MAX_ABOVE_HINDSIGHT = 0.2
 @pytest.fixture(scope="module")
 def separable() -> SimulatedPopulation:
     """By gate 1 alone, which is quick to fit."""
-    found = populations()[0]
-    return replace(found, features={"prompt": found.features["prompt"]})
+    population = populations()[0]
+    return replace(population, features={"prompt": population.features["prompt"]})
 
 
 def measured(population: SimulatedPopulation, procedure: Procedure | None, runs: int) -> dict[str, float]:
-    found = simulate(population, ROWS, runs, procedure)
-    return figures([run["gate 1", ALPHA] for run in found], ALPHA)
+    runs_of = simulate(population, ROWS, runs, procedure)
+    return figures([run["gate 1", ALPHA] for run in runs_of], ALPHA)
 
 
 def former(material: TrainingData, seed: int, members: Sequence[str]) -> FittedGates:
@@ -54,10 +54,10 @@ def former(material: TrainingData, seed: int, members: Sequence[str]) -> FittedG
 
 @RUNS
 def test_shipped_procedure_keeps_its_promise_and_saves_calls(separable: SimulatedPopulation, runs: int) -> None:
-    found = measured(separable, None, runs)
-    assert found["violations"] <= limit_of_violations(runs)
-    assert found["above_hindsight"] < MAX_ABOVE_HINDSIGHT
-    assert 0.5 * ALPHA < found["risk"] <= ALPHA, "what may be lost is used"
+    outcome = measured(separable, None, runs)
+    assert outcome["violations"] <= limit_of_violations(runs)
+    assert outcome["above_hindsight"] < MAX_ABOVE_HINDSIGHT
+    assert 0.5 * ALPHA < outcome["risk"] <= ALPHA, "what may be lost is used"
 
 
 @RUNS
@@ -65,8 +65,8 @@ def test_gates_two_and_three_leave_the_promise_as_it_is(runs: int) -> None:
     confidently_wrong = populations()[2]
     simulated = list(simulate(confidently_wrong, ROWS, runs))
     for name in GATES:
-        found = figures([run[name, ALPHA] for run in simulated], ALPHA)
-        assert found["violations"] <= limit_of_violations(runs), name
+        outcome = figures([run[name, ALPHA] for run in simulated], ALPHA)
+        assert outcome["violations"] <= limit_of_violations(runs), name
 
 
 @RUNS
@@ -75,15 +75,15 @@ def test_the_former_procedure_breaks_its_promise(separable: SimulatedPopulation,
 
 
 def test_a_router_that_always_escalates_is_of_no_use(separable: SimulatedPopulation) -> None:
-    found = measured(separable, always(ALWAYS), FEW)
-    assert found["violations"] == 0
-    assert found["above_hindsight"] > 2 * MAX_ABOVE_HINDSIGHT
+    outcome = measured(separable, always(ALWAYS), FEW)
+    assert outcome["violations"] == 0
+    assert outcome["above_hindsight"] > 2 * MAX_ABOVE_HINDSIGHT
 
 
 def test_a_router_that_never_escalates_breaks_its_promise(separable: SimulatedPopulation) -> None:
-    found = measured(separable, always(NEVER), FEW)
-    assert found["violations"] == 1
-    assert found["above_hindsight"] < 0
+    outcome = measured(separable, always(NEVER), FEW)
+    assert outcome["violations"] == 1
+    assert outcome["above_hindsight"] < 0
 
 
 def always(threshold: float) -> Procedure:

@@ -41,8 +41,8 @@ def test_a_target_is_missed_at_most_as_often_as_stated(target: Target, answers: 
     judged = many.before if many.after is None else many.after
     broken, used = 0, []
     for _ in range(100):
-        found = operating_point(drawn(rng, 500, answers=answers), target, 0.1).thresholds
-        up = (many.before > found.before) | (judged > found.after)
+        thresholds = operating_point(drawn(rng, 500, answers=answers), target, 0.1).thresholds
+        up = (many.before > thresholds.before) | (judged > thresholds.after)
         kept = np.where(up, many.cloud, many.local).mean() / many.cloud.mean()
         spent = 1000 * np.where(up, many.dollars(target), 0.0).mean()
         broken += {"quality": kept < 0.95, "cloud_share": up.mean() > 0.3, "cost": spent > 0.2}[target.name]
@@ -64,8 +64,8 @@ def test_a_target_is_kept_on_average(target: Target, copies: int) -> None:
     over: list[float] = []
     for _ in range(1_000 // copies):
         rows = repeated(drawn(rng, 200), copies)
-        found = operating_point(rows, target).thresholds
-        up = (many.before > found.before) | (many.judged > found.after)
+        thresholds = operating_point(rows, target).thresholds
+        up = (many.before > thresholds.before) | (many.judged > thresholds.after)
         lost = float((many.gain & ~up).mean()) - 0.05 * float(many.cloud.mean())
         over.append(lost if target.name == "quality" else float(up.mean()) - 0.3)
     assert np.mean(over) <= 3 * np.std(over) / np.sqrt(len(over)), "at most what was asked, and what chance allows"
@@ -90,8 +90,12 @@ def test_a_limit_is_kept_by_three_gates(target: Target) -> None:
     many = by_three(rng, 20_000)
     shares: list[float] = []
     for _ in range(600):
-        found = operating_point(by_three(rng, 100), target, 0.1).thresholds
-        up = (many.before > found.before) | (many.judged > found.after) | (np.asarray(many.during) > found.during)
+        thresholds = operating_point(by_three(rng, 100), target, 0.1).thresholds
+        up = (
+            (many.before > thresholds.before)
+            | (many.judged > thresholds.after)
+            | (np.asarray(many.during) > thresholds.during)
+        )
         shares.append(float(up.mean()))
     if target.promise == "mean":
         assert np.mean(shares) <= target.value + 3 * np.std(shares) / np.sqrt(len(shares))
@@ -118,9 +122,9 @@ def test_allowed_losses_of_a_quality_match_the_bounds() -> None:
     """
     score = np.linspace(0.1, 0.9, 440)
     rows = CalibrationRows(score, None, np.zeros(440), np.ones(440), np.ones(440), np.ones(440))
-    found = operating_point(rows, Target("quality", 0.9), 0.1)
-    assert found.alpha == pytest.approx(0.0989588, abs=1e-7)
-    assert found.risk == 34 / 440
+    point = operating_point(rows, Target("quality", 0.9), 0.1)
+    assert point.alpha == pytest.approx(0.0989588, abs=1e-7)
+    assert point.risk == 34 / 440
     half = replace(rows, cloud=np.repeat([1.0, 0.0], 220))
     assert operating_point(half, Target("quality", 0.9), 0.1).alpha == pytest.approx(0.0428036, abs=1e-7)
     assert operating_point(replace(rows, prompts=100), Target("quality", 0.9), 0.1).alpha == pytest.approx(
@@ -175,8 +179,8 @@ def test_copies_of_a_prompt_are_no_further_evidence(target: Target, copies: int)
     many = drawn(rng, 100_000)
     broken = 0
     for _ in range(100):
-        found = operating_point(repeated(drawn(rng, 150), copies), target, 0.1).thresholds
-        up = (many.before > found.before) | (many.judged > found.after)
+        thresholds = operating_point(repeated(drawn(rng, 150), copies), target, 0.1).thresholds
+        up = (many.before > thresholds.before) | (many.judged > thresholds.after)
         lost, most = float((many.gain & ~up).mean()), 0.1 * many.cloud.mean()
         broken += lost > most if target.name == "quality" else up.mean() > 0.4
     assert broken <= 16, "0.1 of 100, and what chance allows"

@@ -1,4 +1,4 @@
-"""Worked arithmetic: what is read, what is found false, and that hostile text costs nothing."""
+"""Worked arithmetic: what is read, what is features_of false, and that hostile text costs nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from updraft.classifier.features.answers.arithmetic import (
 )
 
 
-def found(question: str, answer: str) -> dict[str, float]:
+def features_of(question: str, answer: str) -> dict[str, float]:
     return dict(zip(STEP_NAMES, step_checks(QuestionFacts.of(question), answer).tolist(), strict=True))
 
 
@@ -50,15 +50,15 @@ def test_a_chain_is_every_pair() -> None:
 
 def test_evidence() -> None:
     question = "Ann has 3 boxes of 4 pens and 5 loose ones. How many?"
-    good = found(question, "3 * 4 = 12\n12 + 5 = 17\n#### 17")
+    good = features_of(question, "3 * 4 = 12\n12 + 5 = 17\n#### 17")
     assert good["false_steps"] == good["strangers"] == good["unused_givens"] == good["dead_ends"] == 0
     assert good["final_is_last"] == good["marked"] == 1
-    assert found(question, "3 * 4 = 13\n13 + 5 = 18\n#### 18")["false_steps"] > 0
-    assert found(question, "3 * 4 = 12\n#### 12")["unused_givens"] == 1
-    assert found(question, "3 * 7 = 21\n#### 21")["strangers"] > 0
-    assert found(question, "3 * 4 = 12\n3 + 5 = 8\n#### 8")["dead_ends"] > 0
-    assert found(question, "3 * 4 = 12\n12 + 5 = 17\n#### 16")["final_is_last"] == 0
-    assert found(question, "Nobody knows.")["no_number"] == 1
+    assert features_of(question, "3 * 4 = 13\n13 + 5 = 18\n#### 18")["false_steps"] > 0
+    assert features_of(question, "3 * 4 = 12\n#### 12")["unused_givens"] == 1
+    assert features_of(question, "3 * 7 = 21\n#### 21")["strangers"] > 0
+    assert features_of(question, "3 * 4 = 12\n3 + 5 = 8\n#### 8")["dead_ends"] > 0
+    assert features_of(question, "3 * 4 = 12\n12 + 5 = 17\n#### 16")["final_is_last"] == 0
+    assert features_of(question, "Nobody knows.")["no_number"] == 1
 
 
 def test_the_final_number() -> None:

@@ -81,8 +81,8 @@ def digest(vector: np.ndarray) -> int:
 def test_features_are_those_of_their_version() -> None:
     """Whoever changes a feature must raise FEATURE_VERSION, and then these checksums."""
     run = ParsedRun.of(run_view(prompt="Naïve “test”: sort 3, 14, 159; then?\n"))
-    found = {name: digest(block.compute(run) + 0.0) for name, block in BLOCKS.items()}
-    assert (FEATURE_VERSION, found, digest(run.question.counts)) == (4, GOLDEN, 1242523135)
+    digests = {name: digest(block.compute(run) + 0.0) for name, block in BLOCKS.items()}
+    assert (FEATURE_VERSION, digests, digest(run.question.counts)) == (4, GOLDEN, 1242523135)
 
 
 GOLDEN = {
@@ -102,9 +102,9 @@ GOLDEN = {
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_block_is_as_wide_as_it_says(name: BlockName) -> None:
-    found = BLOCKS[name].compute(ParsedRun.of(run_view()))
-    assert found.shape == (BLOCKS[name].width or HIDDEN,)
-    assert found.dtype == np.float32
+    features = BLOCKS[name].compute(ParsedRun.of(run_view()))
+    assert features.shape == (BLOCKS[name].width or HIDDEN,)
+    assert features.dtype == np.float32
 
 
 def graded(*, answer: bool = True, signals: bool = True, states: bool = True) -> GradedRow:
@@ -174,9 +174,9 @@ def test_lone_surrogates_and_empty_text_have_features() -> None:
 
 def test_a_megabyte_prompt_is_read_whole_and_in_seconds() -> None:
     text = "“'{1,2} = " * 100_000
-    found = structure(text)
-    assert found["chars"] == pytest.approx(np.log1p(len(text.strip())))
-    assert found[f"mark_{ord('='):02x}"] == pytest.approx(np.log1p(100_000))
+    features = structure(text)
+    assert features["chars"] == pytest.approx(np.log1p(len(text.strip())))
+    assert features[f"mark_{ord('='):02x}"] == pytest.approx(np.log1p(100_000))
     assert np.isfinite(checked("1 + 1 " * 50_000)).all()
 
 
@@ -199,13 +199,13 @@ def test_the_question_is_found_in_a_chat_log() -> None:
 
 
 def test_quantities_say_how_large_and_how_long() -> None:
-    found = structure("Order 7, 1234 and 0.5; then spell 'balloon' and “tree”.")
-    assert found["largest_number"] == pytest.approx(np.log10(1235))
-    assert found["smallest_number"] == pytest.approx(np.log10(1.5))
-    assert found["sum_of_magnitudes"] == pytest.approx(np.log10(1235) + np.log10(8) + np.log10(1.5))
-    assert (found["decimals"], found["distinct_numbers"]) == (1, 1)
-    assert found["longest_quote"] == pytest.approx(np.log1p(4))
-    assert found["longest_repeat"] == pytest.approx(np.log1p(2))
+    features = structure("Order 7, 1234 and 0.5; then spell 'balloon' and “tree”.")
+    assert features["largest_number"] == pytest.approx(np.log10(1235))
+    assert features["smallest_number"] == pytest.approx(np.log10(1.5))
+    assert features["sum_of_magnitudes"] == pytest.approx(np.log10(1235) + np.log10(8) + np.log10(1.5))
+    assert (features["decimals"], features["distinct_numbers"]) == (1, 1)
+    assert features["longest_quote"] == pytest.approx(np.log1p(4))
+    assert features["longest_repeat"] == pytest.approx(np.log1p(2))
     assert structure("no numbers")["largest_number"] == 0
 
 
@@ -224,23 +224,23 @@ def test_signal_statistics_match_numpy() -> None:
     rng = np.random.default_rng(0)
     logprobs = -rng.exponential(1.0, 23).astype(np.float32)
     view = replace(run_view(), logprobs=logprobs, entropies=-logprobs, margins=-logprobs)
-    found = named(SIGNAL_NAMES, signals(view))
+    features = named(SIGNAL_NAMES, signals(view))
     windows = np.convolve(logprobs, np.ones(4) / 4, "valid")
-    assert found["logprob_mean"] == pytest.approx(logprobs.mean(), rel=1e-5)
-    assert found["logprob_q10"] == pytest.approx(np.quantile(logprobs, 0.1), rel=1e-5)
-    assert found["logprob_worst_window"] == pytest.approx(windows.min(), rel=1e-5)
-    assert found["logprob_slope"] == pytest.approx(np.polyfit(np.linspace(-0.5, 0.5, 23), logprobs, 1)[0], rel=1e-4)
-    assert found["logprob_below_-1"] == pytest.approx(np.log1p((logprobs < -1).sum()))
-    assert found["certainty_min"] == pytest.approx(logprobs.min(), rel=1e-5)
+    assert features["logprob_mean"] == pytest.approx(logprobs.mean(), rel=1e-5)
+    assert features["logprob_q10"] == pytest.approx(np.quantile(logprobs, 0.1), rel=1e-5)
+    assert features["logprob_worst_window"] == pytest.approx(windows.min(), rel=1e-5)
+    assert features["logprob_slope"] == pytest.approx(np.polyfit(np.linspace(-0.5, 0.5, 23), logprobs, 1)[0], rel=1e-4)
+    assert features["logprob_below_-1"] == pytest.approx(np.log1p((logprobs < -1).sum()))
+    assert features["certainty_min"] == pytest.approx(logprobs.min(), rel=1e-5)
 
 
 def test_impossible_signals_count_as_extreme() -> None:
     worst = np.array([-np.inf, np.nan], np.float32)
     view = replace(run_view(), logprobs=worst, entropies=-worst, margins=worst, prompt_logprobs=worst)
-    found = named(SIGNAL_NAMES, signals(view)) | named(PROMPT_SIGNAL_NAMES, prompt_signals(worst))
-    assert found["logprob_min"] == found["logprob_max"] == found["prompt_max"] == -30
-    assert found["certainty_max"] == -15
-    assert found["margin_max"] == 0
+    features = named(SIGNAL_NAMES, signals(view)) | named(PROMPT_SIGNAL_NAMES, prompt_signals(worst))
+    assert features["logprob_min"] == features["logprob_max"] == features["prompt_max"] == -30
+    assert features["certainty_max"] == -15
+    assert features["margin_max"] == 0
 
 
 def test_signals_of_unequal_length_are_refused() -> None:
@@ -262,9 +262,9 @@ def test_signals_of_unequal_length_are_refused() -> None:
     ],
 )
 def test_stated_sums_are_checked(answer: str, statements: int, false: int) -> None:
-    found = named(ANSWER_NAMES, checked(answer))
-    assert found["answer_statements"] == pytest.approx(np.log1p(statements))
-    assert found["answer_false_statements"] == pytest.approx(np.log1p(false))
+    features = named(ANSWER_NAMES, checked(answer))
+    assert features["answer_statements"] == pytest.approx(np.log1p(statements))
+    assert features["answer_false_statements"] == pytest.approx(np.log1p(false))
 
 
 PRICES = "Prices: rice 12, milk 11, oil 7. What do 2 oil cost?"
@@ -287,10 +287,10 @@ PRICES = "Prices: rice 12, milk 11, oil 7. What do 2 oil cost?"
     ],
 )
 def test_answer_checks_compare_lists_bindings_and_letters(prompt: str, answer: str, expected: dict[str, int]) -> None:
-    found = named(ANSWER_NAMES, checked(answer, prompt))
+    features = named(ANSWER_NAMES, checked(answer, prompt))
     counted = ("bound", "misbound", "list_items", "statements", "false_statements")
     for name, value in expected.items():
-        assert found[f"answer_{name}"] == pytest.approx(np.log1p(value) if name in counted else value), name
+        assert features[f"answer_{name}"] == pytest.approx(np.log1p(value) if name in counted else value), name
 
 
 @pytest.mark.parametrize("text", ["a" * 200_000, "a, " * 100_000, "1 < " * 50_000, " " * 200_000, "1.1" * 60_000])

@@ -24,16 +24,16 @@ def kind_of(character: str) -> int:
 
 def tokens_of(text: str) -> list[tuple[int, str]]:
     """Words and numbers in order, with their kind."""
-    found: list[tuple[int, str]] = []
+    tokens: list[tuple[int, str]] = []
     before = -1
     for character in text:
         kind = kind_of(character)
         if kind == before:
-            found[-1] = (kind, found[-1][1] + character)
+            tokens[-1] = (kind, tokens[-1][1] + character)
         else:
-            found.append((kind, character))
+            tokens.append((kind, character))
         before = kind
-    return [token for token in found if token[0]]
+    return [token for token in tokens if token[0]]
 
 
 def token_hash(token: str) -> int:
@@ -79,27 +79,27 @@ def expected_ngrams(text: str) -> np.ndarray:
 @example("the " * 3000)  # more often than anything counts
 @example("x" * 300 + "1" * 300)  # longer than there are powers
 def test_counts_equal_a_slow_reference(text: str) -> None:
-    found = count_text(text, CUE_HASHES)
+    counts = count_text(text, CUE_HASHES)
     tokens = tokens_of(text)
     words, numbers = ([token for kind, token in tokens if kind == wanted] for wanted in (1, 2))
-    assert np.array_equal(found.ngrams, expected_ngrams(text))
-    assert found.ngrams.dtype == np.float32
-    assert found.characters.tolist() == [*(text.count(chr(c)) for c in range(128)), sum(ord(c) > 127 for c in text)]
-    assert found.cues.tolist() == [words.count(cue) for cue in CUES]
-    assert (found.words, found.word_letters) == (len(words), sum(map(len, words)))
-    assert found.longest_word == max(map(len, words), default=0)
-    assert found.long_words == sum(len(word) > 8 for word in words)
-    assert found.distinct_words == len(set(words))
-    assert (found.numbers, found.digits) == (len(numbers), sum(map(len, numbers)))
-    assert found.longest_number == max(map(len, numbers), default=0)
+    assert np.array_equal(counts.ngrams, expected_ngrams(text))
+    assert counts.ngrams.dtype == np.float32
+    assert counts.characters.tolist() == [*(text.count(chr(c)) for c in range(128)), sum(ord(c) > 127 for c in text)]
+    assert counts.cues.tolist() == [words.count(cue) for cue in CUES]
+    assert (counts.words, counts.word_letters) == (len(words), sum(map(len, words)))
+    assert counts.longest_word == max(map(len, words), default=0)
+    assert counts.long_words == sum(len(word) > 8 for word in words)
+    assert counts.distinct_words == len(set(words))
+    assert (counts.numbers, counts.digits) == (len(numbers), sum(map(len, numbers)))
+    assert counts.longest_number == max(map(len, numbers), default=0)
 
 
 def test_counted_ngrams() -> None:
-    found: TextCounts = count_text("what if the 12 if, 7?", CUE_HASHES)
-    assert (found.words, found.word_letters, found.longest_word, found.distinct_words) == (4, 11, 4, 3)
-    assert (found.numbers, found.digits, found.longest_number) == (2, 3, 2)
-    assert dict(zip(CUES, found.cues.tolist(), strict=True)) == {"what": 1, "if": 2, "the": 1, "a": 0}
+    counts: TextCounts = count_text("what if the 12 if, 7?", CUE_HASHES)
+    assert (counts.words, counts.word_letters, counts.longest_word, counts.distinct_words) == (4, 11, 4, 3)
+    assert (counts.numbers, counts.digits, counts.longest_number) == (2, 3, 2)
+    assert dict(zip(CUES, counts.cues.tolist(), strict=True)) == {"what": 1, "if": 2, "the": 1, "a": 0}
     # Six tokens of which "if" is there twice, and its five pairs; 21 characters and a blank at either end.
     half = COUNTS // 2
-    grams = [np.expm1(part[part > 0] - 1.0) + 1.0 for part in (found.ngrams[:half], found.ngrams[half:])]
+    grams = [np.expm1(part[part > 0] - 1.0) + 1.0 for part in (counts.ngrams[:half], counts.ngrams[half:])]
     assert [round(float(part.sum())) for part in grams] == [11, 20]

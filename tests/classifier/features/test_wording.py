@@ -44,12 +44,12 @@ def test_numbers_are_not_remembered() -> None:
 
 
 def test_measure_values() -> None:
-    found = dict(zip(MEASURE_NAMES, worded(QUESTION)[0].tolist(), strict=True))
-    assert found["options"] == 4
-    assert found["quantities"] == 1
-    assert found["stem_ends_3f"] == 1
-    assert found["cue_not"] > 0
-    assert found["cue_total"] == 0
+    features = dict(zip(MEASURE_NAMES, worded(QUESTION)[0].tolist(), strict=True))
+    assert features["options"] == 4
+    assert features["quantities"] == 1
+    assert features["stem_ends_3f"] == 1
+    assert features["cue_not"] > 0
+    assert features["cue_total"] == 0
     assert dict(zip(MEASURE_NAMES, worded("A. one thing")[0].tolist(), strict=True))["options"] == 0
 
 

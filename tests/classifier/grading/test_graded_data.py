@@ -162,7 +162,7 @@ def test_graded_runs_survive_the_file(tmp_path: Path, make_population: Callable[
     )
     rows = [odd, *rows, replace(odd, domain="ünï", answer="\u2028")]
     write_graded(tmp_path / "rows.jsonl", rows)
-    found = read_graded(tmp_path / "rows.jsonl")
-    assert len(found) == len(rows)
-    for before, after in zip(rows, found, strict=True):
+    restored = read_graded(tmp_path / "rows.jsonl")
+    assert len(restored) == len(rows)
+    for before, after in zip(rows, restored, strict=True):
         np.testing.assert_equal(astuple(after), astuple(before))

@@ -87,9 +87,9 @@ def observed(n: int, seed: int, exploration: float, *, features: bool = True) ->
 @given(st.text(max_size=300), st.text(max_size=100))
 def test_features_survive_packing(prompt: str, answer: str) -> None:
     blocks, counts = remembered(view_of(GradedRow(prompt, 0, 0, "", answer)))
-    found, buckets, held = unpack(pack((blocks, counts)))
-    assert [*found] == [*blocks]
-    assert all(np.array_equal(found[name], block, equal_nan=True) for name, block in blocks.items())
+    unpacked, buckets, held = unpack(pack((blocks, counts)))
+    assert [*unpacked] == [*blocks]
+    assert all(np.array_equal(unpacked[name], block, equal_nan=True) for name, block in blocks.items())
     assert (buckets == np.flatnonzero(counts)).all()
     assert (held == counts[buckets]).all()
 
@@ -155,10 +155,10 @@ def test_thumbs_overrule_the_tier_they_are_about(tmp_path: Path) -> None:
         experience.add(row)
     assert experience.feedback("r1", up=False)
     assert not experience.feedback("nobody", up=True)
-    found = {row.id: row for row in experience.rows("small with large")}
-    assert found["r1"].thumb == -1
-    assert found["r1"].grades == (found["r1"].local, 0.0), "the cloud answered, so the thumb is about the cloud"
-    assert found["r0"] == rows[0]
+    stored = {row.id: row for row in experience.rows("small with large")}
+    assert stored["r1"].thumb == -1
+    assert stored["r1"].grades == (stored["r1"].local, 0.0), "the cloud answered, so the thumb is about the cloud"
+    assert stored["r0"] == rows[0]
     experience.close()
 
 
@@ -237,16 +237,16 @@ def test_a_thumb_teaches_and_leaves_the_promise_as_it_is(tmp_path: Path) -> None
 
 def training_data_of(rows: list[Observation], monkeypatch: pytest.MonkeyPatch) -> TrainingData:
     """The policy that `learn` would fit."""
-    found: list[TrainingData] = []
+    data: list[TrainingData] = []
 
     def fit(material: TrainingData, *_: object) -> Policy:
-        found.append(material)
+        data.append(material)
         raise InterruptedError
 
     monkeypatch.setattr("updraft.classifier.online.refit.fit_training_data", fit)
     with pytest.raises(InterruptedError):
         learn(rows, RECIPE, Path("nowhere"))
-    return found[0]
+    return data[0]
 
 
 def asking(prompts: list[str], experience: ExperienceStore) -> list[Observation]:

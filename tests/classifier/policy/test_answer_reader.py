@@ -41,9 +41,9 @@ def test_lines_together_say_what_the_whole_says(text: str, token: int) -> None:
 @pytest.fixture
 def searched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts that were searched."""
-    found: list[str] = []
-    monkeypatch.setattr(blocks, "parts_of", lambda text: [found.append(text), parts_of(text)][1])
-    return found
+    searches: list[str] = []
+    monkeypatch.setattr(blocks, "parts_of", lambda text: [searches.append(text), parts_of(text)][1])
+    return searches
 
 
 def test_at_the_end_only_the_last_line_is_left(searched: list[str]) -> None:

@@ -37,12 +37,12 @@ def names(folder: Path) -> list[str]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A user's folder with a policy and other things, some of which look like a policy's."""
-    found = tmp_path / "mine"
-    put(found, b"old")
-    (found / "thesis").mkdir()
+    address = tmp_path / "mine"
+    put(address, b"old")
+    (address / "thesis").mkdir()
     for name in OTHERS:
-        (found / name).write_text("precious")
-    return found
+        (address / name).write_text("precious")
+    return address
 
 
 OTHERS = ("notes.txt", "thesis/one.tex", "gate1.onnx", "gate1-0123456789abcdef.onnx")

@@ -184,8 +184,8 @@ def test_without_answers_the_question_decides(tmp_path: Path) -> None:
     row = population(1, 3)[0]
     assert not policy.reads_answers
     assert policy.after(view(row)) == policy.before(PromptView(row.prompt)) == policy.during(view(row))
-    found = policy.thresholds_for(Target("quality", 0.9))
-    assert found.before == found.after
+    thresholds = policy.thresholds_for(Target("quality", 0.9))
+    assert thresholds.before == thresholds.after
 
 
 @pytest.mark.parametrize("seed", [1, 2])

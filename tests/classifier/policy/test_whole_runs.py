@@ -49,13 +49,13 @@ def test_the_loaded_policy_gives_the_python_probabilities(
     trained: Trained, policy: Policy, held_out: list[GradedRow]
 ) -> None:
     views = [view_of(row) for row in held_out]
-    found = {
+    exported = {
         "prompt": [policy.before(view.prompt) for view in views],
         "opening": [policy.during(view) for view in views],
         "cascade": [policy.after(view) for view in views],
     }
     for mode, router in trained.fitted.routers.items():
-        assert np.abs(found[mode] - router.probability(featurise(held_out, mode))).max() <= 1e-5, mode
+        assert np.abs(exported[mode] - router.probability(featurise(held_out, mode))).max() <= 1e-5, mode
 
 
 def test_graphs_agree_with_python_far_outside_the_training_range_too(trained: Trained, policy: Policy) -> None:
@@ -111,8 +111,8 @@ def test_decisions_are_the_same_from_many_threads(policy: Policy, held_out: list
     views = [view_of(row) for row in held_out[:40]]
     alone = [policy.after(view) for view in views]
     with ThreadPoolExecutor(8) as pool:
-        for found in pool.map(lambda _: [policy.after(view) for view in views], range(8)):
-            assert found == alone
+        for probabilities in pool.map(lambda _: [policy.after(view) for view in views], range(8)):
+            assert probabilities == alone
 
 
 @pytest.mark.parametrize("share", [0.15, 0.2, 0.25, 0.3, 0.4])

@@ -58,12 +58,12 @@ def stacked(one: FeatureRows, two: FeatureRows) -> object:
 
 
 def test_thresholds_come_from_the_shipped_gates_judgement(material: TrainingData) -> None:
-    found = fit_gates(material, 0, ("ridge",))
+    fitted = fit_gates(material, 0, ("ridge",))
     _, held_out = split_rows(material.labels, 0)
-    judged: dict[Mode, Floats | None] = {"prompt": found.calibration.before, "cascade": found.calibration.after}
+    judged: dict[Mode, Floats | None] = {"prompt": fitted.calibration.before, "cascade": fitted.calibration.after}
     for mode, p_gain in judged.items():
-        assert p_gain == pytest.approx(found.routers[mode].probability(material.features[mode].take(held_out)))
-    assert (found.calibration.cloud == material.labels.strong[held_out]).all()
+        assert p_gain == pytest.approx(fitted.routers[mode].probability(material.features[mode].take(held_out)))
+    assert (fitted.calibration.cloud == material.labels.strong[held_out]).all()
 
 
 def test_rows_that_ask_the_same_are_on_one_side() -> None:

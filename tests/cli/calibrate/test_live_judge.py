@@ -121,8 +121,8 @@ def call(url: str, tmp_path: Path, *more: str) -> list[str]:
 def kept_in(tmp_path: Path) -> list[AnsweredPair]:
     import msgspec
 
-    found = list((tmp_path / "home" / "calibrations").glob("*.jsonl"))
-    lines = [line for path in found for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    files = list((tmp_path / "home" / "calibrations").glob("*.jsonl"))
+    lines = [line for path in files for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
     return [pair for line in lines if (pair := msgspec.json.decode(line, type=AnsweredPair)).key]
 
 

@@ -68,9 +68,9 @@ def test_kernels() -> None:
 def test_memory(tmp_path, monkeypatch) -> None:
     assert check_memory(MACHINE).status == "ok"
     monkeypatch.setenv("UPDRAFT_LOCAL", "pocket")
-    found = check_memory(MACHINE)
-    assert found.status == "ok"
-    assert "pocket-small.gguf needs" in found.finding
+    check = check_memory(MACHINE)
+    assert check.status == "ok"
+    assert "pocket-small.gguf needs" in check.finding
     tight = check_memory(changed(available=10**6))
     assert tight.status == "fail"
     assert "pocket-small.gguf needs" in tight.finding
@@ -78,7 +78,7 @@ def test_memory(tmp_path, monkeypatch) -> None:
     library = Library()
     pull(library, find(str(pocket_small_gguf()), name="mine"))
     library.path("mine").write_bytes(b"?" * library.path("mine").stat().st_size)  # `updraft verify` says so
-    assert check_memory(MACHINE) == found
+    assert check_memory(MACHINE) == check
     monkeypatch.setenv("UPDRAFT_LOCAL", str(tmp_path / "none.gguf"))
     assert "none.gguf" in check_memory(MACHINE).finding
 
@@ -91,21 +91,21 @@ def test_a_pulled_adapter_is_no_model_that_could_be_too_large(tmp_path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    found = check_memory(MACHINE)
+    check = check_memory(MACHINE)
     pull(Library(), find(str(tmp_path / "lora.gguf"), name="lora"))
-    assert check_memory(MACHINE) == found
+    assert check_memory(MACHINE) == check
 
 
 def test_busy_processors() -> None:
     machine = this_machine()
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(machine.processors)]
     try:
-        found = check_other_load(machine)
+        check = check_other_load(machine)
     finally:
         for process in others:
             process.kill()
             process.wait()
-    assert found.status == "warn"
+    assert check.status == "warn"
 
 
 def test_tuning(monkeypatch) -> None:
@@ -118,12 +118,12 @@ def test_tuning(monkeypatch) -> None:
 def test_doctor_reports_the_machine_and_tuned_options(updraft, environment, monkeypatch) -> None:
     done = updraft("tune", "--json", env={"UPDRAFT_LOCAL": "pocket"})
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["model"] == "pocket-small.gguf"
-    assert found["runs"][0]["note"] == "default"
-    assert all(run["answer_tokens_per_s"] > 0 for run in found["runs"])
-    if found["gain"] == 0:
-        assert not any(found["settings"].values())
+    checks = json.loads(done.stdout)
+    assert checks["model"] == "pocket-small.gguf"
+    assert checks["runs"][0]["note"] == "default"
+    assert all(run["answer_tokens_per_s"] > 0 for run in checks["runs"])
+    if checks["gain"] == 0:
+        assert not any(checks["settings"].values())
     names = {
         check["name"]: check
         for check in json.loads(updraft("doctor", "--json", env={"UPDRAFT_LOCAL": "pocket"}).stdout)

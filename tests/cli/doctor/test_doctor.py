@@ -149,9 +149,9 @@ def test_pair_without_a_policy_gets_a_fix(tmp_path: Path, monkeypatch: pytest.Mo
         "HOME": tmp_path, "LOCAL": model, "CLOUD_URL": "http://127.0.0.1:9/v1", "CLOUD_MODEL": "big",
     }.items():  # fmt: skip
         monkeypatch.setenv(f"UPDRAFT_{name}", str(value))
-    found = check_tiers()
-    assert (found.status, "no policy for this pair" in found.finding) == ("warn", True)
-    assert "updraft calibrate" in found.fix
+    checks = check_tiers()
+    assert (checks.status, "no policy for this pair" in checks.finding) == ("warn", True)
+    assert "updraft calibrate" in checks.fix
     card = tmp_path / "policies" / "pocket-small--big" / "policy.json"
     shutil.copytree(policy_folder(), card.parent)
     packaged = json.loads(card.read_text())

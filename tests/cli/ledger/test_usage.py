@@ -45,21 +45,21 @@ def said(*arguments: str, ledger: Path) -> str:
 
 
 def test_usage_adds_up(ledger: Path) -> None:
-    found = json.loads(said("usage", "--json", "--since", "30d", ledger=ledger))
-    total = found["total"]
+    usage = json.loads(said("usage", "--json", "--since", "30d", ledger=ledger))
+    total = usage["total"]
     assert (total["requests"], total["stayed_local"], total["local_share"]) == (2, 1, 0.5)
     assert (total["local_tokens"], total["cloud_tokens"]) == (13, 1234)
     assert (total["cost_usd"], total["unpriced"]) == (0.25, 0)
     assert total["saved_usd"] == pytest.approx(0.075)
-    assert {each["group"]: each["cost_usd"] for each in found["model"]} == {"big": 0.25, "local": 0.0}
-    assert {each["group"]: each["requests"] for each in found["tier"]} == {"cloud": 1, "local": 1}
-    assert {each["group"] for each in found["key"]} == {"", "0123"}
-    assert len(found["day"]) == 2
+    assert {each["group"]: each["cost_usd"] for each in usage["model"]} == {"big": 0.25, "local": 0.0}
+    assert {each["group"]: each["requests"] for each in usage["tier"]} == {"cloud": 1, "local": 1}
+    assert {each["group"] for each in usage["key"]} == {"", "0123"}
+    assert len(usage["day"]) == 2
 
 
 def test_cost_of_an_unpriced_model_is_unknown(ledger: Path) -> None:
-    found = json.loads(said("usage", "--json", ledger=ledger))
-    assert (found["total"]["cost_usd"], found["total"]["unpriced"]) == (None, 1)
+    usage = json.loads(said("usage", "--json", ledger=ledger))
+    assert (usage["total"]["cost_usd"], usage["total"]["unpriced"]) == (None, 1)
     text = said("usage", "--by", "model", ledger=ledger)
     assert "$0.2500" in text and "50%" not in text and "33%" in text
     assert "unknown" in text and '[prices.models."NAME"]' in text

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer.testing import CliRunner
 from updraft.cli.shared.command_line import CommandLine
-from updraft.cli.shared.option_groups import Without, expanded
+from updraft.cli.shared.option_groups import OmittedFields, expanded
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Colours:
     glows: Annotated[bool, typer.Option("--glows", help="In the dark.")] = False
 
 
-def paint(*, first: int = 1, colours: Annotated[Colours, Without("back")], last: int = 2) -> None:
+def paint(*, first: int = 1, colours: Annotated[Colours, OmittedFields("back")], last: int = 2) -> None:
     print(first, colours, last)
 
 

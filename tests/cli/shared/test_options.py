@@ -10,8 +10,8 @@ from updraft.router.config import RouterConfig
 
 
 def test_without_torch_the_local_model_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else found(name))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find_spec(name))
     lines: list[str] = []
     with with_cloud(RouterConfig(local="pocket"), lines.append) as running:
         assert running.cloud_url is None

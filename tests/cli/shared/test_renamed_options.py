@@ -36,6 +36,10 @@ def test_the_current_name_is_an_option(former: str) -> None:
         (("node", "--model", "pocket", "--max-batch-size", "4"), "--max-num-seqs"),
         (("node", "--no-prefix-caching"), "--no-enable-prefix-caching"),
         (("plan", "--num-blocks", "4"), "--num-gpu-blocks-override"),
+        (("node", "--tls-cert", "c.pem"), "--ssl-certfile"),
+        (("serve", "--tls-key=k.pem"), "--ssl-keyfile"),
+        (("gateway", "--allowed-origin", "http://a"), "--allowed-origins"),
+        (("bench", "engine", "--running", "4"), "--max-num-seqs"),
     ],
 )
 def test_a_former_name_is_refused(in_process, arguments: tuple[str, ...], name: str) -> None:

@@ -35,11 +35,8 @@ def test_one_file_serves_node_and_gateway(monkeypatch: pytest.MonkeyPatch, file:
         '"priority"\n[gateway]\nnode = ["http://a", "http://b"]\nno_auth = true\nhedge_after_s = 0.5\n'
     )
     started = run(monkeypatch, file, "node", "--drain-seconds", "4")
-    assert (started.engine.max_num_seqs, started.engine.cuda_graphs, started.engine.scheduling_policy) == (
-        5,
-        False,
-        "priority",
-    )
+    assert (started.engine.max_num_seqs, started.engine.enforce_eager) == (5, True)
+    assert started.engine.scheduling_policy == "priority"
     assert started.drain_seconds == 4
     opened = run(monkeypatch, file, "gateway")
     assert (list(opened.nodes), opened.no_auth) == (["http://a", "http://b"], True)
@@ -86,9 +83,9 @@ def test_servers_take_every_option_in_their_table(monkeypatch: pytest.MonkeyPatc
 
 def test_the_settings_file_has_a_table_of_serve(updraft, tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
-    file.write_text('local = "pocket"\nconfidence = 0.5\n[serve]\nport = 0\ntls_cert = "cert.pem"\n')
+    file.write_text('local = "pocket"\nconfidence = 0.5\n[serve]\nport = 0\nssl_certfile = "cert.pem"\n')
     done = updraft("serve", "--config", str(file))
-    assert (done.returncode, "--tls-cert and --tls-key go together" in done.stderr) == (2, True)
+    assert (done.returncode, "--ssl-certfile and --ssl-keyfile go together" in done.stderr) == (2, True)
     file.write_text("[serve]\nprot = 0\n")
     assert "Did you mean port?" in updraft("serve", env={"UPDRAFT_CONFIG": str(file)}).stderr
 

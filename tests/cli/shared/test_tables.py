@@ -6,7 +6,7 @@ from io import StringIO
 from typing import Literal
 
 from rich.table import Table
-from updraft.bench.cascade.run import Leg, Reply, TaskOutcome
+from updraft.bench.cascade.run import Reply, Stage, TaskOutcome
 from updraft.classifier.grading.questions import Question
 from updraft.cli.shared.console import Console
 from updraft.cli.shared.tables import examples_of, kinds_table
@@ -20,7 +20,7 @@ def reply(number: int, kind: str, route: Literal["local", "cloud", "escalated", 
 
 
 def outcome(replies: list[Reply]) -> TaskOutcome:
-    return TaskOutcome(Leg("routed", "auto", []), replies)
+    return TaskOutcome(Stage("routed", "auto", []), replies)
 
 
 def test_every_route_is_shown_and_no_kind_twice_while_there_are_others() -> None:
@@ -53,7 +53,7 @@ def test_names_are_neither_styles_nor_commands_to_the_terminal() -> None:
     assert "[/bold][red]x" in shown(kinds_table({NAME: {"n": 1, "local": 1.0}}, ["local"]))
     figures = ("requests_per_s", "completion_tokens_per_s", "mean_ttft_s", "mean_tpot_s", "slo_share")
     node = {"url": NAME, "healthy": False, "reason": NAME, "models": [NAME], "in_flight": 0, "breaker_trips": 0}
-    found = {**dict.fromkeys(figures), "waiting": 0, "refused": 0, "cost_usd": 0.0, "nodes": [node]}
-    text = shown(nodes_table(found))
+    facts_of = {**dict.fromkeys(figures), "waiting": 0, "refused": 0, "cost_usd": 0.0, "nodes": [node]}
+    text = shown(nodes_table(facts_of))
     assert text.count("[/bold][red]x") == 3
     assert "\x1b" not in text

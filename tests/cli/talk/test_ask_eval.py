@@ -53,10 +53,10 @@ def test_an_absent_local_model_leaves_the_cloud_to_answer(in_process, cloud) -> 
 
 def test_ask_as_json(in_process, cloud) -> None:
     done = in_process("ask", "Capital of France?", "--json", *cloud, env={"CLOUD_KEY": KEY})
-    found = json.loads(done.stdout)
-    assert found["answer"] == "Paris"
-    assert found["updraft"]["tier"] == "cloud"
-    assert found["updraft"]["cloud_tokens"] == 5
+    reply = json.loads(done.stdout)
+    assert reply["answer"] == "Paris"
+    assert reply["updraft"]["tier"] == "cloud"
+    assert reply["updraft"]["cloud_tokens"] == 5
 
 
 def test_bytes_that_are_no_text_are_asked_with_a_mark_in_their_place(updraft, cloud) -> None:
@@ -90,17 +90,17 @@ def test_eval_counts(in_process, cloud, task_file, tmp_path) -> None:
     priced = {"CLOUD_KEY": KEY, "UPDRAFT_PRICES_CLOUD_INPUT": "0.5", "UPDRAFT_PRICES_CLOUD_OUTPUT": "1.5"}
     done = in_process("eval", "--file", str(task_file), "--json", str(out), *cloud, env=priced)
     assert done.returncode == 0, done.stderr
-    found = json.loads(out.read_text())
-    assert found["tiers"] == ["cloud", "routed"]
-    for tier in found["tiers"]:
-        assert (found[tier]["n"], found[tier]["right"], found[tier]["failures"]) == (3, 2, 0)
-        low, high = found[tier]["accuracy_interval"]
-        assert low < found[tier]["accuracy"] < high
-        assert found[tier]["cloud_share"] == 1
-        assert found[tier]["cost_usd"] > 0
-        assert found[tier]["tokens"] == {"local": 0, "cloud": 15}
-    assert found["routed"]["quality_kept"] == 1
-    assert found["by_kind"]["fact"] == {"n": 2, "cloud": 0.5, "routed": 0.5}
+    report = json.loads(out.read_text())
+    assert report["tiers"] == ["cloud", "routed"]
+    for tier in report["tiers"]:
+        assert (report[tier]["n"], report[tier]["right"], report[tier]["failures"]) == (3, 2, 0)
+        low, high = report[tier]["accuracy_interval"]
+        assert low < report[tier]["accuracy"] < high
+        assert report[tier]["cloud_share"] == 1
+        assert report[tier]["cost_usd"] > 0
+        assert report[tier]["tokens"] == {"local": 0, "cloud": 15}
+    assert report["routed"]["quality_kept"] == 1
+    assert report["by_kind"]["fact"] == {"n": 2, "cloud": 0.5, "routed": 0.5}
     assert "66.7%" in done.stdout
 
 
@@ -129,9 +129,9 @@ def test_eval_counts_errors_by_kind_and_prints_nothing_but_json(in_process, fake
         flags = ["--cloud-url", url, "--cloud-model", "big", "--api-key-env", "CLOUD_KEY"]
         done = in_process("eval", "--file", str(task_file), "--json", *flags, env={"CLOUD_KEY": KEY})
     assert done.returncode == 1
-    found = json.loads(done.stdout)["errors"]
-    assert (found["count"], found["by_kind"]) == (6, {"BadRequestError": 6})
-    assert found["first"].startswith("BadRequestError: The cloud is out of order.")
+    errors = json.loads(done.stdout)["errors"]
+    assert (errors["count"], errors["by_kind"]) == (6, {"BadRequestError": 6})
+    assert errors["first"].startswith("BadRequestError: The cloud is out of order.")
     assert not {"\x1b", "\x7f", "\u202e"} & set(done.stdout + done.stderr)
     assert "6 questions got no answer: 6 BadRequestError. First error: BadRequestError: The cloud is" in done.stderr
 

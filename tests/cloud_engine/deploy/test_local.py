@@ -19,7 +19,7 @@ def test_killed_processes_restart_and_stop_with_the_cloud(tmp_path: Path) -> Non
     home = home_in(tmp_path)
     key = make_key(home / "keys.sqlite3", "tester")
     config = tmp_path / "cloud.yaml"
-    model = "{name: pocket, model: pocket, engine: {num_threads: 1}, replicas: {min: 2, max: 2}}"
+    model = "{name: pocket, model: pocket, engine: {threads: 1}, replicas: {min: 2, max: 2}}"
     written = f"gateway: {{port: {free_port()}, replicas: 1}}\nmodels: [{model}]\n"
     config.write_text(written)
     with cloud_up(config, {"UPDRAFT_HOME": str(home)}, key, "--local") as cloud:

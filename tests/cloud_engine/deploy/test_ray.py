@@ -22,7 +22,7 @@ gateway: {{port: {port}, cpus: 0.1}}
 models:
   - name: pocket
     model: pocket
-    engine: {{num_threads: 1, max_num_seqs: {batch}}}
+    engine: {{threads: 1, max_num_seqs: {batch}}}
     cpus: 0.1
     drain_seconds: 20
     replicas: {{min: {least}, max: {most}}}

@@ -195,15 +195,15 @@ def test_a_layer_whose_rows_depend_on_their_number_is_refused_at_start() -> None
 def test_long_sums_in_pieces_are_the_same_sums() -> None:
     plain = nn.Linear(8 * WIDE, 64).requires_grad_(False)
     rows = torch.randn(40, 8 * WIDE)
-    found = OneDnnLinear(plain, batch_invariant=True)(rows)
-    torch.testing.assert_close(found, plain(rows), rtol=1e-4, atol=1e-4)
+    sums = OneDnnLinear(plain, batch_invariant=True)(rows)
+    torch.testing.assert_close(sums, plain(rows), rtol=1e-4, atol=1e-4)
     total = torch.zeros(40, 64)
     for part, weight in zip(rows.split(1024, dim=1), plain.weight.split(1024, dim=1), strict=True):
         piece = nn.Linear(part.shape[1], 64).requires_grad_(False)
         piece.weight.copy_(weight)
         piece.bias.copy_(plain.bias if weight.data_ptr() == plain.weight.data_ptr() else torch.zeros(64))
         total += OneDnnLinear(piece)(part)
-    assert torch.equal(found, total), "not every oneDNN needs the pieces, but on every machine they are there"
+    assert torch.equal(sums, total), "not every oneDNN needs the pieces, but on every machine they are there"
 
 
 def test_a_model_that_was_packed_by_onednn_without_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

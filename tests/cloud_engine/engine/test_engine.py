@@ -374,11 +374,11 @@ def test_aborting_drops_all_answers(make_engine, ask) -> None:
 def test_one_of_several_answers_can_be_dropped(make_engine, ask, run) -> None:
     (request,) = ask([list(range(40))], n=3, max_tokens=30, temperature=1.0, seed=1, ignore_eos=True)
     engine, answers, whole = make_engine(), ([], [], []), ([], [], [])
-    for found, dropped in ((whole, False), (answers, True)):
+    for outputs, dropped in ((whole, False), (answers, True)):
         engine.add_request(request)
         while engine.has_work:
             for output in engine.step():
-                found[output.index].extend(output.token_ids)
+                outputs[output.index].extend(output.token_ids)
             if dropped and len(answers[1]) == 5:
                 engine.abort(request.request_id, 1)
                 engine.abort(request.request_id, 1)  # gone already

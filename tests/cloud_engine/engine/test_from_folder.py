@@ -79,7 +79,7 @@ def test_a_draft_may_be_padded_differently_but_not_speak_another_language(tmp_pa
 
 def test_a_prediction_of_a_foreign_model_is_text_and_verified_all_the_same(tmp_path: Path) -> None:
     """Its own tokens do not matter: the text is tokenized anew."""
-    engine = Engine.from_folder(write_folder(tmp_path / "large", layers=2), config=EngineConfig(num_threads=1))
+    engine = Engine.from_folder(write_folder(tmp_path / "large", layers=2), config=EngineConfig(threads=1))
     params = SamplingParams(max_tokens=12, logit_bias=tuple((token, -100.0) for token in range(94, 258)))
 
     def answer(predicted: list[int]) -> tuple[list[int], int]:

@@ -205,13 +205,13 @@ def test_penalties_and_truncation_apply_to_allowed_tokens(engine_of: Any, tokeni
 
 
 def outputs(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[str, list[TokenOutput]]:
-    found: dict[str, list[TokenOutput]] = {pending.request_id: [] for pending in requests}
+    outputs_of: dict[str, list[TokenOutput]] = {pending.request_id: [] for pending in requests}
     for pending in requests:
         engine.add_request(pending)
     while engine.has_work:
         for output in engine.step():
-            found[output.request_id].append(output)
-    return found
+            outputs_of[output.request_id].append(output)
+    return outputs_of
 
 
 @pytest.mark.parametrize("drafts", [False, True])
@@ -225,15 +225,15 @@ def test_a_dead_end_is_an_error_of_its_request_alone(engine_of: Any, tokenizer: 
         request("free", None),
     ]
     engine = engine_of(drafts=drafts)
-    found = outputs(engine, pending)
-    last = found["dead"][-1]
+    outputs_of = outputs(engine, pending)
+    last = outputs_of["dead"][-1]
     assert (last.finish_reason, last.token_ids) == ("error", [])
     assert "allow no token" in (last.error or "")
-    dear_end = found["dear"][-1]
+    dear_end = outputs_of["dear"][-1]
     assert "too complex" in (dear_end.error or "")
-    good = tokenizer.decode([token for output in found["good"] for token in output.token_ids])
-    assert len(good) == 30 and found["good"][-1].finish_reason == "stop"
-    assert sum(len(output.token_ids) for output in found["free"]) == 64
+    good = tokenizer.decode([token for output in outputs_of["good"] for token in output.token_ids])
+    assert len(good) == 30 and outputs_of["good"][-1].finish_reason == "stop"
+    assert sum(len(output.token_ids) for output in outputs_of["free"]) == 64
     assert engine.stats().kv_blocks_used == 0
 
 

@@ -62,8 +62,8 @@ def client(url: str, key: str) -> openai.OpenAI:
 
 
 def rows(tmp_path: Path) -> list[dict[str, Any]]:
-    with open_reader(tmp_path / "usage").rows() as found:
-        return list(found)
+    with open_reader(tmp_path / "usage").rows() as reading:
+        return list(reading)
 
 
 def settled(tmp_path: Path, count: int) -> list[dict[str, Any]]:
@@ -91,9 +91,9 @@ def test_limits_and_prices_on_the_wire(
         with pytest.raises(openai.BadRequestError) as wrong:
             asking.chat.completions.create(model="echo", messages=HELLO, n=1000)
         assert wrong.value.param == "n"
-    found = settled(tmp_path, 5)
-    assert {each["status"] for each in found} == {200, 400, 429}
-    for each in found:
+    usage_rows = settled(tmp_path, 5)
+    assert {each["status"] for each in usage_rows} == {200, 400, 429}
+    for each in usage_rows:
         assert (each["key_name"], each["tenant"], each["tier"]) == ("tester", "tester", "interactive")
         assert each["key_id"]
         if each["status"] == 200:
@@ -131,8 +131,8 @@ def test_kill_9_in_mid_stream_leaves_a_row_and_no_reservation(
     again = start(node)
     with client(again.url, key) as asking:
         asking.chat.completions.create(model="echo", messages=HELLO, max_tokens=5)
-    found = settled(tmp_path, 2)
-    assert sorted(each["state"] for each in found) == ["abandoned", "settled", "settled"]
+    usage_rows = settled(tmp_path, 2)
+    assert sorted(each["state"] for each in usage_rows) == ["abandoned", "settled", "settled"]
 
 
 def test_usage_of_the_gateway_for_people_and_programs(

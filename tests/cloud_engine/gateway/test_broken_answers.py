@@ -74,7 +74,7 @@ class Stub:
 
 
 @dataclass
-class Setting:
+class GatewaySetup:
     client: httpx.Client
     key: str
     database: Any
@@ -106,10 +106,10 @@ class Setting:
 
 
 @pytest.fixture(scope="module")
-def setting(spawned: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
+def setup(spawned: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewaySetup]:
     folder = tmp_path_factory.mktemp("broken")
     key = gateway_keys.make_key(folder / "keys", "app", "inference", "usage")
-    made = Setting(httpx.Client(), key, folder / "usage")
+    made = GatewaySetup(httpx.Client(), key, folder / "usage")
     with ExitStack() as stack:
         urls = [stack.enter_context(serving(stub.app())) for stub in (made.lone, made.bad, made.good)]
         nodes = [part for url in urls for part in ("--node", url)]
@@ -148,17 +148,17 @@ WHOLE = [
 
 
 @pytest.mark.parametrize(("path", "kind", "body"), WHOLE)
-def test_invalid_whole_answer_is_a_failure(setting: Setting, path: str, kind: str, body: bytes) -> None:
-    setting.answer_with(kind, body)
-    for answer in setting.post_until_asked(path):
+def test_invalid_whole_answer_is_a_failure(setup: GatewaySetup, path: str, kind: str, body: bytes) -> None:
+    setup.answer_with(kind, body)
+    for answer in setup.post_until_asked(path):
         assert (answer.status_code, answer.json()) == (200, GOOD[path])
     if body.endswith(CUT):
         return  # which puts the node out
-    answer = setting.post(path, "alone")
+    answer = setup.post(path, "alone")
     assert answer.status_code == 502, answer.text
     error = answer.json()["error"]
     assert error["message"] and ("cheese" in error["message"]) == (b"cheese" in body)
-    row = setting.last_row()
+    row = setup.last_row()
     assert (row["status"], row["completion_tokens"], row["cost_usd"]) == (502, 0, None)
 
 
@@ -212,14 +212,14 @@ OPENINGS += [(path, JSON, b'{"error":{"message":"out of cheese","type":"server_e
 
 
 @pytest.mark.parametrize(("path", "kind", "body"), OPENINGS)
-def test_a_stream_that_begins_broken_goes_elsewhere(setting: Setting, path: str, kind: str, body: bytes) -> None:
-    setting.answer_with(kind, body)
-    for answer in setting.post_until_asked(path, stream=True):
+def test_a_stream_that_begins_broken_goes_elsewhere(setup: GatewaySetup, path: str, kind: str, body: bytes) -> None:
+    setup.answer_with(kind, body)
+    for answer in setup.post_until_asked(path, stream=True):
         assert (answer.status_code, answer.content) == (200, STREAMS[path])
-    answer = setting.post(path, "alone", stream=True)
+    answer = setup.post(path, "alone", stream=True)
     assert answer.status_code == 502, answer.text
     assert ("cheese" in answer.json()["error"]["message"]) == (b"cheese" in body)
-    assert setting.last_row()["status"] == 502
+    assert setup.last_row()["status"] == 502
 
 
 @pytest.mark.parametrize(
@@ -227,18 +227,18 @@ def test_a_stream_that_begins_broken_goes_elsewhere(setting: Setting, path: str,
     # A stream that has begun may end with [DONE] alone.
     [(path, body) for path in FIRST for body in (*BROKEN, *WRONG[path], b"") if body != b"data: [DONE]\n\n"],
 )
-def test_a_stream_that_breaks_later_ends_in_an_error_event(setting: Setting, path: str, body: bytes) -> None:
+def test_a_stream_that_breaks_later_ends_in_an_error_event(setup: GatewaySetup, path: str, body: bytes) -> None:
     """An event without an end is nothing, and a stream without one is broken."""
     for ending in (body, body.removesuffix(b"\n\n")) if body else (b"",):
-        setting.answer_with(EVENTS, FIRST[path] + ending)
-        answer = setting.post(path, "alone", stream=True)
+        setup.answer_with(EVENTS, FIRST[path] + ending)
+        answer = setup.post(path, "alone", stream=True)
         assert answer.status_code == 200
         events = answer.content.decode().split("\n\n")
         assert events.pop() == ""
         last = json.loads(events[-1].rpartition("data: ")[2])
         assert "error" in (last, last.get("type")) or "error" in last, answer.text
         assert len(events) == 2
-        assert setting.last_row()["status"] == 502
+        assert setup.last_row()["status"] == 502
 
 
 KEPT = (
@@ -254,15 +254,15 @@ KEPT = (
 
 
 @pytest.mark.parametrize("event", KEPT)
-def test_events_of_real_servers_go_through_as_they_are(setting: Setting, event: bytes) -> None:
-    setting.answer_with(EVENTS, event + BEGIN + event + END)
-    answer = setting.post(CHAT, "alone", stream=True, stream_options={"include_usage": True})
+def test_events_of_real_servers_go_through_as_they_are(setup: GatewaySetup, event: bytes) -> None:
+    setup.answer_with(EVENTS, event + BEGIN + event + END)
+    answer = setup.post(CHAT, "alone", stream=True, stream_options={"include_usage": True})
     assert (answer.status_code, answer.content) == (200, event + BEGIN + event + END)
 
 
-def test_a_stream_without_its_last_line_gets_no_usage_that_nobody_counted(setting: Setting) -> None:
-    setting.answer_with(EVENTS, (BEGIN + END).removesuffix(b"\n"))
-    answer = setting.post(CHAT, "alone", stream=True, stream_options={"include_usage": True})
+def test_a_stream_without_its_last_line_gets_no_usage_that_nobody_counted(setup: GatewaySetup) -> None:
+    setup.answer_with(EVENTS, (BEGIN + END).removesuffix(b"\n"))
+    answer = setup.post(CHAT, "alone", stream=True, stream_options={"include_usage": True})
     assert (answer.status_code, answer.content) == (200, BEGIN + END)
 
 
@@ -275,17 +275,17 @@ def test_a_stream_without_its_last_line_gets_no_usage_that_nobody_counted(settin
         (MESSAGES, 'event: x\ndata: {"type":"x","score":%s,"delta":"NaN"}'),
     ],
 )
-def test_numbers_that_json_has_not_become_null(setting: Setting, path: str, event: str, number: str) -> None:
+def test_numbers_that_json_has_not_become_null(setup: GatewaySetup, path: str, event: str, number: str) -> None:
     begun = FIRST[path] + f"{event % number}\n\n".encode()
-    setting.answer_with(EVENTS, begun + STREAMS[path].removeprefix(FIRST[path]))
-    answer = setting.post(path, "alone", stream=True)
+    setup.answer_with(EVENTS, begun + STREAMS[path].removeprefix(FIRST[path]))
+    answer = setup.post(path, "alone", stream=True)
     expected = FIRST[path] + f"{event % 'null'}\n\n".encode() + STREAMS[path].removeprefix(FIRST[path])
     assert (answer.status_code, answer.content) == (200, expected)
 
 
 @pytest.mark.parametrize("path", [EMBEDDINGS, RERANK])
-def test_endpoints_without_streams_answer_whole(setting: Setting, path: str) -> None:
-    setting.answer_with(JSON, json.dumps(GOOD[path]).encode())
+def test_endpoints_without_streams_answer_whole(setup: GatewaySetup, path: str) -> None:
+    setup.answer_with(JSON, json.dumps(GOOD[path]).encode())
     for _ in range(3):
-        answer = setting.post(path, "alone", stream=True)
+        answer = setup.post(path, "alone", stream=True)
         assert (answer.status_code, answer.json()) == (200, GOOD[path])

@@ -23,10 +23,10 @@ def rows(db: Path) -> int:
         return connection.execute("SELECT COUNT(*) FROM usage WHERE state = 'settled'").fetchone()[0]
 
 
-@pytest.mark.parametrize("policy", ["stop", "continue"])
-def test_a_full_disk(spawn: Any, fake_node: Any, tmp_path: Path, policy: str) -> None:
+@pytest.mark.parametrize("action", ["stop", "continue"])
+def test_a_full_disk(spawn: Any, fake_node: Any, tmp_path: Path, action: str) -> None:
     resource, db = importlib.import_module("resource"), tmp_path / "usage"
-    command = ("gateway", "--port", "0", "--no-auth", "--node", fake_node.url, "--ledger-failure", policy)
+    command = ("gateway", "--port", "0", "--no-auth", "--node", fake_node.url, "--ledger-failure", action)
     running = spawn("-m", "updraft", *command, "--db", str(db))
     with httpx.Client(base_url=running.url, timeout=30) as client:
         assert client.post("/v1/chat/completions", json=BODY).status_code == 200
@@ -35,7 +35,7 @@ def test_a_full_disk(spawn: Any, fake_node: Any, tmp_path: Path, policy: str) ->
         assert client.post("/v1/chat/completions", json=BODY).status_code == 200  # its row waits, and shows the failure
         wait_for(lambda: "\nupdraft_gateway_ledger_failing 1" in client.get("/metrics").text)
         answers = [client.post("/v1/chat/completions", json=BODY) for _ in range(3)]
-        if policy == "continue":
+        if action == "continue":
             assert [answer.status_code for answer in answers] == [200] * 3
         else:
             assert [answer.json()["error"]["code"] for answer in answers] == ["ledger_unavailable"] * 3
@@ -47,7 +47,7 @@ def test_a_full_disk(spawn: Any, fake_node: Any, tmp_path: Path, policy: str) ->
         resource.prlimit(running.popen.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         while client.post("/v1/chat/completions", json=BODY).status_code != 200:
             pass
-        while rows(db) < (6 if policy == "continue" else 3):
+        while rows(db) < (6 if action == "continue" else 3):
             assert client.get("/admin/usage").status_code == 200
         resource.prlimit(running.popen.pid, resource.RLIMIT_FSIZE, (FULL, resource.RLIM_INFINITY))
         client.post("/v1/chat/completions", json=BODY)

@@ -182,8 +182,8 @@ def test_bad_requests_and_rows(shared: Running) -> None:
 
 def test_embeddings_are_relayed_and_metered(shared: Running) -> None:
     with shared.client() as client:
-        found = client.embeddings.create(model="echo", input=["abc", "de"])
-        assert [item.embedding for item in found.data] == [[3.0], [2.0]]
+        reply = client.embeddings.create(model="echo", input=["abc", "de"])
+        assert [item.embedding for item in reply.data] == [[3.0], [2.0]]
         with pytest.raises(openai.BadRequestError):
             client.embeddings.create(model="echo", input="")
     shown = [(row["status"], row["prompt_tokens"], row["completion_tokens"]) for row in shared.rows()]

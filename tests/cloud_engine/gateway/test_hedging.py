@@ -58,9 +58,9 @@ class Nodes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] not in (CHAT, SPEECH_TO_TEXT):
-            found = scope["path"] == "/v1/models"
+            is_listing = scope["path"] == "/v1/models"
             listed = {"object": "list", "data": [{"id": "big", "object": "model", "owned_by": "vllm"}]}
-            await start(send, 200 if found else 404)
+            await start(send, 200 if is_listing else 404)
             await send({"type": "http.response.body", "body": json.dumps(listed).encode()})
             return
         body = b""

@@ -42,26 +42,26 @@ def test_every_worker_tells_the_sums_of_all() -> None:
     workers[2].count(row(status=429))
     workers[2].refused(AuthenticationError("no"), "tokens")
     for each in workers:
-        found = scraped(each)
-        assert found["updraft_gateway_requests_total", "200"] == 3
-        assert found["updraft_gateway_requests_total", "429"] == 1
-        assert found["updraft_gateway_retries_total",] == 3
-        assert found["updraft_gateway_prompt_tokens_total", "m", "batch"] == 15
-        assert found["updraft_gateway_key_completion_tokens_total", "team"] == 21
-        assert found["updraft_gateway_cost_usd_total", "m", "batch"] == 0.75
-        assert found["updraft_gateway_refused_total", "authentication_error"] == 1
-        assert found["updraft_gateway_limits_hit_total", "tokens"] == 1
-        assert found["updraft_gateway_e2e_seconds_bucket", "0.025", "m", "batch"] == 1
-        assert found["updraft_gateway_e2e_seconds_bucket", "0.05", "m", "batch"] == 4
-        assert math.isclose(found["updraft_gateway_e2e_seconds_sum", "m", "batch"], 0.09)
+        scrape = scraped(each)
+        assert scrape["updraft_gateway_requests_total", "200"] == 3
+        assert scrape["updraft_gateway_requests_total", "429"] == 1
+        assert scrape["updraft_gateway_retries_total",] == 3
+        assert scrape["updraft_gateway_prompt_tokens_total", "m", "batch"] == 15
+        assert scrape["updraft_gateway_key_completion_tokens_total", "team"] == 21
+        assert scrape["updraft_gateway_cost_usd_total", "m", "batch"] == 0.75
+        assert scrape["updraft_gateway_refused_total", "authentication_error"] == 1
+        assert scrape["updraft_gateway_limits_hit_total", "tokens"] == 1
+        assert scrape["updraft_gateway_e2e_seconds_bucket", "0.025", "m", "batch"] == 1
+        assert scrape["updraft_gateway_e2e_seconds_bucket", "0.05", "m", "batch"] == 4
+        assert math.isclose(scrape["updraft_gateway_e2e_seconds_sum", "m", "batch"], 0.09)
 
 
 def test_replacement_worker_reuses_the_row() -> None:
     rows = SharedRows(2)
     Counters(rows, 1).count(row())
     Counters(rows, 1).count(row(model="n"))
-    found = scraped(Counters(rows, 0))
-    assert [found["updraft_gateway_e2e_seconds_count", model, "batch"] for model in "mn"] == [1, 1]
+    scrape = scraped(Counters(rows, 0))
+    assert [scrape["updraft_gateway_e2e_seconds_count", model, "batch"] for model in "mn"] == [1, 1]
 
 
 @settings(max_examples=40)
@@ -77,7 +77,7 @@ def test_nodes_that_leave_give_their_places_to_others(steps: list[set[str]]) -> 
         worker.keep_only("node", [("node", *name) for name in names])
         for name in names:
             worker.of("node", *name)[0] += 1
-        assert {name: [numbers[:1] for numbers in found] for name, found in rows.named("node").items()} == counted
+        assert {name: [numbers[:1] for numbers in samples] for name, samples in rows.named("node").items()} == counted
     assert rows.sums("status").get(("200",), [0])[0] == len(steps)
 
 
@@ -99,11 +99,11 @@ def test_streams_are_measured_against_the_objective() -> None:
     counters.streamed(row(ttft_ms=500.0, completion_tokens=11), 1.5)
     counters.streamed(row(ttft_ms=501.0, completion_tokens=11), 1.5)
     counters.streamed(row(ttft_ms=10.0, completion_tokens=11), 1.2)
-    found = scraped(counters)
-    assert found["updraft_gateway_slo_streams_total", "m", "batch"] == 3
-    assert found["updraft_gateway_slo_streams_met_total", "m", "batch"] == 1
-    assert found["updraft_gateway_tpot_seconds_bucket", "0.1", "m", "batch"] == 2
-    assert found["updraft_gateway_ttft_seconds_bucket", "0.01", "m", "batch"] == 1
+    scrape = scraped(counters)
+    assert scrape["updraft_gateway_slo_streams_total", "m", "batch"] == 3
+    assert scrape["updraft_gateway_slo_streams_met_total", "m", "batch"] == 1
+    assert scrape["updraft_gateway_tpot_seconds_bucket", "0.1", "m", "batch"] == 2
+    assert scrape["updraft_gateway_ttft_seconds_bucket", "0.01", "m", "batch"] == 1
 
 
 def test_labels_stay_within_bounds() -> None:
@@ -113,12 +113,12 @@ def test_labels_stay_within_bounds() -> None:
     counters.count(row(model="asked for by a stranger to the nodes"), is_served=False)
     counters.count(row(model="a\tb"))
     counters.count(row(model="\U0001f600" * 256))
-    found = scraped(counters)
-    assert len(found) < 20_000
-    totals = {name: sum(v for key, v in found.items() if key[0] == name) for name in {key[0] for key in found}}
+    scrape = scraped(counters)
+    assert len(scrape) < 20_000
+    totals = {name: sum(v for key, v in scrape.items() if key[0] == name) for name in {key[0] for key in scrape}}
     assert totals["updraft_gateway_e2e_seconds_count"] == totals["updraft_gateway_key_requests_total"] == 2003
-    assert found["updraft_gateway_e2e_seconds_count", "other", "batch"] >= 3
-    assert not [key for key in found if "stranger" in "".join(key)]
+    assert scrape["updraft_gateway_e2e_seconds_count", "other", "batch"] >= 3
+    assert not [key for key in scrape if "stranger" in "".join(key)]
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 400)), max_size=30))
@@ -150,14 +150,14 @@ def test_metrics_per_key_need_the_usage_scope(spawn: Any, fake_node: Any, tmp_pa
     public, full = httpx.get(f"{url}/metrics"), httpx.get(f"{url}/metrics", headers=headers)
     assert "canary" not in public.text
     assert "unknown" not in full.text
-    found = read(full.text)
-    assert found["updraft_gateway_key_requests_total", "canary"] == 3
-    assert found["updraft_gateway_limits_hit_total", "requests"] == 1
-    assert found["updraft_gateway_refused_total", "rate_limit_error"] == 1
-    assert found["updraft_gateway_slo_streams_total", "echo", "interactive"] == 1
-    assert found["updraft_gateway_node_up", fake_node.url] == 1
-    assert found["updraft_gateway_node_breaker_state", fake_node.url] == 0
-    assert found["updraft_gateway_waiting", "batch"] == 0
-    assert found["updraft_gateway_ledger_failures_total",] == 0
+    scrape = read(full.text)
+    assert scrape["updraft_gateway_key_requests_total", "canary"] == 3
+    assert scrape["updraft_gateway_limits_hit_total", "requests"] == 1
+    assert scrape["updraft_gateway_refused_total", "rate_limit_error"] == 1
+    assert scrape["updraft_gateway_slo_streams_total", "echo", "interactive"] == 1
+    assert scrape["updraft_gateway_node_up", fake_node.url] == 1
+    assert scrape["updraft_gateway_node_breaker_state", fake_node.url] == 0
+    assert scrape["updraft_gateway_waiting", "batch"] == 0
+    assert scrape["updraft_gateway_ledger_failures_total",] == 0
     assert httpx.get(f"{url}/metrics", headers={"authorization": f"Bearer {weak}"}).status_code == 403
     assert httpx.get(f"{url}/metrics", headers={"authorization": "Bearer wrong"}).status_code == 401

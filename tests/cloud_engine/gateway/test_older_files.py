@@ -36,12 +36,12 @@ def test_usage_rows_of_before_are_taken_over(tmp_path: Path) -> None:
     with closing(sqlite3.connect(file)) as connection:
         rows = connection.execute(f"SELECT {', '.join(USAGE.columns)} FROM usage ORDER BY started_at").fetchall()
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
-    found = [dict(zip(USAGE.columns, row, strict=True)) for row in rows]
-    assert [row["request_id"] for row in found] == ["r0", "r1", "r2"]
-    assert {(row["state"], row["tenant"], row["key_id"], row["completion_tokens"]) for row in found} == {
+    reading = [dict(zip(USAGE.columns, row, strict=True)) for row in rows]
+    assert [row["request_id"] for row in reading] == ["r0", "r1", "r2"]
+    assert {(row["state"], row["tenant"], row["key_id"], row["completion_tokens"]) for row in reading} == {
         ("settled", "team-a", "team-a", 5)
     }
-    assert len({row["id"] for row in found}) == 3
+    assert len({row["id"] for row in reading}) == 3
     assert "usage_before" not in tables
 
 

@@ -63,7 +63,7 @@ class Foreign:
 
 
 @dataclass
-class Setting:
+class GatewaySetup:
     nodes: tuple[Foreign, Foreign]
     url: str
     key: str
@@ -81,7 +81,7 @@ class Setting:
 
 
 @pytest.fixture
-def setting(spawn: Any, tmp_path: Any) -> Iterator[Setting]:
+def setup(spawn: Any, tmp_path: Any) -> Iterator[GatewaySetup]:
     nodes = Foreign(), Foreign()
     key = gateway_keys.make_key(tmp_path / "keys", "app", "inference", "usage")
     with ExitStack() as stack:
@@ -89,7 +89,7 @@ def setting(spawn: Any, tmp_path: Any) -> Iterator[Setting]:
         given = [part for url in urls for part in ("--node", url)]
         command = ["-m", "updraft", "gateway", "--port", "0", "--exit-with-parent", "--keys", str(tmp_path / "keys")]
         gateway = spawn(*command, *given, "--db", str(tmp_path / "usage"))
-        yield Setting(nodes, gateway.url, key, tmp_path / "usage")
+        yield GatewaySetup(nodes, gateway.url, key, tmp_path / "usage")
 
 
 def stream(events: list[bytes], *, breaks: bool = False) -> Callable[[], Response]:
@@ -116,15 +116,15 @@ def counted(row: dict[str, Any]) -> tuple[int, int, int, int]:
     [("/v1/responses", RESPONSES, (200, 7, 2, 3)), ("/v1/messages", MESSAGES, (200, 8, 2, 9))],
 )
 def test_a_stream_passes_unchanged_and_is_metered(
-    setting: Setting, path: str, events: list[bytes], count: tuple[int, ...]
+    setup: GatewaySetup, path: str, events: list[bytes], count: tuple[int, ...]
 ) -> None:
-    for node in setting.nodes:
+    for node in setup.nodes:
         node.answer = stream(events)
-    answer = setting.post(path, stream=True)
+    answer = setup.post(path, stream=True)
     assert answer.content == b"".join(events)
-    ((asked, _, body),) = setting.nodes[0].asked + setting.nodes[1].asked
+    ((asked, _, body),) = setup.nodes[0].asked + setup.nodes[1].asked
     assert (asked, json.loads(body)) == (path, BODIES[path] | {"stream": True})
-    assert counted(setting.last_row()) == count
+    assert counted(setup.last_row()) == count
 
 
 @pytest.mark.parametrize(
@@ -133,11 +133,11 @@ def test_a_stream_passes_unchanged_and_is_metered(
 )
 @pytest.mark.parametrize("breaks", [True, False])
 def test_a_stream_that_breaks_off_ends_in_an_error_event_of_its_kind(
-    setting: Setting, path: str, events: list[bytes], count: tuple[int, ...], breaks: bool
+    setup: GatewaySetup, path: str, events: list[bytes], count: tuple[int, ...], breaks: bool
 ) -> None:
-    for node in setting.nodes:
+    for node in setup.nodes:
         node.answer = stream(events, breaks=breaks)
-    content = setting.post(path, stream=True).content
+    content = setup.post(path, stream=True).content
     assert content.startswith(b"".join(events) + b"event: error\ndata: ")
     error = json.loads(content.rpartition(b"data: ")[2])
     assert error["type"] == "error"
@@ -145,33 +145,33 @@ def test_a_stream_that_breaks_off_ends_in_an_error_event_of_its_kind(
         assert error["error"]["type"] == "api_error" and error["error"]["message"]
     else:
         assert error["sequence_number"] == 2 and error["message"]
-    assert len(setting.nodes[0].asked + setting.nodes[1].asked) == 1
-    assert counted(setting.last_row()) == count
+    assert len(setup.nodes[0].asked + setup.nodes[1].asked) == 1
+    assert counted(setup.last_row()) == count
 
 
-def test_whole_answers_and_what_a_prompt_would_cost(setting: Setting) -> None:
+def test_whole_answers_and_what_a_prompt_would_cost(setup: GatewaySetup) -> None:
     for path, usage, count in (
         ("/v1/responses", {"input_tokens": 7, "output_tokens": 3}, (200, 7, 0, 3)),
         ("/v1/messages", {"input_tokens": 5, "cache_read_input_tokens": 2, "output_tokens": 3}, (200, 7, 2, 3)),
     ):
-        for node in setting.nodes:
+        for node in setup.nodes:
             node.answer = lambda usage=usage: JSONResponse({"error": None, "usage": usage})
-        assert setting.post(path).json() == {"error": None, "usage": usage}
-        assert counted(setting.last_row()) == count
-    for node in setting.nodes:
+        assert setup.post(path).json() == {"error": None, "usage": usage}
+        assert counted(setup.last_row()) == count
+    for node in setup.nodes:
         node.answer = lambda: JSONResponse({"input_tokens": 77})
     for path in ("/v1/messages/count_tokens", "/v1/responses/input_tokens"):
-        assert setting.post(path).json() == {"input_tokens": 77}
-        assert counted(setting.last_row()) == (200, 0, 0, 0)
+        assert setup.post(path).json() == {"input_tokens": 77}
+        assert counted(setup.last_row()) == (200, 0, 0, 0)
 
 
-def test_the_node_that_has_the_route_answers(setting: Setting) -> None:
-    without, having = setting.nodes
+def test_the_node_that_has_the_route_answers(setup: GatewaySetup) -> None:
+    without, having = setup.nodes
     without.answer = lambda: JSONResponse({"detail": "Not Found"}, 404)
     having.answer = lambda: JSONResponse({"id": "here"})
-    assert [setting.post("/v1/responses").json() for _ in range(4)] == [{"id": "here"}] * 4
+    assert [setup.post("/v1/responses").json() for _ in range(4)] == [{"id": "here"}] * 4
     having.answer = without.answer
-    refused = setting.post("/v1/messages")
+    refused = setup.post("/v1/messages")
     assert refused.status_code == 404
     assert refused.json()["type"] == "error" and refused.json()["error"]["message"] == "Not Found"
 
@@ -202,25 +202,25 @@ def test_our_own_nodes_have_responses_and_messages(spawn: Any, fake_node: Any, t
     assert refused.json()["error"].keys() >= {"message", "type", "param", "code"}
 
 
-def test_audio_in_both_directions(setting: Setting) -> None:
+def test_audio_in_both_directions(setup: GatewaySetup) -> None:
     sound = bytes(range(256)) * 8
-    for node in setting.nodes:
+    for node in setup.nodes:
         node.answer = lambda: Response(sound, media_type="audio/mpeg")
-    spoken = setting.post("/v1/audio/speech", input="hi", voice="a")
+    spoken = setup.post("/v1/audio/speech", input="hi", voice="a")
     assert (spoken.content, spoken.headers["content-type"]) == (sound, "audio/mpeg")
-    for node in setting.nodes:
+    for node in setup.nodes:
         node.asked.clear()
         node.answer = lambda: JSONResponse({"text": "hi", "usage": {"input_tokens": 14, "output_tokens": 2}})
     request = httpx.Request(
         "POST",
-        f"{setting.url}/v1/audio/transcriptions",
+        f"{setup.url}/v1/audio/transcriptions",
         data={"model": "big"},
         files={"file": ("model.wav", sound)},
-        headers={"authorization": f"Bearer {setting.key}"},
+        headers={"authorization": f"Bearer {setup.key}"},
     )
     sent = request.read()
     with httpx.Client() as client:
         assert client.send(request).json()["text"] == "hi"
-    ((path, kind, body),) = setting.nodes[0].asked + setting.nodes[1].asked
+    ((path, kind, body),) = setup.nodes[0].asked + setup.nodes[1].asked
     assert (path, kind, body) == ("/v1/audio/transcriptions", request.headers["content-type"], sent)
-    assert counted(setting.last_row()) == (200, 14, 0, 2)
+    assert counted(setup.last_row()) == (200, 14, 0, 2)

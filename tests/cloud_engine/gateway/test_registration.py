@@ -178,9 +178,9 @@ def test_node_registers_with_every_address_of_a_name(monkeypatch: pytest.MonkeyP
     first = ThreadingHTTPServer(("127.0.0.1", 0), Gateway)
     port = first.server_address[1]
     resolve = socket.getaddrinfo
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", port)) for last in (1, 2, 3)]
+    nodes = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", port)) for last in (1, 2, 3)]
     monkeypatch.setattr(
-        socket, "getaddrinfo", lambda host, *a, **k: found if host == "many" else resolve(host, *a, **k)
+        socket, "getaddrinfo", lambda host, *a, **k: nodes if host == "many" else resolve(host, *a, **k)
     )
     with first, ThreadingHTTPServer(("127.0.0.2", port), Gateway) as second:
         for server in (first, second):
@@ -207,8 +207,8 @@ def test_the_directory_is_bounded_private_and_shares_what_a_node_takes(tmp_path:
     kept.register("http://a", 16, is_proven=True)
     kept.register("http://a", 8, is_proven=False)
     kept.register("http://b", None, is_proven=True)
-    found = sorted((node.url, node.concurrency, node.gets_shared_key) for node in kept.addresses())
-    assert found == [("http://a", 4, True), ("http://b", 3, True)], "a heartbeat without a proof changes nothing"
+    nodes = sorted((node.url, node.concurrency, node.gets_shared_key) for node in kept.addresses())
+    assert nodes == [("http://a", 4, True), ("http://b", 3, True)], "a heartbeat without a proof changes nothing"
     with closing(sqlite3.connect(tmp_path / "nodes")) as file, file:
         rows = [(f"http://{number}", boot_id()) for number in range(1022)]
         file.executemany("INSERT INTO leases VALUES (?, 1, 0, ?, 1e12)", rows)
@@ -218,21 +218,21 @@ def test_the_directory_is_bounded_private_and_shares_what_a_node_takes(tmp_path:
 
 
 def test_leases_follow_the_clock_of_the_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = NodeDirectory(tmp_path / "nodes")
-    found.create()
-    found.register("http://a", 1, is_proven=False)
+    nodes = NodeDirectory(tmp_path / "nodes")
+    nodes.create()
+    nodes.register("http://a", 1, is_proven=False)
     wall = time.time
     for step_s in (-86_400.0, 86_400.0):
         monkeypatch.setattr(time, "time", lambda step_s=step_s: wall() + step_s)
-        assert len(found.addresses()) == 1
+        assert len(nodes.addresses()) == 1
     later = boot_time() + LEASE_S + 1
     monkeypatch.setattr(directory, "boot_time", lambda: later)
-    assert found.addresses() == []
+    assert nodes.addresses() == []
     monkeypatch.setattr(directory, "boot_time", lambda: 0.0)
-    assert len(found.addresses()) == 1
+    assert len(nodes.addresses()) == 1
     monkeypatch.setattr(directory, "boot_id", lambda: "another boot")
-    assert found.addresses() == []
-    found.register("http://b", 1, is_proven=False)
+    assert nodes.addresses() == []
+    nodes.register("http://b", 1, is_proven=False)
     with closing(sqlite3.connect(tmp_path / "nodes")) as file:
         assert file.execute("SELECT url FROM leases").fetchall() == [("http://b",)]
 

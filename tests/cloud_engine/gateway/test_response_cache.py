@@ -119,9 +119,9 @@ def test_gateway_repeats_cached_answers(spawn: Any, tmp_path: Path) -> None:
         for stream in (False, True):
             ask(messages=[hinted], stream=stream)
             assert json.loads(bodies[-1])["messages"] == [hinted], "hints for the node's own cache go on to it"
-        found = httpx.get(f"{url}/metrics").text
+        metrics = httpx.get(f"{url}/metrics").text
         spawned_rows = rows(tmp_path / "db", url, one)
-    assert "updraft_gateway_cache_hits_total 9.0\n" in found
+    assert "updraft_gateway_cache_hits_total 9.0\n" in metrics
     assert {row[1:] for row in spawned_rows if row[0] == "response-cache"} == {(200, 0, 0)}
 
 

@@ -26,8 +26,8 @@ BODY = {"model": "echo", "messages": [{"role": "user", "content": "hello"}]}
 
 
 def answered(url: str) -> int:
-    found = re.search(r'^updraft_gateway_requests_total\{status="200"\} (\d+)', httpx.get(f"{url}/metrics").text, re.M)
-    return int(found[1]) if found else 0
+    match = re.search(r'^updraft_gateway_requests_total\{status="200"\} (\d+)', httpx.get(f"{url}/metrics").text, re.M)
+    return int(match[1]) if match else 0
 
 
 def ask(url: str) -> bool:

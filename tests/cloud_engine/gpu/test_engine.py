@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from nothing_waits import nothing_waits
+from device_waits import forbid_device_waits
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.execution.cuda_graphs import GraphLimits
@@ -71,13 +71,13 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 @pytest.mark.parametrize("block_size", [16, 64])
 def test_greedy_answers_of_the_cpu(block_size: int, graphs: bool) -> None:
     expected = answers("cpu", GREEDY)
-    assert answers("cuda", GREEDY, block_size=block_size, cuda_graphs=graphs) == expected
+    assert answers("cuda", GREEDY, block_size=block_size, enforce_eager=not graphs) == expected
 
 
 @pytest.mark.parametrize("graphs", [True, False])
 def test_drafts_change_nothing(graphs: bool) -> None:
     expected = answers("cpu", GREEDY)
-    assert answers("cuda", GREEDY, draft=True, draft_length="fixed", cuda_graphs=graphs) == expected
+    assert answers("cuda", GREEDY, draft=True, draft_length="fixed", enforce_eager=not graphs) == expected
 
 
 def test_seeds_give_the_tokens_of_the_cpu() -> None:
@@ -119,7 +119,7 @@ def test_a_pass_does_not_wait_for_the_device() -> None:
     runner = Runner(model("cuda"), 64, 16)
     chunks = [Chunk([number], 20, [2 * number, 2 * number + 1], 1) for number in range(4)]
     runner.run(chunks)
-    with nothing_waits():
+    with forbid_device_waits():
         runner.run(chunks)
 
 
@@ -134,7 +134,7 @@ def test_steps_wait_for_events_only(params: SamplingParams, draft: bool) -> None
         engine.add_request(GenerationRequest(str(number), [number + 1] * 20, params))
     for _ in range(3):
         engine.step()
-    with nothing_waits():
+    with forbid_device_waits():
         for _ in range(3):
             engine.step()
     assert draft or engine._ahead is not None
@@ -144,9 +144,9 @@ def test_steps_wait_for_events_only(params: SamplingParams, draft: bool) -> None
 def test_steps_launched_ahead_change_nothing(stop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With ends that are known beforehand, and with those that come as a surprise."""
     params = replace(GREEDY, ignore_eos=not stop, stop_token_ids=tuple(range(0, 515, 20)) if stop else ())
-    found = answers("cuda", params)
+    ahead_answers = answers("cuda", params)
     monkeypatch.setattr(Runner, "runs_ahead", False)
-    assert found == answers("cuda", params) == answers("cpu", params)
+    assert ahead_answers == answers("cuda", params) == answers("cpu", params)
 
 
 def test_the_second_of_several_devices() -> None:

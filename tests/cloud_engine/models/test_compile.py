@@ -76,10 +76,10 @@ def logits_of(runner: Runner) -> list[torch.Tensor]:
         Chunk(tokens[seed][computed:], computed, tables[seed], known - computed)
         for seed, (computed, known) in enumerate(LENGTHS)
     ]
-    found = [runner.run(first), runner.run(rest)]
+    logits = [runner.run(first), runner.run(rest)]
     for seed, (_, known) in enumerate(LENGTHS):
-        found.append(runner.run([Chunk([int(found[1][seed].argmax())], known, tables[seed], 1)]))
-    return found
+        logits.append(runner.run([Chunk([int(logits[1][seed].argmax())], known, tables[seed], 1)]))
+    return logits
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -108,7 +108,7 @@ def rows_of(starts: Sequence[int]) -> list[SamplingRow]:
 
 def one_by_one(runner: Runner, first: list[int], spans: list[QuerySpan], rows: list[SamplingRow]) -> list[list[int]]:
     """A structure for `Runner.extend` to find."""
-    found: list[list[int]] = [[] for _ in spans]
+    continued: list[list[int]] = [[] for _ in spans]
     tokens = list(first)
     for index in range(spans[0].length):
         live = [at for at, span in enumerate(spans) if span.length > index]
@@ -118,8 +118,8 @@ def one_by_one(runner: Runner, first: list[int], spans: list[QuerySpan], rows: l
         )
         for at, token in zip(live, chosen, strict=True):
             tokens[at] = token
-            found[at].append(token)
-    return found
+            continued[at].append(token)
+    return continued
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,12 @@ pytestmark = pytest.mark.skipif(not STORIES.is_dir(), reason="the stories260K we
 
 
 def pieces() -> list[bytes]:
-    data, offset, found = (STORIES / "tok512.bin").read_bytes(), 4, []
+    data, offset, words = (STORIES / "tok512.bin").read_bytes(), 4, []
     while offset < len(data):
         _, length = struct.unpack_from("<fi", data, offset)
-        found.append(data[offset + 8 : offset + 8 + length])
+        words.append(data[offset + 8 : offset + 8 + length])
         offset += 8 + length
-    return found
+    return words
 
 
 @pytest.fixture(scope="module")

@@ -52,13 +52,13 @@ def test_embeddings_match_transformers(client: openai.OpenAI, url: str, referenc
     expected = torch.stack([torch.nn.functional.normalize(rows.mean(0), dim=0) for rows in hidden])
     bodies: list[Any] = [{"input": texts}, {"input": ids}, {"input": texts, "encoding_format": None}]
     for request in bodies:
-        found = client.embeddings.create(model="tiny", **request)
-        assert [item.index for item in found.data] == [0, 1, 2]
-        torch.testing.assert_close(torch.tensor([item.embedding for item in found.data]), expected, atol=1e-4, rtol=0)
-        assert found.usage.prompt_tokens == found.usage.total_tokens == sum(map(len, ids))
+        reply = client.embeddings.create(model="tiny", **request)
+        assert [item.index for item in reply.data] == [0, 1, 2]
+        torch.testing.assert_close(torch.tensor([item.embedding for item in reply.data]), expected, atol=1e-4, rtol=0)
+        assert reply.usage.prompt_tokens == reply.usage.total_tokens == sum(map(len, ids))
     for one in (texts[1], ids[1]):
-        found = client.embeddings.create(model="tiny", input=one)
-        torch.testing.assert_close(torch.tensor(found.data[0].embedding), expected[1], atol=1e-4, rtol=0)
+        reply = client.embeddings.create(model="tiny", input=one)
+        torch.testing.assert_close(torch.tensor(reply.data[0].embedding), expected[1], atol=1e-4, rtol=0)
 
 
 def test_many_inputs_keep_their_order(client: openai.OpenAI) -> None:

@@ -89,18 +89,18 @@ def test_the_smallest_fleet_is_found_and_one_node_less_is_too_small() -> None:
     drawn = random.Random(1)
     trace = [PlannedRequest(number * 0.05, drawn.randint(10, 100), drawn.randint(10, 60)) for number in range(120)]
     planner = Planner(trace, SHAPE, PlanObjective(0.5, 0.05, 0.95), usd_per_hour=1.0)
-    enough = planner.enough()
-    assert enough.nodes > 1
-    assert enough.share >= 0.95 > planner.figures(enough.nodes - 1).share
+    fleet = planner.sufficient_fleet()
+    assert fleet.nodes > 1
+    assert fleet.share >= 0.95 > planner.figures(fleet.nodes - 1).share
     assert (
         planner.with_device(0.3).nodes
-        < enough.nodes
-        < replace(planner, trace=faster(planner.trace, 3.0)).enough().nodes
+        < fleet.nodes
+        < replace(planner, trace=faster(planner.trace, 3.0)).sufficient_fleet().nodes
     )
-    hours = sum(row.output for row in trace) / enough.tokens_per_s / 3600
-    assert enough.usd_per_million == pytest.approx(enough.nodes * hours / sum(row.output for row in trace) * 1e6)
+    hours = sum(row.output for row in trace) / fleet.tokens_per_s / 3600
+    assert fleet.usd_per_million == pytest.approx(fleet.nodes * hours / sum(row.output for row in trace) * 1e6)
     with pytest.raises(ConfigurationError, match="Even 1 nodes"):
-        replace(planner, most_nodes=1).enough()
+        replace(planner, most_nodes=1).sufficient_fleet()
 
 
 def test_continuous_batching_and_paged_memory_are_worth_what_text_books_say() -> None:
@@ -121,8 +121,8 @@ def test_a_mode_trades_even_streams_for_tokens_per_second() -> None:
     drawn = random.Random(4)
     trace = [PlannedRequest(number * 0.01, drawn.randint(10, 800), drawn.randint(20, 60)) for number in range(150)]
     shape = NodeShape(replace(CONFIG, context_length=None), COSTS, 4000)
-    found = Planner(trace, shape, LOOSE).by_mode(1)
-    order = [found[mode] for mode in ("latency", "balanced", "throughput")]
+    plan = Planner(trace, shape, LOOSE).by_mode(1)
+    order = [plan[mode] for mode in ("latency", "balanced", "throughput")]
     assert [each.tokens_per_s for each in order] == sorted(each.tokens_per_s for each in order)
     assert [each.tpot_p99_s for each in order] == sorted(each.tpot_p99_s for each in order)
     assert order[0].tpot_p99_s < order[2].tpot_p99_s / 2
@@ -140,7 +140,7 @@ def test_a_comparison_survives_what_fits_no_node_and_rates_that_need_too_many() 
     shape = replace(SHAPE, config=replace(CONFIG, context_length=None))
     assert Planner(trace, shape, LOOSE).preallocated(1).refused == 1
     heavy = [PlannedRequest(number * 0.05, 60, 40) for number in range(80)]
-    alone = Planner(heavy, shape, PlanObjective(0.5, 0.05, 0.95)).enough().nodes
+    alone = Planner(heavy, shape, PlanObjective(0.5, 0.05, 0.95)).sufficient_fleet().nodes
     rates = Planner(heavy, shape, PlanObjective(0.5, 0.05, 0.95), most_nodes=alone).sensitivity()
     assert rates["2"] is None
     assert rates["0.5"] is not None
@@ -166,13 +166,13 @@ def test_costs_are_found_again_also_where_some_steps_were_held_up(tmp_path: Path
     rows = (0.0, 0.0, 0.001, 0.002, 0.0005, 0.0, 0.0, 2e-5, 0.0)
     costs = replace(COSTS, chunks=0.004, cached_tokens=2048.0, uncached_tokens=3e-6, rows=rows)
     held_up = [(each, costs.seconds(each) * (30 if number % 25 == 0 else 1)) for number, each in enumerate(contents)]
-    found = fit(held_up)
+    plan = fit(held_up)
     for each in contents:
-        assert found.seconds(each) == pytest.approx(costs.seconds(each), rel=0.05)
-    assert found.cached_tokens == 2048
+        assert plan.seconds(each) == pytest.approx(costs.seconds(each), rel=0.05)
+    assert plan.cached_tokens == 2048
     path = tmp_path / "costs.json"
-    path.write_text(json.dumps({"commit": "x", "metrics": found.figures()}))
-    assert read_costs(path) == found
+    path.write_text(json.dumps({"commit": "x", "metrics": plan.figures()}))
+    assert read_costs(path) == plan
     path.write_text('{"metrics": {}}')
     with pytest.raises(ConfigurationError, match="bench engine --only steps"):
         read_costs(path)

@@ -16,6 +16,6 @@ def test_a_study_runs(name: str) -> None:
     notebook = json.loads((STUDIES / f"{name}.ipynb").read_text())
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert "assert" in cells[-1]
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for number, cell in enumerate(cells):
-        exec(compile(cell, f"{name}[{number}]", "exec"), found)
+        exec(compile(cell, f"{name}[{number}]", "exec"), figures)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nothing_waits import nothing_waits
+from device_waits import forbid_device_waits
 from updraft.kernels.lora.ops import add_lora
 from updraft.kernels.lora.types import LoraPlan, LoraWeights
 
@@ -69,7 +69,7 @@ def test_a_graph_follows_the_plan_and_nothing_waits() -> None:
     for seed, rows in ((1, 32), (2, 7), (3, 0)):
         adapters = adapters_of(rows, 3, seed)
         out.zero_()
-        with nothing_waits():
+        with forbid_device_waits():
             plan.assign(adapters)
             graph.replay()
         expected = added(hidden, weights, adapters)

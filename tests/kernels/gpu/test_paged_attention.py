@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from attention_checks import Place, ReplayedAttention, attention_error, filled_cache
-from nothing_waits import nothing_waits
+from device_waits import forbid_device_waits
 from updraft.kernels.attention.launch import AttentionShape
 from updraft.kernels.attention.metadata import AttentionPlanner
 from updraft.kernels.attention.triton_attention import TritonAttention
@@ -69,7 +69,7 @@ def test_a_step_does_not_wait_for_the_device() -> None:
     spans, cache = filled_cache(shape, [(5000, 1), (3, 1)], BF16)
     projected = torch.randn(2, 48, 128, device="cuda").bfloat16()
     TritonAttention(cache, planner.metadata(spans), shape).attend(LayerAttention(0, 0.1), projected, None)
-    with nothing_waits():
+    with forbid_device_waits():
         attention = TritonAttention(cache, planner.metadata(spans), shape)
         attention.attend(LayerAttention(0, 0.1), projected, None)
 

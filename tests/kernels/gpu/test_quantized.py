@@ -26,8 +26,8 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).cuda()
 
 
-def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
+def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual.double() - expected.double()).norm() / expected.double().norm())
 
 
 def exact(hidden: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
@@ -46,11 +46,11 @@ def test_products_agree_with_float64(name: str, shape: tuple[int, int, int], dty
     tokens, features, inputs = shape
     weight = FORMATS[name](drawn(features, inputs))
     hidden = drawn(tokens, inputs, seed=1).to(dtype)
-    found = quantized_linear(hidden, weight)
-    assert (found.dtype, tuple(found.shape)) == (dtype, (tokens, features))
+    output = quantized_linear(hidden, weight)
+    assert (output.dtype, tuple(output.shape)) == (dtype, (tokens, features))
     # FP8 results come as bfloat16, and a few activations round to an adjacent value: divisions differ in the last bit.
     limit = 5e-3 if name.startswith("fp8") else ROUNDING[dtype]
-    assert relative(found, exact(hidden, weight)) < limit
+    assert relative(output, exact(hidden, weight)) < limit
 
 
 @pytest.mark.skipif(

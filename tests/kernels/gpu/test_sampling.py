@@ -53,9 +53,9 @@ def test_tokens_are_those_of_the_cpu(rows, dtype, truncated) -> None:
 def test_kept_tokens_are_those_of_sorting() -> None:
     for scale in (0.0, 0.2, 2.5):  # the flatter, the more is left to the last program
         logits, sampling = some_logits(10, scale=scale), some_sampling(10, truncated=True)
-        found, expected = row_thresholds(logits.cuda(), on_device(sampling)), row_thresholds(logits, sampling)
-        assert found is not None and expected is not None
-        kept, wanted = ((ranks(logits) >= least[:, None]).sum(-1) for least in (found.cpu(), expected))
+        thresholds, expected = row_thresholds(logits.cuda(), on_device(sampling)), row_thresholds(logits, sampling)
+        assert thresholds is not None and expected is not None
+        kept, wanted = ((ranks(logits) >= least[:, None]).sum(-1) for least in (thresholds.cpu(), expected))
         assert ((kept - wanted).abs() <= wanted * 1e-4).all()  # weights are of float32: some at the border
 
 

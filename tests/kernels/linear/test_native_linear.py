@@ -144,8 +144,8 @@ def test_weights_are_packed_where_they_lie() -> None:
     expected, table = model(rows), model.embed.weight.clone()
     memory = model.inner.weight.data_ptr(), model.head.weight.data_ptr()
     pack_linears(model)
-    for found, wanted in zip(model(rows), expected, strict=True):
-        torch.testing.assert_close(found, wanted)
+    for output, wanted in zip(model(rows), expected, strict=True):
+        torch.testing.assert_close(output, wanted)
     assert torch.equal(model.embed(torch.arange(96)), table)
     if isinstance(model.inner, NativeLinear):
         assert (model.inner.weight.data_ptr(), model.head.weight.data_ptr()) == memory

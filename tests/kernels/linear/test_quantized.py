@@ -18,8 +18,8 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
+def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual.double() - expected.double()).norm() / expected.double().norm())
 
 
 @pytest.mark.parametrize(
@@ -134,15 +134,15 @@ def test_integer_kernels_agree_with_the_reference(shape: tuple[int, int, int], d
     weight = drawn(features, inputs)
     if bits == 8:
         quantized: Int8Weight | Int4Weight = quantize_int8(weight)
-        found = quantized_triton.int8_linear(hidden, quantized)
+        output = quantized_triton.int8_linear(hidden, quantized)
     else:
         quantized = quantize_int4(weight)
-        found = quantized_triton.int4_linear(hidden, quantized)
-    assert found.dtype == dtype
-    assert found.shape == (tokens, features)
+        output = quantized_triton.int4_linear(hidden, quantized)
+    assert output.dtype == dtype
+    assert output.shape == (tokens, features)
     if tokens:
         exact = hidden.double() @ quantized.dequantized().double().T
-        assert relative(found, exact) < (1e-3 if dtype == torch.float16 else 1e-6)
+        assert relative(output, exact) < (1e-3 if dtype == torch.float16 else 1e-6)
 
 
 @pytest.mark.parametrize("group_size", [64, 128])
@@ -154,8 +154,8 @@ def test_every_value_of_four_bits_is_exact(group_size: int) -> None:
     values = torch.arange(16).repeat(16, group_size // 16) - 8.0
     values = torch.stack([row.roll(index) for index, row in enumerate(values)])
     for dtype in (torch.float16, torch.float32):
-        found = quantized_triton.int4_linear(torch.eye(group_size, dtype=dtype), quantize_int4(values, group_size))
-        assert torch.equal(found.T.float(), values)
+        output = quantized_triton.int4_linear(torch.eye(group_size, dtype=dtype), quantize_int4(values, group_size))
+        assert torch.equal(output.T.float(), values)
 
 
 def test_the_order_of_a_split_sum_is_fixed() -> None:
@@ -188,9 +188,9 @@ def test_tokens_become_fp8_as_in_the_reference(inputs: int, dtype: torch.dtype) 
     mantissas, _ = torch.frexp(expected.float().abs())
     judged = (mantissas != 0.5) & ((expected.float().abs() >= 2.0**-6) | (expected.float() == 0))
     assert judged.float().mean() > 0.8
-    found, right = data.float()[judged], expected.float()[judged]
-    assert (found != right).float().mean() < 0.03
-    assert torch.allclose(found, right, rtol=1 / 8)
+    actual, right = data.float()[judged], expected.float()[judged]
+    assert (actual != right).float().mean() < 0.03
+    assert torch.allclose(actual, right, rtol=1 / 8)
 
 
 def test_no_tokens_become_no_fp8() -> None:
@@ -216,9 +216,9 @@ def test_fp8_products_get_operands_they_can_take(monkeypatch: pytest.MonkeyPatch
     numbers = torch.tensor([1.75, -1.0, 0.5, -1.5])  # a row's scale is 2**-8, and none of them is rounded
     hidden, weight = numbers.repeat(3, 10), quantize_fp8(drawn(21, 40, seed=1))
     assert isinstance(weight, Fp8Weight)
-    found = quantized_triton.fp8_linear(hidden, weight)
-    assert found.shape == (3, 21)
-    assert relative(found, quantized_linear_reference(hidden, weight)) < 0.005
+    output = quantized_triton.fp8_linear(hidden, weight)
+    assert output.shape == (3, 21)
+    assert relative(output, quantized_linear_reference(hidden, weight)) < 0.005
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 17, 64, 65, 4096])

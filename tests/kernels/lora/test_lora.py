@@ -35,13 +35,13 @@ def planned(adapters: list[int], num_adapters: int, *, max_rows: int | None = No
 
 def rows_of(plan: LoraPlan) -> dict[int, int]:
     """Row to adapter, read from the tiles as the kernels do."""
-    found: dict[int, int] = {}
+    rows: dict[int, int] = {}
     for start, end, adapter in plan.tiles.tolist():
         assert end - start <= plan.tile_rows
         for row in plan.rows[start:end].tolist():
-            assert row not in found
-            found[row] = adapter
-    return found
+            assert row not in rows
+            rows[row] = adapter
+    return rows
 
 
 @given(st.lists(st.integers(-1, 4), max_size=40), st.sampled_from([1, 4, 16]))

@@ -67,14 +67,14 @@ def row_of_logits(shape: str, size: int, random: np.random.Generator) -> np.ndar
 
 
 def some_rows(rows: Sequence[Any], size: int, random: np.random.Generator) -> list[SamplingRow]:
-    found: list[SamplingRow] = []
+    sampling_rows: list[SamplingRow] = []
     for temperature, seed, position, params, edited, share in rows:
         ids = np.unique(random.integers(size, size=3)) if edited else None
         edits = None if ids is None else edits_of(ids, [1.3, 1.0, 2.0][: len(ids)], [-1.0, -np.inf, 5.0][: len(ids)])
         bits = random.random(-(-size // 32) * 32) < (share or 0)
         mask = None if share is None else np.packbits(bits, bitorder="little").view(np.int32)
-        found.append(SamplingRow(seed, position, replace(params, temperature=temperature), edits, mask))
-    return found
+        sampling_rows.append(SamplingRow(seed, position, replace(params, temperature=temperature), edits, mask))
+    return sampling_rows
 
 
 @pytest.mark.parametrize("in_c", [pytest.param(True, marks=needs_c), False], ids=["c", "torch"])
@@ -103,11 +103,11 @@ def test_c_decides_nearly_all_rows_by_itself(options: dict[str, Any], dtype: tor
     logits = np.stack([row_of_logits(shapes[row % len(shapes)], size, random) for row in range(count)])
     rounded = torch.from_numpy(logits).to(dtype)
     rows = [SamplingRow(row, 7 * row, ResolvedParams(temperature=0.5 + row % 3 / 3, **options)) for row in range(count)]
-    found = native_sample(rounded, columns(rows, rounded)).tolist()
-    assert found.count(-1) <= 1
+    tokens = native_sample(rounded, columns(rows, rounded)).tolist()
+    assert tokens.count(-1) <= 1
     wanted = plain_sample(rounded.float(), rows)
-    assert [token for token in found if token >= 0] == [
-        token for token, other in zip(wanted, found, strict=True) if other >= 0
+    assert [token for token in tokens if token >= 0] == [
+        token for token, other in zip(wanted, tokens, strict=True) if other >= 0
     ]
 
 
@@ -152,8 +152,8 @@ def test_shares_at_the_border_are_left_to_the_definition() -> None:
     for top_p in (np.nextafter(0.3, 0), 0.3, np.nextafter(0.3, 1)):
         logits = torch.zeros(100, 10)
         rows = [SamplingRow(0, position, ResolvedParams(top_p=float(top_p))) for position in range(100)]
-        found = native_sample(logits, columns(rows, logits)).tolist()
-        assert set(found) == {-1, 0, 1, 2}
+        tokens = native_sample(logits, columns(rows, logits)).tolist()
+        assert set(tokens) == {-1, 0, 1, 2}
         assert sample(logits, rows) == plain_sample(logits, rows)
 
 
@@ -162,6 +162,6 @@ def test_shares_at_the_border_are_left_to_the_definition() -> None:
 def test_min_p_is_a_share_of_the_likeliest(share: float, drawn: set[int]) -> None:
     logits = torch.tensor([0.0, np.log(share)], dtype=torch.float32).expand(60, -1)
     rows = [SamplingRow(0, position, ResolvedParams(min_p=0.5)) for position in range(60)]
-    found = native_sample(logits, columns(rows, logits)).tolist()
-    assert set(found) == drawn
-    assert found == plain_sample(logits, rows)
+    tokens = native_sample(logits, columns(rows, logits)).tolist()
+    assert set(tokens) == drawn
+    assert tokens == plain_sample(logits, rows)

@@ -108,14 +108,14 @@ def test_the_share_of_a_program_changes_nothing(monkeypatch) -> None:
     logits = some_logits(4, 3 * TILE + 5)
     top_p, top_k = torch.full((4,), 0.8, dtype=torch.float64), torch.full((4,), 900, dtype=torch.int32)
     sampling = some_sampling(4, temperatures=(1.0,), truncation=Truncation(top_k, top_p))
-    found = []
+    outputs = []
     for multiprocessors in (132, 1):
         for module in (sampling_triton, truncation_triton):
             monkeypatch.setattr(module, "num_multiprocessors", lambda _, number=multiprocessors: number)
         threshold = truncation_triton.launch_thresholds((logits, sampling.temperatures, None), sampling.truncation)
-        found.append((threshold.tolist(), launch_sample(logits, sampling, threshold).tolist()))
-    assert found[0] == found[1]
-    assert found[0][0] == [
+        outputs.append((threshold.tolist(), launch_sample(logits, sampling, threshold).tolist()))
+    assert outputs[0] == outputs[1]
+    assert outputs[0][0] == [
         int(truncation_triton.launch_thresholds((logits[i : i + 1], sampling.temperatures[:1], None), one)[0])
         for i, one in enumerate([Truncation(top_k[:1], top_p[:1])] * 4)
     ]

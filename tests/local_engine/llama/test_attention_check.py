@@ -46,11 +46,11 @@ def cases(draw, most_streams: int = 2) -> AttentionCase:
 
 @given(case=cases(), threads=st.integers(1, 5))
 def test_every_case_is_right(ggml, case: AttentionCase, threads: int) -> None:
-    found = case.computed(ggml, threads)
-    assert found is not None
+    output = case.computed(ggml, threads)
+    assert output is not None
     # Scores of a few hundred have an error of some 1e-5 each in float32.
     scores = np.abs(case.query).max() * np.abs(case.key).max() * case.query.shape[3] ** 0.5
-    assert np.abs(found - case.expected()).max() <= 1e-5 * max(1.0, float(scores) / 30)
+    assert np.abs(output - case.expected()).max() <= 1e-5 * max(1.0, float(scores) / 30)
 
 
 @given(case=cases(most_streams=1), data=st.data())
@@ -72,10 +72,10 @@ def test_a_row_has_the_same_bits_alone_and_in_company(ggml, case: AttentionCase,
         case.value[:, :, cells].copy(),
         None if case.mask is None else case.mask[:, row : row + 1, cells].copy(),
     )
-    found = alone.computed(ggml, data.draw(st.integers(1, 4)))
+    output = alone.computed(ggml, data.draw(st.integers(1, 4)))
     assert whole is not None
-    assert found is not None
-    bits, expected = found[0, 0].view(np.int32), whole[0, row].view(np.int32)
+    assert output is not None
+    bits, expected = output[0, 0].view(np.int32), whole[0, row].view(np.int32)
     assert np.count_nonzero(bits != expected) <= moved
     assert np.abs(bits - expected).max() <= moved
 
@@ -99,9 +99,9 @@ def test_infinite_values_of_cells_that_nobody_sees_do_not_matter(ggml) -> None:
     assert case.mask is not None
     case.mask[:, :, 50:] = NEVER
     case.key[:, :, 50:], case.value[:, :, 50:] = np.inf, np.nan
-    found = case.computed(ggml)
-    assert found is not None
-    assert np.allclose(found, 1)
+    output = case.computed(ggml)
+    assert output is not None
+    assert np.allclose(output, 1)
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
@@ -114,11 +114,11 @@ def test_infinite_values_of_cells_that_others_see_do_not_matter(ggml, value: flo
     mask = np.where(np.tri(rows, 90, 90 - rows, dtype=bool), np.float16(0), NEVER)[None]
     expected = AttentionCase(query, key, values.copy(), mask).computed(ggml)
     values[:, :, -1] = value
-    found = AttentionCase(query, key, values, mask).computed(ggml)
-    assert found is not None
+    output = AttentionCase(query, key, values, mask).computed(ggml)
+    assert output is not None
     assert expected is not None
-    assert np.array_equal(found[:, :-1].view(np.int32), expected[:, :-1].view(np.int32))
-    assert not np.isfinite(found[:, -1]).any()
+    assert np.array_equal(output[:, :-1].view(np.int32), expected[:, :-1].view(np.int32))
+    assert not np.isfinite(output[:, -1]).any()
 
 
 def test_wrong_results_do_not_agree(ggml, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,11 +28,11 @@ def dequantized(factors: Factors) -> tuple[np.ndarray, np.ndarray]:
     return weights.astype(np.float64), columns.reshape(len(activations), -1).astype(np.float64)
 
 
-def check(factors: Factors, found: np.ndarray | None, tolerance: float = 2e-7) -> None:
+def check(factors: Factors, output: np.ndarray | None, tolerance: float = 2e-7) -> None:
     """Within some roundings of float32 of the exact product."""
     weights, columns = dequantized(factors)
-    assert found is not None
-    error = np.abs(found - columns @ weights.T)
+    assert output is not None
+    error = np.abs(output - columns @ weights.T)
     assert np.all(error <= tolerance * (np.abs(columns) @ np.abs(weights).T))
 
 
@@ -56,10 +56,10 @@ def test_a_row_has_the_same_bits_alone_and_in_company(ggml, kind: WeightKind, si
     some = replace(factors, activations=factors.activations[first : data.draw(st.integers(first + 1, columns))])
     of_matrix = data.draw(st.integers(0, rows - 16))
     some = replace(some, weights=factors.weights[of_matrix:].copy())
-    found = some.product(ggml.updraft_product, data.draw(st.integers(1, 4)))
+    output = some.product(ggml.updraft_product, data.draw(st.integers(1, 4)))
     assert whole is not None
-    assert found is not None
-    assert np.array_equal(found.view(np.int32), whole[first : first + len(found), of_matrix:].copy().view(np.int32))
+    assert output is not None
+    assert np.array_equal(output.view(np.int32), whole[first : first + len(output), of_matrix:].copy().view(np.int32))
 
 
 @kinds

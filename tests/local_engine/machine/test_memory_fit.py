@@ -84,10 +84,10 @@ def allocated(path: Path, plan: MemoryPlan) -> dict[str, float]:
     finally:
         api.llama_log_set(library.log_callback, ctypes.c_void_p(0))
     text = "".join(lines)
-    found = dict.fromkeys(("KV", "output", "compute", "Mapped"), 0.0)
+    sizes = dict.fromkeys(("KV", "output", "compute", "Mapped"), 0.0)
     for kind, size in re.findall(r"CPU[ _]*(KV|output|compute|Mapped model) buffer size =\s*([\d.]+) MiB", text):
-        found[kind.partition(" ")[0]] += float(size)
-    return found
+        sizes[kind.partition(" ")[0]] += float(size)
+    return sizes
 
 
 @pytest.mark.parametrize(("name", "plan"), [(name, plan) for name, plans in PLANS.items() for plan in plans])

@@ -28,9 +28,9 @@ class Cells:
         self.cells: list[tuple[int, int, set[int]]] = []
 
     def held(self, sequence: int) -> list[int]:
-        found = sorted((position, token) for position, token, holders in self.cells if sequence in holders)
-        assert [position for position, _ in found] == list(range(len(found))), "a gap, or a position held twice"
-        return [token for _, token in found]
+        cells = sorted((position, token) for position, token, holders in self.cells if sequence in holders)
+        assert [position for position, _ in cells] == list(range(len(cells))), "a gap, or a position held twice"
+        return [token for _, token in cells]
 
     def share(self, source: int, target: int, length: int) -> None:
         assert source != target
@@ -66,7 +66,7 @@ class Machine(RuleBasedStateMachine):
         mixes = mixes and sharing == "parts"
         self.cells = Cells(CELLS, sharing)
         self.cache = LocalPrefixCache(self.cells, cells=CELLS, sequences=IDS, sharing=sharing)
-        self.budget = ChunkBudget(rows, apart=not mixes)
+        self.budget = ChunkBudget(rows, separate_steps=not mixes)
         self.limits = SchedulerLimits(running, rows, outputs=2 * running + 4, mixes=mixes, sharing=sharing)
         self.scheduler = LocalScheduler(self.cache, self.budget, self.limits)
         self.alive: list[Sequence] = []
@@ -308,14 +308,14 @@ class Steps:
         self.random = np.random.default_rng(seed)
 
     def slowdowns(self, budget: ChunkBudget, decoding: int, catching_up: int, steps: int = 1500) -> np.ndarray:
-        found = []
+        ratios = []
         for _ in range(steps):
             chunk = budget.grant(decoding, catching_up)
             slowdown = 1 + (self.fixed + self.per_token * chunk if chunk else 0)
             slowdown *= 1 + self.noise * self.random.random()
             budget.measured(decoding, chunk, self.plain * slowdown)
-            found.append(slowdown)
-        return np.array(found)
+            ratios.append(slowdown)
+        return np.array(ratios)
 
 
 machines = st.builds(

@@ -97,9 +97,9 @@ def test_rows_that_are_no_numbers_are_known_and_alone(poison):
 
 @given(row=arrays(np.float32, st.integers(1, 3000), elements=st.floats(-9, 9, width=32)), count=st.integers(0, 20))
 def test_top_tokens(row, count):
-    found = largest(row, count)
-    assert len(set(found.tolist())) == min(count, len(row))
-    np.testing.assert_array_equal(row[found], np.sort(row)[::-1][:count])
+    top = largest(row, count)
+    assert len(set(top.tolist())) == min(count, len(row))
+    np.testing.assert_array_equal(row[top], np.sort(row)[::-1][:count])
 
 
 @pytest.mark.parametrize("kinds", [1, 2, 50, 10**6])

@@ -36,11 +36,11 @@ def measured(tmp_path, monkeypatch):
         def run_child(module, arguments, *, timeout_s):
             job = json.loads(arguments[0])
             runs.append({**job, "timeout_s": timeout_s})
-            found = speed(job, len(runs))
-            if isinstance(found, ChildOutcome):
-                return found
-            slices = [found * (1 - noise), found, found, found * (1 + noise)]
-            return ChildOutcome("ok", result={"prompt": [found * 5, found * 5], "answer": slices})
+            speeds = speed(job, len(runs))
+            if isinstance(speeds, ChildOutcome):
+                return speeds
+            slices = [speeds * (1 - noise), speeds, speeds, speeds * (1 + noise)]
+            return ChildOutcome("ok", result={"prompt": [speeds * 5, speeds * 5], "answer": slices})
 
         monkeypatch.setattr(tuning, "run_child", run_child)
         return runs
@@ -50,10 +50,10 @@ def measured(tmp_path, monkeypatch):
 
 def test_a_clear_winner_is_remembered(tiny, measured) -> None:
     runs = measured(lambda job, _: {8: 10.0, 16: 8.0, 4: 15.0, 1: 3.0}[job["threads"]])
-    found = tune(tiny.gguf, MEMORY)
-    assert found.settings == TunedSettings(threads=4) == recall(tiny.gguf)
-    assert found.gain == pytest.approx(1 / 3)
-    assert [run.note for run in found.runs[-2:]] == ["default again", "winner again"]
+    tuned = tune(tiny.gguf, MEMORY)
+    assert tuned.settings == TunedSettings(threads=4) == recall(tiny.gguf)
+    assert tuned.gain == pytest.approx(1 / 3)
+    assert [run.note for run in tuned.runs[-2:]] == ["default again", "winner again"]
     assert len({job["prompt"] for job in runs[1:]}) == 1
 
 
@@ -67,9 +67,9 @@ def test_differences_within_noise_change_nothing(tiny, measured) -> None:
 def test_single_win_is_not_enough(tiny, measured) -> None:
     """The default was slow because somebody else was busy."""
     measured(lambda job, number: 5.0 if number == 2 else 10.0)
-    found = tune(tiny.gguf, MEMORY)
-    assert found.settings == TunedSettings()
-    assert found.runs[-1].note == "winner again"
+    tuned = tune(tiny.gguf, MEMORY)
+    assert tuned.settings == TunedSettings()
+    assert tuned.runs[-1].note == "winner again"
 
 
 def test_two_settings_together(tiny, measured) -> None:
@@ -79,9 +79,9 @@ def test_two_settings_together(tiny, measured) -> None:
 
 def test_a_candidate_that_crashes_only_loses(tiny, measured) -> None:
     measured(lambda job, _: 10.0 if job["threads"] == 8 else ChildOutcome("crashed", "SIGSEGV"))
-    found = tune(tiny.gguf, MEMORY)
-    assert found.settings == TunedSettings()
-    assert any("SIGSEGV" in run.note for run in found.runs)
+    tuned = tune(tiny.gguf, MEMORY)
+    assert tuned.settings == TunedSettings()
+    assert any("SIGSEGV" in run.note for run in tuned.runs)
     measured(lambda job, _: ChildOutcome("crashed", "SIGILL"))
     with pytest.raises(ModelLoadError, match="SIGILL"):
         tune(tiny.gguf, MEMORY)
@@ -90,17 +90,17 @@ def test_a_candidate_that_crashes_only_loses(tiny, measured) -> None:
 def test_no_time_is_said(tiny, measured, monkeypatch) -> None:
     monkeypatch.setattr(tuning, "BUDGET_S", 0.0)
     measured(lambda job, _: 10.0)
-    found = tune(tiny.gguf, MEMORY)
-    assert found.settings == TunedSettings()
-    assert len(found.runs) == 1
-    assert "threads" in found.skipped
+    tuned = tune(tiny.gguf, MEMORY)
+    assert tuned.settings == TunedSettings()
+    assert len(tuned.runs) == 1
+    assert "threads" in tuned.skipped
 
 
 @pytest.fixture
 def clock(monkeypatch) -> SimpleNamespace:
-    found = SimpleNamespace(now=0.0, monotonic=lambda: found.now)
-    monkeypatch.setattr(tuning, "time", found)
-    return found
+    fake = SimpleNamespace(now=0.0, monotonic=lambda: fake.now)
+    monkeypatch.setattr(tuning, "time", fake)
+    return fake
 
 
 def pass_by(clock: SimpleNamespace, seconds: float) -> float:

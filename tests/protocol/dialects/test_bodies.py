@@ -40,9 +40,9 @@ def test_body_can_be_closed_after_any_event(taken: int) -> None:
     async def go() -> tuple[list[bytes], int]:
         body = Body()
         translated = TranslatedBody(body, doubled)
-        found = [await anext(translated) for _ in range(taken)]
+        chunks = [await anext(translated) for _ in range(taken)]
         await translated.aclose()
-        return found, body.closed
+        return chunks, body.closed
 
     assert asyncio.run(go()) == ([b"22", b"11", b"00"][:taken], 1)
 

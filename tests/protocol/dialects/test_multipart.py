@@ -20,11 +20,11 @@ def parse(content_type: str, body: bytes, cuts: list[int]) -> list[tuple[FormPar
     edges = [0, *sorted(cut % (len(body) + 1) for cut in cuts), len(body)]
     parts: list[tuple[FormPart, bytes]] = []
     for begin, end in pairwise(edges):
-        for found in parser.feed(body[begin:end]):
-            if isinstance(found, FormPart):
-                parts.append((found, b""))
+        for part in parser.feed(body[begin:end]):
+            if isinstance(part, FormPart):
+                parts.append((part, b""))
             else:
-                parts[-1] = (parts[-1][0], parts[-1][1] + found)
+                parts[-1] = (parts[-1][0], parts[-1][1] + part)
     parser.end()
     return parts
 

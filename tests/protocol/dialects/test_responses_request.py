@@ -110,7 +110,7 @@ def test_supported_fields_become_chat_fields() -> None:
 def test_items_are_messages() -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,AA", "detail": "low"}
     file = {"type": "input_file", "file_data": "data:application/pdf;base64,AA", "filename": "a.pdf"}
-    found = chat_of(
+    chat = chat_of(
         input=[
             {"role": "developer", "content": "Rules."},
             {"role": "user", "content": [{"type": "input_text", "text": "See:"}, image, file]},
@@ -122,7 +122,7 @@ def test_items_are_messages() -> None:
         ]
     )
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    assert found["messages"] == [
+    assert chat["messages"] == [
         {"role": "developer", "content": "Rules."},
         {
             "role": "user",

@@ -146,7 +146,7 @@ def test_without_a_key_only_loopback_is_served(host: str) -> None:
 
 def test_localhost_is_what_the_system_says_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     check_keyless("localhost", "set one")
-    found = [(2, 1, 6, "", ("127.0.0.1", 0)), (2, 1, 6, "", ("192.0.2.7", 0))]
-    monkeypatch.setattr("socket.getaddrinfo", lambda *_words, **_options: found)
+    addresses = [(2, 1, 6, "", ("127.0.0.1", 0)), (2, 1, 6, "", ("192.0.2.7", 0))]
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_words, **_options: addresses)
     with pytest.raises(ConfigurationError, match="opens the port"):
         check_keyless("localhost", "set one")

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from updraft.protocol.http.lenient_json import apart, error_in, json_bytes, json_of
+from updraft.protocol.http.lenient_json import error_in, json_bytes, json_of, split_final_event
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_last_text_and_the_finish_come_apart() -> None:
         "choices": [{"index": 0, "delta": {"content": "lo"}, "finish_reason": "stop"}],
         "usage": {"total_tokens": 1},
     }
-    text, end = apart(finish)
+    text, end = split_final_event(finish)
     assert text == {"choices": [{"index": 0, "delta": {"content": "lo"}, "finish_reason": None}]}
     assert end["choices"][0]["delta"] == {} and end["choices"][0]["finish_reason"] == "stop" and end["usage"]
-    assert apart(end) == (None, end)
+    assert split_final_event(end) == (None, end)

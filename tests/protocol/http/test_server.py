@@ -26,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 from updraft.protocol.errors import PortInUseError, RequestCancelledError
 from updraft.protocol.http import connection
-from updraft.protocol.http.app import create_app, read_body, while_connected
+from updraft.protocol.http.app import cancel_on_disconnect, create_app, read_body
 from updraft.protocol.http.server import bind_socket
 from waiting import wait_for
 from websockets.sync.client import connect
@@ -304,7 +304,7 @@ def test_a_client_that_reads_nothing_is_cut_off_and_one_that_reads_slowly_is_not
     async def stream(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200})
         try:
-            with while_connected(Request(scope, receive)):
+            with cancel_on_disconnect(Request(scope, receive)):
                 while True:
                     await send({"type": "http.response.body", "body": b"x" * 100_000, "more_body": True})
         except RequestCancelledError:

@@ -40,15 +40,15 @@ def serial(url: str, context: ssl.SSLContext) -> int:
         socket.create_connection((address.hostname, address.port), timeout=20) as plain,
         context.wrap_socket(plain, server_hostname="localhost") as wrapped,
     ):
-        found = wrapped.getpeercert()
-        assert found
-        return int(str(found["serialNumber"]), 16)
+        certificate = wrapped.getpeercert()
+        assert certificate
+        return int(str(certificate["serialNumber"]), 16)
 
 
 def test_a_new_certificate_is_taken_and_old_connections_live_on(authority: Authority, tmp_path: Path) -> None:
     certificate, key, log, context = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "log", authority.client()
     first = authority.issue(certificate, key)
-    files = ("--tls-cert", str(certificate), "--tls-key", str(key), "--db", str(tmp_path / "db"))
+    files = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--db", str(tmp_path / "db"))
     with running(*GATEWAY, *files, log=log) as server, httpx.Client(base_url=server.url, verify=context) as client:
         assert server.url.startswith("https://127.0.0.1:")
         assert client.get("/v1/models").status_code == 200
@@ -73,7 +73,7 @@ BEGUN = b"\x16\x03\x01\x02\x00\x01\x00\x01"  # of the client's first message
 def test_more_handshakes_than_descriptors_stop_nobody(authority: Authority, tmp_path: Path) -> None:
     certificate, key, log = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "log"
     authority.issue(certificate, key)
-    files = ("--tls-cert", str(certificate), "--tls-key", str(key), "--db", str(tmp_path / "db"))
+    files = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--db", str(tmp_path / "db"))
     with running("-c", TINY_LIMIT, *GATEWAY[2:], *files, log=log) as server:
         address, idle = urlsplit(server.url), list[socket.socket]()
         try:
@@ -145,7 +145,7 @@ def test_a_gateway_asks_nodes_by_tls(authority: Authority, tmp_path: Path) -> No
     """A node's certificate is checked: one of an authority that nobody named keeps the node out."""
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     authority.issue(certificate, key)
-    files = ("--tls-cert", str(certificate), "--tls-key", str(key), "--db", str(tmp_path / "db"))
+    files = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--db", str(tmp_path / "db"))
     with (
         running(str(FAKE_NODE)) as node,
         running(*GATEWAY[:-3], "--node", node.url, "--no-auth", *files) as behind,
@@ -176,7 +176,7 @@ def test_only_loopback_is_served_in_the_clear(authority: Authority, tmp_path: Pa
     for host in ("0.0.0.0", "::", "192.0.2.7", "box.lan"):
         check_encrypted(host, files, insecure=False)
         check_encrypted(host, None, insecure=True)
-        with pytest.raises(ConfigurationError, match="--tls-cert and --tls-key"):
+        with pytest.raises(ConfigurationError, match="--ssl-certfile and --ssl-keyfile"):
             check_encrypted(host, None, insecure=False)
     for host in ("127.0.0.1", "::1", "localhost"):
         check_encrypted(host, None, insecure=False)
@@ -190,8 +190,8 @@ def test_only_loopback_is_served_in_the_clear(authority: Authority, tmp_path: Pa
             ["serve", "--local", "pocket", "--host", "0.0.0.0", "--app-api-key-env", "UPDRAFT_NODE_API_KEY"],
             "unencrypted",
         ),
-        ([*GATEWAY[2:], "--tls-cert", "c.pem"], "go together"),
-        ([*GATEWAY[2:], "--tls-cert", "c.pem", "--tls-key", "k.pem"], "c.pem"),
+        ([*GATEWAY[2:], "--ssl-certfile", "c.pem"], "go together"),
+        ([*GATEWAY[2:], "--ssl-certfile", "c.pem", "--ssl-keyfile", "k.pem"], "c.pem"),
         (["node", "--model", "pocket", "--api-key-file", "missing"], "missing"),
         ([*GATEWAY[2:], "--api-key-file", os.devnull], "is empty"),
     ],
@@ -215,7 +215,7 @@ def test_a_node_beyond_loopback_by_tls_and_a_key_of_a_file(authority: Authority,
     authority.issue(certificate, key)
     secret.write_text("from-a-file\n")
     command = ("-m", "updraft", "node", "--model", "pocket", "--threads", "1", "--host", "0.0.0.0", "--port", "0")
-    files = ("--tls-cert", str(certificate), "--tls-key", str(key), "--api-key-file", str(secret))
+    files = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--api-key-file", str(secret))
     with running(*command, *files) as node:
         url = node.url.replace("0.0.0.0", "127.0.0.1")
         with httpx.Client(base_url=url, verify=authority.client(), timeout=60) as client:

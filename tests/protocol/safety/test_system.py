@@ -53,9 +53,9 @@ def uses(tree: ast.AST) -> Iterator[str]:
 def test_they_are_named_in_one_module() -> None:
     packages = [path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name != "tests"]
     sources = [path for package in packages for path in package.rglob("*.py")]
-    found = {str(path.relative_to(ROOT)): set(uses(ast.parse(path.read_text()))) for path in sources}
-    assert {name: names for name, names in found.items() if names and name not in EXEMPT} == {}
-    assert found["protocol/safety/system.py"], "the search finds what is there"
+    uses_by_file = {str(path.relative_to(ROOT)): set(uses(ast.parse(path.read_text()))) for path in sources}
+    assert {name: names for name, names in uses_by_file.items() if names and name not in EXEMPT} == {}
+    assert uses_by_file["protocol/safety/system.py"], "the search finds what is there"
 
 
 def run(code: str, home: Path) -> str:

@@ -147,12 +147,12 @@ def of_format_1(path: Path) -> None:
 
 def test_ledger_of_the_first_format_still_works(path: Path) -> None:
     of_format_1(path)
-    found: list[int] = []
+    versions: list[int] = []
 
     def open_and_write(worker: int) -> None:
         ledger = Ledger(path)
         add_row(ledger, replace(ROW, id=f"new-{worker}", key="k", local_ms=1.5))
-        found.append(ledger.totals()[0].requests)
+        versions.append(ledger.totals()[0].requests)
         ledger.close()
 
     threads = [threading.Thread(target=open_and_write, args=(worker,)) for worker in range(8)]
@@ -160,7 +160,7 @@ def test_ledger_of_the_first_format_still_works(path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert max(found) == 9, "several openers at once, and none of them failed"
+    assert max(versions) == 9, "several openers at once, and none of them failed"
     ledger = Ledger(path)
     old_row, new_row = ledger.get("old"), ledger.get("new-3")
     assert old_row is not None and (old_row.latency_ms, old_row.decisions, old_row.local_ms) == (9, "[]", 0.0)

@@ -205,9 +205,9 @@ def test_an_empty_answer_escalates(bench: Any, cloud: FakeCloud, text: str, stre
                 assert done and text_of(events) == CLOUD_TEXT
                 info = updraft_of(events)
             else:
-                found = await b.answer()
-                assert found["choices"][0]["message"]["content"] == CLOUD_TEXT
-                info = found["updraft"]
+                reply = await b.answer()
+                assert reply["choices"][0]["message"]["content"] == CLOUD_TEXT
+                info = reply["updraft"]
             assert (info["tier"], info["reason"]) == ("cloud", "the local model gave an empty answer")
             assert (await b.answer("local"))["updraft"]["tier"] == "local"
 

@@ -61,7 +61,7 @@ def routed(
         device.model_id = "scripted"
         router = Router(config, tiers(device, config, gates))
         await router.start()
-        found: list[dict[str, Any]] = []
+        replies: list[dict[str, Any]] = []
         try:
             for index in range(n):
                 question = {"role": "user", "content": f"Question {index}: 2 + 2?"}
@@ -70,13 +70,13 @@ def routed(
                     WireRequest("POST", "/v1/chat/completions", body=json.dumps(body).encode())
                 )
                 if isinstance(response.body, bytes):
-                    found.append(json.loads(response.body)["updraft"])
+                    replies.append(json.loads(response.body)["updraft"])
                     continue
                 events = b"".join([chunk async for chunk in response.body]).split(b"\n\n")
-                found += [json.loads(each[6:])["updraft"] for each in events if b'"updraft"' in each]
+                replies += [json.loads(each[6:])["updraft"] for each in events if b'"updraft"' in each]
         finally:
             await router.close()
-        return found
+        return replies
 
     return asyncio.run(run())
 
@@ -256,15 +256,15 @@ def test_the_counts_are_metrics(cloud: FakeCloud, tmp_path: Path) -> None:
             assert (await router.chat(WireRequest("POST", "/v1/chat/completions", body=body))).status == 200
             while True:
                 families = parse(router.metrics())
-                found = {name: family.samples[name, ""] for name, family in families.items()}
-                if found["updraft_learning_waiting"] == 0:
-                    return found
+                counts = {name: family.samples[name, ""] for name, family in families.items()}
+                if counts["updraft_learning_waiting"] == 0:
+                    return counts
                 await asyncio.sleep(0.01)
         finally:
             await router.close()
 
-    found = asyncio.run(asyncio.wait_for(run(), 30))
-    assert found == {
+    counts = asyncio.run(asyncio.wait_for(run(), 30))
+    assert counts == {
         "updraft_learning_waiting": 0,
         "updraft_learning_kept_total": 1,
         "updraft_learning_dropped_total": 0,
@@ -282,8 +282,8 @@ def test_a_middle_cloud_teaches_nothing_about_the_pair(cloud: FakeCloud, tmp_pat
 def test_invalid_file_stops_learning_only(cloud: FakeCloud, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "experience.sqlite3"
     path.write_bytes(b"garbage-garbage" * 100)
-    found = routed(cloud, tmp_path, ExplorationGates(ScriptedGates(after=True)), 3)
-    assert [info["tier"] for info in found] == ["cloud"] * 3
+    replies = routed(cloud, tmp_path, ExplorationGates(ScriptedGates(after=True)), 3)
+    assert [info["tier"] for info in replies] == ["cloud"] * 3
     (warnings,) = [record.getMessage() for record in caplog.records if record.name == "updraft.router"]
     assert warnings.startswith("no experience is stored") and str(path) in warnings and "move this one" in warnings
     assert path.read_bytes() == b"garbage-garbage" * 100
@@ -306,9 +306,9 @@ def test_early_escalations_are_not_learned(cloud: FakeCloud, tmp_path: Path) -> 
 def test_exploration_sends_its_share_up_and_says_so(cloud: FakeCloud, tmp_path: Path) -> None:
     gates = ExplorationGates(ScriptedGates(), exploration=0.25, rng=random.Random(3))
     rng = random.Random(3)
-    found = routed(cloud, tmp_path, gates, 40, exploration=0.25)
-    explored = [info for info in found if info["tier"] == "cloud"]
-    assert [info in explored for info in found] == [rng.random() < 0.25 for _ in found]
+    replies = routed(cloud, tmp_path, gates, 40, exploration=0.25)
+    explored = [info for info in replies if info["tier"] == "cloud"]
+    assert [info in explored for info in replies] == [rng.random() < 0.25 for _ in replies]
     assert 4 <= len(explored) <= 18
     assert all(info["reason"] == "exploration: would answer locally, gate 3" for info in explored)
     rows = kept(tmp_path)
@@ -321,18 +321,18 @@ def test_exploration_sends_its_share_up_and_says_so(cloud: FakeCloud, tmp_path: 
 def test_random_escalations_are_not_repeated(cloud: FakeCloud, tmp_path: Path) -> None:
     gates = ExplorationGates(ScriptedGates(), exploration=0.25, rng=random.Random(1))  # draws the first, not the second
     same = {"messages": [{"role": "user", "content": "2 + 2?"}], "temperature": 0}
-    found = routed(cloud, tmp_path, gates, 4, exploration=0.25, cache=CacheSettings(max_mb=1), asks=same)
-    assert [info["route"] for info in found] == ["escalated", "local", "cache", "cache"]
+    replies = routed(cloud, tmp_path, gates, 4, exploration=0.25, cache=CacheSettings(max_mb=1), asks=same)
+    assert [info["route"] for info in replies] == ["escalated", "local", "cache", "cache"]
 
 
 @pytest.mark.parametrize("early", [{"before": True}, {"during_at": 2}, {"before": True, "during_at": 2}])
 def test_exploration_sees_what_gates_1_and_2_send_up(cloud: FakeCloud, tmp_path: Path, early: dict[str, Any]) -> None:
     gates = ExplorationGates(ScriptedGates(**early), exploration=0.25, rng=random.Random(3))
     rng = random.Random(3)
-    found = routed(cloud, tmp_path, gates, 40, exploration=0.25)
-    explored = [info for info in found if info["reason"] == "exploration: would escalate, gate 3"]
-    assert [info in explored for info in found] == [rng.random() < 0.25 for _ in found]
-    assert {info["tier"] for info in found} == {"cloud"}, "who asks loses no quality by it"
+    replies = routed(cloud, tmp_path, gates, 40, exploration=0.25)
+    explored = [info for info in replies if info["reason"] == "exploration: would escalate, gate 3"]
+    assert [info in explored for info in replies] == [rng.random() < 0.25 for _ in replies]
+    assert {info["tier"] for info in replies} == {"cloud"}, "who asks loses no quality by it"
     rows = kept(tmp_path)
     assert {row.id for row in rows} == {info["request_id"] for info in explored}
     assert {(row.local, row.cloud, row.propensity, row.explored, row.sampled) for row in rows} == {
@@ -397,8 +397,10 @@ def test_nothing_is_explored_where_nothing_is_kept(
     path = tmp_path / "experience.sqlite3"
     path.write_bytes(b"garbage-garbage" * 100)
     settings: dict[str, Any] = {} if damaged else {"experience": None}
-    found = routed(cloud, tmp_path, ExplorationGates(ScriptedGates(), exploration=1.0), 2, exploration=1.0, **settings)
-    assert [info["reason"] for info in found] == ["gate 3"] * 2
+    replies = routed(
+        cloud, tmp_path, ExplorationGates(ScriptedGates(), exploration=1.0), 2, exploration=1.0, **settings
+    )
+    assert [info["reason"] for info in replies] == ["gate 3"] * 2
     assert cloud.requests == []
     warnings = [record.getMessage() for record in caplog.records if record.name == "updraft.router"]
     assert warnings[-1].startswith("exploration is off, because no experience is stored")
@@ -411,7 +413,7 @@ def test_nothing_is_explored_where_nothing_is_kept(
 def test_drawn_requests_skip_races_and_middle_tiers(cloud: FakeCloud, tmp_path: Path) -> None:
     gates = ExplorationGates(ScriptedGates(), exploration=1.0)
     slow = ScriptedLocal(delay_s=0.02)
-    found = routed(
+    replies = routed(
         cloud,
         tmp_path,
         gates,
@@ -422,7 +424,7 @@ def test_drawn_requests_skip_races_and_middle_tiers(cloud: FakeCloud, tmp_path: 
         middle_tiers=(CloudTierConfig(cloud.url, "medium"),),
     )
     assert [row.sampled for row in kept(tmp_path)] == [1, 1, 1]
-    assert {info["route"] for info in found} == {"escalated"}
+    assert {info["route"] for info in replies} == {"escalated"}
     assert {body["model"] for body in cloud.requests} == {"large"}
     assert len(cloud.requests) == 3
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from router_fakes import FakeSignals, FakeToken
 from updraft.classifier.features.gate_inputs import RunView
-from updraft.classifier.policy.calibrated_on import CalibratedOn
+from updraft.classifier.policy.calibration_scope import CalibrationScope
 from updraft.classifier.policy.policy import Policy
 from updraft.classifier.target import Target
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError
@@ -37,7 +37,7 @@ class ScriptedPolicy:
 
     gate2_tokens = 4
     models = PAIR
-    calibrated_on = CalibratedOn()
+    calibrated_on = CalibrationScope()
     local_model = None
     typical_p_gain = None
 
@@ -196,7 +196,7 @@ def test_uncalibrated_requests_escalate_before_generation() -> None:
         assert (decision.escalate, decision.gate, decision.p_gain) == (True, 1, None)
         assert decision.reason == f"the policy was not calibrated on {unknown}"
     assert not gates.before([Message(role="system", content="Be brief."), *MESSAGES], None).escalate
-    policy.calibrated_on = CalibratedOn(("Cyrillic", "Latin"), turns=3)
+    policy.calibrated_on = CalibrationScope(("Cyrillic", "Latin"), turns=3)
     assert not gates.before([*earlier, Message(role="user", content="почему?")], None).escalate
 
 

@@ -169,8 +169,8 @@ def test_a_missing_server_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         asyncio.run(load_tiers(RouterConfig(local=url)))
     monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
     monkeypatch.setenv("UPDRAFT_LOCAL", url)
-    (found,) = check_local()
-    assert (found.status, url in found.finding) == ("fail", True)
+    (check,) = check_local()
+    assert (check.status, url in check.finding) == ("fail", True)
 
 
 def test_the_doctor_tells_what_a_server_gives(
@@ -178,8 +178,8 @@ def test_the_doctor_tells_what_a_server_gives(
 ) -> None:
     monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path))
     monkeypatch.setenv("UPDRAFT_LOCAL", bare.url)
-    (found,) = check_local()
-    assert (found.status, "small, 512 tokens" in found.finding) == ("warn", True)
+    (check,) = check_local()
+    assert (check.status, "small, 512 tokens" in check.finding) == ("warn", True)
 
 
 @pytest.mark.parametrize(

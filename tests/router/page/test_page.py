@@ -42,8 +42,8 @@ def daemon(cloud_server: FakeCloud, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    with browser() as found:
-        yield found
+    with browser() as chrome:
+        yield chrome
 
 
 @pytest.fixture(scope="module")

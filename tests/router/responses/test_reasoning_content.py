@@ -75,8 +75,8 @@ def test_reasoning_in_a_clouds_text(bench: Any, cloud: FakeCloud) -> None:
         for settings, shown in (({"cloud_reasoning_tags": True}, ("Let me see.", "It is 42.")), ({}, ("", text))):
             async with bench(**settings) as b:
                 cloud.says = 200, json.dumps(whole).encode()
-                found = (await b.answer("cloud"))["choices"][0]["message"]
-                assert (found.get("reasoning_content", ""), found["content"]) == shown
+                message = (await b.answer("cloud"))["choices"][0]["message"]
+                assert (message.get("reasoning_content", ""), message["content"]) == shown
                 cloud.says = 200, *(f"data: {json.dumps(each)}\n\n".encode() for each in chunks), b"data: [DONE]\n\n"
                 _, events, done = await b.stream("cloud")
                 assert done

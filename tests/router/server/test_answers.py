@@ -72,11 +72,11 @@ def test_followers_get_every_event_from_where_they_want() -> None:
                     await may_go_on.wait()
 
         async def followed(after: int) -> bytes:
-            found = b""
+            received = b""
             async for events in running.follow(after):
-                found += events
+                received += events
                 may_go_on.set()
-            return found
+            return received
 
         AnswerService(RouterConfig()).begin(running, make())
         first, second = await asyncio.gather(followed(-1), followed(3))

@@ -33,8 +33,8 @@ USER = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture
 def daemon(cloud: FakeCloud) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    with running_daemon(cloud, {"local": None}) as found:
-        yield found
+    with running_daemon(cloud, {"local": None}) as address:
+        yield address
 
 
 @contextmanager
@@ -166,9 +166,9 @@ def test_every_answer_reports_its_processing_time(cloud: FakeCloud) -> None:
     router = Router(RouterConfig(cloud_url=cloud.url, cloud_model="big", local=None, ledger=None))
     with TestClient(daemon_app(router), base_url="http://127.0.0.1") as http:
         for path, status in (("/v1/models", 200), ("/v1/models/none", 404), ("/nowhere", 404)):
-            found = http.get(path)
-            assert (found.status_code, int(found.headers["openai-processing-ms"]) >= 0) == (status, True)
-            assert len(found.headers.get_list("x-request-id")) == 1
+            response = http.get(path)
+            assert (response.status_code, int(response.headers["openai-processing-ms"]) >= 0) == (status, True)
+            assert len(response.headers.get_list("x-request-id")) == 1
 
 
 def test_health_wants_no_key(cloud: FakeCloud) -> None:

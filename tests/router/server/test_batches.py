@@ -62,9 +62,9 @@ def end_of(client: openai.OpenAI, batch: OpenAIBatch) -> OpenAIBatch:
 def answers(client: openai.OpenAI, file_id: str | None) -> dict[str, Any]:
     """By `custom_id`, of which there are no two."""
     lines = [json.loads(line) for line in client.files.content(file_id or "").text.splitlines()]
-    found = {line["custom_id"]: line for line in lines}
-    assert len(found) == len(lines)
-    return found
+    lines_by_id = {line["custom_id"]: line for line in lines}
+    assert len(lines_by_id) == len(lines)
+    return lines_by_id
 
 
 @pytest.fixture(scope="module")
@@ -125,8 +125,8 @@ def test_killed_daemon_resumes_and_answers_each_line_once(cloud: FakeCloud, tmp_
         over = end_of(client, batch)
         assert over.request_counts is not None
         assert over.request_counts.to_dict() == {"total": 12, "completed": 12, "failed": 0}
-        found = answers(client, over.output_file_id)
-    assert found.keys() == {line["custom_id"] for line in lines}
+        lines_by_id = answers(client, over.output_file_id)
+    assert lines_by_id.keys() == {line["custom_id"] for line in lines}
     assert len(cloud.requests) <= 12 + 2, "only what was in flight is asked twice"
 
 

@@ -77,8 +77,8 @@ def test_placeholders_round_trip(thing: str, part: str) -> None:
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
 def test_no_route_shadows_another(route: Route) -> None:
     path = re.sub(r"\{.*?\}", "some", route.path)
-    found = [other for other in ROUTES if other.method == route.method and other.match(path) is not None]
-    assert found[0] is route
+    routes = [other for other in ROUTES if other.method == route.method and other.match(path) is not None]
+    assert routes[0] is route
     assert route.summary
 
 

@@ -30,8 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def url(folder: Path) -> Iterator[str]:
     config = RouterConfig(local="pocket", files=folder, files_mb=3)
-    with serving(daemon_app(Router(config, tiers(ScriptedLocal(), config))), lifespan=True) as found:
-        yield found
+    with serving(daemon_app(Router(config, tiers(ScriptedLocal(), config))), lifespan=True) as address:
+        yield address
 
 
 def client(url: str, key: str) -> openai.OpenAI:

@@ -113,8 +113,8 @@ def check_all(described: Described, examples: int, subtests: pytest.Subtests) ->
     """Every operation, each reported when it ends. Whether a stranger's value is refused is for the tier that answers
     to say, and not checked here.
     """
-    for found in described.schema.get_all_operations():
-        operation = found.ok()
+    for described_operation in described.schema.get_all_operations():
+        operation = described_operation.ok()
         if operation.path.startswith(("/updraft/models", "/api/pull")):
             continue  # they fetch and delete models
 
@@ -150,10 +150,10 @@ def test_parameters_forms_and_streams_are_those_of_the_routes(described: Describ
 
 
 def _content(described: Described, path: str, *keys: str) -> dict[str, Any]:
-    found = described.schema.raw_schema["paths"][path]["post"]
+    node = described.schema.raw_schema["paths"][path]["post"]
     for key in keys:
-        found = found[key]
-    return found["content"]
+        node = node[key]
+    return node["content"]
 
 
 def test_thirty_requests_an_operation(described: Described, subtests: pytest.Subtests) -> None:

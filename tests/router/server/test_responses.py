@@ -350,9 +350,9 @@ def test_a_background_response_may_fail(client: openai.OpenAI, cloud: FakeCloud)
 
 def _finished(client: openai.OpenAI, response_id: str) -> Response:
     for _ in range(2000):
-        found = client.responses.retrieve(response_id)
-        if found.status not in ("queued", "in_progress"):
-            return found
+        response = client.responses.retrieve(response_id)
+        if response.status not in ("queued", "in_progress"):
+            return response
     raise AssertionError("it does not end")
 
 
@@ -362,6 +362,6 @@ def test_an_answer_that_could_not_be_stored_says_so(client: openai.OpenAI, confi
         file.execute("DROP TABLE answers")
     whole = checked(client.responses.create(input="hello", model="local"))
     for made in (whole, streamed(client, model="local")[-1].response):
-        found: Any = made.to_dict()
-        assert (made.output_text, found["status"], found["store"]) == (whole.output_text, "completed", False)
-        assert found["updraft"]["notes"] == ["store: this answer could not be stored"]
+        response: Any = made.to_dict()
+        assert (made.output_text, response["status"], response["store"]) == (whole.output_text, "completed", False)
+        assert response["updraft"]["notes"] == ["store: this answer could not be stored"]

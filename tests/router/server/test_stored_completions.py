@@ -47,10 +47,10 @@ def test_create_list_retrieve_update_delete(client: updraft.OpenAI) -> None:
     assert [each.id for each in client.chat.completions.list(limit=2)] == ids
     assert [each.id for each in client.chat.completions.list(order="desc", limit=1)] == ids[::-1]
     assert [each.id for each in client.chat.completions.list(metadata={"number": "1"})] == [ids[1]]
-    found = client.chat.completions.retrieve(ids[0])
-    ChatCompletion.model_validate(found.to_dict())
-    assert found.to_dict() == made[0].to_dict()
-    assert found.choices[0].message.content == LOCAL_TEXT
+    stored = client.chat.completions.retrieve(ids[0])
+    ChatCompletion.model_validate(stored.to_dict())
+    assert stored.to_dict() == made[0].to_dict()
+    assert stored.choices[0].message.content == LOCAL_TEXT
     changed = client.chat.completions.update(ids[0], metadata={"a": "b"})
     assert changed.to_dict()["metadata"] == {"a": "b"}
     assert [each.id for each in client.chat.completions.list(metadata={"a": "b"})] == [ids[0]]
@@ -70,8 +70,8 @@ def test_a_stream_is_stored_whole(client: updraft.OpenAI, cloud: FakeCloud) -> N
     parts: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, *USER]
     list(client.chat.completions.create(model="cloud", messages=parts, store=True, metadata={"a": "b"}, stream=True))
     assert not {"store", "metadata"} & set(cloud.requests[-1]), "the cloud is not asked to keep it, too"
-    found = client.chat.completions.retrieve("cloud-7")
-    calls = found.choices[0].message.tool_calls
+    stored = client.chat.completions.retrieve("cloud-7")
+    calls = stored.choices[0].message.tool_calls
     assert calls is not None and calls[0].to_dict()["function"] == {"name": "f", "arguments": '{"a":1}'}
     messages = list(client.chat.completions.messages.list("cloud-7", limit=1))
     ChatCompletionStoreMessage.model_validate({**messages[0].to_dict(), "role": "assistant"})

@@ -43,14 +43,14 @@ def test_pages_go_through_all_in_either_order(opened: Callable[..., AnswerStore]
         store.put(answer(number, model=f"m{number % 2}", metadata={"odd": str(number % 2)}))
     store.put(answer(3, owner="other"))
     for newest_first in (False, True):
-        found: list[str] = []
+        ids: list[str] = []
         after, more = None, True
         while more:
             page, more = store.page("me", CHAT, Page(3, after, newest_first))
-            found += [each.id for each in page]
-            after = found[-1]
+            ids += [each.id for each in page]
+            after = ids[-1]
         expected = [f"id-{number}" for number in range(7)]
-        assert found == (expected[::-1] if newest_first else expected)
+        assert ids == (expected[::-1] if newest_first else expected)
     odd = [f"id-{number}" for number in (1, 3, 5)]
     assert [each.id for each in store.page("me", CHAT, Page(), model="m1")[0]] == odd
     assert [each.id for each in store.page("me", CHAT, Page(), metadata={"odd": "1"})[0]] == odd

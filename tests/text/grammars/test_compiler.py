@@ -263,8 +263,10 @@ def test_properties_may_be_called_as_keywords_are(compiler: GrammarCompiler, tok
 )
 def test_ranges_of_integers_are_exact(compiler: GrammarCompiler, tokenizer: Tokenizer, least: int, most: int) -> None:
     schema = {"type": "integer", "minimum": least, "maximum": most}
-    found = [accepts(compiler, tokenizer, "json_schema", schema, str(at)) for at in (least - 1, least, most, most + 1)]
-    assert found == [False, True, True, False]
+    accepted = [
+        accepts(compiler, tokenizer, "json_schema", schema, str(at)) for at in (least - 1, least, most, most + 1)
+    ]
+    assert accepted == [False, True, True, False]
 
 
 @pytest.mark.parametrize(

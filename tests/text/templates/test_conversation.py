@@ -44,8 +44,8 @@ TOOLS = [Tool("function", Function("look_up", "Finds it.", {"type": "object", "p
 
 @cache
 def templates() -> dict[str, ChatTemplate]:
-    found = {path.name: path.read_text(encoding="utf-8") for path in sorted(FOLDER.rglob("*.jinja*"))}
-    return {name: ChatTemplate(source, bos_token="<s>", eos_token="</s>") for name, source in (OWN | found).items()}
+    sources = {path.name: path.read_text(encoding="utf-8") for path in sorted(FOLDER.rglob("*.jinja*"))}
+    return {name: ChatTemplate(source, bos_token="<s>", eos_token="</s>") for name, source in (OWN | sources).items()}
 
 
 def shapes(text: str) -> Iterator[str | list[TextPart]]:

@@ -66,7 +66,7 @@ class _StoredCompletion:
 
 
 async def create(context: RequestContext) -> WireResponse:
-    wanted = _wanted(context)
+    wanted = _completion_to_store(context)
     if wanted is None:
         return await context.router.chat(context.request)
     made = await context.router.chat(replace(context.request, body=msgspec.json.encode(wanted.body)))
@@ -79,7 +79,7 @@ async def create(context: RequestContext) -> WireResponse:
     return WireResponse.json(completion if kept else not_stored(completion), headers=made.headers)
 
 
-def _wanted(context: RequestContext) -> _StoredCompletion | None:
+def _completion_to_store(context: RequestContext) -> _StoredCompletion | None:
     """Return the completion to store, if any. Without an answer store, the cloud gets the field `store`."""
     if not context.answers.enabled or b'"store"' not in context.request.body:
         return None

@@ -6,7 +6,7 @@ from .....protocol.embeddings import EmbeddingList, EmbeddingRequest
 from .....protocol.http.wire import WireResponse
 from .....protocol.requests import CompletionRequest
 from .....protocol.responses import TextCompletion
-from ....responses.direct import DirectHandler, passed_on, read_any_model
+from ....responses.direct import DirectHandler, forwarder, read_any_model
 from ....responses.embeddings import embed
 from ....responses.text_completion import complete
 from ....router import BodyReader, read_json
@@ -39,7 +39,7 @@ EMBEDDINGS = Route(
 )
 _SUMMARY = "passed on to a cloud that supports it; refused for `local` and private requests"
 PASSED_ON = tuple(
-    Route("POST", f"/v1/{path}", _direct(passed_on(path, what), read_any_model), _SUMMARY, kind, form=kind is None)
+    Route("POST", f"/v1/{path}", _direct(forwarder(path, what), read_any_model), _SUMMARY, kind, form=kind is None)
     for path, what, kind in (
         ("moderations", "moderations", dict),
         ("rerank", "rankings", dict),

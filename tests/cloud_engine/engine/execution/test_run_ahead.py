@@ -91,8 +91,8 @@ def test_step_after_a_stop_token_is_discarded(ahead, monkeypatch, make_engine, m
     ]
     expected = [answer[: answer.index(answer[7 + at])] for at, answer in enumerate(answers)]
     monkeypatch.setattr(Runner, "runs_ahead", True)
-    found, _ = stepped(make_engine(), ending)
-    assert list(found.values()) == expected
+    outputs, _ = stepped(make_engine(), ending)
+    assert list(outputs.values()) == expected
     assert len(ahead) > 5
 
 
@@ -126,10 +126,10 @@ def test_a_small_pool_with_preemptions(ahead, monkeypatch, make_engine, make_pro
     requests = ask(make_prompts(9, seed=6), max_tokens=40)
     options = {"num_blocks": 26, "max_num_seqs": 6, "block_size": 8}
     engine = make_engine(**options)
-    found, _ = stepped(engine, requests)
+    outputs, _ = stepped(engine, requests)
     assert engine.stats().preemptions > 0 and ahead
     monkeypatch.setattr(Runner, "runs_ahead", False)
-    assert stepped(make_engine(**options), requests)[0] == found
+    assert stepped(make_engine(**options), requests)[0] == outputs
 
 
 @pytest.mark.parametrize(
@@ -147,11 +147,11 @@ def test_requests_that_need_the_last_token_wait(params, ahead, make_engine, make
 def test_biases_are_the_same_for_every_token(temperature, ahead, monkeypatch, make_engine, make_prompts, ask, run):
     bias = tuple((token, 4.0 if token % 2 else -4.0) for token in range(40))
     requests = ask(make_prompts(4), max_tokens=12, temperature=temperature, logit_bias=bias, seed=3)
-    found = [result.token_ids for result in run(make_engine(), requests)]
+    answers = [result.token_ids for result in run(make_engine(), requests)]
     assert ahead
     monkeypatch.setattr(Runner, "runs_ahead", False)
-    assert found == [result.token_ids for result in run(make_engine(), requests)]
-    assert found != [
+    assert answers == [result.token_ids for result in run(make_engine(), requests)]
+    assert answers != [
         result.token_ids for result in run(make_engine(), ask(make_prompts(4), max_tokens=12, temperature=temperature))
     ]
 
@@ -171,10 +171,10 @@ def test_waiting_request_gets_a_free_slot_at_once(ahead, monkeypatch, make_engin
         replace(request, params=replace(request.params, max_tokens=length))
         for request, length in zip(ask(make_prompts(4, seed=8), ignore_eos=True), (5, 30, 6, 7), strict=True)
     ]
-    found = stepped(make_engine(max_num_seqs=2), requests)
-    assert ahead and ahead.num_in_vain(found[1]) == 0
+    outcome = stepped(make_engine(max_num_seqs=2), requests)
+    assert ahead and ahead.num_in_vain(outcome[1]) == 0
     monkeypatch.setattr(Runner, "runs_ahead", False)
-    assert stepped(make_engine(max_num_seqs=2), requests) == found
+    assert stepped(make_engine(max_num_seqs=2), requests) == outcome
 
 
 def test_nothing_is_launched_ahead_of_a_long_prompt(ahead, make_engine, ask):
@@ -186,7 +186,7 @@ def test_nothing_is_launched_ahead_of_a_long_prompt(ahead, make_engine, ask):
 
 def test_draft_cost_is_not_charged_to_plain_steps(ahead, monkeypatch, draft, make_engine, make_prompts, ask):
     engine = make_engine(draft=draft, draft_length="adaptive")
-    monkeypatch.setattr(engine._speculator._draft_length, "rests", lambda sequences, ahead=0: True)
+    monkeypatch.setattr(engine._speculator._draft_length, "is_resting", lambda sequences, ahead=0: True)
     for request in ask(make_prompts(2), max_tokens=10):
         engine.add_request(request)
     for _ in range(3):
@@ -200,9 +200,9 @@ def test_draft_cost_is_not_charged_to_plain_steps(ahead, monkeypatch, draft, mak
 def test_nothing_is_launched_ahead_of_drafts(ahead, monkeypatch, draft, make_engine, make_prompts, ask, run):
     """While the policy is asked in every step, even if it says no each time."""
     engine = make_engine(draft=draft, draft_length="adaptive")
-    policy = engine._speculator._draft_length
-    monkeypatch.setattr(policy, "rests", lambda sequences, ahead=0: False)
-    monkeypatch.setattr(policy, "plan", lambda candidates, sequences: [0] * len(candidates))
+    draft_length = engine._speculator._draft_length
+    monkeypatch.setattr(draft_length, "is_resting", lambda sequences, ahead=0: False)
+    monkeypatch.setattr(draft_length, "plan", lambda candidates, sequences: [0] * len(candidates))
     run(engine, ask(make_prompts(3), max_tokens=10))
     assert not ahead
 
@@ -253,15 +253,15 @@ def test_drafts_are_the_same_unread(backend, draft_length, ahead, monkeypatch, d
         return drafting, chunks
 
     monkeypatch.setattr(DraftModel, "_first_pass", noted)
-    found, _ = stepped(engine := make_engine(draft=draft, **options), requests)
+    outputs, _ = stepped(engine := make_engine(draft=draft, **options), requests)
     assert draft_length == "adaptive" or (engine.stats().draft_accepted > 0 and not ahead)
     monkeypatch.setattr(Runner, "runs_ahead", False)
-    assert stepped(make_engine(attention_backend=backend), requests)[0] == found
+    assert stepped(make_engine(attention_backend=backend), requests)[0] == outputs
     if draft_length == "fixed":
         first_passes.append([])
         waiting, _ = stepped(beside := make_engine(draft=draft, **options), requests)
         assert first_passes[0] == first_passes[1]  # nothing is computed again
-        assert waiting == found
+        assert waiting == outputs
         assert beside.stats().draft_proposed == engine.stats().draft_proposed
         assert beside.stats().draft_accepted == engine.stats().draft_accepted
 
@@ -294,7 +294,7 @@ def test_any_order_of_ends_aborts_and_arrivals(lengths, places, events, make_eng
     expected = {request.request_id: run(make_engine(), [request])[0].token_ids for request in requests}
     late = {requests[number % len(requests)].request_id for comes, number in events.values() if comes}
     aborted: set[str] = set()
-    found: dict[str, list[int]] = {name: [] for name in expected}
+    tokens: dict[str, list[int]] = {name: [] for name in expected}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Runner, "runs_ahead", True)
         engine = make_engine(max_num_seqs=places, num_blocks=24, block_size=8)
@@ -306,7 +306,7 @@ def test_any_order_of_ends_aborts_and_arrivals(lengths, places, events, make_eng
         while engine.has_work or waiting:
             steps += 1
             for output in engine.step():
-                found[output.request_id] += output.token_ids
+                tokens[output.request_id] += output.token_ids
             comes, number = events.get(steps, (False, -1))
             name = requests[number % len(requests)].request_id
             if comes and name in waiting:
@@ -319,7 +319,7 @@ def test_any_order_of_ends_aborts_and_arrivals(lengths, places, events, make_eng
                     engine.add_request(request)
                 waiting = {}
         assert engine.stats().kv_blocks_used == 0
-    for name, answer in found.items():
+    for name, answer in tokens.items():
         assert answer == expected[name][: len(answer)]
         assert name in aborted or len(answer) == len(expected[name])
 

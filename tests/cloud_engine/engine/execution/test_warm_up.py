@@ -45,15 +45,15 @@ def test_columns_begin_where_a_kernel_expects_it() -> None:
     """For another alignment Triton would compile again, in the middle of a step."""
     sampling = [ResolvedParams(temperature=0.5, top_k=4, top_p=0.5, min_p=0.1, logit_bias=((1, 1.0),))] * 3
     rows = [SamplingRow(7, 3, params, LogitEditor(params, (), ()).edits()) for params in sampling]
-    found = sampling_of(rows, 64, torch.device("cpu"))
-    assert found.truncation is not None
-    cut = found.truncation
-    columns = [found.temperatures, found.seeds, found.positions, cut.top_p, cut.min_p]
+    aligned = sampling_of(rows, 64, torch.device("cpu"))
+    assert aligned.truncation is not None
+    cut = aligned.truncation
+    columns = [aligned.temperatures, aligned.seeds, aligned.positions, cut.top_p, cut.min_p]
     edits = _flat([(index, row.edits) for index, row in enumerate(rows) if row.edits is not None], torch.device("cpu"))
     for of_one in (columns, [edits.rows, edits.token_ids, edits.divisors, edits.offsets]):
         assert all(column is not None and column.shape == (3,) for column in of_one)
         assert {(column.data_ptr() - of_one[0].data_ptr()) % 16 for column in of_one} == {0}
-    assert found.seeds.tolist() == [7] * 3 and edits.token_ids.tolist() == [1] * 3
+    assert aligned.seeds.tolist() == [7] * 3 and edits.token_ids.tolist() == [1] * 3
 
 
 def test_nothing_is_launched_on_a_cpu(target, monkeypatch) -> None:

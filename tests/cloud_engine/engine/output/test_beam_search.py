@@ -65,11 +65,11 @@ def by_transformers(reference: Any, request: GenerationRequest, end: int = END) 
         output_scores=True,
         return_dict_in_generate=True,
     )
-    found: list[tuple[list[int], float]] = []
+    beams: list[tuple[list[int], float]] = []
     for row, score in zip(result.sequences.tolist(), result.sequences_scores.tolist(), strict=True):
         answer = row[len(request.prompt_ids) :]
-        found.append((answer[: answer.index(end) + 1] if end in answer else answer, score))
-    return found
+        beams.append((answer[: answer.index(end) + 1] if end in answer else answer, score))
+    return beams
 
 
 def by_us(
@@ -77,14 +77,14 @@ def by_us(
 ) -> list[tuple[list[int], float]]:
     """The same of our answers, scored by the log-probabilities that came with them."""
     assert request.beam is not None
-    found: list[tuple[list[int], float]] = []
+    beams: list[tuple[list[int], float]] = []
     for result in results:
         tokens, total = list(result.token_ids), sum(entry.logprob for entry in result.logprobs)
         if result.finish_reason == "stop":
             total += float(expected_logprobs(reference, [*request.prompt_ids, *tokens])[-1, end])
             tokens.append(end)
-        found.append((tokens, total / len(tokens) ** request.beam.length_penalty))
-    return found
+        beams.append((tokens, total / len(tokens) ** request.beam.length_penalty))
+    return beams
 
 
 def assert_same(ours: list[tuple[list[int], float]], theirs: list[tuple[list[int], float]]) -> None:

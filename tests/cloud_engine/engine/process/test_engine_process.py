@@ -31,7 +31,7 @@ from updraft.protocol.errors import (
 )
 from updraft.protocol.sampling import SamplingParams
 
-CONFIG = EngineConfig(num_threads=1)
+CONFIG = EngineConfig(threads=1)
 
 
 @pytest.fixture(scope="module")

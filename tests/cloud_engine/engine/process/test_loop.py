@@ -10,7 +10,7 @@ import pytest
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.process import loop
 from updraft.cloud_engine.engine.process.loop import REPORT_EVERY_S, REPORT_WHOLE_EVERY_S, EngineLoop
-from updraft.cloud_engine.engine.process.messages import Abort, Add, Close, Command, Report, Stepped
+from updraft.cloud_engine.engine.process.messages import Abort, Add, Close, Command, OutputReport, Report
 from updraft.cloud_engine.engine.process.transport import CoreTransport
 from updraft.cloud_engine.engine.types.outputs import TokenOutput
 from updraft.cloud_engine.engine.types.request import GenerationRequest
@@ -23,7 +23,7 @@ class Script(CoreTransport):
     """Hands out commands, each at its step, and keeps what is reported, with the step that it came after."""
 
     def __init__(self, engine: Engine, commands: Sequence[tuple[int, Command]]) -> None:
-        self.reports: list[tuple[int, Stepped]] = []
+        self.reports: list[tuple[int, OutputReport]] = []
         self._engine = engine
         self._commands = deque(commands)
 
@@ -33,7 +33,7 @@ class Script(CoreTransport):
         return Close() if wait else None
 
     def report(self, what: Report) -> None:
-        assert isinstance(what, Stepped)
+        assert isinstance(what, OutputReport)
         self.reports.append((self._engine.stats().steps, what))
 
     def send_back(self, command: Command) -> None:
@@ -41,8 +41,8 @@ class Script(CoreTransport):
 
     def outputs(self) -> list[tuple[int, list[TokenOutput]]]:
         """The report, if there was one."""
-        found = [(step, list(chain.from_iterable(report.outputs))) for step, report in self.reports]
-        return [(step, outputs) for step, outputs in found if outputs]
+        steps = [(step, list(chain.from_iterable(report.outputs))) for step, report in self.reports]
+        return [(step, outputs) for step, outputs in steps if outputs]
 
 
 def asked(name: str, *, streamed: bool, tokens: int = TOKENS) -> Add:

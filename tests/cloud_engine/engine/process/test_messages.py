@@ -116,7 +116,7 @@ DECODED = st.lists(st.tuples(TEXT, COUNTS, COUNTS), max_size=3).map(
 
 @given(st.lists(st.builds(StepOutputs, DECODED, st.lists(OUTPUTS, max_size=3)), max_size=3), ENGINE_STATS)
 def test_outputs_and_counters_arrive(steps: list[StepOutputs], stats: EngineStats) -> None:
-    report = messages.Stepped(steps, stats)
+    report = messages.OutputReport(steps, stats)
     assert messages.decode_report(messages.encode_report(report)) == report
 
 
@@ -125,7 +125,7 @@ def test_errors_keep_their_type(
     kind: type[UpdraftError], message: str, param: str | None, code: str | None, ids: list[str]
 ) -> None:
     sent = kind(message, param=param, code=code)
-    for report in (messages.Failed(ids, sent), messages.Down(sent)):
+    for report in (messages.FailureReport(ids, sent), messages.DownReport(sent)):
         arrived = messages.decode_report(messages.encode_report(report))
         assert type(arrived) is type(report)
         assert type(arrived.error) is kind
@@ -146,7 +146,9 @@ def test_the_other_commands_arrive(command: messages.Command) -> None:
     assert messages.decode_command(messages.encode_command(command)) == command
 
 
-@pytest.mark.parametrize("report", [messages.Loading(1, 2**40), messages.Ready("m", 512), messages.Alive()])
+@pytest.mark.parametrize(
+    "report", [messages.LoadProgress(1, 2**40), messages.ReadyReport("m", 512), messages.AliveReport()]
+)
 def test_the_other_reports_arrive(report: messages.Report) -> None:
     assert messages.decode_report(messages.encode_report(report)) == report
 
@@ -155,8 +157,8 @@ def test_an_error_of_the_core_alone_arrives_as_its_public_kind() -> None:
     class Private(ContextLengthError):
         pass
 
-    arrived = messages.decode_report(messages.encode_report(messages.Down(Private("too long"))))
-    assert isinstance(arrived, messages.Down)
+    arrived = messages.decode_report(messages.encode_report(messages.DownReport(Private("too long"))))
+    assert isinstance(arrived, messages.DownReport)
     assert type(arrived.error) is ContextLengthError
 
 
@@ -175,11 +177,11 @@ def test_foreign_bytes_are_refused(data: bytes) -> None:
 
 def test_a_pickle_is_no_message() -> None:
     with pytest.raises(msgspec.MsgspecError):
-        messages.decode_report(pickle.dumps(messages.Alive()))
+        messages.decode_report(pickle.dumps(messages.AliveReport()))
 
 
 @pytest.mark.parametrize("kind", ["__builtins__", "ClassVar", "annotations", "Nothing", None])
 def test_only_errors_are_made_from_the_name_of_an_error(kind: str | None) -> None:
     error = {"kind": kind, "message": "m", "param": None, "code": None}
     with pytest.raises(msgspec.MsgspecError):
-        messages.decode_report(msgspec.msgpack.encode({"type": "Down", "error": error}))
+        messages.decode_report(msgspec.msgpack.encode({"type": "DownReport", "error": error}))

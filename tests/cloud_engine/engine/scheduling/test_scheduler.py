@@ -16,7 +16,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from updraft.cloud_engine.engine.config import EngineConfig, Policy
+from updraft.cloud_engine.engine.config import EngineConfig, SchedulingPolicy
 from updraft.cloud_engine.engine.kv.block_pool import NO_BLOCK, BlockPool
 from updraft.cloud_engine.engine.kv.kv_cache_manager import KVCacheManager, Window
 from updraft.cloud_engine.engine.output.beam_search import BeamSearch
@@ -107,7 +107,7 @@ class Drawn:
     def like(self, draft: list[int]) -> int:
         return draft[0] if draft and self.random.random() < 0.7 else drawn_token(self.random)
 
-    def another(self, item: ScheduledRequest, row: int) -> int:
+    def sample_fork(self, item: ScheduledRequest, row: int) -> int:
         return drawn_token(self.random)
 
     def logprobs(self, row: int, tokens: list[int], num_top: int) -> tuple[TokenLogprob, ...]:
@@ -124,7 +124,7 @@ def drawn_token(random: random.Random) -> int:
 class Simulation(RuleBasedStateMachine):
     """An engine without a model. `memory` stands for the KV tensors: which token was last written into each slot."""
 
-    policy: Policy = "fcfs"
+    scheduling_policy: SchedulingPolicy = "fcfs"
     window: Window | None = None
     num_blocks = BLOCKS
     drafts = True
@@ -139,7 +139,7 @@ class Simulation(RuleBasedStateMachine):
             max_waiting=WAITING,
             num_speculative_tokens=3,
             draft_length="fixed",
-            scheduling_policy=self.policy,
+            scheduling_policy=self.scheduling_policy,
         )
         speculator = Speculator([Sometimes()] if self.drafts else [], config)
         self.scheduler = Scheduler(config, self.cache, speculator)
@@ -227,7 +227,7 @@ class Simulation(RuleBasedStateMachine):
         assert len({id(item.state) for item in batch}) == len(batch) == len(self.scheduler.running) <= BATCH
         assert all(item.num_tokens >= 1 for item in batch)
         first = self.scheduler.running[0].request_id
-        assert self.policy != "fcfs" or first == oldest.request_id
+        assert self.scheduling_policy != "fcfs" or first == oldest.request_id
         assert self.scheduler.running == sorted(self.scheduler.running, key=lambda state: state.order)
         for item in batch:
             self.draft(item)
@@ -350,11 +350,11 @@ class Simulation(RuleBasedStateMachine):
 
 
 class PrioritySimulation(Simulation):
-    policy: Policy = "priority"
+    scheduling_policy: SchedulingPolicy = "priority"
 
 
 class ShortestPrefillSimulation(Simulation):
-    policy: Policy = "shortest-prefill"
+    scheduling_policy: SchedulingPolicy = "shortest-prefill"
 
 
 class PlainSimulation(Simulation):
@@ -556,8 +556,10 @@ def ran(scheduler: Scheduler) -> list[str]:
     return [item.state.request_id for item in batch]
 
 
-def small(policy: Policy, *, batch: int = 1, blocks: int = 100) -> Scheduler:
-    config = EngineConfig(block_size=BLOCK, max_num_seqs=batch, max_num_batched_tokens=64, scheduling_policy=policy)
+def small(scheduling_policy: SchedulingPolicy, *, batch: int = 1, blocks: int = 100) -> Scheduler:
+    config = EngineConfig(
+        block_size=BLOCK, max_num_seqs=batch, max_num_batched_tokens=64, scheduling_policy=scheduling_policy
+    )
     return plain_scheduler(config, KVCacheManager(blocks, BLOCK))
 
 
@@ -654,9 +656,9 @@ def test_drafts_that_a_grammar_cut_are_not_taken_for_verified() -> None:
     assert speculator.draft_tokens == 0
 
 
-@pytest.mark.parametrize("policy", ["priority", "shortest-prefill"])
-def test_starved_requests_go_first(policy: Policy) -> None:
-    scheduler = small(policy)
+@pytest.mark.parametrize("scheduling_policy", ["priority", "shortest-prefill"])
+def test_starved_requests_go_first(scheduling_policy: SchedulingPolicy) -> None:
+    scheduler = small(scheduling_policy)
     waiting = make_state("waiting", [1] * 30, 3, priority=2)
     waiting.arrived -= 60.0
     scheduler.add(make_state("fresh", [2] * 2, 3, priority=0))

@@ -81,11 +81,11 @@ class Run:
         for sequences in loads:
             askers = askers[:sequences] + [self._asker() for _ in range(sequences - len(askers))]
             candidates = [self._candidate(asker) for asker in askers]
-            lengths = [0] * sequences if chooser.rests(sequences) else chooser.plan(candidates, sequences)
+            lengths = [0] * sequences if chooser.is_resting(sequences) else chooser.plan(candidates, sequences)
             before = self.tokens
             report = self._step(machine, askers, lengths)
-            if not any(lengths) and chooser.learns_nothing(sequences):
-                chooser.pass_by(sequences, report.step_s)
+            if not any(lengths) and chooser.may_skip(sequences):
+                chooser.skip(sequences, report.step_s)
             else:
                 chooser.observe(report)
             plain_s += machine.step(sequences, [0], 0)[0] * (self.tokens - before) / sequences
@@ -212,7 +212,7 @@ def test_catch_up_cost_is_known_after_one_step() -> None:
     costs = StepCosts()
     costs.observe(StepReport(4, 0.01))
     costs.observe(StepReport(4, 0.5, 0, 16, 4, 4, 1000, 0.2, 0.1))
-    assert costs.catch_up_s(500) == pytest.approx((0.1 - 0.1 / 3) / 2)
+    assert costs.draft_prefill_s(500) == pytest.approx((0.1 - 0.1 / 3) / 2)
 
 
 def test_cold_steps_are_better_than_nothing() -> None:
@@ -231,7 +231,7 @@ def test_drafts_without_passes_that_come_and_go_are_not_tried_for_ever() -> None
     seconds = tokens = 0.0
     for step in range(4000):
         candidates = [DraftCandidate(0.2, MOST)] if step % 2 else []
-        lengths = [0] * len(candidates) if chooser.rests(1) else chooser.plan(candidates, 1)
+        lengths = [0] * len(candidates) if chooser.is_resting(1) else chooser.plan(candidates, 1)
         step_s = 0.01 * (1 + sum(lengths))
         chooser.observe(StepReport(1, step_s, 0, sum(lengths)))
         seconds += step_s
@@ -247,8 +247,8 @@ def test_cost_of_switching_drafts_off_is_charged_to_drafts(cold_s: float, share:
     seconds = tokens = 0.0
     drafted = False
     for _ in range(3000):
-        found = [DraftCandidate(acceptance, rng.randint(1, MOST))] if rng.random() < share else []
-        length = sum(chooser.plan(found, 1)) if found and not chooser.rests(1) else 0
+        candidates = [DraftCandidate(acceptance, rng.randint(1, MOST))] if rng.random() < share else []
+        length = sum(chooser.plan(candidates, 1)) if candidates and not chooser.is_resting(1) else 0
         accepted = next((n for n in range(length) if rng.random() >= acceptance), length)
         step_s = 0.01 + 0.0005 * length + cold_s * (drafted != (length > 0))
         drafted = length > 0
@@ -262,7 +262,7 @@ def test_drafts_that_take_no_pass_are_not_free() -> None:
     chooser = AdaptiveDraftLength(MOST)
     seconds = tokens = 0.0
     for _ in range(4000):
-        (length,) = [0] if chooser.rests(1) else chooser.plan([DraftCandidate(0.9, 2)], 1)
+        (length,) = [0] if chooser.is_resting(1) else chooser.plan([DraftCandidate(0.9, 2)], 1)
         draft_s = 0.03 if length else 0.0
         chooser.observe(StepReport(1, 0.01 + draft_s, 0, length, draft_s=draft_s, accepted_tokens=length))
         seconds += 0.01 + draft_s
@@ -274,7 +274,7 @@ def test_steps_without_drafting_requests_decide_nothing() -> None:
     chooser = AdaptiveDraftLength(MOST)
     chooser.observe(StepReport(1, 0.01))
     assert chooser.plan([], 1) == []
-    assert not chooser.rests(1)
+    assert not chooser.is_resting(1)
 
 
 def test_verification_cost_is_learned_per_batch_size_class() -> None:
@@ -316,7 +316,7 @@ def test_a_trial_is_several_steps_long_and_of_long_drafts() -> None:
         chooser.observe(StepReport(1, 0.01))
     lengths: list[int] = []
     for _ in range(6):
-        (length,) = [0] if chooser.rests(1) else chooser.plan(hopeless, 1)
+        (length,) = [0] if chooser.is_resting(1) else chooser.plan(hopeless, 1)
         lengths.append(length)
         chooser.observe(
             StepReport(1, 0.01 + 0.01 * length, 0, length, min(length, 1), length, 1, 0.005 * length, 0.005)
@@ -332,7 +332,7 @@ def test_new_draft_lengths_are_tried_until_their_cost_is_known() -> None:
         chooser.observe(step_of_64(length, 0.0005 * length))
     lengths: list[int] = []
     for draft_s in (0.2, 0.002, 0.002, 0.002):
-        lengths.append(0 if chooser.rests(64) else max(chooser.plan(good, 64)))
+        lengths.append(0 if chooser.is_resting(64) else max(chooser.plan(good, 64)))
         chooser.observe(step_of_64(lengths[-1], draft_s))
     assert lengths == [4, 4, 4, 8]
 
@@ -350,10 +350,10 @@ def test_a_decision_against_drafts_stands_while_the_batch_is_of_its_size() -> No
     assert not any(chooser.plan(useless, 64))
     for _ in range(63):
         chooser.observe(step_of_64(0, 0.0))
-        assert chooser.rests(64)
-        assert not chooser.rests(1)
+        assert chooser.is_resting(64)
+        assert not chooser.is_resting(1)
     chooser.observe(step_of_64(0, 0.0))
-    assert not chooser.rests(64)
+    assert not chooser.is_resting(64)
 
 
 def test_where_drafts_are_useless_trials_take_a_small_share_of_the_time() -> None:
@@ -390,12 +390,12 @@ def test_one_step_that_was_held_up_does_not_count() -> None:
 def test_pause_counts_steps_in_flight() -> None:
     chooser = AdaptiveDraftLength(4)
     chooser._rest_for(2, 8)
-    assert chooser.rests(8) and chooser.rests(8, ahead=1) and chooser.rests(15)
-    assert not chooser.rests(16)
-    chooser.pass_by(8, 0.01)
-    assert chooser.rests(8) and not chooser.rests(8, ahead=1)
-    chooser.pass_by(8, 0.01)
-    assert not chooser.rests(8)
+    assert chooser.is_resting(8) and chooser.is_resting(8, ahead=1) and chooser.is_resting(15)
+    assert not chooser.is_resting(16)
+    chooser.skip(8, 0.01)
+    assert chooser.is_resting(8) and not chooser.is_resting(8, ahead=1)
+    chooser.skip(8, 0.01)
+    assert not chooser.is_resting(8)
 
 
 def test_slow_long_drafts_do_not_count_against_short_ones() -> None:
@@ -410,7 +410,7 @@ def test_slow_long_drafts_do_not_count_against_short_ones() -> None:
         )
     chosen: list[int] = []
     for _ in range(40):
-        length = 0 if chooser.rests(64) else max(chooser.plan(good, 64))
+        length = 0 if chooser.is_resting(64) else max(chooser.plan(good, 64))
         chosen.append(length)
         drafting = 64 * (length > 0)
         step_s, draft_s = 0.01 + 0.002 * length, 0.001 * length
@@ -442,8 +442,8 @@ def test_costly_lookups_pause_drafting() -> None:
         chooser.plan([], 4)
         chooser.observe(StepReport(4, 0.013, deciding_s=0.003))
     chooser.plan([], 4)
-    assert chooser.rests(4) and chooser.learns_nothing(4)
-    assert not chooser.rests(64)
+    assert chooser.is_resting(4) and chooser.may_skip(4)
+    assert not chooser.is_resting(64)
 
 
 def test_decision_time_is_not_part_of_a_plain_step() -> None:

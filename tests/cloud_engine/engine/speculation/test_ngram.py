@@ -9,8 +9,8 @@ from updraft.cloud_engine.engine.types.ngram_index import NgramIndex
 
 def searched(tokens: list[int]) -> int | None:
     """Behind the last earlier occurrence of the text's last three tokens."""
-    found = [end for end in range(3, len(tokens)) if tokens[end - 3 : end] == tokens[-3:]]
-    return found[-1] if found else None
+    ends = [end for end in range(3, len(tokens)) if tokens[end - 3 : end] == tokens[-3:]]
+    return ends[-1] if ends else None
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=80), st.lists(st.integers(1, 9), max_size=20))

@@ -8,20 +8,20 @@ from updraft.cloud_engine.engine.speculation.step_costs import StepReport
 
 
 def trust(held: int, failed: int) -> PredictionTrust:
-    found = PredictionTrust()
+    record = PredictionTrust()
     for _ in range(failed):
-        found.add(False)
+        record.add(False)
     for _ in range(held):
-        found.add(True)
-    return found
+        record.add(True)
+    return record
 
 
-def measured(found: PredictionTrust, *, step_ms: float, token_ms: float, sequences: int = 1) -> PredictionTrust:
+def measured(record: PredictionTrust, *, step_ms: float, token_ms: float, sequences: int = 1) -> PredictionTrust:
     """`step_ms`: of so many sequences, `token_ms`: of each further token in it."""
     for _ in range(3):
-        found.observe(StepReport(sequences, step_ms / 1e3))
-        found.observe(StepReport(sequences, (step_ms + 64 * token_ms) / 1e3, prefill_tokens=64))
-    return found
+        record.observe(StepReport(sequences, step_ms / 1e3))
+        record.observe(StepReport(sequences, (step_ms + 64 * token_ms) / 1e3, prefill_tokens=64))
+    return record
 
 
 def test_while_nothing_is_measured_three_of_four_must_hold() -> None:
@@ -45,28 +45,28 @@ def test_while_nothing_is_measured_three_of_four_must_hold() -> None:
 def test_a_step_saved_is_weighed_against_tokens_wasted(
     held: int, failed: int, step_ms: float, token_ms: float, num_further: int, whole: bool
 ) -> None:
-    found = measured(trust(held, failed), step_ms=step_ms, token_ms=token_ms)
-    assert found.takes_whole(num_further, 1) is whole
+    record = measured(trust(held, failed), step_ms=step_ms, token_ms=token_ms)
+    assert record.takes_whole(num_further, 1) is whole
 
 
 def test_a_step_of_many_costs_each_of_them_its_share() -> None:
     """The cost of a longer step for the others in a batch is weighed against a share of a step, not all of it."""
-    found = measured(trust(6, 2), step_ms=10, token_ms=0.2)
-    measured(found, step_ms=16, token_ms=0.2, sequences=32)
-    assert (found.takes_whole(60, 1), found.takes_whole(60, 32)) == (True, False)
+    record = measured(trust(6, 2), step_ms=10, token_ms=0.2)
+    measured(record, step_ms=16, token_ms=0.2, sequences=32)
+    assert (record.takes_whole(60, 1), record.takes_whole(60, 32)) == (True, False)
 
 
 def test_costs_are_kept_per_batch_size() -> None:
     """Eight sequences take not eight times as long as one: what is beyond a plain step of eight is the tokens'."""
-    found = trust(0, 32)
+    record = trust(0, 32)
     for _ in range(3):
-        found.observe(StepReport(1, 8e-3))
+        record.observe(StepReport(1, 8e-3))
     for _ in range(8):
-        found.observe(StepReport(8, 60e-3, prefill_tokens=200))
-    assert not found.takes_whole(1000, 1)
-    assert not found.takes_whole(1000, 8)
+        record.observe(StepReport(8, 60e-3, prefill_tokens=200))
+    assert not record.takes_whole(1000, 1)
+    assert not record.takes_whole(1000, 8)
 
 
 def test_tokens_that_seem_to_cost_nothing_are_no_measurement() -> None:
-    found = measured(trust(2, 6), step_ms=10, token_ms=0.0)
-    assert not found.takes_whole(1, 1)
+    record = measured(trust(2, 6), step_ms=10, token_ms=0.0)
+    assert not record.takes_whole(1, 1)

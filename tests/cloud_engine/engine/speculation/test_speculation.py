@@ -313,7 +313,7 @@ class Alone(Drafter):
 
 
 @pytest.mark.parametrize(
-    ("draft", "accepted", "says_end", "ends", "counted"),
+    ("draft", "accepted", "predicts_end", "ends", "counted"),
     [
         ([7, 8], 2, True, True, (3, 3)),
         ([7, 8], 2, True, False, (2, 3)),
@@ -324,15 +324,15 @@ class Alone(Drafter):
         ([], 0, False, True, (0, 0)),
     ],
 )
-def test_predicted_end_counts_as_a_draft(draft, accepted, says_end, ends, counted) -> None:
+def test_predicted_end_counts_as_a_draft(draft, accepted, predicts_end, ends, counted) -> None:
     speculator = Speculator([drafter := Alone()], EngineConfig())
     request = GenerationRequest("r", [1])
     state = RequestState(request, 10, ResolvedParams(), 0, frozenset({2}), [1], PredictionCursor([]))
-    item = ScheduledRequest(state, 1, draft, drafter.name, 4, says_end)
+    item = ScheduledRequest(state, 1, draft, drafter.name, 4, predicts_end)
     speculator.record(item, accepted, ends=ends)
-    found = speculator._records["alone"]
-    assert (found.acceptance._accepted, found.acceptance._tested) == counted
-    assert (found.proposed, found.accepted) == (len(draft), accepted)
+    record = speculator._records["alone"]
+    assert (record.acceptance._accepted, record.acceptance._tested) == counted
+    assert (record.proposed, record.accepted) == (len(draft), accepted)
     assert (state.drafts.proposed, state.drafts.accepted) == (len(draft), accepted)
 
 
@@ -342,7 +342,7 @@ class Paused(FixedDraftLength):
     def __init__(self) -> None:
         super().__init__(0)
 
-    def rests(self, sequences: int) -> bool:
+    def is_resting(self, sequences: int) -> bool:
         return True
 
 

@@ -42,12 +42,12 @@ def answers(
     for number, prompt in enumerate(prompts):
         predicted = predictions[number] if predictions else []
         engine.add_request(GenerationRequest(str(number), prompt, params, predicted))
-    found: list[list[Any]] = [[] for _ in prompts]
+    texts: list[list[Any]] = [[] for _ in prompts]
     while engine.has_work:
         for output in engine.step():
             tokens = output.token_ids
-            found[int(output.request_id)] += tokens if logprobs is None else zip(tokens, output.logprobs, strict=True)
-    return found
+            texts[int(output.request_id)] += tokens if logprobs is None else zip(tokens, output.logprobs, strict=True)
+    return texts
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +116,9 @@ def test_in_batch_invariant_mode_chunks_prefix_hits_and_predictions_change_no_bi
     prompts = prompts[:EVERY_BIT]
     engine = start(batch_invariant=True, max_num_batched_tokens=32, enable_prefix_caching=True, num_blocks=2048)
     assert answers(engine, prompts, logprobs=1) == alone
-    found, steps = engine.stats().prefix_hit_tokens, engine.stats().speculative_steps
+    hits, steps = engine.stats().prefix_hit_tokens, engine.stats().speculative_steps
     assert answers(engine, prompts, small_answers, logprobs=1) == alone
     stats = engine.stats()
-    assert stats.prefix_hit_tokens - found > sum(map(len, prompts)) / 2
+    assert stats.prefix_hit_tokens - hits > sum(map(len, prompts)) / 2
     assert (steps, stats.speculative_steps > 0) == (0, True)
     assert min(stats.accepted_prediction_tokens, stats.rejected_prediction_tokens) > 0

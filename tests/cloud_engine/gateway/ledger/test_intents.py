@@ -105,8 +105,8 @@ def test_settled_tokens_survive_a_kill(tmp_path: Path) -> None:
             other.execute("ROLLBACK")
     UsageLedger(open_store(path)).close()
     with closing(sqlite3.connect(path)) as connection:
-        found = set(connection.execute("SELECT request_id, state, completion_tokens FROM usage"))
-    assert found == {
+        settled = set(connection.execute("SELECT request_id, state, completion_tokens FROM usage"))
+    assert settled == {
         (f"request-{number}", *(("settled", number) if number % 3 else ("abandoned", 0))) for number in range(300)
     }
 

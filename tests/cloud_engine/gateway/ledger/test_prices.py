@@ -18,18 +18,18 @@ DAYS = st.dates(date(2020, 1, 1), date(2030, 1, 1))
 @given(st.lists(DAYS, unique=True, max_size=6), DAYS)
 def test_the_latest_price_that_has_begun_holds(begins: list[date], today: date) -> None:
     table = PriceTable.of([DatedPrice("m", input=1, output=day.toordinal(), since=day) for day in begins])
-    found = table.at("m", datetime(today.year, today.month, today.day, 12, tzinfo=UTC).timestamp())
+    dollars = table.at("m", datetime(today.year, today.month, today.day, 12, tzinfo=UTC).timestamp())
     begun = [day for day in begins if day <= today]
-    assert (found.output if found else None) == (max(begun).toordinal() if begun else None)
+    assert (dollars.output if dollars else None) == (max(begun).toordinal() if begun else None)
 
 
 def test_a_price_begins_at_midnight_of_utc() -> None:
     table = PriceTable.of([DatedPrice("m", 1, 1), DatedPrice("m", 2, 2, since=date(2026, 3, 1))])
     midnight = datetime(2026, 3, 1, tzinfo=UTC)
     for when, price in ((midnight - timedelta(seconds=1), 1), (midnight, 2)):
-        found = table.at("m", when.timestamp())
-        assert found is not None
-        assert found.input == price
+        dollars = table.at("m", when.timestamp())
+        assert dollars is not None
+        assert dollars.input == price
     assert table.at("other", 0) is None
 
 

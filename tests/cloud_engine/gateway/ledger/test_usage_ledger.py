@@ -84,8 +84,8 @@ def where(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def rows(where: str) -> list[dict[str, Any]]:
-    with open_reader(where).rows() as found:
-        return list(found)
+    with open_reader(where).rows() as reading:
+        return list(reading)
 
 
 def is_file(where: str) -> bool:
@@ -120,10 +120,10 @@ def test_several_processes_write_one_ledger(where: str) -> None:
         go(worker)
     for worker in workers:
         worker.communicate("go\n")
-    found = rows(where)
-    assert len(found) == 800
-    assert {each["state"] for each in found} == {"settled"}
-    assert Counter(each["completion_tokens"] for each in found) == dict.fromkeys(range(200), 4)
+    written = rows(where)
+    assert len(written) == 800
+    assert {each["state"] for each in written} == {"settled"}
+    assert Counter(each["completion_tokens"] for each in written) == dict.fromkeys(range(200), 4)
 
 
 def test_only_intents_of_killed_workers_are_abandoned(where: str) -> None:
@@ -187,8 +187,8 @@ def test_booked_usage_survives_a_kill(where: str) -> None:
     path = os.pathsep.join([str(Path(ledger_worker.__file__).parent), *sys.path])
     subprocess.run([sys.executable, "-c", BOOKED, where], check=False, env={**os.environ, "PYTHONPATH": path})
     UsageLedger(open_store(where)).close()
-    found = {(each["request_id"], each["state"], each["completion_tokens"]) for each in rows(where)}
-    assert found == {("request-1", "settled", 7), ("request-2", "abandoned", 0)}
+    states = {(each["request_id"], each["state"], each["completion_tokens"]) for each in rows(where)}
+    assert states == {("request-1", "settled", 7), ("request-2", "abandoned", 0)}
 
 
 def test_missing_database_is_reported_at_the_start_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,20 +283,20 @@ def test_old_rows_go(where: str) -> None:
     run(work())
 
 
-@pytest.mark.parametrize("policy", ["stop", "continue"])
-def test_a_database_that_is_locked(tmp_path: Path, policy: Any) -> None:
+@pytest.mark.parametrize("action", ["stop", "continue"])
+def test_a_database_that_is_locked(tmp_path: Path, action: Any) -> None:
     """Requests stop or go on as the operator chose; what came to an end before is written once it is free."""
     file = tmp_path / "usage.sqlite3"
 
     async def work() -> None:
-        ledger = UsageLedger(open_store(file), on_failure=policy)
+        ledger = UsageLedger(open_store(file), on_failure=action)
         before, during = row(1), row(2)
         await ledger.open(before)
         with closing(sqlite3.connect(file, isolation_level=None)) as other:
             other.execute("BEGIN EXCLUSIVE")
             ledger.settle(before)
             await asyncio.to_thread(wait_for, lambda: ledger.failing)
-            if policy == "stop":
+            if action == "stop":
                 with pytest.raises(OverloadedError) as refused:
                     await ledger.open(during)
                 assert (refused.value.status, refused.value.code) == (503, "ledger_unavailable")
@@ -318,16 +318,16 @@ def _empty(file: Path) -> None:
     os.truncate(file, 0)
 
 
-@pytest.mark.parametrize("policy", ["stop", "continue"])
+@pytest.mark.parametrize("action", ["stop", "continue"])
 @pytest.mark.parametrize("harm", [Path.unlink, _empty, lambda file: file.rename(file.with_name("moved"))])
 def test_rows_of_a_database_that_goes_away_are_kept(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], object], policy: Any
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], object], action: Any
 ) -> None:
     """They are written once the file is back, or by the next process."""
     file, moved = tmp_path / "usage.sqlite3", tmp_path / "moved"
 
     async def work() -> None:
-        ledger = UsageLedger(open_store(file), on_failure=policy)
+        ledger = UsageLedger(open_store(file), on_failure=action)
         ledger.settle(row(1))
         assert ledger.flush(30)
         harm(file)
@@ -335,7 +335,7 @@ def test_rows_of_a_database_that_goes_away_are_kept(
         await ledger.open(opened)
         ledger.settle(opened)
         await asyncio.to_thread(wait_for, lambda: ledger.failing)
-        if policy == "stop":
+        if action == "stop":
             with pytest.raises(OverloadedError):
                 await ledger.open(row(3))
         if moved.exists():
@@ -419,14 +419,14 @@ asyncio.run(work())
 """
 
 
-@pytest.mark.parametrize("policy", ["stop", "continue"])
-def test_a_full_disk(tmp_path: Path, policy: str) -> None:
+@pytest.mark.parametrize("action", ["stop", "continue"])
+def test_a_full_disk(tmp_path: Path, action: str) -> None:
     """The kernel refuses to let the files grow; promised rows are written once the disk has space again."""
     file = tmp_path / "usage.sqlite3"
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
     path = os.pathsep.join([str(Path(ledger_worker.__file__).parent), *sys.path])
     done = subprocess.run(
-        [sys.executable, "-c", FULL, str(file), policy],
+        [sys.executable, "-c", FULL, str(file), action],
         check=False,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
@@ -435,7 +435,7 @@ def test_a_full_disk(tmp_path: Path, policy: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     opened, refused, lost = map(int, done.stdout.split())
-    assert (refused > 0) == (policy == "stop")
+    assert (refused > 0) == (action == "stop")
     assert lost == 0
     assert Counter(each["state"] for each in rows(str(file))) == {"settled": opened + refused + 1}
 
@@ -473,11 +473,11 @@ def test_any_order_of_events_leaves_one_row_each(
                 }
         ledger.close()
         UsageLedger(open_store(file)).close()
-        found = {each["id"]: (each["state"], each["completion_tokens"]) for each in rows(str(file))}
-        assert {key: state for key, (state, _) in found.items()} == {
+        states = {each["id"]: (each["state"], each["completion_tokens"]) for each in rows(str(file))}
+        assert {key: state for key, (state, _) in states.items()} == {
             key: state.replace("intent", "abandoned") for key, (state, _) in wanted.items()
         }
-        assert {key: each for key, each in found.items() if each[0] == "settled"} == {
+        assert {key: each for key, each in states.items() if each[0] == "settled"} == {
             key: each for key, each in wanted.items() if each[0] == "settled"
         }
 

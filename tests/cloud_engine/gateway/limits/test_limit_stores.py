@@ -94,9 +94,9 @@ def test_a_thousand_requests_in_four_processes_never_pass_a_limit(where: str, wi
         for worker in workers:
             worker.communicate()
         used = sum(answer["used"] for answer in answers)
-        found = await store.admit(limit_worker.claims(LIMIT, 0))
+        admission = await store.admit(limit_worker.claims(LIMIT, 0))
         drained = LIMIT * (time.time() - began) / 60
-        tokens, in_flight, usd = found.usages
+        tokens, in_flight, usd = admission.usages
         assert used <= LIMIT + drained
         assert sum(answer["admitted"] for answer in answers) < 1000  # the limit was reached: they asked for 75,000
         assert used - drained - 2 <= tokens.used <= used

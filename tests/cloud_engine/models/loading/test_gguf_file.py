@@ -140,8 +140,8 @@ def test_wrong_metadata_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def say_of_arch(monkeypatch: pytest.MonkeyPatch, **keys: Any) -> None:
     """Let files hold other values under these keys of their architecture."""
-    read = GgufFile._of_arch
-    monkeypatch.setattr(GgufFile, "_of_arch", lambda file, key: keys.get(key) if key in keys else read(file, key))
+    read = GgufFile._parameter
+    monkeypatch.setattr(GgufFile, "_parameter", lambda file, key: keys.get(key) if key in keys else read(file, key))
 
 
 @pytest.mark.parametrize("quantization", ["F16", "BF16", "Q8_0", "Q4_0"])

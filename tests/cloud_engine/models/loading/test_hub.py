@@ -54,8 +54,8 @@ def test_repository_without_optional_files(hub: Hub) -> None:
 def test_the_cache_is_the_one_of_the_hubs_library(hub: Hub, cache: Path) -> None:
     """The node's downloads are found by others, and theirs are not fetched again."""
     folder = find_model("owner/model")
-    found = huggingface_hub.try_to_load_from_cache("owner/model", "model.safetensors", cache_dir=cache)
-    assert Path(found) == folder / "model.safetensors"
+    model_folder = huggingface_hub.try_to_load_from_cache("owner/model", "model.safetensors", cache_dir=cache)
+    assert Path(model_folder) == folder / "model.safetensors"
     (cached,) = huggingface_hub.scan_cache_dir(cache).repos
     assert (cached.repo_id, {revision.commit_hash for revision in cached.revisions}) == ("owner/model", {COMMIT})
     before = len(hub.bodies)

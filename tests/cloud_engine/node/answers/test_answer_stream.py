@@ -49,10 +49,10 @@ def test_the_engine_hears_of_an_answer_that_a_stop_string_ends() -> None:
     request = GenerationRequest("r", [1], SamplingParams(stop=("c",)), n=2)
 
     async def texts() -> list[str]:
-        found = ["", ""]
+        events = ["", ""]
         async for piece in pieces(source, Letters(), request):  # type: ignore[arg-type]
-            found[piece.index] += piece.text
-        return found
+            events[piece.index] += piece.text
+        return events
 
     assert asyncio.run(texts()) == ["ab", "b"]
     assert source.stopped == [("r", 1)], "and not of the last one, with which all is over"
@@ -133,17 +133,19 @@ def test_before_its_least_tokens_no_stop_string_ends_an_answer(least: int, text:
     tokens = [1, 2, 3, 1, 2, 3, 1]
     request = GenerationRequest("r", [0], SamplingParams(stop=("c",), min_tokens=least))
     steps = [tokens[start : start + cut] for start in range(0, len(tokens), cut)]
-    found = read(Once(*steps), Letters(), request)
-    assert "".join(piece.text for piece in found) == text
-    stopped = [piece.usage.completion_tokens for piece in found if piece.finish_reason == "stop" and piece.usage]
+    events = read(Once(*steps), Letters(), request)
+    assert "".join(piece.text for piece in events) == text
+    stopped = [piece.usage.completion_tokens for piece in events if piece.finish_reason == "stop" and piece.usage]
     assert stopped == ([len(text) + 1] if len(text) < len(tokens) else [])
 
 
 def test_an_offset_is_where_the_text_of_a_token_begins() -> None:
     tokens = [*"a🙂".encode(), 300, *"é!".encode()]
     request = GenerationRequest("r", [0], SamplingParams(logprobs=0, stop=("!",)))
-    found = [(score.token_id, score.offset) for piece in read(Once(tokens), Bytes(), request) for score in piece.scores]
-    assert found == list(zip(tokens[:-1], [0, 1, 1, 1, 1, 2, 2, 2], strict=True))
+    events = [
+        (score.token_id, score.offset) for piece in read(Once(tokens), Bytes(), request) for score in piece.scores
+    ]
+    assert events == list(zip(tokens[:-1], [0, 1, 1, 1, 1, 2, 2, 2], strict=True))
 
 
 @pytest.mark.parametrize(("steps", "paced"), [([[97], [97], [97, 33]], 1), ([[97, 97, 97, 33]], 0)])
@@ -189,8 +191,8 @@ class Silent(Once):
 def test_text_that_nothing_can_cut_short_is_read_step_by_step_all_the_same(steps: list[list[int]]) -> None:
     watched = GenerationRequest("r", [0], SamplingParams(stop=("never",)))
     free = GenerationRequest("r", [0], SamplingParams())
-    found, expected = (read(Silent(*steps), Bytes(), request) for request in (free, watched))
-    assert found == expected
+    events, expected = (read(Silent(*steps), Bytes(), request) for request in (free, watched))
+    assert events == expected
     text = bytes(token for step in steps for token in step if token < 256).decode("utf-8", "replace")
-    assert "".join(piece.text for piece in found) == text
-    assert found[-1].num_tokens == sum(map(len, steps))
+    assert "".join(piece.text for piece in events) == text
+    assert events[-1].num_tokens == sum(map(len, steps))

@@ -62,21 +62,21 @@ def test_a_mounted_map_with_links_is_read(config: Path, tmp_path: Path) -> None:
 
 def test_a_file_that_everybody_can_change_is_refused(config: Path, tmp_path: Path) -> None:
     of_another_user(config, 0o666)
-    found = _read(tmp_path)
-    assert isinstance(found, dict) and "anyone can change" in found["error"]
+    settings = _read(tmp_path)
+    assert isinstance(settings, dict) and "anyone can change" in settings["error"]
 
 
 def test_a_file_that_cannot_be_read_is_an_error(config: Path, tmp_path: Path) -> None:
     of_another_user(config, 0o600)
-    found = _read(tmp_path)
-    assert isinstance(found, dict) and "Permission denied" in found["error"]
+    settings = _read(tmp_path)
+    assert isinstance(settings, dict) and "Permission denied" in settings["error"]
 
 
 def test_a_hidden_folder_holds_no_settings_but_a_named_file_has_to_be_read(config: Path, tmp_path: Path) -> None:
     of_another_user(config.parent, 0o700)
     assert _read(tmp_path) == ""
-    found = _read(tmp_path, UPDRAFT_CONFIG=str(config))
-    assert isinstance(found, dict) and "Permission denied" in found["error"]
+    settings = _read(tmp_path, UPDRAFT_CONFIG=str(config))
+    assert isinstance(settings, dict) and "Permission denied" in settings["error"]
 
 
 def test_a_user_without_a_home_has_no_state_in_the_working_folder(monkeypatch: pytest.MonkeyPatch) -> None:

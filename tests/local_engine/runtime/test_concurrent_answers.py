@@ -333,7 +333,7 @@ def test_an_engine_whose_thread_ended_takes_no_more_requests(tiny, monkeypatch):
         loop = engine._resources.loop
         monkeypatch.setattr(loop._scheduler, "complete", lambda step: 1 / 0)
         monkeypatch.setattr(loop._scheduler, "remove", lambda *_, **__: 1 / 0)
-        monkeypatch.setattr(loop, "_begin_afresh", fail)
+        monkeypatch.setattr(loop, "_reset", fail)
         run = engine.start_text("the", greedy(9))
         with pytest.raises(EngineError, match="closed"):
             list(run)
@@ -381,8 +381,8 @@ def test_a_recurrent_model(recurrent):
         assert first.answer_hidden is not None
         drain(engine)
         ids = engine.encode(prompts[0]) + first.token_ids
-        found = engine._resources.loop._scheduler._cache._find(ids)
-        assert found[2] == len(ids) - 1, "all that was computed can go on"
+        prefix = engine._resources.loop._scheduler._cache._find(ids)
+        assert prefix[2] == len(ids) - 1, "all that was computed can go on"
         assert len(list(engine._start([*ids, 5, 6], greedy(5), None, None))) == 5
         drain(engine)
 
@@ -457,8 +457,8 @@ def test_a_forked_process_closes_without_waiting(engine):
 def exit_code(child: int) -> int:
     """Of a forked process, which is killed after 20 seconds."""
     end = time.monotonic() + 20
-    while not (found := os.waitpid(child, os.WNOHANG))[0]:
+    while not (status := os.waitpid(child, os.WNOHANG))[0]:
         if time.monotonic() > end:
             os.kill(child, signal.SIGKILL)
         time.sleep(0.01)
-    return os.waitstatus_to_exitcode(found[1])
+    return os.waitstatus_to_exitcode(status[1])

@@ -18,7 +18,7 @@ _LETTERS = ("Lu", "Ll", "Lt", "Lo")
 
 
 @dataclass(frozen=True, slots=True)
-class CalibratedOn:
+class CalibrationScope:
     """Kinds of requests as stored in a policy's card. Cards without this entry stand for one-turn English prompts."""
 
     # Scripts of the prompts, by Unicode name.
@@ -27,7 +27,7 @@ class CalibratedOn:
     turns: int = 1
 
     @classmethod
-    def of(cls, rows: Sequence[GradedRow]) -> CalibratedOn:
+    def of(cls, rows: Sequence[GradedRow]) -> CalibrationScope:
         """Return the scripts and numbers of turns found in at least `ENOUGH_PROMPTS` of the rows."""
         prompts = Counter(script for row in rows for script in scripts_of(_text(row)))
         scripts = tuple(sorted(script for script, n in prompts.items() if n >= ENOUGH_PROMPTS))
@@ -39,9 +39,9 @@ class CalibratedOn:
         turns = _turns_of(messages)
         if turns > self.turns:
             return f"conversations of {turns} turns"
-        others = {script for message in messages for script in scripts_of(message.text)} - set(self.scripts)
-        if others:
-            return f"{' and '.join(sorted(others))} script"
+        unseen_scripts = {script for message in messages for script in scripts_of(message.text)} - set(self.scripts)
+        if unseen_scripts:
+            return f"{' and '.join(sorted(unseen_scripts))} script"
         return None
 
 

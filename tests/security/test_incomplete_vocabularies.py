@@ -146,19 +146,19 @@ def ends(folder: Path, names: tuple[str, ...], examples: int, longest: int) -> d
     return dict(zip(files, converse(paths, examples=examples, longest=longest), strict=True))
 
 
-def faults(found: dict[str, str]) -> dict[str, str]:
-    return {name: end for name, end in found.items() if end.startswith(("crash", "untyped", "refused: untyped"))}
+def faults(outcomes: dict[str, str]) -> dict[str, str]:
+    return {name: end for name, end in outcomes.items() if end.startswith(("crash", "untyped", "refused: untyped"))}
 
 
 def test_texts_for_vocabularies_with_holes(tmp_path: Path) -> None:
     names = ("spm", "bpe", "rwkv", "spm without 41", "bpe without C2", "spm without blanks", "spm, every type 6")
-    found = ends(tmp_path, names, examples=10, longest=5_000)
-    assert not faults(found)
-    assert {name for name, end in found.items() if not end} >= {"spm", "bpe", "rwkv", "bpe without C2"}
+    outcomes = ends(tmp_path, names, examples=10, longest=5_000)
+    assert not faults(outcomes)
+    assert {name for name, end in outcomes.items() if not end} >= {"spm", "bpe", "rwkv", "bpe without C2"}
 
 
 @pytest.mark.soak
 def test_many_texts_for_every_vocabulary_with_holes(tmp_path: Path) -> None:
-    found = ends(tmp_path, (), examples=200, longest=60_000)
-    assert not faults(found)
-    assert not faults({name: end.removeprefix("refused: ") for name, end in found.items() if "untyped" in end})
+    outcomes = ends(tmp_path, (), examples=200, longest=60_000)
+    assert not faults(outcomes)
+    assert not faults({name: end.removeprefix("refused: ") for name, end in outcomes.items() if "untyped" in end})

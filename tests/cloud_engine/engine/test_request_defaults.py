@@ -103,13 +103,13 @@ def test_many_answers_end_each_in_its_own_time(model) -> None:
         asked("late", draft=[SAME] * 20),
         asked("on", repetition_detection=False, max_tokens=SPAN + 2 * INTERVAL),
     ]
-    found = {
+    answers = {
         name: (len(tokens), last.stop_reason)
         for name, (tokens, last) in zip(
             ("loop", "free", "limit", "late", "on"), answered(engine_of(model), *requests), strict=True
         )
     }
-    assert found == {
+    assert answers == {
         "loop": (SPAN, "repetition_detected"),
         "free": (400, None),
         "limit": (SPAN, None),

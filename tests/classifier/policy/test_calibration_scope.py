@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from updraft.classifier.graded_row import GradedRow
-from updraft.classifier.policy.calibrated_on import CalibratedOn, scripts_of
+from updraft.classifier.policy.calibration_scope import CalibrationScope, scripts_of
 from updraft.classifier.policy.graph_files import CARD_NAME
 from updraft.classifier.policy.policy import PolicyCard
 from updraft.embedded.pocket import policy_folder
@@ -46,7 +46,7 @@ def test_scripts(text: str, scripts: set[str]) -> None:
 
 def test_a_script_counts_from_thirty_prompts_on() -> None:
     prompts = ["What is this?"] * 100 + ["Что это?"] * 30 + ["นี่คืออะไร"] * 29
-    assert CalibratedOn.of([GradedRow(prompt, 0.0, 0.0) for prompt in prompts]) == CalibratedOn(
+    assert CalibrationScope.of([GradedRow(prompt, 0.0, 0.0) for prompt in prompts]) == CalibrationScope(
         ("Cyrillic", "Latin"), turns=1
     )
 
@@ -55,7 +55,7 @@ def test_conversations_as_long_as_enough_of_the_rows() -> None:
     single = GradedRow("What is this?", 0.0, 0.0)
     follow_up = replace(single, messages=conversation("user", "assistant", "user"))
     for long, turns in ((29, 1), (30, 3)):
-        assert CalibratedOn.of([follow_up] * long + [single] * 100).turns == turns
+        assert CalibrationScope.of([follow_up] * long + [single] * 100).turns == turns
 
 
 @pytest.mark.parametrize(
@@ -71,16 +71,16 @@ def test_conversations_as_long_as_enough_of_the_rows() -> None:
 )
 def test_turns(roles: list[Any], lacks: str | None) -> None:
     messages = conversation(*roles)
-    assert CalibratedOn().lacks(messages) == lacks
-    assert CalibratedOn(turns=3).lacks(messages) is None
+    assert CalibrationScope().lacks(messages) == lacks
+    assert CalibrationScope(turns=3).lacks(messages) is None
 
 
 def test_instructions_are_read_too() -> None:
     messages = [Message(role="system", content="用中文回答。"), Message(role="user", content="What is a cat?")]
-    assert CalibratedOn().lacks(messages) == "CJK script"
+    assert CalibrationScope().lacks(messages) == "CJK script"
 
 
 def test_a_card_that_says_nothing_is_of_english_questions() -> None:
     raw = json.loads((policy_folder() / CARD_NAME).read_text())
     raw.pop("calibrated_on", None)
-    assert msgspec.convert(raw, PolicyCard).calibrated_on == CalibratedOn(("Latin",), 1)
+    assert msgspec.convert(raw, PolicyCard).calibrated_on == CalibrationScope(("Latin",), 1)

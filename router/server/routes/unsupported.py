@@ -6,7 +6,7 @@ import re
 
 from ....protocol.errors import UnsupportedFeatureError
 
-_ABSENT = tuple(
+_UNSUPPORTED = tuple(
     (re.compile(rf"(?:{methods}) {path}(?:/.*)?", re.DOTALL), instead)
     for methods, path, instead in (
         ("POST", "/v1/responses/compact", "only the server that compacted a conversation can read it. Send the "
@@ -24,9 +24,9 @@ _ABSENT = tuple(
 )  # fmt: skip
 
 
-def check_absent(method: str, path: str) -> None:
+def check_supported(method: str, path: str) -> None:
     """Raise UnsupportedFeatureError, with advice, for a known endpoint that the router does not support."""
-    for pattern, instead in _ABSENT:
+    for pattern, instead in _UNSUPPORTED:
         if pattern.fullmatch(f"{method} {path}"):
             raise UnsupportedFeatureError(
                 f"{method} {path[:100]} is not supported by this server: {instead}.", code="unsupported_endpoint"

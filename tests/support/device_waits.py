@@ -10,7 +10,7 @@ import torch
 
 
 @contextmanager
-def nothing_waits() -> Generator[None]:
+def forbid_device_waits() -> Generator[None]:
     """torch raises for whatever would synchronise. That this may change it says once, as a warning."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
