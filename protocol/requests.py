@@ -41,7 +41,8 @@ MAX_ANSWERS = 128  # maximum per prompt, as at OpenAI; checked before memory is 
 _OUTPUTS = ("json_schema", "grammar", "structured_outputs")
 _MAX_OPTIONS = 16  # maximum number of chat template variables per request
 _SWITCHES = {"true": True, "false": False}
-_WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_VALUE = re.compile(r"[A-Za-z0-9_.,:/ -]{1,64}")  # words and dates
 _MAX_ID_DIGITS = 10  # maximum digits of a token id
 #: Fields that Updraft does not implement, and the values that ask for what Updraft does anyway.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -77,9 +78,9 @@ class Message(msgspec.Struct):
     tool_call_id: str | None = None
     # Text of the assistant's refusal.
     refusal: str | None = None
-    # Reasoning; never shown to a model again. An answer cut off while reasoning has no other content.
+    # Reasoning. An answer cut off while reasoning has no other content.
     reasoning_content: Any = None
-    # vLLM's name for `reasoning_content`.
+    # vLLM's name for `reasoning_content`; moved there if text.
     reasoning: Any = None
     # Refused, like `audio`, because dropping an unsupported field would lose content.
     function_call: Any = None
@@ -90,6 +91,12 @@ class Message(msgspec.Struct):
         self.content = self.content or self.refusal or self.content
         if self.content is None and self.tool_calls is None and (self.reasoning_content or self.reasoning):
             self.content = ""
+        self.reasoning_content = self.reasoning_content or self.reasoning
+
+    @property
+    def thoughts(self) -> str:
+        """Text of the reasoning; empty without reasoning, or if it is not text."""
+        return self.reasoning_content if isinstance(self.reasoning_content, str) else ""
 
     @property
     def text(self) -> str:
@@ -241,12 +248,6 @@ class ChatRequest(_Shared, kw_only=True):
         wanted = (self.top_logprobs or 0) if self.logprobs else None
         limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
         return _sampling(self, limit, wanted)
-
-    @property
-    def begins_without_thoughts(self) -> bool:
-        """Return whether the answer starts outside of reasoning, even if the model's template opens reasoning."""
-        options = self.chat_template_kwargs or {}
-        return self.continue_final_message or False in (options.get("enable_thinking"), options.get("thinking"))
 
     @property
     def tool_use(self) -> ToolUse | None:
@@ -407,12 +408,12 @@ def _check_turns(messages: list[Message]) -> None:
 
 
 def _check_template_options(options: Mapping[str, Any]) -> None:
-    """Allow only simple words, because a template may insert a value into the prompt as control tokens."""
-    words = [*options, *(value for value in options.values() if isinstance(value, str))]
-    if len(options) > _MAX_OPTIONS or not all(_WORD.fullmatch(word) for word in words):
+    """Allow only words and dates, because a template may insert a value into the prompt as control tokens."""
+    values = [value for value in options.values() if isinstance(value, str)]
+    if len(options) > _MAX_OPTIONS or not (all(map(_NAME.fullmatch, options)) and all(map(_VALUE.fullmatch, values))):
         raise InvalidRequestError(
-            f"chat_template_kwargs takes at most {_MAX_OPTIONS} variables. Values must be true, false, numbers or "
-            "words of up to 64 letters, digits, '_', '-' and '.'.",
+            f"chat_template_kwargs takes at most {_MAX_OPTIONS} variables. Values must be true, false, numbers, words "
+            "or dates of up to 64 letters, digits, spaces and '_.,:/-'.",
             param="chat_template_kwargs",
             code="invalid_value",
         )
