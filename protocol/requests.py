@@ -91,7 +91,7 @@ class Message(msgspec.Struct):
         self.content = self.content or self.refusal or self.content
         if self.content is None and self.tool_calls is None and (self.reasoning_content or self.reasoning):
             self.content = ""
-        self.reasoning_content = self.reasoning_content or self.reasoning
+        self.reasoning_content, self.reasoning = self.reasoning_content or self.reasoning, None
 
     @property
     def thoughts(self) -> str:

@@ -60,6 +60,14 @@ class RenderedChat:
     reasoning: ReasoningStyle | None
 
 
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Token ids of a rendered chat, and the style of the reasoning before the answer."""
+
+    ids: list[int]
+    reasoning: ReasoningStyle | None
+
+
 class ChatTemplate:
     """A model's chat template, rendered in a child process that starts at the first use.
 

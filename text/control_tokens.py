@@ -7,7 +7,7 @@ to write them. Both lists also contain harmless tokens (runs of spaces, words, H
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 _BRACKETED = re.compile(r"<[^\s<>]+>|\[[^\s\[\]]+\]")
 _TAG_OF_HTML = re.compile(r"</?[a-z]{1,10}[1-6]?/?>")
@@ -22,3 +22,9 @@ def unflagged_control_tokens(tokens: Iterable[str], *templates: str) -> list[str
         if _BRACKETED.fullmatch(token)
         and (not _TAG_OF_HTML.fullmatch(token) or any(token in template for template in templates))
     ]
+
+
+def marks_of(special_id: Callable[[str], int | None], texts: Iterable[str]) -> dict[int, str]:
+    """Return the ids of those `texts` that are special tokens, as id -> text. Decoders leave out special tokens."""
+    ids = {text: special_id(text) for text in texts if text}
+    return {token_id: text for text, token_id in ids.items() if token_id is not None}

@@ -303,9 +303,6 @@ class Cascade:
             params = replace(params, seed=params.seed + index)
         chat, use, tools = self.chat, self.chat.tool_use, self.tools
         constraint = chat.constraint() if tools is None else tools.format.constraint(tools.use)
-        self.reasoning = None if constraint is not None else self.local.reasoning
-        if self.reasoning is not None and chat.begins_without_thoughts:
-            self.reasoning = ReasoningStyle()
         self.record.notes = () if constraint is None else constraint.notes
         run = await self.local.start(
             chat.messages,
@@ -315,6 +312,7 @@ class Cascade:
             constraint=constraint,
             template_options=chat.chat_template_kwargs,
         )
+        self.reasoning = None if constraint is not None else run.answer.reasoning
         left = self.local.context_length - run.answer.prompt_tokens
         if params.max_tokens is not None and params.max_tokens > left:
             self.record.notes += (f"max_tokens: the local model's context has {left} tokens left",)

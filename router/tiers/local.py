@@ -87,7 +87,7 @@ class EngineGeneration:
     """`LocalGeneration` of the engine, which decodes ahead while the event loop consumes tokens."""
 
     def __init__(self, run: LocalRun) -> None:
-        self.answer = LocalAnswer(prompt_tokens=run.prompt_tokens, sampling=run.sampling)
+        self.answer = LocalAnswer(run.prompt_tokens, sampling=run.sampling, reasoning=run.reasoning)
         self._run = run
         self._closed = False
 

@@ -86,7 +86,8 @@ class Conversation:
 
     def put(self, fit: TemplateFit, tool_style: str) -> Conversation:
         """Return the conversation with an adaptation applied."""
-        conversation = _tools_as_text(self, _TOOL_STYLES[tool_style]) if fit.tools_as_text else self
+        style = _TOOL_STYLES.get(tool_style, _TOOL_STYLES["hermes"])
+        conversation = _tools_as_text(self, style) if fit.tools_as_text else self
         messages = conversation.messages
         if fit.drops_reasoning:
             messages = [msgspec.structs.replace(message, reasoning_content=None) for message in messages]
@@ -314,6 +315,7 @@ _TOOL_STYLES = {
     "llama3": ('{"name": ', "}", ', "parameters": '),
     "mistral": ('[TOOL_CALLS][{"name": ', "}]", ', "arguments": '),
     "mistral-args": ("[TOOL_CALLS]", "", "[ARGS]"),
+    "gemma4": ("<|tool_call>call:", "<tool_call|>", ""),
 }
 
 

@@ -87,8 +87,11 @@ class _Program:
     @cached_property
     def _template(self) -> jinja2.Template:
         environment = _environment()
-        environment.globals["strftime_now"] = lambda pattern: self._now.strftime(pattern)
+        environment.globals["strftime_now"] = self._strftime_now
         return environment.from_string(self._source)
+
+    def _strftime_now(self, pattern: str) -> str:
+        return self._now.strftime(pattern)
 
     def _bounded(self, pieces: Iterator[str]) -> Iterator[str]:
         for piece in pieces:

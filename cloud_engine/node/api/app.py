@@ -246,7 +246,7 @@ class _Node:
         started = time.perf_counter()  # latencies include waiting for a place in the queue
 
         def answer(generation: GenerationRequest) -> AsyncGenerator[Piece]:
-            return pieces(self._engine, self._tokenizer, generation, job.tools, job.tokens)
+            return pieces(self._engine, self._tokenizer, generation, job.syntax, job.tokens)
 
         def of(generation: GenerationRequest) -> AsyncGenerator[Piece]:
             return self._latencies.watch(answer(generation), started)
