@@ -161,7 +161,10 @@ class LocalEngine:
             tools=() if tools is None else tools.tools,
             add_generation_prompt=not continues,
             continue_final_message=continues,
-            template_options=options.get("template_options"),
+            template_options={
+                **self.chat_template.effort_variables(options.get("effort")),
+                **(options.get("template_options") or {}),
+            },
         )
         form = None if tools is None else self.tool_format
         offered = None if tools is None or form is None else OfferedTools(form, tools)
@@ -288,7 +291,7 @@ class LocalEngine:
             sampler=RowSampler(params, prompt, ends, grammar),
             detects_repetition=params.detects_repetition and grammar is None and tools is None,
             score_prompt=self._scores_prompts or params.prompt_logprobs is not None,
-            marks=syntax.marks(self.special_id),
+            marks=syntax.marks(self),
             reasoning=chat.reasoning,
             end=syntax.end(params, constraint),
         )

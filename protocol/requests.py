@@ -43,11 +43,11 @@ _MAX_OPTIONS = 16  # maximum number of chat template variables per request
 _SWITCHES = {"true": True, "false": False}
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _VALUE = re.compile(r"[A-Za-z0-9_.,:/ -]{1,64}")  # words and dates
+_LOW_BUDGET, _MEDIUM_BUDGET = 4096, 16384  # budgets below these are low and medium, in tokens
 _MAX_ID_DIGITS = 10  # maximum digits of a token id
 #: Fields that Updraft does not implement, and the values that ask for what Updraft does anyway.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
-    "reasoning_effort": ("none",),
     "store": (False,),
     "verbosity": ("medium",),
 }
@@ -232,8 +232,11 @@ class ChatRequest(_Shared, kw_only=True):
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
     store: bool | None = None
-    reasoning_effort: str | None = None
     verbosity: str | None = None
+    # Hint: how much to reason. `thinking` is Anthropic's and LiteLLM's name, `think` Ollama's.
+    reasoning_effort: str | None = None
+    thinking: dict[str, Any] | None = None
+    think: bool | str | None = None
     # Accepted for compatibility: Updraft's engines ignore the fields below.
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
@@ -248,6 +251,16 @@ class ChatRequest(_Shared, kw_only=True):
         wanted = (self.top_logprobs or 0) if self.logprobs else None
         limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
         return _sampling(self, limit, wanted)
+
+    @property
+    def effort(self) -> tuple[str | None, str]:
+        """Reasoning effort, and the field that sets it."""
+        if self.reasoning_effort is not None:
+            return self.reasoning_effort, "reasoning_effort"
+        if self.thinking is not None:
+            return thinking_effort(self.thinking.get("type"), self.thinking.get("budget_tokens")), "thinking"
+        wanted = _SWITCHES.get(str(self.think).lower(), self.think)
+        return {True: "medium", False: "none"}.get(wanted) if isinstance(wanted, bool) else wanted, "think"
 
     @property
     def tool_use(self) -> ToolUse | None:
@@ -295,6 +308,14 @@ class CompletionRequest(_Shared, kw_only=True):
 
 
 prepare_types(ChatRequest, CompletionRequest, AllowedChoice)
+
+
+def thinking_effort(kind: Any, budget: Any) -> str:
+    """Return the reasoning effort of Anthropic's `thinking`. `budget`: maximum tokens of reasoning, if set."""
+    if kind == "disabled":
+        return "none"
+    tokens = budget if isinstance(budget, int) else _LOW_BUDGET
+    return "low" if tokens < _LOW_BUDGET else "medium" if tokens < _MEDIUM_BUDGET else "high"
 
 
 def parse_chat(body: bytes) -> ChatRequest:

@@ -22,7 +22,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from typing import Unpack
+from typing import Any, Unpack
 
 import msgspec
 
@@ -32,6 +32,7 @@ from ..protocol.safety.bounded_cache import BoundedCache
 from ..protocol.structured import RenderOptions
 from .templates import tool_messages as tool_turns
 from .templates.conversation import END_MARK, Conversation, Probe, TemplateFit, first_missing
+from .templates.effort import effort_variables
 from .templates.reasoning import ReasoningStyle
 from .templates.renderer import Renderer, RenderLimits, encoded
 from .templates.sources import TemplateSources
@@ -93,6 +94,10 @@ class ChatTemplate:
         self._special = special_pattern({bos_token, eos_token, *special_tokens})
         self._renderers = [Renderer(each, RenderLimits()) for each in dict.fromkeys([self.source, self.tool_source])]
         self._fits: BoundedCache[bytes, TemplateFit] = BoundedCache(_MAX_SHAPES)  # by hash of the conversation's shape
+
+    def effort_variables(self, effort: str | None) -> dict[str, Any]:
+        """Return the variables with which the template follows a reasoning effort; empty if it has none."""
+        return effort_variables(self.source + self.tool_source, effort)
 
     def compile(self) -> None:
         """Start the child process now and compile the template. Raises ModelLoadError if the template is invalid."""

@@ -7,7 +7,8 @@ to write them. Both lists also contain harmless tokens (runs of spaces, words, H
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Protocol
 
 _BRACKETED = re.compile(r"<[^\s<>]+>|\[[^\s\[\]]+\]")
 _TAG_OF_HTML = re.compile(r"</?[a-z]{1,10}[1-6]?/?>")
@@ -24,7 +25,13 @@ def unflagged_control_tokens(tokens: Iterable[str], *templates: str) -> list[str
     ]
 
 
-def marks_of(special_id: Callable[[str], int | None], texts: Iterable[str]) -> dict[int, str]:
+class HasSpecialTokens(Protocol):
+    """Interface of a `Tokenizer`, or the local engine's equivalent."""
+
+    def special_id(self, text: str) -> int | None: ...
+
+
+def marks_of(model: HasSpecialTokens, texts: Iterable[str]) -> dict[int, str]:
     """Return the ids of those `texts` that are special tokens, as id -> text. Decoders leave out special tokens."""
-    ids = {text: special_id(text) for text in texts if text}
+    ids = {text: model.special_id(text) for text in texts if text}
     return {token_id: text for text, token_id in ids.items() if token_id is not None}

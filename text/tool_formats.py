@@ -13,7 +13,7 @@ from ..protocol.errors import ConfigurationError
 from ..protocol.schemas.enforceable import enforceable
 from ..protocol.structured import Constraint, Function, NamedTool, ToolUse
 from .chat import ChatTemplate
-from .control_tokens import marks_of
+from .control_tokens import HasSpecialTokens, marks_of
 from .grammars.compiler import inline_schema
 from .tagged_calls import GEMMA, GLM, QUOTE, QWEN, Schema, TaggedCallParser
 from .tool_calls import FormatName, ToolCallParser, ToolSyntax
@@ -23,12 +23,11 @@ _ANY_OBJECT = {"type": "object"}
 _ANY_TEXT = r"/(.|\n)*/"
 
 
-class ModelText(Protocol):
-    """Interface for detecting a model's format: a `Tokenizer`, or the local engine's equivalent."""
+class ModelText(HasSpecialTokens, Protocol):
+    """Interface for detecting a model's format."""
 
     @property
     def chat_template(self) -> ChatTemplate | None: ...
-    def special_id(self, text: str) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class ToolFormat:
                 f"tool_call_parser must be {', '.join(get_args(FormatName))} or auto, got {name!r}.",
                 param="tool_call_parser",
             )
-        marks = marks_of(model.special_id, (syntax.opener, syntax.closer, "[CALL_ID]", "[ARGS]", QUOTE))
+        marks = marks_of(model, (syntax.opener, syntax.closer, "[CALL_ID]", "[ARGS]", QUOTE))
         return ToolFormat(name, syntax, marks)
 
     @staticmethod
@@ -133,7 +132,7 @@ class ToolFormat:
         one = f"{self._mark(self.syntax.opener)} {self._body(parallel)}"
         if not parallel or self.name == "mistral":
             return one
-        return f'{one} ("\\n" {one})*' if self.syntax.opener == "<tool_call>" else f"({one})+"
+        return f'{one} ("\\n" {one})*' if self.name in ("hermes", "qwen3_coder") else f"({one})+"
 
     def _body(self, parallel: bool) -> str:
         """Return the grammar of the text after the opener."""
@@ -158,7 +157,7 @@ class ToolFormat:
     def _unchecked(self) -> list[str]:
         """Return the rules for the arguments and the end of a call in tags."""
         closer, end = self.syntax.closer, {"qwen3_coder": "</function>\n", "gemma4": "}"}.get(self.name, "")
-        rules = ["ANY: /(.|\\n)*/"]
+        rules = ["ANY: /\\s*(<arg_key>(.|\\n)*)?/" if self.name == "glm45" else "ANY: /(.|\\n)*/"]
         if closer not in self.marks.values():
             return [*rules, f"unchecked[lazy]: ANY {json.dumps(end + closer)}"]
         quoted = f"({self._mark(QUOTE)} ANY)*" if QUOTE in self.marks.values() else ""

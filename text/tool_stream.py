@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ from msgspec import UNSET
 from ..protocol.responses import AssistantMessage, Delta, FinishReason, FunctionDelta, ToolCallDelta
 from ..protocol.sampling import SamplingParams
 from ..protocol.structured import CalledFunction, Constraint, ToolCall, ToolUse
-from .control_tokens import marks_of
+from .control_tokens import HasSpecialTokens, marks_of
 from .detokenize import StopMatcher
 from .templates.reasoning import ReasoningBoundary, ReasoningSplitter, ReasoningStyle
 from .tool_calls import CallDelta, ToolCallParser
@@ -51,10 +50,10 @@ class AnswerSyntax:
     tools: OfferedTools | None = None
     reasoning: ReasoningStyle | None = None
 
-    def marks(self, special_id: Callable[[str], int | None]) -> dict[int, str]:
-        """Return the special tokens, as id -> text, whose text the parsers need. `special_id`: id of a token."""
+    def marks(self, model: HasSpecialTokens) -> dict[int, str]:
+        """Return the special tokens, as id -> text, whose text the parsers need."""
         calls = {} if self.tools is None else self.tools.format.marks
-        return calls | marks_of(special_id, () if self.reasoning is None else self.reasoning.tokens)
+        return calls if self.reasoning is None else calls | marks_of(model, self.reasoning.tokens)
 
     def end(self, params: SamplingParams, constraint: Constraint | None) -> AnswerEnd:
         """Return a search for the end of one answer."""

@@ -304,6 +304,7 @@ class Cascade:
         chat, use, tools = self.chat, self.chat.tool_use, self.tools
         constraint = chat.constraint() if tools is None else tools.format.constraint(tools.use)
         self.record.notes = () if constraint is None else constraint.notes
+        effort, field = chat.effort
         run = await self.local.start(
             chat.messages,
             params,
@@ -311,7 +312,11 @@ class Cascade:
             tools=use,
             constraint=constraint,
             template_options=chat.chat_template_kwargs,
+            effort=effort,
         )
+        if run.answer.ignores_effort and effort not in (None, "none"):
+            field = self.job.effort_field or field
+            self.record.notes += (f"{field}: no effect, the local model has no setting for reasoning",)
         self.reasoning = None if constraint is not None else run.answer.reasoning
         left = self.local.context_length - run.answer.prompt_tokens
         if params.max_tokens is not None and params.max_tokens > left:
@@ -326,8 +331,10 @@ class Cascade:
     async def continue_local(self, messages: Sequence[Message], params: SamplingParams) -> LocalGeneration:
         """Start a local run that continues the last message. `stop_local()` ends the run and records its tokens."""
         self._run_began = time.monotonic()
-        options = self.chat.chat_template_kwargs
-        self._run = await self.local.start(messages, params, continue_final_message=True, template_options=options)
+        options, (effort, _) = self.chat.chat_template_kwargs, self.chat.effort
+        self._run = await self.local.start(
+            messages, params, continue_final_message=True, template_options=options, effort=effort
+        )
         return self._run
 
     async def stop_local(self) -> None:

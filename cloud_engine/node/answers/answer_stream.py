@@ -77,7 +77,7 @@ async def pieces(
     InvalidRequestError if the grammar of a constraint fails.
     """
     tokens, syntax = tokens or TokenExchange(), syntax or AnswerSyntax()
-    shown = {token_id: text.encode() for token_id, text in syntax.marks(tokenizer.special_id).items()}
+    shown = {token_id: text.encode() for token_id, text in syntax.marks(tokenizer).items()}
 
     def token_bytes(token_id: int) -> bytes:
         return shown[token_id] if token_id in shown else tokenizer.token_bytes(token_id)

@@ -60,20 +60,27 @@ class RequestPreprocessor:
         self._sampling = sampling
         self._max_prompt_bytes = tokenizer.limit(context_length)
 
-    def chat(self, body: bytes, tenant: str, hints: tuple[str, ...] = ()) -> PreparedRequest:
-        """Prepare a chat request. `hints`: notes for the answer."""
+    def chat(
+        self, body: bytes, tenant: str, hints: tuple[str, ...] = (), effort_field: str | None = None
+    ) -> PreparedRequest:
+        """Prepare a chat request. `hints`: notes for the answer. `effort_field`: the caller's name of that field."""
         request = parse_chat(body)
         offered = self._offered(request)
         tools = [] if offered is None else offered.use.tools
         texts = tool_turns.texts(request.messages, tools)
         self._check(request)
         self.check_size("messages", *(message.text for message in request.messages), *texts)
+        effort, field = request.effort
+        template = self._tokenizer.chat_template
+        variables = {} if template is None else template.effort_variables(effort)
+        if effort not in (None, "none") and not variables:
+            hints += (f"{effort_field or field}: no effect, the model has no setting for reasoning",)
         chat = self._tokenizer.chat_prompt(
             request.messages,
             tools=tools,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
-            template_options=request.chat_template_kwargs,
+            template_options={**variables, **(request.chat_template_kwargs or {})},
         )
         prompt = chat.ids + self._given_answer(request)
         prediction = request.prediction.text if request.prediction else ""
