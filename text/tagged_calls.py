@@ -19,7 +19,7 @@ QUOTE = '<|"|>'
 _PIECE = re.compile(
     r'<\|"\|>(?P<text>.*?)<\|"\|>|(?P<json>"(?:[^"\\]|\\.)*+"|[{}\[\],:]|\s+)|(?P<word>[^{}\[\],:<"\s]+)', re.DOTALL
 )
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _SCALAR = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null")
 Schema = Mapping[str, Any]
 
@@ -39,12 +39,11 @@ class TaggedSyntax:
         """Return name and JSON arguments of a declared function; None for any other text."""
         if not (body := body.strip()).startswith(self.before_name):
             return None
-        name = _NAME.match(body.removeprefix(self.before_name))
-        if name is None or name[0] not in schemas:
+        name = _name(body := body.removeprefix(self.before_name))
+        if name not in schemas:
             return None
-        rest = body[len(self.before_name) + name.end() :].strip()
-        arguments = self.arguments(rest, _table(schemas[name[0]].get("properties")))
-        return None if arguments is None else (name[0], json.dumps(arguments, ensure_ascii=False))
+        arguments = self.arguments(body[len(name) :].strip(), _table(schemas[name].get("properties")))
+        return None if arguments is None else (name, json.dumps(arguments, ensure_ascii=False))
 
     def is_complete(self, body: str) -> bool:
         return ("<" not in body or body.rstrip().endswith(self.end)) and body.count(QUOTE) % 2 == 0
@@ -72,15 +71,13 @@ class TaggedCallParser(ToolCallParser):
     def _opened(self) -> bool:
         if not self._parts:
             rest, lead = self._buffer.lstrip(), self._tagged.before_name
-            if not rest:
-                return False
-            name = _NAME.match(rest.removeprefix(lead))
-            is_named = name is not None and rest.startswith(lead) and name.end() < len(rest) - len(lead)
-            is_foreign = is_named and name[0] not in self._schemas
-            if rest.startswith("{") or not rest.startswith(lead[: len(rest)]) or is_foreign:
+            if rest.startswith("{") or not rest.startswith(lead[: len(rest)]):
                 return super()._opened()
-            if not is_named:
-                return False
+            name = _name(rest[len(lead) :])
+            if len(rest) <= len(lead) + len(name):
+                return False  # more of the name may follow
+            if name not in self._schemas:
+                return self._back_to_text()
         body, closer, rest = self._buffer.partition(self._syntax.closer)
         if not closer:
             end = len(body) - begun_mark(body, (self._syntax.closer,))
@@ -101,6 +98,11 @@ class TaggedCallParser(ToolCallParser):
         self.num_calls += 1
         self._called, self._state = True, self._after_call
         return True
+
+
+def _name(text: str) -> str:
+    """Return the function's name with which `text` begins."""
+    return cast("re.Match[str]", _NAME.match(text))[0]
 
 
 def _table(value: Any) -> dict[str, Any]:

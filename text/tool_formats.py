@@ -79,8 +79,8 @@ class ToolFormat:
             name = "gemma4"
         elif "<arg_key>" in template:
             name = "glm45"
-        elif "<tool_call>" in template and '"arguments": ' in template:
-            name = "hermes"
+        elif ("<tool_call>" in template and '"arguments": ' in template) or "named SmolLM" in template:
+            name = "hermes"  # SmolLM2 was trained on this format, although its template has no tools
         elif "ipython" in template and '"parameters": ' in template:
             name = "llama3"
         else:

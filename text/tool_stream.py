@@ -55,6 +55,10 @@ class AnswerSyntax:
         calls = {} if self.tools is None else self.tools.format.marks
         return calls if self.reasoning is None else calls | marks_of(model, self.reasoning.tokens)
 
+    def parser(self) -> AnswerParser | None:
+        """Return a parser for one answer, or None if the answer is plain text."""
+        return None if self.tools is None and self.reasoning is None else AnswerParser(self.tools, self.reasoning)
+
     def end(self, params: SamplingParams, constraint: Constraint | None) -> AnswerEnd:
         """Return a search for the end of one answer."""
         repeats = params.detects_repetition

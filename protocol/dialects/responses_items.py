@@ -133,9 +133,8 @@ def _begin(messages: list[dict[str, Any]], fields: dict[str, Any]) -> dict[str, 
 def _reasoning(item: Item) -> str:
     """Return the text of reasoning, or else its summary; OpenAI's encrypted reasoning is dropped."""
     parts = objects_of(item.get("content")) or objects_of(item.get("summary"))
-    return "".join(
-        str(part.get("text", "")) for part in parts if part.get("type") in ("reasoning_text", "summary_text")
-    )
+    kinds = ("reasoning_text", "summary_text")
+    return "".join(str(part.get("text", "")) for part in parts if part.get("type") in kinds)
 
 
 def _tool_output(output: Any, param: str) -> str | list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from ...protocol.requests import ChatRequest, Message
 from ...protocol.safety.redaction import paired
 from ...protocol.sampling import SamplingParams
 from ...text.templates.reasoning import ReasoningStyle
-from ...text.tool_stream import AnswerParser, OfferedTools
+from ...text.tool_stream import AnswerParser, AnswerSyntax, OfferedTools
 from ..accounting.request_record import RequestRecord
 from ..gates.deadline import DeadlinePlan, plan
 from ..gates.exploration import by_confidence
@@ -325,8 +325,7 @@ class Cascade:
 
     def reader(self) -> AnswerParser | None:
         """Return a parser for a local answer, or None if the answer is plain text."""
-        tools = self.tools
-        return None if tools is None and self.reasoning is None else AnswerParser(tools, self.reasoning)
+        return AnswerSyntax(self.tools, self.reasoning).parser()
 
     async def continue_local(self, messages: Sequence[Message], params: SamplingParams) -> LocalGeneration:
         """Start a local run that continues the last message. `stop_local()` ends the run and records its tokens."""

@@ -108,8 +108,12 @@ def test_text_that_is_no_call_stays_text(name: str, text: str, data: st.DataObje
 
 
 def test_foreign_call_is_shown_as_it_comes() -> None:
-    parser = ToolFormat.named("glm45", NoTokens()).parser(SCHEMAS)
-    assert parser.push("<tool_call>no way").content == "<tool_call>no way"
+    for name, text in (
+        ("glm45", "<tool_call>no way"),
+        ("glm45", "<tool_call>(f)"),
+        ("qwen3_coder", "<tool_call><function=>"),
+    ):
+        assert ToolFormat.named(name, NoTokens()).parser(SCHEMAS).push(text).content == text
 
 
 @pytest.mark.parametrize(

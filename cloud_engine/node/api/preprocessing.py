@@ -93,8 +93,8 @@ class RequestPreprocessor:
             each = replace(each, params=params, constraint=constraint, streamed=True)
         reasoning = None if each.constraint is not None else chat.reasoning  # a grammar leaves no room for reasoning
         notes = (*hints, *(() if each.constraint is None else each.constraint.notes))
-        job = self._job(request, [each], ChatFormat(*self._shape(request), offered, notes, reasoning))
-        return replace(job, syntax=AnswerSyntax(offered, reasoning))
+        syntax = AnswerSyntax(offered, reasoning)
+        return replace(self._job(request, [each], ChatFormat(*self._shape(request), syntax, notes)), syntax=syntax)
 
     def completion(self, body: bytes, tenant: str) -> PreparedRequest:
         request = parse_completion(body)

@@ -23,15 +23,8 @@ BODY = (
 )
 OPENED = BODY + "{% set mark = '<think>' %}{% if add_generation_prompt %}<|im_start|>assistant\n{{ mark }}\n{% endif %}"
 PLAIN = BODY + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-OFF = (
-    BODY
-    + "{% if add_generation_prompt %}<|im_start|>assistant\n{{ '<think>' if enable_thinking else '</think>' }}{% endif %}"
-)
-TOGGLED = (
-    "{% set think = '/no_think' not in messages[-1].content %}"
-    + BODY
-    + "{{ '<think>' if think else '<think></think>' }}"
-)
+OFF = BODY + "<|im_start|>assistant\n{{ '<think>' if enable_thinking else '</think>' }}"
+TOGGLED = BODY + "{{ '<think></think>' if '/no_think' in messages[-1].content else '<think>' }}"
 SPECIAL = ("<|im_start|>", "<|im_end|>")
 CALL = [ToolCall("c1", CalledFunction("weather", '{"city": "Oslo"}'))]
 TURNS = [

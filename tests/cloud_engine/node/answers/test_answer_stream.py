@@ -61,7 +61,7 @@ def test_the_engine_hears_of_an_answer_that_a_stop_string_ends() -> None:
     assert source.sent == [3, 2]
 
 
-@pytest.mark.parametrize("given", [b"", b"is</", b"is</think> I"])
+@pytest.mark.parametrize("given", [b"", b"is it?</", b"is it?</think> I"])
 def test_stop_strings_act_on_the_answer_alone(given: bytes) -> None:
     """Also if another node has written a part of the reasoning."""
     text = b"is it?</think> It is so."[len(given) :]
