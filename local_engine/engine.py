@@ -168,7 +168,7 @@ class LocalEngine:
         )
         form = None if tools is None else self.tool_format
         offered = None if tools is None or form is None else OfferedTools(form, tools)
-        if constraint is not None:  # a grammar leaves no room for reasoning
+        if constraint is not None:  # a grammar forbids reasoning
             prompt = replace(prompt, reasoning=None)
         return self._start(prompt, params, constraint, offered)
 

@@ -30,7 +30,7 @@ class TaggedSyntax:
 
     # Text before the function's name.
     before_name: str
-    # End of a complete call, by which a closer inside of an argument is told from the closer of the call.
+    # Last text of a complete call. A closer without this text before it belongs to an argument.
     end: str
     # Reader of the text after the name: returns the arguments by name, or None if malformed.
     arguments: Callable[[str, Schema], dict[str, Any] | None]

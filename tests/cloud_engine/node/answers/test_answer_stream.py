@@ -18,7 +18,7 @@ from updraft.cloud_engine.node.answers.latency import Latencies
 from updraft.protocol.responses import Usage
 from updraft.protocol.sampling import SamplingParams
 from updraft.text.templates.reasoning import ReasoningStyle
-from updraft.text.tool_stream import AnswerSyntax
+from updraft.text.tool_stream import AnswerParser, AnswerSyntax
 
 
 class Letters:
@@ -77,6 +77,22 @@ def test_stop_strings_act_on_the_answer_alone(given: bytes) -> None:
     written = "".join(piece.text for piece in found)
     assert "is it?</think> It ".endswith(written) and written.endswith("t ")
     assert (last.finish_reason, last.stop_reason) == ("stop", "is")
+
+
+def test_marks_of_reasoning_may_be_special_tokens() -> None:
+    class Channels(Bytes):
+        def special_id(self, text: str) -> int | None:
+            return {"<|channel>": 300, "<channel|>": 301}.get(text)
+
+    source: Any = Once([300, *b"thought\nis"], [301], list(b"It is so."))
+    request = GenerationRequest("r", [1], SamplingParams(stop=("is",)))
+    syntax = AnswerSyntax(None, ReasoningStyle(False, "<|channel>thought", "<channel|>"))
+
+    async def read_all() -> str:
+        return "".join([piece.text async for piece in pieces(source, Channels(), request, syntax)])  # type: ignore[arg-type]
+
+    message, _ = AnswerParser(None, syntax.reasoning).whole(asyncio.run(read_all()), "stop")
+    assert (message.reasoning_content, message.content) == ("is", "It ")
 
 
 class Once:
