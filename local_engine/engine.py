@@ -212,11 +212,11 @@ class LocalEngine:
         """
         texts = [*(message.text for message in messages), *tool_turns.texts(messages, options.get("tools", ()))]
         self._refuse_hopeless(sum(map(len, texts)))
-        rendered = self.chat_template.rendered(messages, **options)
-        runs = encoding_runs(rendered.segments, self._special)
+        segments, reasoning = self.chat_template.rendered(messages, **options)
+        runs = encoding_runs(segments, self._special)
         tokens = [token for run in runs for token in self.encode(run.text, allow_special=run.is_control)]
         front = self._model.front
-        return ChatPrompt(tokens if tokens[:1] == front else front + tokens, rendered.reasoning)
+        return ChatPrompt(tokens if tokens[:1] == front else front + tokens, reasoning)
 
     def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes:
         """Return the bytes of one token, for the `bytes` of log-probabilities; empty for control tokens by default."""

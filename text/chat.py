@@ -53,15 +53,6 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class RenderedChat:
-    """A rendered prompt: segments of template text and of user text, which alternate."""
-
-    segments: list[Segment]
-    # Style of the reasoning before the answer; None for a model without reasoning.
-    reasoning: ReasoningStyle | None
-
-
-@dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """Token ids of a rendered chat, and the style of the reasoning before the answer."""
 
@@ -118,10 +109,13 @@ class ChatTemplate:
         return _text(self.segments(messages, **options))
 
     def segments(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> list[Segment]:
-        return self.rendered(messages, **options).segments
+        """Render the prompt as segments of template text and of user text. Raises like `render`."""
+        return self.rendered(messages, **options)[0]
 
-    def rendered(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> RenderedChat:
-        """Render the prompt, and detect whether it opens reasoning. Raises like `render`."""
+    def rendered(
+        self, messages: Sequence[Message], **options: Unpack[RenderOptions]
+    ) -> tuple[list[Segment], ReasoningStyle | None]:
+        """Return the segments and the style of the reasoning before the answer, if any. Raises like `render`."""
         requested = _conversation(messages, options)
         fit = self._fit(requested)
         conversation = requested.put(fit, self._tool_style)
@@ -137,7 +131,7 @@ class ChatTemplate:
         else:  # the template's text after the last user text, or the last line if this text depends on the contents
             end, text = _PRIVATE.split(opaque)[-1], _text(segments)
             end = end if text.endswith(end) else text.rstrip().rpartition("\n")[2]
-        return RenderedChat(segments, ReasoningStyle.of(self.source + self.tool_source, end))
+        return segments, ReasoningStyle.of(self.source + self.tool_source, end)
 
     def _origins(
         self, conversation: Conversation, fit: TemplateFit, stand_in: _CharacterMap, truth: str, opaque: str

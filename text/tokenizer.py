@@ -138,15 +138,15 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise ModelLoadError("This model has no chat template: give one with --chat-template.")
-        rendered = self.chat_template.rendered(messages, **options)
-        runs = encoding_runs(rendered.segments, self._special)
+        segments, reasoning = self.chat_template.rendered(messages, **options)
+        runs = encoding_runs(segments, self._special)
         if self._longest_chat is not None and (length := sum(len(run.text) for run in runs)) > self._longest_chat:
             raise ContextLengthError(
                 f"The messages have {length} characters; this model's context holds at most {self._longest_chat}.",
                 param="messages",
             )
         ids = [token_id for run in runs for token_id in self.encode(run.text, allow_special=run.is_control)]
-        return ChatPrompt(ids if ids[:1] == self._front else self._front + ids, rendered.reasoning)
+        return ChatPrompt(ids if ids[:1] == self._front else self._front + ids, reasoning)
 
     def vocabulary(self) -> dict[str, int]:
         """Return the ids of all tokens, by the token's text in the tokenizer's notation."""
