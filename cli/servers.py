@@ -11,6 +11,7 @@ import typer
 
 from ..protocol.errors import ConfigurationError
 from ..protocol.telemetry.logs import FORMAT_VARIABLE
+from ..text.tool_calls import FormatName
 from .shared import options, output
 from .shared.help_panels import shows
 from .shared.settings_tables import GatewayConfigFile, NodeConfigFile, RouterConfigFile
@@ -262,7 +263,7 @@ def node(
     restart: Annotated[bool, typer.Option("--restart", help="Restart the engine when its process dies.")] = False,
     drain_seconds: DrainSeconds = 10.0,
     tool_call_parser: Annotated[
-        Literal["auto", "hermes", "llama3", "mistral", "mistral-args"],
+        Literal["auto", FormatName],
         typer.Option("--tool-call-parser", help="Format of the model's tool calls. [auto: as its chat template]"),
     ] = "auto",
     chat_template: options.ChatTemplate = None,

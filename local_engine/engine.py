@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -23,11 +24,11 @@ from ..protocol.requests import Message
 from ..protocol.safety.terminal_text import printable
 from ..protocol.sampling import SamplingParams
 from ..protocol.structured import AnswerOptions, Constraint, RenderOptions
-from ..text.chat import ChatTemplate, encoding_runs, special_pattern
+from ..text.chat import ChatPrompt, ChatTemplate, encoding_runs, special_pattern
 from ..text.control_tokens import unflagged_control_tokens
 from ..text.templates import tool_messages as tool_turns
 from ..text.templates.reasoning import ReasoningStyle
-from ..text.tool_stream import OfferedTools
+from ..text.tool_stream import AnswerSyntax, OfferedTools
 from .llama.adapter_file import read_adapter
 from .llama.context import ContextOptions, LlamaContext, LoraAdapter
 from .llama.library import Floats, LlamaModel
@@ -155,16 +156,20 @@ class LocalEngine:
         """
         tools, constraint = options.get("tools"), options.get("constraint")
         continues = options.get("continue_final_message", False)
-        prompt = self.encode_chat(
+        prompt = self.chat_prompt(
             messages,
             tools=() if tools is None else tools.tools,
             add_generation_prompt=not continues,
             continue_final_message=continues,
-            template_options=options.get("template_options"),
+            template_options={
+                **self.chat_template.effort_variables(options.get("effort")),
+                **(options.get("template_options") or {}),
+            },
         )
         form = None if tools is None else self.tool_format
-        reasoning = None if constraint is not None else self.reasoning
-        offered = None if tools is None or form is None else OfferedTools(form, tools, reasoning)
+        offered = None if tools is None or form is None else OfferedTools(form, tools)
+        if constraint is not None:  # a grammar forbids reasoning
+            prompt = replace(prompt, reasoning=None)
         return self._start(prompt, params, constraint, offered)
 
     def start_text(self, prompt: Prompt, params: SamplingParams, *, constraint: Constraint | None = None) -> LocalRun:
@@ -176,7 +181,7 @@ class LocalEngine:
         tokens = self.encode_prompt(prompt) if isinstance(prompt, str) else prompt
         if not all(0 <= token < self._model.vocab_size for token in tokens):
             raise InvalidRequestError(f"Token ids must be between 0 and {self._model.vocab_size - 1}.", param="prompt")
-        return self._start(tokens, params, constraint, None)
+        return self._start(ChatPrompt(list(tokens), None), params, constraint, None)
 
     @property
     def vocab_size(self) -> int:
@@ -196,16 +201,22 @@ class LocalEngine:
         return self._model.tokenize(text, allow_special=True) if allow_special else self._plain.tokenize(text)
 
     def encode_chat(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> list[int]:
-        """Return the token ids of the rendered chat. Control tokens come only from the template, except a BOS token
-        that the model file requires and the template omits.
+        """Return the ids of `chat_prompt`. Raises its errors."""
+        return self.chat_prompt(messages, **options).ids
+
+    def chat_prompt(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> ChatPrompt:
+        """Encode a chat. Control tokens come only from the template, except a BOS token that the model file requires
+        and the template omits.
 
         Raises ModelLoadError if the template is broken, InvalidRequestError if the template rejects the messages.
         """
         texts = [*(message.text for message in messages), *tool_turns.texts(messages, options.get("tools", ()))]
         self._refuse_hopeless(sum(map(len, texts)))
-        runs = encoding_runs(self.chat_template.segments(messages, **options), self._special)
+        segments, reasoning = self.chat_template.rendered(messages, **options)
+        runs = encoding_runs(segments, self._special)
         tokens = [token for run in runs for token in self.encode(run.text, allow_special=run.is_control)]
-        return tokens if tokens[:1] == self._model.front else self._model.front + tokens
+        front = self._model.front
+        return ChatPrompt(tokens if tokens[:1] == front else front + tokens, reasoning)
 
     def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes:
         """Return the bytes of one token, for the `bytes` of log-probabilities; empty for control tokens by default."""
@@ -256,8 +267,9 @@ class LocalEngine:
         return grammars(self._model)
 
     def _start(
-        self, prompt: list[int], params: SamplingParams, constraint: Constraint | None, tools: OfferedTools | None
+        self, chat: ChatPrompt, params: SamplingParams, constraint: Constraint | None, tools: OfferedTools | None
     ) -> LocalRun:
+        prompt, syntax = chat.ids, AnswerSyntax(tools, chat.reasoning)
         if not prompt:
             raise InvalidRequestError("The prompt is empty: send at least one token.", param="prompt")
         params.check_vocabulary(self._model.vocab_size)
@@ -279,8 +291,9 @@ class LocalEngine:
             sampler=RowSampler(params, prompt, ends, grammar),
             detects_repetition=params.detects_repetition and grammar is None and tools is None,
             score_prompt=self._scores_prompts or params.prompt_logprobs is not None,
-            marks={} if tools is None else tools.format.marks,
-            call_limit=tools and tools.call_limit(constraint, detects_repetition=params.detects_repetition),
+            marks=syntax.marks(self),
+            reasoning=chat.reasoning,
+            end=syntax.end(params, constraint),
         )
         generation = Generation(request, self._piece)
         self._resources.loop.submit(generation)

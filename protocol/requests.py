@@ -41,12 +41,13 @@ MAX_ANSWERS = 128  # maximum per prompt, as at OpenAI; checked before memory is 
 _OUTPUTS = ("json_schema", "grammar", "structured_outputs")
 _MAX_OPTIONS = 16  # maximum number of chat template variables per request
 _SWITCHES = {"true": True, "false": False}
-_WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_VALUE = re.compile(r"[A-Za-z0-9_.,:/ -]{1,64}")  # words and dates
+_LOW_BUDGET, _MEDIUM_BUDGET = 4096, 16384  # budgets below these are low and medium, in tokens
 _MAX_ID_DIGITS = 10  # maximum digits of a token id
 #: Fields that Updraft does not implement, and the values that ask for what Updraft does anyway.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
-    "reasoning_effort": ("none",),
     "store": (False,),
     "verbosity": ("medium",),
 }
@@ -77,9 +78,9 @@ class Message(msgspec.Struct):
     tool_call_id: str | None = None
     # Text of the assistant's refusal.
     refusal: str | None = None
-    # Reasoning; never shown to a model again. An answer cut off while reasoning has no other content.
+    # Reasoning. An answer cut off while reasoning has no other content.
     reasoning_content: Any = None
-    # vLLM's name for `reasoning_content`.
+    # vLLM's name for `reasoning_content`; moved there if text.
     reasoning: Any = None
     # Refused, like `audio`, because dropping an unsupported field would lose content.
     function_call: Any = None
@@ -90,6 +91,12 @@ class Message(msgspec.Struct):
         self.content = self.content or self.refusal or self.content
         if self.content is None and self.tool_calls is None and (self.reasoning_content or self.reasoning):
             self.content = ""
+        self.reasoning_content, self.reasoning = self.reasoning_content or self.reasoning, None
+
+    @property
+    def thoughts(self) -> str:
+        """Text of the reasoning; empty without reasoning, or if it is not text."""
+        return self.reasoning_content if isinstance(self.reasoning_content, str) else ""
 
     @property
     def text(self) -> str:
@@ -225,8 +232,11 @@ class ChatRequest(_CommonFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
     store: bool | None = None
-    reasoning_effort: str | None = None
     verbosity: str | None = None
+    # Hint: how much to reason. `thinking` is Anthropic's and LiteLLM's name, `think` Ollama's.
+    reasoning_effort: str | None = None
+    thinking: dict[str, Any] | None = None
+    think: bool | str | None = None
     # Accepted for compatibility: Updraft's engines ignore the fields below.
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
@@ -243,10 +253,14 @@ class ChatRequest(_CommonFields, kw_only=True):
         return _sampling(self, limit, wanted)
 
     @property
-    def begins_without_thoughts(self) -> bool:
-        """Return whether the answer starts outside of reasoning, even if the model's template opens reasoning."""
-        options = self.chat_template_kwargs or {}
-        return self.continue_final_message or False in (options.get("enable_thinking"), options.get("thinking"))
+    def effort(self) -> tuple[str | None, str]:
+        """Reasoning effort, and the field that sets it."""
+        if self.reasoning_effort is not None:
+            return self.reasoning_effort, "reasoning_effort"
+        if self.thinking is not None:
+            return thinking_effort(self.thinking.get("type"), self.thinking.get("budget_tokens")), "thinking"
+        wanted = _SWITCHES.get(str(self.think).lower(), self.think)
+        return {True: "medium", False: "none"}.get(wanted) if isinstance(wanted, bool) else wanted, "think"
 
     @property
     def tool_use(self) -> ToolUse | None:
@@ -294,6 +308,14 @@ class CompletionRequest(_CommonFields, kw_only=True):
 
 
 prepare_types(ChatRequest, CompletionRequest, AllowedChoice)
+
+
+def thinking_effort(kind: Any, budget: Any) -> str:
+    """Return the reasoning effort of Anthropic's `thinking`. `budget`: maximum tokens of reasoning, if set."""
+    if kind == "disabled":
+        return "none"
+    tokens = budget if isinstance(budget, int) else _LOW_BUDGET
+    return "low" if tokens < _LOW_BUDGET else "medium" if tokens < _MEDIUM_BUDGET else "high"
 
 
 def parse_chat(body: bytes) -> ChatRequest:
@@ -406,12 +428,12 @@ def _check_turns(messages: list[Message]) -> None:
 
 
 def _check_template_options(options: Mapping[str, Any]) -> None:
-    """Allow only simple words, because a template may insert a value into the prompt as control tokens."""
-    words = [*options, *(value for value in options.values() if isinstance(value, str))]
-    if len(options) > _MAX_OPTIONS or not all(_WORD.fullmatch(word) for word in words):
+    """Allow only words and dates, because a template may insert a value into the prompt as control tokens."""
+    values = [value for value in options.values() if isinstance(value, str)]
+    if len(options) > _MAX_OPTIONS or not (all(map(_NAME.fullmatch, options)) and all(map(_VALUE.fullmatch, values))):
         raise InvalidRequestError(
-            f"chat_template_kwargs takes at most {_MAX_OPTIONS} variables. Values must be true, false, numbers or "
-            "words of up to 64 letters, digits, '_', '-' and '.'.",
+            f"chat_template_kwargs takes at most {_MAX_OPTIONS} variables. Values must be true, false, numbers, words "
+            "or dates of up to 64 letters, digits, spaces and '_.,:/-'.",
             param="chat_template_kwargs",
             code="invalid_value",
         )

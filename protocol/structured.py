@@ -110,6 +110,8 @@ class AnswerOptions(TypedDict, total=False):
     constraint: Constraint | None
     # Variables for the model's chat template.
     template_options: Mapping[str, Any] | None
+    # Reasoning effort, a hint.
+    effort: str | None
 
 
 class RenderOptions(TypedDict, total=False):

@@ -128,8 +128,9 @@ class RouterConfig:
     # package). A server on this device also works: `ollama:MODEL` (at OLLAMA_HOST), or the URL of llama-server, LM
     # Studio or another OpenAI-compatible server. `none`: no local tier.
     local: str | None = None
-    # Format of the local model's tool calls: `hermes`, `llama3`, `mistral` or `mistral-args`. `auto` detects it in the
-    # chat template. Set a format if the template does not support tools: the prompt then describes them in text.
+    # Format of the local model's tool calls: `hermes`, `llama3`, `mistral`, `mistral-args`, `qwen3_coder`, `glm45` or
+    # `gemma4`. `auto` detects it in the chat template. Set a format if the template does not support tools: the prompt
+    # then describes them in text.
     tool_call_parser: str = "auto"
     # Chat template of the local model: `chatml`, or the path of a Jinja file. `none`: the template of the model file. A
     # file without a template gets ChatML, or one message per line if its vocabulary has no ChatML tokens.

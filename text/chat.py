@@ -21,7 +21,10 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Unpack
+from datetime import date
+from typing import Any, Unpack
+
+import msgspec
 
 from ..protocol.errors import InvalidRequestError
 from ..protocol.requests import Message
@@ -29,6 +32,8 @@ from ..protocol.safety.bounded_cache import BoundedCache
 from ..protocol.structured import RenderOptions
 from .templates import tool_messages as tool_turns
 from .templates.conversation import END_MARK, Conversation, Probe, TemplateFit, first_missing
+from .templates.effort import effort_variables
+from .templates.reasoning import ReasoningStyle
 from .templates.renderer import Renderer, RenderLimits, encoded
 from .templates.sources import TemplateSources
 from .templates.tool_messages import Change
@@ -45,6 +50,14 @@ class Segment:
 
     text: str
     is_control: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Token ids of a rendered chat, and the style of the reasoning before the answer."""
+
+    ids: list[int]
+    reasoning: ReasoningStyle | None
 
 
 class ChatTemplate:
@@ -73,6 +86,10 @@ class ChatTemplate:
         self._renderers = [Renderer(each, RenderLimits()) for each in dict.fromkeys([self.source, self.tool_source])]
         self._fits: BoundedCache[bytes, TemplateFit] = BoundedCache(_MAX_SHAPES)  # by hash of the conversation's shape
 
+    def effort_variables(self, effort: str | None) -> dict[str, Any]:
+        """Return the variables with which the template follows a reasoning effort; empty if it has none."""
+        return effort_variables(self.source + self.tool_source, effort)
+
     def compile(self) -> None:
         """Start the child process now and compile the template. Raises ModelLoadError if the template is invalid."""
         for renderer in self._renderers:
@@ -92,7 +109,13 @@ class ChatTemplate:
         return _text(self.segments(messages, **options))
 
     def segments(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> list[Segment]:
-        """Render the prompt as segments of template text and of user text, which alternate. Raises like `render`."""
+        """Render the prompt as segments of template text and of user text. Raises like `render`."""
+        return self.rendered(messages, **options)[0]
+
+    def rendered(
+        self, messages: Sequence[Message], **options: Unpack[RenderOptions]
+    ) -> tuple[list[Segment], ReasoningStyle | None]:
+        """Return the segments and the style of the reasoning before the answer, if any. Raises like `render`."""
         requested = _conversation(messages, options)
         fit = self._fit(requested)
         conversation = requested.put(fit, self._tool_style)
@@ -103,7 +126,12 @@ class ChatTemplate:
             segments = _cut(opaque, character_map)  # the template drops a text if it sees the real contents
         if place := first_missing(requested.messages, _text(segments)):
             raise _dropped_text_error(place)
-        return segments
+        if requested.is_open:
+            end = conversation.messages[-1].text
+        else:  # the template's text after the last user text, or the last line if this text depends on the contents
+            end, text = _PRIVATE.split(opaque)[-1], _text(segments)
+            end = end if text.endswith(end) else text.rstrip().rpartition("\n")[2]
+        return segments, ReasoningStyle.of(self.source + self.tool_source, end)
 
     def _origins(
         self, conversation: Conversation, fit: TemplateFit, character_map: _CharacterMap, truth: str, opaque: str
@@ -152,7 +180,8 @@ class ChatTemplate:
 
 def _conversation(messages: Sequence[Message], options: RenderOptions) -> Conversation:
     """Build the conversation. Raises InvalidRequestError if the last message cannot be continued."""
-    tools, variables = options.get("tools", ()), options.get("template_options") or {}
+    tools = options.get("tools", ())
+    variables = {"date_string": f"{date.today():%d %b %Y}", **(options.get("template_options") or {})}
     if not options.get("continue_final_message", False):
         asks = options.get("add_generation_prompt", True)
         return Conversation(messages, tools, asks, is_open=False, options=variables)
@@ -166,7 +195,7 @@ def _conversation(messages: Sequence[Message], options: RenderOptions) -> Conver
             param=f"messages[{len(messages) - 1}].tool_calls",
             code="invalid_value",
         )
-    last = Message(role="assistant", content=messages[-1].text + END_MARK, name=messages[-1].name)
+    last = msgspec.structs.replace(messages[-1], content=messages[-1].text + END_MARK)
     return Conversation([*messages[:-1], last], tools, False, is_open=True, options=variables)
 
 

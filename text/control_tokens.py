@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Protocol
 
 _BRACKETED = re.compile(r"<[^\s<>]+>|\[[^\s\[\]]+\]")
 _TAG_OF_HTML = re.compile(r"</?[a-z]{1,10}[1-6]?/?>")
@@ -22,3 +23,15 @@ def unflagged_control_tokens(tokens: Iterable[str], *templates: str) -> list[str
         if _BRACKETED.fullmatch(token)
         and (not _TAG_OF_HTML.fullmatch(token) or any(token in template for template in templates))
     ]
+
+
+class HasSpecialTokens(Protocol):
+    """Interface of a `Tokenizer`, or the local engine's equivalent."""
+
+    def special_id(self, text: str) -> int | None: ...
+
+
+def marks_of(model: HasSpecialTokens, texts: Iterable[str]) -> dict[int, str]:
+    """Return the ids of those `texts` that are special tokens, as id -> text. Decoders leave out special tokens."""
+    ids = {text: model.special_id(text) for text in texts if text}
+    return {token_id: text for text, token_id in ids.items() if token_id is not None}

@@ -19,7 +19,7 @@ from ..protocol.errors import ContextLengthError, ModelLoadError
 from ..protocol.requests import Message
 from ..protocol.structured import RenderOptions
 from ..protocol.unicode_forms import read_text
-from .chat import ChatTemplate, encoding_runs, special_pattern
+from .chat import ChatPrompt, ChatTemplate, encoding_runs, special_pattern
 from .control_tokens import unflagged_control_tokens
 from .detokenize import gpt2_byte_alphabet
 from .templates.sources import TemplateSources
@@ -126,6 +126,10 @@ class Tokenizer:
         return ids
 
     def encode_chat(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> list[int]:
+        """Return the ids of `chat_prompt`. Raises its errors."""
+        return self.chat_prompt(messages, **options).ids
+
+    def chat_prompt(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> ChatPrompt:
         """Encode a chat; special tokens only come from the template, never from a message.
 
         Prepends BOS if the model expects it and the template does not write it. Raises ModelLoadError if the chat
@@ -134,14 +138,15 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise ModelLoadError("This model has no chat template: give one with --chat-template.")
-        runs = encoding_runs(self.chat_template.segments(messages, **options), self._special)
+        segments, reasoning = self.chat_template.rendered(messages, **options)
+        runs = encoding_runs(segments, self._special)
         if self._longest_chat is not None and (length := sum(len(run.text) for run in runs)) > self._longest_chat:
             raise ContextLengthError(
                 f"The messages have {length} characters; this model's context holds at most {self._longest_chat}.",
                 param="messages",
             )
         ids = [token_id for run in runs for token_id in self.encode(run.text, allow_special=run.is_control)]
-        return ids if ids[:1] == self._front else self._front + ids
+        return ChatPrompt(ids if ids[:1] == self._front else self._front + ids, reasoning)
 
     def vocabulary(self) -> dict[str, int]:
         """Return the ids of all tokens, by the token's text in the tokenizer's notation."""

@@ -10,8 +10,12 @@ import json
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import Literal
 
 from .detokenize import begun_mark
+
+#: Tool-call formats: see `ToolFormat`. The last three have vLLM's names.
+FormatName = Literal["hermes", "llama3", "mistral", "mistral-args", "qwen3_coder", "glm45", "gemma4"]
 
 
 def _prefix_pattern(mark: str) -> str:

@@ -5,35 +5,36 @@ from __future__ import annotations
 import json
 import secrets
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, cast, get_args
+from typing import Any, Protocol, cast, get_args
 
 from ..protocol.errors import ConfigurationError
 from ..protocol.schemas.enforceable import enforceable
 from ..protocol.structured import Constraint, Function, NamedTool, ToolUse
 from .chat import ChatTemplate
+from .control_tokens import HasSpecialTokens, marks_of
 from .grammars.compiler import inline, inline_schema
-from .tool_calls import ToolSyntax
+from .tagged_calls import GEMMA, GLM, QUOTE, QWEN, Schema, TaggedCallParser
+from .tool_calls import FormatName, ToolCallParser, ToolSyntax
 
-FormatName = Literal["hermes", "llama3", "mistral", "mistral-args"]
+_TAGGED = {"qwen3_coder": QWEN, "glm45": GLM, "gemma4": GEMMA}
 _ANY_OBJECT = {"type": "object"}
 _ANY_TEXT = r"/(.|\n)*/"
 
 
-class ModelText(Protocol):
-    """Interface for detecting a model's format: a `Tokenizer`, or the local engine's equivalent."""
+class ModelText(HasSpecialTokens, Protocol):
+    """Interface for detecting a model's format."""
 
     @property
     def chat_template(self) -> ChatTemplate | None: ...
-    def special_id(self, text: str) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """Tool-call format. `hermes` (also Qwen): `<tool_call>{json}</tool_call>`. `llama3`: plain JSON. `mistral`:
     `[TOOL_CALLS]` and a JSON list. `mistral-args` (newer models): `[TOOL_CALLS]name[ARGS]{json}`, in some models with
-    `[CALL_ID]` after the name.
+    `[CALL_ID]` after the name. `qwen3_coder` (Qwen 3.8, Nemotron 3), `glm45` (Laguna) and `gemma4`: see `tagged_calls`.
 
     `marks` are the format's special tokens, as id -> text; parsers need their text in the decoded answer.
     """
@@ -50,8 +51,10 @@ class ToolFormat:
     @staticmethod
     def named(name: str, model: ModelText) -> ToolFormat:
         """Return the format of this name. Raises ConfigurationError for an unknown name."""
-        if name == "hermes":
+        if name in ("hermes", "qwen3_coder", "glm45"):
             syntax = ToolSyntax("<tool_call>", "</tool_call>")
+        elif name == "gemma4":
+            syntax = ToolSyntax("<|tool_call>", "<tool_call|>")
         elif name == "llama3":
             syntax = ToolSyntax("<|python_tag|>", bare=True)
         elif name in ("mistral", "mistral-args"):
@@ -61,8 +64,8 @@ class ToolFormat:
                 f"tool_call_parser must be {', '.join(get_args(FormatName))} or auto, got {name!r}.",
                 param="tool_call_parser",
             )
-        ids = {text: model.special_id(text) for text in (syntax.opener, syntax.closer, "[CALL_ID]", "[ARGS]") if text}
-        return ToolFormat(name, syntax, {token_id: text for text, token_id in ids.items() if token_id is not None})
+        marks = marks_of(model, (syntax.opener, syntax.closer, "[CALL_ID]", "[ARGS]", QUOTE))
+        return ToolFormat(name, syntax, marks)
 
     @staticmethod
     def detected(model: ModelText) -> ToolFormat | None:
@@ -70,15 +73,26 @@ class ToolFormat:
         template = "" if model.chat_template is None else model.chat_template.tool_source
         if "[TOOL_CALLS]" in template:
             name = "mistral-args" if "[ARGS]" in template else "mistral"
-        elif "<function=" in template:
-            return None  # in this format, arguments are in tags, which is not supported
-        elif "<tool_call>" in template and '"arguments": ' in template:
-            name = "hermes"
+        elif "<function=" in template:  # functionary writes JSON after this mark, which is not supported
+            name = "qwen3_coder" if "<parameter=" in template else None
+        elif "<|tool_call>" in template:
+            name = "gemma4"
+        elif "<arg_key>" in template:
+            name = "glm45"
+        elif ("<tool_call>" in template and '"arguments": ' in template) or "named SmolLM" in template:
+            name = "hermes"  # SmolLM2 was trained on this format, although its template has no tools
         elif "ipython" in template and '"parameters": ' in template:
             name = "llama3"
         else:
-            return None
-        return ToolFormat.named(name, model)
+            name = None
+        return name and ToolFormat.named(name, model)
+
+    def parser(self, schemas: Mapping[str, Schema]) -> ToolCallParser:
+        """Return a parser for one answer. `schemas`: JSON schemas of the declared functions' arguments, by name."""
+        tagged = _TAGGED.get(self.name)
+        return (
+            ToolCallParser(self.syntax, schemas) if tagged is None else TaggedCallParser(self.syntax, schemas, tagged)
+        )
 
     def new_call_id(self) -> str:
         """Create a call id. Mistral's templates accept only nine letters and digits."""
@@ -110,16 +124,20 @@ class ToolFormat:
     def _constraint(self, start: str, functions: Sequence[Function], *, parallel: bool) -> Constraint:
         calls = "call" if self.syntax.bare else self._calls(parallel)  # llama3 allows one call per message
         notes = set[str]()
+        if self.name in _TAGGED:
+            notes.add("tools: the model's format for calls leaves arguments unchecked")
         functions = [_enforceable(function, notes) for function in functions]
         rules = [start, f"calls: {calls}", "call: " + " | ".join(f"call_{index}" for index in range(len(functions)))]
         rules += [f"call_{index}: {self._call(function)}" for index, function in enumerate(functions)]
+        if self.name in _TAGGED:
+            rules += self._unchecked()
         return Constraint("lark", "\n".join(rules), "tools", tuple(sorted(notes)))
 
     def _calls(self, parallel: bool) -> str:
         one = f"{self._mark(self.syntax.opener)} {self._body(parallel)}"
         if not parallel or self.name == "mistral":
             return one
-        return f'{one} ("\\n" {one})*' if self.name == "hermes" else f"({one})+"
+        return f'{one} ("\\n" {one})*' if self.name in ("hermes", "qwen3_coder") else f"({one})+"
 
     def _body(self, parallel: bool) -> str:
         """Return the grammar of the text after the opener."""
@@ -130,6 +148,9 @@ class ToolFormat:
         return "call"
 
     def _call(self, function: Function) -> str:
+        if self.name in _TAGGED:
+            lead = {"qwen3_coder": "\n<function={}>", "gemma4": "call:{}{{"}.get(self.name, "{}")
+            return f"{json.dumps(lead.format(function.name))} unchecked"
         none = {"properties": {}, "additionalProperties": False}
         arguments = {**_ANY_OBJECT, **(function.parameters or none)}
         if self.syntax.bare:  # one JSON value, because a text in JSON may begin like a call
@@ -139,6 +160,15 @@ class ToolFormat:
             return f"{json.dumps(function.name)} {self._mark('[ARGS]')} {inline_schema(arguments)}"
         opening = f'{{"name": "{function.name}", "arguments": '
         return f'{json.dumps(opening)} {inline_schema(arguments)} "}}"'
+
+    def _unchecked(self) -> list[str]:
+        """Return the rules for the arguments and the end of a call in tags."""
+        closer, end = self.syntax.closer, {"qwen3_coder": "</function>\n", "gemma4": "}"}.get(self.name, "")
+        rules = ["ANY: /\\s*(<arg_key>(.|\\n)*)?/" if self.name == "glm45" else "ANY: /(.|\\n)*/"]
+        if closer not in self.marks.values():
+            return [*rules, f"unchecked[lazy]: ANY {json.dumps(end + closer)}"]
+        quoted = f"({self._mark(QUOTE)} ANY)*" if QUOTE in self.marks.values() else ""
+        return [*rules, f"unchecked: ANY {quoted} {self._mark(closer)}"]
 
     def _text_or_calls(self, parallel: bool) -> str:
         opener = self.syntax.opener

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 
 from ..protocol.responses import AssistantMessage, Delta, FinishReason, FunctionDelta, ToolCallDelta
+from ..protocol.sampling import SamplingParams
 from ..protocol.structured import CalledFunction, Constraint, ToolCall, ToolUse
-from .templates.reasoning import ReasoningSplitter, ReasoningStyle
+from .control_tokens import HasSpecialTokens, marks_of
+from .detokenize import StopMatcher
+from .templates.reasoning import ReasoningBoundary, ReasoningSplitter, ReasoningStyle
 from .tool_calls import CallDelta, ToolCallParser
 
 if TYPE_CHECKING:
@@ -24,11 +27,9 @@ class OfferedTools:
 
     format: ToolFormat
     use: ToolUse
-    # Reasoning style of the model; calls inside of reasoning are ignored.
-    reasoning: ReasoningStyle | None = None
 
     def parser(self) -> ToolCallParser:
-        return ToolCallParser(self.format.syntax, {tool.function.name for tool in self.use.tools})
+        return self.format.parser({tool.function.name: tool.function.parameters or {} for tool in self.use.tools})
 
     def call_limit(self, constraint: Constraint | None, *, detects_repetition: bool) -> CallLimit | None:
         """Create the limit on one answer's calls; None if no limit applies.
@@ -39,16 +40,38 @@ class OfferedTools:
         once = constraint is None and not self.use.parallel
         if not (once or (detects_repetition and self.use.parallel)):
             return None
-        return CallLimit(self.parser(), once=once, reasoning=self.reasoning)
+        return CallLimit(self.parser(), once=once)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSyntax:
+    """Parts of an answer's text that are no content: tool calls and reasoning."""
+
+    tools: OfferedTools | None = None
+    reasoning: ReasoningStyle | None = None
+
+    def marks(self, model: HasSpecialTokens) -> dict[int, str]:
+        """Return the special tokens, as id -> text, whose text the parsers need."""
+        calls = {} if self.tools is None else self.tools.format.marks
+        return calls if self.reasoning is None else calls | marks_of(model, self.reasoning.tokens)
+
+    def parser(self) -> AnswerParser | None:
+        """Return a parser for one answer, or None if the answer is plain text."""
+        return None if self.tools is None and self.reasoning is None else AnswerParser(self.tools, self.reasoning)
+
+    def end(self, params: SamplingParams, constraint: Constraint | None) -> AnswerEnd:
+        """Return a search for the end of one answer."""
+        repeats = params.detects_repetition
+        limit = self.tools and self.tools.call_limit(constraint, detects_repetition=repeats)
+        return AnswerEnd(params.stop, limit, self.reasoning)
 
 
 class CallLimit:
     """Matcher that ends an answer after its first call if `once`, else after the third equal call. `push` has the
     interface of `StopMatcher.push`."""
 
-    def __init__(self, parser: ToolCallParser, *, once: bool, reasoning: ReasoningStyle | None = None) -> None:
+    def __init__(self, parser: ToolCallParser, *, once: bool) -> None:
         self._parser = parser
-        self._splitter = None if reasoning is None else ReasoningSplitter(reasoning)
         self._once = once
         self._calls: list[list[str]] = []  # name and arguments of each call so far
 
@@ -56,8 +79,7 @@ class CallLimit:
         """Return the part of `text` that belongs to the answer, and whether the answer ends here."""
         for end, char in enumerate(text, 1):
             before = self._parser.num_calls
-            shown = char if self._splitter is None else self._splitter.push(char)[1]
-            for call in self._parser.push(shown).calls:
+            for call in self._parser.push(char).calls:
                 if call.index == len(self._calls):
                     self._calls.append(["", ""])
                 self._calls[call.index][0] += call.name
@@ -67,6 +89,45 @@ class CallLimit:
             ):
                 return text[:end], True
         return text, False
+
+
+class AnswerEnd:
+    """Search for the end of an answer: a stop string, or the limit on calls. Reasoning is passed on unsearched."""
+
+    def __init__(
+        self,
+        stop: tuple[str, ...] = (),
+        call_limit: CallLimit | None = None,
+        reasoning: ReasoningStyle | None = None,
+    ) -> None:
+        self.searches = bool(stop) or call_limit is not None
+        self._matcher = StopMatcher(stop)
+        self._call_limit = call_limit
+        self._boundary = ReasoningBoundary(reasoning)
+
+    @property
+    def stop(self) -> str | None:
+        """Stop string that was found, if any."""
+        return self._matcher.matched
+
+    def push(self, text: str, *, ignore_stop: bool = False) -> tuple[str, bool]:
+        """Return the text safe to send, and whether the answer ends here. `ignore_stop`: search only for calls."""
+        if not self.searches:
+            return text, False
+        thoughts, text = self._boundary.push(text)
+        text, stopped = (text, False) if ignore_stop else self._matcher.push(text)
+        text, called = self._limited(text)
+        return thoughts + text, stopped or called
+
+    def flush(self) -> tuple[str, bool]:
+        """Return the text held back, at the end of generation, and whether the answer would have ended there."""
+        thoughts, text = self._boundary.flush()
+        text, stopped = self._matcher.push(text)
+        text, called = self._limited(text + self._matcher.flush())
+        return thoughts + text, stopped or called
+
+    def _limited(self, text: str) -> tuple[str, bool]:
+        return (text, False) if self._call_limit is None else self._call_limit.push(text)
 
 
 class AnswerParser:

@@ -137,7 +137,8 @@ class Pair:
         str | None,
         typer.Option(
             metavar="FORMAT",
-            help="Format of the local model's tool calls: hermes, llama3, mistral or mistral-args. "
+            help="Format of the local model's tool calls: hermes, llama3, mistral, mistral-args, qwen3_coder, "
+            "glm45 or gemma4. "
             "[detected from its chat template]",
         ),
     ] = None

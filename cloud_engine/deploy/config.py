@@ -15,6 +15,7 @@ from ...protocol.errors import ConfigurationError, MissingDependencyError
 from ...protocol.http.tls import check_encrypted
 from ...protocol.settings import state_folder
 from ...protocol.unicode_forms import read_text
+from ...text.tool_calls import FormatName
 from ..engine.config import PUBLIC_NAMES, EngineConfig, Mode, settings_of, usual_block_size
 from ..planning.mode_limits import limits_from
 
@@ -107,7 +108,7 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     # Settings of the engine, named like the options of `updraft node`; for vLLM or SGLang, their engine arguments.
     engine: dict[str, Any] = {}
     # Tool call format and chat template, as in `updraft node`.
-    tool_call_parser: Literal["auto", "hermes", "llama3", "mistral", "mistral-args"] = "auto"
+    tool_call_parser: Literal["auto", FormatName] = "auto"
     chat_template: str | None = None
     replicas: Replicas = Replicas()
     autoscaling: Autoscaling = Autoscaling()

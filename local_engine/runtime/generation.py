@@ -13,9 +13,10 @@ import numpy as np
 from ...protocol.errors import EngineError, UpdraftError
 from ...protocol.responses import StopReason
 from ...protocol.sampling import ResolvedParams
-from ...text.detokenize import IncrementalDetokenizer, StopMatcher
+from ...text.detokenize import IncrementalDetokenizer
 from ...text.repetition import repeats
-from ...text.tool_stream import CallLimit
+from ...text.templates.reasoning import ReasoningStyle
+from ...text.tool_stream import AnswerEnd
 from ..sampling.row_sampler import RowSampler
 from ..sampling.signals import Floats, RowMeasure, TokenSignals, log_softmax, token_logprobs
 from ..sampling.truncation import largest
@@ -108,10 +109,12 @@ class LocalGenerationRequest:
     detects_repetition: bool = False
     # Whether to compute log-probabilities of the prompt's tokens.
     score_prompt: bool = False
-    # Spelling of the control tokens of tool calls, by id. Such tokens are part of the answer's text.
+    # Spelling of the control tokens of tool calls and reasoning, by id. Such tokens are part of the answer's text.
     marks: Mapping[int, str] = field(default_factory=dict[int, str])
-    # Ends the answer after the only allowed tool call, or after a repeated call.
-    call_limit: CallLimit | None = None
+    # Style of the reasoning before the answer, if any.
+    reasoning: ReasoningStyle | None = None
+    # Search for a stop string, for the end of the only allowed tool call, or for a repeated call.
+    end: AnswerEnd = field(default_factory=AnswerEnd)
 
 
 class Generation:
@@ -123,11 +126,12 @@ class Generation:
         self.sequence = Sequence(list(prompt), limit=len(prompt) + request.limit, scored=scored)
         self.mailbox: Mailbox[Event | UpdraftError | None] = Mailbox()
         self.sampling = params.stated
+        self.reasoning = request.reasoning
         self._request = request
         self._answer: list[int] = []
         marks = {token: text.encode() for token, text in request.marks.items()}
         self._detokenizer = IncrementalDetokenizer(lambda token: marks[token] if token in marks else token_bytes(token))
-        self._matcher = StopMatcher(params.stop)
+        self._end = request.end
         self._scores = np.zeros(scored, np.float32) if request.score_prompt else None
         self._prompt_scores: list[PromptScore] | None = None if params.prompt_logprobs is None else []
         self._held: deque[Event] = deque()  # unsent events; all wait for the first's hidden state
@@ -175,7 +179,7 @@ class Generation:
         is_first, signals = not self._begun, row.signals(token)
         if token in self._request.end_ids:
             text, _ = self._emit(self._detokenizer.flush(), last=True)
-            return Event(LocalToken(token, text, signals), True, is_first, "stop", self._matcher.matched)
+            return Event(LocalToken(token, text, signals), True, is_first, "stop", self._end.stop)
         self._answer.append(token)
         complete, cut = self._request.sampler.complete, self._cut()
         last = complete or cut is not None
@@ -183,7 +187,7 @@ class Generation:
         text, stopped = self._emit(text, last=last)
         top = row.top(self._request.params.logprobs or 0)
         if stopped or complete:
-            return Event(LocalToken(token, text, signals, top), False, is_first, "stop", self._matcher.matched)
+            return Event(LocalToken(token, text, signals, top), False, is_first, "stop", self._end.stop)
         reason = None if cut is None else "length"
         return Event(LocalToken(token, text, signals, top), False, is_first, reason, cut or None)
 
@@ -198,12 +202,11 @@ class Generation:
     def _emit(self, text: str, *, last: bool) -> tuple[str, bool]:
         """Return the text to send now, and whether a stop string or the tool-call limit ended the answer."""
         too_early = len(self._answer) < self._request.params.min_tokens
-        safe, stopped = (text, False) if too_early else self._matcher.push(text)
-        if last and not stopped:
-            safe += self._matcher.flush()
-        call_limit = self._request.call_limit
-        safe, called = (safe, False) if call_limit is None else call_limit.push(safe)
-        return safe, stopped or called
+        safe, ended = self._end.push(text, ignore_stop=too_early)
+        if last and not ended:
+            rest, ended = self._end.flush()
+            safe += rest
+        return safe, ended
 
     def _send(self) -> None:
         while self._held and self._held[0].is_complete:

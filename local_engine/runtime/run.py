@@ -30,8 +30,9 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
     answer. The end-of-turn token is not in `token_ids`, and is yielded only if held-back text must be sent with it.
     `finish_reason`: "stop" (end of turn or a stop string), "length", or None while running and after a cancel.
     `stop_reason`: for "length", the cause, or None for the request's `max_tokens`; for "stop", the matched stop string.
-    `sampling`: the sampling settings in effect. `answer_hidden`: hidden state (hidden,) float32 after the final norm
-    that produced the last token (or the end of turn); None before the end. `prompt_scores`: scores of all prompt tokens
+    `sampling`: the sampling settings in effect. `reasoning`: style of the reasoning in `text`, if any.
+    `answer_hidden`: hidden state (hidden,) float32 after the final norm that produced the last token (or the end of
+    turn); None before the end. `prompt_scores`: scores of all prompt tokens
     but the first, if requested; available from the first token on. Only one reader at a time.
     """
 
@@ -43,6 +44,7 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
         self.finish_reason: FinishReason | None = None
         self.stop_reason: StopReason | None = None
         self.sampling: SamplingDefaults = generation.sampling
+        self.reasoning = generation.reasoning
         self.answer_hidden: Floats | None = None
         self.prompt_scores: list[PromptScore] | None = None
         self._resources = resources

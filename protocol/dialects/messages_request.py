@@ -13,6 +13,7 @@ import msgspec
 
 from ..decoding import convert, prepare_types, unsupported
 from ..errors import UnsupportedFeatureError, invalid_value
+from ..requests import thinking_effort
 from .messages_blocks import Block, messages_of
 
 #: Fields with the same name in chat requests.
@@ -22,7 +23,6 @@ _HINTS = ("client_metadata", "context_management")
 _TOOL_HINTS = ("allowed_callers", "defer_loading", "eager_input_streaming", "input_examples")
 _TOOL_FIELDS = ("type", "name", "description", "input_schema", "strict", "cache_control", *_TOOL_HINTS)
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_MIN_BUDGET, _MEDIUM_BUDGET, _HIGH_BUDGET = 1024, 4096, 16384  # thinking budgets, in tokens
 
 
 class MessageMetadata(msgspec.Struct, forbid_unknown_fields=True):
@@ -71,6 +71,11 @@ class MessagesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     cache_control: dict[str, Any] | None = None
     # Updraft's router options.
     updraft: dict[str, Any] | None = None
+
+    @property
+    def effort_field(self) -> str:
+        """Field that sets the reasoning effort."""
+        return "output_config.effort" if self.output_config and self.output_config.effort else "thinking"
 
     @property
     def hints(self) -> tuple[str, ...]:
@@ -167,18 +172,10 @@ def _function(fields: dict[str, Any], param: str) -> dict[str, Any]:
 
 def _effort(request: MessagesRequest) -> str | None:
     """Return the reasoning effort. A thinking budget becomes an effort, because chat requests have no budget."""
-    wanted = None if request.output_config is None else request.output_config.effort
-    thinking = request.thinking
-    if thinking is None:
-        return wanted
-    budget = thinking.budget_tokens
-    if (thinking.type == "enabled") != (budget is not None):
-        raise invalid_value("thinking.budget_tokens", 'required for type "enabled" and not allowed otherwise')
-    if budget is None:
-        return wanted
-    if not _MIN_BUDGET <= budget < request.max_tokens:
-        raise invalid_value("thinking.budget_tokens", f"must be at least {_MIN_BUDGET} and below max_tokens")
-    return wanted or ("low" if budget < _MEDIUM_BUDGET else "medium" if budget < _HIGH_BUDGET else "high")
+    wanted, thinking = request.output_config and request.output_config.effort, request.thinking
+    if wanted is not None or thinking is None or thinking.type != "enabled":
+        return wanted  # without a budget, the model decides how much to reason
+    return thinking_effort(thinking.type, thinking.budget_tokens)
 
 
 def _response_format(wanted: dict[str, Any]) -> dict[str, Any]:

@@ -100,9 +100,10 @@ def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[st
     for index, item in enumerate(items):
         kind, param = item["type"], f"input[{index}]"
         if kind == "reasoning":
-            thoughts = _reasoning(item)
-            if thoughts:
-                turn = _begin(messages, {"reasoning_content": thoughts})
+            if thoughts := _reasoning(item):
+                if turn is None or turn["content"] is not None or "tool_calls" in turn:
+                    turn = _begin(messages, {"reasoning_content": ""})
+                turn["reasoning_content"] += thoughts
             continue
         if kind == "function_call":
             if turn is None:
@@ -130,9 +131,10 @@ def _begin(messages: list[dict[str, Any]], fields: dict[str, Any]) -> dict[str, 
 
 
 def _reasoning(item: Item) -> str:
-    """Return the reasoning text of Updraft's own answers; OpenAI's encrypted reasoning is dropped."""
-    parts = objects_of(item.get("content"))
-    return "".join(str(part.get("text", "")) for part in parts if part.get("type") == "reasoning_text")
+    """Return the text of reasoning, or else its summary; OpenAI's encrypted reasoning is dropped."""
+    parts = objects_of(item.get("content")) or objects_of(item.get("summary"))
+    kinds = ("reasoning_text", "summary_text")
+    return "".join(str(part.get("text", "")) for part in parts if part.get("type") in kinds)
 
 
 def _tool_output(output: Any, param: str) -> str | list[dict[str, Any]]:

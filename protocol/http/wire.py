@@ -41,6 +41,8 @@ class WireRequest:
     upload: AsyncIterator[bytes] | None = None
     # Notes on accepted parts of the body that the translation to a chat request left out.
     hints: tuple[str, ...] = ()
+    # The caller's name for `reasoning_effort`, for notes. None: the body's own name.
+    effort_field: str | None = None
     # The caller's API key for the cloud. None: the key in the settings. Only the SDK sets this, never a server.
     cloud_key: str | None = field(default=None, repr=False)
 

@@ -20,7 +20,7 @@ from ...protocol.requests import ChatRequest, Message
 from ...protocol.safety.redaction import paired
 from ...protocol.sampling import SamplingParams
 from ...text.templates.reasoning import ReasoningStyle
-from ...text.tool_stream import AnswerParser, OfferedTools
+from ...text.tool_stream import AnswerParser, AnswerSyntax, OfferedTools
 from ..accounting.request_record import RequestRecord
 from ..gates.deadline import DeadlinePlan, plan
 from ..gates.exploration import by_confidence
@@ -305,10 +305,8 @@ class Cascade:
         constraint = chat.constraint()
         if tools is not None:
             constraint = tools.format.constraint(tools.use, constraint)
-        self.reasoning = None if constraint is not None else self.local.reasoning
-        if self.reasoning is not None and chat.begins_without_thoughts:
-            self.reasoning = ReasoningStyle()
         self.record.notes = () if constraint is None else constraint.notes
+        effort, field = chat.effort
         run = await self.local.start(
             chat.messages,
             params,
@@ -316,7 +314,12 @@ class Cascade:
             tools=use,
             constraint=constraint,
             template_options=chat.chat_template_kwargs,
+            effort=effort,
         )
+        if run.answer.ignores_effort and effort not in (None, "none"):
+            field = self.job.effort_field or field
+            self.record.notes += (f"{field}: no effect, the local model has no setting for reasoning",)
+        self.reasoning = None if constraint is not None else run.answer.reasoning
         left = self.local.context_length - run.answer.prompt_tokens
         if params.max_tokens is not None and params.max_tokens > left:
             self.record.notes += (f"max_tokens: the local model's context has {left} tokens left",)
@@ -324,14 +327,15 @@ class Cascade:
 
     def reader(self) -> AnswerParser | None:
         """Return a parser for a local answer, or None if the answer is plain text."""
-        tools = self.tools
-        return None if tools is None and self.reasoning is None else AnswerParser(tools, self.reasoning)
+        return AnswerSyntax(self.tools, self.reasoning).parser()
 
     async def continue_local(self, messages: Sequence[Message], params: SamplingParams) -> LocalGeneration:
         """Start a local run that continues the last message. `stop_local()` ends the run and records its tokens."""
         self._run_began = time.monotonic()
-        options = self.chat.chat_template_kwargs
-        self._run = await self.local.start(messages, params, continue_final_message=True, template_options=options)
+        options, (effort, _) = self.chat.chat_template_kwargs, self.chat.effort
+        self._run = await self.local.start(
+            messages, params, continue_final_message=True, template_options=options, effort=effort
+        )
         return self._run
 
     async def stop_local(self) -> None:

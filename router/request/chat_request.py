@@ -64,6 +64,8 @@ class RoutingRequest:
     deadline: float | None = None
     # Name of the privacy rule that the request matches, if any.
     privacy_rule: str | None = None
+    # The caller's name for `reasoning_effort`, if the request was translated.
+    effort_field: str | None = None
     # Headers and query parameters to forward to a cloud.
     forwarded: Forwarding = NOTHING
 
@@ -137,6 +139,7 @@ def read_routing_request(
         confidence_signal=options.confidence_signal,
         hold_tokens=hold_tokens if options.hold_tokens is None else options.hold_tokens,
         deadline=None if request.timeout_s is None else started + request.timeout_s,
+        effort_field=request.effort_field,
         forwarded=forwarded(request.headers, request.query, request.cloud_key),
     )
 

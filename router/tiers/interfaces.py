@@ -73,6 +73,10 @@ class LocalAnswer:
     stop_reason: StopReason | None = None
     # Default sampling parameters that were used for fields missing in the request.
     sampling: SamplingDefaults | None = None
+    # Whether the model has no setting for the request's reasoning effort.
+    ignores_effort: bool = False
+    # Style of the reasoning in `text`. None: `text` has no reasoning.
+    reasoning: ReasoningStyle | None = None
     # Hidden state of the prompt, shape (hidden_size,). None until the engine reports it.
     prompt_hidden: NDArray[np.float32] | None = None
     # Log-probabilities of the prompt tokens, shape (prompt_tokens - 1,). None until the engine reports them.

@@ -55,7 +55,9 @@ class EngineLocalTier:
             await self._check(constraint)
         # Start the run in a thread, since tokenizing a long prompt takes a while. If the caller gives up meanwhile,
         # no reference to the run remains, so garbage collection ends the run.
-        return EngineGeneration(await asyncio.to_thread(self._engine.start, messages, params, **options))
+        run = EngineGeneration(await asyncio.to_thread(self._engine.start, messages, params, **options))
+        run.answer.ignores_effort = not self._engine.chat_template.effort_variables(options.get("effort"))
+        return run
 
     async def start_text(
         self, prompt: Prompt, params: SamplingParams, *, constraint: Constraint | None = None
@@ -87,7 +89,7 @@ class EngineGeneration:
     """`LocalGeneration` of the engine, which decodes ahead while the event loop consumes tokens."""
 
     def __init__(self, run: LocalRun) -> None:
-        self.answer = LocalAnswer(prompt_tokens=run.prompt_tokens, sampling=run.sampling)
+        self.answer = LocalAnswer(run.prompt_tokens, sampling=run.sampling, reasoning=run.reasoning)
         self._run = run
         self._closed = False
 

@@ -21,7 +21,7 @@ SUBPACKAGES = {
         "errors sampling_noise schemas sqlite unicode_forms",
     ],
     "text": [
-        "tokenization tool_calls tool_formats tool_stream",
+        "tokenization tool_calls tagged_calls tool_formats tool_stream",
         "grammars",
         "tokenizer",
         "chat",

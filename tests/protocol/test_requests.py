@@ -88,8 +88,7 @@ def test_an_integral_number_is_an_integer() -> None:
         chat(max_tokens=8.5)
 
 
-@pytest.mark.parametrize("field", ["audio", "functions", "function_call", "verbosity", "web_search_options",
-                                   "store", "reasoning_effort"])  # fmt: skip
+@pytest.mark.parametrize("field", ["audio", "functions", "function_call", "verbosity", "web_search_options", "store"])
 def test_unsupported_openai_fields_are_refused_by_name_unless_null(field: str) -> None:
     assert chat(**{field: None}) == chat()
     with pytest.raises(UnsupportedFeatureError, match=f"^{field} ") as caught:

@@ -153,3 +153,55 @@ def test_variables_reach_the_chat_template(tiny: Path, tmp_path: Path) -> None:
         for wrong in ({"marks": "<|im_end|>"}, {"a b": 1}, {"messages": [1]}):
             with pytest.raises(openai.BadRequestError, match="chat_template_kwargs"):
                 reply(**wrong)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_stop_strings_act_on_the_answer_alone(tiny: Path, tmp_path: Path, stream: bool) -> None:
+    """The template opens the reasoning, which the model never ends, so no stop string counts."""
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATE)
+    asked: dict[str, Any] = {"model": "local", "messages": USER, "max_tokens": 8, "stream": stream, "temperature": 0}
+    with updraft.OpenAI(config=RouterConfig(local=str(tiny), chat_template=str(template)), max_retries=0) as client:
+
+        def thoughts(**options: Any) -> str:
+            answer: Any = client.chat.completions.create(**asked, **options)
+            choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
+            said = [choice.delta if stream else choice.message for choice in choices]
+            assert not any(each.content for each in said) and choices[-1].finish_reason == "length"
+            return "".join(getattr(each, "reasoning_content", None) or "" for each in said)
+
+        free = thoughts()
+        assert free and thoughts(stop=[free[len(free) // 2]]) == free
+        off: Any = {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
+        text = client.chat.completions.create(**asked | {"stream": False}, **off).choices[0].message.content
+        assert text
+        stopped = client.chat.completions.create(**asked | {"stream": False}, **off, stop=[text[1]])
+        assert (stopped.choices[0].message.content, stopped.choices[0].finish_reason) == (
+            text[: text.index(text[1])],
+            "stop",
+        )
+
+
+def test_reasoning_efforts_are_hints(tiny: Path, tmp_path: Path) -> None:
+    """A template without reasoning ignores them with a note; others follow them."""
+    template = tmp_path / "template.jinja"
+    asked: dict[str, Any] = {"model": "local", "messages": USER, "max_tokens": 4}
+    hints: list[dict[str, Any]] = [
+        {"reasoning_effort": "high"},
+        {"thinking": {"type": "enabled", "budget_tokens": 20}},
+        {"think": True},
+    ]
+    for source, thinks in ((TEMPLATE, True), (TEMPLATE.partition("{% if")[0], False)):
+        template.write_text(source)
+        with updraft.OpenAI(config=RouterConfig(local=str(tiny), chat_template=str(template)), max_retries=0) as client:
+            for hint in hints:
+                answer: Any = client.chat.completions.create(**asked, extra_body=hint)
+                assert hasattr(answer.choices[0].message, "reasoning_content") == thinks
+                notes = getattr(answer, "updraft", {}).get("notes") or []
+                assert [note.partition(":")[0] for note in notes] == ([] if thinks else list(hint))
+            answer = client.chat.completions.create(**asked, reasoning_effort="none")
+            assert not hasattr(answer.choices[0].message, "reasoning_content")
+            response: Any = client.responses.create(model="local", input="hi", reasoning={"effort": "low"}, store=False)
+            assert [note.partition(":")[0] for note in response.updraft.get("notes") or []] == ["reasoning.effort"] * (
+                not thinks
+            )

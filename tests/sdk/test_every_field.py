@@ -128,7 +128,6 @@ def test_app_headers_reach_the_cloud_without_credentials(connect: Connect, cloud
 @pytest.mark.parametrize(
     "fields",
     [
-        {"reasoning_effort": "high"},
         {"store": True},
         {"verbosity": "low"},
         {"modalities": ["text", "audio"], "audio": {"voice": "a", "format": "wav"}},

@@ -48,7 +48,7 @@ class FakeToken:
 
 class FakeGeneration:
     def __init__(self, tier: ScriptedLocal, words: list[str], limit: int | None) -> None:
-        self.answer = LocalAnswer(prompt_tokens=7, cached_tokens=5, sampling=tier.sampling)
+        self.answer = LocalAnswer(7, 5, sampling=tier.sampling, reasoning=tier.reasoning)
         self._tier = tier
         self._words = words if limit is None else words[:limit]
         self._cut = len(self._words) < len(words)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from updraft.protocol.sampling import SamplingParams
 from updraft.protocol.structured import Function, Tool, ToolUse
 from updraft.text.templates.reasoning import ReasoningSplitter, ReasoningStyle
 from updraft.text.tool_calls import ToolSyntax
 from updraft.text.tool_formats import ToolFormat
-from updraft.text.tool_stream import AnswerParser, OfferedTools
+from updraft.text.tool_stream import AnswerParser, AnswerSyntax, OfferedTools
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 FORMAT = ToolFormat("hermes", ToolSyntax("<tool_call>", "</tool_call>"), {})
@@ -66,19 +69,58 @@ def test_call_inside_thoughts_is_ignored() -> None:
     assert [call.function.name for call in message.tool_calls] == ["f"]
     message, reason = AnswerParser(TOOLS, ReasoningStyle()).whole(f"<think>{CALL}</think>No.", "stop")
     assert (message.content, reason, message.tool_calls or []) == ("No.", "stop", [])
-    limit = OfferedTools(TOOLS.format, TOOLS.use, ReasoningStyle()).call_limit(None, detects_repetition=False)
-    assert limit is not None
+    limit = AnswerSyntax(TOOLS, ReasoningStyle()).end(SamplingParams(repetition_detection=False), None)
     assert limit.push(f"<think>{CALL}</think>") == (f"<think>{CALL}</think>", False)
     assert limit.push(f"{CALL} more") == (CALL.removesuffix("\n</tool_call>"), True)
 
 
 @pytest.mark.parametrize(
-    ("source", "style"),
+    ("source", "prompt_end", "style"),
     [
-        ("{{ messages[0].content }}", None),
-        ("{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}", ReasoningStyle(True)),
-        ("{{ '<think>' + reasoning + '</think>' }}{{ '<|im_start|>assistant\\n' }}", ReasoningStyle(False)),
+        ("{{ messages[0].content }}", "<|im_start|>assistant\n", None),
+        ("{{ '<think>' }}", "<|im_end|>\n<|im_start|>assistant\n<think>\n", ReasoningStyle(True)),
+        ("{{ '<think>' }}", "assistant\n<think>\n\n</think>\n\n", ReasoningStyle(False)),
+        ("{{ '<think>' }}", "assistant\n</think>", ReasoningStyle(False)),
+        ("{{ '<think>' + reasoning }}", "<|im_start|>assistant\n", ReasoningStyle(False)),
+        ("{{ '<' + 'think>' }}", "assistant\n<think>Okay,", ReasoningStyle(True)),
+        ("", "<|turn>model\n<|channel>thought\n", ReasoningStyle(True, "<|channel>thought", "<channel|>")),
+        ("'[/THINK]'", "[/INST]", ReasoningStyle(False, "[THINK]", "[/THINK]")),
     ],
 )
-def test_the_template_shows_whether_a_model_thinks(source: str, style: ReasoningStyle | None) -> None:
-    assert ReasoningStyle.of(source) == style
+def test_the_prompt_decides_whether_reasoning_is_open(source: str, prompt_end: str, style: Any) -> None:
+    assert ReasoningStyle.of(source, prompt_end) == style
+
+
+GEMMA = ReasoningStyle(False, "<|channel>thought", "<channel|>")
+
+
+@pytest.mark.parametrize(
+    ("style", "text", "stop", "ends_at"),
+    [
+        (ReasoningStyle(), "<think>is it?</think>\n\nIt is so.", ("is",), "<think>is it?</think>\n\nIt "),
+        (ReasoningStyle(True), "is it?</think>\n\nIt is so.", ("is",), "is it?</think>\n\nIt "),
+        (ReasoningStyle(True), "is it?</think>is", ("think>is", "</think>", "?<"), None),
+        (ReasoningStyle(True), "a\n\nb</think>\n\nc\n\nd", ("\n\n",), "a\n\nb</think>\n\nc"),
+        (ReasoningStyle(True), "is it? </thi", ("is", "</"), None),
+        (ReasoningStyle(), " <thin", ("<t",), " "),
+        (ReasoningStyle(), "It is", ("is",), "It "),
+        (GEMMA, "<|channel>thought\nis<channel|>It is", ("is",), "<|channel>thought\nis<channel|>It "),
+        (None, "<think>is", ("is",), "<think>"),
+    ],
+)
+@given(data=st.data())
+def test_stop_strings_act_on_the_answer_at_any_split(
+    style: Any, text: str, stop: tuple[str, ...], ends_at: str | None, data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    end = AnswerSyntax(None, style).end(SamplingParams(stop=stop), None)
+    shown, ended = "", False
+    for first, last in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        if not ended:
+            more, ended = end.push(text[first:last])
+            shown += more
+    if not ended:
+        more, ended = end.flush()
+        shown += more
+    assert (shown, ended) == (text if ends_at is None else ends_at, ends_at is not None)
+    assert (end.stop is not None) == ended

@@ -229,8 +229,18 @@ def test_a_tool_cannot_write_control_tokens() -> None:
     assert sum(segment.text.count("<|im_end|>") for segment in segments) > 2
 
 
+def test_smollm_calls_tools_although_its_template_has_none(tokenizer: Tokenizer) -> None:
+    system = "{% if messages[0].role != 'system' %}You are a helpful AI assistant named SmolLM{% endif %}"
+    source = system + "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    tokenizer.chat_template = ChatTemplate(source, eos_token="</s>")
+    detected = ToolFormat.detected(tokenizer)
+    assert detected is not None and detected.name == "hermes"
+    prompt = tokenizer.chat_template.render([Message("user", "Hi")], tools=[Tool("function", Function("f", "Does."))])
+    assert '<tool_call>\n{"name": "NAME"' in prompt and "Does." in prompt
+
+
 def test_names_of_formats(tokenizer: Tokenizer) -> None:
-    with pytest.raises(ConfigurationError, match="hermes, llama3, mistral, mistral-args or auto"):
+    with pytest.raises(ConfigurationError, match=r"hermes, llama3, mistral, mistral-args, .*gemma4 or auto"):
         ToolFormat.named("xml", tokenizer)
     assert len(ToolFormat.named("mistral", tokenizer).new_call_id()) == 9
     assert ToolFormat.named("hermes", tokenizer).new_call_id().startswith("call_")

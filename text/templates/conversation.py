@@ -33,6 +33,8 @@ _LEVELS: tuple[Level, ...] = get_args(Level)
 class TemplateFit:
     """Adaptation of a conversation to a template."""
 
+    # Whether to leave out the reasoning of earlier answers.
+    drops_reasoning: bool = False
     # Whether to use the template named `tool_use`, if the model has one.
     tool_template: bool = False
     # Whether to write tools, calls and results into the text of messages.
@@ -76,14 +78,19 @@ class Conversation:
         levels = _LEVELS if has_developer else _LEVELS[1:]
         written = [(False, False), (True, False), (False, True), (True, True)] if self.has_calls else [(False, False)]
         ways = [(False, *way) for way in written] + [(True, False, False)] * uses_tools
-        for empty, (text, raw, null), lists, template in itertools.product([False, True], ways, [False, True], named):
+        drops = [False, True] if any(message.thoughts for message in self.messages) else [False]
+        choices = itertools.product(drops, [False, True], ways, [False, True], named)
+        for drop, empty, (text, raw, null), lists, template in choices:
             for level in levels:
-                yield TemplateFit(template, text, lists, level, raw, null, empty)
+                yield TemplateFit(drop, template, text, lists, level, raw, null, empty)
 
     def put(self, fit: TemplateFit, tool_style: str) -> Conversation:
         """Return the conversation with an adaptation applied."""
-        conversation = _tools_as_text(self, _TOOL_STYLES[tool_style]) if fit.tools_as_text else self
+        style = _TOOL_STYLES.get(tool_style, _TOOL_STYLES["hermes"])
+        conversation = _tools_as_text(self, style) if fit.tools_as_text else self
         messages = conversation.messages
+        if fit.drops_reasoning:
+            messages = [msgspec.structs.replace(message, reasoning_content=None) for message in messages]
         if fit.level != "as_is":
             messages = [
                 _with_role(message, "system") if message.role == "developer" else message for message in messages
@@ -210,7 +217,8 @@ def _marked(message: Message, place: str, mark: Callable[[str], str]) -> Message
         texts[-1] += END_MARK
     calls = [_marked_call(call, place, mark) for call in message.tool_calls or ()]
     content = None if message.content is None else _content(texts)
-    return msgspec.structs.replace(message, content=content, tool_calls=calls or None)
+    thoughts = "thoughts" if message.thoughts else None  # no marker: templates leave out reasoning of earlier turns
+    return msgspec.structs.replace(message, content=content, tool_calls=calls or None, reasoning_content=thoughts)
 
 
 def _marked_call(call: ToolCall, place: str, mark: Callable[[str], str]) -> ToolCall:
@@ -230,14 +238,15 @@ def _with_role(message: Message, role: Literal["system", "user"]) -> Message:
 
 
 def _merged(turns: Sequence[Message]) -> Message:
-    """Return a copy of the last message, with the texts of all messages as its content."""
+    """Return a copy of the last message, with the texts and the reasoning of all messages."""
     texts: list[str] = []
     for turn in turns:
         said = parts_of(turn)
         if texts and said:
             texts[-1] += "\n\n"
         texts += said
-    return msgspec.structs.replace(turns[-1], content=_content(texts))
+    thoughts = "\n\n".join(turn.thoughts for turn in turns if turn.thoughts)
+    return msgspec.structs.replace(turns[-1], content=_content(texts), reasoning_content=thoughts)
 
 
 def _split_calls(message: Message) -> list[Message]:
@@ -245,8 +254,9 @@ def _split_calls(message: Message) -> list[Message]:
     calls = message.tool_calls or []
     if not calls or (len(calls) == 1 and not message.text):
         return [message]
-    words = [msgspec.structs.replace(message, tool_calls=None)] if message.text else []
-    return words + [msgspec.structs.replace(message, content=None, tool_calls=[call]) for call in calls]
+    parts = [msgspec.structs.replace(message, tool_calls=None)] if message.text else []
+    parts += [msgspec.structs.replace(message, content=None, tool_calls=[call]) for call in calls]
+    return parts[:1] + [msgspec.structs.replace(part, reasoning_content=None) for part in parts[1:]]
 
 
 def _joined(messages: Sequence[Message]) -> list[Message]:
@@ -305,6 +315,7 @@ _TOOL_STYLES = {
     "llama3": ('{"name": ', "}", ', "parameters": '),
     "mistral": ('[TOOL_CALLS][{"name": ', "}]", ', "arguments": '),
     "mistral-args": ("[TOOL_CALLS]", "", "[ARGS]"),
+    "gemma4": ("<|tool_call>call:", "<tool_call|>", ""),
 }
 
 
@@ -319,7 +330,8 @@ def _tools_as_text(conversation: Conversation, style: tuple[str, str, str]) -> C
     for message in conversation.messages:
         if message.tool_calls:
             calls = [written(call.function.name, call.function.arguments) for call in message.tool_calls]
-            messages.append(Message("assistant", "\n".join([*filter(None, [message.text]), *calls])))
+            text = "\n".join([*filter(None, [message.text]), *calls])
+            messages.append(msgspec.structs.replace(message, content=text, tool_calls=None))
         elif message.role == "tool":
             messages.append(Message("user", f"<tool_response>\n{message.text}\n</tool_response>"))
         else:

@@ -1,83 +1,109 @@
-"""Separation of reasoning (`<think>...</think>` at the beginning) from the answer."""
+"""Separation of reasoning, such as `<think>...</think>` at the beginning, from the answer."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from ..detokenize import begun_mark
 
-OPENER, CLOSER = "<think>", "</think>"
-_BEGUN = re.compile(r"<think>(?:\\n)*['\"]\s*-?\}\}\s*(?:\{%-?\s*endif\s*-?%\}\s*)*\Z")
+#: Marks before and after reasoning, by model family: most models, Gemma 4, Mistral.
+_MARKS = (("<think>", "</think>"), ("<|channel>thought", "<channel|>"), ("[THINK]", "[/THINK]"))
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningStyle:
-    """Reasoning style of a model. `begun`: the prompt ends with `<think>`, so the output starts inside of reasoning."""
+    """Marks around a model's reasoning. `begun`: the prompt opens the reasoning, so the output starts inside."""
 
     begun: bool = False
+    opener: str = _MARKS[0][0]
+    closer: str = _MARKS[0][1]
 
     @staticmethod
-    def of(source: str) -> ReasoningStyle | None:
-        """Detect the style in the source of a chat template; None for a model without reasoning."""
-        if CLOSER not in source and OPENER not in source:
-            return None
-        return ReasoningStyle(begun=_BEGUN.search(source) is not None)
+    def of(source: str, prompt_end: str = "") -> ReasoningStyle | None:
+        """Detect the marks in the source of a chat template or at the end of a prompt; None without reasoning."""
+        for opener, closer in _MARKS:
+            if any(mark in text for mark in (opener, closer) for text in (source, prompt_end)):
+                return ReasoningStyle(prompt_end.rfind(opener) > prompt_end.rfind(closer), opener, closer)
+        return None
+
+    @property
+    def tokens(self) -> tuple[str, str]:
+        """Marks as the tokenizer may hold them, each a single token."""
+        return self.opener.removesuffix("thought"), self.closer
 
 
-class ReasoningSplitter:
-    """Incremental splitter for one answer; the joined results do not depend on how the text is split into pushes.
+class ReasoningBoundary:
+    """Incremental search for the end of the reasoning; the joined results do not depend on the split into pushes.
 
-    `<think>` counts only at the beginning of the answer. Whitespace around the reasoning is dropped.
+    The opening mark counts only at the beginning of the output.
     """
 
-    def __init__(self, style: ReasoningStyle | None = None) -> None:
-        self._begun = style is not None and style.begun
-        self._thinking = False
-        self._answering = False
-        self._trims = True  # whether to drop leading whitespace of the current part
+    def __init__(self, style: ReasoningStyle | None) -> None:
+        self._style = style  # None once the answer has begun
+        self._thinking = style is not None and style.begun
+        self._undecided, self._closed = True, False
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str]:
-        """Return new reasoning and new answer text, as far as they are certain."""
-        if self._answering and not self._trims:
+        """Return the text up to the end of the reasoning, with marks and whitespace, and the text of the answer."""
+        style = self._style
+        if style is None:
             return "", text
-        self._held += text
-        if not self._answering and not self._thinking:
-            begun = self._held.lstrip()
-            if OPENER.startswith(begun) and begun != OPENER:
+        text, self._held = self._held + text, ""
+        if self._undecided:
+            start = text.lstrip()
+            if start != style.opener and style.opener.startswith(start):
+                self._held = text
                 return "", ""
-            self._thinking = self._begun or begun.startswith(OPENER)
+            self._undecided, self._thinking = False, self._thinking or start.startswith(style.opener)
             if not self._thinking:
-                self._answering, self._trims = True, False
-                return "", self._taken(len(self._held))
-            self._held = begun.removeprefix(OPENER)
-        thoughts = self._think() if self._thinking else ""
-        return thoughts, self._answer() if self._answering else ""
+                self._style = None
+                return "", text
+        thoughts = mark = ""
+        if not self._closed:
+            thoughts, mark, text = text.partition(style.closer)
+            if not mark:
+                end = len(thoughts) - begun_mark(thoughts, (style.closer,))
+                self._held = thoughts[end:]
+                return thoughts[:end], ""
+            self._closed = True
+        answer = text.lstrip()
+        self._style = None if answer else style
+        return thoughts + mark + text[: len(text) - len(answer)], answer
 
     def flush(self) -> tuple[str, str]:
-        """Return the remaining reasoning and answer text at the end of the answer."""
-        rest = self._taken(len(self._held))
-        if self._answering:
-            return "", ""  # only whitespace after the reasoning is left
-        return (rest, "") if self._thinking or self._begun else ("", rest)
+        """Return the text held back, at the end of the output."""
+        held, self._held = self._held, ""
+        return (held, "") if self._thinking else ("", held)
 
-    def _think(self) -> str:
-        if self._trims:
-            self._held = self._held.lstrip()
-            self._trims = not self._held
-        thoughts, closed, rest = self._held.partition(CLOSER)
-        if closed:
-            self._thinking, self._answering, self._trims, self._held = False, True, True, rest
-            return thoughts.rstrip()
-        begun = begun_mark(self._held, (CLOSER,))
-        return self._taken(len(self._held[: len(self._held) - begun].rstrip()))
 
-    def _answer(self) -> str:
-        self._held = self._held.lstrip()
-        self._trims = not self._held
-        return self._taken(len(self._held))
+class ReasoningSplitter:
+    """Incremental splitter of one output into reasoning, without marks and surrounding whitespace, and the answer."""
 
-    def _taken(self, length: int) -> str:
-        taken, self._held = self._held[:length], self._held[length:]
-        return taken
+    def __init__(self, style: ReasoningStyle | None = None) -> None:
+        self._style = style or ReasoningStyle()
+        self._boundary = ReasoningBoundary(self._style)
+        self._opened = self._shown = self._closed = False
+        self._blanks = ""  # whitespace that ends the reasoning so far
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Return new reasoning and new answer text, as far as they are certain."""
+        thoughts, answer = self._boundary.push(text)
+        return self._trimmed(thoughts), answer
+
+    def flush(self) -> tuple[str, str]:
+        """Return the remaining reasoning and answer text at the end of the output."""
+        thoughts, answer = self._boundary.flush()
+        return self._trimmed(thoughts) + self._blanks, answer
+
+    def _trimmed(self, text: str) -> str:
+        if not text or self._closed:
+            return ""
+        if not self._opened:
+            self._opened, text = True, text.lstrip().removeprefix(self._style.opener)
+        text, mark, _ = text.partition(self._style.closer)
+        text = self._blanks + text if self._shown else text.lstrip()
+        shown = text.rstrip()
+        self._shown, self._closed = self._shown or bool(shown), bool(mark)
+        self._blanks = "" if mark else text[len(shown) :]
+        return shown

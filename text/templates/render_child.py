@@ -73,10 +73,11 @@ class _Program:
         self._source = source
         self._output_characters = output_characters
         self._left = 0
+        self._now = datetime.now()  # one time for all contexts of a message, whose texts are compared
 
     def compile(self, input_size: int) -> None:
         """Compile the template and reset the output limit. Raises jinja2.TemplateError if the template is invalid."""
-        self._left = self._output_characters + input_size
+        self._left, self._now = self._output_characters + input_size, datetime.now()
         _ = self._template
 
     def text(self, context: dict[str, Any]) -> str:
@@ -85,7 +86,12 @@ class _Program:
 
     @cached_property
     def _template(self) -> jinja2.Template:
-        return _environment().from_string(self._source)
+        environment = _environment()
+        environment.globals["strftime_now"] = self._strftime_now
+        return environment.from_string(self._source)
+
+    def _strftime_now(self, pattern: str) -> str:
+        return self._now.strftime(pattern)
 
     def _bounded(self, pieces: Iterator[str]) -> Iterator[str]:
         for piece in pieces:
@@ -107,7 +113,6 @@ def _environment() -> jinja2.Environment:
     environment.filters["tojson"] = _to_json
     environment.filters["length"] = environment.filters["count"] = _length
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
     return environment
 
 
@@ -138,10 +143,6 @@ def _length(value: Any) -> int:
 
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
 
 
 if __name__ == "__main__":

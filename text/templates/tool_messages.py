@@ -1,4 +1,4 @@
-"""Conversion of tools, calls and results to the dictionaries that chat templates expect.
+"""Conversion of tools, calls, results and reasoning to the dictionaries that chat templates expect.
 
 The parameter `change` replaces user strings by stand-ins (see `chat`). Words of letters, digits and `_.-` stay, because
 templates compare words such as "string" with constants. No such word can form a control token.
@@ -27,11 +27,13 @@ def tool_as_dict(tool: Tool, change: Change) -> dict[str, Any]:
 
 
 def fields(message: Message, change: Change, raw_arguments: bool) -> dict[str, Any]:
-    """Return the tool fields of a message: its tool calls, or the id of the call that the message answers.
+    """Return further fields of a message: its reasoning, its tool calls, or the id of the call that it answers.
 
     `raw_arguments` keeps arguments as text, for templates that expect text.
     """
     extra: dict[str, Any] = {}
+    if message.thoughts:  # templates read one of these names
+        extra |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), change(message.thoughts))
     if message.tool_calls:
         extra["tool_calls"] = [_changed(_call_as_dict(call, raw_arguments), change) for call in message.tool_calls]
     if message.tool_call_id is not None:
@@ -40,11 +42,12 @@ def fields(message: Message, change: Change, raw_arguments: bool) -> dict[str, A
 
 
 def texts(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[str]:
-    """Yield all strings in messages' calls and in tools."""
+    """Yield all strings in messages' calls and reasoning, and in tools."""
     for tool in tools:
         yield from _strings(msgspec.to_builtins(tool))
     for message in messages:
         yield message.tool_call_id or ""
+        yield message.thoughts
         for call in message.tool_calls or ():
             yield from _strings(_call_as_dict(call, False))
             yield call.function.arguments

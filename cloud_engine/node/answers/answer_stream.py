@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
 from ....protocol.errors import InvalidRequestError
 from ....protocol.responses import FinishReason, StopReason, Usage
-from ....text.detokenize import IncrementalDetokenizer, StopMatcher
+from ....text.detokenize import IncrementalDetokenizer
 from ....text.tokenizer import Tokenizer
-from ....text.tool_stream import OfferedTools
+from ....text.tool_stream import AnswerEnd, AnswerSyntax
 from ...engine.types.prediction import ALIGN_ON, PredictionCursor
 
 if TYPE_CHECKING:
@@ -68,22 +68,29 @@ async def pieces(
     engine: EngineClient,
     tokenizer: Tokenizer,
     request: GenerationRequest,
-    tools: OfferedTools | None = None,
+    syntax: AnswerSyntax | None = None,
     tokens: TokenExchange | None = None,
 ) -> AsyncGenerator[Piece]:
     """Yield the answers to `request` piece by piece. Closing the iterator aborts the engine's work on them.
 
-    The answers may call `tools`. If only one call is allowed and no constraint enforces that, an answer ends after its
-    first call. Raises InvalidRequestError if the grammar of a constraint fails.
+    If `syntax` allows only one tool call and no constraint enforces that, an answer ends after its first call. Raises
+    InvalidRequestError if the grammar of a constraint fails.
     """
-    tokens = tokens or TokenExchange()
-    shown = {} if tools is None else {token_id: text.encode() for token_id, text in tools.format.marks.items()}
+    tokens, syntax = tokens or TokenExchange(), syntax or AnswerSyntax()
+    shown = {token_id: text.encode() for token_id, text in syntax.marks(tokenizer).items()}
 
     def token_bytes(token_id: int) -> bytes:
         return shown[token_id] if token_id in shown else tokenizer.token_bytes(token_id)
 
-    open_answers = {index: _Answer(token_bytes, request, tools, tokens.given) for index in range(request.n)}
-    reports = tokens.reported and tools is None
+    def opened() -> _Answer:
+        end = syntax.end(request.params, request.constraint)
+        detokenizer = IncrementalDetokenizer(token_bytes)
+        if end.push(detokenizer.push(*tokens.given))[1]:  # within `min_tokens`, a match is ignored
+            end = replace(syntax, reasoning=None).end(request.params, request.constraint)
+        return _Answer(request, detokenizer, end)
+
+    open_answers = {index: opened() for index in range(request.n)}
+    reports = tokens.reported and syntax.tools is None
     unreported: dict[int, list[int]] = {index: [] for index in range(request.n)}
     async with aclosing(engine.generate(request)) as outputs:
         async for output in outputs:
@@ -130,22 +137,10 @@ def total_usage(pieces: Iterable[Piece]) -> Usage:
 class _Answer:
     """One unfinished answer. `num_tokens` counts its tokens, up to the token whose text ended the answer."""
 
-    def __init__(
-        self,
-        token_bytes: Callable[[int], bytes],
-        request: GenerationRequest,
-        tools: OfferedTools | None,
-        given: Sequence[int],
-    ) -> None:
+    def __init__(self, request: GenerationRequest, detokenizer: IncrementalDetokenizer, end: AnswerEnd) -> None:
         self._request = request
-        self._detokenizer = IncrementalDetokenizer(token_bytes)
-        self._stop = StopMatcher(request.params.stop)
-        if self._stop.push(self._detokenizer.push(*given))[1]:  # within `min_tokens`, a match is ignored
-            self._stop = StopMatcher(request.params.stop)
-        self._call_limit = tools and tools.call_limit(
-            request.constraint, detects_repetition=request.params.detects_repetition
-        )
-        self._only_engine_ends = not request.params.stop and self._call_limit is None
+        self._detokenizer = detokenizer
+        self._end = end
         self._steps: list[list[int]] = []  # tokens of each step
         self.num_tokens = 0
         self._held_scores: list[ScoredToken] = []
@@ -162,7 +157,7 @@ class _Answer:
         if output.finish_reason is None:
             self._release_scores(piece)
             return piece
-        if self._emit(self._detokenizer.flush(), piece) or self._show(self._stop.flush(), piece):
+        if self._emit(self._detokenizer.flush(), piece) or self._show(*self._end.flush(), piece):
             return self._finished(piece, "stop", output.stats)
         self._emitted = self._decoded + 1  # release the scores of all tokens, even those without text
         piece.stop_reason = output.stop_reason
@@ -171,7 +166,7 @@ class _Answer:
 
     def _read(self, output: TokenOutput, piece: Piece) -> bool:
         """Add the tokens' text to `piece`. Return True if the text ends the answer; later tokens are then dropped."""
-        if self._only_engine_ends and not output.logprobs:
+        if not self._end.searches and not output.logprobs:
             self.num_tokens += len(output.token_ids)
             return self._emit(self._detokenizer.push(*output.token_ids), piece)
         self._steps.append([])
@@ -188,15 +183,12 @@ class _Answer:
         """Add the text that is safe to send to `piece`. Return True if a stop string or tool call ends the answer."""
         self._decoded += len(text)
         too_early = self.num_tokens < self._request.params.min_tokens
-        safe, stopped = (text, False) if too_early else self._stop.push(text)
-        return self._show(safe, piece) or stopped
+        return self._show(*self._end.push(text, ignore_stop=too_early), piece)
 
-    def _show(self, text: str, piece: Piece) -> bool:
-        """Add `text` to `piece`, up to the end of the only allowed tool call. Return True if that end was reached."""
-        text, called = (text, False) if self._call_limit is None else self._call_limit.push(text)
+    def _show(self, text: str, ended: bool, piece: Piece) -> bool:
         piece.text += text
         self._emitted += len(text)
-        return called
+        return ended
 
     def _release_scores(self, piece: Piece) -> None:
         """Add scores of tokens whose text has started to be sent; scores within a stop string are never sent."""
@@ -206,7 +198,7 @@ class _Answer:
     def _finished(self, piece: Piece, reason: FinishReason, stats: RequestStats | None) -> Piece:
         self._release_scores(piece)
         piece.finish_reason = reason
-        piece.stop_reason = self._stop.matched or piece.stop_reason
+        piece.stop_reason = self._end.stop or piece.stop_reason
         piece.usage = _usage(stats) if stats is not None else self._own_usage()
         return piece
 

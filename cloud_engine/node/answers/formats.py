@@ -29,9 +29,8 @@ from ....protocol.responses import (
     fingerprint,
 )
 from ....protocol.sampling import SamplingDefaults
-from ....text.templates.reasoning import ReasoningStyle
 from ....text.tokenizer import Tokenizer
-from ....text.tool_stream import AnswerParser, OfferedTools
+from ....text.tool_stream import AnswerParser, AnswerSyntax
 from .answer_stream import Piece, total_usage
 
 
@@ -88,12 +87,11 @@ class ChatFormat:
     n: int = 1
     include_usage: bool = False
     sampling: SamplingDefaults | UnsetType = UNSET
-    tools: OfferedTools | None = None
+    syntax: AnswerSyntax = field(default_factory=AnswerSyntax)
     notes: tuple[str, ...] = ()
-    reasoning: ReasoningStyle | None = None
     id: str = field(default_factory=lambda: new_id("chatcmpl"))
     created: int = field(default_factory=lambda: int(time.time()))
-    _readers: dict[int, AnswerParser] = field(default_factory=dict[int, AnswerParser])
+    _readers: dict[int, AnswerParser | None] = field(default_factory=dict[int, "AnswerParser | None"])
 
     def opening(self) -> list[msgspec.Struct]:
         role = Delta(content="", role="assistant")
@@ -101,8 +99,8 @@ class ChatFormat:
 
     def chunks(self, piece: Piece) -> list[msgspec.Struct]:
         delta, reason = Delta(content=piece.text or None), piece.finish_reason
-        if self._reads:
-            delta, reason = self._readers.setdefault(piece.index, self._reader()).read(piece.text, reason)
+        if (reader := self._readers.setdefault(piece.index, self.syntax.parser())) is not None:
+            delta, reason = reader.read(piece.text, reason)
         choices = [ChunkChoice(delta, None, piece.index, self._scores(piece), token_ids=piece.token_ids or UNSET)]
         if reason is not None:
             has_content = delta != Delta() or piece.scores
@@ -120,8 +118,8 @@ class ChatFormat:
         choices: list[ChatChoice] = []
         for answer in answers:
             message, reason = AssistantMessage(answer.text), answer.finish_reason
-            if self._reads:
-                message, reason = self._reader().whole(answer.text, reason)
+            if (reader := self.syntax.parser()) is not None:
+                message, reason = reader.whole(answer.text, reason)
             if reason is not None:
                 scores, stop_reason = self._scores(answer), answer.stop_reason or UNSET
                 choices.append(ChatChoice(message, reason, answer.index, scores, stop_reason))
@@ -135,13 +133,6 @@ class ChatFormat:
             sampling=self.sampling,
             updraft=self._noted(),
         )
-
-    @property
-    def _reads(self) -> bool:
-        return self.tools is not None or self.reasoning is not None
-
-    def _reader(self) -> AnswerParser:
-        return AnswerParser(self.tools, self.reasoning)
 
     def _noted(self) -> AnswerNotes | UnsetType:
         return AnswerNotes(notes=list(self.notes)) if self.notes else UNSET

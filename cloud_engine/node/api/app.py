@@ -133,7 +133,9 @@ class _Node:
         """Serve OpenAI's Responses API as a chat request. A node stores no responses, so requests must be complete."""
         body = await read_body(request)
         asked = await off_event_loop(body, lambda: read_stateless(body))
-        answer = await self._answer(request, asked.chat, partial(self._chat_job, hints=asked.hints))
+        answer = await self._answer(
+            request, asked.chat, partial(self._chat_job, hints=asked.hints, effort_field="reasoning.effort")
+        )
         return send(translated(asked, answer), request)
 
     async def count_input(self, request: Request) -> Response:
@@ -147,7 +149,9 @@ class _Node:
         """Serve Anthropic's Messages API as a chat request."""
         body = await read_body(request)
         asked, chat = await off_event_loop(body, lambda: read_message(body))
-        answer = await self._answer(request, chat, partial(self._chat_job, hints=asked.hints))
+        answer = await self._answer(
+            request, chat, partial(self._chat_job, hints=asked.hints, effort_field=asked.effort_field)
+        )
         return send(message_of(asked, answer), request)
 
     async def count_message(self, request: Request) -> Response:
@@ -160,8 +164,10 @@ class _Node:
         job = await self._chat_job(chat, tenant)
         return len(job.generations[0].prompt_ids)
 
-    async def _chat_job(self, body: bytes, tenant: str, hints: tuple[str, ...] = ()) -> PreparedRequest:
-        return await asyncio.to_thread(self._preprocessor.chat, body, tenant, hints)
+    async def _chat_job(
+        self, body: bytes, tenant: str, hints: tuple[str, ...] = (), effort_field: str | None = None
+    ) -> PreparedRequest:
+        return await asyncio.to_thread(self._preprocessor.chat, body, tenant, hints, effort_field)
 
     async def complete(self, request: Request) -> Response:
         async def make_job(body: bytes, tenant: str) -> PreparedRequest:
@@ -246,7 +252,7 @@ class _Node:
         started = time.perf_counter()  # latencies include waiting for a place in the queue
 
         def answer(generation: GenerationRequest) -> AsyncGenerator[Piece]:
-            return pieces(self._engine, self._tokenizer, generation, job.tools, job.tokens)
+            return pieces(self._engine, self._tokenizer, generation, job.syntax, job.tokens)
 
         def of(generation: GenerationRequest) -> AsyncGenerator[Piece]:
             return self._latencies.watch(answer(generation), started)

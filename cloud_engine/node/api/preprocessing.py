@@ -14,10 +14,9 @@ from ....protocol.prompts import Prompt
 from ....protocol.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from ....protocol.sampling import SamplingDefaults
 from ....text.templates import tool_messages as tool_turns
-from ....text.templates.reasoning import ReasoningStyle
 from ....text.tokenizer import Tokenizer
 from ....text.tool_formats import ToolFormat
-from ....text.tool_stream import OfferedTools
+from ....text.tool_stream import AnswerSyntax, OfferedTools
 from ...engine.types.request import BeamParams, GenerationRequest
 from ..answers.answer_stream import TokenExchange
 from ..answers.best_of import BestOf
@@ -38,8 +37,8 @@ class PreparedRequest:
     include_usage: bool
     # Name of the prompt's field in the client's request.
     prompt_field: str
-    # Tools that the answers may call.
-    tools: OfferedTools | None = None
+    # Tools that the answers may call, and reasoning before the answers.
+    syntax: AnswerSyntax | None = None
     # Token ids that the client sends and requests.
     tokens: TokenExchange | None = None
 
@@ -59,26 +58,31 @@ class RequestPreprocessor:
         self._model_id = model_id
         self._tool_format = tool_format
         self._sampling = sampling
-        template = tokenizer.chat_template
-        self._reasoning = None if template is None else ReasoningStyle.of(template.source)
         self._max_prompt_bytes = tokenizer.limit(context_length)
 
-    def chat(self, body: bytes, tenant: str, hints: tuple[str, ...] = ()) -> PreparedRequest:
-        """Prepare a chat request. `hints`: notes for the answer."""
+    def chat(
+        self, body: bytes, tenant: str, hints: tuple[str, ...] = (), effort_field: str | None = None
+    ) -> PreparedRequest:
+        """Prepare a chat request. `hints`: notes for the answer. `effort_field`: the caller's name of that field."""
         request = parse_chat(body)
         offered = self._offered(request)
         tools = [] if offered is None else offered.use.tools
         texts = tool_turns.texts(request.messages, tools)
         self._check(request)
         self.check_size("messages", *(message.text for message in request.messages), *texts)
-        prompt = self._tokenizer.encode_chat(
+        effort, field = request.effort
+        template = self._tokenizer.chat_template
+        variables = {} if template is None else template.effort_variables(effort)
+        if effort not in (None, "none") and not variables:
+            hints += (f"{effort_field or field}: no effect, the model has no setting for reasoning",)
+        chat = self._tokenizer.chat_prompt(
             request.messages,
             tools=tools,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
-            template_options=request.chat_template_kwargs,
+            template_options={**variables, **(request.chat_template_kwargs or {})},
         )
-        prompt = prompt + self._given_answer(request)
+        prompt = chat.ids + self._given_answer(request)
         prediction = request.prediction.text if request.prediction else ""
         self.check_size("prediction", prediction)
         each = _generation(request, prompt, tenant, self._tokenizer.encode(prediction))
@@ -87,12 +91,10 @@ class RequestPreprocessor:
             params = replace(each.params, repetition_detection=False)  # tool arguments may be repetitive
             # The text of a tool call may end the answer, so the engine must report tokens as soon as possible.
             each = replace(each, params=params, constraint=constraint, streamed=True)
-        reasoning = None if each.constraint is not None else self._reasoning
-        if reasoning is not None and request.begins_without_thoughts:
-            reasoning = ReasoningStyle()
+        reasoning = None if each.constraint is not None else chat.reasoning  # a grammar forbids reasoning
         notes = (*hints, *(() if each.constraint is None else each.constraint.notes))
-        job = self._job(request, [each], ChatFormat(*self._shape(request), offered, notes, reasoning))
-        return replace(job, tools=offered)
+        syntax = AnswerSyntax(offered, reasoning)
+        return replace(self._job(request, [each], ChatFormat(*self._shape(request), syntax, notes)), syntax=syntax)
 
     def completion(self, body: bytes, tenant: str) -> PreparedRequest:
         request = parse_completion(body)
@@ -124,7 +126,7 @@ class RequestPreprocessor:
                 "with --tool-call-parser.",
                 param="tools",
             )
-        return OfferedTools(self._tool_format, request.tool_use, self._reasoning)
+        return OfferedTools(self._tool_format, request.tool_use)
 
     def _given_answer(self, request: ChatRequest | CompletionRequest) -> list[int]:
         given, vocab_size = request.answer_token_ids or [], self._tokenizer.vocab_size

@@ -44,7 +44,7 @@ def _read(request: WireRequest) -> tuple[MessagesRequest, WireRequest]:
     asked = read_messages_request(read_object(request.body))
     headers = {name: value for name, value in request.headers.items() if not name.startswith("anthropic-")}
     body = msgspec.json.encode(chat_body(asked))
-    return asked, replace(request, body=body, headers=headers, hints=asked.hints)
+    return asked, replace(request, body=body, headers=headers, hints=asked.hints, effort_field=asked.effort_field)
 
 
 ROUTES = (

@@ -56,7 +56,7 @@ async def _answer(context: RequestContext, kind: type[OllamaChat] | type[OllamaG
 
 
 def _chat(request: WireRequest, asked: OllamaChat | OllamaGenerate) -> WireRequest:
-    return replace(request, body=msgspec.json.encode(chat_body(asked)))
+    return replace(request, body=msgspec.json.encode(chat_body(asked)), effort_field="think")
 
 
 async def embed(context: RequestContext) -> WireResponse:

@@ -41,7 +41,7 @@ class ServerGeneration:
     """`LocalGeneration` over one streamed response."""
 
     def __init__(self, response: httpx.Response, url: str, vocabulary: SeenVocabulary, form: AnswerForm) -> None:
-        self.answer = LocalAnswer()
+        self.answer = LocalAnswer(ignores_effort=True)
         self._response = response
         self._url = url
         self._vocabulary = vocabulary

@@ -226,7 +226,8 @@ def _wire(message: Message) -> dict[str, Any]:
     named = {"name": message.name} if message.name else {}
     calls = {} if message.tool_calls is None else {"tool_calls": msgspec.to_builtins(message.tool_calls)}
     answered = {} if message.tool_call_id is None else {"tool_call_id": message.tool_call_id}
-    return {"role": message.role, "content": message.text, **named, **calls, **answered}
+    thoughts = {"reasoning_content": message.thoughts} if message.thoughts else {}
+    return {"role": message.role, "content": message.text, **named, **calls, **answered, **thoughts}
 
 
 def _offered(use: ToolUse, params: SamplingParams) -> dict[str, Any]:

@@ -34,11 +34,11 @@ def test_responses_answer_equals_the_chat_answer(client: openai.OpenAI) -> None:
 
 
 def test_hints_have_notes(client: openai.OpenAI) -> None:
-    hints: Any = {"tools": [{"type": "web_search"}], "reasoning": {"summary": "detailed"}}
+    hints: Any = {"tools": [{"type": "web_search"}], "reasoning": {"summary": "detailed", "effort": "low"}}
     response = client.responses.create(model="tiny", input="hi", max_output_tokens=4, **hints)
     assert response.model_extra
     notes = [note.partition(":")[0] for note in response.model_extra["updraft"]["notes"]]
-    assert notes == ["reasoning.summary", "tools[0]"]
+    assert notes == ["reasoning.summary", "tools[0]", "reasoning.effort"]
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,6 @@ def test_hints_have_notes_and_no_effect(client: anthropic.Anthropic, cloud: Fake
         ({"tools": [VENDOR_TOOL], "tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [VENDOR_TOOL, TOOL], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 50}}, "thinking.budget_tokens"),
         ({"container": "c"}, "container"),
         ({"max_tokens": 0}, "max_tokens"),
     ],

@@ -69,7 +69,7 @@ async def create(context: RequestContext) -> WireResponse:
         raise InvalidRequestError("background needs store=true to retrieve the response.", param="background")
     items = await _conversation(context, asked)
     translated = await off_event_loop(body, lambda: msgspec.json.encode(chat_body(asked, items)))
-    chat = replace(context.request, body=translated, hints=asked.hints)
+    chat = replace(context.request, body=translated, hints=asked.hints, effort_field="reasoning.effort")
     response = begun_response(asked, stored=context.answers.enabled and asked.store is not False)
     creation = _Creation(context, asked, items, chat, response)
     if asked.background:

@@ -17,6 +17,8 @@ from updraft.cloud_engine.node.answers.answer_stream import Piece, TokenExchange
 from updraft.cloud_engine.node.answers.latency import Latencies
 from updraft.protocol.responses import Usage
 from updraft.protocol.sampling import SamplingParams
+from updraft.text.templates.reasoning import ReasoningStyle
+from updraft.text.tool_stream import AnswerParser, AnswerSyntax
 
 
 class Letters:
@@ -59,6 +61,40 @@ def test_the_engine_hears_of_an_answer_that_a_stop_string_ends() -> None:
     assert source.sent == [3, 2]
 
 
+@pytest.mark.parametrize("given", [b"", b"is it?</", b"is it?</think> I"])
+def test_stop_strings_act_on_the_answer_alone(given: bytes) -> None:
+    """Also if another node has written a part of the reasoning."""
+    text = b"is it?</think> It is so."[len(given) :]
+    source: Any = Once(*([token] for token in text))
+    request = GenerationRequest("r", [1], SamplingParams(stop=("is",)))
+    syntax = AnswerSyntax(None, ReasoningStyle(True))
+
+    async def read_all() -> list[Piece]:
+        exchange = TokenExchange(given=list(given))
+        return [piece async for piece in pieces(source, WithoutSpecial(), request, syntax, exchange)]  # type: ignore[arg-type]
+
+    *_, last = found = asyncio.run(read_all())
+    written = "".join(piece.text for piece in found)
+    assert "is it?</think> It ".endswith(written) and written.endswith("t ")
+    assert (last.finish_reason, last.stop_reason) == ("stop", "is")
+
+
+def test_marks_of_reasoning_may_be_special_tokens() -> None:
+    class Channels(Bytes):
+        def special_id(self, text: str) -> int | None:
+            return {"<|channel>": 300, "<channel|>": 301}.get(text)
+
+    source: Any = Once([300, *b"thought\nis"], [301], list(b"It is so."))
+    request = GenerationRequest("r", [1], SamplingParams(stop=("is",)))
+    syntax = AnswerSyntax(None, ReasoningStyle(False, "<|channel>thought", "<channel|>"))
+
+    async def read_all() -> str:
+        return "".join([piece.text async for piece in pieces(source, Channels(), request, syntax)])  # type: ignore[arg-type]
+
+    message, _ = AnswerParser(None, syntax.reasoning).whole(asyncio.run(read_all()), "stop")
+    assert (message.reasoning_content, message.content) == ("is", "It ")
+
+
 class Once:
     """One answer, in steps of as many tokens as said."""
 
@@ -78,6 +114,11 @@ class Bytes:
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else b""
+
+
+class WithoutSpecial(Bytes):
+    def special_id(self, text: str) -> None:
+        return None
 
 
 def read(source: Any, tokenizer: Any, request: GenerationRequest) -> list[Piece]:
