@@ -90,8 +90,10 @@ class _Routes:
         healthy = sum(node.healthy for node in self._registry.nodes)
         if not healthy:
             return error_response(OverloadedError("No node is healthy."))
-        problem = {"ledger": "unavailable"} if self._accounting.ledger.failing else {}
-        return send_json({"status": "ok", "nodes": len(self._registry.nodes), "healthy_nodes": healthy, **problem})
+        failing = {"ledger": self._accounting.ledger.failing, "keys": self._keys.failing}
+        problems = {part: "unavailable" for part, is_failing in failing.items() if is_failing}
+        status = "degraded" if problems else "ok"
+        return send_json({"status": status, "nodes": len(self._registry.nodes), "healthy_nodes": healthy, **problems})
 
     async def metrics(self, request: Request) -> Response:
         """Serve the metrics. Metrics labelled by key are included only for callers with the scope `usage`."""

@@ -23,7 +23,7 @@ _OCTAL, _NAMED, _LETTER, _OCTETS, _DECIMAL, _ENTITY = 6, 7, 8, 9, 12, 13
 # Inline marks of HTML and Markdown, which unlike other tags do not separate words.
 _INLINE = re.compile(
     r"</?(?:a|b|i|u|em|strong|span|font|mark|code|small|su[bp]|wbr)\b[^<>]{0,200}>|<!--[^<>]{0,200}-->"
-    r"|(?<![0-9*`~_])(?:[*`~]{1,3}|__)(?![0-9*`~_])",
+    r"|(?<![0-9*`~_])(?:[*`~]{1,3}|__)(?![0-9*`~_])|!?\[(?=[^\[\]]{0,200}\]\()|\]\([^()\s]{0,500}\)",
     re.ASCII | re.IGNORECASE,
 )
 _TAG = re.compile(r"</?[a-z][a-z0-9]{0,20}\b[^<>]{0,200}>", re.ASCII | re.IGNORECASE)
@@ -33,8 +33,16 @@ _QUOTED_PRINTABLE = re.compile(r"((?:=[0-9A-F]{2})++)|=[ \t]{0,8}\r?\n", re.ASCI
 # Base64 in one piece, or in lines of equal length.
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/_-]{60,}+\r?\n)*[A-Za-z0-9+/_-]{11,}+", re.ASCII)
 _HEX = re.compile(
-    r"(?<![0-9a-z])(?:(?:[0-9a-f]{2}){6,}+|[0-9a-f]{2}(?:[ :][0-9a-f]{2}){5,}+)(?![0-9a-z])", re.ASCII | re.IGNORECASE
+    r"(?<![0-9a-z])(?:(?:[0-9a-f]{2}){6,}+|[0-9a-f]{2}(?:[ :][0-9a-f]{2}){5,}+"
+    r"|0x[0-9a-f]{2}(?:[, ]{1,2}0x[0-9a-f]{2}){5,}+)(?![0-9a-z])",
+    re.ASCII | re.IGNORECASE,
 )
+# Lines of a hexadecimal dump, as of xxd and `hexdump -C`: offset, octets, and perhaps their text.
+_DUMP = re.compile(
+    r"^[0-9a-f]{7,8}:?((?: {1,2}[0-9a-f]{2}(?:[0-9a-f]{2})?){1,16}+)(?: {2}.*)?$", re.ASCII | re.MULTILINE
+)
+# Tag characters: invisible copies of ASCII.
+_TAGS = {0xE0000 + code: code for code in range(0x20, 0x7F)}
 # Base32 (RFC 4648) of ASCII. In five of every eight letters one bit is zero. Few words of a language have this form.
 _BASE32_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 _BASE32_DIGITS = str.maketrans(_BASE32_LETTERS, "0123456789ABCDEFGHIJKLMNOPQRSTUV")
@@ -53,6 +61,7 @@ _FRAMED = re.compile(r"<~([!-uz\s]{8,}+)~>", re.ASCII)
 _UTF7 = re.compile(r"\+([A-Za-z0-9+/]{3,}+)-?", re.ASCII)
 # Encoded data of this many characters that is not text (a picture, sound or file) counts as unreadable.
 _DATA = 256
+_KINDS = ("[A-Z]", "[a-z]", "[0-9]")
 _CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1f\ufffd]")
 
 
@@ -95,8 +104,11 @@ def encoded_texts(text: str) -> Iterator[str]:
     if "+" in text and (meant := _UTF7.sub(_piece_of_utf7, text)) != text:
         yield meant
     yield from filter(None, (_decoded(_base32, match[0]) for match in _BASE32.finditer(text)))
-    for match in _HEX.finditer(text):
-        octets = bytes.fromhex(re.sub("[ :]", "", match[0]))
+    if (meant := text.translate(_TAGS)) != text:
+        yield meant
+    dump = "".join(match[1] for match in _DUMP.finditer(text)).replace(" ", "")
+    for match in _HEX.finditer(f"{text}\n{dump}" if dump else text):
+        octets = bytes.fromhex(re.sub("0x|[ :,]", "", match[0]))
         if readable := _readable(octets if b"\0" in octets else bytes(octet for octet in octets if octet < 128)):
             yield readable
 
@@ -116,10 +128,9 @@ def base85_texts(text: str, budget: ReadingBudget) -> Iterator[str]:
 
 
 def has_data(text: str) -> bool:
-    """Return whether `text` has base64 data that is not text."""
-    return any(
-        len(match[0]) >= _DATA and _is_mixed(match[0]) and not _text_of(match[0]) for match in _BASE64.finditer(text)
-    )
+    """Return whether `text` has base64 data that is not text. Few words have capitals, small letters and digits."""
+    long = (match[0] for match in _BASE64.finditer(text) if len(match[0]) >= _DATA)
+    return any(all(re.search(kind, data) for kind in _KINDS) and not _text_of(data) for data in long)
 
 
 def unescaped(text: str) -> str:
@@ -206,8 +217,3 @@ def _readable(octets: bytes) -> str:
     except UnicodeDecodeError:
         return ""
     return "" if _CONTROLS.search(text) else text
-
-
-def _is_mixed(data: str) -> bool:
-    """Return whether `data` has capitals, small letters and digits, like most encoded data, but few words."""
-    return all(re.search(kind, data) for kind in ("[A-Z]", "[a-z]", "[0-9]"))

@@ -54,6 +54,24 @@ def test_ambiguous_field_names_are_refused_by_name(gateway: Any, fields: str, pa
         assert param.rstrip(".") in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kv_transfer_params", {"do_remote_prefill": True, "remote_host": "10.0.0.1", "remote_port": 1}),
+        ("vllm_xargs", {"a": 1}),
+        ("bootstrap_host", "10.0.0.1"),
+        ("custom_logit_processor", "code"),
+        ("rid", "request-of-another"),
+        ("lora_path", "/etc"),
+        ("id_slot", 0),
+    ],
+)
+def test_fields_for_trusted_callers_are_refused_by_name(gateway: Any, name: str, value: Any) -> None:
+    refused = post(gateway, f'{{"model": "echo", {HI}, "{name}": {json.dumps(value)}}}')
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+    assert "operator only" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("indent", [None, 2])
 def test_names_within_texts_and_tools_are_allowed(gateway: Any, indent: int | None) -> None:
     text = 'Say {"model": 1, "model": 2, "Stream": true} and \\ "'

@@ -7,6 +7,7 @@ import logging
 import os
 import sqlite3
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,6 +48,13 @@ class KeyStore:
         self.database = KeyDatabase.existing(path)
         if not self.database.keys():
             _log.warning("%s holds no keys: all requests are refused until `updraft keys create` makes one.", path)
+
+    @property
+    def failing(self) -> bool:
+        """Return whether the database cannot be read, so that every request is refused."""
+        with suppress(OSError, sqlite3.Error):
+            return bool(self.database and self._find(self.database.path, b""))  # no key has this digest
+        return True
 
     def principal(self, authorization: str) -> Principal:
         """Return the principal of an `Authorization` header.

@@ -47,15 +47,15 @@ class NodeAddress:
     price: Price | None = None
 
     def of_worker(self, workers: int, worker: int) -> NodeAddress:
-        """Return the address with one worker's share of the limit, at least 1. Each worker counts its own requests."""
+        """Return the address with one worker's share of the limit. Each worker counts its own requests."""
         if self.concurrency is None:
             return self
-        return replace(self, concurrency=max(1, part_of_worker(self.concurrency, workers, worker)))
+        return replace(self, concurrency=part_of_worker(self.concurrency, workers, worker))
 
 
 def part_of_worker(whole: int, workers: int, worker: int) -> int:
-    """Return one worker's share of a limit; all shares add up to `whole`."""
-    return whole // workers + (worker < whole % workers)
+    """Return one worker's share of a limit, at least 1 of any limit above 0."""
+    return max(min(whole, 1), whole // workers + (worker < whole % workers))
 
 
 class Model(msgspec.Struct):
@@ -89,6 +89,8 @@ class Node:
         self.tells_tokens = False
         self.cache = self.url  # id of the node's prefix cache; changes when a restart empties the cache
         self.breaker = Breaker.unproven(_BREAKER)
+        # Whether the node is out of rotation only because it broke off an answer, perhaps through the request's fault.
+        self.is_suspect = False
         self.in_flight = 0
         self.tokens_in_flight = 0
 
@@ -119,8 +121,9 @@ class Node:
         if self.tells_tokens and models:  # Updraft's `created` is the node's start time
             self.cache = f"{self.url} {models[0].created}"
 
-    def failed(self, reason: str) -> None:
+    def failed(self, reason: str, *, is_suspect: bool = False) -> None:
         """Take the node out of rotation at once. Good probes and a good answer bring it back."""
+        self.is_suspect = is_suspect and (self.healthy or self.is_suspect)
         if self.breaker.trip(reason):
             _log.warning("Node %s is out of rotation: %s", self.url, reason)
 

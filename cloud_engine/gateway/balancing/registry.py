@@ -71,6 +71,11 @@ class NodeRegistry:
         """Return whether any node serves the model."""
         return any(model in node.models for node in self.nodes)
 
+    def context_length(self, model: str) -> int | None:
+        """Return the longest context of the model at any node; None if a node does not report its length."""
+        lengths = [card.max_model_len for node in self.nodes for card in node.cards if card.id == model]
+        return max(lengths, default=None) if all(isinstance(each, int) and each > 0 for each in lengths) else None
+
     def runs_updraft(self, model: str) -> bool:
         """Return whether all nodes that serve the model run Updraft."""
         return all(node.tells_tokens for node in self.nodes if model in node.models)
@@ -207,6 +212,8 @@ class NodeRegistry:
     def _take(self, placement: Placement, tried: Collection[Node]) -> Node | None:
         """Reserve the best node with capacity; None if all are full. Raises `refusal` if no node is left to try."""
         usable = self._usable(placement.model, tried)
+        if not usable and not tried:  # one request must not deprive all others of nodes that may be up
+            usable = [node for node in self.nodes if node.is_suspect and placement.model in node.models]
         if not usable:
             raise self.refusal(placement.model)
         with_capacity = [node for node in usable if node.has_capacity]

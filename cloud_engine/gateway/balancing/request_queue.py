@@ -64,15 +64,16 @@ class RequestQueue:
 
     def check(self, place: QueuePlace) -> None:
         """Raises OverloadedError if the queue is full and the new request displaces no queued request."""
-        if self._size >= self._most and self._victim(place) is None:
+        if 0 < self._size >= self._most and self._victim(place) is None:  # an empty queue may lead to an idle node
             raise _full()
 
     async def wait(
         self, place: QueuePlace, nodes_key: Hashable, take: Callable[[], Node | None], give_back: Callable[[Node], None]
     ) -> Node:
         """Wait until `take` returns a node for this request. Raises OverloadedError if the queue is full."""
-        self.check(place)
-        if self._size >= self._most and (victim := self._victim(place)) is not None:
+        if self._size >= self._most:
+            if (victim := self._victim(place)) is None:
+                raise _full()
             self._remove(victim)
             if not victim.placed.done():  # done if the victim's client has disconnected
                 victim.placed.set_exception(_full())

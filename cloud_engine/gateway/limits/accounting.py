@@ -11,6 +11,7 @@ from typing import Any
 from ....accounting.budget import StreamTokenEstimate
 from ....accounting.ledger.reader import LedgerReader
 from ....accounting.prices import Price, PriceTable, load_prices
+from ....accounting.token_estimate import LONGEST_ANSWER
 from ....protocol.errors import RequestCancelledError
 from ....protocol.settings import state_folder
 from ..access.principal import Principal
@@ -113,16 +114,10 @@ class Account:
     # Usage at the last call of `book`, so that a call without a change does nothing.
     _booked: tuple[int, ...] = ()
 
-    async def tops_up(self, growing: StreamTokenEstimate) -> bool:
-        """Reserve more tokens for a stream that exceeds its reservation. Return False if the budgets are used up."""
-        is_topped_up = await self.reservation.top_up()
-        growing.reserved = self.reservation.tokens
-        return is_topped_up
-
-    def book_longest(self) -> None:
-        """Record the longest answer, since the node may still write it, unless the node has counted tokens."""
+    def book_longest(self, most: int = LONGEST_ANSWER) -> None:
+        """Record the longest answer up to `most` tokens, unless the node has counted tokens."""
         if self.is_sent and not (self._row.prompt_tokens or self._row.completion_tokens):
-            self._row.completion_tokens = self.reservation.tokens or self._size.answer.assumed
+            self._row.completion_tokens = min(most, self.reservation.tokens or self._size.answer.assumed)
 
     def book(self, *, is_left: bool = False) -> None:
         """Save the cost so far in the ledger. Called before the client gets the end of an answer, so that a crash never

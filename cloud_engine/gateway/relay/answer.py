@@ -43,7 +43,9 @@ async def relay_whole(call: Call, response: Response, without_key: WithoutKey) -
         error = error_in(without_key(body), status, f"The node answered {status}")
         body = msgspec.json.encode({"error": error} if usage is None else usage.error_body(error))
     else:
-        raise AnswerFailure(f"status {status}", UpstreamError(_odd_status(status)))
+        # The target of a redirect is internal.
+        fault = ", a redirect: redirects are never followed" if 300 <= status < 400 else " instead of 200"
+        raise AnswerFailure(f"status {status}", UpstreamError(f"The node answered {status}{fault}."))
     await call.start(response, len(body))
     await call.emit(body, more=False)
 
@@ -58,17 +60,20 @@ async def relay_stream(
     if content_type(response) != EVENTS:  # a wrong or missing media type: clients may rely on the header
         headers = [header for header in response.headers if header[0] != b"content-type"]
         response = replace(response, headers=[*headers, (b"content-type", EVENTS)])
-    events, reader = NodeEvents(response), _EventReader(call, meter, without_key, may_break)
+    events, reader = NodeEvents(response, call.hold_stream), _EventReader(call, meter, without_key, may_break)
     held = StreamReservation.of(call)
     try:
         while (batch := await events.read()) is not None:
-            if shown := reader.read(normalized_events(batch)):
+            shown = reader.read(normalized_events(batch))
+            batch.clear()  # large events must not stay in memory while the client reads
+            if shown:
                 if reader.ended or call.begun.is_finished:
                     meter.settle()
                     call.book()
                 if not call.answered:
                     await call.start(response, None)
                 await call.emit(shown, more=not reader.ended)
+            del shown
             if reader.failure is not None:
                 raise reader.failure
             is_short = held.answer is not None and held.is_short(reader.text_bytes, *meter.written)
@@ -102,7 +107,7 @@ async def relay_passthrough(call: Call, usage: PassthroughUsage, response: Respo
 
 
 async def _relay_events(call: Call, usage: PassthroughUsage, response: Response, without_key: WithoutKey) -> None:
-    events, held, text_bytes = NodeEvents(response), StreamReservation.of(call), 0
+    events, held, text_bytes = NodeEvents(response, call.hold_stream), StreamReservation.of(call), 0
     try:
         while (batch := await events.read()) is not None:
             failure, shown = None, list[bytes]()
@@ -117,13 +122,15 @@ async def _relay_events(call: Call, usage: PassthroughUsage, response: Response,
             if usage.ended:
                 usage.settle()
                 call.book()
+            text_bytes += sum(map(num_text_bytes, batch)) if held.answer is not None else 0
+            batch.clear()  # large events must not stay in memory while the client reads
             if shown:
                 if not call.answered:
                     await call.start(response, None)
                 await call.emit(b"".join(shown), more=True)
+                shown.clear()
             if failure is not None:
                 raise failure
-            text_bytes += sum(map(num_text_bytes, batch)) if held.answer is not None else 0
             if held.is_short(text_bytes, usage.texts) and not usage.ended and not await held.top_up():
                 await call.emit(usage.error_event(BudgetExceededError(_CUT)), more=False)
                 return
@@ -158,7 +165,11 @@ class StreamReservation:
 
     async def top_up(self) -> bool:
         """Reserve more tokens. Return False if the budget is used up."""
-        return self.answer is None or self.account is None or await self.account.tops_up(self.answer)
+        if self.answer is None or self.account is None:
+            return True
+        is_topped_up = await self.account.reservation.top_up()
+        self.answer.reserved = self.account.reservation.tokens
+        return is_topped_up
 
     def settle(self, row: UsageRow, *, is_reported: bool) -> None:
         """If a stream ended without usage, record at least the estimate, since a text event may hold several tokens."""
@@ -236,9 +247,3 @@ class _EventReader:
         if self.call.begun.is_finished:
             return False
         return not self.call.answered or (self.may_break and _ENGINE_FAILED.search(error) is not None)
-
-
-def _odd_status(status: int) -> str:
-    """Return the error message for a status below 400 other than 200, without the internal target of a redirect."""
-    fault = ", a redirect: redirects are never followed" if 300 <= status < 400 else " instead of 200"
-    return f"The node answered {status}{fault}."

@@ -15,6 +15,7 @@ from ....accounting.token_estimate import ATTACHED_TOKENS, LENGTH_FIELDS, LIMITS
 from ....protocol.decoding import UNREADABLE, check_entries, prepare_types, refusal
 from ....protocol.dialects.multipart import read_upload
 from ....protocol.errors import InvalidRequestError
+from ....protocol.http.body_memory import SMALL_BYTES
 from ....protocol.http.forwarding import forwarded
 from ....protocol.safety.names import MAX_NAME
 from ....protocol.telemetry.tracing import Span
@@ -85,8 +86,10 @@ class Call:
     size: RequestSize = field(default_factory=RequestSize)
     # Account that the request's cost is booked to.
     account: Account | None = None
-    # Reserves memory for a whole answer, until the client has read the answer.
+    # Reserves memory for a whole answer or a stream's buffers, until the client has read the answer.
     hold: Callable[[int], None] = lambda _: None
+    # Bytes that a stream may buffer without another reservation.
+    reserved: int = 4 * SMALL_BYTES
     # `x-ratelimit-*` headers for the client.
     limit_headers: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
     # Whether any bytes of the answer were sent.
@@ -126,6 +129,13 @@ class Call:
             self.begun = PartialAnswer(self.path, self.body)
             note = f"{limits[0]}: the budget leaves {cap} tokens for this answer"
             self.limit_headers.append((b"x-updraft-notes", note.encode()))
+
+    def hold_stream(self, buffered: int) -> None:
+        """Reserve memory for a stream's largest event, twice, and for its kept text. Raises the errors of `hold`."""
+        size = 2 * buffered + self.begun.size + len(self.copied or b"")
+        if size > self.reserved:
+            self.hold(size - self.reserved)
+            self.reserved = size
 
     def sent(self) -> None:
         """Record that a node has received the request, and may have processed the prompt."""

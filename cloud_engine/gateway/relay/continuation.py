@@ -17,7 +17,7 @@ from ....protocol.http import sse
 from ....protocol.responses import Usage
 from ..upstream.failures import UpstreamFailure
 
-_TEXT = re.compile(rb'"(?:content|text)":\s?"((?:[^"\\]|\\.)*)"')
+_TEXT = re.compile(rb'"(?:content|text)":\s?"([^"\\]*+(?:\\.[^"\\]*+)*+)"')
 _TOKENS = re.compile(rb',\s?"token_ids":\s?\[([0-9, ]*)\]')
 _MORE_THAN_TEXT = re.compile(
     rb'"(?:tool_calls|function_call|reasoning|reasoning_content|refusal|audio)":\s?(?!null|""|\[\])'
@@ -51,7 +51,7 @@ class PartialAnswer:
         self._is_known = self._is_chat or path.partition(b"?")[0].endswith(_COMPLETIONS)
         self._body = body
         self._shows_tokens = b'"return_token_ids"' in body  # whether the client may have asked for token ids
-        self._first = b""
+        self._head: dict[str, Any] | None = None  # fields of the first event without its choices and usage
         self._text = bytearray()
         self._tokens = bytearray()  # token ids in JSON, each followed by a comma
         self._has_all_tokens = True  # whether `_tokens` covers all of `_text`
@@ -79,7 +79,8 @@ class PartialAnswer:
         if not self._is_known or not event.startswith(b"data: {"):
             return event
         tokens = _TOKENS.search(event)
-        self._first = self._first or _readable(event)
+        self._head = _head_of(event) if self._head is None else self._head
+        self._is_text = self._is_text and len(event) <= _MAX_TEXT
         if self._is_text:
             self._keep(event, b"" if tokens is None else tokens[1] + b",")
         if tokens is None or self._shows_tokens:
@@ -119,15 +120,13 @@ class PartialAnswer:
         """Return the last events of a stream that broke off after its finish reason. `usage`: sent if not None."""
         if usage is None:
             return sse.DONE
-        head = msgspec.json.decode(self._first[6:] or b"{}", type=dict[str, Any])
-        return sse.event({**head, "choices": [], "usage": usage}) + sse.DONE
+        return sse.event({**(self._head or {}), "choices": [], "usage": usage}) + sse.DONE
 
     def finish(self, answers: int, reason: str, *notes: str) -> bytes:
         """Return the event that ends a stream of `answers` answers with the finish reason `reason`."""
-        head = msgspec.json.decode(self._first[6:] or b"{}", type=dict[str, Any])
         piece: dict[str, Any] = {"delta": {}} if self._is_chat else {"text": ""}
         choices = [{"index": index, **piece, "finish_reason": reason} for index in range(answers)]
-        return sse.event({**head, "choices": choices, **({"updraft": {"notes": notes}} if notes else {})})
+        return sse.event({**(self._head or {}), "choices": choices, **({"updraft": {"notes": notes}} if notes else {})})
 
     def _with_text(self, fields: dict[str, Any], *, takes_text: bool) -> bool:
         """Append the text so far to the prompt. Return False if that is impossible."""
@@ -163,11 +162,11 @@ class PartialAnswer:
             chunk: dict[str, Any] = json.loads(event[6:])  # unlike msgspec, accepts lone surrogates
         except (ValueError, RecursionError) as error:
             raise UpstreamFailure("a stream event is not valid JSON") from error
-        head = msgspec.json.decode(self._first[6:] or b"{}", type=dict[str, Any])
+        head = self._head or {}
         chunk.update({name: head[name] for name in ("id", "created", "model", "system_fingerprint") if name in head})
         choices = cast("list[dict[str, Any]]", chunk.get("choices") or [])
         for choice in choices:
-            if self._first and isinstance(delta := choice.get("delta"), dict):
+            if self._head is not None and isinstance(delta := choice.get("delta"), dict):
                 delta.pop("role", None)
         if choices and not any(map(_has_content, choices)):
             return None
@@ -185,13 +184,13 @@ def _count_once(usage: dict[str, Any], prompt: int, before: int) -> None:
     usage.update(prompt_tokens=prompt, completion_tokens=before + answer, total_tokens=prompt + before + answer)
 
 
-def _readable(event: bytes) -> bytes:
-    """Return `event`, or b"" if its JSON is invalid, so that a continuation does not copy ids from it."""
+def _head_of(event: bytes) -> dict[str, Any] | None:
+    """Return the event without its choices and usage; None if its JSON is invalid."""
     try:
-        msgspec.json.decode(event[6:], type=dict[str, Any])
+        fields = msgspec.json.decode(event[6:], type=dict[str, msgspec.Raw])
+        return {name: msgspec.json.decode(fields[name]) for name in fields if name not in ("choices", "usage")}
     except UNREADABLE:
-        return b""
-    return event
+        return None
 
 
 def _has_content(choice: dict[str, Any]) -> bool:

@@ -133,18 +133,17 @@ class Dispatch:
         began, size = time.monotonic(), call.begun.size
         try:
             state.is_over = await self._attempt(call, node, state)
-        except AnswerFailure as failure:
-            state.failure, state.engine_failures = failure, state.engine_failures + 1
-            state.erred.append(node)
         except AnswerTooLargeError:
             raise
-        except (UpstreamTimeout, UnreadRequestError) as failure:  # the node may still be healthy
+        except (AnswerFailure, UpstreamTimeout, UnreadRequestError) as failure:  # the node may still be healthy
             state.failure = failure
+            state.engine_failures += isinstance(failure, AnswerFailure)
             state.erred.append(node)
         except UpstreamFailure as failure:
             others_broke_off, state.failure = state.failure is not None, failure
-            node.failed(str(failure))
-            if not isinstance(failure, UnreachableError):
+            is_suspect = not isinstance(failure, UnreachableError)
+            node.failed(str(failure), is_suspect=is_suspect)
+            if is_suspect:
                 got_further = others_broke_off and call.begun.size > size
                 self.registry.quarantine.failed(NodeFailure(node.url, began, got_further), *_identity(call))
         if state.is_over and call.row.status < 500:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ....protocol.errors import InvalidRequestError
+from ....protocol.errors import InvalidRequestError, UnsupportedFeatureError
 from ....protocol.requests import ChatRequest, CompletionRequest
 from .usage import UsageOptions
 
@@ -23,15 +23,22 @@ _NESTED = {
     "stream_options": frozenset(UsageOptions.__struct_fields__),
     "options": frozenset(("num_predict", "num_ctx", "num_keep", "seed", "stop", "temperature")),  # Ollama's
 }
+#: Fields by which a trusted proxy makes vLLM, SGLang or llama.cpp load code, connect to hosts, or share state.
+_TRUSTED = re.compile(
+    r"(kv|ec)_transfer_params|vllm_xargs|logits_processors|custom_logit_processor|bootstrap_(host|port|room)|rid|id_slot"
+    r"|routed_dp_rank|disagg_prefill_dp_rank|data_parallel_rank|lora_(path|request)|session_params|ngram_corpus_id"
+)
 OFFICIAL = frozenset((*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *_NESTED))
 
 
 def checked_names(body: bytes, known: frozenset[str]) -> Iterable[str]:
     """Return the field names of a JSON object that msgspec has validated. `known`: names with one valid spelling.
 
-    Raises InvalidRequestError for a duplicate or misspelled name.
+    Raises InvalidRequestError for a duplicate or misspelled name, UnsupportedFeatureError for a trusted one.
     """
     fields = _checked(body, known, "")
+    if name := next(filter(_TRUSTED.fullmatch, fields), None):
+        raise UnsupportedFeatureError(f"The field {name!r} is for a node's operator only: leave it out.", param=name)
     for name, nested_names in _NESTED.items():
         if (nested := fields.get(name)) is not None and (value := bytes(nested)).startswith(b"{"):
             _checked(value, nested_names, f"{name}.")

@@ -10,6 +10,7 @@ from typing import Any
 
 from ....protocol.errors import UpdraftError, UpstreamError
 from ....protocol.http import sse
+from ....protocol.http.body_memory import SMALL_BYTES
 from ..ledger.metering import UsageRow
 from ..upstream.failures import AnswerFailure
 from .answer_checks import COUNT_TOKENS, INPUT_TOKENS, MESSAGES, RESPONSES, reported_in, type_of
@@ -50,7 +51,8 @@ class PassthroughUsage:
             kind, self.shown = type_of(event)
         except AnswerFailure as failure:
             return failure
-        self._last = event = self.shown
+        event = self.shown
+        self._last = event[:SMALL_BYTES]
         self.texts += _TEXT.fullmatch(kind) is not None
         if kind in _ENDS or b'_tokens"' in event:
             self._note(sse.data_of(event))

@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from ....accounting.token_estimate import LONGEST_ANSWER
 from ....protocol.errors import (
     OverloadedError,
     RateLimitError,
@@ -39,6 +40,7 @@ from .usage import read_usage
 
 _USAGE_QUERY_S = 2.0
 _AWAITED_USAGE_QUERY_S = 0.2  # used while the client waits for its error response
+_MAX_TOKENS_PER_S = 5_000  # of one answer; several times the speed of the fastest models
 _log = logging.getLogger("updraft.gateway")
 
 
@@ -78,12 +80,15 @@ class Relay:
             row.latency_ms = (time.perf_counter() - started) * 1e3
             if row.key_name:
                 self.accounting.ledger.settle(row)
-            _end(span, row)
+            about = {"gen_ai.request.model": row.model, "http.response.status_code": row.status}
+            tokens = usage(row.prompt_tokens, row.completion_tokens)
+            span.end({**about, **tokens, "updraft.tier": row.tier}, error="" if row.status < 400 else str(row.status))
             self.counters.count(row, is_served=self.dispatch.registry.serves(row.model))
 
     async def _serve(self, request: Request, send: Send, row: UsageRow, span: Span, started: float) -> None:
         """Run the steps of a request in order. Raises an UpdraftError to refuse it."""
-        principal = self.keys.principal(_authorization(request))
+        headers = request.headers  # Anthropic's clients send `x-api-key`
+        principal = self.keys.principal(headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}")
         place = QueuePlace(principal.priority, principal.tenant)
         self.dispatch.registry.queue.check(place)  # refuses early, before the body is read and without a usage row
         row.key_name, row.key_id, row.tenant = principal.name, principal.key_id, principal.tenant
@@ -97,6 +102,9 @@ class Relay:
             call = read_call(request, body, row, started, send)
             principal.check_model(call.model)
             call.place, call.span, call.hold = place, span, request.scope["state"][HOLD_MORE]
+            longest, answer = self.dispatch.registry.context_length(call.model), call.size.answer
+            if longest is not None and answer.limit is not None:
+                call.size = replace(call.size, answer=replace(answer, limit=min(answer.limit, longest)))
             async with self.accounting.admitted(principal, row, call.size, entered) as account:
                 call.account, call.limit_headers = account, account.reservation.headers()
                 if account.cap is not None:
@@ -115,7 +123,7 @@ class Relay:
             most_s = _USAGE_QUERY_S if is_left else _AWAITED_USAGE_QUERY_S
             is_known = call.stream or await self._query_usage(call, most_s)
             if is_left and not is_known and call.account is not None:
-                call.account.book_longest()
+                call.account.book_longest(_most_written(call))
             raise
 
     async def _answer_in_time(self, call: Call, deadline: float) -> None:
@@ -126,8 +134,8 @@ class Relay:
                     await self.cache.answer(call, self.dispatch.answer)
                 finally:
                     self._deadlines.discard(timeout)
-        except (TimeoutError, UpstreamFailure, OverloadedError) as error:
-            if isinstance(error, OverloadedError) and not call.answered:
+        except (TimeoutError, UpstreamFailure, OverloadedError, RateLimitError) as error:
+            if isinstance(error, UpdraftError) and not call.answered:
                 raise
             failure = _typed(error, self.dispatch.timeouts.timeout_s)
             if isinstance(error, TimeoutError) and asyncio.get_running_loop().time() < deadline:
@@ -154,24 +162,15 @@ class Relay:
         return status == 200 and read_usage(b'{"usage":%b}' % body, call.row)
 
 
-def _authorization(request: Request) -> str:
-    """Return the authorization header, or the equivalent of Anthropic's `x-api-key`."""
-    if header := request.headers.get("authorization"):
-        return header
-    key = request.headers.get("x-api-key", "")
-    return f"Bearer {key}" if key else ""
+def _most_written(call: Call) -> int:
+    """Return the most tokens that nodes have written for a whole answer whose client has just left."""
+    stops = call.tried and all(node.tells_usage for node in call.tried)  # servers that stop when the gateway leaves
+    seconds = time.perf_counter() - call.started
+    return call.size.answer.answers * (int(seconds * _MAX_TOKENS_PER_S) if stops else LONGEST_ANSWER)
 
 
-def _end(span: Span, row: UsageRow) -> None:
-    """End the trace span with the request's outcome."""
-    about = {"gen_ai.request.model": row.model, "http.response.status_code": row.status, "updraft.tier": row.tier}
-    span.end(
-        {**about, **usage(row.prompt_tokens, row.completion_tokens)}, error="" if row.status < 400 else str(row.status)
-    )
-
-
-def _typed(error: TimeoutError | UpstreamFailure | OverloadedError, whole_s: float) -> UpdraftError:
-    if isinstance(error, OverloadedError):
+def _typed(error: TimeoutError | UpstreamFailure | UpdraftError, whole_s: float) -> UpdraftError:
+    if isinstance(error, UpdraftError):
         return error
     if isinstance(error, TimeoutError):
         return RequestTimeoutError(f"The request exceeded the time limit of {whole_s:g} s.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -30,8 +30,11 @@ prepare_types(_Piece)
 class NodeEvents:
     """A node's stream, split into events. An incomplete last event is dropped."""
 
-    def __init__(self, response: Response) -> None:
+    def __init__(self, response: Response, hold: Callable[[int], None]) -> None:
+        """`hold` gets the most bytes that are buffered at a time, and may raise an UpdraftError."""
         self._response = response
+        self._hold = hold
+        self._buffered = 0
         self._parser = sse.EventParser()
         self._silent_s = 0.0
         self._timeout_s = response.timeouts.first_s
@@ -46,10 +49,13 @@ class NodeEvents:
         began = time.monotonic()
         if not (chunk := await self._response.read()):
             return None
+        self._buffered += len(chunk)
+        self._hold(self._buffered)
         try:
             events = self._parser.events(chunk)
         except sse.EventTooLongError as error:
             raise AnswerTooLargeError(str(error)) from error
+        self._buffered = len(chunk) if events else self._buffered  # at most so much of the next event has arrived
         self._silent_s += time.monotonic() - began
         if any(not event.startswith(b":") for event in events):
             self._silent_s, self._timeout_s = 0.0, self._response.timeouts.idle_s

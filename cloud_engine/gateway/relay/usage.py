@@ -6,6 +6,7 @@ Streams are scanned, not decoded: quotes inside strings are escaped, so the patt
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from ....accounting.reported_usage import ReportedUsage
 from ....accounting.token_estimate import prompt_tokens
 from ....protocol.decoding import UNREADABLE, prepare_types
+from ....protocol.http.lenient_json import json_of, object_of
 from ....protocol.responses import MAX_TOKENS
 from ..ledger.metering import UsageRow
 
@@ -118,13 +120,13 @@ def num_text_bytes(event: bytes) -> int:
 
 def usage_in(payload: bytes, prompt_estimate: int = 0) -> ReportedUsage | None:
     """Return the usage in an answer or event. Only a payload without usage at the top is decoded as a whole."""
-    try:
+    with suppress(*UNREADABLE):
         usage = msgspec.json.decode(payload, type=_UsageFields).usage
         if (reported := ReportedUsage.of({"usage": usage}, prompt_estimate)) or b'"usage"' not in payload:
             return reported
-        return ReportedUsage.of(msgspec.json.decode(payload, type=dict[str, Any]), prompt_estimate)
-    except UNREADABLE:  # relayed to the client unchanged
-        return None
+    with suppress(ValueError):
+        return ReportedUsage.of(object_of(json_of(payload)), prompt_estimate)  # reads lone surrogates
+    return None
 
 
 def read_usage(payload: bytes, row: UsageRow, prompt_estimate: int = 0) -> bool:

@@ -147,7 +147,7 @@ class Upstream:
                     status, headers = await connection.request(payload, timeouts)
                     break
                 except ClosedUnansweredError as closed:
-                    if not connection.was_used:
+                    if not connection.idle_since:
                         raise
                     try:
                         connection = await pool.exchange(connection)  # the node closed the idle connection

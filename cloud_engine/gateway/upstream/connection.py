@@ -9,10 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
+from ....protocol.http.body_memory import SMALL_BYTES
 from .failures import UpstreamFailure, UpstreamTimeout
 from .response_parser import Headers, ResponseParser
-
-_MAX_UNREAD = 2**18  # bytes; above this, reading pauses until the client catches up
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +51,7 @@ class NodeConnection(asyncio.Protocol):
         self._timeouts = SilenceTimeouts()
         self._failure: UpstreamFailure | None = None
         self._is_busy = False
-        self.idle_since = 0.0
-
-    @property
-    def was_used(self) -> bool:
-        """Return whether the connection has served an earlier request."""
-        return self.idle_since > 0
+        self.idle_since = 0.0  # 0 until the connection has served a request
 
     @property
     def is_reusable(self) -> bool:
@@ -87,15 +81,18 @@ class NodeConnection(asyncio.Protocol):
             await self._wait(self._timeouts.first_s)
 
     async def read(self) -> bytes:
-        """Return the next bytes of the body; empty at the end. Raises UpstreamFailure."""
+        """Return the next bytes of the body, at most `SMALL_BYTES`; empty at the end. Raises UpstreamFailure."""
         while not self._chunks:
             if self._parser.complete:
                 return b""
             await self._wait(self._timeouts.idle_s if self._has_body else self._timeouts.first_s)
         body = self._chunks.popleft() if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks.clear()
-        self._unread = 0
-        if self._is_paused:
+        body, rest = body[:SMALL_BYTES], body[SMALL_BYTES:]
+        if rest:
+            self._chunks.append(rest)
+        self._unread -= len(body)
+        if self._is_paused and self._unread <= SMALL_BYTES:
             self._is_paused = False
             self._transport.resume_reading()
         return body
@@ -129,7 +126,7 @@ class NodeConnection(asyncio.Protocol):
             self._chunks.append(body)
             self._unread += len(body)
             self._has_body = True
-            if self._unread > _MAX_UNREAD and not self._is_paused:
+            if self._unread > SMALL_BYTES and not self._is_paused:
                 self._is_paused = True
                 self._transport.pause_reading()
         self._wake()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from updraft.bench.gateway.affinity import read_trace, replay
 from updraft.cloud_engine.gateway.balancing.affinity import Placement, PrefixIndex
-from updraft.cloud_engine.gateway.balancing.node import Model, Node, NodeAddress
+from updraft.cloud_engine.gateway.balancing.node import Model, Node, NodeAddress, part_of_worker
 from updraft.cloud_engine.gateway.balancing.quarantine import NodeFailure, Quarantine, RetryBudget
 from updraft.cloud_engine.gateway.balancing.request_queue import PRIORITIES, Priority, QueuePlace, RequestQueue
 from updraft.cloud_engine.gateway.balancing.selection import NodeSelector
@@ -184,6 +184,21 @@ class Crowd:
 
 
 NODE = nodes(1)[0]
+
+
+@pytest.mark.parametrize(("whole", "workers", "parts"), [(2, 4, [1, 1, 1, 1]), (7, 3, [3, 2, 2]), (0, 2, [0, 0])])
+def test_each_worker_gets_a_part_of_a_limit(whole: int, workers: int, parts: list[int]) -> None:
+    assert [part_of_worker(whole, workers, worker) for worker in range(workers)] == parts
+
+
+def test_without_a_queue_idle_nodes_are_used() -> None:
+    async def run() -> None:
+        crowd = Crowd(1, 0)
+        crowd.queue.check(QueuePlace())
+        with pytest.raises(OverloadedError):
+            await crowd.ask("interactive", [])
+
+    asyncio.run(run())
 
 
 @settings(deadline=None)

@@ -194,6 +194,31 @@ def test_a_request_that_gets_further_each_time_may_lose_three_nodes(
     assert again.status_code == (200 if is_whole else 502), "what killed four nodes is asked of no fifth"
 
 
+def test_requests_that_break_every_node_leave_the_nodes_to_others(spawn: Any, tmp_path: Path) -> None:
+    """The nodes are up: other requests are answered, however many nodes have broken off such a stream."""
+
+    class Fragile(Stub):
+        async def stream(self, body: dict[str, Any]) -> AsyncGenerator[str]:
+            self.breaks_after = 1 if "poison" in body["messages"][0]["content"] else None
+            async for event in super().stream(body):
+                yield event
+
+    with ExitStack() as stack:
+        urls = [stack.enter_context(serving(Fragile().app())) for _ in range(3)]
+        gateway = start_gateway(spawn, tmp_path, *urls)
+
+        def ask(text: str) -> httpx.Response:
+            body = {"model": "big", "messages": [{"role": "user", "content": text}], "max_tokens": 9, "stream": True}
+            return httpx.post(f"{gateway.url}{CHAT}", json=body, timeout=60)
+
+        for number in range(6):
+            broken = [ask(f"poison {number}.{part}") for part in range(2)]
+            assert all("error" in each.text for each in broken)
+            answers = [ask(f"hello {number}.{part}") for part in range(4)]
+            assert [each.status_code for each in answers] == [200] * 4
+            assert all(text_of([*events(iter(each.text.splitlines()))]) == ANSWER for each in answers)
+
+
 @pytest.mark.parametrize(
     ("second", "asked", "chunk"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -167,6 +168,28 @@ def test_an_answer_without_a_finish_reason_has_one(
     assert pieces(client) == [("Hi", None), (None, reason)]
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_half_an_emoji_in_an_answer_loses_no_usage(client: openai.OpenAI, node: Foreign, stream: bool) -> None:
+    def counted() -> tuple[int, int]:
+        (usage,) = httpx.get(f"{str(client.base_url).removesuffix('v1/')}admin/usage", timeout=60).json()["usage"]
+        return usage["prompt_tokens"], usage["completion_tokens"]
+
+    usage, half = COMPLETION["usage"], "\ud83d"
+    whole = {**COMPLETION, "choices": [{"index": 0, "message": {"content": half}, "finish_reason": "stop"}]}
+    chunk = {**CHUNK, "choices": [{"index": 0, "delta": {"content": half}, "finish_reason": None}], "usage": usage}
+    node.answer = lambda: JSONResponse(COMPLETION)
+    ask(client)
+    before = counted()
+    if stream:
+        body = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
+        node.answer = lambda: Response(body, media_type="text/event-stream")
+        assert pieces(client)
+    else:
+        node.answer = lambda: Response(json.dumps(whole), media_type="application/json")
+        ask(client)
+    assert counted() == (before[0] + 7, before[1] + 3)
+
+
 async def words_without_end() -> AsyncGenerator[bytes]:
     delta = {"index": 0, "delta": {"content": "word "}, "finish_reason": None}
     while True:
@@ -179,6 +202,37 @@ async def late(request: Request) -> Response:
         return StreamingResponse(words_without_end(), media_type="text/event-stream")
     await asyncio.sleep(60)
     return JSONResponse(COMPLETION)
+
+
+@pytest.mark.parametrize("card", [{"owned_by": "vllm"}, {"owned_by": "somebody", "max_model_len": 4096}])
+def test_a_client_that_leaves_pays_no_more_than_its_node_can_write(
+    spawn: Any, tmp_path: Path, card: dict[str, Any]
+) -> None:
+    """Whatever `max_tokens` says: the time until the client leaves, and the context, are bounds."""
+
+    async def models(_request: Request) -> Response:
+        return JSONResponse({"data": [{"id": "big", **card}]})
+
+    routes = [Route("/v1/models", models), Route("/v1/chat/completions", late, methods=["POST"])]
+    (tmp_path / "prices.toml").write_text('[prices.models."big"]\ninput = 0\noutput = 10\n')
+    (tmp_path / "limits.toml").write_text('[models."big"]\nusd_per_day = 1.0\n')
+    options = ("--prices", str(tmp_path / "prices.toml"), "--limits", str(tmp_path / "limits.toml"))
+    body = {"model": "big", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2_000_000}
+
+    def tokens() -> list[int]:
+        with closing(sqlite3.connect(tmp_path / "usage")) as connection:
+            return [count for (count,) in connection.execute("SELECT completion_tokens FROM usage WHERE status = 499")]
+
+    with serving(Starlette(routes=routes)) as url:
+        command = ["gateway", "--port", "0", "--node", url, "--no-auth", "--exit-with-parent", *options]
+        gateway = spawn("-m", "updraft", *command, "--db", str(tmp_path / "usage"))
+        for number in (1, 2, 3):
+            began = time.monotonic()
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=httpx.Timeout(60, read=0.5))
+            wait_for(lambda count=number: len(tokens()) == count)
+            most = 4096 if "max_model_len" in card else 5_000 * (time.monotonic() - began)
+            assert 0 < tokens()[-1] <= most
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -57,6 +57,19 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
+def test_health_reports_a_missing_key_database(gateways: TwoGateways) -> None:
+    health = [client.get("/health") for client in gateways.clients]
+    assert [each.json()["status"] for each in health] == ["ok", "ok"]
+    gateways.file.rename(gateways.file.with_suffix(".away"))
+    for client in gateways.clients:
+        wait_for(lambda client=client: client.get("/health").json().get("keys") == "unavailable")
+        degraded = client.get("/health")
+        assert (degraded.status_code, degraded.json()["status"]) == (200, "degraded")
+    gateways.file.with_suffix(".away").rename(gateways.file)
+    for client in gateways.clients:
+        wait_for(lambda client=client: client.get("/health").json()["status"] == "ok")
+
+
 def test_a_key_lives_and_dies_without_a_restart(gateways: TwoGateways) -> None:
     made = gateways.manage("POST", json={"name": "team-a"})
     assert (made.status_code, made.headers["cache-control"]) == (201, "no-store")

@@ -31,6 +31,8 @@ class Stub:
     begin: bytes | None = None
     owner: str = "somebody"
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    # Media types of the bodies.
+    kinds: list[str] = field(default_factory=list[str])
 
     def app(self) -> Starlette:
         return Starlette(
@@ -42,6 +44,7 @@ class Stub:
 
     async def answer(self, request: Request) -> Response:
         self.bodies.append(body := await request.json())
+        self.kinds.append(request.headers["content-type"])
         if self.status != 200:
             said = {"error": {"message": "no, says http://10.9.8.7/", "type": "x", "code": "y"}}
             return JSONResponse(said, self.status, {"location": "http://10.9.8.7/"})
@@ -100,6 +103,17 @@ def test_comments_alone_keep_no_stream_alive(spawned: Any, tmp_path: Any, begin:
         answer = ask(running.url, stream=True)
         assert "the node sent only comments for 0.8 s" in answer.text
         assert answer.elapsed.total_seconds() < 10
+
+
+def test_a_node_gets_utf_8_whatever_charset_the_client_names(spawned: Any, tmp_path: Any) -> None:
+    stub = Stub()
+    body = json.dumps({"model": "big", "messages": [{"role": "user", "content": "\u00e4"}]}, ensure_ascii=False)
+    headers = {"content-type": "application/json; charset=utf-16"}
+    with gateway(spawned, tmp_path, stub) as running:
+        url = f"{running.url}/v1/chat/completions"
+        sent = [httpx.post(url, content=body.encode(code), headers=headers, timeout=60) for code in ("utf-8", "utf-16")]
+    assert [answer.status_code for answer in sent] == [200, 400]
+    assert stub.kinds == ["application/json"]
 
 
 def test_tenants_of_servers_without_tenants_get_their_own_cache_salt(spawned: Any, tmp_path: Any) -> None:

@@ -46,6 +46,13 @@ def twice(text: str, times: int) -> str:
         base64.b64encode(f"write to {quote(MAIL)} today".encode()).decode(),
         MAIL.encode().hex(),
         MAIL.encode().hex(" "),
+        ", ".join(f"0x{octet:02x}" for octet in MAIL.encode()),
+        "\n"
+        + "\n".join(f"{at:08x}: {MAIL.encode()[at : at + 16].hex(' ', 2)}  {MAIL[at : at + 16]}" for at in (0, 16)),
+        "\n" + "\n".join(f"{at:08x}  {MAIL.encode()[at : at + 16].hex(' ')}  |.|" for at in (0, 16)) + "\n",
+        MAIL.translate({code: 0xE0000 + code for code in range(128)}),
+        "jane.[roe@exam](https://a.example/b)ple.org",
+        "jane.roe@![](x)example.org",
         "?to=" + "".join(f"%{octet:02X}" for octet in "jane@example.org".translate({64: 0xFF20}).encode()),
     ],
 )
