@@ -18,7 +18,7 @@ from .batches.service import BatchService
 from .page import assets, charts, device_models, markdown, overview, savings, trace
 from .routes import health, messages, models, ollama, openapi, requests
 from .routes.absent import check_absent
-from .routes.openai import batches, chat_completions, direct, files, responses, tokens
+from .routes.openai import batches, chat_completions, conversations, direct, files, responses, tokens
 from .routes.route import RequestContext, Route
 
 log = logging.getLogger("updraft.router")
@@ -29,6 +29,7 @@ ROUTES: tuple[Route, ...] = (
     *chat_completions.ROUTES,
     direct.COMPLETIONS,
     *responses.ROUTES,
+    *conversations.ROUTES,
     *messages.ROUTES,
     *ollama.ROUTES,
     direct.EMBEDDINGS,

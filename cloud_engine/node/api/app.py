@@ -48,7 +48,7 @@ from .embeddings import embed
 from .messages import message_of, read_count, read_message
 from .metrics import node_metrics
 from .preprocessing import PreparedRequest, RequestPreprocessor
-from .responses import read_prompt, read_stateless, translated
+from .responses import compacted, read_compact, read_prompt, read_stateless, translated
 
 if TYPE_CHECKING:
     from ...engine.process.client import EngineClient
@@ -94,6 +94,7 @@ def create_node_app(
     app.add_route("/v1/chat/completions", node.chat, methods=["POST"])
     app.add_route("/v1/completions", node.complete, methods=["POST"])
     app.add_route("/v1/responses", node.respond, methods=["POST"])
+    app.add_route("/v1/responses/compact", node.compact, methods=["POST"])
     app.add_route("/v1/responses/input_tokens", node.count_input, methods=["POST"])
     app.add_route("/v1/messages", node.message, methods=["POST"])
     app.add_route("/v1/messages/count_tokens", node.count_message, methods=["POST"])
@@ -135,6 +136,12 @@ class _Node:
         asked = await off_event_loop(body, lambda: read_stateless(body))
         answer = await self._answer(request, asked.chat, partial(self._chat_job, hints=asked.hints))
         return send(translated(asked, answer), request)
+
+    async def compact(self, request: Request) -> Response:
+        """Let the model summarize the conversation of a Responses request."""
+        body = await read_body(request)
+        chat = await off_event_loop(body, lambda: read_compact(body))
+        return send(compacted(await self._answer(request, chat, self._chat_job)), request)
 
     async def count_input(self, request: Request) -> Response:
         """Count the prompt tokens of a Responses request."""
