@@ -13,7 +13,8 @@ import msgspec
 
 from ..decoding import convert, prepare_types, unsupported
 from ..errors import UnsupportedFeatureError, invalid_value
-from .messages_blocks import Block, messages_of
+from ..http.lenient_json import objects_of
+from .messages_blocks import Block, is_vendor_block, messages_of
 
 #: Fields with the same name in chat requests.
 _SAME = ("model", "temperature", "top_p", "top_k", "updraft")
@@ -83,6 +84,11 @@ class MessagesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
                 notes.append(f"tools[{index}]: left out, no model here can call {str(tool.get('type'))[:100]!r}")
             else:
                 notes += [f"tools[{index}].{name}: no effect" for name in _TOOL_HINTS if tool.get(name)]
+        for at, message in enumerate(self.messages):
+            for index, block in enumerate(objects_of(message.get("content"))):
+                if is_vendor_block(block):
+                    kind = str(block.get("type"))[:100]
+                    notes.append(f"messages[{at}].content[{index}]: left out, {kind} blocks belong to a vendor's tool")
         return tuple(notes)
 
 

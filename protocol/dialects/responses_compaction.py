@@ -40,7 +40,9 @@ def summary_body(request: ResponsesRequest, items: Sequence[Item]) -> bytes:
 
 def compaction_by(completion: dict[str, Any], rest: Sequence[Item] = ()) -> Item:
     """Return an item that stands for the summary in `completion`, then `rest`. Raises UpstreamError without a summary."""
-    summaries = [text_of(object_of(choice.get("message")).get("content")) for choice in objects_of(completion["choices"])]
+    summaries = [
+        text_of(object_of(choice.get("message")).get("content")) for choice in objects_of(completion["choices"])
+    ]
     if not summaries or not summaries[0].strip():
         raise UpstreamError("The model wrote no summary of the conversation. Try again, or use another model.")
     return compaction_of([*items_of(f"Summary of the conversation so far:\n{summaries[0]}"), *rest])

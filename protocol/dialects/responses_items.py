@@ -59,7 +59,9 @@ def since_compaction(items: Sequence[Item]) -> list[Item]:
         return list(items)
     param = f"input[{at}].encrypted_content"
     try:
-        held = items_of(_list_of_parts(json_of(base64.b64decode(items[at]["encrypted_content"][len(_COMPACTED) :])), param))
+        held = items_of(
+            _list_of_parts(json_of(base64.b64decode(items[at]["encrypted_content"][len(_COMPACTED) :])), param)
+        )
     except ValueError as error:
         raise invalid_value(param, "must be unchanged") from error
     if any(item["type"] == "item_reference" for item in held):

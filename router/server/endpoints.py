@@ -16,7 +16,7 @@ from .batches.interactive import InteractiveRequests
 from .batches.run import Background
 from .batches.service import BatchService
 from .page import assets, charts, device_models, markdown, overview, savings, trace
-from .routes import health, messages, models, ollama, openapi, requests
+from .routes import health, message_batches, messages, models, ollama, openapi, requests
 from .routes.absent import check_absent
 from .routes.openai import batches, chat_completions, conversations, direct, files, responses, tokens
 from .routes.route import RequestContext, Route
@@ -31,6 +31,7 @@ ROUTES: tuple[Route, ...] = (
     *responses.ROUTES,
     *conversations.ROUTES,
     *messages.ROUTES,
+    *message_batches.ROUTES,
     *ollama.ROUTES,
     direct.EMBEDDINGS,
     *direct.PASSED_ON,

@@ -154,8 +154,14 @@ class _Node:
         """Serve Anthropic's Messages API as a chat request."""
         body = await read_body(request)
         asked, chat = await off_event_loop(body, lambda: read_message(body))
-        answer = await self._answer(request, chat, partial(self._chat_job, hints=asked.hints))
-        return send(message_of(asked, answer), request)
+        jobs: list[PreparedRequest] = []
+
+        async def make_job(body: bytes, tenant: str) -> PreparedRequest:
+            jobs.append(await self._chat_job(body, tenant, asked.hints))
+            return jobs[0]
+
+        answer = await self._answer(request, chat, make_job)
+        return send(message_of(asked, answer, len(jobs[0].generations[0].prompt_ids)), request)
 
     async def count_message(self, request: Request) -> Response:
         """Count the prompt tokens of a Messages request."""

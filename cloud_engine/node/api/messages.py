@@ -24,8 +24,12 @@ def read_count(body: bytes) -> bytes:
     return msgspec.json.encode(chat_body(read_count_request(read_object(body))))
 
 
-def message_of(asked: MessagesRequest, answer: WireResponse) -> WireResponse:
+def message_of(asked: MessagesRequest, answer: WireResponse, prompt_tokens: int) -> WireResponse:
     """Translate the answer of the chat request into a message or its stream of events. Raises UpstreamError."""
     if isinstance(answer.body, bytes):
         return WireResponse.json(whole_message(asked, msgspec.json.decode(answer.body)))
-    return replace(answer, body=TranslatedBody(answer.body, lambda payloads: streamed_message(asked, payloads)))
+
+    async def count() -> int:
+        return prompt_tokens
+
+    return replace(answer, body=TranslatedBody(answer.body, lambda payloads: streamed_message(asked, payloads, count)))

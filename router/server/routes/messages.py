@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -12,7 +13,7 @@ from ....protocol.dialects.messages_events import streamed_message, whole_messag
 from ....protocol.dialects.messages_request import MessagesRequest, chat_body, read_count_request, read_messages_request
 from ....protocol.http.lenient_json import json_of
 from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
-from .openai.tokens import input_tokens
+from .openai.tokens import input_tokens, prompt_tokens
 from .route import RequestContext, Route
 
 
@@ -24,7 +25,8 @@ async def create(context: RequestContext) -> WireResponse:
         return made
     if isinstance(made.body, bytes):
         return WireResponse.json(whole_message(asked, json_of(made.body, exact=True)), headers=made.headers)
-    return replace(made, body=TranslatedBody(made.body, lambda payloads: streamed_message(asked, payloads)))
+    count = partial(prompt_tokens, context, chat.body)
+    return replace(made, body=TranslatedBody(made.body, lambda payloads: streamed_message(asked, payloads, count)))
 
 
 async def count_tokens(context: RequestContext) -> WireResponse:
