@@ -39,17 +39,16 @@ def summary_body(request: ResponsesRequest, items: Sequence[Item]) -> bytes:
 
 
 def compaction_by(completion: dict[str, Any], rest: Sequence[Item] = ()) -> Item:
-    """Return an item that stands for the summary in `completion`, then `rest`. Raises UpstreamError without a summary."""
-    summaries = [
-        text_of(object_of(choice.get("message")).get("content")) for choice in objects_of(completion["choices"])
-    ]
-    if not summaries or not summaries[0].strip():
+    """Return an item that stands for the summary in `completion` and for `rest`. Raises UpstreamError."""
+    messages = [object_of(choice.get("message")) for choice in objects_of(completion["choices"])]
+    summary = "".join(text_of(message.get("content")) for message in messages)
+    if not summary.strip():
         raise UpstreamError("The model wrote no summary of the conversation. Try again, or use another model.")
-    return compaction_of([*items_of(f"Summary of the conversation so far:\n{summaries[0]}"), *rest])
+    return compaction_of([*items_of(f"Summary of the conversation so far:\n{summary}"), *rest])
 
 
 def compacted_response(completion: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer to a compact request. Raises UpstreamError without a summary."""
+    """Return the answer to a compact request. Raises UpstreamError if the model wrote no summary."""
     return {
         "id": f"resp_{secrets.token_hex(24)}",
         "object": "response.compaction",

@@ -59,9 +59,8 @@ def since_compaction(items: Sequence[Item]) -> list[Item]:
         return list(items)
     param = f"input[{at}].encrypted_content"
     try:
-        held = items_of(
-            _list_of_parts(json_of(base64.b64decode(items[at]["encrypted_content"][len(_COMPACTED) :])), param)
-        )
+        content = base64.b64decode(items[at]["encrypted_content"][len(_COMPACTED) :])
+        held = items_of(_list_of_parts(json_of(content), param))
     except ValueError as error:
         raise invalid_value(param, "must be unchanged") from error
     if any(item["type"] == "item_reference" for item in held):

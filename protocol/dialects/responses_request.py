@@ -30,8 +30,8 @@ _INCLUDABLE = (
 #: Fields with the same name in chat requests.
 _SAME = (
     "model", "temperature", "top_p", "parallel_tool_calls", "user", "service_tier", "safety_identifier",
-    "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "presence_penalty", "frequency_penalty", "top_k",
-    "updraft",
+    "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "presence_penalty", "frequency_penalty",
+    "top_k", "updraft",
 )  # fmt: skip
 #: Fields that have no effect here, of requests and of tools.
 _HINTS = ("background_options", "client_metadata", "context_management", "max_tool_calls")

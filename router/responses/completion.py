@@ -73,10 +73,8 @@ def prompt_logprobs(
         return UNSET
     entries: list[dict[str, PromptToken] | None] = [None]
     for score in answer.prompt_scores:
-        ranked = [
-            (score.id, score.logprob, score.rank),
-            *((*each, rank) for rank, each in enumerate(score.top[:shown], 1)),
-        ]
+        top = ((*each, rank) for rank, each in enumerate(score.top[:shown], 1))
+        ranked = [(score.id, score.logprob, score.rank), *top]
         entries.append(  # a token that ends inside a character gets a replacement character
             {
                 str(token): PromptToken(logprob, rank, token_bytes(token).decode(errors="replace"))

@@ -1,8 +1,8 @@
 """WebSocket endpoints: concurrent chats at `/v1/chat/ws`, and OpenAI's protocol for responses at `/v1/responses`.
 
-At `/v1/chat/ws` each chat has an ID and can be cancelled. A client message is a chat request with an `id` of the client's choice, or `{"type": "cancel", "id"}`. The server sends
-`chunk` (with `chunk`), `completion` (with `completion`), `error` (with `error`) and `cancelled` messages with the same
-`id`; a stream ends with `done`. Closing the socket cancels the chats still running.
+Chats: a client message is a chat request with an `id` of the client's choice, or `{"type": "cancel", "id"}`. The server
+sends `chunk` (with `chunk`), `completion` (with `completion`), `error` (with `error`) and `cancelled` messages with the
+same `id`; a stream ends with `done`. Closing the socket cancels the chats still running.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class ResponsesSocket(ChatSocket):
         async with self._turn:
             await super()._chat(chat_id, request)
 
-    async def _answer(self, chat_id: str, response: WireResponse) -> None:
+    async def _answer(self, chat_id: str, response: WireResponse) -> None:  # noqa: ARG002
         if isinstance(response.body, bytes):
             body = msgspec.json.decode(response.body)
             await self._send("error", None, error=body["error"], status=response.status)
@@ -170,6 +170,6 @@ class ResponsesSocket(ChatSocket):
         finally:
             await close_body(response.body)
 
-    async def _send(self, kind: str, chat_id: str | None, **fields: Any) -> None:
+    async def _send(self, kind: str, chat_id: str | None, **fields: Any) -> None:  # noqa: ARG002
         if kind == "error":
             await self._send_raw(msgspec.json.encode({"type": kind, "status": 500, **fields}))
