@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from ..errors import UpstreamError
 from ..http.lenient_json import json_of, object_of, objects_of, raw_object
-from ..http.wire import anthropic_error
+from ..http.wire import WireResponse, anthropic_error
+from .bodies import TranslatedBody
 from .chat_chunks import count_of, framed, text_of
 from .messages_request import MessagesRequest
 
@@ -193,13 +195,17 @@ def whole_message(request: MessagesRequest, completion: dict[str, Any]) -> dict[
     return events.message
 
 
-async def streamed_message(
+def message_of(request: MessagesRequest, answer: WireResponse, count: Callable[[], Awaitable[int]]) -> WireResponse:
+    """Translate a successful chat answer. `count` returns the number of prompt tokens. Raises UpstreamError."""
+    if isinstance(answer.body, bytes):
+        return WireResponse.json(whole_message(request, json_of(answer.body, exact=True)), headers=answer.headers)
+    return replace(answer, body=TranslatedBody(answer.body, lambda payloads: _streamed(request, payloads, count)))
+
+
+async def _streamed(
     request: MessagesRequest, payloads: AsyncIterator[bytes], count: Callable[[], Awaitable[int]]
 ) -> AsyncGenerator[bytes]:
-    """Yield the events of a message from the payloads of a chat stream.
-
-    `count` returns the number of prompt tokens for the first event; the last event has the usage of the stream.
-    """
+    """Yield the events of a message. The first has the counted prompt tokens, the last the usage of the stream."""
     events = AnthropicEvents(request, await count())
     yield b"".join(events.begin())
     try:

@@ -94,13 +94,14 @@ class ResponseEvents:
         self._finish_reason: str | None = None
 
     def begin(self) -> list[bytes]:
-        made, self.response["output"] = self.response["output"], []
+        made: list[Item] = self.response["output"]
+        self.response["output"] = []
         for kind in ("created", "in_progress"):
             self._emit(f"response.{kind}", response=self.response)
-        for item in made:  # a compaction, made before the answer
+        for index, item in enumerate(made):  # a compaction, made before the answer
             for kind in ("added", "done"):
-                self._emit(f"response.output_item.{kind}", output_index=len(self.response["output"]), item=item)
-            self.response["output"].append(item)
+                self._emit(f"response.output_item.{kind}", output_index=index, item=item)
+        self.response["output"] = made
         return self._taken()
 
     def read(self, chunk: dict[str, Any]) -> list[bytes]:

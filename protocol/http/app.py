@@ -84,7 +84,7 @@ def create_app(
     limits = BodyLimits(max_body_bytes, max_upload_bytes or {}, BodyMemory())
     app.layers.append(Middleware(_OuterMiddleware, access=access, limits=limits, traffic=app.state.traffic))
     if access.allowed_origins:
-        every = {name: ["*"] for name in ("allow_methods", "allow_headers", "expose_headers")}
+        every: dict[str, Any] = {name: ["*"] for name in ("allow_methods", "allow_headers", "expose_headers")}
         app.layers.append(Middleware(CORSMiddleware, allow_origin_regex=access.origin_pattern, **every))
     app.user_middleware += app.layers
     return app

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from ....protocol.dialects.messages_events import message_of
 from ....protocol.embeddings import EmbeddingRequest, embedding_list, parse_embedding
 from ....protocol.errors import InvalidRequestError, UpdraftError
 from ....protocol.http import prometheus, sse
@@ -45,7 +46,7 @@ from ..answers.latency import Latencies
 from ..answers.running_usage import TokenCounter, UnstreamedUsage
 from ..registration import Registration
 from .embeddings import embed
-from .messages import message_of, read_count, read_message
+from .messages import read_count, read_message
 from .metrics import node_metrics
 from .preprocessing import PreparedRequest, RequestPreprocessor
 from .responses import compacted, read_compact, read_prompt, read_stateless, translated
@@ -154,14 +155,15 @@ class _Node:
         """Serve Anthropic's Messages API as a chat request."""
         body = await read_body(request)
         asked, chat = await off_event_loop(body, lambda: read_message(body))
-        jobs: list[PreparedRequest] = []
+        job = await self._chat_job(chat, _tenant(request), asked.hints)
 
-        async def make_job(body: bytes, tenant: str) -> PreparedRequest:
-            jobs.append(await self._chat_job(body, tenant, asked.hints))
-            return jobs[0]
+        async def prompt_tokens() -> int:
+            return len(job.generations[0].prompt_ids)
 
-        answer = await self._answer(request, chat, make_job)
-        return send(message_of(asked, answer, len(jobs[0].generations[0].prompt_ids)), request)
+        async def prepared(_body: bytes, _tenant: str) -> PreparedRequest:
+            return job
+
+        return send(message_of(asked, await self._answer(request, chat, prepared), prompt_tokens), request)
 
     async def count_message(self, request: Request) -> Response:
         """Count the prompt tokens of a Messages request."""

@@ -1,10 +1,10 @@
-"""`/v1/messages/batches`: Anthropic's batches of messages, on the same worker as `/v1/batches`."""
+"""`/v1/messages/batches`: Anthropic's batches of messages, on the worker of `/v1/batches`."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -17,8 +17,7 @@ from ....protocol.errors import InvalidRequestError, invalid_value
 from ....protocol.http.ids import new_id
 from ....protocol.http.lenient_json import json_bytes, json_of
 from ....protocol.http.wire import WireResponse
-from ...storage.answer_store import Page
-from ...storage.batch_store import Batch, RequestCounts
+from ...storage.batch_store import Batch, BatchStore, RequestCounts
 from ...storage.file_store import FileMetadata
 from ..batches.lines import check_lines, read_line, read_lines
 from ..batches.run import MESSAGES, Stores
@@ -33,17 +32,10 @@ _LISTED = ("limit", "after_id")
 _MAX_LISTED, _LINES_AT_ONCE = 1000, 100
 
 
-class MessageBatchItem(msgspec.Struct, forbid_unknown_fields=True):
-    """One request of a batch."""
-
-    custom_id: str
-    params: dict[str, Any]
-
-
 class MessageBatchRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of a request to create a batch of messages."""
+    """Body of a request to create a batch: objects with a `custom_id` and the `params` of a message."""
 
-    requests: list[MessageBatchItem]
+    requests: list[dict[str, Any]]
 
 
 prepare_types(MessageBatchRequest)
@@ -55,14 +47,14 @@ async def create(context: RequestContext) -> WireResponse:
     convert(fields, MessageBatchRequest)
     batch = await context.batches.use(lambda stores: _create(stores, owner, fields["requests"]))
     context.batches.work()
-    return WireResponse.json(_shown(batch))
+    return _shown(batch)
 
 
 def _create(stores: Stores, owner: str, requests: list[dict[str, Any]]) -> Batch:
     """Write the requests to a file, as in OpenAI's batches, and create the batch. Raises InvalidRequestError."""
     now, writer = int(time.time()), stores.files.begin(owner)
-    each = {"method": "POST", "url": _ENDPOINT}
-    lines = [{**each, "custom_id": request["custom_id"], "body": request["params"]} for request in requests]
+    bodies = {"method": "POST", "url": _ENDPOINT}
+    lines = [{**bodies, "custom_id": each.get("custom_id"), "body": each.get("params")} for each in requests]
     try:
         try:
             writer.write(b"".join(json_bytes(line) + b"\n" for line in lines))
@@ -90,28 +82,26 @@ def _create(stores: Stores, owner: str, requests: list[dict[str, Any]]) -> Batch
 
 async def list_batches(context: RequestContext) -> WireResponse:
     owner, query = _owner(context), query_of(context.request.query, _LISTED)
-    page = page_of(query, newest_first=True, most=_MAX_LISTED)
-    page = Page(page.limit, query.get("after_id"), newest_first=True)
+    page = page_of({name.removesuffix("_id"): query[name] for name in query}, newest_first=True, most=_MAX_LISTED)
     batches, more = await context.batches.use(lambda stores: stores.batches.page(owner, page))
-    first, last = (batches[0].id, batches[-1].id) if batches else (None, None)
-    return WireResponse.json({"data": list(map(_shown, batches)), "has_more": more, "first_id": first, "last_id": last})
+    ends = {"first_id": batches[0].id, "last_id": batches[-1].id} if batches else {"first_id": None, "last_id": None}
+    return WireResponse.json({"data": [_fields(batch) for batch in batches], "has_more": more, **ends})
 
 
 async def retrieve(context: RequestContext) -> WireResponse:
-    batch = await _find(context)
+    batch = await _of(context, BatchStore.get)
     context.batches.work()
-    return WireResponse.json(_shown(batch))
+    return _shown(batch)
 
 
 async def cancel(context: RequestContext) -> WireResponse:
-    owner, batch_id = _owner(context), context.parameters["batch"]
-    return WireResponse.json(_shown(await context.batches.use(lambda stores: stores.batches.cancel(owner, batch_id))))
+    return _shown(await _of(context, BatchStore.cancel))
 
 
 async def results(context: RequestContext) -> WireResponse:
-    batch = await _find(context)
+    batch = await _of(context, BatchStore.get)
     if not batch.is_over:
-        raise InvalidRequestError("The batch has not ended yet. Its processing_status is `ended` when it has.")
+        raise InvalidRequestError("The batch has not ended. Wait until its processing_status is ended.")
     lines = await context.batches.use(lambda stores: _results(stores, batch))
     return WireResponse(200, {"content-type": "application/x-jsonl"}, _sent(lines))
 
@@ -121,45 +111,49 @@ def _results(stores: Stores, batch: Batch) -> Iterator[bytes]:
     known: set[str] = set()
     for file_id in filter(None, (batch.output_file_id, batch.error_file_id)):
         for _, raw in read_lines(stores.files.path(file_id)):
-            line = json_of(raw, exact=True)
+            line: dict[str, Any] = json_of(raw, exact=True)
             known.add(line["custom_id"])
-            answer = line["response"] or {}
-            result = {"type": "errored", "error": answer.get("body")}
             if line["error"] is not None:
-                result = {"type": "expired"}
-            elif answer["status_code"] == 200:
-                result = {"type": "succeeded", "message": answer["body"]}
-            yield json_bytes({"custom_id": line["custom_id"], "result": result}) + b"\n"
+                yield _result(line, type="expired")
+            elif line["response"]["status_code"] == 200:
+                yield _result(line, type="succeeded", message=line["response"]["body"])
+            else:
+                yield _result(line, type="errored", error=line["response"]["body"])
     for _, raw in read_lines(stores.files.path(batch.input_file_id)):
         if (custom_id := read_line(raw).custom_id) not in known:
-            yield json_bytes({"custom_id": custom_id, "result": {"type": "canceled"}}) + b"\n"
+            yield _result({"custom_id": custom_id}, type="canceled")
+
+
+def _result(line: dict[str, Any], **result: Any) -> bytes:
+    return json_bytes({"custom_id": line["custom_id"], "result": result}) + b"\n"
 
 
 async def _sent(lines: Iterator[bytes]) -> AsyncGenerator[bytes]:
-    while some := await asyncio.to_thread(lambda: list(islice(lines, _LINES_AT_ONCE))):
-        yield b"".join(some)
+    while some := await asyncio.to_thread(lambda: b"".join(islice(lines, _LINES_AT_ONCE))):
+        yield some
 
 
-async def _find(context: RequestContext) -> Batch:
+async def _of(context: RequestContext, read: Callable[[BatchStore, str, str], Batch]) -> Batch:
     owner, batch_id = _owner(context), context.parameters["batch"]
-    return await context.batches.use(lambda stores: stores.batches.get(owner, batch_id))
+    return await context.batches.use(lambda stores: read(stores.batches, owner, batch_id))
 
 
 def _owner(context: RequestContext) -> str:
-    """Return the owner of the batch and its files, which are not visible in OpenAI's API."""
     return MESSAGES + context.owner
 
 
-def _shown(batch: Batch) -> dict[str, Any]:
+def _shown(batch: Batch) -> WireResponse:
+    return WireResponse.json(_fields(batch))
+
+
+def _fields(batch: Batch) -> dict[str, Any]:
     """Return a batch as Anthropic describes it. The failed requests of an expired batch count as expired."""
-    counts, over = batch.request_counts, batch.is_over
-    left, expired = counts.total - counts.completed - counts.failed, batch.status == "expired"
-    ended = batch.completed_at or batch.cancelled_at or batch.expired_at or batch.failed_at
-    status = "ended" if over else "canceling" if batch.status == "cancelling" else "in_progress"
+    counts, over, expired = batch.request_counts, batch.is_over, batch.status == "expired"
+    left = counts.total - counts.completed - counts.failed
     return {
         "id": batch.id,
         "type": "message_batch",
-        "processing_status": status,
+        "processing_status": "ended" if over else "canceling" if batch.status == "cancelling" else "in_progress",
         "request_counts": {
             "processing": 0 if over else left,
             "succeeded": counts.completed,
@@ -169,7 +163,7 @@ def _shown(batch: Batch) -> dict[str, Any]:
         },
         "created_at": _time(batch.created_at),
         "expires_at": _time(batch.expires_at),
-        "ended_at": _time(ended),
+        "ended_at": _time(batch.completed_at or batch.cancelled_at or batch.expired_at or batch.failed_at),
         "cancel_initiated_at": _time(batch.cancelling_at),
         "archived_at": None,
         "results_url": f"{_PATH}/{batch.id}/results" if over else None,

@@ -8,10 +8,8 @@ from functools import partial
 import msgspec
 
 from ....protocol.decoding import read_object
-from ....protocol.dialects.bodies import TranslatedBody
-from ....protocol.dialects.messages_events import streamed_message, whole_message
+from ....protocol.dialects.messages_events import message_of
 from ....protocol.dialects.messages_request import MessagesRequest, chat_body, read_count_request, read_messages_request
-from ....protocol.http.lenient_json import json_of
 from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from .openai.tokens import input_tokens, prompt_tokens
 from .route import RequestContext, Route
@@ -23,10 +21,7 @@ async def create(context: RequestContext) -> WireResponse:
     made = await context.router.chat(chat)
     if made.status != 200:
         return made
-    if isinstance(made.body, bytes):
-        return WireResponse.json(whole_message(asked, json_of(made.body, exact=True)), headers=made.headers)
-    count = partial(prompt_tokens, context, chat.body)
-    return replace(made, body=TranslatedBody(made.body, lambda payloads: streamed_message(asked, payloads, count)))
+    return message_of(asked, made, partial(prompt_tokens, context, chat.body))
 
 
 async def count_tokens(context: RequestContext) -> WireResponse:
