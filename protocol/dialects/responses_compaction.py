@@ -40,7 +40,7 @@ def summary_body(request: ResponsesRequest, items: Sequence[Item]) -> bytes:
 
 def compaction_by(completion: dict[str, Any], rest: Sequence[Item] = ()) -> Item:
     """Return an item that stands for the summary in `completion` and for `rest`. Raises UpstreamError."""
-    messages = [object_of(choice.get("message")) for choice in objects_of(completion["choices"])]
+    messages = [object_of(choice.get("message")) for choice in objects_of(completion.get("choices"))]
     summary = "".join(text_of(message.get("content")) for message in messages)
     if not summary.strip():
         raise UpstreamError("The model wrote no summary of the conversation. Try again, or use another model.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from serving import serving
 from updraft.router.config import RouterConfig
 from updraft.router.router import Router
 from updraft.router.server.app import daemon_app
+from updraft.router.storage.answer_store import AnswerStore
 
 USER: Any = {"role": "user", "content": "one"}
 CALL = {"type": "function_call", "call_id": "call_1", "name": "look", "arguments": "{}"}
@@ -154,6 +156,22 @@ def test_a_model_that_cannot_summarize_still_answers(client: openai.OpenAI, clou
     response = client.responses.create(model="cloud", input=history, **manage)
     assert [item.type for item in response.output] == ["message"]
     assert len(texts(cloud)) == 3
+    cloud.says = (400, b'{"error": {"message": "no"}}')
+    with pytest.raises(openai.BadRequestError):
+        client.responses.create(model="cloud", input=history, **manage)
+
+
+def test_an_answer_survives_a_conversation_that_cannot_be_changed(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    conversation = client.conversations.create(items=[USER])
+    monkeypatch.setattr(AnswerStore, "change", fail)
+    response: Any = client.responses.create(model="cloud", input="two", conversation=conversation.id)
+    assert response.output_text == CLOUD_TEXT and response.model_extra["store"] is False
+    assert "could not be stored" in str(response.model_extra["updraft"]["notes"])
 
 
 @pytest.mark.parametrize(

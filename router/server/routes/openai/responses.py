@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from .....protocol.dialects.responses_compaction import (
 from .....protocol.dialects.responses_events import ResponseEvents, begun_response, streamed_response, whole_response
 from .....protocol.dialects.responses_items import Item, items_of, since_compaction, with_own_ids
 from .....protocol.dialects.responses_request import ResponsesRequest, chat_body, prompt_body, read_responses_request
-from .....protocol.errors import InvalidRequestError, NotFoundError, UpstreamError, invalid_value
+from .....protocol.errors import InvalidRequestError, NotFoundError, UpdraftError, UpstreamError, invalid_value
 from .....protocol.http import sse
 from .....protocol.http.lenient_json import json_of
 from .....protocol.http.wire import WireRequest, WireResponse, off_event_loop
@@ -38,6 +39,7 @@ from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of, sw
 log = logging.getLogger("updraft.router")
 
 _KIND = "response"
+_ANSWERED = ("completed", "incomplete")
 _RETRIEVED = ("include", "include_obfuscation", "starting_after", "stream")
 _LISTED = (*PAGE_PARAMETERS, "include")
 
@@ -58,21 +60,31 @@ class _Creation:
     response: dict[str, Any]
 
     async def keep(self, events: Sequence[bytes] = ()) -> bool:
-        """Store the response if requested. On failure set the response's `store` to false and return False."""
-        response, answers, unstored = self.response, self.context.answers, self.context.request.unstored
+        """Store the response, and add it to its conversation, as requested.
+
+        On failure set the response's `store` to false and return False.
+        """
+        response, unstored = self.response, self.context.request.unstored
         stored = _stored(self.context.owner, response, self.items, events)
-        if response["status"] in ("completed", "incomplete"):
-            if (conversation := self.asked.conversation_id) is not None:
-                await extend(self.context, conversation, [*self.items[self.known :], *response["output"]])
-            if unstored is not None:
-                unstored.clear()
-                unstored[stored.id] = stored
-        if not response["store"] or await answers.keep(stored):
+        if unstored is not None and response["status"] in _ANSWERED:
+            unstored.clear()
+            unstored[stored.id] = stored
+        if await self._extend() and (not response["store"] or await self.context.answers.keep(stored)):
             return True
         response["store"] = False
         if "updraft" in response:
             response.update(not_stored(response))
         return False
+
+    async def _extend(self) -> bool:
+        conversation, response = self.asked.conversation_id, self.response
+        if conversation is not None and response["status"] in _ANSWERED:
+            try:
+                await extend(self.context, conversation, [*self.items[self.known :], *response["output"]])
+            except (sqlite3.Error, UpdraftError) as error:
+                log.error("cannot add response %r to its conversation: %s", response["id"], error)
+                return False
+        return True
 
 
 async def create(context: RequestContext) -> WireResponse:
@@ -139,8 +151,10 @@ async def _compaction(context: RequestContext, asked: ResponsesRequest, items: l
     if await tokens.prompt_tokens(context, msgspec.json.encode(prompt_body(asked, items))) < threshold:
         return []
     made = await context.router.chat(replace(context.request, body=summary_body(asked, earlier)))
+    if made.status != 200 or not isinstance(made.body, bytes):
+        return []
     try:
-        return [compaction_by(json_of(made.body), rest)] if isinstance(made.body, bytes) else []
+        return [compaction_by(json_of(made.body), rest)]
     except UpstreamError as error:
         log.warning("the conversation was not compacted: %s", error.message)
         return []
