@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..decoding import convert, prepare_types, unsupported
+from ..decoding import convert, prepare_types, read_object, unsupported
 from ..errors import UnsupportedFeatureError, invalid_value
 from ..http.lenient_json import objects_of
 from .messages_blocks import Block, is_vendor_block, messages_of
@@ -107,9 +107,16 @@ def read_messages_request(fields: Mapping[str, Any]) -> MessagesRequest:
     return request
 
 
-def read_count_request(fields: Mapping[str, Any]) -> MessagesRequest:
-    """Check a request to `POST /v1/messages/count_tokens`. Raises the errors of `read_messages_request`."""
-    return read_messages_request({**fields, "max_tokens": 1, "stream": False})
+def read_message(body: bytes) -> tuple[MessagesRequest, bytes]:
+    """Parse a request. Return it with the body of the equivalent chat request. Raises InvalidRequestError."""
+    asked = read_messages_request(read_object(body))
+    return asked, msgspec.json.encode(chat_body(asked))
+
+
+def read_count(body: bytes) -> bytes:
+    """Return the body of the chat request for a request to count tokens. Raises InvalidRequestError."""
+    asked = read_messages_request({**read_object(body), "max_tokens": 1, "stream": False})
+    return msgspec.json.encode(chat_body(asked))
 
 
 def chat_body(request: MessagesRequest) -> dict[str, Any]:

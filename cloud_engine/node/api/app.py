@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from ....protocol.dialects.messages_events import message_of
+from ....protocol.dialects.messages_request import read_count, read_message
 from ....protocol.embeddings import EmbeddingRequest, embedding_list, parse_embedding
 from ....protocol.errors import InvalidRequestError, UpdraftError
 from ....protocol.http import prometheus, sse
@@ -46,7 +47,6 @@ from ..answers.latency import Latencies
 from ..answers.running_usage import TokenCounter, UnstreamedUsage
 from ..registration import Registration
 from .embeddings import embed
-from .messages import read_count, read_message
 from .metrics import node_metrics
 from .preprocessing import PreparedRequest, RequestPreprocessor
 from .responses import compacted, read_compact, read_prompt, read_stateless, translated
