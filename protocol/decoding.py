@@ -28,6 +28,11 @@ _OPAQUE = frozenset({"parameters", "schema", "json"})  # free-form JSON, in whic
 MAX_ENTRIES = 200_000  # maximum objects, lists and fields per request, because parsing them is slow
 _MARKS = (b"{", b"[", b":")  # each object, list or field has one of these bytes
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_MEDIA = {
+    "image_url": "Image",
+    "input_audio": "Audio",
+    "file": "File",
+}  # parts that only some clouds support
 _MAX_NESTED = 8  # depth of tool calls in messages; nulls in deeper values are not dropped
 _MAX_NAME = 100  # maximum characters of a field's name in an error
 _MAX_WORDS = 500  # maximum characters of a msgspec message in an error
@@ -106,6 +111,9 @@ def refusal(message: str) -> InvalidRequestError:
         if name in UNSUPPORTED:
             return unsupported(name)
         return UnknownFieldError(f"The field {name[:_MAX_NAME]!r} is not supported by this server.", param=param)
+    if (kind := message.partition("Invalid value '")[2].partition("'")[0]) in _MEDIA:
+        fault = f"{_MEDIA[kind]} input is not supported by this model: send text, or ask a model that supports it."
+        return UnsupportedFeatureError(fault, param=param)
     message = f"Invalid request: {message[:_MAX_WORDS]}"
     if "Expected `" in message:
         return WrongTypeError(message, param=param)

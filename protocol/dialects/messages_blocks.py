@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -10,6 +11,13 @@ import msgspec
 from ..errors import UnsupportedFeatureError, invalid_value
 
 Block = dict[str, Any]
+#: Types of blocks of tools that only a vendor's servers run.
+_VENDOR = re.compile(r"server_tool_use|mcp_tool_use|\w+_tool_result|container_upload|tool_reference|compaction")
+
+
+def is_vendor_block(block: Block) -> bool:
+    """Return whether a block belongs to a tool that only a vendor's servers run. These blocks are left out."""
+    return _VENDOR.fullmatch(str(block.get("type"))) is not None
 
 
 def messages_of(messages: Sequence[Block], system: str | list[Block] | None) -> list[Block]:
@@ -67,7 +75,7 @@ def _assistant(blocks: list[Block], param: str) -> Block:
             texts[kind].append(_text(block, kind, place))
         elif kind == "tool_use":
             calls.append(_call(block, place))
-        elif kind != "redacted_thinking":  # dropped, because only Anthropic can decrypt it
+        elif kind != "redacted_thinking" and not is_vendor_block(block):  # only Anthropic can decrypt thinking
             raise _foreign(kind, place)
     said: Block = {"role": "assistant", "content": "".join(texts["text"]) or (None if calls else "")}
     if texts["thinking"]:
@@ -86,7 +94,8 @@ def _call(block: Block, param: str) -> Block:
 
 def _content(blocks: Sequence[Block], param: str) -> str | list[Block]:
     """Convert content blocks. A single text becomes a plain string, which every server accepts."""
-    parts = [_part(block, f"{param}[{index}]") for index, block in enumerate(blocks)]
+    shown = [(index, block) for index, block in enumerate(blocks) if not is_vendor_block(block)]
+    parts = [_part(block, f"{param}[{index}]") for index, block in shown]
     if len(parts) == 1 and parts[0]["type"] == "text":
         return parts[0]["text"]
     return parts or ""

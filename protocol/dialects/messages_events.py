@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from ..errors import UpstreamError
 from ..http.lenient_json import json_of, object_of, objects_of, raw_object
-from ..http.wire import anthropic_error
+from ..http.wire import WireResponse, anthropic_error
+from .bodies import TranslatedBody
 from .chat_chunks import count_of, framed, text_of
 from .messages_request import MessagesRequest
 
@@ -30,7 +32,7 @@ class AnthropicEvents:
     open block: if pieces of two tool calls alternate, the second call is buffered until the first is complete.
     """
 
-    def __init__(self, request: MessagesRequest) -> None:
+    def __init__(self, request: MessagesRequest, prompt_tokens: int = 0) -> None:
         self.message: dict[str, Any] = {
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
@@ -39,7 +41,7 @@ class AnthropicEvents:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": _usage({}),
+            "usage": _usage({"prompt_tokens": prompt_tokens}),
         }
         self._stop_sequences = request.stop_sequences
         self._events: list[bytes] = []
@@ -193,9 +195,18 @@ def whole_message(request: MessagesRequest, completion: dict[str, Any]) -> dict[
     return events.message
 
 
-async def streamed_message(request: MessagesRequest, payloads: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-    """Yield the events of a message from the payloads of a chat stream."""
-    events = AnthropicEvents(request)
+def message_of(request: MessagesRequest, answer: WireResponse, count: Callable[[], Awaitable[int]]) -> WireResponse:
+    """Translate a successful chat answer. `count` returns the number of prompt tokens. Raises UpstreamError."""
+    if isinstance(answer.body, bytes):
+        return WireResponse.json(whole_message(request, json_of(answer.body, exact=True)), headers=answer.headers)
+    return replace(answer, body=TranslatedBody(answer.body, lambda payloads: _streamed(request, payloads, count)))
+
+
+async def _streamed(
+    request: MessagesRequest, payloads: AsyncIterator[bytes], count: Callable[[], Awaitable[int]]
+) -> AsyncGenerator[bytes]:
+    """Yield the events of a message. The first has the counted prompt tokens, the last the usage of the stream."""
+    events = AnthropicEvents(request, await count())
     yield b"".join(events.begin())
     try:
         async for payload in payloads:
@@ -215,13 +226,15 @@ def _is_whole(text: str) -> bool:
     return text.rstrip().endswith("}") and raw_object(text) is not None
 
 
-def _usage(counted: dict[str, Any]) -> dict[str, int]:
+def _usage(counted: dict[str, Any]) -> dict[str, Any]:
     """Convert token counts. Unlike in OpenAI's usage, `input_tokens` excludes cached tokens."""
     read, written = count_of(counted, "prompt_tokens"), count_of(counted, "completion_tokens")
+    details = object_of(counted.get("completion_tokens_details"))
     cached = min(count_of(object_of(counted.get("prompt_tokens_details")), "cached_tokens"), read)
     return {
         "input_tokens": read - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": written,
+        "output_tokens_details": {"thinking_tokens": count_of(details, "reasoning_tokens")},
     }

@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..decoding import convert, prepare_types, unsupported
+from ..decoding import convert, prepare_types, read_object, unsupported
 from ..errors import UnsupportedFeatureError, invalid_value
+from ..http.lenient_json import objects_of
 from ..requests import thinking_effort
-from .messages_blocks import Block, messages_of
+from .messages_blocks import Block, is_vendor_block, messages_of
 
 #: Fields with the same name in chat requests.
 _SAME = ("model", "temperature", "top_p", "top_k", "updraft")
@@ -88,6 +89,11 @@ class MessagesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
                 notes.append(f"tools[{index}]: left out, no model here can call {str(tool.get('type'))[:100]!r}")
             else:
                 notes += [f"tools[{index}].{name}: no effect" for name in _TOOL_HINTS if tool.get(name)]
+        for at, message in enumerate(self.messages):
+            for index, block in enumerate(objects_of(message.get("content"))):
+                if is_vendor_block(block):
+                    kind = str(block.get("type"))[:100]
+                    notes.append(f"messages[{at}].content[{index}]: left out, {kind} blocks belong to a vendor's tool")
         return tuple(notes)
 
 
@@ -106,9 +112,16 @@ def read_messages_request(fields: Mapping[str, Any]) -> MessagesRequest:
     return request
 
 
-def read_count_request(fields: Mapping[str, Any]) -> MessagesRequest:
-    """Check a request to `POST /v1/messages/count_tokens`. Raises the errors of `read_messages_request`."""
-    return read_messages_request({**fields, "max_tokens": 1, "stream": False})
+def read_message(body: bytes) -> tuple[MessagesRequest, bytes]:
+    """Parse a request. Return it with the body of the equivalent chat request. Raises InvalidRequestError."""
+    asked = read_messages_request(read_object(body))
+    return asked, msgspec.json.encode(chat_body(asked))
+
+
+def read_count(body: bytes) -> bytes:
+    """Return the body of the chat request for a request to count tokens. Raises InvalidRequestError."""
+    asked = read_messages_request({**read_object(body), "max_tokens": 1, "stream": False})
+    return msgspec.json.encode(chat_body(asked))
 
 
 def chat_body(request: MessagesRequest) -> dict[str, Any]:

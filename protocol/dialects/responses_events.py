@@ -19,10 +19,13 @@ _Kind = Literal["output_text", "refusal", "reasoning_text", "function_call_argum
 #: Field of each kind's `.done` event that holds the whole text.
 _WHOLE = {"output_text": "text", "refusal": "refusal", "reasoning_text": "text", "function_call_arguments": "arguments"}
 _ECHOED = (
-    "instructions", "previous_response_id", "background", "max_output_tokens", "max_tool_calls", "temperature", "top_p",
-    "tools", "tool_choice", "metadata", "user", "service_tier", "safety_identifier", "prompt_cache_key",
-    "prompt_cache_retention",
+    "instructions", "previous_response_id", "background", "max_output_tokens", "max_tool_calls", "tool_choice",
+    "metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
 )  # fmt: skip
+#: Default values of fields that OpenAI always reports.
+_DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "top_logprobs": 0}
+_EFFECTIVE = ("temperature", "top_p", "service_tier")  # reported by the model that answers
+_NO_DETAILS = {"description": None, "parameters": None, "strict": False}
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
@@ -40,11 +43,14 @@ def begun_response(request: ResponsesRequest, *, stored: bool) -> dict[str, Any]
         "output": [],
         "usage": None,
         **{name: getattr(request, name) for name in _ECHOED},
+        **{name: value if (given := getattr(request, name)) is None else given for name, value in _DEFAULTS.items()},
+        "service_tier": "default",
+        "tools": [{**_NO_DETAILS, **tool} if tool.get("type") == "function" else tool for tool in request.tools],
+        "conversation": None if request.conversation_id is None else {"id": request.conversation_id},
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "reasoning": {"effort": None, "summary": None, **msgspec.to_builtins(request.reasoning or {})},
         "store": stored,
         "text": {"format": request.text.format, "verbosity": request.text.verbosity or "medium"},
-        "top_logprobs": request.top_logprobs or 0,
         "truncation": "disabled",
     }
 
@@ -88,8 +94,14 @@ class ResponseEvents:
         self._finish_reason: str | None = None
 
     def begin(self) -> list[bytes]:
+        made: list[Item] = self.response["output"]
+        self.response["output"] = []
         for kind in ("created", "in_progress"):
             self._emit(f"response.{kind}", response=self.response)
+        for index, item in enumerate(made):  # a compaction, made before the answer
+            for kind in ("added", "done"):
+                self._emit(f"response.output_item.{kind}", output_index=index, item=item)
+        self.response["output"] = made
         return self._taken()
 
     def read(self, chunk: dict[str, Any]) -> list[bytes]:
@@ -113,8 +125,12 @@ class ResponseEvents:
         if self._finish_reason is None:
             return self.fail({"message": "The answer ended without a finish reason."})
         reason = _INCOMPLETE.get(self._finish_reason)
-        if not self.response["output"] and reason is None:
+        if self._text is None and not self._calls and reason is None:
             self._open_text("output_text")
+        return self.finish(reason)
+
+    def finish(self, reason: str | None) -> list[bytes]:
+        """Finish the response, even without output. `reason`: why it is incomplete."""
         self._close_all("completed" if reason is None else "incomplete")
         self.response["status"] = "completed" if reason is None else "incomplete"
         self.response["completed_at"] = int(time.time())
@@ -135,8 +151,10 @@ class ResponseEvents:
         self.response["model"] = chunk.get("model") or self.response["model"]
         if chunk.get("updraft") is not None:
             self.response["updraft"] = chunk["updraft"]
+        used = {**object_of(chunk.get("sampling")), "service_tier": chunk.get("service_tier")}
+        self.response |= {name: used[name] for name in _EFFECTIVE if used.get(name) is not None}
         if usage := object_of(chunk.get("usage")):
-            self.response["usage"] = _usage(usage)
+            self.response["usage"] = usage_of(usage)
 
     def _emit_text(self, kind: _Kind, text: str, logprobs: Sequence[Item] = ()) -> None:
         if not text and not logprobs:
@@ -249,7 +267,7 @@ async def streamed_response(
     yield events.end(), response
 
 
-def _usage(counted: dict[str, Any]) -> dict[str, Any]:
+def usage_of(counted: dict[str, Any]) -> dict[str, Any]:
     read, written = count_of(counted, "prompt_tokens"), count_of(counted, "completion_tokens")
     cached = count_of(object_of(counted.get("prompt_tokens_details")), "cached_tokens")
     reasoned = count_of(object_of(counted.get("completion_tokens_details")), "reasoning_tokens")

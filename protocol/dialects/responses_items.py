@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import secrets
 from collections.abc import Sequence
 from typing import Any, cast
 
 from ..errors import UnsupportedFeatureError, invalid_value
-from ..http.lenient_json import objects_of
+from ..http.lenient_json import json_bytes, json_of, objects_of
 
 Item = dict[str, Any]
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PREFIXES = {
+    "message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs", "compaction": "cmp",
+}  # fmt: skip
+_COMPACTED = "updraft-1."  # start of the content of compaction items that this server can read
 #: Types of items of built-in tools, remote MCP servers, custom tools and compacted conversations.
 _VENDOR = re.compile(r"(?!function_).+_(call|call_output|list_tools|approval_request|approval_response)|compaction.*")
 _ROLES = ("user", "assistant", "system", "developer")
@@ -34,7 +38,34 @@ def items_of(given: str | Sequence[Item]) -> list[Item]:
 
 def is_vendor_item(item: Item) -> bool:
     """Return whether an item belongs to a tool that only a vendor's servers run, or to its conversation."""
+    if item.get("type") == "compaction" and str(item.get("encrypted_content")).startswith(_COMPACTED):
+        return False
     return _VENDOR.fullmatch(str(item.get("type"))) is not None
+
+
+def compaction_of(items: Sequence[Item]) -> Item:
+    """Return a compaction item, which stands for `items` instead of all items before it."""
+    content = _COMPACTED + base64.b64encode(json_bytes(items)).decode()
+    return {"type": "compaction", "id": item_id("compaction"), "encrypted_content": content}
+
+
+def since_compaction(items: Sequence[Item]) -> list[Item]:
+    """Replace everything up to the last compaction item by the items that it stands for.
+
+    Raises InvalidRequestError or UnsupportedFeatureError.
+    """
+    at = max((index for index, item in enumerate(items) if item["type"] == "compaction"), default=None)
+    if at is None:
+        return list(items)
+    param = f"input[{at}].encrypted_content"
+    try:
+        content = base64.b64decode(items[at]["encrypted_content"][len(_COMPACTED) :])
+        held = items_of(_list_of_parts(json_of(content), param))
+    except ValueError as error:
+        raise invalid_value(param, "must be unchanged") from error
+    if any(item["type"] == "item_reference" for item in held):
+        raise invalid_value(param, "must hold whole items")
+    return since_compaction([*held, *items[at + 1 :]])
 
 
 def with_own_ids(items: Sequence[Item]) -> list[Item]:
@@ -64,7 +95,7 @@ def _full(item: Item, param: str) -> Item:
         full["content"] = _parts(item, f"{param}.content")
     elif kind == "reasoning":
         full.setdefault("summary", [])
-    else:
+    elif kind != "compaction":
         for name in ("call_id", *(("name", "arguments") if kind == "function_call" else ())):
             if not isinstance(item.get(name), str):
                 raise invalid_value(f"{param}.{name}", "must be a string")
@@ -89,7 +120,7 @@ def _list_of_parts(value: Any, param: str) -> list[Item]:
 
 
 def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[str, Any]]:
-    """Convert the conversation to chat messages. Consecutive reasoning, text and calls become one message.
+    """Convert the items since the last compaction to chat messages. Adjacent reasoning, text and calls are joined.
 
     Raises InvalidRequestError or UnsupportedFeatureError.
     """
@@ -97,7 +128,7 @@ def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[st
     if instructions:
         messages.append({"role": "system", "content": instructions})
     turn: dict[str, Any] | None = None  # open message of the assistant
-    for index, item in enumerate(items):
+    for index, item in enumerate(since_compaction(items)):
         kind, param = item["type"], f"input[{index}]"
         if kind == "reasoning":
             if thoughts := _reasoning(item):

@@ -30,7 +30,8 @@ _INCLUDABLE = (
 #: Fields with the same name in chat requests.
 _SAME = (
     "model", "temperature", "top_p", "parallel_tool_calls", "user", "service_tier", "safety_identifier",
-    "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "updraft",
+    "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "presence_penalty", "frequency_penalty",
+    "top_k", "updraft",
 )  # fmt: skip
 #: Fields that have no effect here, of requests and of tools.
 _HINTS = ("background_options", "client_metadata", "context_management", "max_tool_calls")
@@ -67,20 +68,28 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
+    # Stored conversation, by ID or as an object with an `id`, which the input and the answer are added to.
+    conversation: str | dict[str, Any] | None = None
     stream: bool = False
     stream_options: ResponsesStreamOptions | None = None
     # Whether to store the response; None: the server's setting.
     store: bool | None = None
     background: bool = False
+    # Whether to answer. False only makes the input known to the next request of a WebSocket.
+    generate: bool = True
     # Hints without effect. Background responses start as soon as possible.
     background_options: dict[str, Any] | None = None
     client_metadata: dict[str, Any] | None = None
+    # Entries of type "compaction" have an effect on servers that compact; others are hints.
     context_management: list[dict[str, Any]] | dict[str, Any] | None = None
     max_output_tokens: int | None = None
     # Limit on calls of built-in tools. Has no effect, because there are no built-in tools.
     max_tool_calls: int | None = None
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
     tools: list[dict[str, Any]] = msgspec.field(default_factory=list[dict[str, Any]])
@@ -101,9 +110,22 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     updraft: dict[str, Any] | None = None
 
     @property
+    def conversation_id(self) -> str | None:
+        return str(self.conversation.get("id")) if isinstance(self.conversation, dict) else self.conversation
+
+    @property
+    def compact_threshold(self) -> int | None:
+        """Number of prompt tokens from which the conversation is compacted. None: never."""
+        entries = [each for each in objects_of(self.context_management) if each.get("type") == "compaction"]
+        threshold = entries[0].get("compact_threshold") if entries else None
+        return threshold if isinstance(threshold, int) and threshold > 0 else None
+
+    @property
     def hints(self) -> tuple[str, ...]:
         """Notes on the parts of the request that have no effect."""
         notes = [f"{name}: no effect" for name in _HINTS if getattr(self, name) is not None]
+        if self.compact_threshold is not None:
+            notes.remove("context_management: no effect")
         if self.reasoning is not None and self.reasoning.summary not in (None, "auto"):
             notes.append("reasoning.summary: no effect, reasoning is returned in full")
         for index, tool in enumerate(self.tools):
@@ -163,6 +185,8 @@ def chat_body(request: ResponsesRequest, items: Sequence[Item]) -> dict[str, Any
     tools = [_function(tool, index) for index, tool in enumerate(request.tools) if tool.get("type") == "function"]
     if tools:
         body["tools"] = tools
+    elif request.tool_choice == "required":
+        raise invalid_value("tool_choice", "there are no functions to choose from: give tools of type function")
     else:
         body.pop("parallel_tool_calls", None)
     if tools or request.tool_choice not in ("auto", "none"):

@@ -22,7 +22,8 @@ from ..safety.system import connection_user, own_user
 PEER = "updraft.peer"
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/@\\\[\]]+))(?::[0-9]*)?")
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/@\\]+")
+#: An origin, or a scheme of other programs than web sites with or without `*`, which stands for all its origins.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/@\\*]+|(?!https?:)[a-z][a-z0-9+.-]*://\*?")
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class Access:
 
     # Allowed Host names without a port, in addition to loopback and the server's own address.
     allowed_hosts: tuple[str, ...] = ()
-    # Origins of web pages that may use this server, in addition to pages served by this machine.
+    # Origins of web pages that may use this server, in addition to pages served by this machine. `app://` or `app://*`
+    # stands for all origins of the scheme.
     allowed_origins: tuple[str, ...] = ()
     # Required key, sent as a bearer token or as Anthropic's `x-api-key`. None: no key is required.
     api_key: str | None = field(default=None, repr=False)
@@ -66,9 +68,16 @@ class Access:
         for origin in self.allowed_origins:
             if not _ORIGIN.fullmatch(origin.lower()):
                 raise ConfigurationError(
-                    f"allowed_origins: {origin!r} must be an origin such as https://app.example, without a path.",
+                    f"allowed_origins: {origin!r} must be an origin such as https://app.example, without a path, or a "
+                    "scheme of desktop apps or extensions such as app://.",
                     param="allowed_origins",
                 )
+
+    @property
+    def origin_pattern(self) -> str:
+        """Regular expression of the allowed origins."""
+        origins = (origin.lower().removesuffix("*") for origin in self.allowed_origins)
+        return "|".join(re.escape(origin) + (".+" if origin.endswith("://") else "") for origin in origins)
 
     def check(self, scope: Scope) -> None:
         """Check a request. Raises PermissionDeniedError (Host, Origin or user) or AuthenticationError (key)."""
@@ -109,7 +118,7 @@ class Access:
         return _is_address(host) and not is_loopback(address)
 
     def _may_ask(self, origin: str, hosts: list[str]) -> bool:
-        if origin in (each.lower() for each in self.allowed_origins):
+        if self.allowed_origins and re.fullmatch(self.origin_pattern, origin):
             return True
         scheme, _, authority = origin.partition("://")
         return scheme in ("http", "https") and (is_loopback(_host_of(authority)) or authority in hosts)

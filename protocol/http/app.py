@@ -84,12 +84,8 @@ def create_app(
     limits = BodyLimits(max_body_bytes, max_upload_bytes or {}, BodyMemory())
     app.layers.append(Middleware(_OuterMiddleware, access=access, limits=limits, traffic=app.state.traffic))
     if access.allowed_origins:
-        origins, every = [origin.lower() for origin in access.allowed_origins], ["*"]
-        app.layers.append(
-            Middleware(
-                CORSMiddleware, allow_origins=origins, allow_methods=every, allow_headers=every, expose_headers=every
-            )
-        )
+        every: dict[str, Any] = {name: ["*"] for name in ("allow_methods", "allow_headers", "expose_headers")}
+        app.layers.append(Middleware(CORSMiddleware, allow_origin_regex=access.origin_pattern, **every))
     app.user_middleware += app.layers
     return app
 

@@ -73,7 +73,8 @@ def prompt_logprobs(
         return UNSET
     entries: list[dict[str, PromptToken] | None] = [None]
     for score in answer.prompt_scores:
-        ranked = [(score.id, score.logprob, score.rank), *((*each, rank) for rank, each in enumerate(score.top, 1))]
+        top = ((*each, rank) for rank, each in enumerate(score.top[:shown], 1))
+        ranked = [(score.id, score.logprob, score.rank), *top]
         entries.append(  # a token that ends inside a character gets a replacement character
             {
                 str(token): PromptToken(logprob, rank, token_bytes(token).decode(errors="replace"))
@@ -153,9 +154,9 @@ def token_logprobs(shown: Sequence[tuple[int, Token]], token_bytes: TokenBytes) 
     )
 
 
-def text_logprobs(shown: Sequence[tuple[int, Token]], token_bytes: TokenBytes) -> TextLogprobs:
-    """Return the log-probabilities in the form of `/v1/completions`."""
-    return TextLogprobs.of(token_logprobs(shown, token_bytes).content, [start for start, _ in shown])
+def text_logprobs(shown: Sequence[tuple[int, Token]], token_bytes: TokenBytes, echoed: int) -> TextLogprobs:
+    """Return the log-probabilities in the form of `/v1/completions`, after `echoed` characters of the prompt."""
+    return TextLogprobs.of(token_logprobs(shown, token_bytes).content, [echoed + start for start, _ in shown])
 
 
 class ChunkWriter:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +12,16 @@ from msgspec import UNSET
 
 from ...protocol.errors import EngineError, InvalidRequestError, UnsupportedFeatureError, UpdraftError, WrongTypeError
 from ...protocol.http import sse
+from ...protocol.prompts import Prompt
 from ...protocol.requests import CompletionRequest, read_completion
 from ...protocol.responses import TextChoice, TextCompletion, TextLogprobs, Usage, fingerprint
+from ...text.echoed_prompt import echoed_logprobs
+from ...text.tokenization import TextEncoder
 from ..cascade.concurrent_runs import run_concurrently
 from ..cascade.escalation import CloudReply
 from ..request.chat_request import check_stream_options, unsupported_on_device
 from ..tiers.failures import CloudFailure
-from ..tiers.interfaces import LocalTier
+from ..tiers.interfaces import LocalAnswer, LocalTier
 from .completion import ShownTokens, prompt_logprobs, text_logprobs
 from .direct import DirectCall, DirectReply
 from .streaming import StreamError, relay
@@ -60,8 +63,6 @@ def _device_request(body: dict[str, Any]) -> tuple[CompletionRequest | None, Inv
         raise
     except InvalidRequestError as error:
         return None, error
-    if request.echo and request.logprobs is not None:
-        return None, UnsupportedFeatureError("logprobs: this device has none for an echoed prompt.", param="logprobs")
     if len(request.prompts) * request.num_answers > MAX_ANSWERS:
         return None, UnsupportedFeatureError(f"n: this device gives at most {MAX_ANSWERS} answers.", param="n")
     return request, unsupported_on_device(request)
@@ -122,27 +123,30 @@ class _LocalAnswers:
         prompt, params = request.prompts[number], request.sampling()
         if params.seed is not None:
             params = replace(params, seed=params.seed + repetition)
-        if request.echo:
-            if isinstance(prompt, str):
-                text = prompt
-            else:
-                text = await self._local.with_encoder(lambda encoder: encoder.decode(prompt, skip_special=False))
-            yield TextChoice(text, index=index)
+        ids, echo = await self._echoed(prompt)
+        if echo and request.logprobs is None:
+            yield TextChoice(echo, index=index)
+        waits = request.echo and request.logprobs is not None  # the echo waits for the scores of the prompt
         shown = None if request.logprobs is None or self._wants_scores_only else ShownTokens(self._local)
         run = await self._local.start_text(prompt, params, constraint=request.constraint())
         sent = 0
         try:
             async for token in run:
+                if waits:
+                    waits = False
+                    yield self._scored_echo(ids, echo, run.answer, index)
                 if self._wants_scores_only:
                     continue
                 sent += len(token.text)
                 scored = [] if shown is None else shown.push(token)
                 if token.text or scored:
-                    logprobs = text_logprobs(scored, self._local.token_bytes) if scored else None
+                    logprobs = text_logprobs(scored, self._local.token_bytes, len(echo)) if scored else None
                     yield TextChoice(token.text, index=index, logprobs=logprobs)
             answer = run.answer
+            if waits:
+                yield self._scored_echo(ids, echo, answer, index)
             scored = [] if shown is None else shown.flush(answer)
-            logprobs = text_logprobs(scored, self._local.token_bytes) if scored else None
+            logprobs = text_logprobs(scored, self._local.token_bytes, len(echo)) if scored else None
             stop_reason = answer.stop_reason or UNSET
             text, reason = answer.text[sent:], answer.finish_reason or "stop"
             if self._wants_scores_only:
@@ -152,6 +156,22 @@ class _LocalAnswers:
         finally:
             self._call.record.count_local(run.answer, time.monotonic() - began)
             await run.aclose()
+
+    async def _echoed(self, prompt: Prompt) -> tuple[Sequence[int], str]:
+        """Return the tokens and the text to echo."""
+        if not self._request.echo:
+            return (), ""
+
+        def read(encoder: TextEncoder) -> tuple[Sequence[int], str]:
+            if isinstance(prompt, str):
+                return encoder.encode_prompt(prompt), prompt
+            return prompt, encoder.decode(prompt, skip_special=False)
+
+        return await self._local.with_encoder(read)
+
+    def _scored_echo(self, ids: Sequence[int], text: str, answer: LocalAnswer, index: int) -> TextChoice:
+        scores = ((score.logprob, score.top[: self._request.logprobs]) for score in answer.prompt_scores)
+        return TextChoice(text, index=index, logprobs=echoed_logprobs(ids, scores, self._local.token_bytes))
 
     def _usage(self) -> Usage:
         record = self._call.record

@@ -108,11 +108,13 @@ def daemon_app(
         return send(_stamped(response), request, config.heartbeat_s if events else 0.0)
 
     @app.websocket(chat_socket.PATH)
-    async def _chats(socket: WebSocket) -> None:  # pyright: ignore[reportUnusedFunction] - the decorator uses it
-        template = WireRequest(
-            "POST", "/v1/chat/completions", dict(socket.headers), timeout_s=timeout_of(socket.headers)
-        )
-        await chat_socket.ChatSocket(socket, template, endpoints.handle, app.state.traffic).serve()
+    @app.websocket(chat_socket.RESPONSES)
+    async def _sockets(socket: WebSocket) -> None:  # pyright: ignore[reportUnusedFunction] - the decorator uses it
+        chats = socket.scope["path"] == chat_socket.PATH
+        kind = chat_socket.ChatSocket if chats else chat_socket.ResponsesSocket
+        path = "/v1/chat/completions" if chats else chat_socket.RESPONSES
+        template = WireRequest("POST", path, dict(socket.headers), timeout_s=timeout_of(socket.headers))
+        await kind(socket, template, endpoints.handle, app.state.traffic).serve()
 
     return app
 

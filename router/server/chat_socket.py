@@ -1,8 +1,8 @@
-"""WebSocket endpoint `/v1/chat/ws`: concurrent chats over one connection, each with an ID and cancellable.
+"""WebSocket endpoints: concurrent chats at `/v1/chat/ws`, and OpenAI's protocol for responses at `/v1/responses`.
 
-A client message is a chat request with an `id` of the client's choice, or `{"type": "cancel", "id"}`. The server sends
-`chunk` (with `chunk`), `completion` (with `completion`), `error` (with `error`) and `cancelled` messages with the same
-`id`; a stream ends with `done`. Closing the socket cancels the chats still running.
+Chats: a client message is a chat request with an `id` of the client's choice, or `{"type": "cancel", "id"}`. The server
+sends `chunk` (with `chunk`), `completion` (with `completion`), `error` (with `error`) and `cancelled` messages with the
+same `id`; a stream ends with `done`. Closing the socket cancels the chats still running.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...protocol.http.app import Traffic
 from ...protocol.http.wire import WireRequest, WireResponse, close_body, off_event_loop
 from ..responses import completion as answer
 
-PATH = "/v1/chat/ws"
+PATH, RESPONSES = "/v1/chat/ws", "/v1/responses"
 MAX_AT_ONCE = 32  # concurrent chats per socket
 _MAX_ID = 128  # characters
 log = logging.getLogger("updraft.router")
@@ -46,7 +46,7 @@ class ChatSocket:
         self._chats: dict[str, asyncio.Task[None]] = {}
 
     async def serve(self) -> None:
-        """Answer chats until the client or the server closes the socket, then cancel the remaining chats."""
+        """Answer requests until the client or the server closes the socket, then cancel the remaining chats."""
         await self._socket.accept()
         try:
             while (message := await self._socket.receive())["type"] == "websocket.receive":
@@ -124,7 +124,52 @@ class ChatSocket:
         if not failed:
             await self._send("done", chat_id)
 
+    async def _send_raw(self, message: bytes) -> None:
+        await self._socket.send_text(message.decode())
+
     async def _send(self, kind: str, chat_id: str | None, **fields: Any) -> None:
         """Send a message to the client. Raises WebSocketDisconnect if the client has disconnected."""
-        message = msgspec.json.encode({"type": kind, "id": chat_id, **fields})
-        await self._socket.send_text(message.decode())
+        await self._send_raw(msgspec.json.encode({"type": kind, "id": chat_id, **fields}))
+
+
+class ResponsesSocket(ChatSocket):
+    """Responses over one WebSocket, one after the other.
+
+    Each client message is `response.create`. The server sends the events of the stream, or an `error` event. The next
+    request may continue the last response, even if it is not stored; a failure forgets it.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._template = replace(self._template, unstored={})
+        self._turn = asyncio.Lock()
+        self._number = 0
+
+    async def _handle_command(self, message: bytes) -> None:
+        try:
+            fields = await off_event_loop(message, lambda: read_object(message))
+            if fields.pop("type", None) != "response.create":
+                raise invalid_value("type", "must be response.create")
+            self._number += 1
+            await self._begin(str(self._number), {**fields, "stream": True})
+        except UpdraftError as error:
+            await self._send("error", None, error=error.to_body()["error"], status=error.status)
+
+    async def _chat(self, chat_id: str, request: WireRequest) -> None:
+        async with self._turn:
+            await super()._chat(chat_id, request)
+
+    async def _answer(self, chat_id: str, response: WireResponse) -> None:  # noqa: ARG002
+        if isinstance(response.body, bytes):
+            body = msgspec.json.decode(response.body)
+            await self._send("error", None, error=body["error"], status=response.status)
+            return
+        try:
+            async for payload in sse.parse(response.body):
+                await self._send_raw(payload)
+        finally:
+            await close_body(response.body)
+
+    async def _send(self, kind: str, chat_id: str | None, **fields: Any) -> None:  # noqa: ARG002
+        if kind == "error":
+            await self._send_raw(msgspec.json.encode({"type": kind, "status": 500, **fields}))

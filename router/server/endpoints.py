@@ -16,8 +16,8 @@ from .batches.interactive import InteractiveRequests
 from .batches.run import Background
 from .batches.service import BatchService
 from .page import assets, charts, device_models, markdown, overview, savings, trace
-from .routes import health, messages, models, ollama, openapi, requests
-from .routes.openai import batches, chat_completions, direct, files, responses, tokens
+from .routes import health, message_batches, messages, models, ollama, openapi, requests
+from .routes.openai import batches, chat_completions, conversations, direct, files, responses, tokens
 from .routes.route import RequestContext, Route
 from .routes.unsupported import check_supported
 
@@ -29,7 +29,9 @@ ROUTES: tuple[Route, ...] = (
     *chat_completions.ROUTES,
     direct.COMPLETIONS,
     *responses.ROUTES,
+    *conversations.ROUTES,
     *messages.ROUTES,
+    *message_batches.ROUTES,
     *ollama.ROUTES,
     direct.EMBEDDINGS,
     *direct.PASSED_ON,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from ...protocol.safety.database import Database
 from ...protocol.safety.shared_file import SharedFile
 from ...protocol.sqlite import tables, transaction
 
-Kind = Literal["response", "chat.completion"]
+Kind = Literal["response", "chat.completion", "conversation"]
 _SCHEMA = (
     """CREATE TABLE answers (
       position INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL, kind TEXT NOT NULL, id TEXT NOT NULL,
@@ -41,12 +42,15 @@ class StoredAnswer:
     # Model named in the answer.
     model: str
     metadata: dict[str, str]
-    # Answer as it was sent.
+    # Answer as it was sent, or the description of a conversation.
     body: dict[str, Any]
-    # Items or messages that the answer responds to.
+    # Items or messages that the answer responds to, or that the conversation holds.
     input: list[dict[str, Any]]
     # Events of the stream, if the answer was created in the background.
     events: list[str] = field(default_factory=list[str])
+
+    def with_metadata(self, metadata: dict[str, str]) -> StoredAnswer:
+        return replace(self, metadata=metadata, body={**self.body, "metadata": metadata})
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +137,19 @@ class AnswerStore:
         answers = self._select(where, tuple(values), order)
         return answers[: wanted.limit], len(answers) > wanted.limit
 
-    def update(self, owner: str, kind: Kind, answer_id: str, metadata: dict[str, str]) -> StoredAnswer:
-        """Replace the metadata and return the answer. Raises NotFoundError."""
-        stored = self.get(owner, kind, answer_id)
-        changed = replace(stored, metadata=metadata, body={**stored.body, "metadata": metadata})
-        texts = [json_bytes(each).decode() for each in (changed.metadata, changed.body)]
-        with self._database.use() as connection:
-            connection.execute(
-                "UPDATE answers SET metadata = ?, body = ? WHERE owner = ? AND kind = ? AND id = ?",
-                (*texts, owner, kind, answer_id),
-            )
+    def change(
+        self, owner: str, kind: Kind, answer_id: str, change: Callable[[StoredAnswer], StoredAnswer]
+    ) -> StoredAnswer:
+        """Store and return what `change` makes of the metadata, body and input, atomically. Raises NotFoundError."""
+        key = (owner, kind, answer_id)
+        with self._database.transaction() as connection:
+            answers = self._select("owner = ? AND kind = ? AND id = ?", key, connection=connection)
+            if not answers:
+                raise missing(answer_id)
+            changed = change(answers[0])
+            texts = [json_bytes(each).decode() for each in (changed.metadata, changed.body, changed.input)]
+            query = "UPDATE answers SET metadata = ?, body = ?, input = ? WHERE owner = ? AND kind = ? AND id = ?"
+            connection.execute(query, (*texts, *key))
         return changed
 
     def delete(self, owner: str, kind: Kind, answer_id: str) -> None:
@@ -171,11 +178,13 @@ class AnswerStore:
     def close(self) -> None:
         self._database.close()
 
-    def _select(self, where: str, values: tuple[str, ...], order: str = "") -> list[StoredAnswer]:
-        """Return the stored answers that match and have not expired."""
+    def _select(
+        self, where: str, values: tuple[str, ...], order: str = "", *, connection: sqlite3.Connection | None = None
+    ) -> list[StoredAnswer]:
+        """Return the stored answers that match and have not expired. `connection`: that of the caller's transaction."""
         query = f"SELECT {', '.join(_COLUMNS)} FROM answers WHERE created >= ? AND {where} {order}"
-        with self._database.use() as connection:
-            rows = connection.execute(query, (self._oldest(), *values)).fetchall()
+        with self._database.use() if connection is None else nullcontext(connection) as lent:
+            rows = lent.execute(query, (self._oldest(), *values)).fetchall()
         return [_answer(row) for row in rows]
 
     def _oldest(self) -> float:

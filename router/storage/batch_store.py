@@ -66,6 +66,10 @@ class Batch(msgspec.Struct, kw_only=True):
     request_counts: RequestCounts = msgspec.field(default_factory=RequestCounts)
     metadata: dict[str, str] | None = None
 
+    @property
+    def is_over(self) -> bool:
+        return self.status in ("failed", "completed", "expired", "cancelled")
+
     def set_status(self, status: Status) -> None:
         self.status = status
         setattr(self, f"{status}_at", int(time.time()))
@@ -175,8 +179,9 @@ class BatchStore:
 def _change(connection: sqlite3.Connection, batch_id: str, change: Callable[[Batch], None]) -> Batch:
     batch = _batch(connection.execute("SELECT body FROM batches WHERE id = ?", (batch_id,)).fetchone()[0])
     change(batch)
-    active = batch.status not in ("failed", "completed", "expired", "cancelled")
-    connection.execute("UPDATE batches SET body = ?, active = ? WHERE id = ?", (_text(batch), active, batch_id))
+    connection.execute(
+        "UPDATE batches SET body = ?, active = ? WHERE id = ?", (_text(batch), not batch.is_over, batch_id)
+    )
     return batch
 
 

@@ -107,6 +107,7 @@ class EngineGeneration:
                 answer.signals, answer.text = list(run.signals), run.text
                 answer.finish_reason, answer.stop_reason = run.finish_reason, run.stop_reason
                 answer.answer_hidden = run.answer_hidden
+                answer.prompt_scores = run.prompt_scores or ()
             raise
         if not answer.tokens:
             answer.cached_tokens = run.cached_tokens

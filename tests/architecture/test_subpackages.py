@@ -21,7 +21,7 @@ SUBPACKAGES = {
         "errors sampling_noise schemas sqlite unicode_forms",
     ],
     "text": [
-        "tokenization tool_calls tagged_calls tool_formats tool_stream",
+        "echoed_prompt tokenization tool_calls tagged_calls tool_formats tool_stream",
         "grammars",
         "tokenizer",
         "chat",
@@ -112,7 +112,11 @@ SUBPACKAGES = {
         "privacy",
         "request",
     ],
-    "router.server.routes": ["health messages metrics models ollama openapi requests unsupported", "openai", "route"],
+    "router.server.routes": [
+        "health message_batches messages metrics models ollama openapi requests unsupported",
+        "openai",
+        "route",
+    ],
     "router.server": ["app", "chat_socket endpoints reload", "page", "routes", "answers batches"],
     "sdk": ["libraries", "client", "requests", "transport", "caller_keys runtime_pool", "runtime", "read_ahead"],
     "bench": ["cascade engine gateway gpu kernels live local router sdk", "shared"],

@@ -106,6 +106,33 @@ def test_a_prompt_alone_comes_back_without_an_answer(client: openai.OpenAI) -> N
         client.completions.create(**{**asked, "max_tokens": -2})
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("max_tokens", [0, 3])
+def test_an_echoed_prompt_has_its_scores(client: openai.OpenAI, stream: bool, max_tokens: int) -> None:
+    asked: dict[str, Any] = {"model": "local", "max_tokens": max_tokens, "temperature": 0.0, "logprobs": 2}
+    scored: Any = client.completions.create(**asked, prompt="hello you", extra_body={"prompt_logprobs": 2})
+    expected = scored.choices[0].prompt_logprobs
+    if stream:
+        chunks = [
+            chunk.choices[0] for chunk in client.completions.create(**asked, prompt="hello you", echo=True, stream=True)
+        ]
+        parts: list[Any] = [chunk.logprobs.to_dict() for chunk in chunks if chunk.logprobs is not None]
+        text = "".join(chunk.text for chunk in chunks)
+        echoed = {name: [each for part in parts for each in part[name]] for name in parts[0]}
+    else:
+        choice = client.completions.create(**asked, prompt="hello you", echo=True).choices[0]
+        assert choice.logprobs is not None
+        text, echoed = choice.text, choice.logprobs.to_dict()
+    assert text.startswith("hello you") and (text == "hello you") == (max_tokens == 0)
+    assert echoed["token_logprobs"][0] is echoed["top_logprobs"][0] is None
+    for token, logprob, entry in zip(echoed["tokens"][1:], echoed["token_logprobs"][1:], expected[1:], strict=False):
+        own = next(iter(entry.values()))
+        assert (own["decoded_token"], own["logprob"]) == (token, pytest.approx(logprob))
+    for token, offset in zip(echoed["tokens"], echoed["text_offset"], strict=True):
+        assert token.startswith("<|") or text[offset:].startswith(token) or "\ufffd" in token
+    assert len(echoed["tokens"]) == len(expected) + min(max_tokens, len(echoed["tokens"]) - len(expected))
+
+
 def test_stream_options_need_a_stream_on_every_tier(client: openai.OpenAI) -> None:
     options: Any = {"stream_options": {"include_usage": True}}
     for create in (

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ....protocol.responses import ChatCompletion, PromptToken, TextChoice, TextCompletion, TextLogprobs
-from ....text.detokenize import IncrementalDetokenizer
+from ....text.echoed_prompt import echoed_logprobs
 from ....text.tokenizer import Tokenizer
 from .answer_stream import Piece
 from .formats import WrappedFormat
@@ -96,21 +96,8 @@ class PromptReport(WrappedFormat):
         return list(zip(self.prompts[number].token_ids[1:], self._scores.get(number, []), strict=True))
 
     def _echoed(self, number: int) -> TextLogprobs:
-        """Return the log-probabilities of the prompt's tokens, in the format for generated tokens."""
-        token_ids = self.prompts[number].token_ids
-        tokens = [self._text_of(token_id) for token_id in token_ids]
-        logprobs: list[float | None] = [None]
-        top_logprobs: list[dict[str, float] | None] = [None]
-        for token_id, score in self._scored(number):
-            logprobs.append(score.logprob)
-            top = {self._text_of(other): logprob for other, logprob in score.top}
-            top_logprobs.append({**top, self._text_of(token_id): score.logprob})
-        detokenizer = IncrementalDetokenizer(self.tokenizer.token_bytes)
-        offsets, offset = list[int](), 0
-        for token_id in token_ids:  # a token may have no text, or only a part of a character
-            offsets.append(offset)
-            offset += len(detokenizer.push(token_id))
-        return TextLogprobs(tokens=tokens, token_logprobs=logprobs, top_logprobs=top_logprobs, text_offset=offsets)
+        scores = ((score.logprob, score.top) for score in self._scores.get(number, []))
+        return echoed_logprobs(self.prompts[number].token_ids, scores, self.tokenizer.token_bytes)
 
     def _text_of(self, token_id: int) -> str:
         return self.tokenizer.token_bytes(token_id, skip_special=False).decode("utf-8", "replace")

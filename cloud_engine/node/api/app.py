@@ -14,6 +14,8 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from ....protocol.dialects.messages_events import message_of
+from ....protocol.dialects.messages_request import read_count, read_message
 from ....protocol.embeddings import EmbeddingRequest, embedding_list, parse_embedding
 from ....protocol.errors import InvalidRequestError, UpdraftError
 from ....protocol.http import prometheus, sse
@@ -45,10 +47,9 @@ from ..answers.latency import Latencies
 from ..answers.running_usage import TokenCounter, UnstreamedUsage
 from ..registration import Registration
 from .embeddings import embed
-from .messages import message_of, read_count, read_message
 from .metrics import node_metrics
 from .preprocessing import PreparedRequest, RequestPreprocessor
-from .responses import read_prompt, read_stateless, translated
+from .responses import compacted, read_compact, read_prompt, read_stateless, translated
 
 if TYPE_CHECKING:
     from ...engine.process.client import EngineClient
@@ -94,6 +95,7 @@ def create_node_app(
     app.add_route("/v1/chat/completions", node.chat, methods=["POST"])
     app.add_route("/v1/completions", node.complete, methods=["POST"])
     app.add_route("/v1/responses", node.respond, methods=["POST"])
+    app.add_route("/v1/responses/compact", node.compact, methods=["POST"])
     app.add_route("/v1/responses/input_tokens", node.count_input, methods=["POST"])
     app.add_route("/v1/messages", node.message, methods=["POST"])
     app.add_route("/v1/messages/count_tokens", node.count_message, methods=["POST"])
@@ -138,6 +140,12 @@ class _Node:
         )
         return send(translated(asked, answer), request)
 
+    async def compact(self, request: Request) -> Response:
+        """Let the model summarize the conversation of a Responses request."""
+        body = await read_body(request)
+        chat = await off_event_loop(body, lambda: read_compact(body))
+        return send(compacted(await self._answer(request, chat, self._chat_job)), request)
+
     async def count_input(self, request: Request) -> Response:
         """Count the prompt tokens of a Responses request."""
         body = await read_body(request)
@@ -149,10 +157,15 @@ class _Node:
         """Serve Anthropic's Messages API as a chat request."""
         body = await read_body(request)
         asked, chat = await off_event_loop(body, lambda: read_message(body))
-        answer = await self._answer(
-            request, chat, partial(self._chat_job, hints=asked.hints, effort_field=asked.effort_field)
-        )
-        return send(message_of(asked, answer), request)
+        job = await self._chat_job(chat, _tenant(request), hints=asked.hints, effort_field=asked.effort_field)
+
+        async def prompt_tokens() -> int:
+            return len(job.generations[0].prompt_ids)
+
+        async def prepared(_body: bytes, _tenant: str) -> PreparedRequest:
+            return job
+
+        return send(message_of(asked, await self._answer(request, chat, prepared), prompt_tokens), request)
 
     async def count_message(self, request: Request) -> Response:
         """Count the prompt tokens of a Messages request."""

@@ -11,6 +11,7 @@ import msgspec
 
 from ....protocol.decoding import read_object, unsupported
 from ....protocol.dialects.bodies import TranslatedBody
+from ....protocol.dialects.responses_compaction import compacted_response, read_compact_request, summary_body
 from ....protocol.dialects.responses_events import begun_response, streamed_response, whole_response
 from ....protocol.dialects.responses_items import Item, items_of
 from ....protocol.dialects.responses_request import ResponsesRequest, chat_body, prompt_body, read_responses_request
@@ -34,7 +35,9 @@ def read_stateless(body: bytes) -> StatelessResponse:
     """Parse a Responses request. Raises InvalidRequestError, also for features that need stored responses."""
     asked, items = _read(body)
     return StatelessResponse(
-        msgspec.json.encode(chat_body(asked, items)), begun_response(asked, stored=False), asked.hints
+        msgspec.json.encode(chat_body(asked, items)),
+        begun_response(asked, stored=False),
+        (*asked.hints, *(["context_management: no effect"] if asked.compact_threshold else [])),
     )
 
 
@@ -43,9 +46,23 @@ def read_prompt(body: bytes) -> bytes:
     return msgspec.json.encode(prompt_body(*_read(body)))
 
 
+def read_compact(body: bytes) -> bytes:
+    """Return the body of the chat request for a summary. Raises the errors of `read_stateless`."""
+    return summary_body(*_checked(read_compact_request(body)))
+
+
+def compacted(answer: WireResponse) -> WireResponse:
+    """Translate the summary into the answer to a compact request. Raises UpstreamError."""
+    assert isinstance(answer.body, bytes), "summaries are not streamed"
+    return WireResponse.json(compacted_response(msgspec.json.decode(answer.body)))
+
+
 def _read(body: bytes) -> tuple[ResponsesRequest, list[Item]]:
-    asked = read_responses_request(read_object(body))
-    for param in ("store", "background", "previous_response_id"):
+    return _checked(read_responses_request(read_object(body)))
+
+
+def _checked(asked: ResponsesRequest) -> tuple[ResponsesRequest, list[Item]]:
+    for param in ("store", "background", "previous_response_id", "conversation"):
         if getattr(asked, param):
             raise unsupported(param)
     items = items_of(asked.input or [])

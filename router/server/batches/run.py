@@ -26,6 +26,8 @@ POLL_S = 1.0
 #: Seconds before each retry of a temporary failure.
 RETRY_S = (1.0, 5.0, 25.0)
 _RETRYABLE = frozenset({429, 502, 503, 504})
+#: Prefix of the owners of Anthropic's batches, whose files are not visible in OpenAI's API.
+MESSAGES = "messages:"
 _OUTPUT_PURPOSE = "batch_output"
 
 
@@ -112,7 +114,7 @@ class BatchRun:
             return await asyncio.to_thread(next, self._lines, None)
 
     async def _answer(self, line: BatchLine) -> WireResponse:
-        headers = {"content-type": "application/json", DIGEST_HEADER: self._job.owner}
+        headers = {"content-type": "application/json", DIGEST_HEADER: self._job.owner.removeprefix(MESSAGES)}
         request = WireRequest("POST", line.url, headers, bytes(line.body))
         for pause in RETRY_S:
             response = await self._background.ask(request)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
-from ....protocol.decoding import read_object
-from ....protocol.dialects.bodies import TranslatedBody
-from ....protocol.dialects.messages_events import streamed_message, whole_message
-from ....protocol.dialects.messages_request import MessagesRequest, chat_body, read_count_request, read_messages_request
-from ....protocol.http.lenient_json import json_of
+from ....protocol.dialects.messages_events import message_of
+from ....protocol.dialects.messages_request import MessagesRequest, read_count, read_message
 from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
-from .openai.tokens import input_tokens
+from .openai.tokens import input_tokens, prompt_tokens
 from .route import RequestContext, Route
 
 
@@ -22,17 +20,13 @@ async def create(context: RequestContext) -> WireResponse:
     made = await context.router.chat(chat)
     if made.status != 200:
         return made
-    if isinstance(made.body, bytes):
-        return WireResponse.json(whole_message(asked, json_of(made.body, exact=True)), headers=made.headers)
-    return replace(made, body=TranslatedBody(made.body, lambda payloads: streamed_message(asked, payloads)))
+    return message_of(asked, made, partial(prompt_tokens, context, chat.body))
 
 
 async def count_tokens(context: RequestContext) -> WireResponse:
     """Count tokens with the tokenizer of the device's model; a cloud model may count differently."""
     request = context.request
-    body = await off_event_loop(
-        request.body, lambda: msgspec.json.encode(chat_body(read_count_request(read_object(request.body))))
-    )
+    body = await off_event_loop(request.body, lambda: read_count(request.body))
     counted = await input_tokens(replace(context, request=replace(request, body=body)))
     if not isinstance(counted.body, bytes) or counted.status != 200:
         return counted
@@ -41,9 +35,8 @@ async def count_tokens(context: RequestContext) -> WireResponse:
 
 def _read(request: WireRequest) -> tuple[MessagesRequest, WireRequest]:
     """Return the request, and the equivalent chat request without Anthropic's headers."""
-    asked = read_messages_request(read_object(request.body))
+    asked, body = read_message(request.body)
     headers = {name: value for name, value in request.headers.items() if not name.startswith("anthropic-")}
-    body = msgspec.json.encode(chat_body(asked))
     return asked, replace(request, body=body, headers=headers, hints=asked.hints, effort_field=asked.effort_field)
 
 

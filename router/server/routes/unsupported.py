@@ -9,10 +9,6 @@ from ....protocol.errors import UnsupportedFeatureError
 _UNSUPPORTED = tuple(
     (re.compile(rf"(?:{methods}) {path}(?:/.*)?", re.DOTALL), instead)
     for methods, path, instead in (
-        ("POST", "/v1/responses/compact", "only the server that compacted a conversation can read it. Send the "
-         "relevant items as `input`"),
-        (r"\w+", "/v1/conversations", "continue a conversation with `previous_response_id`, or send all its items as "
-         "`input`"),
         ("DELETE", "/v1/models", "use `updraft rm` or DELETE /updraft/models/{name} to remove a model of this "
          "device"),
         (r"\w+", "/api/(?:create|copy|push|delete|blobs)", "use `updraft rm` to remove a model of this device and "

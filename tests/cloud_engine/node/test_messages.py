@@ -25,7 +25,9 @@ def test_messages_answer_equals_the_chat_answer(client: anthropic.Anthropic, nod
         chat = chats.chat.completions.create(**ANSWER, temperature=0)
     whole = client.messages.create(**GREEDY)
     with client.messages.stream(**GREEDY) as stream:
+        begun: Any = next(iter(stream))
         streamed = stream.get_final_message()
+    assert begun.message.usage.input_tokens == client.messages.count_tokens(**ASKED).input_tokens
     for message in (whole, streamed):
         assert message.content[0].to_dict() == {"type": "text", "text": chat.choices[0].message.content}
         assert message.stop_reason == "max_tokens"
@@ -51,4 +53,4 @@ def test_errors_are_anthropics(client: anthropic.Anthropic) -> None:
     picture: Any = {"type": "image", "source": {"type": "url", "url": "https://a.example/b.png"}}
     with pytest.raises(anthropic.BadRequestError) as refused:
         client.messages.count_tokens(model="tiny", messages=[{"role": "user", "content": [picture]}])
-    assert refused.value.type == "invalid_request_error"
+    assert refused.value.type == "invalid_request_error" and "Image input is not supported" in refused.value.message

@@ -7,7 +7,8 @@ from typing import Any
 
 import openai
 import pytest
-from openai.types.responses import Response
+from openai.types.responses import CompactedResponse, Response
+from updraft.protocol.dialects.responses_items import since_compaction
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +36,21 @@ def test_responses_answer_equals_the_chat_answer(client: openai.OpenAI) -> None:
 
 def test_hints_have_notes(client: openai.OpenAI) -> None:
     hints: Any = {"tools": [{"type": "web_search"}], "reasoning": {"summary": "detailed", "effort": "low"}}
+    hints["context_management"] = [{"type": "compaction", "compact_threshold": 1}]
     response = client.responses.create(model="tiny", input="hi", max_output_tokens=4, **hints)
     assert response.model_extra
     notes = [note.partition(":")[0] for note in response.model_extra["updraft"]["notes"]]
-    assert notes == ["reasoning.summary", "tools[0]", "reasoning.effort"]
+    assert notes == ["reasoning.summary", "tools[0]", "context_management", "reasoning.effort"]
+
+
+def test_a_conversation_is_compacted(client: openai.OpenAI) -> None:
+    compacted = client.responses.compact(model="tiny", input="hi")
+    CompactedResponse.model_validate(compacted.to_dict())
+    assert compacted.usage.output_tokens > 0
+    items: Any = since_compaction(compacted.to_dict()["output"])  # pyright: ignore
+    assert items[0]["content"][0]["text"].startswith("Summary of the conversation so far:\n")
+    with pytest.raises(openai.BadRequestError, match="model: is required"):
+        client.post("/responses/compact", body={"input": "hi"}, cast_to=object)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +59,7 @@ def test_hints_have_notes(client: openai.OpenAI) -> None:
         ({"store": True}, "store"),
         ({"background": True}, "background"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),
         ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"model": "other"}, "model"),

@@ -15,7 +15,6 @@ from updraft.protocol.errors import InvalidRequestError
 
 REFUSED = {
     "access_programs": {"cyber": "standard"},
-    "conversation": "conv_1",
     "image": {"context_compression": "auto"},
     "moderation": {"model": "omni"},
     "prompt": {"id": "pmpt_1"},
@@ -23,6 +22,7 @@ REFUSED = {
 TAKEN = {
     "context_management": [{"type": "compaction"}],
     "background": False,
+    "conversation": "conv_1",
     "background_options": {"completion_window": "2h"},
     "include": ["message.output_text.logprobs", "reasoning.encrypted_content"],
     "input": "hello",

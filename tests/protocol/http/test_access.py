@@ -122,8 +122,38 @@ def test_refused_requests_reach_no_route_and_name_the_setting() -> None:
 
 
 @pytest.mark.parametrize(
+    ("allowed", "origin", "other"),
+    [
+        ("app://obsidian.md", "app://obsidian.md", "app://other"),
+        ("tauri://localhost", "tauri://localhost", "tauri://other"),
+        ("vscode-file://", "vscode-file://vscode-app", "vscode-webview://x"),
+        ("app://*", "app://anything", "apps://anything"),
+        ("Moz-Extension://*", "moz-extension://0f1e-22", "chrome-extension://0f1e-22"),
+        ("chrome-extension://abc", "chrome-extension://abc", "chrome-extension://abd"),
+        ("https://app.example", "https://app.example", "https://appxexample"),
+    ],
+)
+def test_pages_of_desktop_apps_and_extensions(allowed: str, origin: str, other: str) -> None:
+    app = create_app("test", access=Access(allowed_origins=("https://b.example", allowed)))
+    app.add_route("/", lambda _: PlainTextResponse("ok"), methods=["POST"])
+    client = TestClient(app, base_url="http://localhost")
+    answer = client.post("/", headers={"origin": origin})
+    assert (answer.text, answer.headers["access-control-allow-origin"]) == ("ok", origin)
+    preflight = {"origin": origin, "access-control-request-method": "POST"}
+    assert client.options("/", headers=preflight).headers["access-control-allow-origin"] == origin
+    for stranger in (other, "null", "", "evil.example", f"{origin}.evil.example"):
+        refused = client.post("/", headers={"origin": stranger}).status_code
+        assert refused == (200 if allowed.endswith(("://", "*")) and stranger.startswith(origin) else 403)
+
+
+@pytest.mark.parametrize(
     "settings",
     [
+        {"allowed_origins": ("https://",)},
+        {"allowed_origins": ("http://*",)},
+        {"allowed_origins": ("https://*.example",)},
+        {"allowed_origins": ("app:",)},
+        {"allowed_origins": ("app://a/b",)},
         {"allowed_hosts": ("http://box.lan",)},
         {"allowed_hosts": ("box.lan:4114",)},
         {"allowed_origins": ("app.example",)},

@@ -66,6 +66,33 @@ def test_the_events_of_a_text(client: anthropic.Anthropic, model: str, text: str
     assert message.stop_reason == "end_turn" and message.usage.output_tokens > 0 < message.usage.input_tokens
 
 
+@pytest.mark.parametrize("model", ["local", "cloud"])
+def test_a_stream_begins_with_the_tokens_of_its_prompt(client: anthropic.Anthropic, model: str) -> None:
+    """Counted by the device's tokenizer (a token per word, and one per message), or estimated for a cloud."""
+    messages: Any = [{"role": "user", "content": "hello " * 40}]
+    with client.messages.stream(model=model, **{**HELLO, "messages": messages}) as stream:
+        begun: Any = next(iter(stream))
+    assert begun.type == "message_start"
+    assert begun.message.usage.input_tokens == (len("hello " * 40) + 1 if model == "local" else 61)
+
+
+def test_blocks_of_vendors_tools_are_left_out_with_a_note(client: anthropic.Anthropic, cloud: FakeCloud) -> None:
+    search: list[Any] = [
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+        {"type": "text", "text": "It rains."},
+    ]
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "tool_reference", "tool_name": "x"}]}
+    call = {"type": "tool_use", "id": "t", "name": "weather", "input": {}}
+    question = HELLO["messages"][0]
+    messages: Any = [question, {"role": "assistant", "content": [*search, call]}, {"role": "user", "content": [result]}]
+    message = client.messages.create(model="cloud", **{**HELLO, "messages": messages})
+    assert [each["content"] for each in cloud.requests[-1]["messages"]] == ["hello", "It rains.", ""]
+    assert message.model_extra
+    notes = message.model_extra["updraft"]["notes"]
+    assert [note.partition(": ")[0] for note in notes] == ["messages[1].content[0]", "messages[1].content[1]"]
+
+
 def test_a_tool_round_trip(client: anthropic.Anthropic, cloud: FakeCloud) -> None:
     options: Any = {"model": "cloud", "max_tokens": 4000, "tools": [TOOL], "stop_sequences": ["END"]}
     question: Any = {"role": "user", "content": "weather?"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -113,9 +114,9 @@ def test_optional_and_ignored_fields(client: openai.OpenAI) -> None:
     hints["include"] = ["file_search_call.results", "reasoning.encrypted_content"]
     last = streamed(client, model="local", truncation="auto", tools=[tool], tool_choice="none", **hints)[-1]
     assert (last.response.output_text, last.response.truncation) == (LOCAL_TEXT, "disabled")
-    with pytest.raises(openai.BadRequestError, match="conversation") as caught:
-        client.responses.create(input="hello", conversation="conv_1")
-    assert caught.value.code == "unsupported_parameter"
+    with pytest.raises(openai.BadRequestError, match="prompt") as caught:
+        client.responses.create(input="hello", prompt={"id": "pmpt_1"})
+    assert caught.value.code in ("unsupported_parameter", "invalid_value")
 
 
 def test_the_events_of_a_text(client: openai.OpenAI) -> None:
@@ -127,6 +128,38 @@ def test_the_events_of_a_text(client: openai.OpenAI) -> None:
         assert last.output_text == text
         assert last.usage is not None and last.model_extra and last.model_extra["updraft"]["tier"] == model
         assert events[0].response.output == []
+
+
+@pytest.mark.parametrize("model", ["local", "cloud"])
+def test_the_effective_values_are_reported(client: openai.OpenAI, model: str) -> None:
+    """All fields that Open Responses requires, with the values that were used."""
+    tools: Any = [{"type": "function", "name": "weather"}]
+    sampling: Any = {"temperature": 0.0, "extra_body": {"top_k": 3, "presence_penalty": 0.5}}
+    said = client.responses.create(
+        model=model, input="hello", service_tier="flex", tools=tools, tool_choice="none", **sampling
+    )
+    response = checked(said).to_dict()
+    assert response["tools"] == [{**tools[0], "description": None, "parameters": None, "strict": False}]
+    used = (0.25, 0.95) if model == "local" else (0.0, 1.0)  # the device reports its values
+    assert (response["temperature"], response["top_p"]) == used
+    assert (response["presence_penalty"], response["frequency_penalty"]) == (0.5, 0.0)
+    assert (response["service_tier"], response["top_logprobs"], response["conversation"]) == ("default", 0, None)
+    last = streamed(client, model=model, **sampling)[-1].response
+    assert (last.temperature, last.top_p, last.service_tier, last.presence_penalty) == (*used, "default", 0.5)
+
+
+def test_the_service_tier_of_the_cloud(client: openai.OpenAI, cloud: FakeCloud) -> None:
+    choice = {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
+    cloud.says = (200, json.dumps({"model": "m", "service_tier": "priority", "choices": [choice]}).encode())
+    assert client.responses.create(model="cloud", input="hello").service_tier == "priority"
+
+
+def test_a_required_choice_needs_a_function(client: openai.OpenAI, cloud: FakeCloud) -> None:
+    for tools in ([{"type": "web_search"}], []):
+        with pytest.raises(openai.BadRequestError, match="functions to choose from") as caught:
+            client.responses.create(model="cloud", input="x", tools=tools, tool_choice="required")  # pyright: ignore
+        assert caught.value.param == "tool_choice"
+    assert not cloud.requests
 
 
 def test_the_streaming_helper(client: openai.OpenAI) -> None:

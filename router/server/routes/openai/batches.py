@@ -22,7 +22,7 @@ _ENDPOINTS = tuple(
     for name in ("chat/completions", "completions", "embeddings", "responses", "moderations", "images/generations")
 )
 _LISTED = ("limit", "after")
-_WINDOW, _WINDOW_S = "24h", DAY_S
+WINDOW, WINDOW_S = "24h", DAY_S
 
 
 class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
@@ -45,18 +45,23 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
 prepare_types(BatchRequest)
 
 
-async def create(context: RequestContext) -> WireResponse:
+def check_key(context: RequestContext) -> None:
+    """Refuse a caller's own key for the cloud, which no batch keeps. Raises InvalidRequestError."""
     if context.request.cloud_key is not None:
         raise InvalidRequestError(
             "api_key: a batch runs later, with the cloud key in the settings. Create it without api_key.",
             param="api_key",
             code="unsupported_parameter",
         )
+
+
+async def create(context: RequestContext) -> WireResponse:
+    check_key(context)
     asked, owner, now = decode(context.request.body, BatchRequest), context.owner, int(time.time())
     if asked.endpoint not in _ENDPOINTS:
         raise InvalidRequestError(f"endpoint must be one of {', '.join(_ENDPOINTS)}.", param="endpoint")
-    if asked.completion_window != _WINDOW:
-        raise InvalidRequestError(f"completion_window must be {_WINDOW}.", param="completion_window")
+    if asked.completion_window != WINDOW:
+        raise InvalidRequestError(f"completion_window must be {WINDOW}.", param="completion_window")
     check_metadata(asked.metadata or {})
     kept = asked.output_expires_after
     outputs_expire_s = BATCH_DAYS * DAY_S if kept is None else expires_s(kept.anchor, kept.seconds)
@@ -67,9 +72,9 @@ async def create(context: RequestContext) -> WireResponse:
         id=new_id("batch"),
         endpoint=asked.endpoint,
         input_file_id=file.id,
-        completion_window=_WINDOW,
+        completion_window=WINDOW,
         created_at=now,
-        expires_at=now + _WINDOW_S,
+        expires_at=now + WINDOW_S,
         metadata=asked.metadata,
     )
     await context.batches.use(lambda stores: stores.batches.create(owner, batch, outputs_expire_s))

@@ -130,7 +130,9 @@ async def update(context: RequestContext) -> WireResponse:
     metadata = decode(context.request.body, MetadataUpdate).metadata
     check_metadata(metadata)
     owner, completion_id = context.owner, context.parameters["completion"]
-    changed = await context.answers.use(lambda store: store.update(owner, _KIND, completion_id, metadata))
+    changed = await context.answers.use(
+        lambda store: store.change(owner, _KIND, completion_id, lambda each: each.with_metadata(metadata))
+    )
     return WireResponse.json(changed.body)
 
 

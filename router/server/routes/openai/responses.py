@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -13,10 +14,17 @@ import msgspec
 from .....protocol.decoding import read_object
 from .....protocol.dialects.bodies import TranslatedBody
 from .....protocol.dialects.chat_chunks import framed
-from .....protocol.dialects.responses_events import begun_response, streamed_response, whole_response
-from .....protocol.dialects.responses_items import Item, items_of, with_own_ids
+from .....protocol.dialects.responses_compaction import (
+    compacted_response,
+    compaction_by,
+    read_compact_request,
+    split_for_compaction,
+    summary_body,
+)
+from .....protocol.dialects.responses_events import ResponseEvents, begun_response, streamed_response, whole_response
+from .....protocol.dialects.responses_items import Item, items_of, since_compaction, with_own_ids
 from .....protocol.dialects.responses_request import ResponsesRequest, chat_body, prompt_body, read_responses_request
-from .....protocol.errors import InvalidRequestError, NotFoundError
+from .....protocol.errors import InvalidRequestError, NotFoundError, UpdraftError, UpstreamError, invalid_value
 from .....protocol.http import sse
 from .....protocol.http.lenient_json import json_of
 from .....protocol.http.wire import WireRequest, WireResponse, off_event_loop
@@ -25,11 +33,13 @@ from ....storage.answer_store import StoredAnswer
 from ...answers import BackgroundResponse, is_ended, not_stored
 from ..route import RequestContext, Route
 from . import tokens
+from .conversations import extend, find
 from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of, switch_of
 
 log = logging.getLogger("updraft.router")
 
 _KIND = "response"
+_ANSWERED = ("completed", "incomplete")
 _RETRIEVED = ("include", "include_obfuscation", "starting_after", "stream")
 _LISTED = (*PAGE_PARAMETERS, "include")
 
@@ -40,24 +50,41 @@ class _Creation:
 
     context: RequestContext
     asked: ResponsesRequest
-    # Items of the whole conversation.
+    # Items of the whole conversation before the answer.
     items: list[Item]
+    # Number of items that earlier requests added.
+    known: int
     # Equivalent chat request.
     chat: WireRequest
     # Response so far.
     response: dict[str, Any]
 
     async def keep(self, events: Sequence[bytes] = ()) -> bool:
-        """Store the response if requested. On failure set the response's `store` to false and return False."""
-        response = self.response
-        if not response["store"]:
-            return True
-        if await self.context.answers.keep(_stored(self.context.owner, response, self.items, events)):
+        """Store the response, and add it to its conversation, as requested.
+
+        On failure set the response's `store` to false and return False.
+        """
+        response, unstored = self.response, self.context.request.unstored
+        stored = _stored(self.context.owner, response, self.items, events)
+        if unstored is not None and response["status"] in _ANSWERED:
+            unstored.clear()
+            unstored[stored.id] = stored
+        if await self._extend() and (not response["store"] or await self.context.answers.keep(stored)):
             return True
         response["store"] = False
         if "updraft" in response:
             response.update(not_stored(response))
         return False
+
+    async def _extend(self) -> bool:
+        conversation, response = self.asked.conversation_id, self.response
+        if conversation is not None and response["status"] in _ANSWERED:
+            try:
+                await extend(self.context, conversation, [*self.items[self.known :], *response["output"]])
+            except (sqlite3.Error, UpdraftError) as error:
+                log.error("cannot add response %r to its conversation: %s", response["id"], error)
+                return False
+        return True
 
 
 async def create(context: RequestContext) -> WireResponse:
@@ -67,14 +94,21 @@ async def create(context: RequestContext) -> WireResponse:
         context.answers.wanted("background" if asked.background else "store")
     if asked.background and asked.store is False:
         raise InvalidRequestError("background needs store=true to retrieve the response.", param="background")
-    items = await _conversation(context, asked)
-    translated = await off_event_loop(body, lambda: msgspec.json.encode(chat_body(asked, items)))
-    chat = replace(context.request, body=translated, hints=asked.hints, effort_field="reasoning.effort")
+    items, known = await _conversation(context, asked)
     response = begun_response(asked, stored=context.answers.enabled and asked.store is not False)
-    creation = _Creation(context, asked, items, chat, response)
+    response["output"] += await _compaction(context, asked, items)
+    shown = [*items, *response["output"]]
+    translated = await off_event_loop(body, lambda: msgspec.json.encode(chat_body(asked, shown)))
+    chat = replace(context.request, body=translated, hints=asked.hints, effort_field="reasoning.effort")
+    creation = _Creation(context, asked, items, known, chat, response)
     if asked.background:
         await context.answers.use(lambda _: None)  # fail now if the store is unusable
         return _begin(creation)
+    if not asked.generate:
+        events = ResponseEvents(response)
+        streamed = b"".join([*events.begin(), *events.finish(None)])
+        await creation.keep()
+        return WireResponse(200, sse.HEADERS, _replayed(streamed)) if asked.stream else WireResponse.json(response)
     made = await context.router.chat(chat)
     if made.status != 200:
         return made
@@ -89,31 +123,85 @@ async def input_tokens(context: RequestContext) -> WireResponse:
     """Count tokens with the tokenizer of the device's model; a cloud model may count differently."""
     body = context.request.body
     asked = await off_event_loop(body, lambda: read_responses_request(read_object(body)))
-    items = await _conversation(context, asked)
+    items, _ = await _conversation(context, asked)
     chat = await off_event_loop(body, lambda: msgspec.json.encode(prompt_body(asked, items)))
     return await tokens.input_tokens(replace(context, request=replace(context.request, body=chat)))
 
 
-async def _conversation(context: RequestContext, asked: ResponsesRequest) -> list[Item]:
-    """Return the conversation's items before the answer. Raises NotFoundError if a reference is not stored."""
-    owner, previous = context.owner, asked.previous_response_id
-    if asked.input is None and previous is None and not asked.instructions:
-        raise InvalidRequestError("input is required.", param="input", code="invalid_value")
-    if previous is not None and context.answers.running(owner, previous) is not None:
-        raise InvalidRequestError(f"{previous} is still running. Wait for it to end.", param="previous_response_id")
-    items: list[Item] = []
+async def compact(context: RequestContext) -> WireResponse:
+    """Let the model summarize the conversation."""
+    body = context.request.body
+    asked = await off_event_loop(body, lambda: read_compact_request(body))
+    items, _ = await _conversation(context, asked)
+    made = await context.router.chat(replace(context.request, body=summary_body(asked, items), hints=asked.hints))
+    if made.status != 200 or not isinstance(made.body, bytes):
+        return made
+    return WireResponse.json(compacted_response(json_of(made.body, exact=True)), headers=made.headers)
+
+
+async def _compaction(context: RequestContext, asked: ResponsesRequest, items: list[Item]) -> list[Item]:
+    """Compact the items before the last user message if the prompt exceeds the request's threshold.
+
+    Return the compaction item. If the model fails, return nothing, since the answer may still succeed.
+    """
+    threshold = asked.compact_threshold
+    earlier, rest = split_for_compaction(items) if threshold is not None else ([], [])
+    if threshold is None or not earlier:
+        return []
+    if await tokens.prompt_tokens(context, msgspec.json.encode(prompt_body(asked, items))) < threshold:
+        return []
+    made = await context.router.chat(replace(context.request, body=summary_body(asked, earlier)))
+    if made.status != 200 or not isinstance(made.body, bytes):
+        return []
     try:
-        if previous is not None:
-            stored = await context.answers.use(lambda store: store.get(owner, _KIND, previous))
-            items += [*stored.input, *stored.body["output"]]
-        added = items_of(asked.input or [])
-        referred = {item["id"] for item in added if item["type"] == "item_reference"}
+        return [compaction_by(json_of(made.body), rest)]
+    except UpstreamError as error:
+        log.warning("the conversation was not compacted: %s", error.message)
+        return []
+
+
+async def _conversation(context: RequestContext, asked: ResponsesRequest) -> tuple[list[Item], int]:
+    """Return the conversation's items before the answer, and how many of them earlier requests added.
+
+    Raises NotFoundError if a reference is not stored, and InvalidRequestError.
+    """
+    owner = context.owner
+    if (asked.input, asked.previous_response_id, asked.conversation) == (None, None, None) and not asked.instructions:
+        raise InvalidRequestError("input is required.", param="input", code="invalid_value")
+    earlier, added = await _earlier(context, asked), items_of(asked.input or [])
+    referred = {item["id"] for item in added if item["type"] == "item_reference"}
+    try:
         known = await context.answers.use(lambda store: store.items(owner, referred)) if referred else {}
-        items += [known.get(item["id"], item) for item in added]
     except NotFoundError as error:
-        param = "previous_response_id" if previous is not None and not items else "input"
-        raise NotFoundError(error.message, param=param, code=error.code) from error
-    return with_own_ids(items)
+        raise NotFoundError(error.message, param="input", code=error.code) from error
+    items = with_own_ids([*earlier, *(known.get(item["id"], item) for item in added)])
+    if earlier:
+        calls = {item.get("call_id") for item in since_compaction(items) if item["type"] == "function_call"}
+        for index, item in enumerate(added):
+            if item["type"] == "function_call_output" and item["call_id"] not in calls:
+                raise invalid_value(f"input[{index}].call_id", "no function call in this conversation has this ID")
+    return items, len(earlier)
+
+
+async def _earlier(context: RequestContext, asked: ResponsesRequest) -> list[Item]:
+    """Return the items of the conversation or the previous response. Raises NotFoundError or InvalidRequestError."""
+    owner, previous, conversation = context.owner, asked.previous_response_id, asked.conversation_id
+    if conversation is not None:
+        if previous is not None:
+            raise invalid_value("conversation", "leave out previous_response_id, or this field")
+        context.answers.wanted("conversation")
+        return (await find(context, conversation)).input
+    if previous is None:
+        return []
+    if context.answers.running(owner, previous) is not None:
+        raise InvalidRequestError(f"{previous} is still running. Wait for it to end.", param="previous_response_id")
+    stored: StoredAnswer | None = (context.request.unstored or {}).pop(previous, None)
+    try:
+        stored = stored or await context.answers.use(lambda store: store.get(owner, _KIND, previous))
+    except NotFoundError as error:
+        code = "previous_response_not_found"
+        raise NotFoundError(error.message, param="previous_response_id", code=code) from error
+    return [*stored.input, *stored.body["output"]]
 
 
 async def _events(creation: _Creation, payloads: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
@@ -176,7 +264,7 @@ async def retrieve(context: RequestContext) -> WireResponse:
         return WireResponse.json(stored.body)
     if stored is None or not stored.events:
         raise InvalidRequestError("Only a response created with background and stream can be streamed.", param="stream")
-    return WireResponse(200, sse.HEADERS, _replayed("".join(stored.events[after + 1 :])))
+    return WireResponse(200, sse.HEADERS, _replayed("".join(stored.events[after + 1 :]).encode()))
 
 
 def _starting_after(query: dict[str, str]) -> int:
@@ -186,8 +274,8 @@ def _starting_after(query: dict[str, str]) -> int:
     return int(given)
 
 
-async def _replayed(events: str) -> AsyncGenerator[bytes]:
-    yield events.encode()
+async def _replayed(events: bytes) -> AsyncGenerator[bytes]:
+    yield events
 
 
 async def delete(context: RequestContext) -> WireResponse:
@@ -250,6 +338,7 @@ ROUTES = (
     Route("POST", "/v1/responses", create, "routed chat in OpenAI's Responses API", ResponsesRequest, streams=True),
     Route("POST", "/v1/responses/input_tokens", input_tokens, "number of tokens on the device's model",
           ResponsesRequest, tokens.InputTokens),
+    Route("POST", "/v1/responses/compact", compact, "summary of a conversation, to continue from", ResponsesRequest),
     Route("GET", "/v1/responses/{response}", retrieve, "a stored response; these four routes need the setting `store`",
           streams=True, query=_RETRIEVED),
     Route("DELETE", "/v1/responses/{response}", delete, "delete a stored response"),

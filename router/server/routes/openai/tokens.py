@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
 
+from .....protocol.dialects.chat_chunks import text_of
+from .....protocol.errors import UpdraftError
+from .....protocol.http.lenient_json import objects_of
 from .....protocol.http.wire import WireResponse, off_event_loop
 from .....protocol.requests import ChatRequest, parse_chat
 from .....text.tokenization import (
@@ -22,6 +26,7 @@ from .....text.tokenization import (
 from ..route import RequestContext, Route
 
 T = TypeVar("T")
+_CHARACTERS_PER_TOKEN = 4  # for estimates
 
 
 class InputTokens(msgspec.Struct):
@@ -58,6 +63,17 @@ async def input_tokens(context: RequestContext) -> WireResponse:
         return InputTokens(len(tokens))
 
     return await _encoded(context, request.model, answer)
+
+
+async def prompt_tokens(context: RequestContext, chat: bytes) -> int:
+    """Return the number of tokens of a chat on the device's model, or an estimate if the device cannot count it."""
+    try:
+        counted = await input_tokens(replace(context, request=replace(context.request, body=chat)))
+    except UpdraftError:
+        messages = objects_of(msgspec.json.decode(chat)["messages"])
+        return 1 + sum(len(text_of(message.get("content"))) for message in messages) // _CHARACTERS_PER_TOKEN
+    assert isinstance(counted.body, bytes), "token counts are not streamed"
+    return msgspec.json.decode(counted.body)["input_tokens"]
 
 
 async def _encoded(context: RequestContext, model: str | None, work: Callable[[TextEncoder, int], T]) -> WireResponse:

@@ -1,0 +1,184 @@
+"""`/v1/messages/batches`: Anthropic's batches of messages, on the worker of `/v1/batches`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from ....accounting.budget import DAY_S
+from ....protocol.decoding import convert, prepare_types, read_object
+from ....protocol.errors import InvalidRequestError, invalid_value
+from ....protocol.http.ids import new_id
+from ....protocol.http.lenient_json import json_bytes, json_of
+from ....protocol.http.wire import WireResponse
+from ...storage.batch_store import Batch, BatchStore, RequestCounts
+from ...storage.file_store import FileMetadata
+from ..batches.lines import check_lines, read_line, read_lines
+from ..batches.run import MESSAGES, Stores
+from .openai.batches import WINDOW, WINDOW_S, check_key
+from .openai.files import BATCH_DAYS
+from .openai.pagination import page_of, query_of
+from .route import RequestContext, Route
+
+_ENDPOINT, _PATH = "/v1/messages", "/v1/messages/batches"
+_KEPT_S = BATCH_DAYS * DAY_S
+_LISTED = ("limit", "after_id")
+_MAX_LISTED, _LINES_AT_ONCE = 1000, 100
+
+
+class MessageBatchRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of a request to create a batch: objects with a `custom_id` and the `params` of a message."""
+
+    requests: list[dict[str, Any]]
+
+
+prepare_types(MessageBatchRequest)
+
+
+async def create(context: RequestContext) -> WireResponse:
+    check_key(context)
+    fields, owner = read_object(context.request.body), _owner(context)
+    convert(fields, MessageBatchRequest)
+    batch = await context.batches.use(lambda stores: _create(stores, owner, fields["requests"]))
+    context.batches.work()
+    return _shown(batch)
+
+
+def _create(stores: Stores, owner: str, requests: list[dict[str, Any]]) -> Batch:
+    """Write the requests to a file, as in OpenAI's batches, and create the batch. Raises InvalidRequestError."""
+    now, writer = int(time.time()), stores.files.begin(owner)
+    bodies = {"method": "POST", "url": _ENDPOINT}
+    lines = [{**bodies, "custom_id": each.get("custom_id"), "body": each.get("params")} for each in requests]
+    try:
+        try:
+            writer.write(b"".join(json_bytes(line) + b"\n" for line in lines))
+        finally:
+            writer.close()
+        total, errors = check_lines(stores.files.path(writer.id), _ENDPOINT)
+        if errors:
+            raise invalid_value(f"requests[{(errors[0].line or 1) - 1}]", errors[0].message.rstrip("."))
+        stores.files.complete(writer.id, FileMetadata(writer.size, "requests.jsonl", "batch", _KEPT_S))
+    except BaseException:
+        stores.files.discard(writer.id)
+        raise
+    batch = Batch(
+        id=new_id("msgbatch"),
+        endpoint=_ENDPOINT,
+        input_file_id=writer.id,
+        completion_window=WINDOW,
+        created_at=now,
+        expires_at=now + WINDOW_S,
+        request_counts=RequestCounts(total),
+    )
+    stores.batches.create(owner, batch, _KEPT_S)
+    return batch
+
+
+async def list_batches(context: RequestContext) -> WireResponse:
+    owner, query = _owner(context), query_of(context.request.query, _LISTED)
+    page = page_of({name.removesuffix("_id"): query[name] for name in query}, newest_first=True, most=_MAX_LISTED)
+    batches, more = await context.batches.use(lambda stores: stores.batches.page(owner, page))
+    ends = {"first_id": batches[0].id, "last_id": batches[-1].id} if batches else {"first_id": None, "last_id": None}
+    return WireResponse.json({"data": [_fields(batch) for batch in batches], "has_more": more, **ends})
+
+
+async def retrieve(context: RequestContext) -> WireResponse:
+    batch = await _of(context, BatchStore.get)
+    context.batches.work()
+    return _shown(batch)
+
+
+async def cancel(context: RequestContext) -> WireResponse:
+    return _shown(await _of(context, BatchStore.cancel))
+
+
+async def results(context: RequestContext) -> WireResponse:
+    batch = await _of(context, BatchStore.get)
+    if not batch.is_over:
+        raise InvalidRequestError("The batch has not ended. Wait until its processing_status is ended.")
+    lines = await context.batches.use(lambda stores: _results(stores, batch))
+    return WireResponse(200, {"content-type": "application/x-jsonl"}, _sent(lines))
+
+
+def _results(stores: Stores, batch: Batch) -> Iterator[bytes]:
+    """Yield one line per request, first for the answered requests."""
+    known: set[str] = set()
+    for file_id in filter(None, (batch.output_file_id, batch.error_file_id)):
+        for _, raw in read_lines(stores.files.path(file_id)):
+            line: dict[str, Any] = json_of(raw, exact=True)
+            known.add(line["custom_id"])
+            if line["error"] is not None:
+                yield _result(line, type="expired")
+            elif line["response"]["status_code"] == 200:
+                yield _result(line, type="succeeded", message=line["response"]["body"])
+            else:
+                yield _result(line, type="errored", error=line["response"]["body"])
+    for _, raw in read_lines(stores.files.path(batch.input_file_id)):
+        if (custom_id := read_line(raw).custom_id) not in known:
+            yield _result({"custom_id": custom_id}, type="canceled")
+
+
+def _result(line: dict[str, Any], **result: Any) -> bytes:
+    return json_bytes({"custom_id": line["custom_id"], "result": result}) + b"\n"
+
+
+async def _sent(lines: Iterator[bytes]) -> AsyncGenerator[bytes]:
+    while some := await asyncio.to_thread(lambda: b"".join(islice(lines, _LINES_AT_ONCE))):
+        yield some
+
+
+async def _of(context: RequestContext, read: Callable[[BatchStore, str, str], Batch]) -> Batch:
+    owner, batch_id = _owner(context), context.parameters["batch"]
+    return await context.batches.use(lambda stores: read(stores.batches, owner, batch_id))
+
+
+def _owner(context: RequestContext) -> str:
+    return MESSAGES + context.owner
+
+
+def _shown(batch: Batch) -> WireResponse:
+    return WireResponse.json(_fields(batch))
+
+
+def _fields(batch: Batch) -> dict[str, Any]:
+    """Return a batch as Anthropic describes it. The failed requests of an expired batch count as expired."""
+    counts, over, expired = batch.request_counts, batch.is_over, batch.status == "expired"
+    left = counts.total - counts.completed - counts.failed
+    return {
+        "id": batch.id,
+        "type": "message_batch",
+        "processing_status": "ended" if over else "canceling" if batch.status == "cancelling" else "in_progress",
+        "request_counts": {
+            "processing": 0 if over else left,
+            "succeeded": counts.completed,
+            "errored": 0 if expired else counts.failed,
+            "canceled": left if over else 0,
+            "expired": counts.failed if expired else 0,
+        },
+        "created_at": _time(batch.created_at),
+        "expires_at": _time(batch.expires_at),
+        "ended_at": _time(batch.completed_at or batch.cancelled_at or batch.expired_at or batch.failed_at),
+        "cancel_initiated_at": _time(batch.cancelling_at),
+        "archived_at": None,
+        "results_url": f"{_PATH}/{batch.id}/results" if over else None,
+    }
+
+
+def _time(seconds: int | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+_BATCH = f"{_PATH}/{{batch}}"
+ROUTES = (
+    Route("POST", _PATH, create, "answer messages in the background, as in Anthropic's API", MessageBatchRequest),
+    Route("GET", _PATH, list_batches, "the caller's batches of messages", query=_LISTED),
+    Route("GET", _BATCH, retrieve, "one batch of messages"),
+    Route("GET", f"{_BATCH}/results", results, "one line per request of a batch that has ended"),
+    Route("POST", f"{_BATCH}/cancel", cancel, "cancel a batch of messages; its answers so far are kept"),
+)

@@ -1,0 +1,133 @@
+"""`/v1/conversations`: stored lists of items, which responses with `conversation` continue."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from .....protocol.decoding import decode, prepare_types
+from .....protocol.dialects.responses_items import Item, is_vendor_item, items_of
+from .....protocol.dialects.responses_request import check_metadata
+from .....protocol.errors import UnsupportedFeatureError
+from .....protocol.http.wire import WireResponse
+from ....storage.answer_store import StoredAnswer, missing
+from ..route import RequestContext, Route
+from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of
+
+_KIND = "conversation"
+_LISTED = (*PAGE_PARAMETERS, "include")
+
+
+class ConversationRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of a request to create or change a conversation, or to add items."""
+
+    items: list[dict[str, Any]] = msgspec.field(default_factory=list[dict[str, Any]])
+    metadata: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+
+
+prepare_types(ConversationRequest)
+
+
+async def find(context: RequestContext, conversation_id: str) -> StoredAnswer:
+    """Return a conversation of the caller. Raises NotFoundError."""
+    owner = context.owner
+    return await context.answers.use(lambda store: store.get(owner, _KIND, conversation_id))
+
+
+async def extend(context: RequestContext, conversation_id: str, items: Sequence[Item]) -> None:
+    """Add items to a conversation. Raises NotFoundError."""
+    await _change(context, conversation_id, lambda each: replace(each, input=[*each.input, *items]))
+
+
+async def create(context: RequestContext) -> WireResponse:
+    asked = _read(context)
+    conversation_id, now = f"conv_{secrets.token_hex(24)}", int(time.time())
+    body = {"id": conversation_id, "object": _KIND, "created_at": now, "metadata": asked.metadata}
+    items = items_of(asked.items)
+    made = StoredAnswer(context.owner, _KIND, conversation_id, now, "", asked.metadata, body, items)
+    await context.answers.use(lambda store: store.put(made))
+    return WireResponse.json(body)
+
+
+async def retrieve(context: RequestContext) -> WireResponse:
+    return WireResponse.json((await find(context, context.parameters[_KIND])).body)
+
+
+async def update(context: RequestContext) -> WireResponse:
+    metadata = _read(context).metadata
+    changed = await _change(context, context.parameters[_KIND], lambda each: each.with_metadata(metadata))
+    return WireResponse.json(changed.body)
+
+
+async def delete(context: RequestContext) -> WireResponse:
+    owner, conversation_id = context.owner, context.parameters[_KIND]
+    await context.answers.use(lambda store: store.delete(owner, _KIND, conversation_id))
+    return WireResponse.json({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+
+
+async def add_items(context: RequestContext) -> WireResponse:
+    items = items_of(_read(context).items)
+    await extend(context, context.parameters[_KIND], items)
+    return list_of(items, has_more=False)
+
+
+async def list_items(context: RequestContext) -> WireResponse:
+    page = page_of(query_of(context.request.query, _LISTED), newest_first=True)
+    data, more = page_in((await find(context, context.parameters[_KIND])).input, page)
+    return list_of(data, has_more=more)
+
+
+async def retrieve_item(context: RequestContext) -> WireResponse:
+    conversation, item_id = await find(context, context.parameters[_KIND]), context.parameters["item"]
+    for item in conversation.input:
+        if item["id"] == item_id:
+            return WireResponse.json(item)
+    raise missing(item_id)
+
+
+async def delete_item(context: RequestContext) -> WireResponse:
+    item_id = context.parameters["item"]
+
+    def without(stored: StoredAnswer) -> StoredAnswer:
+        kept = [item for item in stored.input if item["id"] != item_id]
+        if len(kept) == len(stored.input):
+            raise missing(item_id)
+        return replace(stored, input=kept)
+
+    return WireResponse.json((await _change(context, context.parameters[_KIND], without)).body)
+
+
+async def _change(
+    context: RequestContext, conversation_id: str, change: Callable[[StoredAnswer], StoredAnswer]
+) -> StoredAnswer:
+    owner = context.owner
+    return await context.answers.use(lambda store: store.change(owner, _KIND, conversation_id, change))
+
+
+def _read(context: RequestContext) -> ConversationRequest:
+    asked = decode(context.request.body or b"{}", ConversationRequest)
+    check_metadata(asked.metadata)
+    for index, item in enumerate(asked.items):
+        if is_vendor_item(item) or item.get("type") == "item_reference":
+            kind = str(item["type"])[:100]
+            raise UnsupportedFeatureError(f"items[{index}]: {kind!r} items are not supported here.", param="items")
+    return asked
+
+
+_PATH = "/v1/conversations"
+_CONVERSATION, _ITEMS = f"{_PATH}/{{conversation}}", f"{_PATH}/{{conversation}}/items"
+ROUTES = (
+    Route("POST", _PATH, create, "a stored conversation; these routes need the setting `store`", ConversationRequest),
+    Route("GET", _CONVERSATION, retrieve, "one conversation"),
+    Route("POST", _CONVERSATION, update, "replace a conversation's metadata", ConversationRequest),
+    Route("DELETE", _CONVERSATION, delete, "delete a conversation"),
+    Route("POST", _ITEMS, add_items, "add items to a conversation", ConversationRequest),
+    Route("GET", _ITEMS, list_items, "items of a conversation", query=_LISTED),
+    Route("GET", f"{_ITEMS}/{{item}}", retrieve_item, "one item of a conversation"),
+    Route("DELETE", f"{_ITEMS}/{{item}}", delete_item, "delete an item of a conversation"),
+)
