@@ -84,7 +84,7 @@ def direct_job(
                 param=f"updraft.{name}",
             )
     selected = forwarded(request.headers, request.query, request.cloud_key)
-    record.hints = selected.notes
+    record.hints = (*request.hints, *selected.notes)
     return RoutingRequest(
         requested_tier=requested_tier,
         body=body,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -9,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from .... import __version__
-from ....protocol.decoding import decode, read_object
+from ....protocol.decoding import read_object
 from ....protocol.dialects.bodies import TranslatedBody
 from ....protocol.dialects.ollama_answers import CONTENT_TYPE, OllamaAnswer, embeddings_of, streamed_lines
 from ....protocol.dialects.ollama_request import (
@@ -21,14 +21,22 @@ from ....protocol.dialects.ollama_request import (
     OllamaShow,
     chat_body,
     model_name,
+    prompt_body,
     read_ollama_request,
 )
 from ....protocol.http.lenient_json import json_of
 from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ....protocol.responses import ModelCard
+from ...model_names import ModelNames
 from ...responses.embeddings import embed as vectors
+from ...responses.text_completion import complete
 from ...tiers.idle import UnloadingLocalTier
+from ...tiers.interfaces import ChatsOnly
+from ...tiers.providers.registry import provider_of
 from .route import RequestContext, Route
+
+#: Version of Ollama whose API these endpoints have. Clients require a minimum version for tools and reasoning.
+_API_VERSION = "0.13.0"
 
 
 async def chat(context: RequestContext) -> WireResponse:
@@ -46,7 +54,9 @@ async def _answer(context: RequestContext, kind: type[OllamaChat] | type[OllamaG
     if not asked.turns:
         (await context.router.names()).card(model_name(asked.model))
         return WireResponse.json(answer.loaded())
-    made = await context.router.chat(await off_event_loop(request.body, lambda: _chat(request, asked)))
+    bare = isinstance(asked, OllamaGenerate) and asked.is_bare
+    wire = await off_event_loop(request.body, lambda: _translated(request, asked))
+    made = await (context.router.direct(wire, complete) if bare else context.router.chat(wire))
     if made.status != 200:
         return made
     if isinstance(made.body, bytes):
@@ -55,42 +65,53 @@ async def _answer(context: RequestContext, kind: type[OllamaChat] | type[OllamaG
     return WireResponse(200, headers, TranslatedBody(made.body, lambda payloads: streamed_lines(answer, payloads)))
 
 
-def _chat(request: WireRequest, asked: OllamaChat | OllamaGenerate) -> WireRequest:
-    return replace(request, body=msgspec.json.encode(chat_body(asked)))
+def _translated(request: WireRequest, asked: OllamaChat | OllamaGenerate) -> WireRequest:
+    is_bare = isinstance(asked, OllamaGenerate) and asked.is_bare
+    body = prompt_body(asked) if is_bare else chat_body(asked)
+    return replace(request, body=msgspec.json.encode(body), hints=asked.hints)
 
 
 async def embed(context: RequestContext) -> WireResponse:
+    return await _embed(context, read_ollama_request(read_object(context.request.body), OllamaEmbed))
+
+
+async def _embed(context: RequestContext, asked: OllamaEmbed) -> WireResponse:
     started = time.perf_counter_ns()
-    asked = decode(context.request.body, OllamaEmbed)
     body: dict[str, Any] = {"model": model_name(asked.model), "input": asked.input, "encoding_format": "float"}
     if asked.dimensions is not None:
         body["dimensions"] = asked.dimensions
-    made = await context.router.direct(replace(context.request, body=msgspec.json.encode(body)), vectors)
+    wire = replace(context.request, body=msgspec.json.encode(body), hints=asked.hints)
+    made = await context.router.direct(wire, vectors)
     if made.status != 200 or not isinstance(made.body, bytes):
         return made
     return WireResponse.json(embeddings_of(asked.model, msgspec.json.decode(made.body), started), headers=made.headers)
 
 
 async def embed_one(context: RequestContext) -> WireResponse:
-    asked = decode(context.request.body, OllamaEmbedding)
-    body = msgspec.json.encode({"model": asked.model, "input": asked.prompt})
-    made = await embed(replace(context, request=replace(context.request, body=body)))
+    asked = read_ollama_request(read_object(context.request.body), OllamaEmbedding)
+    made = await _embed(context, OllamaEmbed(model=asked.model, input=asked.prompt, options=asked.options))
     if made.status != 200 or not isinstance(made.body, bytes):
         return made
-    [vector] = msgspec.json.decode(made.body)["embeddings"]
-    return WireResponse.json({"embedding": vector}, headers=made.headers)
+    answer = msgspec.json.decode(made.body)
+    return WireResponse.json({"embedding": answer["embeddings"][0], "updraft": answer["updraft"]}, headers=made.headers)
 
 
 async def list_models(context: RequestContext) -> WireResponse:
-    return WireResponse.json({"models": [_entry(card) for card in (await context.router.names()).cards()]})
+    names = await context.router.names()
+    return WireResponse.json({"models": [_entry(names, card) for card in names.cards()]})
 
 
 async def show(context: RequestContext) -> WireResponse:
-    asked = decode(context.request.body, OllamaShow)
-    card = (await context.router.names()).card(model_name(asked.model))
+    asked = read_ollama_request(read_object(context.request.body), OllamaShow)
+    names = await context.router.names()
+    card = names.card(model_name(asked.model))
     length = {"updraft.context_length": card.max_model_len} if isinstance(card.max_model_len, int) else {}
     info = {"general.architecture": "updraft", "general.basename": card.id, **length}
-    return WireResponse.json({**_about(card), "capabilities": ["completion", "tools"], "model_info": info})
+    capabilities = _capabilities(names, card)
+    # Clients look for the variables of the template. The model's own template is not in Ollama's language.
+    template = "{{ .System }}{{ .Tools }}{{ .Prompt }}" if "tools" in capabilities else "{{ .System }}{{ .Prompt }}"
+    described = {"template": template, "capabilities": capabilities, "model_info": info}
+    return WireResponse.json({**_about(names, card), **described})
 
 
 async def running(context: RequestContext) -> WireResponse:
@@ -98,22 +119,45 @@ async def running(context: RequestContext) -> WireResponse:
     local = names.tiers.local
     in_memory = local is not None and (not isinstance(local, UnloadingLocalTier) or local.loaded)
     cards = [names.card(local.model_id)] if local is not None and in_memory else []
-    return WireResponse.json({"models": [{**_entry(card), "size_vram": 0} for card in cards]})
+    return WireResponse.json({"models": [{**_entry(names, card), "size_vram": 0} for card in cards]})
 
 
 async def version(_: RequestContext) -> WireResponse:
-    return WireResponse.json({"version": __version__})
+    return WireResponse.json({"version": _API_VERSION})
 
 
-def _entry(card: ModelCard) -> dict[str, Any]:
+def _entry(names: ModelNames, card: ModelCard) -> dict[str, Any]:
     """Describe a model without its file, whose location and size stay private."""
-    return {"name": card.id, "model": card.id, **_about(card), "size": 0, "digest": ""}
+    return {"name": card.id, "model": card.id, **_about(names, card), "size": 0}
 
 
-def _about(card: ModelCard) -> dict[str, Any]:
+def _about(names: ModelNames, card: ModelCard) -> dict[str, Any]:
     modified = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
-    details = {"format": "", "family": card.owned_by, "parameter_size": "", "quantization_level": ""}
-    return {"modified_at": modified, "details": details}
+    family = {"family": card.owned_by, "families": [card.owned_by]}
+    details = {"parent_model": "", "format": "", **family, "parameter_size": "", "quantization_level": ""}
+    return {"modified_at": modified, "details": details, "digest": _digest(names, card)}
+
+
+def _digest(names: ModelNames, card: ModelCard) -> str:
+    """Return the digest of a model. Names of one model share a digest, by which clients cache its capabilities."""
+    local, tier = names.tiers.local, names.requested_tier(card.id)
+    model = {"local": "" if local is None else local.model_id, "cloud": names.config.cloud_model, "auto": "auto"}[tier]
+    if tier == "cloud" and card.id in {middle.model for middle in names.tiers.middle_tiers}:
+        model = card.id
+    described = [tier, model, card.max_model_len if isinstance(card.max_model_len, int) else 0]
+    return hashlib.sha256(msgspec.json.encode([*described, *_capabilities(names, card)])).hexdigest()
+
+
+def _capabilities(names: ModelNames, card: ModelCard) -> list[str]:
+    """Return Ollama's names of a model's capabilities. A cloud gets tools and images, and decides about these."""
+    config, local = names.config, names.tiers.local
+    if names.requested_tier(card.id) != "local" and config.cloud_url is not None:
+        has_images = provider_of(config.cloud_provider, config.cloud_url).capabilities.images
+        return ["completion", "tools", *(["vision"] if has_images else [])]
+    if local is None:
+        return ["completion"]
+    has = {"tools": local.tool_format, "thinking": local.reasoning, "embedding": not isinstance(local, ChatsOnly)}
+    return ["completion", *(name for name, value in has.items() if value)]
 
 
 ROUTES = (
