@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -34,31 +34,24 @@ _PICTURES = {"iVBOR": "image/png", "/9j/": "image/jpeg", "R0lG": "image/gif", "U
 _PROMPT_TOKENS = 1024  # limit of the answer to a bare prompt without `num_predict`, since completions default to 16
 _MAX_TEMPLATE = 20_000  # characters
 _ACTION = re.compile(r"\{\{([^{}]*)\}\}")
-R = TypeVar("R", bound="_Request")
+R = TypeVar("R", bound=msgspec.Struct)
 
 
-class _Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Field of every request."""
-
-    model: str
-
-
-class _ModelRequest(_Request, kw_only=True):
+class _ModelRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Fields common to all requests that run a model."""
 
+    model: str
     options: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
     keep_alive: str | float | None = None
-    truncate: bool | None = None
-
-    used_options: ClassVar[Mapping[str, str]] = {}
+    truncate: bool = False
 
     @property
     def hints(self) -> tuple[str, ...]:
         """Notes on the parts of the request that have no effect."""
-        options = [f"options.{name[:100]}" for name, value in self.options.items() if value is not None]
-        unused = [name for name in options if name.removeprefix("options.") not in self.used_options]
-        fields = [name for name in _HINTS if getattr(self, name, None) is not None]
-        return tuple(f"{name}: no effect" for name in (*unused, *fields))
+        used = _OPTIONS if isinstance(self, _ChatOptions) else {}
+        options = [f"options.{name[:100]}" for name in self.options if name not in used]
+        fields = [name for name in _HINTS if getattr(self, name, None)]
+        return tuple(f"{name}: no effect" for name in (*options, *fields))
 
 
 class _ChatOptions(_ModelRequest, kw_only=True):
@@ -71,25 +64,15 @@ class _ChatOptions(_ModelRequest, kw_only=True):
     think: bool | str | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
-    shift: bool | None = None
-
-    used_options: ClassVar[Mapping[str, str]] = _OPTIONS
-
-    @property
-    def turns(self) -> list[dict[str, Any]]:
-        """Conversation in Ollama's format; empty to only load the model."""
-        raise NotImplementedError
+    shift: bool = False
 
 
 class OllamaChat(_ChatOptions, kw_only=True):
     """Request body of `POST /api/chat`."""
 
+    # Conversation; empty to only load the model.
     messages: list[dict[str, Any]] = msgspec.field(default_factory=list[dict[str, Any]])
     tools: list[dict[str, Any]] = msgspec.field(default_factory=list[dict[str, Any]])
-
-    @property
-    def turns(self) -> list[dict[str, Any]]:
-        return self.messages
 
 
 class OllamaGenerate(_ChatOptions, kw_only=True):
@@ -104,11 +87,15 @@ class OllamaGenerate(_ChatOptions, kw_only=True):
     suffix: str = ""
     # Template to use instead of the model's chat template.
     template: str = ""
-    # Conversation so far, as returned by Ollama. This server returns none.
+    # Conversation so far. Must be empty, because this server returns none.
     context: list[int] = msgspec.field(default_factory=list[int])
 
+    def __post_init__(self) -> None:
+        if self.context:
+            raise ValueError("context must be empty: send the conversation to /api/chat")
+
     @property
-    def turns(self) -> list[dict[str, Any]]:
+    def messages(self) -> list[dict[str, Any]]:
         if not self.prompt:
             return []
         system = [{"role": "system", "content": self.system}] if self.system else []
@@ -133,9 +120,10 @@ class OllamaEmbedding(_ModelRequest, kw_only=True):
     prompt: str
 
 
-class OllamaPull(_Request, kw_only=True):
+class OllamaPull(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Request body of `POST /api/pull`."""
 
+    model: str
     stream: bool = True
     # Must be false, because downloads always use TLS.
     insecure: bool = False
@@ -151,9 +139,10 @@ class OllamaPull(_Request, kw_only=True):
         return f"hf:{name.removeprefix('hf.co/')}" if name.startswith("hf.co/") else name
 
 
-class OllamaShow(_Request, kw_only=True):
+class OllamaShow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Request body of `POST /api/show`."""
 
+    model: str
     verbose: bool = False
 
 
@@ -167,10 +156,9 @@ def model_name(name: str) -> str:
 
 def read_ollama_request(fields: dict[str, Any], kind: type[R]) -> R:
     """Check a decoded request. `name` is an older name of `model`. Raises InvalidRequestError."""
-    if "name" in fields:
-        fields["model"] = fields.pop("name") if fields.get("model") in (None, "") else fields["model"]
-        fields.pop("name", None)
-    switches = [each.name for each in msgspec.structs.fields(kind) if each.type in (bool, bool | None)]
+    fields = {"model": fields.get("name"), **fields}
+    fields.pop("name", None)
+    switches = [each.name for each in msgspec.structs.fields(kind) if each.type is bool]
     given = {name: _SWITCHES.get(str(fields[name]).lower(), fields[name]) for name in switches if name in fields}
     request = convert({**fields, **given}, kind)
     if isinstance(request, OllamaChat):
@@ -180,46 +168,42 @@ def read_ollama_request(fields: dict[str, Any], kind: type[R]) -> R:
 
 
 def chat_body(request: OllamaChat | OllamaGenerate) -> dict[str, Any]:
-    """Translate to a chat request. Raises InvalidRequestError or UnsupportedFeatureError."""
-    body: dict[str, Any] = {"model": model_name(request.model), "messages": _messages(request.turns)}
-    body |= _options(request)
-    if isinstance(request, OllamaChat) and request.tools:
-        body["tools"] = request.tools
+    """Translate to a chat request, or to a text completion if the prompt is bare. Raises InvalidRequestError."""
+    body: dict[str, Any] = {"model": model_name(request.model), **_options(request)}
     if (effort := _effort(request.think)) is not None:
         body["reasoning_effort"] = effort
+    if request.format not in ("", "json") and not isinstance(request.format, dict):
+        raise invalid_value("format", 'must be "json" or a JSON schema')
+    if request.stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    if isinstance(request, OllamaGenerate) and request.is_bare:
+        return _prompt_body(request, body)
+    body["messages"] = _messages(request.messages)
+    if isinstance(request, OllamaChat) and request.tools:
+        body["tools"] = request.tools
     if request.logprobs:
         body |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
     if isinstance(request.format, dict):
         body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": request.format}}
-    elif request.format == "json":
-        body["response_format"] = {"type": "json_object"}
     elif request.format:
-        raise invalid_value("format", 'must be "json" or a JSON schema')
-    if request.stream:
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        body["response_format"] = {"type": "json_object"}
     return body
 
 
-def prompt_body(request: OllamaGenerate) -> dict[str, Any]:
-    """Translate a bare prompt to a text completion. Raises InvalidRequestError or UnsupportedFeatureError."""
-    for name in ("images", "context", "logprobs", *(("system", "template") if request.raw else ())):
+def _prompt_body(request: OllamaGenerate, body: dict[str, Any]) -> dict[str, Any]:
+    for name in ("images", "logprobs", *(("system", "template") if request.raw else ())):
         if getattr(request, name):
             raise UnsupportedFeatureError(f"{name} cannot be combined with raw, suffix or template.", param=name)
-    _effort(request.think)
-    body = {"model": model_name(request.model), "prompt": request.prompt, "max_tokens": _PROMPT_TOKENS}
+    body.pop("reasoning_effort", None)
+    body |= {"prompt": request.prompt, "max_tokens": body.pop("max_completion_tokens", _PROMPT_TOKENS)}
     if request.template:
         values = {"System": request.system, "Prompt": request.prompt, "Suffix": request.suffix}
         body["prompt"] = _filled(request.template, values)
     elif request.suffix:
         body["suffix"] = request.suffix
-    options = _options(request)
-    if "max_completion_tokens" in options:
-        body["max_tokens"] = options.pop("max_completion_tokens")
     if request.format:
         body["json_schema"] = {"type": "object"} if request.format == "json" else request.format
-    if request.stream:
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
-    return body | options
+    return body
 
 
 def _options(request: _ChatOptions) -> dict[str, Any]:
@@ -233,19 +217,16 @@ def _options(request: _ChatOptions) -> dict[str, Any]:
 
 def _effort(think: bool | str | None) -> str | None:
     """Return the reasoning effort; None for the model's default. Raises InvalidRequestError."""
-    if think is None or _SWITCHES.get(str(think).lower()) is True:
-        return None
-    if _SWITCHES.get(str(think).lower()) is False:
-        return "none"
-    if think not in _EFFORTS:
+    effort = {"none": None, "true": None, "false": "none"}.get(str(think).lower(), think)
+    if effort not in (None, "none", *_EFFORTS):
         raise invalid_value("think", f"must be true, false or one of {', '.join(_EFFORTS)}")
-    return str(think)
+    return effort
 
 
 def _filled(template: str, values: Mapping[str, str]) -> str:
     """Fill in a template of variables and conditions, up to the answer. Raises UnsupportedFeatureError."""
     pieces, shown = list[str](), [True]
-    for index, piece in enumerate(_ACTION.split(template[:_MAX_TEMPLATE])):
+    for index, piece in enumerate(_ACTION.split(template) if len(template) <= _MAX_TEMPLATE else ("", "too long")):
         match piece.strip("- \t\r\n").split():
             case _ if index % 2 == 0:
                 pieces.append(piece if all(shown) else "")
@@ -257,7 +238,7 @@ def _filled(template: str, values: Mapping[str, str]) -> str:
                 shown.pop()
             case [".Response"]:
                 break
-            case [name] if name[1:] in values and len(template) <= _MAX_TEMPLATE:
+            case [name] if name[1:] in values:
                 pieces.append(values[name[1:]] if all(shown) else "")
             case _:
                 raise UnsupportedFeatureError(

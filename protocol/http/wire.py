@@ -41,6 +41,8 @@ class WireRequest:
     upload: AsyncIterator[bytes] | None = None
     # Notes on accepted parts of the body that the translation to a chat request left out.
     hints: tuple[str, ...] = ()
+    # Retries of a failed cloud call. openai's client in this process sets the number, and servers keep the default.
+    retries: int = 2
     # The caller's API key for the cloud. None: the key in the settings. Only the SDK sets this, never a server.
     cloud_key: str | None = field(default=None, repr=False)
 

@@ -76,7 +76,8 @@ class CloudAttempt:
 
     def forwarded(self, given: Forwarded) -> Booked:
         """Return `given` with the call's trace span in the headers, and `_book` as the hook before each retry."""
-        return Booked(self.span.headers(given.headers), given.query, given.api_key, book=self._book)
+        headers, limits = self.span.headers(given.headers), self.record.rate_limits
+        return Booked(headers, given.query, given.api_key, given.retries, book=self._book, rate_limits=limits)
 
     def limit(self, tokens: int) -> None:
         """Limit the tokens of all answers together to `tokens`."""

@@ -6,6 +6,7 @@ import hashlib
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,11 +22,10 @@ from ....protocol.dialects.ollama_request import (
     OllamaShow,
     chat_body,
     model_name,
-    prompt_body,
     read_ollama_request,
 )
 from ....protocol.http.lenient_json import json_of
-from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
+from ....protocol.http.wire import WireResponse, off_event_loop
 from ....protocol.responses import ModelCard
 from ...model_names import ModelNames
 from ...responses.embeddings import embed as vectors
@@ -39,36 +39,23 @@ from .route import RequestContext, Route
 _API_VERSION = "0.13.0"
 
 
-async def chat(context: RequestContext) -> WireResponse:
-    return await _answer(context, OllamaChat)
-
-
-async def generate(context: RequestContext) -> WireResponse:
-    return await _answer(context, OllamaGenerate)
-
-
-async def _answer(context: RequestContext, kind: type[OllamaChat] | type[OllamaGenerate]) -> WireResponse:
+async def answer(context: RequestContext, kind: type[OllamaChat] | type[OllamaGenerate]) -> WireResponse:
     request = context.request
     asked = await off_event_loop(request.body, lambda: read_ollama_request(read_object(request.body), kind))
-    answer = OllamaAnswer(asked)
-    if not asked.turns:
+    converter = OllamaAnswer(asked)
+    if not asked.messages:
         (await context.router.names()).card(model_name(asked.model))
-        return WireResponse.json(answer.loaded())
-    bare = isinstance(asked, OllamaGenerate) and asked.is_bare
-    wire = await off_event_loop(request.body, lambda: _translated(request, asked))
-    made = await (context.router.direct(wire, complete) if bare else context.router.chat(wire))
+        return WireResponse.json(converter.loaded())
+    body = await off_event_loop(request.body, lambda: msgspec.json.encode(chat_body(asked)))
+    wire = replace(request, body=body, hints=asked.hints)
+    is_bare = isinstance(asked, OllamaGenerate) and asked.is_bare
+    made = await (context.router.direct(wire, complete) if is_bare else context.router.chat(wire))
     if made.status != 200:
         return made
     if isinstance(made.body, bytes):
-        return WireResponse.json(answer.whole(json_of(made.body, exact=True)), headers=made.headers)
+        return WireResponse.json(converter.whole(json_of(made.body, exact=True)), headers=made.headers)
     headers = {**made.headers, "content-type": CONTENT_TYPE}
-    return WireResponse(200, headers, TranslatedBody(made.body, lambda payloads: streamed_lines(answer, payloads)))
-
-
-def _translated(request: WireRequest, asked: OllamaChat | OllamaGenerate) -> WireRequest:
-    is_bare = isinstance(asked, OllamaGenerate) and asked.is_bare
-    body = prompt_body(asked) if is_bare else chat_body(asked)
-    return replace(request, body=msgspec.json.encode(body), hints=asked.hints)
+    return WireResponse(200, headers, TranslatedBody(made.body, lambda payloads: streamed_lines(converter, payloads)))
 
 
 async def embed(context: RequestContext) -> WireResponse:
@@ -111,7 +98,7 @@ async def show(context: RequestContext) -> WireResponse:
     # Clients look for the variables of the template. The model's own template is not in Ollama's language.
     template = "{{ .System }}{{ .Tools }}{{ .Prompt }}" if "tools" in capabilities else "{{ .System }}{{ .Prompt }}"
     described = {"template": template, "capabilities": capabilities, "model_info": info}
-    return WireResponse.json({**_about(names, card), **described})
+    return WireResponse.json({**_entry(names, card), **described})
 
 
 async def running(context: RequestContext) -> WireResponse:
@@ -127,25 +114,18 @@ async def version(_: RequestContext) -> WireResponse:
 
 
 def _entry(names: ModelNames, card: ModelCard) -> dict[str, Any]:
-    """Describe a model without its file, whose location and size stay private."""
-    return {"name": card.id, "model": card.id, **_about(names, card), "size": 0}
+    """Describe a model without its file, whose location and size stay private.
 
-
-def _about(names: ModelNames, card: ModelCard) -> dict[str, Any]:
+    Names of one model share a digest, by which clients keep its capabilities.
+    """
     modified = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
     family = {"family": card.owned_by, "families": [card.owned_by]}
     details = {"parent_model": "", "format": "", **family, "parameter_size": "", "quantization_level": ""}
-    return {"modified_at": modified, "details": details, "digest": _digest(names, card)}
-
-
-def _digest(names: ModelNames, card: ModelCard) -> str:
-    """Return the digest of a model. Names of one model share a digest, by which clients cache its capabilities."""
-    local, tier = names.tiers.local, names.requested_tier(card.id)
-    model = {"local": "" if local is None else local.model_id, "cloud": names.config.cloud_model, "auto": "auto"}[tier]
-    if tier == "cloud" and card.id in {middle.model for middle in names.tiers.middle_tiers}:
-        model = card.id
-    described = [tier, model, card.max_model_len if isinstance(card.max_model_len, int) else 0]
-    return hashlib.sha256(msgspec.json.encode([*described, *_capabilities(names, card)])).hexdigest()
+    named, local = names.config.aliases.get(card.id, card.id), names.tiers.local
+    model = {"cloud": names.config.cloud_model, "local": local and local.model_id}.get(named, named)
+    length = card.max_model_len if isinstance(card.max_model_len, int) else 0
+    digest = hashlib.sha256(msgspec.json.encode([model, length, _capabilities(names, card)])).hexdigest()
+    return {"name": card.id, "model": card.id, "modified_at": modified, "size": 0, "digest": digest, "details": details}
 
 
 def _capabilities(names: ModelNames, card: ModelCard) -> list[str]:
@@ -161,13 +141,14 @@ def _capabilities(names: ModelNames, card: ModelCard) -> list[str]:
 
 
 ROUTES = (
-    Route("POST", "/api/chat", chat, "routed chat in Ollama's API; streamed unless `stream` is false", OllamaChat,
-          streams=True),
-    Route("POST", "/api/generate", generate, "one routed prompt in Ollama's API", OllamaGenerate, streams=True),
+    Route("POST", "/api/chat", partial(answer, kind=OllamaChat),
+          "routed chat in Ollama's API; streamed unless `stream` is false", OllamaChat, streams=True),
+    Route("POST", "/api/generate", partial(answer, kind=OllamaGenerate),
+          "one routed prompt in Ollama's API", OllamaGenerate, streams=True),
     Route("POST", "/api/embed", embed, "`/v1/embeddings` in Ollama's API", OllamaEmbed),
     Route("POST", "/api/embeddings", embed_one, "embedding of one text, for older Ollama clients", OllamaEmbedding),
     Route("GET", "/api/tags", list_models, "`/v1/models` in Ollama's API"),
     Route("GET", "/api/ps", running, "the device's model, if it is in memory"),
     Route("POST", "/api/show", show, "details of one model", OllamaShow),
-    Route("GET", "/api/version", version, "the version of this server"),
+    Route("GET", "/api/version", version, "the version of Ollama whose API this server has"),
 )  # fmt: skip

@@ -74,7 +74,7 @@ def test_options_without_an_equivalent_are_hints(client: ollama.Client) -> None:
     """Frameworks send `num_ctx` with every request; Ollama itself ignores unknown options."""
     options = {"num_ctx": 8192, "num_keep": 4, "mirostat": 1, "numa": "false", "seed": None, "num_predict": 0}
     notes = [f"options.{name}: no effect" for name in ("num_ctx", "num_keep", "mirostat", "numa")]
-    told: dict[str, Any] = {"model": "local", "options": options, "truncate": False, "stream": False}
+    told: dict[str, Any] = {"model": "local", "options": options, "truncate": True, "stream": False}
     for path, body, text in (
         ("/api/chat", {"messages": HELLO, "shift": True}, "message"),
         ("/api/generate", {"prompt": "hello"}, "response"),
@@ -108,7 +108,9 @@ def test_a_prompt_without_chat_template(client: ollama.Client, cloud: FakeCloud,
     """`raw`, `template` and `suffix` are prompts to complete, whole and streamed."""
     assert client.generate("local", "Once", raw=True, options={"num_predict": 2}).response == "one two"
     assert "".join(part.response for part in client.generate("local", "Once", raw=True, stream=True)) == LOCAL_TEXT
-    template = "{{- if .System }}<s>{{ .System }}</s>{{ else }}<none>{{ end }}\n<u>{{ .Prompt }}</u>{{ .Response }}<end>"
+    template = (
+        "{{- if .System }}<s>{{ .System }}</s>{{ else }}<none>{{ end }}\n<u>{{ .Prompt }}</u>{{ .Response }}<end>"
+    )
     for system, prompt in (("Be brief.", "<s>Be brief.</s>\n<u>Once</u>"), ("", "<none>\n<u>Once</u>")):
         client.generate("local", "Once", template=template, system=system)
         assert local.calls[-1][0] == [prompt]
