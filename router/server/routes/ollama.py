@@ -35,7 +35,7 @@ from ...tiers.interfaces import ChatsOnly
 from ...tiers.providers.registry import provider_of
 from .route import RequestContext, Route
 
-#: Version of Ollama whose API these endpoints have. Clients require a minimum version for tools and reasoning.
+#: Implemented version of the Ollama API. Clients require a minimum version for tools and reasoning.
 _API_VERSION = "0.13.0"
 
 
@@ -150,5 +150,5 @@ ROUTES = (
     Route("GET", "/api/tags", list_models, "`/v1/models` in Ollama's API"),
     Route("GET", "/api/ps", running, "the device's model, if it is in memory"),
     Route("POST", "/api/show", show, "details of one model", OllamaShow),
-    Route("GET", "/api/version", version, "the version of Ollama whose API this server has"),
+    Route("GET", "/api/version", version, "the implemented version of the Ollama API"),
 )  # fmt: skip
