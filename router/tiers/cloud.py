@@ -30,7 +30,7 @@ log = logging.getLogger("updraft.router")
 MAX_BODY_BYTES = 32 * 2**20  # maximum size of an answer; completions usually have kilobytes
 _MAX_ERROR_BYTES = 2**20
 _RATE_LIMIT = re.compile(r"x-ratelimit-[a-z0-9-]{1,60}:[\x20-\x7e]{1,100}")
-_CONTENT = ("messages", "system", "contents", "systemInstruction", "prompt", "input", "tools")
+_CONTENT = ("messages", "system", "contents", "systemInstruction", "prompt", "input", "tools", "user")
 _KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 _MODELS_TIMEOUT_S = 2.0
 _MAX_NAMED = 20  # maximum number of models to list in an error message
@@ -261,7 +261,7 @@ class HttpCloudTier:
 
 
 def _digest(call: ProviderCall) -> bytes:
-    """Return a digest of the prompt. Another temperature or user does not make another prompt that breaks the cloud."""
+    """Return a digest of user and prompt. Another temperature does not make another prompt that breaks the cloud."""
     same = {name: call.body[name] for name in _CONTENT if name in call.body} or call.body
     return blake2b(call.path.encode() + msgspec.json.encode(same), digest_size=16).digest()
 

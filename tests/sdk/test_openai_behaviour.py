@@ -143,7 +143,6 @@ def test_a_prompt_that_breaks_the_cloud_harms_no_other(client: updraft.OpenAI, c
                 messages=[{"role": "user", "content": "poison"}],
                 temperature=number / 10,
                 seed=number,
-                user=str(number),
                 stream=number % 2 == 0,
             )
     assert len(cloud.requests) == 8, "the circuit is closed"
