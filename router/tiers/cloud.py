@@ -234,11 +234,8 @@ class HttpCloudTier:
             request.headers.update(self._provider.headers(forwarded.api_key))
         response = await self._client.send(request, stream=True)
         if isinstance(forwarded, Booked):
-            limits = {
-                name: value for name, value in response.headers.items() if _RATE_LIMIT.fullmatch(f"{name}:{value}")
-            }
             forwarded.rate_limits.clear()
-            forwarded.rate_limits.update(limits)
+            forwarded.rate_limits.update(x for x in response.headers.items() if _RATE_LIMIT.fullmatch(":".join(x)))
         if response.status_code == 200:
             return response
         raw = b""
