@@ -352,7 +352,8 @@ class Router:
         record = RequestRecord(self.config.prices, self.config.cloud_model, caller=caller, span=span, keep=self._keep)
         answering = _RequestInProgress(record)
         try:
-            return await work(request, answering)
+            response = await work(request, answering)
+            return replace(response, headers={**response.headers, **record.rate_limits})
         except asyncio.CancelledError:
             await self._end(record, answering.call, 499)
             raise

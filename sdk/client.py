@@ -19,7 +19,7 @@ from ..router.settings_sources import load_config
 from .caller_keys import BASE_URL, PLACEHOLDER_KEY, CallerKeys, ambient_keys
 from .requests import AsyncRequests, Requests
 from .runtime_pool import RuntimeLease
-from .transport import async_transport, httpx_of_openai, sync_transport
+from .transport import RETRIES, async_transport, httpx_of_openai, sync_transport
 
 
 class _Unset:
@@ -69,6 +69,14 @@ class _RoutedReply:
             ledger=ledger,
         )
         super().__init__(**_upstream(options, config, given, self._http_client))
+
+    def _build_request(self, options: Any, **kwargs: Any) -> Any:
+        """Tell the router how many retries are left: a retry of the router repeats no local work."""
+        base: Any = super()  # openai's client
+        request: Any = base._build_request(options, **kwargs)
+        retries = options.get_max_retries(self.max_retries)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        request.extensions[RETRIES] = max(0, retries - kwargs.get("retries_taken", 0))
+        return request
 
 
 def _sync_client(lease: RuntimeLease) -> Any:

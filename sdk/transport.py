@@ -7,14 +7,17 @@ argument; only base classes and exception types come from it.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
+from dataclasses import replace
 from typing import Any, TypeVar
 
-import msgspec
+import anyio
 
-from ..protocol.errors import UpdraftError
+from ..protocol.errors import CloudUnreachableError, RequestTimeoutError, UpdraftError
+from ..protocol.http.lenient_json import json_of, object_of
 from ..protocol.http.wire import WireRequest, WireResponse
 from ..protocol.telemetry.tracing import callers_headers
 from ..router.responses.completion import failure
@@ -25,13 +28,12 @@ from .runtime_pool import RuntimeLease
 T = TypeVar("T")
 
 IDENTIFYING = CallerKeys()
+RETRIES = "updraft_retries"  # extension of an HTTP request: how often the router may retry
 GRACE_S = 1.0  # seconds to wait beyond the deadline, so that the router can report the timeout first
 
 
 def httpx_of_openai() -> Any:
     """Return the module that `openai.DefaultHttpxClient` uses: `httpx2` or `httpx`."""
-    import importlib
-
     import openai
 
     for base in openai.DefaultHttpxClient.__mro__:
@@ -97,7 +99,7 @@ def async_transport(httpx: Any, lease: RuntimeLease, keys: CallerKeys = IDENTIFY
 
         async def aclose(self) -> None:
             if self._forget.detach() is not None and (released := self._stream.release()) is not None:
-                await asyncio.wrap_future(released)
+                await _finished(released)
 
     class Transport(httpx.AsyncBaseTransport):
         async def handle_async_request(self, request: Any) -> Any:
@@ -108,7 +110,7 @@ def async_transport(httpx: Any, lease: RuntimeLease, keys: CallerKeys = IDENTIFY
             return bridge.response(response, request, Body)
 
         async def aclose(self) -> None:
-            await asyncio.to_thread(lease.close)
+            await anyio.to_thread.run_sync(lease.close)
 
     return _owning(Transport(), lease)
 
@@ -136,7 +138,8 @@ class _Bridge:
         if key is not None:
             headers["authorization"] = f"Bearer {key}"  # the router tells callers apart by this header
         query, path = request.url.query.decode(), request.url.path
-        return WireRequest(request.method, path, headers, body, _timeout_s(request), query, cloud_key=key)
+        made = WireRequest(request.method, path, headers, body, _timeout_s(request), query, cloud_key=key)
+        return replace(made, retries=request.extensions.get(RETRIES, made.retries))
 
     def call(self, begin: Callable[[], Future[T]], request: Any, grace_s: float = 0.0) -> T:
         try:
@@ -146,13 +149,8 @@ class _Bridge:
 
     async def acall(self, begin: Callable[[], Future[T]], request: Any, grace_s: float = 0.0) -> T:
         try:
-            async with asyncio.timeout(_extended(_timeout_s(request), grace_s)):
-                return await asyncio.wrap_future(begin())
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():  # the caller cancelled; otherwise the router was closed
-                raise
-            raise self._translated(CancelledError(), request) from error
+            with anyio.fail_after(_extended(_timeout_s(request), grace_s)):
+                return await _finished(begin())
         except Exception as error:
             raise self._translated(error, request) from error
 
@@ -160,39 +158,34 @@ class _Bridge:
         headers: Mapping[str, str] = answer.headers
         if not isinstance(answer.body, bytes):
             return self._httpx.Response(answer.status, headers=headers, stream=body(answer.body, request))
-        if answer.status == 504 and _code(answer.body) == "timeout":
-            raise self._timeout("No answer in time.", request)
+        error = object_of(object_of(json_of(answer.body)).get("error")) if answer.status in (502, 504) else {}
+        timed_out = error.get("code") == RequestTimeoutError.default_code
+        if timed_out and headers.get("x-should-retry") == "true":  # the device has done no work, so openai may retry
+            raise self._httpx.ReadTimeout(str(error["message"]), request=request)
+        if timed_out or error.get("code") == CloudUnreachableError.default_code:
+            raise self._failure(str(error["message"]), request, timeout=timed_out)
         # Return bytes as a stream too, because openai's with_streaming_response expects an open response.
         return self._httpx.Response(answer.status, headers=headers, stream=self._httpx.ByteStream(answer.body))
 
     def _translated(self, error: Exception, request: Any) -> Exception:
         if isinstance(error, TimeoutError):
-            return self._timeout("No answer in time.", request)
+            return self._failure("No answer in time.", request, timeout=True)
         if isinstance(error, (CancelledError, UpdraftError)):
-            return self._closed(str(error) or "The client was closed.", request)
+            return self._failure(str(error) or "The client was closed.", request)
         return error
 
-    def _closed(self, message: str, request: Any) -> Exception:
-        if self._openai_passes_on:
-            import openai
+    def _failure(self, message: str, request: Any, *, timeout: bool = False) -> Exception:
+        """Return an error that openai's client passes on without a retry, which would repeat local work.
 
-            return openai.APIConnectionError(message=message, request=request)
-        return self._httpx.ConnectError(message, request=request)
-
-    def _timeout(self, message: str, request: Any) -> Exception:
-        if self._openai_passes_on:
-            import openai
-
-            return openai.APITimeoutError(request=request)
-        return self._httpx.ReadTimeout(message, request=request)
-
-    @property
-    def _openai_passes_on(self) -> bool:
-        """Return whether the transport may raise openai's own errors, which openai passes on without a retry.
-
-        True on httpx2. On httpx, openai gets httpx's exceptions and may retry, which repeats local work.
+        On httpx, openai expects httpx's exceptions, and may retry.
         """
-        return self._httpx.__name__ == "httpx2"
+        if self._httpx.__name__ != "httpx2":
+            return (self._httpx.ReadTimeout if timeout else self._httpx.ConnectError)(message, request=request)
+        import openai
+
+        if timeout:
+            return openai.APITimeoutError(request=request)
+        return openai.APIConnectionError(message=message, request=request)
 
 
 def _timeout_s(request: Any) -> float | None:
@@ -204,6 +197,16 @@ def _extended(timeout_s: float | None, grace_s: float) -> float | None:
     return None if timeout_s is None else timeout_s + grace_s
 
 
-def _code(body: bytes) -> str | None:
-    error: Any = msgspec.json.decode(body).get("error")
-    return error.get("code")
+async def _finished(future: Future[T]) -> T:
+    """Wait for a future of the router, in any event loop that httpx supports. If waiting ends early, cancel it."""
+    done = anyio.Event()
+    try:
+        notify: Callable[..., object] = asyncio.get_running_loop().call_soon_threadsafe
+    except RuntimeError:
+        notify = importlib.import_module("trio").lowlevel.current_trio_token().run_sync_soon
+    future.add_done_callback(lambda _: notify(done.set))
+    try:
+        await done.wait()
+        return future.result()
+    finally:
+        future.cancel()

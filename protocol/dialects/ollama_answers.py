@@ -26,8 +26,10 @@ class OllamaAnswer:
     # Time of the first streamed text, in nanoseconds of `time.perf_counter_ns`; None if not streamed.
     first: int | None = None
 
-    def part(self, text: str, thinking: str = "", calls: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-        """Build one response object with a piece of the answer."""
+    def part(
+        self, text: str, thinking: str = "", calls: list[dict[str, Any]] | None = None, logprobs: Any = None
+    ) -> dict[str, Any]:
+        """Build one response object with a piece of the answer. `logprobs`: the choice's."""
         thought = {"thinking": thinking} if thinking else {}
         if isinstance(self.request, OllamaGenerate):
             said: dict[str, Any] = {"response": text, **thought}
@@ -35,7 +37,9 @@ class OllamaAnswer:
             called = {"tool_calls": calls} if calls else {}
             said = {"message": {"role": "assistant", "content": text, **thought, **called}}
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        return {"model": self.request.model, "created_at": now, **said, "done": False}
+        scores = objects_of(object_of(logprobs).get("content"))
+        scored = {"logprobs": scores} if scores else {}
+        return {"model": self.request.model, "created_at": now, **said, **scored, "done": False}
 
     def delta(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
         """Convert a streamed chunk; None if it has no text. Tool calls are sent whole, at the end (`ends`)."""
@@ -44,13 +48,14 @@ class OllamaAnswer:
             text, thinking = _text_and_reasoning(delta)
             if choice.get("index") in (0, None) and (text or thinking):
                 self.first = self.first or time.perf_counter_ns()
-                return self.part(text, thinking)
+                return self.part(text, thinking, logprobs=choice.get("logprobs"))
         return None
 
     def whole(self, completion: dict[str, Any]) -> dict[str, Any]:
         """Convert a whole completion. Raises UpstreamError if it is malformed."""
-        message = _message(completion)
-        return self._ended(self.part(*_text_and_reasoning(message), _calls(message)), completion)
+        message = _message(_as_chat(completion))
+        part = self.part(*_text_and_reasoning(message), _calls(message), completion["choices"][0].get("logprobs"))
+        return self._ended(part, completion)
 
     def ends(self, completion: dict[str, Any]) -> list[dict[str, Any]]:
         """Build the last lines of a stream from its assembled `completion`. Raises UpstreamError if malformed."""
@@ -80,6 +85,14 @@ class OllamaAnswer:
         return {**ended, "updraft": completion["updraft"]} if "updraft" in completion else ended
 
 
+def _as_chat(completion: dict[str, Any]) -> dict[str, Any]:
+    """Convert the choices of a text completion, or of a chunk of one, to those of a chat. Return others unchanged."""
+    for choice in objects_of(completion.get("choices")):
+        if isinstance(choice.get("text"), str):
+            choice["delta"] = choice["message"] = {"content": choice["text"]}
+    return completion
+
+
 async def streamed_lines(answer: OllamaAnswer, payloads: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
     """Yield the lines of an answer from the payloads of a chat stream."""
     chunks = ChatChunks()
@@ -89,7 +102,7 @@ async def streamed_lines(answer: OllamaAnswer, payloads: AsyncIterator[bytes]) -
             if error := object_of(chunk.get("error")):
                 yield _line({"error": str(error.get("message"))})
                 return
-            chunks.read(chunk)
+            chunks.read(_as_chat(chunk))
             if (part := answer.delta(chunk)) is not None:
                 yield _line(part)
         for part in answer.ends(chunks.whole()):
@@ -106,6 +119,7 @@ def embeddings_of(model: str, vectors: dict[str, Any], started: int) -> dict[str
         "total_duration": time.perf_counter_ns() - started,
         "load_duration": 0,
         "prompt_eval_count": object_of(vectors.get("usage")).get("prompt_tokens") or 0,
+        "updraft": vectors.get("updraft"),
     }
 
 
@@ -137,15 +151,14 @@ def _text_and_reasoning(message: dict[str, Any]) -> tuple[str, str]:
 
 
 def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:
-    return [
-        _call(object_of(call.get("function")), index)
-        for index, call in enumerate(objects_of(message.get("tool_calls")))
-    ]
+    return [_call(call, index) for index, call in enumerate(objects_of(message.get("tool_calls")))]
 
 
-def _call(function: dict[str, Any], index: int) -> dict[str, Any]:
+def _call(call: dict[str, Any], index: int) -> dict[str, Any]:
     """Convert a tool call, parsing the arguments. Raises UpstreamError if the arguments are not a JSON object."""
+    function = object_of(call.get("function"))
     arguments = raw_object(function.get("arguments") or "")
     if arguments is None:
         raise UpstreamError(f"The model called {function.get('name')!r} with arguments that are not a JSON object.")
-    return {"function": {"index": index, "name": function.get("name"), "arguments": arguments}}
+    named = {"id": call["id"]} if call.get("id") else {}
+    return {**named, "function": {"index": index, "name": function.get("name"), "arguments": arguments}}

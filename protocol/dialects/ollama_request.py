@@ -1,17 +1,18 @@
-"""Ollama's requests: decoding, checks, and translation to chat requests.
+"""Ollama's requests: decoding, checks, and translation to chat requests or, without a chat template, completions.
 
-A field or option without an equivalent in chat requests raises an error that names the field. `keep_alive` is accepted
-and ignored, because the server's settings determine when a model is unloaded.
+Options without an equivalent are hints, with a note. `keep_alive` gets no note, because every client sends it: the
+server's settings determine when a model is unloaded.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 import msgspec
 
-from ..decoding import convert, prepare_types, unsupported
+from ..decoding import convert, prepare_types
 from ..errors import UnsupportedFeatureError, invalid_value
 from ..http.lenient_json import object_of
 
@@ -25,72 +26,98 @@ _OPTIONS = {
                      "frequency_penalty")
     },
 }  # fmt: skip
-_AT_LOADING = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "low_vram", "numa")
+_HINTS = ("truncate", "shift")  # fields without effect
+_SWITCHES = {"true": True, "false": False}
+_EFFORTS = ("low", "medium", "high", "max")  # values of `think` besides true and false
 #: Media types of images by the start of their Base64 text, which encodes the format's magic bytes.
 _PICTURES = {"iVBOR": "image/png", "/9j/": "image/jpeg", "R0lG": "image/gif", "UklGR": "image/webp"}
-_UNBOUNDED = (-1, -2)  # values of `num_predict` that mean no limit
-R = TypeVar("R", bound="_ChatOptions")
+_PROMPT_TOKENS = 1024  # limit of the answer to a bare prompt without `num_predict`, since completions default to 16
+_MAX_TEMPLATE = 20_000  # characters
+_ACTION = re.compile(r"\{\{([^{}]*)\}\}")
+R = TypeVar("R", bound=msgspec.Struct)
 
 
-class _ChatOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Fields common to chat and generate requests."""
+class _ModelRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Fields common to all requests that run a model."""
 
     model: str
+    options: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    keep_alive: str | float | None = None
+    truncate: bool = False
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """Notes on the parts of the request that have no effect."""
+        used = _OPTIONS if isinstance(self, _ChatOptions) else {}
+        options = [f"options.{name[:100]}" for name in self.options if name not in used]
+        fields = [name for name in _HINTS if getattr(self, name, None)]
+        return tuple(f"{name}: no effect" for name in (*options, *fields))
+
+
+class _ChatOptions(_ModelRequest, kw_only=True):
+    """Fields common to chat and generate requests."""
+
     stream: bool = True
     # Output format: "json", or a JSON schema.
     format: str | dict[str, Any] = ""
-    options: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
-    keep_alive: str | float | None = None
     # Whether to reason; a string such as "low" sets the reasoning effort.
     think: bool | str | None = None
-
-    @property
-    def turns(self) -> list[dict[str, Any]]:
-        """Conversation in Ollama's format; empty to only load the model."""
-        raise NotImplementedError
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    shift: bool = False
 
 
 class OllamaChat(_ChatOptions, kw_only=True):
     """Request body of `POST /api/chat`."""
 
+    # Conversation; empty to only load the model.
     messages: list[dict[str, Any]] = msgspec.field(default_factory=list[dict[str, Any]])
     tools: list[dict[str, Any]] = msgspec.field(default_factory=list[dict[str, Any]])
 
-    @property
-    def turns(self) -> list[dict[str, Any]]:
-        return self.messages
-
 
 class OllamaGenerate(_ChatOptions, kw_only=True):
-    """Request body of `POST /api/generate`, handled as a chat with one user message."""
+    """Request body of `POST /api/generate`: a chat with one user message, or a bare prompt (`is_bare`)."""
 
     prompt: str = ""
     system: str = ""
     images: list[str] = msgspec.field(default_factory=list[str])
+    # Whether `prompt` is complete, without a chat template.
+    raw: bool = False
+    # Text after the answer, for models that fill in the middle.
+    suffix: str = ""
+    # Template to use instead of the model's chat template.
+    template: str = ""
+    # Conversation so far. Must be empty, because this server returns none.
+    context: list[int] = msgspec.field(default_factory=list[int])
+
+    def __post_init__(self) -> None:
+        if self.context:
+            raise ValueError("context must be empty: send the conversation to /api/chat")
 
     @property
-    def turns(self) -> list[dict[str, Any]]:
+    def messages(self) -> list[dict[str, Any]]:
         if not self.prompt:
             return []
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, {"role": "user", "content": self.prompt, "images": self.images}]
 
+    @property
+    def is_bare(self) -> bool:
+        """Return whether the prompt is completed without the model's chat template."""
+        return bool(self.prompt and (self.raw or self.suffix or self.template))
 
-class OllamaEmbed(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+
+class OllamaEmbed(_ModelRequest, kw_only=True):
     """Request body of `POST /api/embed`."""
 
-    model: str
     input: str | list[str]
     dimensions: int | None = None
-    keep_alive: str | float | None = None
 
 
-class OllamaEmbedding(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class OllamaEmbedding(_ModelRequest, kw_only=True):
     """Request body of `POST /api/embeddings`, the older endpoint."""
 
-    model: str
     prompt: str
-    keep_alive: str | float | None = None
 
 
 class OllamaPull(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -127,9 +154,13 @@ def model_name(name: str) -> str:
     return name.removesuffix(":latest")
 
 
-def read_ollama_request(fields: Mapping[str, Any], kind: type[R]) -> R:
-    """Check a decoded request. Raises InvalidRequestError or UnsupportedFeatureError."""
-    request = convert(fields, kind)
+def read_ollama_request(fields: dict[str, Any], kind: type[R]) -> R:
+    """Check a decoded request. `name` is an older name of `model`. Raises InvalidRequestError."""
+    fields = {"model": fields.get("name"), **fields}
+    fields.pop("name", None)
+    switches = [each.name for each in msgspec.structs.fields(kind) if each.type is bool]
+    given = {name: _SWITCHES.get(str(fields[name]).lower(), fields[name]) for name in switches if name in fields}
+    request = convert({**fields, **given}, kind)
     if isinstance(request, OllamaChat):
         # Restore the original values: `convert` drops nulls, which have meaning inside arguments and schemas.
         request.messages, request.tools = fields.get("messages") or [], fields.get("tools") or []
@@ -137,37 +168,85 @@ def read_ollama_request(fields: Mapping[str, Any], kind: type[R]) -> R:
 
 
 def chat_body(request: OllamaChat | OllamaGenerate) -> dict[str, Any]:
-    """Translate to a chat request. Raises InvalidRequestError or UnsupportedFeatureError."""
-    body: dict[str, Any] = {"model": model_name(request.model), "messages": _messages(request.turns)}
-    body |= dict(_option(name, value) for name, value in request.options.items() if value is not None)
-    if body.get("max_completion_tokens") in _UNBOUNDED:
-        del body["max_completion_tokens"]
-    if isinstance(request, OllamaChat) and request.tools:
-        body["tools"] = request.tools
-    if request.think in (False, "false"):
-        body["reasoning_effort"] = "none"
-    elif request.think not in (None, True, "true"):
-        body["reasoning_effort"] = request.think
-    if isinstance(request.format, dict):
-        body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": request.format}}
-    elif request.format == "json":
-        body["response_format"] = {"type": "json_object"}
-    elif request.format:
+    """Translate to a chat request, or to a text completion if the prompt is bare. Raises InvalidRequestError."""
+    body: dict[str, Any] = {"model": model_name(request.model), **_options(request)}
+    if (effort := _effort(request.think)) is not None:
+        body["reasoning_effort"] = effort
+    if request.format not in ("", "json") and not isinstance(request.format, dict):
         raise invalid_value("format", 'must be "json" or a JSON schema')
     if request.stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
+    if isinstance(request, OllamaGenerate) and request.is_bare:
+        return _prompt_body(request, body)
+    body["messages"] = _messages(request.messages)
+    if isinstance(request, OllamaChat) and request.tools:
+        body["tools"] = request.tools
+    if request.logprobs:
+        body |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
+    if isinstance(request.format, dict):
+        body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": request.format}}
+    elif request.format:
+        body["response_format"] = {"type": "json_object"}
     return body
 
 
-def _option(name: str, value: Any) -> tuple[str, Any]:
-    if name in _AT_LOADING:
-        raise UnsupportedFeatureError(
-            f"options.{name} cannot be changed per request: leave it out, and use the server's settings instead.",
-            param=f"options.{name}",
-        )
-    if name not in _OPTIONS:
-        raise unsupported(f"options.{name[:100]}")
-    return _OPTIONS[name], value
+def _prompt_body(request: OllamaGenerate, body: dict[str, Any]) -> dict[str, Any]:
+    for name in ("images", "logprobs", *(("system", "template") if request.raw else ())):
+        if getattr(request, name):
+            raise UnsupportedFeatureError(f"{name} cannot be combined with raw, suffix or template.", param=name)
+    body.pop("reasoning_effort", None)
+    body |= {"prompt": request.prompt, "max_tokens": body.pop("max_completion_tokens", _PROMPT_TOKENS)}
+    if request.template:
+        values = {"System": request.system, "Prompt": request.prompt, "Suffix": request.suffix}
+        body["prompt"] = _filled(request.template, values)
+    elif request.suffix:
+        body["suffix"] = request.suffix
+    if request.format:
+        body["json_schema"] = {"type": "object"} if request.format == "json" else request.format
+    return body
+
+
+def _options(request: _ChatOptions) -> dict[str, Any]:
+    """Return the options that chat requests have, by the names of chat requests. `num_predict` below 1 is no limit."""
+    given = {_OPTIONS[name]: value for name, value in request.options.items() if name in _OPTIONS and value is not None}
+    limit = given.get("max_completion_tokens")
+    if isinstance(limit, int | float) and limit < 1:
+        del given["max_completion_tokens"]
+    return given
+
+
+def _effort(think: bool | str | None) -> str | None:
+    """Return the reasoning effort; None for the model's default. Raises InvalidRequestError."""
+    effort = {"none": None, "true": None, "false": "none"}.get(str(think).lower(), think)
+    if effort not in (None, "none", *_EFFORTS):
+        raise invalid_value("think", f"must be true, false or one of {', '.join(_EFFORTS)}")
+    return effort
+
+
+def _filled(template: str, values: Mapping[str, str]) -> str:
+    """Fill in a template of variables and conditions, up to the answer. Raises UnsupportedFeatureError."""
+    pieces, shown = list[str](), [True]
+    for index, piece in enumerate(_ACTION.split(template) if len(template) <= _MAX_TEMPLATE else ("", "too long")):
+        match piece.strip("- \t\r\n").split():
+            case _ if index % 2 == 0:
+                pieces.append(piece if all(shown) else "")
+            case ["if", name] if name[1:] in values:
+                shown.append(bool(values[name[1:]]))
+            case ["else"] if len(shown) > 1:
+                shown[-1] = not shown[-1]
+            case ["end"] if len(shown) > 1:
+                shown.pop()
+            case [".Response"]:
+                break
+            case [name] if name[1:] in values:
+                pieces.append(values[name[1:]] if all(shown) else "")
+            case _:
+                raise UnsupportedFeatureError(
+                    "template: only .System, .Prompt, .Suffix, .Response, if, else and end are supported, in up to "
+                    f"{_MAX_TEMPLATE} characters. Fill in the template yourself, and send the prompt with raw: true.",
+                    param="template",
+                )
+    return "".join(pieces)
 
 
 def _messages(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:

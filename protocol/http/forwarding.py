@@ -43,6 +43,8 @@ class Forwarding:
     query: str = ""
     # The caller's own API key for the cloud. None: the key in the settings.
     api_key: str | None = field(default=None, repr=False)
+    # Retries of a failed call.
+    retries: int = 2
     # Names of headers that are not forwarded because no cloud is known to evaluate them.
     dropped: tuple[str, ...] = ()
 
@@ -70,7 +72,7 @@ class Forwarding:
 NOTHING = Forwarding()
 
 
-def forwarded(headers: Mapping[str, str], query: str = "", api_key: str | None = None) -> Forwarding:
+def forwarded(headers: Mapping[str, str], query: str = "", api_key: str | None = None, retries: int = 2) -> Forwarding:
     """Select the headers and query parameters to forward. Drop unknown headers and headers that may hold credentials.
 
     Raises UnsupportedFeatureError naming a query parameter that may hold a credential.
@@ -91,7 +93,7 @@ def forwarded(headers: Mapping[str, str], query: str = "", api_key: str | None =
                 "API key in the settings instead.",
                 param=name[:_MAX_NAME],
             )
-    return Forwarding(passed, query, api_key, tuple(dropped))
+    return Forwarding(passed, query, api_key, retries, tuple(dropped))
 
 
 @lru_cache(1024)

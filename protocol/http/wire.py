@@ -45,6 +45,8 @@ class WireRequest:
     hints: tuple[str, ...] = ()
     # The caller's name for `reasoning_effort`, for notes. None: the body's own name.
     effort_field: str | None = None
+    # Retries of a failed cloud call. openai's client in this process sets the number, and servers keep the default.
+    retries: int = 2
     # The caller's API key for the cloud. None: the key in the settings. Only the SDK sets this, never a server.
     cloud_key: str | None = field(default=None, repr=False)
 

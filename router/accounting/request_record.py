@@ -109,6 +109,8 @@ class RequestRecord:
     notes: tuple[str, ...] = ()
     # Notes on accepted parts of the request that have no effect, such as unknown headers.
     hints: tuple[str, ...] = ()
+    # The `x-ratelimit-*` headers of the cloud's last response, which the caller gets too.
+    rate_limits: dict[str, str] = field(default_factory=dict[str, str])
     # Note for the answer if the budget capped its length, else empty.
     budget_note: str = ""
     # Reason why a cloud call failed.

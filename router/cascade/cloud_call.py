@@ -76,7 +76,10 @@ class CloudAttempt:
 
     def forwarded(self, given: Forwarding) -> ChargedForwarding:
         """Return `given` with the call's trace span in the headers, and `_book` as the hook before each retry."""
-        return ChargedForwarding(self.span.headers(given.headers), given.query, given.api_key, book=self._book)
+        headers, limits = self.span.headers(given.headers), self.record.rate_limits
+        return ChargedForwarding(
+            headers, given.query, given.api_key, given.retries, book=self._book, rate_limits=limits
+        )
 
     def limit(self, tokens: int) -> None:
         """Limit the tokens of all answers together to `tokens`."""

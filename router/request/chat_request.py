@@ -140,7 +140,7 @@ def read_routing_request(
         hold_tokens=hold_tokens if options.hold_tokens is None else options.hold_tokens,
         deadline=None if request.timeout_s is None else started + request.timeout_s,
         effort_field=request.effort_field,
-        forwarded=forwarded(request.headers, request.query, request.cloud_key),
+        forwarded=forwarded(request.headers, request.query, request.cloud_key, request.retries),
     )
 
 

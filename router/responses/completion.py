@@ -101,13 +101,13 @@ def internal_error() -> UpdraftError:
 def failure(error: UpdraftError | CloudFailure, record: RequestRecord | None = None) -> WireResponse:
     """Return an OpenAI-shaped error, with the cloud's own message if the cloud refused.
 
-    If the device has already generated tokens, a header asks the client not to retry.
+    If the device has already read the prompt, a header asks the client not to retry.
     """
     typed = error.error if isinstance(error, CloudFailure) else error
     values = {"content-type": "application/json", **typed.headers()}
     if record is not None:
-        values["x-request-id"] = record.request_id
-        if record.local_tokens:
+        values |= {"x-request-id": record.request_id, **record.rate_limits}
+        if record.local_tokens or record.local_prompt_tokens:
             values["x-should-retry"] = "false"
     return WireResponse(typed.status, values, msgspec.json.encode(typed.to_body()))
 

@@ -83,8 +83,8 @@ def direct_job(
                 f"updraft.{name} is only for /v1/chat/completions: no gate judges this endpoint. Leave it out.",
                 param=f"updraft.{name}",
             )
-    selected = forwarded(request.headers, request.query, request.cloud_key)
-    record.hints = selected.notes
+    selected = forwarded(request.headers, request.query, request.cloud_key, request.retries)
+    record.hints = (*request.hints, *selected.notes)
     return RoutingRequest(
         requested_tier=requested_tier,
         body=body,

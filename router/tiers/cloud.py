@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
@@ -28,7 +29,8 @@ log = logging.getLogger("updraft.router")
 
 MAX_BODY_BYTES = 32 * 2**20  # maximum size of an answer; completions usually have kilobytes
 _MAX_ERROR_BYTES = 2**20
-_INCIDENTAL = frozenset({"prediction", "stream", "stream_options"})
+_RATE_LIMIT = re.compile(r"x-ratelimit-[a-z0-9-]{1,60}:[\x20-\x7e]{1,100}")
+_CONTENT = ("messages", "system", "contents", "systemInstruction", "prompt", "input", "tools", "user")
 _KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 _MODELS_TIMEOUT_S = 2.0
 _MAX_NAMED = 20  # maximum number of models to list in an error message
@@ -164,7 +166,7 @@ class HttpCloudTier:
 
         try:
             book = forwarded.book if isinstance(forwarded, ChargedForwarding) else None
-            return await self._calls.ask(once, until, lambda: _digest(call), book)
+            return await self._calls.ask(once, until, lambda: _digest(call), book, forwarded.retries)
         except CloudFailure as failure:
             failure.url = self._url
             if failure.is_model_not_found and self._provider.capabilities.lists_models:
@@ -231,6 +233,9 @@ class HttpCloudTier:
                 request.headers.pop(name, None)
             request.headers.update(self._provider.headers(forwarded.api_key))
         response = await self._client.send(request, stream=True)
+        if isinstance(forwarded, ChargedForwarding):
+            forwarded.rate_limits.clear()
+            forwarded.rate_limits.update(x for x in response.headers.items() if _RATE_LIMIT.fullmatch(":".join(x)))
         if response.status_code == 200:
             return response
         raw = b""
@@ -253,8 +258,8 @@ class HttpCloudTier:
 
 
 def _digest(call: ProviderCall) -> bytes:
-    """Return a digest of the request without its draft and stream options, so that retries have the same digest."""
-    same = {name: value for name, value in call.body.items() if name not in _INCIDENTAL}
+    """Return a digest of user and prompt. Another temperature does not make another prompt that breaks the cloud."""
+    same = {name: call.body[name] for name in _CONTENT if name in call.body} or call.body
     return blake2b(call.path.encode() + msgspec.json.encode(same), digest_size=16).digest()
 
 

@@ -194,6 +194,8 @@ class ChargedForwarding(Forwarding):
     """Headers, query and key to forward, with a function that charges a failed attempt before each retry."""
 
     book: Book | None = field(default=None, repr=False)
+    # Filled with the `x-ratelimit-*` headers of the cloud's last response.
+    rate_limits: dict[str, str] = field(default_factory=dict[str, str])
 
 
 class CloudStream(Protocol):

@@ -21,7 +21,7 @@ HUNG_S = 5.0
 TRIAL_WAIT_S = 2.0
 """Seconds that the caller of a trial waits. Afterwards the trial continues in the background."""
 
-_BACKOFF_S = (0.5, 1.0)  # seconds before the second and third attempt, unless the server sends Retry-After
+_BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each retry, unless the server sends Retry-After; then the last
 _SILENCES = 2  # distinct requests that must time out to open the circuit, since a single one may be slow
 _JITTER = 0.25  # random share added to the backoff, so that clients do not retry in step
 
@@ -57,9 +57,14 @@ class CloudCalls:
         return self._breaker.state != "closed"
 
     async def ask(
-        self, attempt: Callable[[], Awaitable[T]], until: float, digest: Callable[[], bytes], book: Book | None = None
+        self,
+        attempt: Callable[[], Awaitable[T]],
+        until: float,
+        digest: Callable[[], bytes],
+        book: Book | None = None,
+        retries: int = 2,
     ) -> T:
-        """Return the result of the first successful attempt, of up to three.
+        """Return the result of the first successful attempt, of up to `retries` + 1.
 
         `until`: the caller's deadline, by `time.monotonic()`. `digest`: returns a digest of the request. `book`: called
         before a retry, if the cloud may charge for the failed attempt. Raises the CloudFailure of the last attempt, or
@@ -71,8 +76,8 @@ class CloudCalls:
         if admission == "trial":
             return await self._wait_for_trial(attempt, digest)
         began, billed, reached = self._clock(), False, False
-        for tries, backoff_s in enumerate((*_BACKOFF_S, None), 1):
-            tried_at = self._clock()
+        for tries in range(1, retries + 2):
+            tried_at, backoff_s = self._clock(), _BACKOFF_S[min(tries, len(_BACKOFF_S)) - 1]
             try:
                 answer = await attempt()
             except CloudFailure as failure:
@@ -83,7 +88,7 @@ class CloudCalls:
                     self._silences.add(digest())
                     if len(self._silences) >= _SILENCES:
                         self._breaker.trip(failure.cause)
-                if backoff_s is None or self.is_open or not await _waited(failure, backoff_s, until):
+                if tries > retries or self.is_open or not await _waited(failure, backoff_s, until):
                     if not reached and tries > 1 and self._answered_at <= began and not self.is_open:
                         self._breaker.trip(failure.cause)
                     if not (failure.is_timeout and self._clock() - tried_at < self._hung_s):

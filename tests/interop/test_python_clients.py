@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from conftest import KEY, Place
-from interop_cloud import TEXT
+from interop_cloud import MODEL, TEXT
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
@@ -96,6 +96,21 @@ def test_llm(place: Place, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> No
         f"- model_id: here\n  model_name: {place.model}\n  api_base: {place.url}\n  api_key_name: here\n"
     )
     assert llm.get_model("here").prompt("Hello", key=place.key).text() == TEXT
+
+
+def test_trio(cloud_url: str, tmp_path: Any) -> None:
+    trio = pytest.importorskip("trio")
+    import updraft
+    from updraft.router.config import RouterConfig
+
+    async def ask() -> None:
+        config = RouterConfig(cloud_url=cloud_url, cloud_model=MODEL, ledger=tmp_path / "ledger.sqlite3")
+        async with updraft.AsyncOpenAI(config=config) as client:
+            stream = await client.chat.completions.create(model="auto", messages=HELLO, stream=True)
+            assert "".join([part.choices[0].delta.content or "" async for part in stream if part.choices]) == TEXT
+            assert (await client.responses.create(model="auto", input="Hello")).output_text == TEXT
+
+    trio.run(ask)
 
 
 def test_anthropic(daemon: str) -> None:

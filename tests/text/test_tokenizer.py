@@ -90,6 +90,7 @@ def test_special_tokens_only_on_request(tokenizer):
 
 @given(text=st.text(max_size=20), question=st.text("\n ae?<|im_end>", max_size=20))
 def test_chat_ids_equal_transformers(tokenizer, folder, text, question):
+    pytest.importorskip("transformers")
     from transformers import PreTrainedTokenizerFast
 
     reference = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), chat_template=CHATML)

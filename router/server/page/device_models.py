@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ....protocol.decoding import decode, prepare_types
+from ....protocol.decoding import decode, prepare_types, read_object
 from ....protocol.dialects.ollama_answers import CONTENT_TYPE, pull_line
-from ....protocol.dialects.ollama_request import OllamaPull
+from ....protocol.dialects.ollama_request import OllamaPull, read_ollama_request
 from ....protocol.errors import InvalidRequestError, OverloadedError, UpdraftError
 from ....protocol.http import sse
 from ....protocol.http.wire import WireResponse
@@ -87,7 +87,7 @@ async def pull(context: RequestContext) -> WireResponse:
 
 
 async def pull_as_ollama(context: RequestContext) -> WireResponse:
-    asked = decode(context.request.body, OllamaPull)
+    asked = read_ollama_request(read_object(context.request.body), OllamaPull)
     if asked.stream:
         return WireResponse(200, {"content-type": CONTENT_TYPE}, _begin(context.router, asked.wanted, pull_line))
     async with aclosing(_begin(context.router, asked.wanted, msgspec.json.encode)) as events:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from .... import __version__
-from ....protocol.decoding import decode, read_object
+from ....protocol.decoding import read_object
 from ....protocol.dialects.bodies import TranslatedBody
 from ....protocol.dialects.ollama_answers import CONTENT_TYPE, OllamaAnswer, embeddings_of, streamed_lines
 from ....protocol.dialects.ollama_request import (
@@ -24,73 +25,80 @@ from ....protocol.dialects.ollama_request import (
     read_ollama_request,
 )
 from ....protocol.http.lenient_json import json_of
-from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
+from ....protocol.http.wire import WireResponse, off_event_loop
 from ....protocol.responses import ModelCard
+from ...model_names import ModelNames
 from ...responses.embeddings import embed as vectors
+from ...responses.text_completion import complete
 from ...tiers.idle import UnloadingLocalTier
+from ...tiers.interfaces import ChatOnlyTier
+from ...tiers.providers.registry import provider_of
 from .route import RequestContext, Route
 
-
-async def chat(context: RequestContext) -> WireResponse:
-    return await _answer(context, OllamaChat)
-
-
-async def generate(context: RequestContext) -> WireResponse:
-    return await _answer(context, OllamaGenerate)
+#: Implemented version of the Ollama API. Clients require a minimum version for tools and reasoning.
+_API_VERSION = "0.13.0"
 
 
-async def _answer(context: RequestContext, kind: type[OllamaChat] | type[OllamaGenerate]) -> WireResponse:
+async def answer(context: RequestContext, kind: type[OllamaChat] | type[OllamaGenerate]) -> WireResponse:
     request = context.request
     asked = await off_event_loop(request.body, lambda: read_ollama_request(read_object(request.body), kind))
-    answer = OllamaAnswer(asked)
-    if not asked.turns:
+    converter = OllamaAnswer(asked)
+    if not asked.messages:
         (await context.router.names()).card(model_name(asked.model))
-        return WireResponse.json(answer.loaded())
-    made = await context.router.chat(await off_event_loop(request.body, lambda: _chat(request, asked)))
+        return WireResponse.json(converter.loaded())
+    body = await off_event_loop(request.body, lambda: msgspec.json.encode(chat_body(asked)))
+    wire = replace(request, body=body, hints=asked.hints, effort_field="think")
+    is_bare = isinstance(asked, OllamaGenerate) and asked.is_bare
+    made = await (context.router.direct(wire, complete) if is_bare else context.router.chat(wire))
     if made.status != 200:
         return made
     if isinstance(made.body, bytes):
-        return WireResponse.json(answer.whole(json_of(made.body, exact=True)), headers=made.headers)
+        return WireResponse.json(converter.whole(json_of(made.body, exact=True)), headers=made.headers)
     headers = {**made.headers, "content-type": CONTENT_TYPE}
-    return WireResponse(200, headers, TranslatedBody(made.body, lambda payloads: streamed_lines(answer, payloads)))
-
-
-def _chat(request: WireRequest, asked: OllamaChat | OllamaGenerate) -> WireRequest:
-    return replace(request, body=msgspec.json.encode(chat_body(asked)), effort_field="think")
+    return WireResponse(200, headers, TranslatedBody(made.body, lambda payloads: streamed_lines(converter, payloads)))
 
 
 async def embed(context: RequestContext) -> WireResponse:
+    return await _embed(context, read_ollama_request(read_object(context.request.body), OllamaEmbed))
+
+
+async def _embed(context: RequestContext, asked: OllamaEmbed) -> WireResponse:
     started = time.perf_counter_ns()
-    asked = decode(context.request.body, OllamaEmbed)
     body: dict[str, Any] = {"model": model_name(asked.model), "input": asked.input, "encoding_format": "float"}
     if asked.dimensions is not None:
         body["dimensions"] = asked.dimensions
-    made = await context.router.direct(replace(context.request, body=msgspec.json.encode(body)), vectors)
+    wire = replace(context.request, body=msgspec.json.encode(body), hints=asked.hints)
+    made = await context.router.direct(wire, vectors)
     if made.status != 200 or not isinstance(made.body, bytes):
         return made
     return WireResponse.json(embeddings_of(asked.model, msgspec.json.decode(made.body), started), headers=made.headers)
 
 
 async def embed_one(context: RequestContext) -> WireResponse:
-    asked = decode(context.request.body, OllamaEmbedding)
-    body = msgspec.json.encode({"model": asked.model, "input": asked.prompt})
-    made = await embed(replace(context, request=replace(context.request, body=body)))
+    asked = read_ollama_request(read_object(context.request.body), OllamaEmbedding)
+    made = await _embed(context, OllamaEmbed(model=asked.model, input=asked.prompt, options=asked.options))
     if made.status != 200 or not isinstance(made.body, bytes):
         return made
-    [vector] = msgspec.json.decode(made.body)["embeddings"]
-    return WireResponse.json({"embedding": vector}, headers=made.headers)
+    answer = msgspec.json.decode(made.body)
+    return WireResponse.json({"embedding": answer["embeddings"][0], "updraft": answer["updraft"]}, headers=made.headers)
 
 
 async def list_models(context: RequestContext) -> WireResponse:
-    return WireResponse.json({"models": [_entry(card) for card in (await context.router.names()).cards()]})
+    names = await context.router.names()
+    return WireResponse.json({"models": [_entry(names, card) for card in names.cards()]})
 
 
 async def show(context: RequestContext) -> WireResponse:
-    asked = decode(context.request.body, OllamaShow)
-    card = (await context.router.names()).card(model_name(asked.model))
+    asked = read_ollama_request(read_object(context.request.body), OllamaShow)
+    names = await context.router.names()
+    card = names.card(model_name(asked.model))
     length = {"updraft.context_length": card.max_model_len} if isinstance(card.max_model_len, int) else {}
     info = {"general.architecture": "updraft", "general.basename": card.id, **length}
-    return WireResponse.json({**_model_fields(card), "capabilities": ["completion", "tools"], "model_info": info})
+    capabilities = _capabilities(names, card)
+    # Clients look for the variables of the template. The model's own template is not in Ollama's language.
+    template = "{{ .System }}{{ .Tools }}{{ .Prompt }}" if "tools" in capabilities else "{{ .System }}{{ .Prompt }}"
+    described = {"template": template, "capabilities": capabilities, "model_info": info}
+    return WireResponse.json({**_entry(names, card), **described})
 
 
 async def running(context: RequestContext) -> WireResponse:
@@ -98,32 +106,49 @@ async def running(context: RequestContext) -> WireResponse:
     local = names.tiers.local
     in_memory = local is not None and (not isinstance(local, UnloadingLocalTier) or local.loaded)
     cards = [names.card(local.model_id)] if local is not None and in_memory else []
-    return WireResponse.json({"models": [{**_entry(card), "size_vram": 0} for card in cards]})
+    return WireResponse.json({"models": [{**_entry(names, card), "size_vram": 0} for card in cards]})
 
 
 async def version(_: RequestContext) -> WireResponse:
-    return WireResponse.json({"version": __version__})
+    return WireResponse.json({"version": _API_VERSION})
 
 
-def _entry(card: ModelCard) -> dict[str, Any]:
-    """Describe a model without its file, whose location and size stay private."""
-    return {"name": card.id, "model": card.id, **_model_fields(card), "size": 0, "digest": ""}
+def _entry(names: ModelNames, card: ModelCard) -> dict[str, Any]:
+    """Describe a model without its file, whose location and size stay private.
 
-
-def _model_fields(card: ModelCard) -> dict[str, Any]:
+    Names of one model share a digest, by which clients keep its capabilities.
+    """
     modified = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
-    details = {"format": "", "family": card.owned_by, "parameter_size": "", "quantization_level": ""}
-    return {"modified_at": modified, "details": details}
+    family = {"family": card.owned_by, "families": [card.owned_by]}
+    details = {"parent_model": "", "format": "", **family, "parameter_size": "", "quantization_level": ""}
+    named, local = names.config.aliases.get(card.id, card.id), names.tiers.local
+    model = {"cloud": names.config.cloud_model, "local": local and local.model_id}.get(named, named)
+    length = card.max_model_len if isinstance(card.max_model_len, int) else 0
+    digest = hashlib.sha256(msgspec.json.encode([model, length, _capabilities(names, card)])).hexdigest()
+    return {"name": card.id, "model": card.id, "modified_at": modified, "size": 0, "digest": digest, "details": details}
+
+
+def _capabilities(names: ModelNames, card: ModelCard) -> list[str]:
+    """Return Ollama's names of a model's capabilities. A cloud gets tools and images, and decides about these."""
+    config, local = names.config, names.tiers.local
+    if names.requested_tier(card.id) != "local" and config.cloud_url is not None:
+        has_images = provider_of(config.cloud_provider, config.cloud_url).capabilities.images
+        return ["completion", "tools", *(["vision"] if has_images else [])]
+    if local is None:
+        return ["completion"]
+    has = {"tools": local.tool_format, "thinking": local.reasoning, "embedding": not isinstance(local, ChatOnlyTier)}
+    return ["completion", *(name for name, value in has.items() if value)]
 
 
 ROUTES = (
-    Route("POST", "/api/chat", chat, "routed chat in Ollama's API; streamed unless `stream` is false", OllamaChat,
-          streams=True),
-    Route("POST", "/api/generate", generate, "one routed prompt in Ollama's API", OllamaGenerate, streams=True),
+    Route("POST", "/api/chat", partial(answer, kind=OllamaChat),
+          "routed chat in Ollama's API; streamed unless `stream` is false", OllamaChat, streams=True),
+    Route("POST", "/api/generate", partial(answer, kind=OllamaGenerate),
+          "one routed prompt in Ollama's API", OllamaGenerate, streams=True),
     Route("POST", "/api/embed", embed, "`/v1/embeddings` in Ollama's API", OllamaEmbed),
     Route("POST", "/api/embeddings", embed_one, "embedding of one text, for older Ollama clients", OllamaEmbedding),
     Route("GET", "/api/tags", list_models, "`/v1/models` in Ollama's API"),
     Route("GET", "/api/ps", running, "the device's model, if it is in memory"),
     Route("POST", "/api/show", show, "details of one model", OllamaShow),
-    Route("GET", "/api/version", version, "the version of this server"),
+    Route("GET", "/api/version", version, "the implemented version of the Ollama API"),
 )  # fmt: skip

@@ -211,6 +211,7 @@ def test_a_server_that_would_not_be_safe_does_not_start(arguments: list[str], sa
 
 
 def test_a_node_beyond_loopback_by_tls_and_a_key_of_a_file(authority: Authority, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="nodes need torch")
     certificate, key, secret = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "secret"
     authority.issue(certificate, key)
     secret.write_text("from-a-file\n")

@@ -12,7 +12,6 @@ from model_hub import Hub, running, tiny_gguf
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers
 from scripted_cloud import cloud_says, cloud_streams
 from serving import serving
-from updraft import __version__
 from updraft.router.config import RouterConfig
 from updraft.router.router import Router
 from updraft.router.server.app import daemon_app
@@ -36,6 +35,12 @@ def client(cloud: FakeCloud, local: ScriptedLocal) -> Iterator[ollama.Client]:
         client = ollama.Client(url, headers={"authorization": "Bearer secret"})
         yield client
         client.close()
+
+
+def ask(client: ollama.Client, method: str, path: str, **body: Any) -> Any:
+    sent = client._client.request(method, path, json=body or None)  # pyright: ignore[reportPrivateUsage]
+    assert sent.status_code == 200, sent.text
+    return sent.json()
 
 
 @pytest.mark.parametrize(("model", "text"), [("local:latest", LOCAL_TEXT), ("cloud", CLOUD_TEXT)])
@@ -63,6 +68,71 @@ def test_a_prompt_with_options(client: ollama.Client, local: ScriptedLocal) -> N
     pieces = list(client.generate("local", "hello", options={"num_predict": -1}, stream=True))
     assert "".join(piece.response or "" for piece in pieces) == LOCAL_TEXT
     assert client.generate("local").done_reason == "load"
+
+
+def test_options_without_an_equivalent_are_hints(client: ollama.Client) -> None:
+    """Frameworks send `num_ctx` with every request; Ollama itself ignores unknown options."""
+    options = {"num_ctx": 8192, "num_keep": 4, "mirostat": 1, "numa": "false", "seed": None, "num_predict": 0}
+    notes = [f"options.{name}: no effect" for name in ("num_ctx", "num_keep", "mirostat", "numa")]
+    told: dict[str, Any] = {"model": "local", "options": options, "truncate": True, "stream": False}
+    for path, body, text in (
+        ("/api/chat", {"messages": HELLO, "shift": True}, "message"),
+        ("/api/generate", {"prompt": "hello"}, "response"),
+    ):
+        answer = ask(client, "POST", path, **told, **body)
+        assert LOCAL_TEXT in str(answer[text])
+        assert answer["updraft"]["notes"][:5] == [*notes, "truncate: no effect"]
+    del told["stream"]
+    embedded = ask(client, "POST", "/api/embed", **{**told, "model": "cloud"}, input="a")
+    assert embedded["updraft"]["notes"] == [*notes, "options.num_predict: no effect", "truncate: no effect"]
+    old = ask(client, "POST", "/api/embeddings", model="cloud", prompt="a", options={"num_ctx": 1}, keep_alive="5m")
+    assert old["embedding"] and old["updraft"]["notes"] == ["options.num_ctx: no effect"]
+    assert client.embed("cloud", "a", truncate=True, options={"num_thread": 2}).embeddings
+
+
+def test_switches_as_texts(client: ollama.Client) -> None:
+    whole = ask(client, "POST", "/api/chat", model="local", messages=HELLO, stream="false", logprobs="False")
+    assert whole["message"]["content"] == LOCAL_TEXT and "logprobs" not in whole
+    assert ask(client, "POST", "/api/generate", model="local", prompt="hi", stream="false", raw="false")["response"]
+
+
+def test_logprobs(client: ollama.Client) -> None:
+    whole = client.chat("local", HELLO, logprobs=True, top_logprobs=1)
+    parts = list(client.chat("local", HELLO, logprobs=True, stream=True))
+    streamed = [each for part in parts for each in part.logprobs or ()]
+    assert whole.logprobs and len(whole.logprobs) == len(LOCAL_TEXT.split())
+    assert [each.token for each in streamed] == [each.token for each in whole.logprobs]
+
+
+def test_a_prompt_without_chat_template(client: ollama.Client, cloud: FakeCloud, local: ScriptedLocal) -> None:
+    """`raw`, `template` and `suffix` are prompts to complete, whole and streamed."""
+    assert client.generate("local", "Once", raw=True, options={"num_predict": 2}).response == "one two"
+    assert "".join(part.response for part in client.generate("local", "Once", raw=True, stream=True)) == LOCAL_TEXT
+    template = (
+        "{{- if .System }}<s>{{ .System }}</s>{{ else }}<none>{{ end }}\n<u>{{ .Prompt }}</u>{{ .Response }}<end>"
+    )
+    for system, prompt in (("Be brief.", "<s>Be brief.</s>\n<u>Once</u>"), ("", "<none>\n<u>Once</u>")):
+        client.generate("local", "Once", template=template, system=system)
+        assert local.calls[-1][0] == [prompt]
+        client.generate("cloud", "Once", template=template, system=system, think=True)
+        assert cloud.requests[-1]["prompt"] == prompt and "messages" not in cloud.requests[-1]
+    filled = client.generate("cloud", "def f(", suffix="return 1", options={"num_predict": 9, "num_ctx": 2})
+    assert filled.response == CLOUD_TEXT and filled.done_reason == "stop" and filled.eval_count
+    sent = cloud.requests[-1]
+    assert (sent["prompt"], sent["suffix"], sent["max_tokens"]) == ("def f(", "return 1", 9)
+    form = client.generate("local", "Once", raw=True, format="json")
+    assert form.done
+    for fields, words in (
+        ({"suffix": "x"}, "suffix"),
+        ({"template": "{{ range .Messages }}{{ end }}"}, "raw: true"),
+        ({"template": "{{ .Prompt }}" + "x" * 20_000}, "template"),
+        ({"raw": True, "system": "x"}, "system"),
+        ({"raw": True, "images": [PIXEL]}, "images"),
+        ({"raw": True, "context": [1]}, "context"),
+    ):
+        with pytest.raises(ollama.ResponseError, match=words) as caught:
+            client.generate("local", "Once", **fields)
+        assert caught.value.status_code == 400
 
 
 def test_tools_thinking_and_pictures(client: ollama.Client, cloud: FakeCloud) -> None:
@@ -111,12 +181,34 @@ def test_results_that_name_no_call_belong_to_the_calls_in_order(client: ollama.C
 def test_models_embeddings_and_version(client: ollama.Client) -> None:
     assert {model.model for model in client.list().models} == {"auto", "local", "cloud", "pocket-large", "fake-small"}
     shown = client.show("local:latest")
-    assert shown.capabilities and "tools" in shown.capabilities
     assert shown.modelinfo and shown.modelinfo["updraft.context_length"] == 512
     assert [model.model for model in client.ps().models] == ["fake-small"]
     assert len(client.embed("cloud", ["a", "b"]).embeddings) == 2
     assert len(client.embeddings("cloud", "a").embedding) == 1
-    assert client._client.get("/api/version").json() == {"version": __version__}  # pyright: ignore[reportPrivateUsage]
+    version = ask(client, "GET", "/api/version")["version"]
+    assert tuple(map(int, version.split("."))) >= (0, 12, 0), "clients require a minimum version"
+
+
+def test_one_digest_for_each_model(client: ollama.Client) -> None:
+    """llm-ollama takes names with one digest for one model, and keeps capabilities by digest."""
+    listed = {model.model: model.digest for model in client.list().models}
+    assert listed["local"] == listed["fake-small"] and listed["cloud"] == listed["pocket-large"]
+    assert len({listed[name] for name in ("auto", "local", "cloud")}) == 3
+    for name, digest in listed.items():
+        assert name and digest and len(digest) == 64
+        assert ask(client, "POST", "/api/show", name=name)["digest"] == digest
+    assert [model.digest for model in client.ps().models] == [listed["local"]]
+
+
+@pytest.mark.parametrize(("has_tools", "thinks"), [(False, False), (True, True)])
+def test_capabilities_are_the_models_own(
+    client: ollama.Client, local: ScriptedLocal, has_tools: bool, thinks: bool
+) -> None:
+    local.tool_format, local.reasoning = has_tools, thinks
+    shown = client.show("local")
+    assert shown.capabilities == ["completion", *["tools"] * has_tools, *["thinking"] * thinks, "embedding"]
+    assert (".Tools" in (shown.template or "")) == has_tools
+    assert client.show("cloud").capabilities == ["completion", "tools", "vision"]
 
 
 def test_a_pull_tells_how_far_it_is(client: ollama.Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -131,12 +223,18 @@ def test_a_pull_tells_how_far_it_is(client: ollama.Client, monkeypatch: pytest.M
                 list(client.pull("hf.co/owner/nothing", stream=stream))
     with pytest.raises(ollama.ResponseError, match="smollm2"):
         client.pull("llama3")
+    for fields in ({"name": "llama3"}, {"model": "llama3", "stream": "false"}):  # `name` is an older name of the field
+        with pytest.raises(AssertionError, match="smollm2"):
+            ask(client, "POST", "/api/pull", **fields)
 
 
 def test_errors_are_ollamas(client: ollama.Client, cloud: FakeCloud) -> None:
-    for options, words in (({"num_ctx": 8192}, "options.num_ctx"), ({"mirostat": 1}, "options.mirostat")):
+    for fields, words in (
+        ({"think": "extreme"}, "think"),
+        ({"options": {"temperature": -1}}, "temperature"),
+    ):
         with pytest.raises(ollama.ResponseError, match=words) as caught:
-            client.chat("local", HELLO, options=options)
+            client.chat("local", HELLO, **fields)  # pyright: ignore[reportArgumentType]
         assert caught.value.status_code == 400
     with pytest.raises(ollama.ResponseError, match="gpt-9"):
         client.chat("gpt-9", HELLO)
