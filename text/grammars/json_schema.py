@@ -49,7 +49,7 @@ _NEUTRAL: dict[str, Callable[[Any, dict[str, Any]], bool]] = {
 }
 
 
-# Keywords that say which further properties an object may have.
+# Keywords about further properties of an object.
 _OPENING = frozenset(["additionalProperties", "patternProperties", "propertyNames", "unevaluatedProperties"])
 # Keywords whose schemas apply to the same object as the properties beside them.
 _COMBINING = frozenset(["allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas", "dependencies"])
