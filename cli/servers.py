@@ -264,7 +264,7 @@ def node(
     drain_seconds: DrainSeconds = 10.0,
     tool_call_parser: Annotated[
         Literal["auto", FormatName],
-        typer.Option("--tool-call-parser", help="Format of the model's tool calls. [auto: as its chat template]"),
+        typer.Option("--tool-call-parser", help="Format of the model's tool calls. [auto: that of its chat template]"),
     ] = "auto",
     chat_template: options.ChatTemplate = None,
     api_key_env: Annotated[

@@ -60,7 +60,7 @@ class AnswerSyntax:
         return None if self.tools is None and self.reasoning is None else AnswerParser(self.tools, self.reasoning)
 
     def end(self, params: SamplingParams, constraint: Constraint | None) -> AnswerEnd:
-        """Return a search for the end of one answer."""
+        """Return a matcher that finds the end of one answer."""
         repeats = params.detects_repetition
         limit = self.tools and self.tools.call_limit(constraint, detects_repetition=repeats)
         return AnswerEnd(params.stop, limit, self.reasoning)

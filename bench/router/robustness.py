@@ -176,8 +176,10 @@ def long_prompts(prompts: Sequence[str]) -> list[str]:
 
 
 def timed(prepared: Callable[[int], Callable[[], object]]) -> dict[str, float | None]:
-    """Return percentiles, in milliseconds, over a thousand decisions without the first hundred. `prepared(i)` does the
-    work ahead of decision i and returns a function that decides. `cpu_`: processor time, without other processes.
+    """Return percentiles of decision times in milliseconds. The first 100 of 1,000 decisions warm up.
+
+    `prepared(i)` does the work ahead of decision i and returns a function that decides. Keys with `cpu_` are
+    processor times of this process.
     """
     taken: Floats = np.zeros((2, _DECISIONS))
     for i in range(_DECISIONS):

@@ -111,8 +111,10 @@ def rows_to_promise(quality: float, cloud_score: float, delta: float = DELTA) ->
 
 
 def least_cloud_share(mu: float, alpha: float) -> float:
-    """Return the minimum share of requests that any method must escalate if only the cloud is right on the share `mu`
-    and at most the share `alpha` may be lost. An oracle, which escalates only such requests, reaches this share.
+    """Return the smallest possible share of requests to escalate.
+
+    On the share `mu` of the requests only the cloud is right. At most the share `alpha` of all requests may be lost.
+    An oracle, which escalates only requests on which the cloud alone is right, reaches this minimum.
     """
     return max(0.0, mu - alpha)
 

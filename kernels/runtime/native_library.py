@@ -124,7 +124,7 @@ def _private_folder(folder: Path) -> Path:
 
 def _discard(folder: Path) -> None:
     """Delete a folder in which others may have planted libraries. Renaming it first hides its files at once."""
-    _LOG.warning("Other users could write to %s: deleting its contents.", folder)
+    _LOG.warning("Other users could write to %s, so its contents are deleted and built again.", folder)
     aside = Path(tempfile.mkdtemp(prefix=f"{folder.name}-discarded-", dir=folder.parent))
     folder.rename(aside / folder.name)
     shutil.rmtree(aside, ignore_errors=True)

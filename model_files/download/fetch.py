@@ -121,7 +121,7 @@ def _check(response: httpx.Response, spec: DownloadSpec, part: PartialFile) -> N
         match = _RANGE.fullmatch(response.headers.get("content-range", ""))
         if match is None or int(match[1]) != part.size:
             part.restart()
-            raise TemporaryError(f"{response.url.host} sent another range than requested")
+            raise TemporaryError(f"{response.url.host} sent a different range than requested")
         whole = None if match[3] == "*" else int(match[3])
     else:
         part.restart()

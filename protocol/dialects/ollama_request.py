@@ -224,7 +224,7 @@ def _effort(think: bool | str | None) -> str | None:
 
 
 def _filled(template: str, values: Mapping[str, str]) -> str:
-    """Fill in a template of variables and conditions, up to the answer. Raises UnsupportedFeatureError."""
+    """Evaluate a template. Return its text before the answer. Raises UnsupportedFeatureError."""
     pieces, shown = list[str](), [True]
     for index, piece in enumerate(_ACTION.split(template) if len(template) <= _MAX_TEMPLATE else ("", "too long")):
         match piece.strip("- \t\r\n").split():

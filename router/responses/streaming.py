@@ -54,7 +54,7 @@ async def relay(
 ) -> AsyncGenerator[bytes]:
     """Yield the cloud's events unchanged, except that the event with the finish reason gets the `updraft` object.
 
-    `reasoning`: converter of reasoning that the cloud leaves in the text.
+    `reasoning`: converter that moves reasoning from the text to its own field; None: the text stays as it is.
     """
     async for event in _relayed(record, stream, None, include_usage=include_usage, reasoning=reasoning):
         yield event
@@ -93,7 +93,7 @@ async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
 async def unjudged(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
     """Yield several answers in sequence while they are generated, without gates. `run`: run of the first answer."""
     chunks = ChunkWriter(cascade)
-    last, first, before = cascade.chat.num_answers - 1, run.answer, 0  # tokens of the answers between
+    last, first, later_tokens = cascade.chat.num_answers - 1, run.answer, 0
     try:
         for chunks.index in range(last + 1):
             run = run if chunks.index == 0 else await cascade.start_local(chunks.index)
@@ -102,11 +102,11 @@ async def unjudged(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[byt
             async for event in _written(writer, run):
                 yield event
             await cascade.stop_local()
-            before += 0 if run.answer is first else len(run.answer.tokens)
+            later_tokens += 0 if run.answer is first else len(run.answer.tokens)
             if chunks.index < last:
                 yield chunks.end(writer.finish_reason, run.answer)
             else:
-                yield chunks.finish(writer.finish_reason, first.usage(before), run.answer)
+                yield chunks.finish(writer.finish_reason, first.usage(later_tokens), run.answer)
     except UpdraftError as error:
         raise StreamError(error) from error
 

@@ -126,7 +126,7 @@ class GrammarState:
             del self._ahead[num_tokens:], self._masks[num_tokens + 1 :]
 
     def _mask_after(self, num_ahead: int) -> Mask | None:
-        """Return the mask after `num_ahead` draft tokens. All but the mask after the last draft token are cached."""
+        """Return the mask after `num_ahead` draft tokens, from the cache if it was computed before."""
         if num_ahead == len(self._masks):
             self._masks.append(self._computed())
         return self._masks[num_ahead]

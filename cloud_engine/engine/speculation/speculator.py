@@ -120,7 +120,7 @@ class Speculator:
         drafts.accepted += accepted
 
     def settle(self, prediction: PredictionCursor) -> None:
-        """Learn whether a prediction held, once its cursor has advanced over the tokens of a step."""
+        """Record whether a prediction matched a step, after its cursor has passed the tokens of that step."""
         held = prediction.take_verdict()
         if held is not None:
             self._trust.add(held)

@@ -150,9 +150,10 @@ class StepCosts:
         return self._draft_prefill.median * lag
 
     def observe(self, step: StepReport) -> float | None:
-        """Learn from a step. Return the target's seconds without prompts; None if prompts took most of the step.
+        """Update the costs with a finished step.
 
-        The first step with drafts after a step without, or vice versa, is cold: processor caches lack its data.
+        Return the seconds of the target model without prefill; None if prefill took most of the step. A step is cold
+        if it has drafts and the previous step had none, or the reverse: processor caches lack its data.
         """
         cold, self._drafted = self._drafted != (step.draft_tokens > 0), step.draft_tokens > 0
         self._observe_passes(step, cold)

@@ -90,7 +90,7 @@ class Quarantine:
 
     @property
     def _is_empty(self) -> bool:
-        """Return whether no node has failed lately, so that no digests need to be computed."""
+        """Return whether no node has failed lately. Then requests need no digests."""
         return _TIME.unpack_from(self._memory)[0] < self._clock() - _QUARANTINE_S
 
     def _known(self, digest: bytes) -> tuple[int, list[tuple[int, float]]]:

@@ -86,7 +86,7 @@ def _in_one_spelling(event: bytes) -> list[bytes]:
 
 
 def _split_final(data: bytes) -> list[bytes]:
-    """Split an event with both text and a finish reason in two, as OpenAI sends them."""
+    """Split an event with both text and a finish reason into two events. OpenAI sends two."""
     if _FINISH.search(data) is None:
         return [data]
     try:

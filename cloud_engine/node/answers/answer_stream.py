@@ -180,7 +180,7 @@ class _Answer:
         return False
 
     def _emit(self, text: str, piece: Piece) -> bool:
-        """Add the text that is safe to send to `piece`. Return True if a stop string or tool call ends the answer."""
+        """Append text to `piece`, if safe to send now. Return True if a stop string or tool call ends the answer."""
         self._decoded += len(text)
         too_early = self.num_tokens < self._request.params.min_tokens
         return self._show(*self._end.push(text, ignore_stop=too_early), piece)
