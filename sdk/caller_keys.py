@@ -10,7 +10,7 @@ from typing import Any
 from ..protocol.errors import InvalidRequestError
 from ..protocol.safety.redaction import is_sendable
 
-BASE_URL = "http://updraft.local/v1"  # never resolved, because the transport answers
+BASE_URL = "http://updraft.invalid/v1"  # never resolved, because the transport answers
 #: Key for openai's constructor, which requires one. The in-process router needs none.
 PLACEHOLDER_KEY = "updraft-in-process"
 _OTHER_HEADERS = ("x-api-key", "api-key")

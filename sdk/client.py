@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import openai
 
 from ..classifier.target import Promise
-from ..protocol.errors import ConfigurationError
+from ..protocol.errors import ConfigurationError, UnsupportedFeatureError
 from ..protocol.requests import ConfidenceSignal
 from ..router.config import OF_CLOUD_URL, TARGETS, LocalModelOptions, RouterConfig
 from ..router.settings_checks import check_settings
@@ -27,6 +27,8 @@ class _Unset:
 
 
 _UNSET = _Unset()
+# No server can listen on port 0, so keys and prompts of a WebSocket never leave this process.
+_NO_WEBSOCKET = "ws://127.0.0.1:0"
 
 
 class _RoutedReply:
@@ -70,6 +72,16 @@ class _RoutedReply:
         )
         super().__init__(**_upstream(options, config, given, self._http_client))
 
+    if not TYPE_CHECKING:  # the types stay those of openai's client
+
+        @cached_property
+        def responses(self) -> Any:
+            return _without_websocket(super().responses)
+
+        @cached_property
+        def realtime(self) -> Any:
+            return _without_websocket(super().realtime)
+
     def _build_request(self, options: Any, **kwargs: Any) -> Any:
         """Tell the router how many retries are left: a retry of the router repeats no local work."""
         base: Any = super()  # openai's client
@@ -77,6 +89,18 @@ class _RoutedReply:
         retries = options.get_max_retries(self.max_retries)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         request.extensions[RETRIES] = max(0, retries - kwargs.get("retries_taken", 0))
         return request
+
+
+def _without_websocket(resource: Any) -> Any:
+    """Replace the resource's `connect` by a refusal, because a WebSocket would not use the transport."""
+    resource.connect = _refuse_websocket
+    return resource
+
+
+def _refuse_websocket(*_: Any, **__: Any) -> NoReturn:
+    raise UnsupportedFeatureError(
+        "WebSockets need the daemon: run `updraft serve`, and connect with openai.OpenAI(base_url=...)."
+    )
 
 
 def _sync_client(lease: RuntimeLease) -> Any:
@@ -156,6 +180,8 @@ def _upstream(
     base_url = options.get("base_url")
     if base_url is not None and str(base_url).rstrip("/") != BASE_URL:
         raise ConfigurationError("base_url belongs to the router. Set cloud_url instead.", param="base_url")
+    if options.get("websocket_base_url") not in (None, _NO_WEBSOCKET):
+        raise ConfigurationError("websocket_base_url cannot be set: the router has no WebSocket in this process.")
     if http_client is None:
         settings = _settings(config, given, options.get("api_key"))
         check_settings(settings)
@@ -164,6 +190,7 @@ def _upstream(
         **options,
         "api_key": options.get("api_key") or PLACEHOLDER_KEY,
         "base_url": BASE_URL,
+        "websocket_base_url": _NO_WEBSOCKET,
         "http_client": http_client,
     }
 

@@ -91,4 +91,4 @@ def place(request: pytest.FixtureRequest, cloud_url: str, tmp_path_factory: pyte
     )
     with httpx.Client(transport=updraft.transport(config)) as client:
         clients = {"sync": client, "async": httpx.AsyncClient(transport=updraft.async_transport(config))}
-        yield Place("transport", "http://updraft.local/v1", "auto", clients=clients)
+        yield Place("transport", "http://updraft.invalid/v1", "auto", clients=clients)

@@ -221,7 +221,7 @@ def test_cloud_only_endpoints_are_passed_on(client: updraft.OpenAI, config: Rout
 
 def test_tokens_of_the_device(client: updraft.OpenAI) -> None:
     def ask(path: str, **body: Any) -> Any:
-        return client.post(f"http://updraft.local{path}", body=body, cast_to=object)
+        return client.post(f"http://updraft.invalid{path}", body=body, cast_to=object)
 
     assert ask("/tokenize", prompt="ab") == {
         "count": 3,
@@ -675,7 +675,7 @@ def test_sixty_four_async_requests_while_the_cloud_dies(
 
 def test_the_adapter_of_older_openai_releases(config: RouterConfig, local: ScriptedLocal) -> None:
     body = {"model": "local", "messages": USER}
-    url = "http://updraft.local/v1"
+    url = "http://updraft.invalid/v1"
     with httpx.Client(transport=updraft.transport(config, httpx=httpx), base_url=url) as client:
         assert client.post("/chat/completions", json=body).json()["model"] == "fake-small"
         with client.stream("POST", "/chat/completions", json=body | {"stream": True}) as response:

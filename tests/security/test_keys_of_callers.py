@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ import openai
 import pytest
 import updraft
 from serving import serving
-from updraft.protocol.errors import ConfigurationError
+from updraft.protocol.errors import ConfigurationError, UnsupportedFeatureError
 from updraft.router.config import CacheSettings, CloudTierConfig, RouterConfig
 from updraft.router.router import Router
 from updraft.router.server.app import daemon_app
@@ -231,7 +232,7 @@ def test_a_bare_request_of_the_client_uses_the_key_in_the_settings(client: updra
 def test_another_address_is_refused_by_name(client: updraft.OpenAI, cloud: Cloud) -> None:
     with pytest.raises(ConfigurationError, match="base_url"):
         client.with_options(base_url="https://other.example/v1")
-    for url in ("https://other.example/v1", "http://updraft.local:81/v1", "https://updraft.local/v1"):
+    for url in ("https://other.example/v1", "http://updraft.invalid:81/v1", "https://updraft.invalid/v1"):
         other = client.copy()
         other.base_url = url
         with pytest.raises(openai.BadRequestError) as caught:
@@ -356,3 +357,19 @@ def test_a_library_on_the_transport_is_told_apart_by_its_key_alone(config: Route
     with openai.OpenAI(api_key=B, http_client=httpx_of_openai().Client(transport=http)) as client:
         ask(client)
         assert cloud.keys == [f"Bearer {A}"]
+
+
+@pytest.mark.parametrize("kind", [updraft.OpenAI, updraft.AsyncOpenAI])
+def test_websockets_of_a_client_leave_no_process(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would not use the transport: key and prompt would go to any host that claims the router's name."""
+    resolved: list[object] = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: resolved.append(host))
+    with pytest.raises(ConfigurationError, match="websocket_base_url"):
+        kind(local="pocket", websocket_base_url="wss://other.example/v1")
+    client = kind(local="pocket", api_key="sk-tenant")
+    for each in (client, client.with_options(api_key="sk-other")):
+        for resource in (each.responses, each.realtime):
+            with pytest.raises(UnsupportedFeatureError, match="updraft serve"):
+                resource.connect(model="local")
+        assert str(each.websocket_base_url).endswith(":0")
+    assert resolved == []
