@@ -188,7 +188,7 @@ class RequestRecord:
 
     @property
     def saved_usd(self) -> float | None:
-        """US dollars saved (or lost, if negative) against an equal answer of `top_model`; None without prices."""
+        """US dollars saved (if negative, lost) against an equally long answer of `top_model`; None without prices."""
         if self.route is None:
             return 0.0
         if self.cache_hit is not None:

@@ -238,18 +238,18 @@ def _device_request(body: dict[str, Any]) -> tuple[ChatRequest | None, InvalidRe
 
 def unsupported_on_device(request: ChatRequest | CompletionRequest) -> UnsupportedFeatureError | None:
     """Return the error for a parameter that Updraft's cloud engine supports and the local engine does not, or None."""
-    faults = {
-        "best_of": "this device generates one candidate" if request.num_candidates > request.num_answers else "",
-        "use_beam_search": "this device does not support it" if request.use_beam_search else "",
-        "return_token_ids": "this device supports only text" if request.return_token_ids else "",
-        "answer_token_ids": "this device supports only text" if request.answer_token_ids else "",
-        "stream_options.continuous_usage_stats": "this device reports usage at the end"
-        if request.running_usage
-        else "",
-    }
-    for param, fault in faults.items():
-        if fault:
-            return UnsupportedFeatureError(f"{param.rpartition('.')[2]}: {fault}.", param=param)
+    if request.num_candidates > request.num_answers:
+        return UnsupportedFeatureError("best_of: this device generates one candidate.", param="best_of")
+    if request.use_beam_search:
+        return UnsupportedFeatureError("use_beam_search: this device does not support it.", param="use_beam_search")
+    for param in ("return_token_ids", "answer_token_ids"):
+        if getattr(request, param):
+            return UnsupportedFeatureError(f"{param}: this device supports only text.", param=param)
+    if request.running_usage:
+        return UnsupportedFeatureError(
+            "continuous_usage_stats: this device reports usage at the end.",
+            param="stream_options.continuous_usage_stats",
+        )
     return None
 
 

@@ -99,7 +99,7 @@ def internal_error() -> UpdraftError:
 
 
 def failure(error: UpdraftError | CloudFailure, record: RequestRecord | None = None) -> WireResponse:
-    """Return an OpenAI-shaped error, or the cloud's own. A header forbids retries if the device has read the prompt."""
+    """Return an OpenAI-shaped error, with a cloud's message. A header forbids retries if the device read the prompt."""
     typed = error.error if isinstance(error, CloudFailure) else error
     values = {"content-type": "application/json", **typed.headers()}
     if record is not None:

@@ -190,7 +190,7 @@ class AnswerStore:
 
 
 def only(entries: Sequence[T], entry_id: str) -> T:
-    """Return the entry that a store found under an ID. Raises NotFoundError if there is none."""
+    """Return the entry that a store found for an ID. Raises NotFoundError for an empty list."""
     if not entries:
         raise missing(entry_id)
     return entries[0]

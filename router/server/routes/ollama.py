@@ -106,7 +106,7 @@ async def version(_: RequestContext) -> WireResponse:
 
 
 def _entry(names: ModelNames, card: ModelCard) -> dict[str, Any]:
-    """Describe a model, not its private file. Its names share a digest, under which clients keep its capabilities."""
+    """Describe a model without its file's location and size. Its names share a digest, by which clients cache it."""
     modified = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
     family = {"family": card.owned_by, "families": [card.owned_by]}
     details = {"parent_model": "", "format": "", **family, "parameter_size": "", "quantization_level": ""}

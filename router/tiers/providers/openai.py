@@ -20,7 +20,7 @@ class OpenAIProvider(Provider):
 
 
 class AzureProvider(Provider):
-    """Azure OpenAI: with `api-version` in the query one path per deployment, else OpenAI's paths below `/openai/v1`."""
+    """Azure OpenAI. With `api-version` in the query, each model has a path; else OpenAI's paths below `/openai/v1`."""
 
     name = "azure"
     capabilities = Capabilities(predictions=True, seeds=True, lists_models=False)
