@@ -1,7 +1,4 @@
-"""Router settings as checked dataclasses. `settings_sources` reads them from files and variables.
-
-The comment above a field is its entry in the settings reference.
-"""
+"""Router settings as checked dataclasses. The comment above a field is its entry in the settings reference."""
 
 from __future__ import annotations
 
@@ -114,7 +111,8 @@ class CloudTierConfig:
         _check(bool(self.model), "middle_tiers.model", "the name of a model")
         check_headers(self.headers, "middle_tiers.headers")
         _check(self.skip_above is None or 0 <= self.skip_above <= 1, "middle_tiers.skip_above", "from 0 to 1")
-        provider = _provider(self.provider, self.url, "middle_tiers.url")
+        _parsed(self.url, "middle_tiers.url")
+        provider = provider_of(self.provider, self.url)
         _check_continuation(provider, "middle_tiers.continues", self.continues)
         url = _base_url(self.url, provider.base_path(self.query), "middle_tiers.url", "middle_tiers.api_key")
         object.__setattr__(self, "url", url)
@@ -298,7 +296,8 @@ class RouterConfig:
         self._check_local()
         check_headers(self.cloud_headers, "cloud_headers")
         if self.cloud_url is not None:
-            provider = _provider(self.cloud_provider, self.cloud_url, "cloud_url")
+            _parsed(self.cloud_url, "cloud_url")
+            provider = provider_of(self.cloud_provider, self.cloud_url)
             _check_continuation(provider, "cloud_continues", self.cloud_continues)
             _check(
                 provider.capabilities.predictions or not self.send_drafts,
@@ -412,11 +411,6 @@ def _resolved(aliases: dict[str, str], names: tuple[str, ...]) -> dict[str, str]
         _check(end in names, f"aliases.{alias}", f"one of {', '.join(names)}, or an alias, not {end[:100]!r}")
         resolved[alias] = end
     return resolved
-
-
-def _provider(name: str, url: str, param: str) -> Provider:
-    _parsed(url, param)
-    return provider_of(name, url)
 
 
 def _check_continuation(provider: Provider, param: str, continues: bool) -> None:

@@ -216,10 +216,7 @@ def has_model_file(config: RouterConfig) -> bool:
 
 
 def served_model(config: RouterConfig) -> LocalServerModel | None:
-    """Ask the local server for its model. Return None if the local model is a file.
-
-    Blocks, so must not run on an event loop. Raises ModelLoadError.
-    """
+    """Ask the local server for its model; None for a file. Blocks, so not for event loops. Raises ModelLoadError."""
     address = local_server(config)
 
     async def ask(address: ServerAddress) -> LocalServerModel:
@@ -230,10 +227,7 @@ def served_model(config: RouterConfig) -> LocalServerModel | None:
 
 
 def load_gates_of(config: RouterConfig, local: LocalTier) -> ExplorationGates:
-    """Load the gates of this local tier.
-
-    Raises ConfigurationError for a target that needs log-probabilities if the server reports none.
-    """
+    """Load the gates of a local tier. Raises ConfigurationError for a target without the log-probabilities it needs."""
     if not isinstance(local, ServerLocalTier):
         size = local.hidden_size if isinstance(local, EngineLocalTier | UnloadingLocalTier) else None
         return load_learning_gates(config, local.model_id, hidden_size=size)
@@ -344,9 +338,7 @@ def load_learning_gates(
     *,
     hidden_size: int | None = None,
 ) -> ExplorationGates:
-    """Load the gates of the pair, wrapped with exploration, shadow mode and drift alarm. `identity` and `hidden_size`
-    describe the local model.
-    """
+    """Load gates with exploration, shadow mode and drift alarm. `identity`, `hidden_size`: of the local model."""
     from ..classifier.calibration.drift import DriftMonitor
 
     gates = load_gates(replace(selection_of(config, model_id, identity), hidden_size=hidden_size))

@@ -89,7 +89,7 @@ class Router:
         self._ledger: Ledger | None = None
         self._ledger_writer: RequestWriter | None = None
         self._privacy = PrivacyRules(config.privacy)
-        self._cache = AnswerCache.of(config.cache)
+        self._cache = AnswerCache(int(config.cache.max_mb * 2**20), config.cache.ttl_s) if config.cache else None
         self._latency = LatencyEstimates()
         self._budget: Budget | None = None
         self._in_flight = InFlight()  # requests with a reservation, kept across budget changes
@@ -262,10 +262,7 @@ class Router:
         return has.local_missing if has.cloud_missing is not None or has.offline else None
 
     async def chat(self, request: WireRequest) -> WireResponse:
-        """Answer a chat completion, whole or as a stream, and write a ledger row.
-
-        Every failure becomes an OpenAI error body; only cancellation is raised.
-        """
+        """Answer a chat request and write a ledger row. Failures become error bodies; only cancellation is raised."""
         return await self._guarded(request, self._chat)
 
     async def _chat(self, request: WireRequest, answering: _RequestInProgress) -> WireResponse:
@@ -373,7 +370,10 @@ class Router:
             if answering.call is not None:
                 await answering.call.aclose()
         finally:  # write the row even if this wait is cancelled
-            response = self._refuse(record, failure)
+            response = answer.failure(failure, record)
+            if isinstance(failure, CloudFailure):
+                record.failed(failure)
+            self._write(record, response.status)
         return response
 
     async def _reply_to(self, call: DirectCall, reply: DirectReply) -> WireResponse:
@@ -467,13 +467,6 @@ class Router:
             self._learner.observe(judged)
         except Exception:
             log.exception("cannot learn from request %s", cascade.record.request_id)
-
-    def _refuse(self, record: RequestRecord, error: UpdraftError | CloudFailure) -> WireResponse:
-        response = answer.failure(error, record)
-        if isinstance(error, CloudFailure):
-            record.failed(error)
-        self._write(record, response.status)
-        return response
 
     def _write(self, record: RequestRecord, status: int) -> None:
         record.span.end(record.traced(status), error="" if status < 400 else str(status))

@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, cast
+from types import NoneType
+from typing import Any, cast, get_args, get_type_hints
 
 import msgspec
 
@@ -34,12 +35,7 @@ _TABLES: dict[str, type[Any]] = {
     "budget": BudgetLimits,  # last: variables are matched by prefix, and `budget` is a prefix of two names above
 }
 _PAIRS = ("cloud_headers", "cloud_query")
-_OPTIONAL = frozenset(
-    {
-        *("local", "local_model", "chat_template", "cloud_url", "cloud_api_key", "cloud_api_key_file", "hold_tokens"),
-        *("local_idle_s", "race_above", "ledger", "ledger_days", "experience", "store", "files", *TARGETS),
-    }
-)
+_OPTIONAL = frozenset(name for name, kind in get_type_hints(RouterConfig).items() if NoneType in get_args(kind))
 _SWITCHES: dict[Any, bool] = {True: True, "true": True, False: False, "false": False}
 
 
@@ -155,13 +151,9 @@ def _listed(given: dict[str, Any]) -> dict[str, Any]:
         name: _names(given[name]) for name in ("allowed_hosts", "allowed_origins") if name in given
     }
     listed |= {name: _pairs(name, given[name]) for name in _PAIRS if name in given}
-    device = table(given.get("local_options"))
-    if device is not None and "adapters" in device:
-        listed["local_options"] = {**device, "adapters": _names(device["adapters"])}
-    privacy = table(given.get("privacy"))
-    if privacy is not None:
-        lists = ("builtin", "presidio")
-        listed["privacy"] = {**privacy, **{name: _names(privacy[name]) for name in lists if name in privacy}}
+    for name, lists in (("local_options", ("adapters",)), ("privacy", ("builtin", "presidio"))):
+        if (nested := table(given.get(name))) is not None:
+            listed[name] = nested | {each: _names(nested[each]) for each in lists if each in nested}
     return {**given, **listed}
 
 

@@ -218,7 +218,10 @@ class Budget:
             result = await self._ledger.alone(work, flushed=flushed)
         except sqlite3.Error as error:
             self.problem = str(error)
-            raise _unreadable() from error
+            log.exception("cannot read the budget from the ledger")
+            raise BudgetExceededError(
+                "budget unknown, so nothing is spent: the ledger cannot be read; see the log for the cause"
+            ) from error
         self.problem = None
         return result
 
@@ -303,14 +306,6 @@ def _name(scope: Scope, caller: Caller) -> str:
 
 def _today() -> int:
     return int(time.time() // DAY_S)
-
-
-def _unreadable() -> BudgetExceededError:
-    """Log the current exception, and return the error that refuses the request."""
-    log.exception("cannot read the budget from the ledger")
-    return BudgetExceededError(
-        "budget unknown, so nothing is spent: the ledger cannot be read; see the log for the cause"
-    )
 
 
 def _check(holds: bool, name: str, wanted: str) -> None:

@@ -170,8 +170,8 @@ class Ledger:
         self._problem: str | None = None  # result of the last call of `check`
         self._database = open_database(path, REQUESTS, busy_s=busy_s, read_only=read_only)
         self._reader = LedgerReader(REQUESTS, self._database.use)
-        #: Function that waits until pending rows of this process are in the file.
-        self.flush: Callable[[], object] = _nothing
+        #: Function that waits until pending rows of this process are in the file. Without a writer, all rows are there.
+        self.flush: Callable[[], object] = lambda: None
         #: Context manager for a transaction that locks the file, so that no other thread or process writes meanwhile.
         self.transaction = self._database.transaction
 
@@ -250,10 +250,6 @@ class Ledger:
                     raise
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_PAUSE_S)
-
-
-def _nothing() -> None:
-    """Do nothing, because without a writer every row is already in the file."""
 
 
 def _is_busy(error: BaseException) -> bool:

@@ -188,10 +188,7 @@ class RequestRecord:
 
     @property
     def saved_usd(self) -> float | None:
-        """US dollars saved compared with an answer of the same length from `top_model`. May be negative.
-
-        None if a price is missing.
-        """
+        """US dollars saved (if negative, lost) against an equally long answer of `top_model`; None without prices."""
         if self.route is None:
             return 0.0
         if self.cache_hit is not None:
@@ -212,18 +209,15 @@ class RequestRecord:
 
     def judged(self, decision: GateDecision) -> None:
         """Add a gate decision. Of consecutive gate-2 decisions that let the answer continue, only the last is kept."""
-        self._add_decision(_brief(decision))
-
-    def decide(self, decision: GateDecision) -> None:
-        """Add a gate decision, and report it in the answer as the reason for the route."""
-        self.decision = _brief(decision)
-        self._add_decision(self.decision)
-
-    def _add_decision(self, decision: GateDecision) -> None:
         last = self.decisions[-1] if self.decisions else None
         if last is not None and last.gate == decision.gate == 2 and not last.escalate:
             self.decisions.pop()
-        self.decisions.append(decision)
+        self.decisions.append(_brief(decision))
+
+    def decide(self, decision: GateDecision) -> None:
+        """Add a gate decision, and report it in the answer as the reason for the route."""
+        self.judged(decision)
+        self.decision = self.decisions[-1]
 
     def repeat(self, tier: Literal["local", "cloud"], usage: dict[str, Any], age_s: float) -> None:
         """Record that the answer comes from the cache. `tier` generated it `age_s` seconds ago, with this `usage`."""
@@ -287,20 +281,26 @@ class RequestRecord:
             request_id=self.request_id,
             tier=self.tier,
             route=self.route or "local",
-            reason=self.reason,
-            gate=self.decision.gate,
-            p_gain=self.decision.p_gain,
             confidence=self.decision.confidence,
-            threshold=self.decision.threshold,
-            cost_usd=self.cost_usd,
-            saved_usd=self.saved_usd,
-            local_tokens=self.local_tokens,
-            cloud_tokens=self.cloud_tokens,
-            draft_proposed=self.cloud.accepted + self.cloud.rejected,
-            draft_accepted=self.cloud.accepted,
-            latency_ms=self.latency_ms,
             notes=[*self.hints, *self.notes, *filter(None, [self.budget_note])] or UNSET,
+            **self._facts(),
         )
+
+    def _facts(self) -> dict[str, Any]:
+        """Return the fields that the `updraft` object and the ledger row share."""
+        return {
+            "reason": self.reason,
+            "gate": self.decision.gate,
+            "p_gain": self.decision.p_gain,
+            "threshold": self.decision.threshold,
+            "cost_usd": self.cost_usd,
+            "saved_usd": self.saved_usd,
+            "local_tokens": self.local_tokens,
+            "cloud_tokens": self.cloud_tokens,
+            "draft_proposed": self.cloud.accepted + self.cloud.rejected,
+            "draft_accepted": self.cloud.accepted,
+            "latency_ms": self.latency_ms,
+        }
 
     def traced(self, status: int) -> Attributes:
         """Return the attributes of the request's trace span."""
@@ -315,18 +315,7 @@ class RequestRecord:
             model=self.model[:MAX_MODEL_CHARS],
             route=self.route or "none",
             tier=self.tier if self.route is not None else "none",
-            gate=self.decision.gate,
-            reason=self.reason,
-            p_gain=self.decision.p_gain,
-            threshold=self.decision.threshold,
-            local_tokens=self.local_tokens,
-            cloud_tokens=self.cloud_tokens,
-            draft_proposed=self.cloud.accepted + self.cloud.rejected,
-            draft_accepted=self.cloud.accepted,
             cached_tokens=sum(each.counted.cached_tokens for each in self.cloud_calls),
-            cost_usd=self.cost_usd,
-            saved_usd=self.saved_usd,
-            latency_ms=self.latency_ms,
             status=status,
             key=self.caller.key,
             user=self.caller.user,
@@ -337,6 +326,7 @@ class RequestRecord:
             cloud_prompt_tokens=self.cloud_prompt_tokens,
             local_ms=self.local_s * 1e3,
             cloud_ms=self.cloud_s * 1e3,
+            **self._facts(),
         )
 
 

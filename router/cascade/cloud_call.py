@@ -132,10 +132,7 @@ class CloudAttempt:
 async def cloud_call(
     state: RouterState, record: RequestRecord, body: dict[str, Any], path: str, *, draft: str = ""
 ) -> AsyncGenerator[CloudAttempt]:
-    """Context manager for a call of the cloud. It first reserves the maximum cost, including that of `draft`.
-
-    Raises CloudForbidden if the budget does not allow the call.
-    """
+    """Context manager for a cloud call: first reserves its maximum cost with `draft`. Raises CloudForbidden."""
     call = CloudCall(body["model"], is_reasoning=_may_hide_tokens(body))
     attempt = CloudAttempt(state, record, call, path, body, draft)
     if state.budget is not None:

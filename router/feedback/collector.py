@@ -135,7 +135,12 @@ class ExperienceCollector:
         """Store all waiting answers. Do nothing if an earlier call has stored them."""
         with self._lock:
             taken, self._waiting = self._waiting, []
-        observations = [each for each in map(self._learned, taken) if each is not None]
+        observations: list[Observation] = []
+        for judged in taken:
+            try:
+                observations.append(self._observation(judged))
+            except Exception:
+                log.exception("cannot learn from request %s", judged.record.request_id)
         kept = self._store_valid(observations)
         with self._lock:
             self.counts = self.counts.plus(waiting=-len(taken), kept=len(kept), failed=len(taken) - len(kept))
@@ -144,13 +149,6 @@ class ExperienceCollector:
             monitor = monitors[each.id]
             if monitor is not None and each.grades is not None and each.p_gain is not None:
                 monitor.labelled(each.p_gain, each.grades[1] > each.grades[0], each.propensity)
-
-    def _learned(self, judged: JudgedRequest) -> Observation | None:
-        try:
-            return self._observation(judged)
-        except Exception:
-            log.exception("cannot learn from request %s", judged.record.request_id)
-            return None
 
     def _store_valid(self, observations: list[Observation]) -> list[Observation]:
         """Store the observations, and return those that were stored. A faulty observation does not stop the others."""

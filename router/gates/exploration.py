@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ...classifier.calibration.drift import DriftMonitor
 
 
-class _WrappingGates:
+class _WrappingGates(Gates):
     """Base class of gates that wrap other gates. Methods that decide nothing are delegated to the wrapped gates."""
 
     def __init__(self, gates: Gates) -> None:
@@ -159,9 +159,6 @@ class _SampledGates(_WrappingGates):
         self._chance = chance
         self._why = why
         self._early = False  # whether gate 1 or 2 would have escalated, before the answer was complete
-
-    def begin(self) -> Gates:
-        return self
 
     def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:
         return self._observed_only(self._gates.before(messages, quality))

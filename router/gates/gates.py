@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol
 
 from ...classifier.target import Target
 from ...protocol.errors import ConfigurationError, InvalidRequestError
@@ -44,6 +44,7 @@ class Gates(Protocol):
     """The three gates for one pair of models. `tokens`: number of tokens that gate 2 reads.
 
     `quality` is the share of the cloud's quality that a request wants to keep; None for the router's own target.
+    The defaults are those of gates without a policy, which accept no quality target and precompute nothing.
     """
 
     tokens: int
@@ -51,32 +52,31 @@ class Gates(Protocol):
     @property
     def quality(self) -> float | None:
         """Router's own target, if the target is a calibrated quality."""
-        ...
+        return None
 
     @property
     def typical_p_gain(self) -> Floats | None:
         """Gate 1's P(gain) values of typical calibration requests, if known, to compare live requests with."""
-        ...
+        return None
 
     def check(self, quality: float | None) -> None:
         """Compute and cache the thresholds of this target, which takes a millisecond or two.
 
         Like the gates themselves, raises ConfigurationError if the target was not calibrated.
         """
-        ...
+        if quality is not None:
+            raise uncalibrated("quality")
 
     def begin(self) -> Gates:
         """Return the gates for one request, which exploration may sample at random."""
-        ...
+        return self
 
     def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision: ...
     def read_ahead(self, messages: Sequence[Message]) -> None:
         """Precompute gate 3's features of the question, while the local model is busy."""
-        ...
 
     def read_lines(self, answer: str) -> None:
         """Precompute gate 3's features of the complete lines in an unfinished answer."""
-        ...
 
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
         """Judge from the first or latest `tokens` tokens whether the answer has gone wrong and must escalate."""
@@ -96,7 +96,7 @@ _CONFIDENCES: dict[ConfidenceSignal, str] = {
 _QUALITIES = 10_000  # quality targets are rounded up to multiples of 1 / _QUALITIES
 
 
-class PolicyGates:
+class PolicyGates(Gates):
     """Gates that compare P(gain) with a calibrated policy's thresholds for the router's or the request's target.
 
     `caveat`: prefix of every reason if the policy was calibrated for another pair of models.
@@ -119,9 +119,6 @@ class PolicyGates:
 
     def check(self, quality: float | None) -> None:
         self._at(quality)
-
-    def begin(self) -> Gates:
-        return self
 
     def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:
         from ...classifier.features.gate_inputs import PromptView
@@ -187,27 +184,7 @@ def confidence_of(signals: Sequence[Signals], by: ConfidenceSignal) -> float:
     return 0.5 + 0.5 * math.tanh(sum(signal.margin for signal in signals) / len(signals) / 2)
 
 
-class _UncalibratedGates:
-    """Base class of gates without a policy, which accept no quality target and precompute nothing."""
-
-    quality: float | None = None
-    typical_p_gain: Floats | None = None
-
-    def check(self, quality: float | None) -> None:
-        if quality is not None:
-            raise uncalibrated("quality")
-
-    def begin(self) -> Self:
-        return self
-
-    def read_ahead(self, messages: Sequence[Message]) -> None:
-        """Do nothing."""
-
-    def read_lines(self, answer: str) -> None:
-        """Do nothing."""
-
-
-class ConfidenceGates(_UncalibratedGates):
+class ConfidenceGates(Gates):
     """Gates of the plain cascade (`confidence`): escalate if the local model is unsure. No quality is promised.
 
     Gate 3 compares the answer's `confidence_of` with `confidence`; gate 2 stops a run whose last 16 tokens are below
@@ -226,12 +203,7 @@ class ConfidenceGates(_UncalibratedGates):
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:  # noqa: ARG002
         return self._judge(2, "while generating", answer.signals[-self.tokens :], self._confidence / 2)
 
-    def after(
-        self,
-        messages: Sequence[Message],  # noqa: ARG002
-        answer: LocalAnswer,
-        quality: float | None,  # noqa: ARG002
-    ) -> GateDecision:
+    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:  # noqa: ARG002
         return self._judge(3, "after generation", answer.signals, self._confidence)
 
     def _judge(self, gate: int, moment: str, signals: Sequence[Signals], least: float) -> GateDecision:
@@ -247,7 +219,7 @@ class ConfidenceGates(_UncalibratedGates):
         )
 
 
-class NoPolicyGates(_UncalibratedGates):
+class NoPolicyGates(Gates):
     """Gates without a policy: every request escalates, because nothing is known about local answers."""
 
     tokens = 2**31

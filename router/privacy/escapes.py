@@ -114,10 +114,7 @@ def encoded_texts(text: str) -> Iterator[str]:
 
 
 def base85_texts(text: str, budget: ReadingBudget) -> Iterator[str]:
-    """Yield the base85 texts in `text`. Raises TooLongError.
-
-    The escapes in `text` must not be decoded yet, because base85 uses the same characters.
-    """
+    """Yield the base85 texts in `text`, before escapes (of the same characters) are decoded. Raises TooLongError."""
     for match in _FRAMED.finditer(text):
         yield from filter(None, (_decoded(base64.a85decode, match[1]),))
     for match in _BASE85.finditer(text):

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from ...protocol.http.lenient_json import json_of
+
 
 def table(value: Any) -> dict[str, Any] | None:
     """Return `value` if it is a JSON object, else None."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+def object_in(raw: bytes) -> dict[str, Any]:
+    """Return the JSON object in `raw`, or an empty object for anything else."""
+    try:
+        return table(json_of(raw)) or {}
+    except ValueError:
+        return {}
 
 
 def rows(value: Any) -> list[Any] | None:

@@ -19,7 +19,6 @@ from ...protocol.http.lenient_json import json_bytes, json_of
 from ...protocol.http.wire import WireRequest
 from ...protocol.safety.bounded_cache import BoundedCache
 from ..accounting.request_record import RequestRecord
-from ..config import CacheSettings
 from ..request.caller import Caller
 from ..request.json_narrowing import table, tables
 
@@ -41,11 +40,6 @@ class AnswerCache(BoundedCache[bytes, CachedCompletion]):
     def __init__(self, max_bytes: int, ttl_s: float) -> None:
         super().__init__(sys.maxsize, max_bytes, lambda _, entry: len(entry.completion) + _OVERHEAD)
         self._ttl_s = ttl_s
-
-    @staticmethod
-    def of(settings: CacheSettings) -> AnswerCache | None:
-        """Return the cache for the settings, or None if caching is off."""
-        return AnswerCache(int(settings.max_mb * 2**20), settings.ttl_s) if settings else None
 
     def get(self, key: bytes) -> CachedCompletion | None:
         entry = super().get(key)

@@ -99,10 +99,7 @@ def internal_error() -> UpdraftError:
 
 
 def failure(error: UpdraftError | CloudFailure, record: RequestRecord | None = None) -> WireResponse:
-    """Return an OpenAI-shaped error, with the cloud's own message if the cloud refused.
-
-    If the device has already read the prompt, a header asks the client not to retry.
-    """
+    """Return an OpenAI-shaped error, with a cloud's message. A header forbids retries if the device read the prompt."""
     typed = error.error if isinstance(error, CloudFailure) else error
     values = {"content-type": "application/json", **typed.headers()}
     if record is not None:
@@ -160,10 +157,7 @@ def text_logprobs(shown: Sequence[tuple[int, Token]], token_bytes: TokenBytes, e
 
 
 class ChunkWriter:
-    """Writer of the chunks of one stream, which share ID, model and time.
-
-    If usage was requested, chunks without usage have `usage: null`.
-    """
+    """Writer of one stream's chunks, with the same ID, model and time, and `usage: null` until a requested usage."""
 
     def __init__(self, cascade: Cascade) -> None:
         self.index = 0  # index of the answer that is being written

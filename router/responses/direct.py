@@ -12,7 +12,6 @@ from ...protocol.decoding import read_object
 from ...protocol.dialects.multipart import FORM, read_upload
 from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError
 from ...protocol.http.forwarding import forwarded
-from ...protocol.http.lenient_json import json_of
 from ...protocol.http.wire import WireRequest
 from ...protocol.responses import MAX_TOKENS
 from ...protocol.safety.names import check_names
@@ -22,7 +21,7 @@ from ..cascade.escalation import Escalation
 from ..gates.gates import GateDecision
 from ..gates.rules import Ruling
 from ..request.chat_request import RequestedTier, RoutingRequest, check_private, take_options
-from ..request.json_narrowing import table
+from ..request.json_narrowing import object_in
 from ..state import RouterState
 from ..tiers.cloud import json_content
 from ..tiers.failures import CloudFailure
@@ -125,7 +124,7 @@ def forwarder(path: str, what: str) -> DirectHandler:
             call.closing.push_async_callback(answer.body.aclose)
             return _events(answer.body)
         if answer.kind.startswith("application/json"):
-            call.record.counted(_usage(answer.body))
+            call.record.counted(ReportedUsage.of(object_in(answer.body), MAX_TOKENS))
         return answer
 
     return handle
@@ -140,13 +139,6 @@ def _content(call: DirectCall, model: str) -> Content:
         return json_content({**call.job.body, **named})
     place = read_upload(kind, sent.body).place
     return Content(sent.body[: place.start] + model.encode() + sent.body[place.stop :], kind, model)
-
-
-def _usage(raw: bytes) -> ReportedUsage | None:
-    try:
-        return ReportedUsage.of(table(json_of(raw)) or {}, MAX_TOKENS)
-    except ValueError:
-        return None
 
 
 async def _events(body: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:

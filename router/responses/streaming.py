@@ -13,7 +13,7 @@ from ...accounting.reported_usage import ReportedUsage
 from ...protocol.errors import EngineError, UpdraftError
 from ...protocol.http import sse
 from ...protocol.http.lenient_json import split_final_event
-from ...protocol.requests import ChatRequest
+from ...protocol.requests import ChatRequest, Message
 from ...protocol.responses import ChoiceLogprobs, Delta, FinishReason
 from ...protocol.safety.redaction import paired
 from ...protocol.sampling import SamplingParams
@@ -124,10 +124,7 @@ async def _written(writer: _LocalText, run: LocalGeneration) -> AsyncGenerator[b
 
 
 class _LocalText:
-    """Converter of one local answer's tokens to chunks.
-
-    `sent`: text sent so far. `finish_reason`: set by `rest`.
-    """
+    """Converter of one local answer's tokens to chunks. `sent`: text sent so far. `finish_reason`: set by `rest`."""
 
     def __init__(self, cascade: Cascade, chunks: ChunkWriter, reader: AnswerParser | None = None) -> None:
         self._cascade = cascade
@@ -163,9 +160,7 @@ class _LocalText:
 
 
 async def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
-    """Apply gate 2 to the latest tokens, every `gates.tokens` tokens. An answer that has reached the caller's
-    token limit ends anyway and is not judged.
-    """
+    """Apply gate 2 every `gates.tokens` tokens, except to an answer that ends anyway, at the caller's token limit."""
     spent = len(answer.tokens)
     if spent % cascade.gates.tokens or cascade.chat.sampling().max_tokens == spent:
         return False
@@ -213,7 +208,7 @@ async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: Local
             raise StreamError(failure.error) from failure
         cascade.record.fell_back(failure)
         try:
-            async for event in _continue_on_device(cascade, writer, answer, left):
+            async for event in _continue_on_device(cascade, writer, answer, messages, left):
                 yield event
         except UpdraftError as error:
             raise StreamError(error) from error
@@ -229,11 +224,9 @@ async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: Local
 
 
 async def _continue_on_device(
-    cascade: Cascade, writer: _LocalText, begun: LocalAnswer, left: SamplingParams
+    cascade: Cascade, writer: _LocalText, begun: LocalAnswer, messages: list[Message], left: SamplingParams
 ) -> AsyncGenerator[bytes]:
     """Continue the local answer on the device, without gates."""
-    chat = cascade.chat
-    messages = continued(chat.messages, paired(writer.sent), continues=chat.continue_final_message)
     run = await cascade.continue_local(messages, left)
     tail = _LocalText(cascade, writer.chunks, writer.reader)
     async for event in _written(tail, run):

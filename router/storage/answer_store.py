@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ...accounting.budget import DAY_S
 from ...protocol.errors import ConfigurationError, NotFoundError
@@ -17,6 +17,7 @@ from ...protocol.safety.database import Database
 from ...protocol.safety.shared_file import SharedFile
 from ...protocol.sqlite import tables, transaction
 
+T = TypeVar("T")
 Kind = Literal["response", "chat.completion", "conversation"]
 _SCHEMA = (
     """CREATE TABLE answers (
@@ -104,10 +105,7 @@ class AnswerStore:
 
     def get(self, owner: str, kind: Kind, answer_id: str) -> StoredAnswer:
         """Return an answer. Raises NotFoundError."""
-        answers = self._select("owner = ? AND kind = ? AND id = ?", (owner, kind, answer_id))
-        if not answers:
-            raise missing(answer_id)
-        return answers[0]
+        return only(self._select("owner = ? AND kind = ? AND id = ?", (owner, kind, answer_id)), answer_id)
 
     def page(
         self,
@@ -118,10 +116,7 @@ class AnswerStore:
         model: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> tuple[list[StoredAnswer], bool]:
-        """Return one page of answers, optionally only those of `model` or with `metadata`, and whether more follow.
-
-        Raises NotFoundError for an unknown `wanted.after`.
-        """
+        """Return a page of answers (of `model`, with `metadata`), and whether more follow. Raises NotFoundError."""
         where, values = "owner = ? AND kind = ?", [owner, kind]
         if model is not None:
             where, values = f"{where} AND model = ?", [*values, model]
@@ -144,9 +139,7 @@ class AnswerStore:
         key = (owner, kind, answer_id)
         with self._database.transaction() as connection:
             answers = self._select("owner = ? AND kind = ? AND id = ?", key, connection=connection)
-            if not answers:
-                raise missing(answer_id)
-            changed = change(answers[0])
+            changed = change(only(answers, answer_id))
             texts = [json_bytes(each).decode() for each in (changed.metadata, changed.body, changed.input)]
             query = "UPDATE answers SET metadata = ?, body = ?, input = ? WHERE owner = ? AND kind = ? AND id = ?"
             connection.execute(query, (*texts, *key))
@@ -194,6 +187,13 @@ class AnswerStore:
         newest = "SELECT position FROM answers ORDER BY position DESC LIMIT 1 OFFSET ?"
         connection.execute("DELETE FROM answers WHERE created < ?", (self._oldest(),))
         connection.execute(f"DELETE FROM answers WHERE position <= ({newest})", (self._most,))
+
+
+def only(entries: Sequence[T], entry_id: str) -> T:
+    """Return the entry that a store found for an ID. Raises NotFoundError for an empty list."""
+    if not entries:
+        raise missing(entry_id)
+    return entries[0]
 
 
 def missing(answer_id: str) -> NotFoundError:

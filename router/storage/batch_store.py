@@ -12,7 +12,7 @@ import msgspec
 
 from ...protocol.decoding import prepare_types
 from ...protocol.errors import InvalidRequestError, RateLimitError
-from .answer_store import Page, missing
+from .answer_store import Page, only
 from .file_store import FileMetadata, FilesDatabase, complete_file
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
@@ -110,9 +110,7 @@ class BatchStore:
     def get(self, owner: str, batch_id: str) -> Batch:
         """Return a batch. Raises NotFoundError."""
         rows = self._database.rows("SELECT body FROM batches WHERE owner = ? AND id = ?", owner, batch_id)
-        if not rows:
-            raise missing(batch_id)
-        return _batch(rows[0][0])
+        return _batch(only(rows, batch_id)[0])
 
     def page(self, owner: str, wanted: Page) -> tuple[list[Batch], bool]:
         """Return one page, and whether more follow. Raises NotFoundError."""

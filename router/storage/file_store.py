@@ -18,7 +18,7 @@ from ...protocol.http.ids import new_id
 from ...protocol.safety.database import Database
 from ...protocol.safety.shared_file import SharedFile
 from ...protocol.sqlite import create_tables
-from .answer_store import Page, missing
+from .answer_store import Page, only
 
 DATABASE = "files.sqlite3"
 MB = 2**20
@@ -67,20 +67,15 @@ class FilesDatabase:
             return connection.execute(query, values).fetchall()
 
     def page(self, table: str, columns: str, wanted: Page, where: Mapping[str, str]) -> list[tuple[Any, ...]]:
-        """Return the rows of one page whose columns have the values in `where`, plus one row if more follow.
-
-        Raises NotFoundError for an unknown `wanted.after`.
-        """
+        """Return a page of rows with the values in `where`, and one more if more follow. Raises NotFoundError."""
         conditions = "".join(f" AND {name} = ?" for name in where)
         values: list[str | int] = [*where.values()]
         sign, order = ("<", "DESC") if wanted.newest_first else (">", "ASC")
         if wanted.after is not None:
             query = f"SELECT position FROM {table} WHERE true{conditions} AND id = ?"
-            rows = self.rows(query, *values, wanted.after)
-            if not rows:
-                raise missing(wanted.after)
+            (position,) = only(self.rows(query, *values, wanted.after), wanted.after)
             conditions += f" AND position {sign} ?"
-            values.append(rows[0][0])
+            values.append(position)
         query = f"SELECT {columns} FROM {table} WHERE true{conditions} ORDER BY position {order} LIMIT ?"
         return self.rows(query, *values, wanted.limit + 1)
 
@@ -155,10 +150,7 @@ class FileStore:
     def get(self, owner: str, file_id: str) -> FileObject:
         """Return a file. Raises NotFoundError."""
         query = f"SELECT {_COLUMNS} FROM complete_files WHERE owner = ? AND id = ?"
-        rows = self._database.rows(query, owner, file_id)
-        if not rows:
-            raise missing(file_id)
-        return FileObject(*rows[0])
+        return FileObject(*only(self._database.rows(query, owner, file_id), file_id))
 
     def page(self, owner: str, wanted: Page, purpose: str | None) -> tuple[list[FileObject], bool]:
         """Return one page, optionally of one purpose, and whether more follow. Raises NotFoundError."""

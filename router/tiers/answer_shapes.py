@@ -11,7 +11,7 @@ from ...accounting.reported_usage import ReportedUsage
 from ...protocol.dialects.chat_chunks import index_of
 from ...protocol.embeddings import base64_of, vector_of
 from ...protocol.http.lenient_json import json_bytes, json_of
-from ..request.json_narrowing import rows, table, tables
+from ..request.json_narrowing import object_in, rows, table, tables
 from .failures import invalid_answer
 from .providers.provider import Provider
 
@@ -56,10 +56,7 @@ def embeddings_in(raw: bytes, url: str, encoding: Any) -> dict[str, Any]:
 
 def models_in(raw: bytes, owner: str | None = None) -> frozenset[str]:
     """Return the model IDs in a model list, only those of `owner` if given. Empty if `raw` is not a list."""
-    try:
-        cards = tables((table(json_of(raw)) or {}).get("data")) or []
-    except ValueError:
-        return frozenset()
+    cards = tables(object_in(raw).get("data")) or []
     return frozenset(str(card.get("id")) for card in cards if owner in (None, card.get("owned_by")))
 
 

@@ -66,29 +66,21 @@ class HttpCloudTier:
     async def complete(
         self, path: str, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarding = NOTHING
     ) -> dict[str, Any]:
-        call = self._call(path, body, forwarded)
-
         def redact(error: Any) -> Any:
             return self._endpoint.redactor(forwarded.api_key).json(error)
 
-        async def attempt() -> dict[str, Any]:
-            raw = await self._whole("POST", call.path, json_content(call.body), forwarded)
+        def read(raw: bytes) -> dict[str, Any]:
             return completion_in(raw, self._url, self._provider, redact, is_text=path == "completions")
 
-        return await self._ask(attempt, timeout_s, call, forwarded)
+        return await self._ask_whole(path, body, read, timeout_s, forwarded)
 
     async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarding = NOTHING) -> dict[str, Any]:
-        call = self._call("embeddings", body, forwarded)
-
-        async def attempt() -> dict[str, Any]:
-            raw = await self._whole("POST", call.path, json_content(call.body), forwarded)
+        def read(raw: bytes) -> dict[str, Any]:
             return embeddings_in(raw, self._url, body.get("encoding_format"))
 
-        return await self._ask(attempt, timeout_s, call, forwarded)
+        return await self._ask_whole("embeddings", body, read, timeout_s, forwarded)
 
-    async def pass_on(
-        self, path: str, content: Content, *, timeout_s: float, forwarded: Forwarding = NOTHING
-    ) -> CloudContent:
+    async def pass_on(self, path: str, content: Content, *, timeout_s: float, forwarded: Forwarding) -> CloudContent:
         call = self._call(path, {"model": content.model}, forwarded)
 
         async def attempt() -> CloudContent:
@@ -149,6 +141,17 @@ class HttpCloudTier:
         if self._client is not None:
             await self._client.aclose()
 
+    async def _ask_whole(
+        self, path: str, body: dict[str, Any], read: Callable[[bytes], T], timeout_s: float, forwarded: Forwarding
+    ) -> T:
+        """Send a request and return what `read` makes of the whole answer. Raises CloudFailure."""
+        call = self._call(path, body, forwarded)
+
+        async def attempt() -> T:
+            return read(await self._whole("POST", call.path, json_content(call.body), forwarded))
+
+        return await self._ask(attempt, timeout_s, call, forwarded)
+
     async def _ask(
         self, attempt: Callable[[], Awaitable[T]], timeout_s: float, call: ProviderCall, forwarded: Forwarding
     ) -> T:
@@ -190,14 +193,10 @@ class HttpCloudTier:
             raise misconfigured(error) from error
 
     async def _models(self, forwarded: Forwarding) -> bytes:
-        key = forwarded.api_key
-        return await self._whole(
-            "GET", with_query("models", self._endpoint.query_with(key)), None, Forwarding(api_key=key)
-        )
+        path = with_query("models", self._endpoint.query_with(forwarded.api_key))
+        return await self._whole("GET", path, None, Forwarding(api_key=forwarded.api_key))
 
-    async def _whole(
-        self, method: str, path: str, content: Content | None = None, forwarded: Forwarding = NOTHING
-    ) -> bytes:
+    async def _whole(self, method: str, path: str, content: Content | None, forwarded: Forwarding) -> bytes:
         return await self._read_whole(await self._send(method, path, content, forwarded))
 
     async def _read_whole(self, response: httpx.Response) -> bytes:
@@ -209,9 +208,7 @@ class HttpCloudTier:
         finally:
             await response.aclose()
 
-    async def _send(
-        self, method: str, path: str, content: Content | None = None, forwarded: Forwarding = NOTHING
-    ) -> httpx.Response:
+    async def _send(self, method: str, path: str, content: Content | None, forwarded: Forwarding) -> httpx.Response:
         """Send a request and return the open response. Raises CloudFailure for any status but 200."""
         if self._client is None:
             raise misconfigured(self._client_error or ConfigurationError("The cloud's HTTP client is not set up."))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Literal
 
+from ...protocol.dialects.chat_chunks import text_of
 from ...protocol.http.lenient_json import json_bytes
 from ..request.json_narrowing import table, tables
 
@@ -31,7 +32,8 @@ class Continuation:
     def take(self, event: Event) -> ContinuationVerdict:
         choices = event[1]["choices"]
         self.events.append(event)
-        self._received = (self._received + "".join(map(_text, choices))).lstrip()
+        text = "".join(text_of((table(choice.get("delta")) or {}).get("content")) for choice in choices)
+        self._received = (self._received + text).lstrip()
         verdict = self._verdict(ended=any(choice.get("finish_reason") for choice in choices))
         if verdict == "repeats":
             self.events = deque([_with_text(event[1], self._received[len(self._begun) :])])
@@ -46,13 +48,6 @@ class Continuation:
         if begun.startswith(received) and not ended:
             return "unknown"
         return "differs" if received[:_ALIKE] == begun[:_ALIKE] else "continues"
-
-
-def _text(choice: dict[str, Any]) -> str:
-    content = (table(choice.get("delta")) or {}).get("content")
-    if isinstance(content, str):
-        return content
-    return "".join(str(part.get("text") or "") for part in tables(content) or ())
 
 
 def _with_text(event: dict[str, Any], text: str) -> Event:

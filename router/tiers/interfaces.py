@@ -226,7 +226,6 @@ class CloudTier(Protocol):
 
     def refuse_drafts(self) -> None:
         """Send no more drafts, because the cloud refused the `prediction` field."""
-        ...
 
     async def complete(
         self, path: str, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarding = NOTHING
@@ -252,9 +251,7 @@ class CloudTier(Protocol):
         """Return the validated answer to an embeddings request."""
         ...
 
-    async def pass_on(
-        self, path: str, content: Content, *, timeout_s: float, forwarded: Forwarding = NOTHING
-    ) -> CloudContent:
+    async def pass_on(self, path: str, content: Content, *, timeout_s: float, forwarded: Forwarding) -> CloudContent:
         """Return the cloud's answer to `content` unparsed. Server-sent events are passed on as they arrive."""
         ...
 

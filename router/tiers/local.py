@@ -27,26 +27,14 @@ class EngineLocalTier:
     def __init__(self, engine: LocalEngine) -> None:
         self._engine = engine
         self._grammars: GrammarCheck | None = None
-
-    @property
-    def model_id(self) -> str:
-        return self._engine.model_id
+        self.model_id = engine.model_id
+        self.context_length = engine.context_length
+        self.tool_format: ToolFormat | None = engine.tool_format
+        self.reasoning: ReasoningStyle | None = engine.reasoning
 
     @property
     def hidden_size(self) -> int:
         return self._engine.hidden_size
-
-    @property
-    def context_length(self) -> int:
-        return self._engine.context_length
-
-    @property
-    def tool_format(self) -> ToolFormat | None:
-        return self._engine.tool_format
-
-    @property
-    def reasoning(self) -> ReasoningStyle | None:
-        return self._engine.reasoning
 
     async def start(
         self, messages: Sequence[Message], params: SamplingParams, **options: Unpack[AnswerOptions]

@@ -7,9 +7,10 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TypeVar
 
 from ...accounting.breaker import Breaker, BreakerRules
+from ...protocol.http.wire import close_body
 from .failures import CloudFailure, circuit_open, timed_out
 from .interfaces import Book
 
@@ -26,11 +27,6 @@ _SILENCES = 2  # distinct requests that must time out to open the circuit, since
 _JITTER = 0.25  # random share added to the backoff, so that clients do not retry in step
 
 T = TypeVar("T")
-
-
-@runtime_checkable
-class _Closable(Protocol):
-    async def aclose(self) -> None: ...
 
 
 class CloudCalls:
@@ -174,6 +170,4 @@ async def _waited(failure: CloudFailure, backoff_s: float, until: float) -> bool
 async def _dropped(trial: asyncio.Future[T]) -> None:
     """Wait for the answer of a trial whose caller no longer waits, and close it."""
     with suppress(CloudFailure):
-        answer = await trial
-        if isinstance(answer, _Closable):
-            await answer.aclose()
+        await close_body(await trial)

@@ -31,15 +31,8 @@ def public_paths() -> tuple[str, ...]:
     return ("/", *(f"/page/{name}" for name in _files()))
 
 
-async def index(_: RequestContext) -> WireResponse:
-    return _file("index.html")
-
-
 async def asset(context: RequestContext) -> WireResponse:
-    return _file(context.parameters["file"])
-
-
-def _file(name: str) -> WireResponse:
+    name = context.parameters.get("file", "index.html")
     path = _files().get(name)
     if path is None:
         raise NotFoundError(f"The page has no file {name[:100]!r}.")
@@ -47,6 +40,6 @@ def _file(name: str) -> WireResponse:
 
 
 ROUTES = (
-    Route("GET", "/", index, "the web page; needs no key"),
+    Route("GET", "/", asset, "the web page; needs no key"),
     Route("GET", "/page/{file}", asset, "scripts and styles of the web page; need no key"),
 )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -14,14 +13,13 @@ import msgspec
 from ....accounting.budget import DAY_S
 from ....protocol.decoding import convert, prepare_types, read_object
 from ....protocol.errors import InvalidRequestError, invalid_value
-from ....protocol.http.ids import new_id
 from ....protocol.http.lenient_json import json_bytes, json_of
 from ....protocol.http.wire import WireResponse
 from ...storage.batch_store import Batch, BatchStore, RequestCounts
 from ...storage.file_store import FileMetadata
 from ..batches.lines import check_lines, read_line, read_lines
 from ..batches.run import MESSAGES, Stores
-from .openai.batches import WINDOW, WINDOW_S, check_key
+from .openai.batches import check_key, find, new_batch
 from .openai.files import BATCH_DAYS
 from .openai.pagination import page_of, query_of
 from .route import RequestContext, Route
@@ -52,7 +50,7 @@ async def create(context: RequestContext) -> WireResponse:
 
 def _create(stores: Stores, owner: str, requests: list[dict[str, Any]]) -> Batch:
     """Write the requests to a file, as in OpenAI's batches, and create the batch. Raises InvalidRequestError."""
-    now, writer = int(time.time()), stores.files.begin(owner)
+    writer = stores.files.begin(owner)
     bodies = {"method": "POST", "url": _ENDPOINT}
     lines = [{**bodies, "custom_id": each.get("custom_id"), "body": each.get("params")} for each in requests]
     try:
@@ -67,15 +65,7 @@ def _create(stores: Stores, owner: str, requests: list[dict[str, Any]]) -> Batch
     except BaseException:
         stores.files.discard(writer.id)
         raise
-    batch = Batch(
-        id=new_id("msgbatch"),
-        endpoint=_ENDPOINT,
-        input_file_id=writer.id,
-        completion_window=WINDOW,
-        created_at=now,
-        expires_at=now + WINDOW_S,
-        request_counts=RequestCounts(total),
-    )
+    batch = new_batch("msgbatch", _ENDPOINT, writer.id, request_counts=RequestCounts(total))
     stores.batches.create(owner, batch, _KEPT_S)
     return batch
 
@@ -89,17 +79,17 @@ async def list_batches(context: RequestContext) -> WireResponse:
 
 
 async def retrieve(context: RequestContext) -> WireResponse:
-    batch = await _of(context, BatchStore.get)
+    batch = await find(context, _owner(context))
     context.batches.work()
     return _shown(batch)
 
 
 async def cancel(context: RequestContext) -> WireResponse:
-    return _shown(await _of(context, BatchStore.cancel))
+    return _shown(await find(context, _owner(context), BatchStore.cancel))
 
 
 async def results(context: RequestContext) -> WireResponse:
-    batch = await _of(context, BatchStore.get)
+    batch = await find(context, _owner(context))
     if not batch.is_over:
         raise InvalidRequestError("The batch has not ended. Wait until its processing_status is ended.")
     lines = await context.batches.use(lambda stores: _results(stores, batch))
@@ -131,11 +121,6 @@ def _result(line: dict[str, Any], **result: Any) -> bytes:
 async def _sent(lines: Iterator[bytes]) -> AsyncGenerator[bytes]:
     while some := await asyncio.to_thread(lambda: b"".join(islice(lines, _LINES_AT_ONCE))):
         yield some
-
-
-async def _of(context: RequestContext, read: Callable[[BatchStore, str, str], Batch]) -> Batch:
-    owner, batch_id = _owner(context), context.parameters["batch"]
-    return await context.batches.use(lambda stores: read(stores.batches, owner, batch_id))
 
 
 def _owner(context: RequestContext) -> str:

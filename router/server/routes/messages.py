@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-import msgspec
-
 from ....protocol.dialects.messages_events import message_of
 from ....protocol.dialects.messages_request import MessagesRequest, read_count, read_message
 from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
-from .openai.tokens import input_tokens, prompt_tokens
+from .openai.tokens import count_input, prompt_tokens
 from .route import RequestContext, Route
 
 
@@ -27,10 +25,7 @@ async def count_tokens(context: RequestContext) -> WireResponse:
     """Count tokens with the tokenizer of the device's model; a cloud model may count differently."""
     request = context.request
     body = await off_event_loop(request.body, lambda: read_count(request.body))
-    counted = await input_tokens(replace(context, request=replace(request, body=body)))
-    if not isinstance(counted.body, bytes) or counted.status != 200:
-        return counted
-    return WireResponse.json({"input_tokens": msgspec.json.decode(counted.body)["input_tokens"]})
+    return WireResponse.json({"input_tokens": (await count_input(context, body)).input_tokens})
 
 
 def _read(request: WireRequest) -> tuple[MessagesRequest, WireRequest]:

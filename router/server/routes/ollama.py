@@ -24,7 +24,6 @@ from ....protocol.dialects.ollama_request import (
     model_name,
     read_ollama_request,
 )
-from ....protocol.http.lenient_json import json_of
 from ....protocol.http.wire import WireResponse, off_event_loop
 from ....protocol.responses import ModelCard
 from ...model_names import ModelNames
@@ -33,7 +32,7 @@ from ...responses.text_completion import complete
 from ...tiers.idle import UnloadingLocalTier
 from ...tiers.interfaces import ChatOnlyTier
 from ...tiers.providers.registry import provider_of
-from .route import RequestContext, Route
+from .route import RequestContext, Route, translated
 
 #: Implemented version of the Ollama API. Clients require a minimum version for tools and reasoning.
 _API_VERSION = "0.13.0"
@@ -50,10 +49,8 @@ async def answer(context: RequestContext, kind: type[OllamaChat] | type[OllamaGe
     wire = replace(request, body=body, hints=asked.hints, effort_field="think")
     is_bare = isinstance(asked, OllamaGenerate) and asked.is_bare
     made = await (context.router.direct(wire, complete) if is_bare else context.router.chat(wire))
-    if made.status != 200:
-        return made
     if isinstance(made.body, bytes):
-        return WireResponse.json(converter.whole(json_of(made.body, exact=True)), headers=made.headers)
+        return translated(made, converter.whole)
     headers = {**made.headers, "content-type": CONTENT_TYPE}
     return WireResponse(200, headers, TranslatedBody(made.body, lambda payloads: streamed_lines(converter, payloads)))
 
@@ -69,18 +66,13 @@ async def _embed(context: RequestContext, asked: OllamaEmbed) -> WireResponse:
         body["dimensions"] = asked.dimensions
     wire = replace(context.request, body=msgspec.json.encode(body), hints=asked.hints)
     made = await context.router.direct(wire, vectors)
-    if made.status != 200 or not isinstance(made.body, bytes):
-        return made
-    return WireResponse.json(embeddings_of(asked.model, msgspec.json.decode(made.body), started), headers=made.headers)
+    return translated(made, lambda answer: embeddings_of(asked.model, answer, started))
 
 
 async def embed_one(context: RequestContext) -> WireResponse:
     asked = read_ollama_request(read_object(context.request.body), OllamaEmbedding)
     made = await _embed(context, OllamaEmbed(model=asked.model, input=asked.prompt, options=asked.options))
-    if made.status != 200 or not isinstance(made.body, bytes):
-        return made
-    answer = msgspec.json.decode(made.body)
-    return WireResponse.json({"embedding": answer["embeddings"][0], "updraft": answer["updraft"]}, headers=made.headers)
+    return translated(made, lambda answer: {"embedding": answer["embeddings"][0], "updraft": answer["updraft"]})
 
 
 async def list_models(context: RequestContext) -> WireResponse:
@@ -114,10 +106,7 @@ async def version(_: RequestContext) -> WireResponse:
 
 
 def _entry(names: ModelNames, card: ModelCard) -> dict[str, Any]:
-    """Describe a model without its file, whose location and size stay private.
-
-    Names of one model share a digest, by which clients keep its capabilities.
-    """
+    """Describe a model without its file's location and size. Its names share a digest, by which clients cache it."""
     modified = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
     family = {"family": card.owned_by, "families": [card.owned_by]}
     details = {"parent_model": "", "format": "", **family, "parameter_size": "", "quantization_level": ""}

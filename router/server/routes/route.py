@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from ....protocol.http.lenient_json import json_of
 from ....protocol.http.wire import WireRequest, WireResponse
 from ...request.caller import caller_of
 from ...router import Router
@@ -66,14 +68,13 @@ class Route:
         return None if match is None else match.groupdict()
 
 
+def translated(made: WireResponse, translate: Callable[[dict[str, Any]], object]) -> WireResponse:
+    """Return a JSON answer in the form that `translate` gives it. Errors and streams stay unchanged."""
+    if made.status != 200 or not isinstance(made.body, bytes):
+        return made
+    return WireResponse.json(translate(json_of(made.body, exact=True)), headers=made.headers)
+
+
 def _pattern(template: str) -> re.Pattern[str]:
-    parts = [
-        _placeholder(part) if part.startswith("{") else re.escape(part)
-        for part in re.split(r"(\{\w+(?::path)?\})", template)
-    ]
-    return re.compile("".join(parts), re.DOTALL)
-
-
-def _placeholder(part: str) -> str:
-    name, _, kind = part.strip("{}").partition(":")
-    return f"(?P<{name}>{'.+' if kind else '[^/]+'})"
+    segments = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(template))
+    return re.compile(re.sub(r"\\{(\w+):path\\}", r"(?P<\1>.+)", segments), re.DOTALL)

@@ -18,10 +18,7 @@ _MOST = 2**20  # maximum number of distinct tokens; no vocabulary has more
 
 @dataclass(frozen=True, slots=True)
 class ServerSignals:
-    """`Signals` of one token, computed from the alternatives that the server reports.
-
-    The entropy is a lower bound, since all tokens that are not reported count as one token.
-    """
+    """`Signals` of a token from the server's alternatives. The entropy is a lower bound: other tokens count as one."""
 
     logprob: float
     entropy: float

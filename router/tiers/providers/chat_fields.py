@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ....protocol.errors import InvalidRequestError
+from ....protocol.errors import invalid_value
 from ...request.json_narrowing import table, tables
 from .provider import Provider
 
@@ -153,9 +153,9 @@ class ChatFields:
             try:
                 decoded = table(msgspec.json.decode(arguments))
             except (msgspec.DecodeError, TypeError) as error:
-                raise _invalid(f"the arguments of {function.get('name')} are not JSON") from error
+                raise invalid_value("messages", f"the arguments of {function.get('name')} are not JSON") from error
             if decoded is None:
-                raise _invalid(f"the arguments of {function.get('name')} are not a JSON object")
+                raise invalid_value("messages", f"the arguments of {function.get('name')} are not a JSON object")
             raw = msgspec.Raw(str(arguments).encode())  # undecoded, since decoding would round large numbers
             calls.append(EarlierCall(str(call.get("id")), str(function.get("name")), raw, call))
         return calls
@@ -168,11 +168,11 @@ class ChatFields:
             return Image("", "", url)
         match = _DATA_URL.fullmatch(url)
         if match is None:
-            raise _invalid("an image is neither an http(s) URL nor a base64 data URL")
+            raise invalid_value("messages", "an image is neither an http(s) URL nor a base64 data URL")
         try:
             base64.b64decode(match[2], validate=True)
         except binascii.Error as error:
-            raise _invalid("the base64 data of an image is invalid") from error
+            raise invalid_value("messages", "the base64 data of an image is invalid") from error
         return Image(match[1], match[2])
 
 
@@ -182,7 +182,3 @@ def add_turn(turns: list[dict[str, Any]], role: str, field: str, parts: list[dic
         turns[-1][field] += parts
     elif parts:
         turns.append({"role": role, field: parts})
-
-
-def _invalid(fault: str) -> InvalidRequestError:
-    return InvalidRequestError(f"messages: {fault}.", param="messages", code="invalid_value")

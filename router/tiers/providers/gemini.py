@@ -9,8 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from ....protocol.http.lenient_json import json_of
-from ...request.json_narrowing import table, tables
+from ...request.json_narrowing import object_in, table, tables
 from ..failures import CloudFailure
 from .chat_fields import ChatFields, EarlierCall, Image, add_turn
 from .gemini_answers import ContentEvents, completion_of
@@ -83,10 +82,7 @@ class GeminiProvider(Provider):
 
 def _retry_delay(raw: bytes) -> str:
     """Return the retry delay in seconds, or "" if the error has none."""
-    try:
-        error = table((table(json_of(raw)) or {}).get("error")) or {}
-    except ValueError:
-        return ""
+    error = table(object_in(raw).get("error")) or {}
     delays = (str(detail.get("retryDelay", "")) for detail in tables(error.get("details")) or [])
     return next((match[1] for delay in delays if (match := re.fullmatch(r"(\d+(?:\.\d+)?)s", delay))), "")
 

@@ -20,9 +20,7 @@ class OpenAIProvider(Provider):
 
 
 class AzureProvider(Provider):
-    """Azure OpenAI. With `api-version` in the query, each model is a deployment with its own path. Otherwise the
-    paths are OpenAI's, below `/openai/v1`.
-    """
+    """Azure OpenAI. With `api-version` in the query, each model has a path; else OpenAI's paths below `/openai/v1`."""
 
     name = "azure"
     capabilities = Capabilities(predictions=True, seeds=True, lists_models=False)

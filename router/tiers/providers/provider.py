@@ -12,7 +12,7 @@ import msgspec
 
 from ....protocol.errors import UnsupportedFeatureError
 from ....protocol.http.lenient_json import json_keeping, json_of
-from ...request.json_narrowing import table
+from ...request.json_narrowing import object_in, table
 from ..failures import CloudFailure, refused, reported
 
 #: Request fields that need a capability, keyed by the capability.
@@ -111,11 +111,7 @@ class Provider(ABC):
 
     def refused(self, url: str, status: int, headers: Mapping[str, str], raw: bytes) -> CloudFailure:
         """Return the failure for a status other than 200."""
-        try:
-            body = table(json_of(raw)) or {}
-        except ValueError:
-            body = {}
-        error = table(body.get("error"))
+        error = table(object_in(raw).get("error"))
         if error is None or not (self.errors.codes or self.errors.statuses):
             return refused(url, status, headers, raw)
         translated, _ = self.errors.translated(error)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -12,7 +14,7 @@ from .....protocol.dialects.responses_request import check_metadata
 from .....protocol.errors import InvalidRequestError
 from .....protocol.http.ids import new_id
 from .....protocol.http.wire import WireResponse
-from ....storage.batch_store import Batch
+from ....storage.batch_store import Batch, BatchStore
 from ..route import RequestContext, Route
 from .files import BATCH_DAYS, expires_s
 from .pagination import list_of, page_of, query_of
@@ -22,7 +24,7 @@ _ENDPOINTS = tuple(
     for name in ("chat/completions", "completions", "embeddings", "responses", "moderations", "images/generations")
 )
 _LISTED = ("limit", "after")
-WINDOW, WINDOW_S = "24h", DAY_S
+_WINDOW, _WINDOW_S = "24h", DAY_S
 
 
 class ExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,51 +57,54 @@ def check_key(context: RequestContext) -> None:
         )
 
 
+def new_batch(prefix: str, endpoint: str, input_file_id: str, **more: Any) -> Batch:
+    """Return a batch that has not begun, with an ID that starts with `prefix`."""
+    now = int(time.time())
+    window = {"completion_window": _WINDOW, "created_at": now, "expires_at": now + _WINDOW_S}
+    return Batch(id=new_id(prefix), endpoint=endpoint, input_file_id=input_file_id, **window, **more)
+
+
+async def find(
+    context: RequestContext, owner: str, read: Callable[[BatchStore, str, str], Batch] = BatchStore.get
+) -> Batch:
+    """Return the batch that the path names, read by a method of the store. Raises NotFoundError."""
+    return await context.batches.use(lambda stores: read(stores.batches, owner, context.parameters["batch"]))
+
+
 async def create(context: RequestContext) -> WireResponse:
     check_key(context)
-    asked, owner, now = decode(context.request.body, BatchRequest), context.owner, int(time.time())
+    asked, owner = decode(context.request.body, BatchRequest), context.owner
     if asked.endpoint not in _ENDPOINTS:
         raise InvalidRequestError(f"endpoint must be one of {', '.join(_ENDPOINTS)}.", param="endpoint")
-    if asked.completion_window != WINDOW:
-        raise InvalidRequestError(f"completion_window must be {WINDOW}.", param="completion_window")
+    if asked.completion_window != _WINDOW:
+        raise InvalidRequestError(f"completion_window must be {_WINDOW}.", param="completion_window")
     check_metadata(asked.metadata or {})
     kept = asked.output_expires_after
     outputs_expire_s = BATCH_DAYS * DAY_S if kept is None else expires_s(kept.anchor, kept.seconds)
     file = await context.batches.use(lambda stores: stores.files.get(owner, asked.input_file_id))
     if file.purpose != "batch":
         raise InvalidRequestError("The purpose of the input file must be batch.", param="input_file_id")
-    batch = Batch(
-        id=new_id("batch"),
-        endpoint=asked.endpoint,
-        input_file_id=file.id,
-        completion_window=WINDOW,
-        created_at=now,
-        expires_at=now + WINDOW_S,
-        metadata=asked.metadata,
-    )
+    batch = new_batch("batch", asked.endpoint, file.id, metadata=asked.metadata)
     await context.batches.use(lambda stores: stores.batches.create(owner, batch, outputs_expire_s))
     context.batches.work()
     return WireResponse.json(batch)
 
 
 async def list_batches(context: RequestContext) -> WireResponse:
-    owner, query = context.owner, query_of(context.request.query, _LISTED)
-    page = page_of(query, newest_first=True)
-    batches, more = await context.batches.use(lambda stores: stores.batches.page(owner, page))
+    page = page_of(query_of(context.request.query, _LISTED), newest_first=True)
+    batches, more = await context.batches.use(lambda stores: stores.batches.page(context.owner, page))
     context.batches.work()
     return list_of(msgspec.to_builtins(batches), has_more=more)
 
 
 async def retrieve(context: RequestContext) -> WireResponse:
-    owner, batch_id = context.owner, context.parameters["batch"]
-    batch = await context.batches.use(lambda stores: stores.batches.get(owner, batch_id))
+    batch = await find(context, context.owner)
     context.batches.work()
     return WireResponse.json(batch)
 
 
 async def cancel(context: RequestContext) -> WireResponse:
-    owner, batch_id = context.owner, context.parameters["batch"]
-    return WireResponse.json(await context.batches.use(lambda stores: stores.batches.cancel(owner, batch_id)))
+    return WireResponse.json(await find(context, context.owner, BatchStore.cancel))
 
 
 _PATH = "/v1/batches"

@@ -137,8 +137,8 @@ async def update(context: RequestContext) -> WireResponse:
 
 
 async def delete(context: RequestContext) -> WireResponse:
-    owner, completion_id = context.owner, context.parameters["completion"]
-    await context.answers.use(lambda store: store.delete(owner, _KIND, completion_id))
+    completion_id = context.parameters["completion"]
+    await context.answers.use(lambda store: store.delete(context.owner, _KIND, completion_id))
     return WireResponse.json({"id": completion_id, "object": "chat.completion.deleted", "deleted": True})
 
 
@@ -156,8 +156,7 @@ def _shown(message: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _find(context: RequestContext) -> StoredAnswer:
-    owner, completion_id = context.owner, context.parameters["completion"]
-    return await context.answers.use(lambda store: store.get(owner, _KIND, completion_id))
+    return await context.answers.use(lambda store: store.get(context.owner, _KIND, context.parameters["completion"]))
 
 
 _STORED = "/v1/chat/completions/{completion}"

@@ -35,8 +35,7 @@ prepare_types(ConversationRequest)
 
 async def find(context: RequestContext, conversation_id: str) -> StoredAnswer:
     """Return a conversation of the caller. Raises NotFoundError."""
-    owner = context.owner
-    return await context.answers.use(lambda store: store.get(owner, _KIND, conversation_id))
+    return await context.answers.use(lambda store: store.get(context.owner, _KIND, conversation_id))
 
 
 async def extend(context: RequestContext, conversation_id: str, items: Sequence[Item]) -> None:
@@ -65,8 +64,8 @@ async def update(context: RequestContext) -> WireResponse:
 
 
 async def delete(context: RequestContext) -> WireResponse:
-    owner, conversation_id = context.owner, context.parameters[_KIND]
-    await context.answers.use(lambda store: store.delete(owner, _KIND, conversation_id))
+    conversation_id = context.parameters[_KIND]
+    await context.answers.use(lambda store: store.delete(context.owner, _KIND, conversation_id))
     return WireResponse.json({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
 
@@ -105,8 +104,7 @@ async def delete_item(context: RequestContext) -> WireResponse:
 async def _change(
     context: RequestContext, conversation_id: str, change: Callable[[StoredAnswer], StoredAnswer]
 ) -> StoredAnswer:
-    owner = context.owner
-    return await context.answers.use(lambda store: store.change(owner, _KIND, conversation_id, change))
+    return await context.answers.use(lambda store: store.change(context.owner, _KIND, conversation_id, change))
 
 
 def _read(context: RequestContext) -> ConversationRequest:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from io import BufferedReader
 
 import msgspec
@@ -29,33 +28,24 @@ _MAX_FIELD, _MAX_FILENAME = 1024, 255  # characters
 _PIECE = 2**18
 
 
-@dataclass(slots=True)
-class _Form:
-    """Fields of an upload form, without the file's content."""
-
-    filename: str | None = None
-    fields: dict[str, str] = field(default_factory=dict[str, str])
-
-    def label(self, size: int) -> FileMetadata:
-        """Return the file's metadata. Raises InvalidRequestError if a field is missing or invalid."""
-        if not self.filename:
-            raise InvalidRequestError("The form needs a file with a filename.", param="file")
-        unknown = self.fields.keys() - {"purpose", "expires_after[anchor]", "expires_after[seconds]"}
-        if unknown:
-            name = min(unknown)
-            raise InvalidRequestError(f"Unknown form field {name[:100]!r}.", param=name)
-        purpose = self.fields.get("purpose", "")
-        if purpose not in _PURPOSES:
-            raise InvalidRequestError(f"purpose must be one of {', '.join(_PURPOSES)}.", param="purpose")
-        filename = self.filename.replace("\\", "/").rpartition("/")[2][:_MAX_FILENAME]
-        return FileMetadata(size, filename, purpose, self._expires_s(purpose))
-
-    def _expires_s(self, purpose: str) -> int | None:
-        anchor, seconds = (self.fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
-        if anchor is None and seconds is None:
-            return BATCH_DAYS * DAY_S if purpose == "batch" else None
+def _label(filename: str | None, fields: dict[str, str], size: int) -> FileMetadata:
+    """Return the metadata of a file, from its form. Raises InvalidRequestError if a field is missing or invalid."""
+    if not filename:
+        raise InvalidRequestError("The form needs a file with a filename.", param="file")
+    unknown = fields.keys() - {"purpose", "expires_after[anchor]", "expires_after[seconds]"}
+    if unknown:
+        name = min(unknown)
+        raise InvalidRequestError(f"Unknown form field {name[:100]!r}.", param=name)
+    purpose = fields.get("purpose", "")
+    if purpose not in _PURPOSES:
+        raise InvalidRequestError(f"purpose must be one of {', '.join(_PURPOSES)}.", param="purpose")
+    anchor, seconds = (fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
+    if anchor is None and seconds is None:
+        lifetime_s = BATCH_DAYS * DAY_S if purpose == "batch" else None
+    else:
         readable = seconds is not None and seconds.isascii() and seconds.isdecimal() and len(seconds) < 10
-        return expires_s(anchor or "", int(seconds or "") if readable else 0)
+        lifetime_s = expires_s(anchor or "", int(seconds or "") if readable else 0)
+    return FileMetadata(size, filename.replace("\\", "/").rpartition("/")[2][:_MAX_FILENAME], purpose, lifetime_s)
 
 
 def expires_s(anchor: str, seconds: int) -> int:
@@ -69,8 +59,7 @@ def expires_s(anchor: str, seconds: int) -> int:
 
 
 async def create(context: RequestContext) -> WireResponse:
-    owner = context.owner
-    writer = await context.batches.use(lambda stores: stores.files.begin(owner))
+    writer = await context.batches.use(lambda stores: stores.files.begin(context.owner))
     try:
         try:
             label = await _receive(context.request, writer)
@@ -86,27 +75,27 @@ async def create(context: RequestContext) -> WireResponse:
 
 async def _receive(request: WireRequest, writer: FileWriter) -> FileMetadata:
     """Write the file as it arrives. Raises InvalidRequestError, RequestTooLargeError and DiskSpaceError."""
-    form, name = _Form(), ""
+    filename, fields, name = None, dict[str, str](), ""
     pieces = _pieces(request.body) if request.upload is None else request.upload
     async with aclosing(read_form(request.headers.get("content-type", ""), pieces)) as parts:
         async for part in parts:
             if isinstance(part, FormPart):
                 name = part.name
-                if name in form.fields or (name == "file" and form.filename is not None):
+                if name in fields or (name == "file" and filename is not None):
                     raise InvalidRequestError(f"The form has the field {name[:100]!r} twice.", param=name)
                 if name == "file":
-                    form.filename = part.filename or ""
+                    filename = part.filename or ""
                 else:
-                    form.fields[name] = ""
+                    fields[name] = ""
             elif name == "file":
                 if writer.size + len(part) > MAX_FILE:
                     raise RequestTooLargeError(f"A file may have at most {MAX_FILE} bytes.", param="file")
                 await asyncio.to_thread(writer.write, part)
             else:
-                form.fields[name] += part.decode(errors="replace")
-                if len(form.fields[name]) > _MAX_FIELD:
+                fields[name] += part.decode(errors="replace")
+                if len(fields[name]) > _MAX_FIELD:
                     raise InvalidRequestError(f"The field {name[:100]!r} is too long.", param=name)
-    return form.label(writer.size)
+    return _label(filename, fields, writer.size)
 
 
 async def _pieces(body: bytes) -> AsyncGenerator[bytes]:
@@ -115,9 +104,9 @@ async def _pieces(body: bytes) -> AsyncGenerator[bytes]:
 
 
 async def list_files(context: RequestContext) -> WireResponse:
-    owner, query = context.owner, query_of(context.request.query, _LISTED)
+    query = query_of(context.request.query, _LISTED)
     page = page_of(query, newest_first=True, most=_MAX_LISTED, usual=_MAX_LISTED)
-    files, more = await context.batches.use(lambda stores: stores.files.page(owner, page, query.get("purpose")))
+    files, more = await context.batches.use(lambda stores: stores.files.page(context.owner, page, query.get("purpose")))
     return list_of(msgspec.to_builtins(files), has_more=more)
 
 
@@ -152,14 +141,13 @@ class _FileBody:
 
 
 async def delete(context: RequestContext) -> WireResponse:
-    owner, file_id = context.owner, context.parameters["file"]
-    await context.batches.use(lambda stores: stores.files.delete(owner, file_id))
+    file_id = context.parameters["file"]
+    await context.batches.use(lambda stores: stores.files.delete(context.owner, file_id))
     return WireResponse.json({"id": file_id, "object": "file", "deleted": True})
 
 
 async def _find(context: RequestContext) -> FileObject:
-    owner, file_id = context.owner, context.parameters["file"]
-    return await context.batches.use(lambda stores: stores.files.get(owner, file_id))
+    return await context.batches.use(lambda stores: stores.files.get(context.owner, context.parameters["file"]))
 
 
 _FILE = f"{UPLOADS}/{{file}}"

@@ -31,7 +31,7 @@ from .....protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ....responses import completion as answer
 from ....storage.answer_store import StoredAnswer
 from ...answers import BackgroundResponse, is_ended, not_stored
-from ..route import RequestContext, Route
+from ..route import RequestContext, Route, translated
 from . import tokens
 from .conversations import extend, find
 from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of, switch_of
@@ -60,10 +60,7 @@ class _Creation:
     response: dict[str, Any]
 
     async def keep(self, events: Sequence[bytes] = ()) -> bool:
-        """Store the response, and add it to its conversation, as requested.
-
-        On failure set the response's `store` to false and return False.
-        """
+        """Store the response and extend its conversation, as requested. On failure unset `store` and return False."""
         response, unstored = self.response, self.context.request.unstored
         stored = _stored(self.context.owner, response, self.items, events)
         if unstored is not None and response["status"] in _ANSWERED:
@@ -125,7 +122,7 @@ async def input_tokens(context: RequestContext) -> WireResponse:
     asked = await off_event_loop(body, lambda: read_responses_request(read_object(body)))
     items, _ = await _conversation(context, asked)
     chat = await off_event_loop(body, lambda: msgspec.json.encode(prompt_body(asked, items)))
-    return await tokens.input_tokens(replace(context, request=replace(context.request, body=chat)))
+    return WireResponse.json(await tokens.count_input(context, chat))
 
 
 async def compact(context: RequestContext) -> WireResponse:
@@ -134,9 +131,7 @@ async def compact(context: RequestContext) -> WireResponse:
     asked = await off_event_loop(body, lambda: read_compact_request(body))
     items, _ = await _conversation(context, asked)
     made = await context.router.chat(replace(context.request, body=summary_body(asked, items), hints=asked.hints))
-    if made.status != 200 or not isinstance(made.body, bytes):
-        return made
-    return WireResponse.json(compacted_response(json_of(made.body, exact=True)), headers=made.headers)
+    return translated(made, compacted_response)
 
 
 async def _compaction(context: RequestContext, asked: ResponsesRequest, items: list[Item]) -> list[Item]:
@@ -161,17 +156,13 @@ async def _compaction(context: RequestContext, asked: ResponsesRequest, items: l
 
 
 async def _conversation(context: RequestContext, asked: ResponsesRequest) -> tuple[list[Item], int]:
-    """Return the conversation's items before the answer, and how many of them earlier requests added.
-
-    Raises NotFoundError if a reference is not stored, and InvalidRequestError.
-    """
-    owner = context.owner
+    """Return the items before the answer and the number stored earlier. Raises NotFoundError, InvalidRequestError."""
     if (asked.input, asked.previous_response_id, asked.conversation) == (None, None, None) and not asked.instructions:
         raise InvalidRequestError("input is required.", param="input", code="invalid_value")
     earlier, added = await _earlier(context, asked), items_of(asked.input or [])
     referred = {item["id"] for item in added if item["type"] == "item_reference"}
     try:
-        known = await context.answers.use(lambda store: store.items(owner, referred)) if referred else {}
+        known = await context.answers.use(lambda store: store.items(context.owner, referred)) if referred else {}
     except NotFoundError as error:
         raise NotFoundError(error.message, param="input", code=error.code) from error
     items = with_own_ids([*earlier, *(known.get(item["id"], item) for item in added)])
@@ -279,12 +270,11 @@ async def _replayed(events: bytes) -> AsyncGenerator[bytes]:
 
 
 async def delete(context: RequestContext) -> WireResponse:
-    owner, response_id = context.owner, context.parameters["response"]
-    running = _running(context)
+    response_id, running = context.parameters["response"], _running(context)
     if running is not None:
         await running.cancel()
     if running is None or is_ended(running.response):
-        await context.answers.use(lambda store: store.delete(owner, _KIND, response_id))
+        await context.answers.use(lambda store: store.delete(context.owner, _KIND, response_id))
     return WireResponse.json({"id": response_id, "object": "response", "deleted": True})
 
 
@@ -316,8 +306,7 @@ def _running(context: RequestContext) -> BackgroundResponse | None:
 
 
 async def _find(context: RequestContext) -> StoredAnswer:
-    owner, response_id = context.owner, context.parameters["response"]
-    return await context.answers.use(lambda store: store.get(owner, _KIND, response_id))
+    return await context.answers.use(lambda store: store.get(context.owner, _KIND, context.parameters["response"]))
 
 
 def _stored(owner: str, response: dict[str, Any], items: list[Item], events: Sequence[bytes]) -> StoredAnswer:

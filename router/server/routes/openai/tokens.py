@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypeVar
 
 import msgspec
@@ -37,7 +36,8 @@ class InputTokens(msgspec.Struct):
 async def tokenize(context: RequestContext) -> WireResponse:
     body = context.request.body
     request = await off_event_loop(body, lambda: parse_tokenize(body))
-    return await _encoded(context, request.model, lambda encoder, length: tokenized(encoder, request, length))
+    tokens = await _encoded(context, request.model, lambda encoder, length: tokenized(encoder, request, length))
+    return WireResponse.json(tokens)
 
 
 async def detokenize(context: RequestContext) -> WireResponse:
@@ -45,12 +45,16 @@ async def detokenize(context: RequestContext) -> WireResponse:
         request = parse_detokenize(context.request.body, encoder.vocab_size, context_length)
         return DetokenizeResponse(encoder.decode(request.tokens, skip_special=False))
 
-    return await _encoded(context, None, answer)
+    return WireResponse.json(await _encoded(context, None, answer))
 
 
 async def input_tokens(context: RequestContext) -> WireResponse:
-    body = context.request.body
-    request = await off_event_loop(body, lambda: parse_chat(body))
+    return WireResponse.json(await count_input(context, context.request.body))
+
+
+async def count_input(context: RequestContext, chat: bytes) -> InputTokens:
+    """Count the tokens of a chat on the device's model. Raises the errors of `parse_chat` and `LocalTier`."""
+    request = await off_event_loop(chat, lambda: parse_chat(chat))
 
     def answer(encoder: TextEncoder, _: int) -> InputTokens:
         tokens = encoder.encode_chat(
@@ -68,17 +72,15 @@ async def input_tokens(context: RequestContext) -> WireResponse:
 async def prompt_tokens(context: RequestContext, chat: bytes) -> int:
     """Return the number of tokens of a chat on the device's model, or an estimate if the device cannot count it."""
     try:
-        counted = await input_tokens(replace(context, request=replace(context.request, body=chat)))
+        return (await count_input(context, chat)).input_tokens
     except UpdraftError:
         messages = objects_of(msgspec.json.decode(chat)["messages"])
         return 1 + sum(len(text_of(message.get("content"))) for message in messages) // _CHARACTERS_PER_TOKEN
-    assert isinstance(counted.body, bytes), "token counts are not streamed"
-    return msgspec.json.decode(counted.body)["input_tokens"]
 
 
-async def _encoded(context: RequestContext, model: str | None, work: Callable[[TextEncoder, int], T]) -> WireResponse:
+async def _encoded(context: RequestContext, model: str | None, work: Callable[[TextEncoder, int], T]) -> T:
     local = (await context.router.names()).device(model)
-    return WireResponse.json(await local.with_encoder(lambda encoder: work(encoder, local.context_length)))
+    return await local.with_encoder(lambda encoder: work(encoder, local.context_length))
 
 
 ROUTES = (
