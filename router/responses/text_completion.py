@@ -170,6 +170,8 @@ class _LocalAnswers:
         return await self._local.with_encoder(read)
 
     def _scored_echo(self, ids: Sequence[int], text: str, answer: LocalAnswer, index: int) -> TextChoice:
+        if len(answer.prompt_scores) + 1 < len(ids):
+            raise UnsupportedFeatureError("logprobs: this local model has none for an echoed prompt.", param="logprobs")
         scores = ((score.logprob, score.top[: self._request.logprobs]) for score in answer.prompt_scores)
         return TextChoice(text, index=index, logprobs=echoed_logprobs(ids, scores, self._local.token_bytes))
 

@@ -62,6 +62,12 @@ BODIES: Mapping[str, dict[str, Json]] = {
         "safety_identifier": "s-1",
         "prompt_cache_key": "p-1",
     },
+    "/v1/responses/compact": {
+        "model": "auto",
+        "instructions": "Be brief.",
+        "input": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "So it is."}],
+        "prompt_cache_key": "p-1",
+    },
     "/v1/messages": {
         "model": "auto",
         "max_tokens": 20,
@@ -122,6 +128,7 @@ QUESTIONS: Mapping[str, dict[str, Json]] = {
     "/v1/audio/speech": {"input": "TEXT", "voice": "alloy"},
     "/v1/images/generations": {"prompt": "TEXT"},
     "/v1/responses": {"input": "TEXT", "max_output_tokens": 16},
+    "/v1/responses/compact": {"input": "TEXT"},
     "/v1/messages": {"messages": _TURN, "max_tokens": 4},
     "/api/chat": {"messages": _TURN, "options": {"num_predict": 4}},
     "/api/generate": {"prompt": "TEXT", "options": {"num_predict": 4}},
@@ -137,7 +144,9 @@ OF_THIS_MACHINE = frozenset(
         *("/v1/chat/completions/{completion}", "/v1/responses/{response}/cancel", "/v1/files", "/v1/batches"),
         *("/v1/batches/{batch}/cancel", "/api/show", "/updraft/requests/{id}/feedback", "/updraft/trace"),
         *("/updraft/models/pull", "/api/pull", "/updraft/models/memory", "/updraft/markdown"),
-        *("/v1/responses/input_tokens", "/updraft/target"),
+        *("/v1/responses/input_tokens", "/updraft/target", "/v1/messages/batches"),
+        *("/v1/messages/batches/{batch}/cancel", "/v1/conversations", "/v1/conversations/{conversation}"),
+        "/v1/conversations/{conversation}/items",
     )
 )
 

@@ -61,11 +61,15 @@ def test_pages_go_through_all_in_either_order(opened: Callable[..., AnswerStore]
 def test_another_owner_can_do_nothing_with_it(opened: Callable[..., AnswerStore]) -> None:
     store = opened()
     store.put(answer(1))
-    for attempt in (store.get, store.delete, lambda *place: store.update(*place, {"a": "b"})):
+
+    def labelled(owner: str, kind: Any, answer_id: str) -> StoredAnswer:
+        return store.change(owner, kind, answer_id, lambda each: each.with_metadata({"a": "b"}))
+
+    for attempt in (store.get, store.delete, labelled):
         with pytest.raises(NotFoundError):
             attempt("other", CHAT, "id-1")
     assert store.get("me", CHAT, "id-1").body == {"text": "secret 1"}
-    assert store.update("me", CHAT, "id-1", {"a": "b"}).metadata == {"a": "b"}
+    assert labelled("me", CHAT, "id-1").metadata == {"a": "b"}
     assert opened().get("me", CHAT, "id-1").body["metadata"] == {"a": "b"}
 
 

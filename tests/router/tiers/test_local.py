@@ -14,6 +14,7 @@ from updraft.protocol.errors import ContextLengthError, EngineError
 from updraft.protocol.requests import Message
 from updraft.protocol.sampling import SamplingDefaults, SamplingParams
 from updraft.router.tiers.local import EngineLocalTier
+from updraft.text.chat import ChatTemplate
 
 MESSAGES = [Message(role="user", content="hi")]
 PARAMS = SamplingParams()
@@ -27,6 +28,7 @@ class SlowRun:
     prompt_hidden = np.zeros(4, dtype=np.float32)
     prompt_logprobs = np.zeros(2, dtype=np.float32)
     prompt_scores = None
+    reasoning = None
 
     def __init__(self, engine: SlowEngine) -> None:
         self._engine = engine
@@ -70,6 +72,7 @@ class SlowEngine:
     context_length = 512
     tool_format = None
     reasoning = None
+    chat_template = ChatTemplate("{{ messages }}")
 
     def __init__(self) -> None:
         self.length, self.delay_s, self.fails_at = 5, 0.0, -1
