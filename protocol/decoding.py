@@ -28,11 +28,7 @@ _OPAQUE = frozenset({"parameters", "schema", "json"})  # free-form JSON, in whic
 MAX_ENTRIES = 200_000  # maximum objects, lists and fields per request, because parsing them is slow
 _MARKS = (b"{", b"[", b":")  # each object, list or field has one of these bytes
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_MEDIA = {
-    "image_url": "Image",
-    "input_audio": "Audio",
-    "file": "File",
-}  # parts that only some clouds support
+_MEDIA = {"image_url": "Image", "input_audio": "Audio", "file": "File"}  # parts that only some clouds support
 _MAX_NESTED = 8  # depth of tool calls in messages; nulls in deeper values are not dropped
 _MAX_NAME = 100  # maximum characters of a field's name in an error
 _MAX_WORDS = 500  # maximum characters of a msgspec message in an error
@@ -74,10 +70,7 @@ def decode(body: bytes, kind: type[R]) -> R:
 
 
 def convert(fields: Mapping[str, Any], kind: type[R]) -> R:
-    """Convert a decoded object to a struct.
-
-    Raises InvalidRequestError naming the field at fault; UnsupportedFeatureError for a field not implemented.
-    """
+    """Convert a decoded object to a struct. Raises InvalidRequestError or UnsupportedFeatureError, naming the field."""
     present = _present(fields, 0)
     for name in _integers(kind):
         if name in present:
@@ -134,15 +127,12 @@ def integral(value: Any) -> Any:
 
 def _present(fields: Mapping[str, Any], depth: int) -> dict[str, Any]:
     """Drop null fields, also in nested objects."""
+    opaque = _OPAQUE if depth else (*_OPAQUE, "json_schema")
     return {
-        name: value if _is_opaque(name, depth) or depth > _MAX_NESTED else _without_nulls(value, depth + 1)
+        name: value if name in opaque or depth > _MAX_NESTED else _without_nulls(value, depth + 1)
         for name, value in fields.items()
         if value is not None
     }
-
-
-def _is_opaque(name: str, depth: int) -> bool:
-    return name in _OPAQUE or (depth == 0 and name == "json_schema")
 
 
 def _without_nulls(value: Any, depth: int) -> object:

@@ -53,8 +53,12 @@ class InvalidRequestError(UpdraftError):
     type = "invalid_request_error"
 
 
+def invalid_field(param: str, message: str) -> InvalidRequestError:
+    return InvalidRequestError(message, param=param, code="invalid_value")
+
+
 def invalid_value(param: str, fault: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{param}: {fault}.", param=param, code="invalid_value")
+    return invalid_field(param, f"{param}: {fault}.")
 
 
 class UnsupportedFeatureError(InvalidRequestError):

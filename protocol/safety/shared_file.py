@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Generator, Iterable
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import ConfigurationError, StorageError
+from ..errors import StorageError
 from ..sqlite import create_tables, use_wal
 from .private_files import create_private, private_file
 
@@ -33,20 +33,16 @@ class SharedFile:
         try:
             if not read_only:
                 create_private(self.path)
-            connection = self._connect("ro" if read_only else "rw")
+            with ExitStack() as undo:
+                connection = self._connect("ro" if read_only else "rw")
+                undo.callback(connection.close)
+                prepare(connection)
+                if not read_only:
+                    private_file(self.path)
+                    use_wal(connection)
+                undo.pop_all()
         except (OSError, sqlite3.Error) as error:
             raise self._unusable(error) from error
-        try:
-            prepare(connection)
-            if not read_only:
-                private_file(self.path)
-                use_wal(connection)
-        except (OSError, sqlite3.Error) as error:
-            connection.close()
-            raise self._unusable(error) from error
-        except ConfigurationError:
-            connection.close()
-            raise
         return connection
 
     def create(self, schema: Iterable[str]) -> None:
