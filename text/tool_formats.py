@@ -89,10 +89,9 @@ class ToolFormat:
 
     def parser(self, schemas: Mapping[str, Schema]) -> ToolCallParser:
         """Return a parser for one answer. `schemas`: JSON schemas of the declared functions' arguments, by name."""
-        tagged = _TAGGED.get(self.name)
-        return (
-            ToolCallParser(self.syntax, schemas) if tagged is None else TaggedCallParser(self.syntax, schemas, tagged)
-        )
+        if (tagged := _TAGGED.get(self.name)) is None:
+            return ToolCallParser(self.syntax, schemas)
+        return TaggedCallParser(self.syntax, schemas, tagged)
 
     def new_call_id(self) -> str:
         """Create a call id. Mistral's templates accept only nine letters and digits."""

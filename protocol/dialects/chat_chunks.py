@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +23,8 @@ class _Message:
     def add(self, delta: dict[str, Any]) -> None:
         for name, value in delta.items():
             if name == "tool_calls":
-                for number, call in enumerate(objects_of(value)):
-                    self.calls.setdefault(index_of(call, number), _Message()).add(call)
+                for index, call in calls_of(delta):
+                    self.calls.setdefault(index, _Message()).add(call)
             elif name == "function":
                 self.add(object_of(value))
             elif name in _TEXTS and isinstance(value, str):
@@ -61,8 +62,8 @@ class ChatChunks:
 
     def read(self, chunk: dict[str, Any]) -> None:
         self._fields |= {name: value for name, value in chunk.items() if name != "choices" and value is not None}
-        for number, choice in enumerate(objects_of(chunk.get("choices"))):
-            merged = self._choices.setdefault(index_of(choice, number), _Choice())
+        for index, choice in _indexed(chunk.get("choices")):
+            merged = self._choices.setdefault(index, _Choice())
             merged.message.add(object_of(choice.get("delta")))
             merged.logprobs += objects_of(object_of(choice.get("logprobs")).get("content"))
             merged.finish_reason = choice.get("finish_reason") or merged.finish_reason
@@ -97,5 +98,25 @@ def framed(event: dict[str, Any]) -> bytes:
     return f"event: {event['type']}\ndata: ".encode() + json_bytes(event) + b"\n\n"
 
 
-def index_of(piece: dict[str, Any], otherwise: int) -> int:
-    return piece["index"] if isinstance(piece.get("index"), int) else otherwise
+def first_choices(chunk: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the first choice of a chunk or of a whole completion, if any."""
+    return (choice for choice in objects_of(chunk.get("choices")) if choice.get("index") in (0, None))
+
+
+def reasoning_of(message: dict[str, Any]) -> str:
+    return text_of(message.get("reasoning_content") or message.get("reasoning"))
+
+
+def calls_of(message: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the tool calls of a message, or the pieces of calls in a delta, each after the index of the call."""
+    return _indexed(message.get("tool_calls"))
+
+
+def content_of(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return parts as the content of a message. A single text becomes a plain string, which every server accepts."""
+    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts or ""
+
+
+def _indexed(pieces: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, piece in enumerate(objects_of(pieces)):
+        yield piece["index"] if isinstance(piece.get("index"), int) else number, piece

@@ -11,14 +11,12 @@ from collections import Counter
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from ..safety.private_files import private_file
 from ..safety.terminal_text import printable
 
-LogFormat = Literal["text", "json"]
 FORMAT_VARIABLE = "UPDRAFT_LOG_FORMAT"
 """Environment variable of the log format, inherited by child processes."""
 
