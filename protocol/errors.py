@@ -1,8 +1,4 @@
-"""Exceptions that Updraft raises, with their HTTP status and OpenAI error body.
-
-Messages say what is wrong and how to fix it. `to_body()` returns the JSON that OpenAI clients expect:
-`{"error": {"message", "type", "param", "code"}}`.
-"""
+"""Exceptions with their HTTP status and OpenAI error body. Messages say what is wrong and how to fix it."""
 
 from __future__ import annotations
 
@@ -237,10 +233,7 @@ class ModelLoadError(UpdraftError):
 
 
 class ModelTooLargeError(ModelLoadError):
-    """The model needs more memory than is available.
-
-    `needed` and `available` are in bytes. Loading the model anyway would make the machine swap until it hangs.
-    """
+    """The model needs more bytes of memory than `available`. Loading it would make the machine swap until it hangs."""
 
     status = 507
     default_code = "model_too_large"
@@ -249,8 +242,7 @@ class ModelTooLargeError(ModelLoadError):
         self, message: str, *, needed: int | None = None, available: int | None = None, **named: str | None
     ) -> None:
         super().__init__(message, **named)
-        self.needed = needed
-        self.available = available
+        self.needed, self.available = needed, available
 
 
 class DownloadError(UpdraftError):
@@ -277,10 +269,7 @@ class OfflineError(UpdraftError):
 
 
 class DiskSpaceError(UpdraftError):
-    """The disk has too little free space for the file.
-
-    `needed` and `free` are in bytes, or None if unknown.
-    """
+    """The disk has too little free space for the file. `needed` and `free` are in bytes, or None if unknown."""
 
     status = 507
     type = "disk_space_error"

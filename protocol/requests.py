@@ -272,13 +272,11 @@ class ChatRequest(_CommonFields, kw_only=True):
     def constraint(self) -> Constraint | None:
         wanted = None if self.response_format is None else format_constraint(self.response_format)
         outputs = super().constraint()
-        if outputs is None:
-            return wanted
-        if wanted is not None:
+        if outputs is not None and wanted is not None:
             raise InvalidRequestError(
                 f"response_format and {outputs.param} exclude each other: leave one out.", param=outputs.param
             )
-        return outputs
+        return outputs or wanted
 
 
 class CompletionRequest(_CommonFields, kw_only=True):
@@ -386,16 +384,13 @@ def check_messages(messages: list[Message], *, add_generation_prompt: bool, cont
         raise invalid_field("messages", "messages must hold at least one message.")
     check_message_count(len(messages))
     if continue_final_message:
+        fault = ""
         if messages[-1].role != "assistant":
-            raise InvalidRequestError(
-                "continue_final_message needs the last message to be from the assistant.",
-                param="continue_final_message",
-            )
-        if add_generation_prompt:
-            raise InvalidRequestError(
-                "continue_final_message and add_generation_prompt exclude each other: set add_generation_prompt=false.",
-                param="continue_final_message",
-            )
+            fault = "needs the last message to be from the assistant"
+        elif add_generation_prompt:
+            fault = "and add_generation_prompt exclude each other: set add_generation_prompt=false"
+        if fault:
+            raise InvalidRequestError(f"continue_final_message {fault}.", param="continue_final_message")
     _check_turns(messages)
 
 

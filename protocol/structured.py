@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -176,10 +177,7 @@ def gbnf_constraint(grammar: str) -> Constraint:
 
 
 def allowed_tools(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Replace a `tool_choice` of type `allowed_tools` by its mode, and drop the tools that it does not allow.
-
-    Raises InvalidRequestError if `allowed_tools` is malformed or names a function that is not among the tools.
-    """
+    """Replace a `tool_choice` of type `allowed_tools` by its mode, and drop other tools. Raises InvalidRequestError."""
     choice: Any = fields.get("tool_choice")
     if not isinstance(choice, dict) or cast("dict[str, Any]", choice).get("type") != "allowed_tools":
         return fields
@@ -214,11 +212,9 @@ def check_tools(tools: list[Tool] | None, choice: ToolChoice | None, parallel: b
     if any(depth_of(tool.function.parameters) > MAX_DEPTH for tool in tools):
         raise invalid_value("tools", f"parameters are nested deeper than {MAX_DEPTH} levels")
     names = [tool.function.name for tool in tools]
-    for name in names:
-        if not _TOOL_NAME.fullmatch(name):
-            raise invalid_value(
-                "tools", f"a function's name must be 1 to 64 letters, digits, '_', '-' or '.', got {name[:100]!r}"
-            )
+    for name in itertools.filterfalse(_TOOL_NAME.fullmatch, names):
+        fault = f"a function's name must be 1 to 64 letters, digits, '_', '-' or '.', got {name[:100]!r}"
+        raise invalid_value("tools", fault)
     if len(set(names)) < len(names):
         raise invalid_value("tools", "two functions have the same name")
     if isinstance(choice, NamedTool) and choice.function.name not in names:

@@ -52,10 +52,7 @@ class TaggedSyntax:
 
 
 class TaggedCallParser(ToolCallParser):
-    """Parser that emits each call as a whole. JSON calls between the same marks are read too.
-
-    `schemas`: JSON schemas of the declared functions' arguments, by name.
-    """
+    """Parser that emits each call as a whole, also calls in JSON. `schemas`: those of the arguments, by function."""
 
     def __init__(self, syntax: ToolSyntax, schemas: Mapping[str, Schema], tagged: TaggedSyntax) -> None:
         super().__init__(syntax, schemas)

@@ -16,6 +16,7 @@ from .detokenize import begun_mark
 
 #: Tool-call formats: see `ToolFormat`. The last three have vLLM's names.
 FormatName = Literal["hermes", "llama3", "mistral", "mistral-args", "qwen3_coder", "glm45", "gemma4"]
+_MAX_PENDING = 16_384  # maximum characters held back until it is clear whether a call follows
 
 
 def _prefix_pattern(mark: str) -> str:
@@ -30,9 +31,6 @@ _NAME = re.compile(rf"\s*+([A-Za-z0-9_.-]{{1,64}}+)\s*+(?:{_ID})?+(?:\[ARGS\]\s*
 _MAYBE_NAME = re.compile(
     rf"\s*+[A-Za-z0-9_.-]{{0,64}}+\s*+(?:{_prefix_pattern('[CALL_ID]')}|(?:{_ID})?+(?:{_prefix_pattern('[ARGS]')})?+\s*+)"
 )
-
-
-_MAX_PENDING = 16_384  # maximum characters held back until it is clear whether a call follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +66,7 @@ class ParsedText:
 
 
 class ToolCallParser:
-    """Parser for one answer: `push` the text as it arrives, `flush` at the end.
-
-    `names` are the declared functions. `num_calls` counts complete calls.
-    """
+    """Parser for an answer: `push` its text, then `flush`. `names`: declared functions; `num_calls`: complete calls."""
 
     def __init__(self, syntax: ToolSyntax, names: Collection[str]) -> None:
         self.num_calls = 0

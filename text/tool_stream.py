@@ -32,11 +32,7 @@ class OfferedTools:
         return self.format.parser({tool.function.name: tool.function.parameters or {} for tool in self.use.tools})
 
     def call_limit(self, constraint: Constraint | None, *, detects_repetition: bool) -> CallLimit | None:
-        """Create the limit on one answer's calls; None if no limit applies.
-
-        The answer ends after the first call if only one call is allowed and no constraint enforces that. It also ends
-        if equal calls repeat.
-        """
+        """Create the limit on one answer's calls; None without a limit, or if `constraint` enforces a single call."""
         once = constraint is None and not self.use.parallel
         if not (once or (detects_repetition and self.use.parallel)):
             return None

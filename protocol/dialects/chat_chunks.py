@@ -62,8 +62,8 @@ class ChatChunks:
 
     def read(self, chunk: dict[str, Any]) -> None:
         self._fields |= {name: value for name, value in chunk.items() if name != "choices" and value is not None}
-        for index, choice in _indexed(chunk.get("choices")):
-            merged = self._choices.setdefault(index, _Choice())
+        for number, choice in enumerate(objects_of(chunk.get("choices"))):
+            merged = self._choices.setdefault(index_of(choice, number), _Choice())
             merged.message.add(object_of(choice.get("delta")))
             merged.logprobs += objects_of(object_of(choice.get("logprobs")).get("content"))
             merged.finish_reason = choice.get("finish_reason") or merged.finish_reason
@@ -109,7 +109,7 @@ def reasoning_of(message: dict[str, Any]) -> str:
 
 def calls_of(message: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the tool calls of a message, or the pieces of calls in a delta, each after the index of the call."""
-    return _indexed(message.get("tool_calls"))
+    return ((index_of(call, number), call) for number, call in enumerate(objects_of(message.get("tool_calls"))))
 
 
 def content_of(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
@@ -117,6 +117,5 @@ def content_of(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts or ""
 
 
-def _indexed(pieces: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, piece in enumerate(objects_of(pieces)):
-        yield piece["index"] if isinstance(piece.get("index"), int) else number, piece
+def index_of(piece: dict[str, Any], otherwise: int) -> int:
+    return piece["index"] if isinstance(piece.get("index"), int) else otherwise

@@ -115,10 +115,7 @@ def _list_of_parts(value: Any, param: str) -> list[Item]:
 
 
 def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[str, Any]]:
-    """Convert the items since the last compaction to chat messages. Adjacent reasoning, text and calls are joined.
-
-    Raises InvalidRequestError or UnsupportedFeatureError.
-    """
+    """Convert items since the last compaction, joining reasoning, text and calls. Raises InvalidRequestError."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     for index, item in enumerate(since_compaction(items)):
         kind, param = item["type"], f"input[{index}]"

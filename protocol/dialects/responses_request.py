@@ -1,7 +1,4 @@
-"""OpenAI's Responses requests: decoding, checks, and translation to chat requests.
-
-A field without an equivalent in chat requests raises an error that names the field.
-"""
+"""OpenAI's Responses requests as chat requests. A field without an equivalent raises an error that names the field."""
 
 from __future__ import annotations
 

@@ -123,18 +123,16 @@ class BodyLimits:
     memory: BodyMemory
 
 
+@dataclass(eq=False)
 class Traffic:
-    """Requests in flight of an app. While `draining`, new requests get 503 and requests in flight continue.
+    """Requests in flight of an app. While `draining`, new requests get 503 and requests in flight continue."""
 
-    `at_drain` is called when the drain starts. `at_deadline` is called when the drain ends, to fail the remaining
-    requests.
-    """
-
-    def __init__(self) -> None:
-        self.in_flight = 0
-        self.draining = False
-        self.at_drain: Callable[[], Coroutine[Any, Any, None]] | None = None
-        self.at_deadline: Callable[[], Awaitable[None]] | None = None
+    in_flight: int = 0
+    draining: bool = False
+    # Called when the drain starts.
+    at_drain: Callable[[], Coroutine[Any, Any, None]] | None = None
+    # Called when the drain ends, to fail the remaining requests.
+    at_deadline: Callable[[], Awaitable[None]] | None = None
 
 
 def request_id(scope: Scope) -> str:
@@ -206,10 +204,7 @@ def send_json(payload: object, status: int = 200, headers: dict[str, str] | None
 
 @contextlib.contextmanager
 def cancel_on_disconnect(request: Request) -> Generator[None]:
-    """Cancel the block when the client disconnects, and raise RequestCancelledError.
-
-    Read the request body first, because further messages from the client are discarded.
-    """
+    """Cancel the block with RequestCancelledError if the client leaves. Read the body first: later messages are lost."""
     task = asyncio.current_task()
     assert task is not None, "a request is answered in a task"
     own: asyncio.Future[None] | None = request.scope.get(CLIENT_GONE)

@@ -23,10 +23,7 @@ class EventTooLongError(ValueError):
 
 
 class EventParser:
-    """Incremental parser that splits a byte stream into payloads of `data:` events (without `[DONE]`).
-
-    Lines may end in LF, CR LF or CR. A byte order mark at the start is skipped.
-    """
+    """Incremental parser of events, with lines that end in LF, CR LF or CR. Skips a byte order mark at the start."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

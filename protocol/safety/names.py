@@ -17,10 +17,7 @@ _BOUNDS = {
 
 
 def check_names(fields: Mapping[str, Any]) -> None:
-    """Check the lengths of names in a decoded request. Raises InvalidRequestError with an excerpt of the name.
-
-    Values of unexpected types are skipped; decoding reports them.
-    """
+    """Check the lengths of names. Raises InvalidRequestError. Skips values of other types, which decoding reports."""
     for field, most in _BOUNDS.items():
         _check(field, fields.get(field), most)
     metadata: Any = fields.get("metadata")

@@ -43,11 +43,7 @@ _DECIMAL = re.compile(
 
 
 def enforceable(schema: dict[str, Any], notes: set[str], *, strict: bool) -> dict[str, Any]:
-    """Rewrite a schema so that a grammar can enforce it; adds a note to `notes` for each dropped keyword.
-
-    Unknown formats such as `path` are always dropped. Other keywords that cannot be enforced are dropped unless
-    `strict`; for a strict schema, building the grammar then fails. The caller must limit the nesting.
-    """
+    """Rewrite a schema of limited nesting; note dropped keywords in `notes`. Formats such as `path` are always dropped."""
     return _SchemaRewriter(schema, notes, strict=strict).schema(schema)
 
 

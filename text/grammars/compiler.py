@@ -1,8 +1,6 @@
 """Compiler from constraints to llguidance matchers, which compute the tokens allowed next.
 
-llguidance runs a lazy regular-expression lexer and an Earley parser over the trie of the vocabulary. This module
-configures it: the whitespace in JSON, limits on the cost of a grammar, and errors for constraints that cannot be
-enforced.
+llguidance runs a lazy regular-expression lexer and an Earley parser over the trie of the vocabulary.
 """
 
 from __future__ import annotations

@@ -43,8 +43,6 @@ _NEUTRAL: dict[str, Callable[[Any, dict[str, Any]], bool]] = {
     "$id": lambda value, _: not isinstance(value, str) or any(map(str.isspace, value)),
     "$schema": lambda value, _: not str(value).startswith(("http://json-schema.org/", "https://json-schema.org/")),
 }
-
-
 # Keywords about further properties of an object.
 _OPENING = frozenset(["additionalProperties", "patternProperties", "propertyNames", "unevaluatedProperties"])
 # Keywords whose schemas apply to the same object as the properties beside them.
@@ -116,10 +114,7 @@ def _essential(schema: Any, *, close: bool) -> Any:
 
 
 def _with_exact_bounds(schema: dict[str, Any]) -> dict[str, Any]:
-    """Tighten integer bounds beyond 2^53 to the next double inside the range, so that no answer is out of range.
-
-    Raises InexactError if no integer remains.
-    """
+    """Tighten integer bounds beyond 2^53 to the next double in range. Raises InexactError if no integer remains."""
     inner = dict(schema)
     limits: list[int] = []
     for inclusive, exclusive, step in _BOUNDS:
