@@ -16,6 +16,7 @@ from .errors import (
     UnknownFieldError,
     UnsupportedFeatureError,
     WrongTypeError,
+    invalid_field,
 )
 
 #: OpenAI fields that Updraft does not implement. Logs may name these fields but no other unknown field, because other
@@ -44,9 +45,7 @@ def read_object(body: bytes) -> dict[str, Any]:
         return msgspec.json.decode(body, type=dict[str, Any])
     except msgspec.ValidationError as error:
         fault = "holds a number out of range" if "out of range" in str(error) else "must be a JSON object"
-        raise InvalidRequestError(
-            f"The request body {fault}.", param=_param_of(str(error)), code="invalid_value"
-        ) from error
+        raise invalid_field(_param_of(str(error)), f"The request body {fault}.") from error
     except UNREADABLE as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
 
@@ -110,7 +109,7 @@ def refusal(message: str) -> InvalidRequestError:
     message = f"Invalid request: {message[:_MAX_WORDS]}"
     if "Expected `" in message:
         return WrongTypeError(message, param=param)
-    return InvalidRequestError(message, param=param, code="invalid_value")
+    return invalid_field(param, message)
 
 
 def unsupported(param: str) -> UnsupportedFeatureError:

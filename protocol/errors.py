@@ -49,7 +49,7 @@ class InvalidRequestError(UpdraftError):
     type = "invalid_request_error"
 
 
-def invalid_field(param: str, message: str) -> InvalidRequestError:
+def invalid_field(param: str | None, message: str) -> InvalidRequestError:
     return InvalidRequestError(message, param=param, code="invalid_value")
 
 

@@ -1,8 +1,7 @@
 """OpenAI's chat and text completion requests, decoded and checked.
 
-Unknown fields are errors, except in messages, where they are ignored. OpenAI fields that Updraft's engines do not
-implement are accepted only at the value that has no effect; any other value raises UnsupportedFeatureError naming
-the field.
+Unknown fields are errors, except in messages, where they are ignored. OpenAI fields that Updraft does not implement
+are errors too, except at the value that has no effect.
 """
 
 from __future__ import annotations

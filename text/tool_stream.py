@@ -91,10 +91,7 @@ class AnswerEnd:
     """Search for the end of an answer: a stop string, or the limit on calls. Reasoning is passed on unsearched."""
 
     def __init__(
-        self,
-        stop: tuple[str, ...] = (),
-        call_limit: CallLimit | None = None,
-        reasoning: ReasoningStyle | None = None,
+        self, stop: tuple[str, ...] = (), call_limit: CallLimit | None = None, reasoning: ReasoningStyle | None = None
     ) -> None:
         self.searches = bool(stop) or call_limit is not None
         self._matcher = StopMatcher(stop)

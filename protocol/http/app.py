@@ -204,7 +204,7 @@ def send_json(payload: object, status: int = 200, headers: dict[str, str] | None
 
 @contextlib.contextmanager
 def cancel_on_disconnect(request: Request) -> Generator[None]:
-    """Cancel the block with RequestCancelledError if the client leaves. Read the body first: later messages are lost."""
+    """End the block by RequestCancelledError if the client leaves. Read the body first: later messages are lost."""
     task = asyncio.current_task()
     assert task is not None, "a request is answered in a task"
     own: asyncio.Future[None] | None = request.scope.get(CLIENT_GONE)

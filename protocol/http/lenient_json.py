@@ -27,14 +27,10 @@ _MAX_MESSAGE, _MAX_EXCERPT = 2000, 300  # characters
 _MAX_NESTED = 4  # maximum depth at which an error message is searched for
 _MESSAGES = ("message", "error", "detail", "msg", "errors", "title", "description", "error_description")
 _LINE_ENDS = {0x0A: " ", 0x0D: " "}  # valid JSON has line ends only between tokens
+_KINDS = (AuthenticationError, PermissionDeniedError, NotFoundError, RateLimitError, OverloadedError)
 _ERRORS: dict[int, type[UpdraftError]] = {
-    401: AuthenticationError,
-    403: PermissionDeniedError,
-    404: NotFoundError,
-    408: RequestTimeoutError,
-    429: RateLimitError,
-    503: OverloadedError,
-    504: RequestTimeoutError,
+    **{kind.status: kind for kind in _KINDS},
+    **dict.fromkeys((408, 504), RequestTimeoutError),
 }
 
 

@@ -34,8 +34,7 @@ def check_names(fields: Mapping[str, Any]) -> None:
 
 def _tool_names(fields: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     tools: Any = fields.get("tools")
-    chosen: Any = fields.get("tool_choice")
-    named = [("tool_choice", chosen)]
+    named = [("tool_choice", fields.get("tool_choice"))]
     if isinstance(tools, list):
         named += [(f"tools[{index}]", tool) for index, tool in enumerate(cast("list[Any]", tools))]
     for path, tool in named:

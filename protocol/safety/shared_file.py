@@ -26,7 +26,7 @@ class SharedFile:
     busy_s: float = 5.0
 
     def open(self, prepare: Callable[[sqlite3.Connection], object], *, read_only: bool = False) -> sqlite3.Connection:
-        """Connect to the file, or create it unless `read_only`. Run `prepare`, which checks the file and creates tables."""
+        """Open the file, or create it unless `read_only`, and run `prepare`, which checks it and creates tables."""
         try:
             if not read_only:
                 create_private(self.path)

@@ -43,7 +43,7 @@ _DECIMAL = re.compile(
 
 
 def enforceable(schema: dict[str, Any], notes: set[str], *, strict: bool) -> dict[str, Any]:
-    """Rewrite a schema of limited nesting; note dropped keywords in `notes`. Formats such as `path` are always dropped."""
+    """Rewrite a schema of limited depth; note dropped keywords in `notes`. Formats like `path` are always dropped."""
     return _SchemaRewriter(schema, notes, strict=strict).schema(schema)
 
 
