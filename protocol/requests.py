@@ -373,8 +373,7 @@ def _check_shared(request: ChatRequest | CompletionRequest) -> None:
 def check_message_count(count: int) -> None:
     """Check the number of messages. Raises InvalidRequestError above the limit."""
     if count > MAX_MESSAGES:
-        fault = f"messages holds {count} messages; the limit is {MAX_MESSAGES}: send fewer."
-        raise invalid_field("messages", fault)
+        raise invalid_field("messages", f"messages holds {count} messages; the limit is {MAX_MESSAGES}: send fewer.")
 
 
 def check_messages(messages: list[Message], *, add_generation_prompt: bool, continue_final_message: bool) -> None:

@@ -128,7 +128,8 @@ def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[st
             call = {"id": item["call_id"], "type": "function", "function": function}
             _turn(messages).setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
-            content = _tool_output(item.get("output"), param)
+            output, place = item.get("output"), f"{param}.output"
+            content = output if isinstance(output, str) else _content(_list_of_parts(output, place), place)
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
         elif item["role"] == "assistant":
             _turn(messages, without=("content", "tool_calls"))["content"] = _content(item["content"], param)
@@ -150,12 +151,6 @@ def _reasoning(item: Item) -> str:
     parts = objects_of(item.get("content")) or objects_of(item.get("summary"))
     kinds = ("reasoning_text", "summary_text")
     return "".join(str(part.get("text", "")) for part in parts if part.get("type") in kinds)
-
-
-def _tool_output(output: Any, param: str) -> str | list[dict[str, Any]]:
-    if isinstance(output, str):
-        return output
-    return _content(_list_of_parts(output, f"{param}.output"), f"{param}.output")
 
 
 def _content(parts: Sequence[Item], param: str) -> str | list[dict[str, Any]]:

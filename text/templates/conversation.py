@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from ...protocol.requests import Message, TextPart
-from ...protocol.structured import CalledFunction, Function, Tool, ToolCall
+from ...protocol.structured import CalledFunction, Tool, ToolCall
 from . import tool_messages as tool_turns
 from .tool_messages import Change
 
@@ -331,7 +331,8 @@ def _tools_as_text(conversation: Conversation, style: tuple[str, str, str]) -> C
         else:
             messages.append(message)
     if conversation.tools:
-        listed = "\n".join(_described(tool.function) for tool in conversation.tools)
+        functions = [msgspec.structs.replace(tool.function, strict=None) for tool in conversation.tools]
+        listed = "\n".join(msgspec.json.encode(function).decode() for function in functions)
         example = written("NAME", '{"PARAMETER": VALUE}')
         offer = Message("system", f"You can call these functions:\n{listed}\nTo call one, write:\n{example}")
         if messages[0].role in ("system", "developer"):
@@ -339,7 +340,3 @@ def _tools_as_text(conversation: Conversation, style: tuple[str, str, str]) -> C
         else:
             messages.insert(0, offer)
     return replace(conversation, messages=messages, tools=())
-
-
-def _described(function: Function) -> str:
-    return msgspec.json.encode(msgspec.structs.replace(function, strict=None)).decode()
