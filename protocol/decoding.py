@@ -16,6 +16,7 @@ from .errors import (
     UnknownFieldError,
     UnsupportedFeatureError,
     WrongTypeError,
+    invalid_field,
 )
 
 #: OpenAI fields that Updraft does not implement. Logs may name these fields but no other unknown field, because other
@@ -28,11 +29,7 @@ _OPAQUE = frozenset({"parameters", "schema", "json"})  # free-form JSON, in whic
 MAX_ENTRIES = 200_000  # maximum objects, lists and fields per request, because parsing them is slow
 _MARKS = (b"{", b"[", b":")  # each object, list or field has one of these bytes
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_MEDIA = {
-    "image_url": "Image",
-    "input_audio": "Audio",
-    "file": "File",
-}  # parts that only some clouds support
+_MEDIA = {"image_url": "Image", "input_audio": "Audio", "file": "File"}  # parts that only some clouds support
 _MAX_NESTED = 8  # depth of tool calls in messages; nulls in deeper values are not dropped
 _MAX_NAME = 100  # maximum characters of a field's name in an error
 _MAX_WORDS = 500  # maximum characters of a msgspec message in an error
@@ -48,9 +45,7 @@ def read_object(body: bytes) -> dict[str, Any]:
         return msgspec.json.decode(body, type=dict[str, Any])
     except msgspec.ValidationError as error:
         fault = "holds a number out of range" if "out of range" in str(error) else "must be a JSON object"
-        raise InvalidRequestError(
-            f"The request body {fault}.", param=_param_of(str(error)), code="invalid_value"
-        ) from error
+        raise invalid_field(_param_of(str(error)), f"The request body {fault}.") from error
     except UNREADABLE as error:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
 
@@ -74,10 +69,7 @@ def decode(body: bytes, kind: type[R]) -> R:
 
 
 def convert(fields: Mapping[str, Any], kind: type[R]) -> R:
-    """Convert a decoded object to a struct.
-
-    Raises InvalidRequestError naming the field at fault; UnsupportedFeatureError for a field not implemented.
-    """
+    """Convert a decoded object to a struct. Raises InvalidRequestError or UnsupportedFeatureError, naming the field."""
     present = _present(fields, 0)
     for name in _integers(kind):
         if name in present:
@@ -117,7 +109,7 @@ def refusal(message: str) -> InvalidRequestError:
     message = f"Invalid request: {message[:_MAX_WORDS]}"
     if "Expected `" in message:
         return WrongTypeError(message, param=param)
-    return InvalidRequestError(message, param=param, code="invalid_value")
+    return invalid_field(param, message)
 
 
 def unsupported(param: str) -> UnsupportedFeatureError:
@@ -134,15 +126,12 @@ def integral(value: Any) -> Any:
 
 def _present(fields: Mapping[str, Any], depth: int) -> dict[str, Any]:
     """Drop null fields, also in nested objects."""
+    opaque = _OPAQUE if depth else (*_OPAQUE, "json_schema")
     return {
-        name: value if _is_opaque(name, depth) or depth > _MAX_NESTED else _without_nulls(value, depth + 1)
+        name: value if name in opaque or depth > _MAX_NESTED else _without_nulls(value, depth + 1)
         for name, value in fields.items()
         if value is not None
     }
-
-
-def _is_opaque(name: str, depth: int) -> bool:
-    return name in _OPAQUE or (depth == 0 and name == "json_schema")
 
 
 def _without_nulls(value: Any, depth: int) -> object:

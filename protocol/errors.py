@@ -1,8 +1,4 @@
-"""Exceptions that Updraft raises, with their HTTP status and OpenAI error body.
-
-Messages say what is wrong and how to fix it. `to_body()` returns the JSON that OpenAI clients expect:
-`{"error": {"message", "type", "param", "code"}}`.
-"""
+"""Exceptions with their HTTP status and OpenAI error body. Messages say what is wrong and how to fix it."""
 
 from __future__ import annotations
 
@@ -53,8 +49,12 @@ class InvalidRequestError(UpdraftError):
     type = "invalid_request_error"
 
 
+def invalid_field(param: str | None, message: str) -> InvalidRequestError:
+    return InvalidRequestError(message, param=param, code="invalid_value")
+
+
 def invalid_value(param: str, fault: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{param}: {fault}.", param=param, code="invalid_value")
+    return invalid_field(param, f"{param}: {fault}.")
 
 
 class UnsupportedFeatureError(InvalidRequestError):
@@ -245,8 +245,7 @@ class ModelTooLargeError(ModelLoadError):
         self, message: str, *, needed: int | None = None, available: int | None = None, **named: str | None
     ) -> None:
         super().__init__(message, **named)
-        self.needed = needed
-        self.available = available
+        self.needed, self.available = needed, available
 
 
 class DownloadError(UpdraftError):

@@ -1,24 +1,23 @@
 """OpenAI's chat and text completion requests, decoded and checked.
 
-Unknown fields are errors, except in messages, where they are ignored. OpenAI fields that Updraft's engines do not
-implement are accepted only at the value that has no effect; any other value raises UnsupportedFeatureError naming
-the field.
+Unknown fields are errors, except in messages, where they are ignored. OpenAI fields that Updraft does not implement
+are errors too, except at the value that has no effect.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Literal
 
 import msgspec
 
 from .decoding import convert, prepare_types, read_object, unsupported
-from .errors import InvalidRequestError, UnsupportedFeatureError
+from .errors import InvalidRequestError, UnsupportedFeatureError, invalid_field, invalid_value
 from .prompts import Prompt, WirePrompts, prompts_of
 from .safety.names import check_names
-from .sampling import MAX_LOGPROBS, SamplingParams
+from .sampling import MAX_LOGPROBS, SamplingParams, check_value
 from .structured import (
     AllowedChoice,
     Constraint,
@@ -247,7 +246,7 @@ class ChatRequest(_CommonFields, kw_only=True):
 
     def sampling(self) -> SamplingParams:
         if self.logprobs is not True and self.top_logprobs is not None:
-            raise InvalidRequestError("top_logprobs needs logprobs=true.", param="top_logprobs", code="invalid_value")
+            raise invalid_field("top_logprobs", "top_logprobs needs logprobs=true.")
         wanted = (self.top_logprobs or 0) if self.logprobs else None
         limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
         return _sampling(self, limit, wanted)
@@ -272,13 +271,11 @@ class ChatRequest(_CommonFields, kw_only=True):
     def constraint(self) -> Constraint | None:
         wanted = None if self.response_format is None else format_constraint(self.response_format)
         outputs = super().constraint()
-        if outputs is None:
-            return wanted
-        if wanted is not None:
+        if outputs is not None and wanted is not None:
             raise InvalidRequestError(
                 f"response_format and {outputs.param} exclude each other: leave one out.", param=outputs.param
             )
-        return outputs
+        return outputs or wanted
 
 
 class CompletionRequest(_CommonFields, kw_only=True):
@@ -295,12 +292,8 @@ class CompletionRequest(_CommonFields, kw_only=True):
         return prompts_of(self.prompt, "prompt", at_most=MAX_PROMPTS)
 
     def sampling(self) -> SamplingParams:
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise InvalidRequestError(
-                f"logprobs must be between 0 and {MAX_LOGPROBS}, got {self.logprobs}.",
-                param="logprobs",
-                code="invalid_value",
-            )
+        in_range = self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS
+        check_value(in_range, "logprobs", f"between 0 and {MAX_LOGPROBS}", self.logprobs)
         params = _sampling(self, self.max_tokens if self.max_tokens is not None else 16, self.logprobs)
         if not self.echo or self.logprobs is None:
             return params
@@ -364,17 +357,13 @@ def read_completion(fields: Mapping[str, Any]) -> CompletionRequest:
 def _check_shared(request: ChatRequest | CompletionRequest) -> None:
     check_names(msgspec.structs.asdict(request))
     for param, count in (("n", request.n), ("best_of", request.best_of)):
-        if count is not None and not 1 <= count <= MAX_ANSWERS:
-            bound = "at least 1" if count < 1 else f"at most {MAX_ANSWERS}"  # no range, as a server may allow less
-            raise InvalidRequestError(f"{param} must be {bound}, got {count}.", param=param, code="invalid_value")
-    if request.priority is not None and not -(2**63) <= request.priority < 2**63:
-        raise InvalidRequestError(
-            f"priority must be a 64-bit integer, got {request.priority}.", param="priority", code="invalid_value"
-        )
+        bound = "at least 1" if (count or 0) < 1 else f"at most {MAX_ANSWERS}"  # no range, as a server may allow less
+        check_value(count is None or 1 <= count <= MAX_ANSWERS, param, bound, count)
+    check_value(-(2**63) <= (request.priority or 0) < 2**63, "priority", "a 64-bit integer", request.priority)
     _check_candidates(request)
     _check_given_answer(request)
     if request.stream_options is not None and not request.stream:
-        raise InvalidRequestError("stream_options needs stream=true.", param="stream_options", code="invalid_value")
+        raise invalid_field("stream_options", "stream_options needs stream=true.")
     if request.updraft is not None and request.updraft.quality is not None and not 0 < request.updraft.quality <= 1:
         raise InvalidRequestError("updraft.quality must be above 0 and at most 1.", param="updraft.quality")
     request.sampling()
@@ -384,29 +373,22 @@ def _check_shared(request: ChatRequest | CompletionRequest) -> None:
 def check_message_count(count: int) -> None:
     """Check the number of messages. Raises InvalidRequestError above the limit."""
     if count > MAX_MESSAGES:
-        raise InvalidRequestError(
-            f"messages holds {count} messages; the limit is {MAX_MESSAGES}: send fewer.",
-            param="messages",
-            code="invalid_value",
-        )
+        raise invalid_field("messages", f"messages holds {count} messages; the limit is {MAX_MESSAGES}: send fewer.")
 
 
 def check_messages(messages: list[Message], *, add_generation_prompt: bool, continue_final_message: bool) -> None:
     """Check roles, tool calls and continuation options of messages. Raises InvalidRequestError."""
     if not messages:
-        raise InvalidRequestError("messages must hold at least one message.", param="messages", code="invalid_value")
+        raise invalid_field("messages", "messages must hold at least one message.")
     check_message_count(len(messages))
     if continue_final_message:
+        fault = ""
         if messages[-1].role != "assistant":
-            raise InvalidRequestError(
-                "continue_final_message needs the last message to be from the assistant.",
-                param="continue_final_message",
-            )
-        if add_generation_prompt:
-            raise InvalidRequestError(
-                "continue_final_message and add_generation_prompt exclude each other: set add_generation_prompt=false.",
-                param="continue_final_message",
-            )
+            fault = "needs the last message to be from the assistant"
+        elif add_generation_prompt:
+            fault = "and add_generation_prompt exclude each other: set add_generation_prompt=false"
+        if fault:
+            raise InvalidRequestError(f"continue_final_message {fault}.", param="continue_final_message")
     _check_turns(messages)
 
 
@@ -417,25 +399,24 @@ def _check_turns(messages: list[Message]) -> None:
                 raise unsupported(f"messages[{index}].{field}")
         calls = message.tool_calls is not None
         if calls and message.role != "assistant":
-            fault = "only assistant messages may have tool_calls: leave tool_calls out."
+            fault = "only assistant messages may have tool_calls: leave tool_calls out"
         elif (message.tool_call_id is None) == (message.role == "tool"):
-            fault = 'tool_call_id is required for the role "tool" and not allowed for other roles.'
+            fault = 'tool_call_id is required for the role "tool" and not allowed for other roles'
         elif message.content is None and not calls:
-            fault = "content is missing."
+            fault = "content is missing"
         else:
             continue
-        raise InvalidRequestError(f"messages[{index}]: {fault}", param=f"messages[{index}]", code="invalid_value")
+        raise invalid_value(f"messages[{index}]", fault)
 
 
 def _check_template_options(options: Mapping[str, Any]) -> None:
     """Allow only words and dates, because a template may insert a value into the prompt as control tokens."""
     values = [value for value in options.values() if isinstance(value, str)]
     if len(options) > _MAX_OPTIONS or not (all(map(_NAME.fullmatch, options)) and all(map(_VALUE.fullmatch, values))):
-        raise InvalidRequestError(
+        raise invalid_field(
+            "chat_template_kwargs",
             f"chat_template_kwargs takes at most {_MAX_OPTIONS} variables. Values must be true, false, numbers, words "
             "or dates of up to 64 letters, digits, spaces and '_.,:/-'.",
-            param="chat_template_kwargs",
-            code="invalid_value",
         )
 
 
@@ -452,7 +433,7 @@ def _check_candidates(request: ChatRequest | CompletionRequest) -> None:
     ]
     for param, wrong, why in faults:
         if wrong:
-            raise InvalidRequestError(f"{param}: {why}.", param=param, code="invalid_value")
+            raise invalid_value(param, why)
 
 
 def _check_given_answer(request: ChatRequest | CompletionRequest) -> None:
@@ -468,32 +449,24 @@ def _check_given_answer(request: ChatRequest | CompletionRequest) -> None:
     ]
     for wrong, why in faults:
         if wrong:
-            raise InvalidRequestError(f"answer_token_ids: {why}.", param="answer_token_ids", code="invalid_value")
+            raise invalid_value("answer_token_ids", why)
 
 
 def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
     """Build sampling parameters. As on other servers, `top_p` 0 means greedy and `top_k` -1 means off."""
-    stop, top_k = request.stop, 0 if request.top_k == -1 else request.top_k
-    return SamplingParams(
-        max_tokens=max_tokens,
-        temperature=request.temperature,
-        top_p=1.0 if request.top_p == 0 else request.top_p,
-        top_k=1 if request.top_p == 0 else top_k,
-        min_p=request.min_p,
-        typical_p=request.typical_p,
-        repetition_penalty=request.repetition_penalty,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        presence_penalty=request.presence_penalty or 0.0,
-        logit_bias=_logit_bias(request.logit_bias or {}),
-        min_tokens=request.min_tokens or 0,
-        ignore_eos=request.ignore_eos,
-        stop_token_ids=tuple(request.stop_token_ids or ()),
-        seed=request.seed,
-        stop=() if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
-        logprobs=logprobs,
-        prompt_logprobs=request.prompt_logprobs,
-        repetition_detection=request.repetition_detection,
-    )
+    given = {field.name: getattr(request, field.name) for field in fields(SamplingParams)}
+    changed: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "logit_bias": _logit_bias(request.logit_bias or {}),
+        "stop_token_ids": tuple(request.stop_token_ids or ()),
+        "stop": (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
+        "logprobs": logprobs,
+    }
+    if request.top_p == 0:
+        changed |= {"top_p": 1.0, "top_k": 1}
+    elif request.top_k == -1:
+        changed["top_k"] = 0
+    return SamplingParams(**{name: value for name, value in (given | changed).items() if value is not None})
 
 
 def _logit_bias(raw: dict[str, float]) -> tuple[tuple[int, float], ...]:
@@ -501,14 +474,9 @@ def _logit_bias(raw: dict[str, float]) -> tuple[tuple[int, float], ...]:
     biases: dict[int, float] = {}
     for key, bias in raw.items():
         if not (key.isascii() and key.isdecimal() and len(key) <= _MAX_ID_DIGITS):
-            raise InvalidRequestError(
-                f"logit_bias must map token ids to numbers; {key[:40]!r} is not a token id.",
-                param="logit_bias",
-                code="invalid_value",
-            )
+            fault = f"logit_bias must map token ids to numbers; {key[:40]!r} is not a token id."
+            raise invalid_field("logit_bias", fault)
         if int(key) in biases:
-            raise InvalidRequestError(
-                f"logit_bias contains token {int(key)} twice.", param="logit_bias", code="invalid_value"
-            )
+            raise invalid_field("logit_bias", f"logit_bias contains token {int(key)} twice.")
         biases[int(key)] = bias
     return tuple(biases.items())

@@ -73,10 +73,7 @@ class TopLogprob(msgspec.Struct):
     bytes: list[int] | None = None
 
 
-class ChatTokenLogprob(msgspec.Struct):
-    token: str
-    logprob: float
-    bytes: list[int] | None = None
+class ChatTokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob] = msgspec.field(default_factory=list[TopLogprob])
 
     @staticmethod
@@ -133,9 +130,7 @@ class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
     notes: list[str] | UnsetType = UNSET
 
     def headers(self) -> dict[str, str]:
-        reason = self.reason.replace("\n", " ")
-        if not (reason.isascii() and reason.isprintable()):
-            reason = "".join(each if each.isascii() and each.isprintable() else "?" for each in reason)
+        reason = "".join(each if " " <= each <= "~" else "?" for each in self.reason.replace("\n", " "))
         shown = {
             "request-id": self.request_id,
             "tier": self.tier,
@@ -227,10 +222,8 @@ class ChunkChoice(msgspec.Struct):
 
 
 class ChatCompletionChunk(msgspec.Struct, kw_only=True):
-    """Chunk of a streamed chat. With `include_usage`, a final chunk without choices holds the usage.
-
-    The chunk with the finish reason has `sampling`.
-    """
+    """Chunk of a streamed chat. The chunk with the finish reason has `sampling`; with `include_usage`, a final chunk
+    without choices has the usage."""
 
     id: str
     model: str

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from .errors import InvalidRequestError
+from .errors import invalid_field
 
 #: Lower temperatures count as 0, because logits / temperature could overflow and sampling would be greedy anyway.
 MIN_TEMPERATURE = 1e-5
@@ -60,34 +60,22 @@ class SamplingParams:
     repetition_detection: bool = True
 
     def __post_init__(self) -> None:
-        _check(
-            self.max_tokens is None or 1 <= self.max_tokens < 2**31,
-            "max_tokens",
-            "at least 1, and below 2**31",
-            self.max_tokens,
-        )
         for name, holds, wanted in _RANGES:
             value = getattr(self, name)
-            _check(value is None or holds(value), name, wanted, value)
-        for name in ("frequency_penalty", "presence_penalty"):
-            _check(-2 <= getattr(self, name) <= 2, name, "between -2 and 2", getattr(self, name))
-        _check(len(self.logit_bias) <= 1024, "logit_bias", "a map of at most 1024 tokens", len(self.logit_bias))
+            check_value(value is None or holds(value), name, wanted, value)
+        check_value(len(self.logit_bias) <= 1024, "logit_bias", "a map of at most 1024 tokens", len(self.logit_bias))
         for _, bias in self.logit_bias:
-            _check(-100 <= bias <= 100, "logit_bias", "between -100 and 100", bias)
-        _check(len(self.stop) <= 4 and all(self.stop), "stop", "at most 4 non-empty strings", self.stop)
-        _check(len(self.stop_token_ids) <= 64, "stop_token_ids", "at most 64 tokens", len(self.stop_token_ids))
+            check_value(-100 <= bias <= 100, "logit_bias", "between -100 and 100", bias)
+        check_value(len(self.stop) <= 4 and all(self.stop), "stop", "at most 4 non-empty strings", self.stop)
+        check_value(len(self.stop_token_ids) <= 64, "stop_token_ids", "at most 64 tokens", len(self.stop_token_ids))
         for token in self.stop_token_ids:
-            _check(-(2**31) <= token < 2**31, "stop_token_ids", "a list of token ids below 2**31", token)
-        _check(0 <= self.min_tokens < 2**31, "min_tokens", "0 or more, and below 2**31", self.min_tokens)
-        _check(
-            self.max_tokens is None or self.min_tokens <= self.max_tokens,
-            "min_tokens",
-            "at most max_tokens",
-            self.min_tokens,
-        )
+            check_value(-(2**31) <= token < 2**31, "stop_token_ids", "a list of token ids below 2**31", token)
+        check_value(0 <= self.min_tokens < 2**31, "min_tokens", "0 or more, and below 2**31", self.min_tokens)
+        fits = self.max_tokens is None or self.min_tokens <= self.max_tokens
+        check_value(fits, "min_tokens", "at most max_tokens", self.min_tokens)
         for name, count in (("top_logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            _check(count is None or 0 <= count <= MAX_LOGPROBS, name, f"between 0 and {MAX_LOGPROBS}", count)
-        _check(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer", self.seed)
+            check_value(count is None or 0 <= count <= MAX_LOGPROBS, name, f"between 0 and {MAX_LOGPROBS}", count)
+        check_value(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer", self.seed)
 
     @property
     def detects_repetition(self) -> bool:
@@ -103,7 +91,7 @@ class SamplingParams:
         named = [("logit_bias", token) for token, _ in self.logit_bias]
         named += [("stop_token_ids", token) for token in self.stop_token_ids]
         for param, token in named:
-            _check(0 <= token < vocab_size, param, f"limited to token ids from 0 to {vocab_size - 1}", token)
+            check_value(0 <= token < vocab_size, param, f"limited to token ids from 0 to {vocab_size - 1}", token)
 
     def resolved(self, defaults: SamplingDefaults) -> ResolvedParams:
         """Return these parameters with the model's defaults for options that are None."""
@@ -146,19 +134,13 @@ class ResolvedParams(SamplingParams):
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """A model's default sampling values. The defaults here are llama.cpp's; `model_files` reads those of a model."""
+    """Default values for `SamplingParams`: llama.cpp's, unless `model_files` finds others in the model's files."""
 
-    # Temperature; 0 is greedy.
     temperature: float = 0.8
-    # Number of most likely tokens to keep; 0 is off.
     top_k: int = 40
-    # Probability mass to keep; 1 is off.
     top_p: float = 0.95
-    # Minimum probability relative to the most likely token; 0 is off.
     min_p: float = 0.05
-    # Probability mass to keep in typical sampling; 1 is off.
     typical_p: float = 1.0
-    # Penalty on tokens already in prompt or answer; 1 is off.
     repetition_penalty: float = 1.0
 
 
@@ -166,15 +148,19 @@ class SamplingDefaults:
 PLAIN_SAMPLING = SamplingDefaults(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
 _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    ("max_tokens", lambda value: 1 <= value < 2**31, "at least 1, and below 2**31"),
     ("temperature", lambda value: 0 <= value <= 2, "between 0 and 2"),
     ("top_p", lambda value: 0 < value <= 1, "above 0 and at most 1"),
     ("top_k", lambda value: 0 <= value < 2**31, "0 (off) or more, and below 2**31"),
     ("min_p", lambda value: 0 <= value < 1, "at least 0 and below 1"),
     ("typical_p", lambda value: 0 < value <= 1, "above 0 and at most 1"),
     ("repetition_penalty", lambda value: 0.01 <= value <= 2, "between 0.01 and 2"),
+    ("frequency_penalty", lambda value: -2 <= value <= 2, "between -2 and 2"),
+    ("presence_penalty", lambda value: -2 <= value <= 2, "between -2 and 2"),
 )
 
 
-def _check(holds: bool, param: str, wanted: str, got: object) -> None:
+def check_value(holds: bool, param: str, wanted: str, got: object) -> None:
+    """Check a parameter. Raises InvalidRequestError unless the value `got` is as `wanted`."""
     if not holds:  # also true for NaN, which fails every comparison
-        raise InvalidRequestError(f"{param} must be {wanted}, got {got!r:.100}.", param=param, code="invalid_value")
+        raise invalid_field(param, f"{param} must be {wanted}, got {got!r:.100}.")

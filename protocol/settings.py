@@ -74,14 +74,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(read_text(path, ConfigurationError))
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except PermissionError as error:
-        if not _is_hidden(path):
-            raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error
-        _warn_hidden(path)
-        return {}
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
     except OSError as error:
+        if isinstance(error, PermissionError) and _is_hidden(path):
+            _warn_hidden(path)
+            return {}
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error
 
 

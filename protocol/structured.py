@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any, Literal, TypedDict, cast
 
 import msgspec
 
-from .errors import InvalidRequestError
+from .errors import invalid_value
 from .schemas.enforceable import enforceable
 
 MAX_CONSTRAINT_CHARS = 2**17
@@ -99,32 +100,31 @@ class ToolUse:
     parallel: bool = True
 
 
-class AnswerOptions(TypedDict, total=False):
-    """Options for answering a chat with a local model."""
-
+class _ChatOptions(TypedDict, total=False):
     # Continue the last message instead of starting a new one.
     continue_final_message: bool
+    # Variables for the chat template; the template may output them as control tokens.
+    template_options: Mapping[str, Any] | None
+
+
+class AnswerOptions(_ChatOptions, total=False):
+    """Options for answering a chat with a local model."""
+
     # Tools that the model may call.
     tools: ToolUse | None
     # Constraint on the answer's format.
     constraint: Constraint | None
-    # Variables for the model's chat template.
-    template_options: Mapping[str, Any] | None
     # Reasoning effort, a hint.
     effort: str | None
 
 
-class RenderOptions(TypedDict, total=False):
+class RenderOptions(_ChatOptions, total=False):
     """Options for rendering a chat template."""
 
     # Tools to describe to the model.
     tools: Sequence[Tool]
     # Append the opening of the assistant's answer; true by default.
     add_generation_prompt: bool
-    # Continue the last message instead of starting a new one.
-    continue_final_message: bool
-    # Variables for the template; the template may output them as control tokens.
-    template_options: Mapping[str, Any] | None
 
 
 class CalledFunction(msgspec.Struct):
@@ -143,7 +143,8 @@ class ToolCall(msgspec.Struct):
 def format_constraint(wanted: ResponseFormat) -> Constraint | None:
     """Return the constraint of a `response_format`; None for plain text. Raises InvalidRequestError."""
     if (wanted.type == "json_schema") != (wanted.json_schema is not None):
-        raise _invalid("response_format", 'json_schema is required for type "json_schema" and not allowed otherwise.')
+        fault = 'json_schema is required for type "json_schema" and not allowed otherwise'
+        raise invalid_value("response_format", fault)
     if wanted.json_schema is not None:
         schema, param, notes = wanted.json_schema.schema, "response_format", set[str]()
         _check_depth(schema, param)
@@ -157,13 +158,13 @@ def outputs_constraint(wanted: StructuredOutputs) -> Constraint:
     param = "structured_outputs"
     given = [name for name in wanted.__struct_fields__ if getattr(wanted, name) is not None]
     if len(given) != 1:
-        raise _invalid(param, f"give exactly one of {', '.join(wanted.__struct_fields__)}, got {given or 'none'}.")
+        raise invalid_value(param, f"give exactly one of {', '.join(wanted.__struct_fields__)}, got {given or 'none'}")
     if wanted.json is not None:
         schema = wanted.json if isinstance(wanted.json, str) else _schema_text(wanted.json, param)
         return Constraint("json_schema", _checked(schema, param), param)
     if wanted.choice is not None:
         if not wanted.choice or not all(wanted.choice):
-            raise _invalid(param, "choice must be a list of non-empty answers.")
+            raise invalid_value(param, "choice must be a list of non-empty answers")
         return Constraint("choice", _checked(msgspec.json.encode(wanted.choice).decode(), param), param)
     if wanted.regex is not None:
         return Constraint("regex", _checked(wanted.regex, param), param)
@@ -176,10 +177,7 @@ def gbnf_constraint(grammar: str) -> Constraint:
 
 
 def allowed_tools(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Replace a `tool_choice` of type `allowed_tools` by its mode, and drop the tools that it does not allow.
-
-    Raises InvalidRequestError if `allowed_tools` is malformed or names a function that is not among the tools.
-    """
+    """Replace a `tool_choice` of type `allowed_tools` by its mode, and drop other tools. Raises InvalidRequestError."""
     choice: Any = fields.get("tool_choice")
     if not isinstance(choice, dict) or cast("dict[str, Any]", choice).get("type") != "allowed_tools":
         return fields
@@ -187,15 +185,12 @@ def allowed_tools(fields: Mapping[str, Any]) -> Mapping[str, Any]:
         allowed = msgspec.convert(choice, AllowedChoice).allowed_tools
         tools = msgspec.convert(fields.get("tools"), list[dict[str, Any]])
     except msgspec.ValidationError as error:
-        raise _invalid("tool_choice", f"allowed_tools: {error}.") from error
-    kept = [tool for tool in tools if {"type": tool.get("type"), "name": _name_of(tool)} in map(_shown, allowed.tools)]
+        raise invalid_value("tool_choice", f"allowed_tools: {error}") from error
+    shown = [(tool.type, tool.function.name) for tool in allowed.tools]
+    kept = [tool for tool in tools if (tool.get("type"), _name_of(tool)) in shown]
     if not kept or len(kept) < len(allowed.tools):
-        raise _invalid("tool_choice", "allowed_tools names a function that is not among the tools.")
+        raise invalid_value("tool_choice", "allowed_tools names a function that is not among the tools")
     return {**fields, "tools": kept, "tool_choice": allowed.mode}
-
-
-def _shown(tool: NamedTool) -> dict[str, Any]:
-    return {"type": tool.type, "name": tool.function.name}
 
 
 def _name_of(tool: dict[str, Any]) -> Any:
@@ -207,24 +202,23 @@ def check_tools(tools: list[Tool] | None, choice: ToolChoice | None, parallel: b
     """Check tools, `tool_choice` and `parallel_tool_calls` against each other. Raises InvalidRequestError."""
     if tools is None:
         if choice is not None and choice != "none":
-            raise _invalid("tool_choice", "there are no tools to choose from: give tools, or leave tool_choice out.")
+            fault = "there are no tools to choose from: give tools, or leave tool_choice out"
+            raise invalid_value("tool_choice", fault)
         if parallel is not None:
-            raise _invalid("parallel_tool_calls", "there are no tools to call: give tools, or leave the field out.")
+            raise invalid_value("parallel_tool_calls", "there are no tools to call: give tools, or leave the field out")
         return
     if not 1 <= len(tools) <= MAX_TOOLS:
-        raise _invalid("tools", f"give 1 to {MAX_TOOLS} tools, got {len(tools)}.")
+        raise invalid_value("tools", f"give 1 to {MAX_TOOLS} tools, got {len(tools)}")
     if any(depth_of(tool.function.parameters) > MAX_DEPTH for tool in tools):
-        raise _invalid("tools", f"parameters are nested deeper than {MAX_DEPTH} levels.")
+        raise invalid_value("tools", f"parameters are nested deeper than {MAX_DEPTH} levels")
     names = [tool.function.name for tool in tools]
-    for name in names:
-        if not _TOOL_NAME.fullmatch(name):
-            raise _invalid(
-                "tools", f"a function's name must be 1 to 64 letters, digits, '_', '-' or '.', got {name[:100]!r}."
-            )
+    for name in itertools.filterfalse(_TOOL_NAME.fullmatch, names):
+        fault = f"a function's name must be 1 to 64 letters, digits, '_', '-' or '.', got {name[:100]!r}"
+        raise invalid_value("tools", fault)
     if len(set(names)) < len(names):
-        raise _invalid("tools", "two functions have the same name.")
+        raise invalid_value("tools", "two functions have the same name")
     if isinstance(choice, NamedTool) and choice.function.name not in names:
-        raise _invalid("tool_choice", f"there is no function {choice.function.name!r} among the tools.")
+        raise invalid_value("tool_choice", f"there is no function {choice.function.name!r} among the tools")
 
 
 def depth_of(value: Any) -> int:
@@ -237,14 +231,13 @@ def depth_of(value: Any) -> int:
 
 
 def _children(value: Any) -> list[Any]:
-
     items = cast("Iterable[Any]", value.values() if isinstance(value, dict) else value)
     return [item for item in items if isinstance(item, list | dict)]
 
 
 def _check_depth(schema: dict[str, Any], param: str) -> None:
     if depth_of(schema) > MAX_DEPTH:
-        raise _invalid(param, f"the schema is nested deeper than {MAX_DEPTH} levels.")
+        raise invalid_value(param, f"the schema is nested deeper than {MAX_DEPTH} levels")
 
 
 def _schema_text(schema: dict[str, Any], param: str) -> str:
@@ -254,9 +247,5 @@ def _schema_text(schema: dict[str, Any], param: str) -> str:
 
 def _checked(source: str, param: str) -> str:
     if len(source) > MAX_CONSTRAINT_CHARS:
-        raise _invalid(param, f"{len(source)} characters; at most {MAX_CONSTRAINT_CHARS} are supported.")
+        raise invalid_value(param, f"{len(source)} characters; at most {MAX_CONSTRAINT_CHARS} are supported")
     return source
-
-
-def _invalid(param: str, message: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{param}: {message}", param=param, code="invalid_value")

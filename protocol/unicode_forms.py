@@ -1,7 +1,4 @@
-"""Safe handling of untrusted Unicode: reading UTF-8 files, and normalization in linear time.
-
-Normalization keeps at most 30 combining marks per letter, the limit of Stream-Safe Text (UAX #15).
-"""
+"""Safe handling of untrusted Unicode: reading UTF-8 files, and normalization in linear time."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from typing import Literal
 
 from .errors import UpdraftError
 
-_MAX_MARKS = 30
+_MAX_MARKS = 30  # combining marks per letter, the limit of Stream-Safe Text (UAX #15)
 _SNIFFED = 64  # bytes
 _MARKS = {  # UTF-32 is first, because its little-endian mark begins with UTF-16's
     "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
@@ -26,9 +23,7 @@ _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # bytes that are not UTF-8, as decode
 
 
 def read_text(path: Path, error: type[UpdraftError]) -> str:
-    """Read a UTF-8 file, dropping a byte order mark and converting CRLF to LF. Raises `error` for another encoding,
-    and OSError.
-    """
+    """Read UTF-8 without byte order mark, and CRLF as LF. Raises `error` for another encoding, and OSError."""
     with path.open("rb") as file:
         return "".join(text_lines(file, path, error)).replace("\r\n", "\n")
 

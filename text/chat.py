@@ -26,7 +26,7 @@ from typing import Any, Unpack
 
 import msgspec
 
-from ..protocol.errors import InvalidRequestError
+from ..protocol.errors import InvalidRequestError, invalid_field
 from ..protocol.requests import Message
 from ..protocol.safety.bounded_cache import BoundedCache
 from ..protocol.structured import RenderOptions
@@ -180,23 +180,20 @@ class ChatTemplate:
 
 def _conversation(messages: Sequence[Message], options: RenderOptions) -> Conversation:
     """Build the conversation. Raises InvalidRequestError if the last message cannot be continued."""
-    tools = options.get("tools", ())
+    is_open = options.get("continue_final_message", False)
     variables = {"date_string": f"{date.today():%d %b %Y}", **(options.get("template_options") or {})}
-    if not options.get("continue_final_message", False):
-        asks = options.get("add_generation_prompt", True)
-        return Conversation(messages, tools, asks, is_open=False, options=variables)
-    if not messages or messages[-1].role != "assistant":
+    if is_open and (not messages or messages[-1].role != "assistant"):
         raise InvalidRequestError(
             "continue_final_message needs the last message to be from the assistant.", param="continue_final_message"
         )
-    if messages[-1].tool_calls:
-        raise InvalidRequestError(
-            "A message with tool_calls cannot be continued: leave out tool_calls, or continue_final_message.",
-            param=f"messages[{len(messages) - 1}].tool_calls",
-            code="invalid_value",
-        )
-    last = msgspec.structs.replace(messages[-1], content=messages[-1].text + END_MARK)
-    return Conversation([*messages[:-1], last], tools, False, is_open=True, options=variables)
+    if is_open and messages[-1].tool_calls:
+        fault = "A message with tool_calls cannot be continued: leave out tool_calls, or continue_final_message."
+        raise invalid_field(f"messages[{len(messages) - 1}].tool_calls", fault)
+    if is_open:
+        last = msgspec.structs.replace(messages[-1], content=messages[-1].text + END_MARK)
+        messages = [*messages[:-1], last]
+    asks = not is_open and options.get("add_generation_prompt", True)
+    return Conversation(messages, options.get("tools", ()), asks, is_open, options=variables)
 
 
 def _render_to_mark(text: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from ..protocol.http.lenient_json import object_of
 from .detokenize import begun_mark
 from .tool_calls import CallDelta, ParsedText, ToolCallParser, ToolSyntax
 
@@ -21,6 +22,7 @@ _PIECE = re.compile(
 )
 _NAME = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _SCALAR = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null")
+_WORDS = {"True": True, "False": False, "None": None}
 Schema = Mapping[str, Any]
 
 
@@ -42,7 +44,7 @@ class TaggedSyntax:
         name = _name(body := body.removeprefix(self.before_name))
         if name not in schemas:
             return None
-        arguments = self.arguments(body[len(name) :].strip(), _table(schemas[name].get("properties")))
+        arguments = self.arguments(body[len(name) :].strip(), object_of(schemas[name].get("properties")))
         return None if arguments is None else (name, json.dumps(arguments, ensure_ascii=False))
 
     def is_complete(self, body: str) -> bool:
@@ -50,10 +52,7 @@ class TaggedSyntax:
 
 
 class TaggedCallParser(ToolCallParser):
-    """Parser that emits each call as a whole. JSON calls between the same marks are read too.
-
-    `schemas`: JSON schemas of the declared functions' arguments, by name.
-    """
+    """Parser that emits each call as a whole, also calls in JSON. `schemas`: those of the arguments, by function."""
 
     def __init__(self, syntax: ToolSyntax, schemas: Mapping[str, Schema], tagged: TaggedSyntax) -> None:
         super().__init__(syntax, schemas)
@@ -105,23 +104,18 @@ def _name(text: str) -> str:
     return cast("re.Match[str]", _NAME.match(text))[0]
 
 
-def _table(value: Any) -> dict[str, Any]:
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-
-
 def _typed(pairs: Iterator[tuple[str, str]], properties: Schema) -> dict[str, Any]:
-    return {name: _value(text, _table(properties.get(name))) for name, text in pairs}
+    return {name: _value(text, object_of(properties.get(name))) for name, text in pairs}
 
 
 def _value(text: str, schema: Schema) -> Any:
     """Return the value of an argument written without quotes: text if the schema allows strings, else JSON."""
-    members = [schema, *map(_table, schema.get("anyOf") or schema.get("oneOf") or ())]
+    members = [schema, *map(object_of, schema.get("anyOf") or schema.get("oneOf") or ())]
     types = {kind for each in members for kind in _listed(each.get("type"))}
     if text in _listed(schema.get("enum")) or ("string" in types and not (text == "null" and "null" in types)):
         return text
-    words = {"True": True, "False": False, "None": None}
     try:
-        return words[text] if text in words else json.loads(text, parse_constant=_refuse)
+        return _WORDS[text] if text in _WORDS else json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return text
 

@@ -104,18 +104,15 @@ def parse_detokenize(body: bytes, vocab_size: int, context_length: int) -> Detok
 
 def tokenized(tokenizer: TextEncoder, request: TokenizeRequest, context_length: int) -> TokenizeResponse:
     """Tokenize a request. In `token_strs`, a token with part of a character contains U+FFFD."""
-    tokens = _encode(tokenizer, request)
-    texts = [tokenizer.decode([token], skip_special=False) for token in tokens] if request.return_token_strs else None
-    return TokenizeResponse(len(tokens), context_length, tokens, texts)
-
-
-def _encode(tokenizer: TextEncoder, request: TokenizeRequest) -> list[int]:
+    prompt = request.prompt or ""
     if request.messages is not None:
-        return tokenizer.encode_chat(
+        tokens = tokenizer.encode_chat(
             request.messages,
             tools=request.tools or [],
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
         )
-    prompt = request.prompt or ""
-    return tokenizer.encode_prompt(prompt) if request.add_special_tokens else tokenizer.encode(prompt)
+    else:
+        tokens = tokenizer.encode_prompt(prompt) if request.add_special_tokens else tokenizer.encode(prompt)
+    texts = [tokenizer.decode([token], skip_special=False) for token in tokens] if request.return_token_strs else None
+    return TokenizeResponse(len(tokens), context_length, tokens, texts)

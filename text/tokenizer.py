@@ -68,7 +68,7 @@ class Tokenizer:
         added = self._special_mode.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._special = special_pattern([*marks, *(added[token_id].content for token_id in self.special_ids)])
-        self.vocab_size = max(self._plain_mode.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.vocab_size = max(self.vocabulary().values(), default=-1) + 1
         self.eos_ids = frozenset(eos_ids)
         self.chat_template = chat_template
         self._ends = ends
@@ -159,9 +159,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Decode `ids`; bytes that are not UTF-8 become U+FFFD."""
-        return b"".join(self.token_bytes(token_id, skip_special=skip_special) for token_id in ids).decode(
-            "utf-8", "replace"
-        )
+        raw = b"".join(self.token_bytes(token_id, skip_special=skip_special) for token_id in ids)
+        return raw.decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes:
         """Return the bytes of a token; empty for unused ids, and for special tokens unless `skip_special` is False."""
@@ -239,9 +238,8 @@ def _added(definition: dict[str, Any], *, special: bool) -> dict[str, int]:
 
 def _with_special(definition: dict[str, Any], marks: set[str]) -> str:
     """Return the definition with `marks` flagged as special."""
-    added = [
-        {**token, "special": token["special"] or token["content"] in marks} for token in definition["added_tokens"]
-    ]
+    tokens = definition["added_tokens"]
+    added = [{**token, "special": token["special"] or token["content"] in marks} for token in tokens]
     return json.dumps({**definition, "added_tokens": added})
 
 

@@ -16,6 +16,7 @@ from .detokenize import begun_mark
 
 #: Tool-call formats: see `ToolFormat`. The last three have vLLM's names.
 FormatName = Literal["hermes", "llama3", "mistral", "mistral-args", "qwen3_coder", "glm45", "gemma4"]
+_MAX_PENDING = 16_384  # maximum characters held back until it is clear whether a call follows
 
 
 def _prefix_pattern(mark: str) -> str:
@@ -30,9 +31,6 @@ _NAME = re.compile(rf"\s*+([A-Za-z0-9_.-]{{1,64}}+)\s*+(?:{_ID})?+(?:\[ARGS\]\s*
 _MAYBE_NAME = re.compile(
     rf"\s*+[A-Za-z0-9_.-]{{0,64}}+\s*+(?:{_prefix_pattern('[CALL_ID]')}|(?:{_ID})?+(?:{_prefix_pattern('[ARGS]')})?+\s*+)"
 )
-
-
-_MAX_PENDING = 16_384  # maximum characters held back until it is clear whether a call follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +66,7 @@ class ParsedText:
 
 
 class ToolCallParser:
-    """Parser for one answer: `push` the text as it arrives, `flush` at the end.
-
-    `names` are the declared functions. `num_calls` counts complete calls.
-    """
+    """Parser for an answer: `push` its text, then `flush`. `names`: declared functions; `num_calls`: complete calls."""
 
     def __init__(self, syntax: ToolSyntax, names: Collection[str]) -> None:
         self.num_calls = 0
@@ -146,10 +141,8 @@ class ToolCallParser:
             self._in_list, self._state = True, self._after_call
             return True
         if self._syntax.lists:
-            named = _NAME.match(self._buffer)
-            if named:
-                self._begin_call(self._buffer[named.end() :], named[1])
-                return True
+            if named := _NAME.match(self._buffer):
+                return self._begin_call(self._buffer[named.end() :], named[1])
             if _MAYBE_NAME.fullmatch(self._buffer):
                 return False
         return self._back_to_text()
@@ -252,7 +245,7 @@ class _CallReader:
         self._escaped = False
         self._key: str | None = None
         self._member = ""  # current key or value, except the part already in `arguments`
-        self._prefix_pattern = False
+        self._begun = False
         self._quoted = False
         self._any_arguments = False
 
@@ -289,16 +282,16 @@ class _CallReader:
         elif self.ended or (at_top and char == ","):
             self._end_member()
         elif at_top and char == ":" and self._key is None:
-            self._key, self._member, self._prefix_pattern = _string(self._member), "", False
+            self._key, self._member, self._begun = _string(self._member), "", False
             self.has_arguments = self.has_arguments or self._is_arguments
         elif not (at_top and char == "{"):
             self._add(char)
 
     def _add(self, char: str) -> None:
-        if not self._prefix_pattern:
+        if not self._begun:
             if char.isspace():
                 return
-            self._prefix_pattern, self._quoted = True, char == '"'
+            self._begun, self._quoted = True, char == '"'
         self._member += char
         if self._is_arguments and not self._quoted and (self._depth > 1 or not char.isspace()):
             self._take(self._member)
@@ -317,7 +310,7 @@ class _CallReader:
             self.name = self.name or _string(self._member)
         elif self._is_arguments and self._quoted:
             self._take(_string(self._member) or self._member)
-        self._key, self._member, self._prefix_pattern = None, "", False
+        self._key, self._member, self._begun = None, "", False
 
 
 def _string(text: str) -> str:

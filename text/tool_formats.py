@@ -89,10 +89,9 @@ class ToolFormat:
 
     def parser(self, schemas: Mapping[str, Schema]) -> ToolCallParser:
         """Return a parser for one answer. `schemas`: JSON schemas of the declared functions' arguments, by name."""
-        tagged = _TAGGED.get(self.name)
-        return (
-            ToolCallParser(self.syntax, schemas) if tagged is None else TaggedCallParser(self.syntax, schemas, tagged)
-        )
+        if (tagged := _TAGGED.get(self.name)) is None:
+            return ToolCallParser(self.syntax, schemas)
+        return TaggedCallParser(self.syntax, schemas, tagged)
 
     def new_call_id(self) -> str:
         """Create a call id. Mistral's templates accept only nine letters and digits."""
@@ -124,12 +123,11 @@ class ToolFormat:
     def _constraint(self, start: str, functions: Sequence[Function], *, parallel: bool) -> Constraint:
         calls = "call" if self.syntax.bare else self._calls(parallel)  # llama3 allows one call per message
         notes = set[str]()
-        if self.name in _TAGGED:
-            notes.add("tools: the model's format for calls leaves arguments unchecked")
         functions = [_enforceable(function, notes) for function in functions]
         rules = [start, f"calls: {calls}", "call: " + " | ".join(f"call_{index}" for index in range(len(functions)))]
         rules += [f"call_{index}: {self._call(function)}" for index, function in enumerate(functions)]
         if self.name in _TAGGED:
+            notes.add("tools: the model's format for calls leaves arguments unchecked")
             rules += self._unchecked()
         return Constraint("lark", "\n".join(rules), "tools", tuple(sorted(notes)))
 

@@ -32,11 +32,7 @@ class OfferedTools:
         return self.format.parser({tool.function.name: tool.function.parameters or {} for tool in self.use.tools})
 
     def call_limit(self, constraint: Constraint | None, *, detects_repetition: bool) -> CallLimit | None:
-        """Create the limit on one answer's calls; None if no limit applies.
-
-        The answer ends after the first call if only one call is allowed and no constraint enforces that. It also ends
-        if equal calls repeat.
-        """
+        """Create the limit on one answer's calls; None without a limit, or if `constraint` enforces a single call."""
         once = constraint is None and not self.use.parallel
         if not (once or (detects_repetition and self.use.parallel)):
             return None
@@ -95,10 +91,7 @@ class AnswerEnd:
     """Search for the end of an answer: a stop string, or the limit on calls. Reasoning is passed on unsearched."""
 
     def __init__(
-        self,
-        stop: tuple[str, ...] = (),
-        call_limit: CallLimit | None = None,
-        reasoning: ReasoningStyle | None = None,
+        self, stop: tuple[str, ...] = (), call_limit: CallLimit | None = None, reasoning: ReasoningStyle | None = None
     ) -> None:
         self.searches = bool(stop) or call_limit is not None
         self._matcher = StopMatcher(stop)

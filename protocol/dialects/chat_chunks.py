@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +23,8 @@ class _Message:
     def add(self, delta: dict[str, Any]) -> None:
         for name, value in delta.items():
             if name == "tool_calls":
-                for number, call in enumerate(objects_of(value)):
-                    self.calls.setdefault(index_of(call, number), _Message()).add(call)
+                for index, call in calls_of(delta):
+                    self.calls.setdefault(index, _Message()).add(call)
             elif name == "function":
                 self.add(object_of(value))
             elif name in _TEXTS and isinstance(value, str):
@@ -95,6 +96,25 @@ def count_of(counts: dict[str, Any], name: str) -> int:
 def framed(event: dict[str, Any]) -> bytes:
     """Encode a server-sent event with an `event:` line, as OpenAI's Responses and Anthropic's Messages use."""
     return f"event: {event['type']}\ndata: ".encode() + json_bytes(event) + b"\n\n"
+
+
+def first_choices(chunk: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the first choice of a chunk or of a whole completion, if any."""
+    return (choice for choice in objects_of(chunk.get("choices")) if choice.get("index") in (0, None))
+
+
+def reasoning_of(message: dict[str, Any]) -> str:
+    return text_of(message.get("reasoning_content") or message.get("reasoning"))
+
+
+def calls_of(message: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the tool calls of a message, or the pieces of calls in a delta, each after the index of the call."""
+    return ((index_of(call, number), call) for number, call in enumerate(objects_of(message.get("tool_calls"))))
+
+
+def content_of(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return parts as the content of a message. A single text becomes a plain string, which every server accepts."""
+    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts or ""
 
 
 def index_of(piece: dict[str, Any], otherwise: int) -> int:

@@ -9,6 +9,8 @@ from typing import Any, cast
 import msgspec
 
 from ..errors import UnsupportedFeatureError, invalid_value
+from ..http.lenient_json import object_of
+from .chat_chunks import content_of
 
 Block = dict[str, Any]
 #: Types of blocks of tools that only a vendor's servers run.
@@ -93,20 +95,15 @@ def _call(block: Block, param: str) -> Block:
 
 
 def _content(blocks: Sequence[Block], param: str) -> str | list[Block]:
-    """Convert content blocks. A single text becomes a plain string, which every server accepts."""
     shown = [(index, block) for index, block in enumerate(blocks) if not is_vendor_block(block)]
-    parts = [_part(block, f"{param}[{index}]") for index, block in shown]
-    if len(parts) == 1 and parts[0]["type"] == "text":
-        return parts[0]["text"]
-    return parts or ""
+    return content_of([_part(block, f"{param}[{index}]") for index, block in shown])
 
 
 def _part(block: Block, param: str) -> Block:
     kind = block.get("type")
     if kind == "text":
         return {"type": kind, "text": _text(block, "text", param)}
-    given: Any = block.get("source")
-    source = cast("Block", given) if isinstance(given, dict) else {}
+    source = object_of(block.get("source"))
     shape = (kind, source.get("type"))
     if shape == ("image", "url"):
         return {"type": "image_url", "image_url": {"url": _text(source, "url", f"{param}.source")}}

@@ -11,7 +11,7 @@ from ..errors import UpstreamError
 from ..http.lenient_json import json_of, object_of, objects_of, raw_object
 from ..http.wire import WireResponse, anthropic_error
 from .bodies import TranslatedBody
-from .chat_chunks import count_of, framed, text_of
+from .chat_chunks import calls_of, count_of, first_choices, framed, reasoning_of, text_of
 from .messages_request import MessagesRequest
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
@@ -65,23 +65,22 @@ class AnthropicEvents:
             self.message["updraft"] = chunk["updraft"]
         if usage := object_of(chunk.get("usage")):
             self.message["usage"] = _usage(usage)
-        for choice in objects_of(chunk.get("choices")):
-            if choice.get("index") in (0, None):
-                self._read_choice(choice)
+        for choice in first_choices(chunk):
+            self._read_choice(choice)
         return self._taken()
 
     def _read_choice(self, choice: dict[str, Any]) -> None:
         delta = object_of(choice.get("delta") or choice.get("message"))
         if not (signed := objects_of(delta.get("thinking_blocks"))):
-            self._emit_text("thinking", text_of(delta.get("reasoning_content") or delta.get("reasoning")))
+            self._emit_text("thinking", reasoning_of(delta))
         for block in signed:
             self._sign(block)
         self._emit_text("text", text_of(delta.get("content")))
         if refusal := text_of(delta.get("refusal")):
             self._refused = True
             self._emit_text("text", refusal)
-        for number, call in enumerate(objects_of(delta.get("tool_calls"))):
-            self._add_to_call(call["index"] if isinstance(call.get("index"), int) else number, call)
+        for index, call in calls_of(delta):
+            self._add_to_call(index, call)
         self._finish_reason = choice.get("finish_reason") or self._finish_reason
         stopped_by: Any = choice.get("stop_reason")
         if stopped_by in self._stop_sequences:
@@ -140,8 +139,7 @@ class AnthropicEvents:
             raise UpstreamError("The model continued a tool call that was already complete.")
         elif text:
             self._grow(text)
-            if self._waiting:
-                self._begin_waiting()
+            self._begin_waiting()
 
     def _begin_waiting(self, *, at_end: bool = False) -> None:
         """Start the blocks of buffered calls. A block starts once the arguments of the previous call are complete."""

@@ -1,8 +1,4 @@
-"""Anthropic's Messages requests: decoding, checks, and translation to chat requests.
-
-A field without an equivalent in chat requests raises an error that names the field. Hints such as `cache_control` are
-ignored.
-"""
+"""Anthropic's Messages requests as chat requests. Fields without an equivalent are errors; cache hints are ignored."""
 
 from __future__ import annotations
 

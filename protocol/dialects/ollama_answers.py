@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import UpstreamError
 from ..http.lenient_json import json_bytes, json_of, object_of, objects_of, raw_object
-from .chat_chunks import ChatChunks, text_of
+from .chat_chunks import ChatChunks, first_choices, reasoning_of, text_of
 from .ollama_request import OllamaChat, OllamaGenerate
 
 CONTENT_TYPE = "application/x-ndjson"
@@ -43,10 +43,9 @@ class OllamaAnswer:
 
     def delta(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
         """Convert a streamed chunk; None if it has no text. Tool calls are sent whole, at the end (`ends`)."""
-        for choice in objects_of(chunk.get("choices")):
-            delta = object_of(choice.get("delta"))
-            text, thinking = _text_and_reasoning(delta)
-            if choice.get("index") in (0, None) and (text or thinking):
+        for choice in first_choices(chunk):
+            text, thinking = _text_and_reasoning(object_of(choice.get("delta")))
+            if text or thinking:
                 self.first = self.first or time.perf_counter_ns()
                 return self.part(text, thinking, logprobs=choice.get("logprobs"))
         return None
@@ -145,9 +144,7 @@ def _message(completion: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text_and_reasoning(message: dict[str, Any]) -> tuple[str, str]:
-    """Return the text and the reasoning of a message."""
-    thinking = message.get("reasoning_content") or message.get("reasoning") or ""
-    return text_of(message.get("content")) + text_of(message.get("refusal")), text_of(thinking)
+    return text_of(message.get("content")) + text_of(message.get("refusal")), reasoning_of(message)
 
 
 def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:

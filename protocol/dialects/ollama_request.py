@@ -18,14 +18,11 @@ from ..http.lenient_json import object_of
 
 #: Ollama's options and the equivalent fields of chat requests.
 _OPTIONS = {
+    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop")},
+    **{name: name for name in ("presence_penalty", "frequency_penalty")},
     "repeat_penalty": "repetition_penalty",
     "num_predict": "max_completion_tokens",
-    **{
-        name: name
-        for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop", "presence_penalty",
-                     "frequency_penalty")
-    },
-}  # fmt: skip
+}
 _HINTS = ("truncate", "shift")  # fields without effect
 _SWITCHES = {"true": True, "false": False}
 _EFFORTS = ("low", "medium", "high", "max")  # values of `think` besides true and false

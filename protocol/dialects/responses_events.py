@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from ..http.lenient_json import json_of, object_of, objects_of
-from .chat_chunks import count_of, framed, text_of
+from .chat_chunks import calls_of, count_of, first_choices, framed, reasoning_of, text_of
 from .responses_items import Item, item_id
 from .responses_request import ResponsesRequest
 
@@ -107,16 +107,14 @@ class ResponseEvents:
     def read(self, chunk: dict[str, Any]) -> list[bytes]:
         """Read a streamed chunk or a whole completion."""
         self._note(chunk)
-        for choice in objects_of(chunk.get("choices")):
-            if choice.get("index") not in (0, None):
-                continue
+        for choice in first_choices(chunk):
             delta = object_of(choice.get("delta") or choice.get("message"))
             logprobs = objects_of(object_of(choice.get("logprobs")).get("content"))
-            self._emit_text("reasoning_text", text_of(delta.get("reasoning_content") or delta.get("reasoning")))
+            self._emit_text("reasoning_text", reasoning_of(delta))
             self._emit_text("output_text", text_of(delta.get("content")), logprobs)
             self._emit_text("refusal", text_of(delta.get("refusal")))
-            for number, call in enumerate(objects_of(delta.get("tool_calls"))):
-                self._call(call["index"] if isinstance(call.get("index"), int) else number, call)
+            for index, call in calls_of(delta):
+                self._call(index, call)
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
         return self._taken()
 
@@ -131,11 +129,10 @@ class ResponseEvents:
 
     def finish(self, reason: str | None) -> list[bytes]:
         """Finish the response, even without output. `reason`: why it is incomplete."""
-        self._close_all("completed" if reason is None else "incomplete")
-        self.response["status"] = "completed" if reason is None else "incomplete"
-        self.response["completed_at"] = int(time.time())
-        self.response["incomplete_details"] = None if reason is None else {"reason": reason}
-        self._emit(f"response.{self.response['status']}", response=self.response)
+        status, details = ("completed", None) if reason is None else ("incomplete", {"reason": reason})
+        self._close_all(status)
+        self.response |= {"status": status, "completed_at": int(time.time()), "incomplete_details": details}
+        self._emit(f"response.{status}", response=self.response)
         return self._taken()
 
     def fail(self, error: dict[str, Any]) -> list[bytes]:
@@ -159,9 +156,7 @@ class ResponseEvents:
     def _emit_text(self, kind: _Kind, text: str, logprobs: Sequence[Item] = ()) -> None:
         if not text and not logprobs:
             return
-        opened = self._text
-        if opened is None or opened.kind != kind:
-            opened = self._open_text(kind)
+        opened = self._text if self._text is not None and self._text.kind == kind else self._open_text(kind)
         shown = [_logprob(each) for each in logprobs]
         opened.pieces.append(text)
         opened.logprobs += shown
@@ -177,9 +172,10 @@ class ResponseEvents:
         else:
             if before is not None:
                 self._close(before, "completed")
-            item: Item = {"type": "message", "role": "assistant"}
-            if kind == "reasoning_text":
-                item = {"type": "reasoning", "summary": []}
+            is_reasoning = kind == "reasoning_text"
+            item: Item = (
+                {"type": "reasoning", "summary": []} if is_reasoning else {"type": "message", "role": "assistant"}
+            )
             self._text = self._add({**item, "content": []}, kind)
         opened = self._text
         self._emit("response.content_part.added", **self._place(opened), part=opened.part)
@@ -208,15 +204,15 @@ class ResponseEvents:
 
     def _close_part(self, opened: _OpenItem) -> None:
         whole = {_WHOLE[opened.kind]: "".join(opened.pieces)}
-        extra: Item = {"logprobs": opened.logprobs} if opened.kind == "output_text" else {}
         if not opened.has_parts:
-            extra = {"name": opened.item["name"]}  # required by openai clients of version 2
-        self._emit(f"response.{opened.kind}.done", **self._place(opened), **whole, **extra)
-        if opened.has_parts:
-            self._emit("response.content_part.done", **self._place(opened), part=opened.part)
-            opened.item["content"].append(opened.part)
-        else:
             opened.item |= whole
+            name = opened.item["name"]  # required by openai clients of version 2
+            self._emit(f"response.{opened.kind}.done", **self._place(opened), **whole, name=name)
+            return
+        extra = {"logprobs": opened.logprobs} if opened.kind == "output_text" else {}
+        self._emit(f"response.{opened.kind}.done", **self._place(opened), **whole, **extra)
+        self._emit("response.content_part.done", **self._place(opened), part=opened.part)
+        opened.item["content"].append(opened.part)
 
     def _close(self, opened: _OpenItem, status: str) -> None:
         self._close_part(opened)

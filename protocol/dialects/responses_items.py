@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from ..errors import UnsupportedFeatureError, invalid_value
 from ..http.lenient_json import json_bytes, json_of, objects_of
+from .chat_chunks import content_of
 
 Item = dict[str, Any]
 _PREFIXES = {
@@ -27,10 +28,7 @@ def item_id(kind: str) -> str:
 
 
 def items_of(given: str | Sequence[Item]) -> list[Item]:
-    """Convert the input to items with a type, an id and a status; references are left unchanged.
-
-    Raises InvalidRequestError or UnsupportedFeatureError.
-    """
+    """Convert the input to items with type, id and status; references stay as they are. Raises InvalidRequestError."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     return [_full(item, f"input[{index}]") for index, item in enumerate(given) if not is_vendor_item(item)]
@@ -50,10 +48,7 @@ def compaction_of(items: Sequence[Item]) -> Item:
 
 
 def since_compaction(items: Sequence[Item]) -> list[Item]:
-    """Replace everything up to the last compaction item by the items that it stands for.
-
-    Raises InvalidRequestError or UnsupportedFeatureError.
-    """
+    """Replace all items up to the last compaction item by the items that it stands for. Raises InvalidRequestError."""
     at = max((index for index, item in enumerate(items) if item["type"] == "compaction"), default=None)
     if at is None:
         return list(items)
@@ -105,11 +100,11 @@ def _full(item: Item, param: str) -> Item:
 def _parts(message: Item, param: str) -> list[Item]:
     """Convert the content to typed parts."""
     content = message.get("content")
-    if isinstance(content, str):
-        if message["role"] == "assistant":
-            return [{"type": "output_text", "text": content, "annotations": []}]
-        return [{"type": "input_text", "text": content}]
-    return _list_of_parts(content, param)
+    if not isinstance(content, str):
+        return _list_of_parts(content, param)
+    if message["role"] == "assistant":
+        return [{"type": "output_text", "text": content, "annotations": []}]
+    return [{"type": "input_text", "text": content}]
 
 
 def _list_of_parts(value: Any, param: str) -> list[Item]:
@@ -120,44 +115,34 @@ def _list_of_parts(value: Any, param: str) -> list[Item]:
 
 
 def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[str, Any]]:
-    """Convert the items since the last compaction to chat messages. Adjacent reasoning, text and calls are joined.
-
-    Raises InvalidRequestError or UnsupportedFeatureError.
-    """
-    messages: list[dict[str, Any]] = []
-    if instructions:
-        messages.append({"role": "system", "content": instructions})
-    turn: dict[str, Any] | None = None  # open message of the assistant
+    """Convert items since the last compaction, joining reasoning, text and calls. Raises InvalidRequestError."""
+    messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     for index, item in enumerate(since_compaction(items)):
         kind, param = item["type"], f"input[{index}]"
         if kind == "reasoning":
             if thoughts := _reasoning(item):
-                if turn is None or turn["content"] is not None or "tool_calls" in turn:
-                    turn = _begin(messages, {"reasoning_content": ""})
-                turn["reasoning_content"] += thoughts
-            continue
-        if kind == "function_call":
-            if turn is None:
-                turn = _begin(messages, {})
-            call = {"id": item["call_id"], "type": "function"}
-            call["function"] = {"name": item["name"], "arguments": item["arguments"]}
-            turn.setdefault("tool_calls", []).append(call)
+                turn = _turn(messages, without=("content", "tool_calls"))
+                turn["reasoning_content"] = turn.get("reasoning_content", "") + thoughts
+        elif kind == "function_call":
+            function = {"name": item["name"], "arguments": item["arguments"]}
+            call = {"id": item["call_id"], "type": "function", "function": function}
+            _turn(messages).setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
-            content = _tool_output(item.get("output"), param)
+            output, place = item.get("output"), f"{param}.output"
+            content = output if isinstance(output, str) else _content(_list_of_parts(output, place), place)
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
-            turn = None
         elif item["role"] == "assistant":
-            if turn is None or turn["content"] is not None or "tool_calls" in turn:
-                turn = _begin(messages, {})
-            turn["content"] = _content(item["content"], param)
+            _turn(messages, without=("content", "tool_calls"))["content"] = _content(item["content"], param)
         else:
             messages.append({"role": item["role"], "content": _content(item["content"], param)})
-            turn = None
     return [message for message in messages if message["content"] is not None or "tool_calls" in message]
 
 
-def _begin(messages: list[dict[str, Any]], fields: dict[str, Any]) -> dict[str, Any]:
-    messages.append({"role": "assistant", "content": None, **fields})
+def _turn(messages: list[dict[str, Any]], without: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the last message if it is the assistant's and has none of these fields; else append a new message."""
+    last = messages[-1] if messages else {}
+    if last.get("role") != "assistant" or any(last.get(name) is not None for name in without):
+        messages.append({"role": "assistant", "content": None})
     return messages[-1]
 
 
@@ -168,18 +153,8 @@ def _reasoning(item: Item) -> str:
     return "".join(str(part.get("text", "")) for part in parts if part.get("type") in kinds)
 
 
-def _tool_output(output: Any, param: str) -> str | list[dict[str, Any]]:
-    if isinstance(output, str):
-        return output
-    return _content(_list_of_parts(output, f"{param}.output"), f"{param}.output")
-
-
 def _content(parts: Sequence[Item], param: str) -> str | list[dict[str, Any]]:
-    """Convert parts to chat content. A single text becomes a plain string, which every server accepts."""
-    shown = [_part(part, param) for part in parts]
-    if len(shown) == 1 and shown[0]["type"] == "text":
-        return shown[0]["text"]
-    return shown or ""
+    return content_of([_part(part, param) for part in parts])
 
 
 def _part(part: Item, param: str) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""OpenAI's Responses requests: decoding, checks, and translation to chat requests.
-
-A field without an equivalent in chat requests raises an error that names the field.
-"""
+"""OpenAI's Responses requests as chat requests. A field without an equivalent raises an error that names the field."""
 
 from __future__ import annotations
 
@@ -163,10 +160,7 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
 
 
 def chat_body(request: ResponsesRequest, items: Sequence[Item]) -> dict[str, Any]:
-    """Translate the request, with `items` as the conversation, to a chat request.
-
-    Raises InvalidRequestError or UnsupportedFeatureError.
-    """
+    """Translate the request, with `items` as the conversation, to a chat request. Raises InvalidRequestError."""
     given = {name: getattr(request, name) for name in _SAME}
     body = {name: value for name, value in given.items() if value is not None}
     body["messages"] = messages_of(items, request.instructions)
@@ -202,11 +196,9 @@ def prompt_body(request: ResponsesRequest, items: Sequence[Item]) -> dict[str, A
 
 def _response_format(wanted: dict[str, Any]) -> dict[str, Any] | None:
     kind = wanted.get("type")
-    if kind == "text":
-        return None
-    if kind != "json_schema":
-        return wanted
-    return {"type": kind, "json_schema": {name: value for name, value in wanted.items() if name != "type"}}
+    if kind == "json_schema":
+        return {"type": kind, "json_schema": {name: value for name, value in wanted.items() if name != "type"}}
+    return None if kind == "text" else wanted
 
 
 def _function(tool: dict[str, Any], index: int) -> dict[str, Any]:
@@ -225,9 +217,8 @@ def _tool_choice(choice: str | dict[str, Any]) -> Any:
         return {"type": "function", "function": {"name": choice.get("name")}}
     if kind == "allowed_tools":
         given = objects_of(choice.get("tools"))
-        named = [_tool_choice(each) for each in given if each.get("type") == "function"] or list(
-            map(_tool_choice, given)
-        )
+        functions = [each for each in given if each.get("type") == "function"]
+        named = [_tool_choice(each) for each in functions or given]
         return {"type": kind, "allowed_tools": {"mode": choice.get("mode"), "tools": named}}
     raise UnsupportedFeatureError(
         f"tool_choice: {str(kind)[:100]!r} is a tool of OpenAI's servers. Use functions.", param="tool_choice"

@@ -61,7 +61,7 @@ class Access:
 
     def __post_init__(self) -> None:
         for host in self.allowed_hosts:
-            if not _is_address(host) and _host_of(host) != host:
+            if _address_of(host) is None and _host_of(host) != host:
                 raise ConfigurationError(
                     f"allowed_hosts: {host!r} must be a name or an address without a port.", param="allowed_hosts"
                 )
@@ -115,7 +115,7 @@ class Access:
             return False
         if is_loopback(host) or host == address or host in (each.lower() for each in self.allowed_hosts):
             return True
-        return _is_address(host) and not is_loopback(address)
+        return _address_of(host) is not None and not is_loopback(address)
 
     def _may_ask(self, origin: str, hosts: list[str]) -> bool:
         if self.allowed_origins and re.fullmatch(self.origin_pattern, origin):
@@ -130,12 +130,18 @@ def key_proof(key: str, url: str) -> str:
 
 
 @lru_cache(256)
+def _address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address; None if `host` is a name."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
 def is_loopback(host: str) -> bool:
     """Return whether `host` is an address that only this machine can reach."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    address = _address_of(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
 
 
 def host_is_loopback(authority: str) -> bool:
@@ -144,9 +150,7 @@ def host_is_loopback(authority: str) -> bool:
 
 
 def check_keyless(host: str, advice: str) -> None:
-    """Check that a server without an API key listens on loopback only, even if `host` is a name. Raises
-    ConfigurationError with `advice`.
-    """
+    """Check that a keyless server is on loopback, even if `host` is a name. Raises ConfigurationError with `advice`."""
     if not (is_loopback(host) and _resolves_to_loopback(host)):
         raise ConfigurationError(f"--host {host} opens the port to others without a key: {advice}.", param="host")
 
@@ -157,14 +161,6 @@ def _resolves_to_loopback(host: str) -> bool:
     except OSError:  # unresolvable, so nothing can listen on this name
         return True
     return all(is_loopback(str(address[0])) for *_, address in addresses)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def _host_of(authority: str) -> str:

@@ -122,22 +122,17 @@ class BodyLimits:
     # Limit for all bodies and whole answers held in memory.
     memory: BodyMemory
 
-    def of(self, path: str) -> int:
-        return self.uploads.get(path, self.usual)
 
-
+@dataclass(eq=False)
 class Traffic:
-    """Requests in flight of an app. While `draining`, new requests get 503 and requests in flight continue.
+    """Requests in flight of an app. While `draining`, new requests get 503 and requests in flight continue."""
 
-    `at_drain` is called when the drain starts. `at_deadline` is called when the drain ends, to fail the remaining
-    requests.
-    """
-
-    def __init__(self) -> None:
-        self.in_flight = 0
-        self.draining = False
-        self.at_drain: Callable[[], Coroutine[Any, Any, None]] | None = None
-        self.at_deadline: Callable[[], Awaitable[None]] | None = None
+    in_flight: int = 0
+    draining: bool = False
+    # Called when the drain starts.
+    at_drain: Callable[[], Coroutine[Any, Any, None]] | None = None
+    # Called when the drain ends, to fail the remaining requests.
+    at_deadline: Callable[[], Awaitable[None]] | None = None
 
 
 def request_id(scope: Scope) -> str:
@@ -209,10 +204,7 @@ def send_json(payload: object, status: int = 200, headers: dict[str, str] | None
 
 @contextlib.contextmanager
 def cancel_on_disconnect(request: Request) -> Generator[None]:
-    """Cancel the block when the client disconnects, and raise RequestCancelledError.
-
-    Read the request body first, because further messages from the client are discarded.
-    """
+    """End the block by RequestCancelledError if the client leaves. Read the body first: later messages are lost."""
     task = asyncio.current_task()
     assert task is not None, "a request is answered in a task"
     own: asyncio.Future[None] | None = request.scope.get(CLIENT_GONE)
@@ -315,18 +307,9 @@ class _OuterMiddleware:
             scope = {**scope, "method": "GET", _HEAD_ONLY: True}
         exchange = _Exchange(scope, receive, send, self._limits)
         try:
-            _check_framing(scope)
-        except InvalidRequestError as error:
-            await exchange.fail(error, close=True)
-            return
-        try:
-            self._access.check(scope)
+            self._check(scope, ", or use another server")
         except UpdraftError as error:
             await exchange.fail(error)
-            return
-        if self._traffic.draining:
-            refusal = "This server is shutting down: try again, or use another server."
-            await exchange.fail(OverloadedError(refusal, code="draining"))
             return
         self._traffic.in_flight += 1
         try:
@@ -346,10 +329,7 @@ class _OuterMiddleware:
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Apply the checks of HTTP requests to a WebSocket. A refused handshake gets an HTTP error."""
         try:
-            _check_framing(scope)
-            self._access.check(scope)
-            if self._traffic.draining:
-                raise OverloadedError("This server is shutting down: try again later.", code="draining")
+            self._check(scope, " later")
             await self._app(scope, receive, send)
         except UpdraftError as error:
             response = error_response(error)
@@ -357,26 +337,37 @@ class _OuterMiddleware:
             await send({"type": "websocket.http.response.start", **start})
             await send({"type": "websocket.http.response.body", "body": response.body})
 
+    def _check(self, scope: Scope, when: str) -> None:
+        """Check framing, access and draining. Raises UpdraftError. `when`: end of the advice to try again."""
+        _check_framing(scope)
+        self._access.check(scope)
+        if self._traffic.draining:
+            raise OverloadedError(f"This server is shutting down: try again{when}.", code="draining")
+
+
+class _FramingError(InvalidRequestError):
+    """Framing that leaves the end of the request in doubt, so the connection is closed."""
+
+    default_code = "invalid_http"
+
 
 def _check_framing(scope: Scope) -> None:
-    """Check the request's framing. Raises InvalidRequestError for ambiguous framing (request smuggling), for too many
-    headers, and for a compressed body (decompression bombs).
-    """
+    """Refuse ambiguous framing (request smuggling), too many headers, and a compressed body (decompression bombs)."""
     headers = scope["headers"]
     sent = dict(headers)
     coding, version = sent.get(b"transfer-encoding"), scope.get("http_version", "1.1")
     if coding is not None and (b"content-length" in sent or version == "1.0"):
-        raise InvalidRequestError("Transfer-Encoding rules out Content-Length and HTTP/1.0.", code="invalid_http")
+        raise _FramingError("Transfer-Encoding rules out Content-Length and HTTP/1.0.")
     if coding is not None and coding.lower() != b"chunked":
-        raise InvalidRequestError("The only supported Transfer-Encoding is chunked.", code="invalid_http")
+        raise _FramingError("The only supported Transfer-Encoding is chunked.")
     names = [name for name, _ in headers] if len(sent) < len(headers) else []
     if (names and max(map(names.count, _SINGLE)) > 1) or version not in _VERSIONS:
         message = "A request must have one Host, at most one Transfer-Encoding, and a known HTTP version."
-        raise InvalidRequestError(message, code="invalid_http")
+        raise _FramingError(message)
     if len(headers) > _MAX_HEADERS:
-        raise InvalidRequestError(f"More than {_MAX_HEADERS} headers: send fewer.", code="too_many_headers")
+        raise _FramingError(f"More than {_MAX_HEADERS} headers: send fewer.", code="too_many_headers")
     if any(name == b"content-encoding" and value.lower() not in (b"", b"identity") for name, value in scope["headers"]):
-        raise InvalidRequestError("Content-Encoding is not supported: send the body uncompressed.", code="invalid_http")
+        raise _FramingError("Content-Encoding is not supported: send the body uncompressed.")
 
 
 class _Exchange:
@@ -385,7 +376,7 @@ class _Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: BodyLimits) -> None:
         headers = dict(scope["headers"])
         self._path = scope["path"]
-        self._max_body_bytes = limits.of(self._path)
+        self._max_body_bytes = limits.uploads.get(self._path, limits.usual)
         self._memory = BodyMemory(sys.maxsize, sys.maxsize) if self._path in limits.uploads else limits.memory
         self._held = HeldMemory(headers.get(TENANT_HEADER, b"").decode("latin-1"))
         self.request_id = _usable_id(headers.get(b"x-request-id", b"")) or f"req-{getrandbits(96):024x}"
@@ -459,13 +450,13 @@ class _Exchange:
         except TimeoutError as error:
             raise RequestCancelledError("The client read too slowly while memory ran short.") from error
 
-    async def fail(self, error: UpdraftError, *, close: bool = False) -> None:
-        """Send `error`, and close the connection if `close`. After the response has started, only log the error."""
+    async def fail(self, error: UpdraftError) -> None:
+        """Send `error`. After the response has started, only log it."""
         if self._started:
             _log.error("Request %s failed after the response had started: %s", self.request_id, error.message)
             return
         response = error_response(error, self._path)
-        closes = close or isinstance(error, RequestTooLargeError)
+        closes = isinstance(error, _FramingError | RequestTooLargeError)
         headers = [*response.raw_headers, (b"connection", b"close")] if closes else response.raw_headers
         await self.send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         await self.send({"type": "http.response.body", "body": response.body, "more_body": closes})

@@ -27,14 +27,10 @@ _MAX_MESSAGE, _MAX_EXCERPT = 2000, 300  # characters
 _MAX_NESTED = 4  # maximum depth at which an error message is searched for
 _MESSAGES = ("message", "error", "detail", "msg", "errors", "title", "description", "error_description")
 _LINE_ENDS = {0x0A: " ", 0x0D: " "}  # valid JSON has line ends only between tokens
+_KINDS = (AuthenticationError, PermissionDeniedError, NotFoundError, RateLimitError, OverloadedError)
 _ERRORS: dict[int, type[UpdraftError]] = {
-    401: AuthenticationError,
-    403: PermissionDeniedError,
-    404: NotFoundError,
-    408: RequestTimeoutError,
-    429: RateLimitError,
-    503: OverloadedError,
-    504: RequestTimeoutError,
+    **{kind.status: kind for kind in _KINDS},
+    **dict.fromkeys((408, 504), RequestTimeoutError),
 }
 
 
@@ -127,11 +123,10 @@ def error_in(raw: bytes, status: int, otherwise: str) -> dict[str, Any]:
         return completed({}, status, f"{otherwise}: {excerpt}" if excerpt else f"{otherwise}.")
     if isinstance(value, list) and len(cast("list[Any]", value)) == 1:  # Google's format
         value = cast("list[Any]", value)[0]
-    fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-    error: Any = fields.get("error")
-    if not isinstance(error, dict):  # older vLLM and others put the fields at the top level
-        error = {name: fields[name] for name in ("type", "param", "code") if name in fields}
-    body = cast("dict[str, Any]", error)
+    fields = object_of(value)
+    body = object_of(fields.get("error"))
+    if not isinstance(fields.get("error"), dict):  # older vLLM and others put the fields at the top level
+        body = {name: fields[name] for name in ("type", "param", "code") if name in fields}
     if not isinstance(body.get("message"), str) and (message := _message_in(value, _MAX_NESTED)):
         body = {**body, "message": message}
     return completed(body, status, f"{otherwise}.")
@@ -159,12 +154,9 @@ def split_final_event(event: dict[str, Any]) -> tuple[dict[str, Any] | None, dic
     deltas = [cast("dict[str, Any]", choice.get("delta") or {}) for choice in choices]
     if not any(value for delta in deltas for name, value in delta.items() if name != "role"):
         return None, event
-    text = {**event, "choices": [{**choice, "finish_reason": None} for choice in choices]}
-    nothing: dict[str, Any] = {"delta": {}, "logprobs": None}
-    return {name: value for name, value in text.items() if name != "usage"}, {
-        **event,
-        "choices": [{**choice, **nothing} for choice in choices],
-    }
+    text = {name: value for name, value in event.items() if name != "usage"}
+    text["choices"] = [{**choice, "finish_reason": None} for choice in choices]
+    return text, {**event, "choices": [{**choice, "delta": {}, "logprobs": None} for choice in choices]}
 
 
 def _message_in(body: Any, depth: int) -> str | None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+LabelSet = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +23,7 @@ class Metric:
     kind: Literal["counter", "gauge"]
     help: str
     value: float | None = None
-    samples: Mapping[tuple[tuple[str, str], ...], float] = field(
-        default_factory=dict[tuple[tuple[str, str], ...], float]
-    )
+    samples: Mapping[LabelSet, float] = field(default_factory=dict[LabelSet, float])
 
     def family(self) -> Family:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -66,9 +65,7 @@ class Histogram:
     help: str
     values: Distribution | None = None
     # Distributions by label set; all sets have the same labels.
-    samples: Mapping[tuple[tuple[str, str], ...], Distribution] = field(
-        default_factory=dict[tuple[tuple[str, str], ...], Distribution]
-    )
+    samples: Mapping[LabelSet, Distribution] = field(default_factory=dict[LabelSet, Distribution])
 
     def family(self) -> Family:
         from prometheus_client.core import HistogramMetricFamily

@@ -23,10 +23,7 @@ class EventTooLongError(ValueError):
 
 
 class EventParser:
-    """Incremental parser that splits a byte stream into payloads of `data:` events (without `[DONE]`).
-
-    Lines may end in LF, CR LF or CR. A byte order mark at the start is skipped.
-    """
+    """Incremental parser of events, with lines that end in LF, CR LF or CR. Skips a byte order mark at the start."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -46,7 +43,8 @@ class EventParser:
 
     def events(self, chunk: bytes) -> list[bytes]:
         """Return events completed by `chunk`, including comments, with lines ending in LF. Raises EventTooLongError."""
-        if chunk[-3:-1] != b"\n\n" and chunk.endswith(b"\n\n") and self._is_between and b"\r" not in chunk:
+        is_between = not (self._buffer or self._at_start or self._after_cr)  # the next byte starts a new event
+        if chunk[-3:-1] != b"\n\n" and chunk.endswith(b"\n\n") and is_between and b"\r" not in chunk:
             return chunk[:-2].split(b"\n\n")  # fast path for most chunks
         searched = max(0, len(self._buffer) - 1)  # the last byte is searched again: it may begin an event's end
         self._buffer += self._with_line_feeds(chunk)
@@ -69,11 +67,6 @@ class EventParser:
     def rest(self) -> bytes:
         """Bytes of an incomplete event at the end of the input."""
         return bytes(self._buffer)
-
-    @property
-    def _is_between(self) -> bool:
-        """Return whether the next byte starts a new event."""
-        return not (self._buffer or self._at_start or self._after_cr)
 
     def _with_line_feeds(self, chunk: bytes) -> bytes:
         if self._after_cr and chunk.startswith(b"\n"):

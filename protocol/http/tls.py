@@ -119,10 +119,7 @@ class Handshake(asyncio.Protocol):
 
 
 def check_encrypted(host: str, tls: TlsFiles | None, *, insecure: bool) -> None:
-    """Check that a server open to other machines uses TLS, unless `insecure`, and that the TLS files are usable.
-
-    Raises ConfigurationError.
-    """
+    """Check that `tls` is usable, or else that the server is on loopback or `insecure`. Raises ConfigurationError."""
     if tls is not None:
         tls.context()
     elif not insecure and not is_loopback(host):

@@ -1,8 +1,4 @@
-"""Transport-independent HTTP request and response types.
-
-The SDK's transports, the daemon's HTTP shell and the tests all use these types, so that the router does not depend on
-sockets, httpx or ASGI.
-"""
+"""HTTP requests and responses of every transport, so that the router does not depend on sockets, httpx or ASGI."""
 
 from __future__ import annotations
 

@@ -5,36 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from ..errors import InvalidRequestError
+from ..errors import invalid_field
 
 MAX_NAME = 256  # maximum characters of a model's or tool's name
 _MAX_LABEL = 1024  # maximum characters of a caller's or request's identifier
 _MAX_VALUE, _MAX_PAIRS = 4096, 128  # metadata: maximum characters per value, and maximum pairs
 _BOUNDS = {
-    "model": MAX_NAME,
-    "reasoning_effort": MAX_NAME,
-    "service_tier": MAX_NAME,
-    "verbosity": MAX_NAME,
-    "prompt_cache_retention": MAX_NAME,
-    "user": _MAX_LABEL,
-    "cache_salt": _MAX_LABEL,
-    "safety_identifier": _MAX_LABEL,
-    "prompt_cache_key": _MAX_LABEL,
+    **dict.fromkeys(("model", "reasoning_effort", "service_tier", "verbosity", "prompt_cache_retention"), MAX_NAME),
+    **dict.fromkeys(("user", "cache_salt", "safety_identifier", "prompt_cache_key"), _MAX_LABEL),
 }
 
 
 def check_names(fields: Mapping[str, Any]) -> None:
-    """Check the lengths of names in a decoded request. Raises InvalidRequestError with an excerpt of the name.
-
-    Values of unexpected types are skipped; decoding reports them.
-    """
+    """Check the lengths of names. Raises InvalidRequestError. Skips values of other types, which decoding reports."""
     for field, most in _BOUNDS.items():
         _check(field, fields.get(field), most)
     metadata: Any = fields.get("metadata")
     if isinstance(metadata, dict):
         pairs = cast("dict[str, Any]", metadata)
         if len(pairs) > _MAX_PAIRS:
-            raise _invalid("metadata", f"has {len(pairs)} pairs, at most {_MAX_PAIRS} are allowed")
+            raise invalid_field("metadata", f"metadata has {len(pairs)} pairs, at most {_MAX_PAIRS} are allowed")
         for name, value in pairs.items():
             _check("metadata", name, MAX_NAME)
             _check("metadata", value, _MAX_VALUE)
@@ -44,8 +34,7 @@ def check_names(fields: Mapping[str, Any]) -> None:
 
 def _tool_names(fields: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     tools: Any = fields.get("tools")
-    chosen: Any = fields.get("tool_choice")
-    named = [("tool_choice", chosen)]
+    named = [("tool_choice", fields.get("tool_choice"))]
     if isinstance(tools, list):
         named += [(f"tools[{index}]", tool) for index, tool in enumerate(cast("list[Any]", tools))]
     for path, tool in named:
@@ -56,8 +45,5 @@ def _tool_names(fields: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
 
 def _check(param: str, value: Any, most: int) -> None:
     if isinstance(value, str) and len(value) > most:
-        raise _invalid(param, f"has {len(value)} characters, at most {most} are allowed: '{value[:40]}...'")
-
-
-def _invalid(param: str, fault: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{param} {fault}", param=param, code="invalid_value")
+        fault = f"has {len(value)} characters, at most {most} are allowed: '{value[:40]}...'"
+        raise invalid_field(param, f"{param} {fault}")

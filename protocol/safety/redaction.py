@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 from urllib.parse import quote, quote_plus, urlsplit
 
@@ -26,14 +26,18 @@ class Redactor:
 
     def json(self, value: Any) -> Any:
         """Redact all strings and names in decoded JSON. Raises RecursionError if nested too deeply."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, list):
-            return [self.json(each) for each in cast("list[Any]", value)]
-        if isinstance(value, dict):
-            fields = cast("Mapping[str, Any]", value)
-            return {self.text(name): self.json(each) for name, each in fields.items()}
-        return value
+        return with_texts(value, self.text)
+
+
+def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Apply `change` to all strings and names in decoded JSON. Raises RecursionError if nested too deeply."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [with_texts(each, change) for each in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {change(name): with_texts(each, change) for name, each in cast("dict[str, Any]", value).items()}
+    return value
 
 
 def _pattern(secret: str) -> str:

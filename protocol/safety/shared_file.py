@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Generator, Iterable
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import ConfigurationError, StorageError
+from ..errors import StorageError
 from ..sqlite import create_tables, use_wal
 from .private_files import create_private, private_file
 
@@ -26,27 +26,20 @@ class SharedFile:
     busy_s: float = 5.0
 
     def open(self, prepare: Callable[[sqlite3.Connection], object], *, read_only: bool = False) -> sqlite3.Connection:
-        """Open a connection and run `prepare`, which checks the file and creates tables. Creates a missing file.
-
-        `read_only`: neither change nor create files.
-        """
+        """Open the file, or create it unless `read_only`, and run `prepare`, which checks it and creates tables."""
         try:
             if not read_only:
                 create_private(self.path)
-            connection = self._connect("ro" if read_only else "rw")
+            with ExitStack() as undo:
+                connection = self._connect("ro" if read_only else "rw")
+                undo.callback(connection.close)
+                prepare(connection)
+                if not read_only:
+                    private_file(self.path)
+                    use_wal(connection)
+                undo.pop_all()
         except (OSError, sqlite3.Error) as error:
             raise self._unusable(error) from error
-        try:
-            prepare(connection)
-            if not read_only:
-                private_file(self.path)
-                use_wal(connection)
-        except (OSError, sqlite3.Error) as error:
-            connection.close()
-            raise self._unusable(error) from error
-        except ConfigurationError:
-            connection.close()
-            raise
         return connection
 
     def create(self, schema: Iterable[str]) -> None:

@@ -223,10 +223,7 @@ def limit_memory(extra_bytes: int) -> None:
 
 
 def limit_time(cpu_seconds: float, wall_seconds: float = 0.0) -> None:
-    """End this process after a time limit, in seconds of CPU time or wall time; 0 means no limit.
-
-    Without interval timers (Windows), only the wall time is limited.
-    """
+    """End this process after seconds of CPU time or wall time; 0 means no limit. Windows limits only the wall time."""
     timer = getattr(signal, "setitimer", None)
     if timer is not None:
         timer(signal.ITIMER_PROF, cpu_seconds)

@@ -18,7 +18,7 @@ _UNENFORCED = frozenset(
      "dependencies", "dependentRequired", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties")
 )  # fmt: skip
 #: Formats that grammars enforce; other formats only describe the text.
-_FORMATS = frozenset(["date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"])
+FORMATS = frozenset(["date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"])
 #: Keywords that make a schema unsatisfiable on purpose; these are kept.
 _IMPOSSIBLE: tuple[tuple[str, Any], ...] = (("not", {}), ("not", True))
 _SCHEMAS_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
@@ -43,11 +43,7 @@ _DECIMAL = re.compile(
 
 
 def enforceable(schema: dict[str, Any], notes: set[str], *, strict: bool) -> dict[str, Any]:
-    """Rewrite a schema so that a grammar can enforce it; adds a note to `notes` for each dropped keyword.
-
-    Unknown formats such as `path` are always dropped. Other keywords that cannot be enforced are dropped unless
-    `strict`; for a strict schema, building the grammar then fails. The caller must limit the nesting.
-    """
+    """Rewrite a schema of limited depth; note dropped keywords in `notes`. Formats like `path` are always dropped."""
     return _SchemaRewriter(schema, notes, strict=strict).schema(schema)
 
 
@@ -60,8 +56,8 @@ class _SchemaRewriter:
     def schema(self, schema: dict[str, Any]) -> dict[str, Any]:
         kept: dict[str, Any] = {}
         for word, value in self._in_known_words(schema).items():
-            if word == "format" and isinstance(value, str) and value not in _FORMATS:
-                self._notes.add("format is ignored unless it is one of " + ", ".join(sorted(_FORMATS)))
+            if word == "format" and isinstance(value, str) and value not in FORMATS:
+                self._notes.add("format is ignored unless it is one of " + ", ".join(sorted(FORMATS)))
             elif word in _UNENFORCED and not self._strict and (word, value) not in _IMPOSSIBLE:
                 self._notes.add(f"{word} is ignored")
             elif word == "pattern" and not self._strict and isinstance(value, str) and _LOOKS_AROUND.search(value):
@@ -89,7 +85,7 @@ class _SchemaRewriter:
         pattern, form = schema.get("pattern"), schema.get("format")
         if isinstance(pattern, str) and (decimal := _decimal(pattern)) is not None:
             schema = {**schema, "pattern": decimal}
-        if "pattern" not in schema and isinstance(form, str) and form in _PATTERNS and form not in _FORMATS:
+        if "pattern" not in schema and isinstance(form, str) and form in _PATTERNS and form not in FORMATS:
             schema = {**_without(schema, "format"), "pattern": _PATTERNS[form]}
         return schema
 

@@ -11,14 +11,12 @@ from collections import Counter
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from ..safety.private_files import private_file
 from ..safety.terminal_text import printable
 
-LogFormat = Literal["text", "json"]
 FORMAT_VARIABLE = "UPDRAFT_LOG_FORMAT"
 """Environment variable of the log format, inherited by child processes."""
 
@@ -27,6 +25,7 @@ MAX_LOG_BYTES = 10_000_000
 """Size at which a log file is rotated; the last three old files are kept."""
 
 _KEPT_FILES = 3
+_LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _SECRETS = (
     (re.compile(r"(?i)\b(bearer|basic)\s+[^\s'\",;]+"), r"\1 [redacted]"),
     (re.compile(r"\b(sk|hf|updraft)[-_][A-Za-z0-9_-]{24,}"), r"\1-[redacted]"),
@@ -85,9 +84,6 @@ class _JsonFormatter(logging.Formatter):
             line["exception"] = record.exc_info[0].__qualname__
             line["stack"] = "".join(traceback.format_tb(record.exc_info[2]))
         return msgspec.json.encode(line).decode()
-
-
-_LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class LogRateLimit(logging.Filter):

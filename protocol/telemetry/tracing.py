@@ -20,6 +20,7 @@ SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.0"
 
 ENDPOINT_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _FLUSH_MS = 2000
+_CARRIED = ("traceparent", "tracestate")
 _OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
 
 Kind = Literal["INTERNAL", "SERVER", "CLIENT"]
@@ -90,9 +91,6 @@ class Tracer:
         """Send pending spans, for processes that exit without running exit handlers."""
         if self._provider is not None:
             self._provider.force_flush(_FLUSH_MS)
-
-
-_CARRIED = ("traceparent", "tracestate")
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> Attributes:

@@ -152,25 +152,17 @@ def main() -> None:
     compiler = GrammarCompiler(lambda: vocabulary)
     compiler.compile(Constraint("regex", "a", "the first"))  # builds the trie before the limits apply
     limit_memory(MEMORY_BYTES)
-    _reply(_Reply())  # ready
+    sandbox.send(msgspec.msgpack.encode(_Reply()))  # ready
     while message := sandbox.receive():
         constraint = msgspec.msgpack.decode(message, type=Constraint)
         limit_time(CPU_SECONDS)
-        reply = _try(compiler, constraint)
+        reply = _Reply()
+        try:
+            compiler.compile(constraint)
+        except InvalidRequestError as error:
+            reply = _Reply(error.message, error.code)
         limit_time(0)
-        _reply(reply)
-
-
-def _reply(reply: _Reply) -> None:
-    sandbox.send(msgspec.msgpack.encode(reply))
-
-
-def _try(compiler: GrammarCompiler, constraint: Constraint) -> _Reply:
-    try:
-        compiler.compile(constraint)
-    except InvalidRequestError as error:
-        return _Reply(error.message, error.code)
-    return _Reply()
+        sandbox.send(msgspec.msgpack.encode(reply))
 
 
 if __name__ == "__main__":

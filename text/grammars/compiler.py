@@ -1,8 +1,6 @@
 """Compiler from constraints to llguidance matchers, which compute the tokens allowed next.
 
-llguidance runs a lazy regular-expression lexer and an Earley parser over the trie of the vocabulary. This module
-configures it: the whitespace in JSON, limits on the cost of a grammar, and errors for constraints that cannot be
-enforced.
+llguidance runs a lazy regular-expression lexer and an Earley parser over the trie of the vocabulary.
 """
 
 from __future__ import annotations
@@ -65,13 +63,11 @@ class Vocabulary:
 
 
 class GrammarCompiler:
-    """Thread-safe compiler for one vocabulary, with a cache of recent constraints.
-
-    `encode` is the model's tokenizer; without `encode`, matchers can only be used to check constraints.
-    """
+    """Thread-safe compiler for one vocabulary, with a cache of recent constraints."""
 
     def __init__(self, vocabulary: Callable[[], Vocabulary], encode: Encode | None = None) -> None:
-        """`vocabulary` is called at the first constraint, since building a large vocabulary takes a second."""
+        """`vocabulary` is called at the first constraint, since building a large vocabulary takes a second. `encode` is
+        the model's tokenizer; without `encode`, matchers can only be used to check constraints."""
         self._lock = threading.Lock()
         self._vocabulary = vocabulary
         self._encode = encode
@@ -120,17 +116,12 @@ def grammar_of(constraint: Constraint) -> str:
     if constraint.kind == "regex":
         return llguidance.LLMatcher.grammar_from_regex(constraint.source)
     if constraint.kind == "choice":
-        return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(choice) for choice in json.loads(constraint.source))
-    return llguidance.LLMatcher.grammar_from_lark(_lark(constraint))
-
-
-def _lark(constraint: Constraint) -> str:
-    if constraint.kind == "lark":
-        return constraint.source
+        return f"start: CHOICE\nCHOICE: {inline(constraint)}"
     try:
-        return gbnf_to_lark(constraint.source)
+        lark = gbnf_to_lark(constraint.source) if constraint.kind == "gbnf" else constraint.source
     except Exception as error:  # the converter raises no more specific type
         raise _refused(constraint, f"{error}"[:500]) from error
+    return llguidance.LLMatcher.grammar_from_lark(lark)
 
 
 def end_ids(eos_ids: Iterable[int], vocab_size: int) -> list[int]:
@@ -147,11 +138,8 @@ def inline(constraint: Constraint) -> str:
             raise _refused(constraint, f"not a JSON schema ({error}).") from error
     if constraint.kind == "choice":
         return " | ".join(json.dumps(choice) for choice in json.loads(constraint.source))
-    return (
-        "/"
-        + re.sub(r"\\.|/", lambda part: part[0] if len(part[0]) > 1 else r"\/", constraint.source, flags=re.DOTALL)
-        + "/"
-    )
+    pattern = _ESCAPE_OR_SLASH.sub(lambda part: part[0] if len(part[0]) > 1 else r"\/", constraint.source)
+    return f"/{pattern}/"
 
 
 def inline_schema(schema: dict[str, Any]) -> str:

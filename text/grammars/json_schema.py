@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeGuard, cast
 
-# Formats that llguidance enforces.
-_FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
+from ...protocol.schemas.enforceable import FORMATS
+
 _ANNOTATION = re.compile(
     r"title|description|examples?|default|\$comment|deprecated|readOnly|writeOnly|content(Encoding|MediaType|Schema)"
     r"|\$(dynamicAnchor|recursiveAnchor|vocabulary)|x-.*"
@@ -30,25 +30,19 @@ _BOUNDS = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -
 _EVERYTHING: tuple[object, ...] = (True, {})
 _NEUTRAL: dict[str, Callable[[Any, dict[str, Any]], bool]] = {
     "uniqueItems": lambda value, _: value is False,
-    "format": lambda value, _: value not in _FORMATS,
+    "format": lambda value, _: value not in FORMATS,
     "propertyNames": lambda value, _: value in (*_EVERYTHING, {"type": "string"}),
-    "unevaluatedItems": lambda value, _: value in _EVERYTHING,
-    "unevaluatedProperties": lambda value, _: value in _EVERYTHING,
+    **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties"), lambda value, _: value in _EVERYTHING),
     "not": lambda value, _: value is False or value == {"not": {}},
     "if": lambda _, schema: "then" not in schema and "else" not in schema,
-    "then": lambda _, schema: "if" not in schema,
-    "else": lambda _, schema: "if" not in schema,
+    **dict.fromkeys(("then", "else"), lambda _, schema: "if" not in schema),
     "contains": lambda _, schema: schema.get("minContains") == 0 and "maxContains" not in schema,
     "minContains": lambda value, schema: value == 0 or "contains" not in schema,
     "maxContains": lambda _, schema: "contains" not in schema,
-    "dependentRequired": lambda value, _: value == {},
-    "dependentSchemas": lambda value, _: value == {},
-    "dependencies": lambda value, _: value == {},
+    **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), lambda value, _: value == {}),
     "$id": lambda value, _: not isinstance(value, str) or any(map(str.isspace, value)),
     "$schema": lambda value, _: not str(value).startswith(("http://json-schema.org/", "https://json-schema.org/")),
 }
-
-
 # Keywords about further properties of an object.
 _OPENING = frozenset(["additionalProperties", "patternProperties", "propertyNames", "unevaluatedProperties"])
 # Keywords whose schemas apply to the same object as the properties beside them.
@@ -120,10 +114,7 @@ def _essential(schema: Any, *, close: bool) -> Any:
 
 
 def _with_exact_bounds(schema: dict[str, Any]) -> dict[str, Any]:
-    """Tighten integer bounds beyond 2^53 to the next double inside the range, so that no answer is out of range.
-
-    Raises InexactError if no integer remains.
-    """
+    """Tighten integer bounds beyond 2^53 to the next double in range. Raises InexactError if no integer remains."""
     inner = dict(schema)
     limits: list[int] = []
     for inclusive, exclusive, step in _BOUNDS:

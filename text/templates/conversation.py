@@ -10,14 +10,14 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import msgspec
 
 from ...protocol.requests import Message, TextPart
-from ...protocol.structured import CalledFunction, Function, Tool, ToolCall
+from ...protocol.structured import CalledFunction, Tool, ToolCall
 from . import tool_messages as tool_turns
 from .tool_messages import Change
 
@@ -92,9 +92,7 @@ class Conversation:
         if fit.drops_reasoning:
             messages = [msgspec.structs.replace(message, reasoning_content=None) for message in messages]
         if fit.level != "as_is":
-            messages = [
-                _with_role(message, "system") if message.role == "developer" else message for message in messages
-            ]
+            messages = [_with_role(each, "system") if each.role == "developer" else each for each in messages]
         if fit.level == "user_first":
             messages = _user_first(messages)
         if fit.level in ("one_system", "no_system", "user_first"):
@@ -112,11 +110,11 @@ class Conversation:
             return change(text[:-1]) + END_MARK if text.endswith(END_MARK) else change(text)
 
         changed = change_text if self.is_open else change
+        no_tools = [] if self.fit.empty_tools else None
         return {
             **self.options,
             "messages": [self._as_dict(message, changed) for message in self.messages],
-            "tools": [tool_turns.tool_as_dict(tool, changed) for tool in self.tools]
-            or ([] if self.fit.empty_tools else None),
+            "tools": [tool_turns.tool_as_dict(tool, changed) for tool in self.tools] or no_tools,
             "documents": None,
             "add_generation_prompt": self.add_generation_prompt,
         }
@@ -216,7 +214,7 @@ def _marked(message: Message, place: str, mark: Callable[[str], str]) -> Message
     if message.text.endswith(END_MARK):
         texts[-1] += END_MARK
     calls = [_marked_call(call, place, mark) for call in message.tool_calls or ()]
-    content = None if message.content is None else _content(texts)
+    content = None if message.content is None else [*map(TextPart, texts)]
     thoughts = "thoughts" if message.thoughts else None  # no marker: templates leave out reasoning of earlier turns
     return msgspec.structs.replace(message, content=content, tool_calls=calls or None, reasoning_content=thoughts)
 
@@ -227,10 +225,6 @@ def _marked_call(call: ToolCall, place: str, mark: Callable[[str], str]) -> Tool
     if arguments:
         written = mark(place) if isinstance(arguments, str) else json.dumps({mark(place): mark(place)})
     return ToolCall(call.id, CalledFunction(name, written))
-
-
-def _content(texts: Iterable[str]) -> list[TextPart]:
-    return [TextPart(text) for text in texts]
 
 
 def _with_role(message: Message, role: Literal["system", "user"]) -> Message:
@@ -246,7 +240,7 @@ def _merged(turns: Sequence[Message]) -> Message:
             texts[-1] += "\n\n"
         texts += said
     thoughts = "\n\n".join(turn.thoughts for turn in turns if turn.thoughts)
-    return msgspec.structs.replace(turns[-1], content=_content(texts), reasoning_content=thoughts)
+    return msgspec.structs.replace(turns[-1], content=[*map(TextPart, texts)], reasoning_content=thoughts)
 
 
 def _split_calls(message: Message) -> list[Message]:
@@ -337,7 +331,8 @@ def _tools_as_text(conversation: Conversation, style: tuple[str, str, str]) -> C
         else:
             messages.append(message)
     if conversation.tools:
-        listed = "\n".join(_described(tool.function) for tool in conversation.tools)
+        functions = [msgspec.structs.replace(tool.function, strict=None) for tool in conversation.tools]
+        listed = "\n".join(msgspec.json.encode(function).decode() for function in functions)
         example = written("NAME", '{"PARAMETER": VALUE}')
         offer = Message("system", f"You can call these functions:\n{listed}\nTo call one, write:\n{example}")
         if messages[0].role in ("system", "developer"):
@@ -345,7 +340,3 @@ def _tools_as_text(conversation: Conversation, style: tuple[str, str, str]) -> C
         else:
             messages.insert(0, offer)
     return replace(conversation, messages=messages, tools=())
-
-
-def _described(function: Function) -> str:
-    return msgspec.json.encode(msgspec.structs.replace(function, strict=None)).decode()

@@ -33,10 +33,7 @@ class ReasoningStyle:
 
 
 class ReasoningBoundary:
-    """Incremental search for the end of the reasoning; the joined results do not depend on the split into pushes.
-
-    The opening mark counts only at the beginning of the output.
-    """
+    """Incremental search for the end of reasoning at the beginning of the output, however pushes split the output."""
 
     def __init__(self, style: ReasoningStyle | None) -> None:
         self._style = style  # None once the answer has begun

@@ -1,7 +1,4 @@
-"""Child process of `renderer` that compiles and renders one chat template.
-
-Jinja's sandbox isolates the template from the interpreter; the operating system limits time and memory.
-"""
+"""Child process of `renderer` for one template, in Jinja's sandbox and under limits of the operating system."""
 
 from __future__ import annotations
 

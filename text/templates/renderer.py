@@ -116,10 +116,7 @@ class Renderer:
         raise ModelLoadError(f"The model's chat template {how}: {reply.why.removesuffix('.')}.")
 
     def _ask(self, child: subprocess.Popen[bytes], *messages: bytes) -> list[RenderResult] | RenderResult:
-        """Return the child's outcomes of all contexts, or a single failure.
-
-        Ends the child if it exceeds its limits, or if the caller is interrupted before the reply.
-        """
+        """Return all outcomes or one failure. End the child if it exceeds its limits or the caller is interrupted."""
         try:
             reply = _exchange(child, messages)
         except BaseException:

@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from ...protocol.requests import Message
+from ...protocol.safety.redaction import with_texts
 from ...protocol.structured import MAX_DEPTH, Tool, ToolCall, depth_of
 
 Change = Callable[[str], str]
@@ -71,22 +72,10 @@ def _call_as_dict(call: ToolCall, raw_arguments: bool) -> dict[str, Any]:
 
 
 def _changed(value: Any, change: Change) -> Any:
-    if isinstance(value, str):
-        return value if _PLAIN.fullmatch(value) else change(value)
-    if isinstance(value, list):
-        return [_changed(item, change) for item in value]
-    if isinstance(value, dict):
-        return {_changed(key, change): _changed(item, change) for key, item in value.items()}
-    return value
+    return with_texts(value, lambda text: text if _PLAIN.fullmatch(text) else change(text))
 
 
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from _strings(item)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield key
-            yield from _strings(item)
+def _strings(value: Any) -> list[str]:
+    strings: list[str] = []
+    with_texts(value, lambda text: strings.append(text) or text)
+    return strings
