@@ -11,7 +11,7 @@ from ..errors import UpstreamError
 from ..http.lenient_json import json_of, object_of, objects_of, raw_object
 from ..http.wire import WireResponse, anthropic_error
 from .bodies import TranslatedBody
-from .chat_chunks import count_of, framed, text_of
+from .chat_chunks import arguments_of, count_of, framed, text_of, with_notes
 from .messages_request import MessagesRequest
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
@@ -93,7 +93,13 @@ class AnthropicEvents:
             raise UpstreamError("The answer ended without a finish reason.")
         self._begin_waiting(at_end=True)
         self._close()
-        message = self.message
+        notes: list[str] = []
+        for block in self.message["content"]:
+            if block["type"] == "tool_use":
+                function = {"name": block["name"], "arguments": block["input"]}
+                block["input"], changes = arguments_of(function, cut=self._finish_reason == "length")
+                notes += changes
+        message = self.message = with_notes(self.message, *notes)
         reason = _STOP_REASONS.get(self._finish_reason, "end_turn")
         if self._finish_reason == "stop" and message["stop_sequence"] is not None:
             reason = "stop_sequence"
@@ -170,7 +176,7 @@ class AnthropicEvents:
             return
         self._emit("content_block_stop", index=len(self.message["content"]))
         if block["type"] in _DELTAS:
-            block |= {"input": raw_object(text)} if block["type"] == "tool_use" else {block["type"]: text}
+            block["input" if block["type"] == "tool_use" else block["type"]] = text
         self.message["content"].append(block)
         self._open, self._call, self._texts = None, None, []
 
@@ -183,15 +189,10 @@ class AnthropicEvents:
 
 
 def whole_message(request: MessagesRequest, completion: dict[str, Any]) -> dict[str, Any]:
-    """Convert a whole completion. Raises UpstreamError if the arguments of a tool call are not a JSON object."""
+    """Convert a whole completion. Raises UpstreamError if it has no finish reason."""
     events = AnthropicEvents(request)
     events.read(completion)
     events.end()
-    for block in events.message["content"]:
-        if block["type"] == "tool_use" and block["input"] is None:
-            if events.message["stop_reason"] != "max_tokens":
-                raise UpstreamError(f"The model called {block['name']!r} with arguments that are not a JSON object.")
-            block["input"] = {}  # the token limit cut off the call
     return events.message
 
 
