@@ -88,13 +88,13 @@ class ChatChunks:
         return {**self._fields, "object": "chat.completion", "choices": choices}
 
 
-def arguments_of(function: dict[str, Any], *, cut: bool) -> tuple[msgspec.Raw, list[str]]:
+def arguments_of(name: str, text: str, *, cut: bool) -> tuple[msgspec.Raw, list[str]]:
     """Return a tool call's arguments as a JSON object, and notes on what differs from the model's text.
 
     If the token limit `cut` the answer, the object holds the values up to there. Other text that is not an object is
     returned as `raw_arguments`, so that no tool runs with a part of its arguments.
     """
-    text, named = function.get("arguments") or "", f"tool_calls: the arguments of {str(function.get('name'))[:100]!r}"
+    named = f"tool_calls: the arguments of {str(name)[:100]!r}"
     if (whole := raw_object(text)) is not None:
         has_constants = re.search("NaN|Infinity", _STRING.sub("", text)) is not None
         return whole, [f"{named} hold NaN or Infinity, which JSON lacks: null"] if has_constants else []

@@ -93,11 +93,10 @@ class AnthropicEvents:
             raise UpstreamError("The answer ended without a finish reason.")
         self._begin_waiting(at_end=True)
         self._close()
-        notes: list[str] = []
+        notes, cut = list[str](), self._finish_reason == "length"
         for block in self.message["content"]:
             if block["type"] == "tool_use":
-                function = {"name": block["name"], "arguments": block["input"]}
-                block["input"], changes = arguments_of(function, cut=self._finish_reason == "length")
+                block["input"], changes = arguments_of(block["name"], block["input"], cut=cut)
                 notes += changes
         message = self.message = with_notes(self.message, *notes)
         reason = _STOP_REASONS.get(self._finish_reason, "end_turn")

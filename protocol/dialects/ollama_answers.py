@@ -157,7 +157,8 @@ def _calls(message: dict[str, Any], completion: dict[str, Any]) -> tuple[list[di
     calls, notes = list[dict[str, Any]](), list[str]()
     for index, call in enumerate(objects_of(message.get("tool_calls"))):
         function = object_of(call.get("function"))
-        arguments, changes = arguments_of(function, cut=completion["choices"][0]["finish_reason"] == "length")
+        cut: bool = completion["choices"][0]["finish_reason"] == "length"
+        arguments, changes = arguments_of(function.get("name"), text_of(function.get("arguments")), cut=cut)
         notes += changes
         named = {"id": call["id"]} if call.get("id") else {}
         calls.append({**named, "function": {"index": index, "name": function.get("name"), "arguments": arguments}})

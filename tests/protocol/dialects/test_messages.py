@@ -6,7 +6,6 @@ import json
 import random
 from typing import Any
 
-import pytest
 from completions import CALLS, JSON, REASONS, TEXTS, chunks_of, completion
 from hypothesis import given
 from hypothesis import strategies as st

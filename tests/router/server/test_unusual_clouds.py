@@ -185,7 +185,7 @@ def test_arguments_as_an_object(
     ],
 )  # fmt: skip
 @BOTH
-def test_an_answer_arrives_with_arguments_that_are_no_object(  # noqa: PLR0917 - a table of cases
+def test_an_answer_arrives_with_arguments_that_are_no_object(
     http: httpx.Client, cloud: ScriptedProvider, path: str, text: str, finish: str, arguments: Any, note: str | None,
     stream: bool,
 ) -> None:  # fmt: skip
