@@ -48,9 +48,7 @@ def _check_ledger(path: Path | None) -> None:
         return
     try:
         if path.exists() and not path.is_file():
-            raise ConfigurationError(
-                f"ledger: {path} is a {'folder' if path.is_dir() else 'device'}, not a file.", param="ledger"
-            )
+            raise ConfigurationError(f"ledger: {path} is a {'folder' if path.is_dir() else 'device'}.", param="ledger")
         if path.is_file():
             Ledger(path, read_only=True).close()
     except (StorageError, OSError):

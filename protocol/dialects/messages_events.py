@@ -135,8 +135,7 @@ class AnthropicEvents:
         text = text_of(function.get("arguments"))
         if index not in self._calls:
             call_id = call.get("id") or f"toolu_{secrets.token_hex(12)}"
-            name = function.get("name") or ""
-            self._calls[index] = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+            self._calls[index] = {"type": "tool_use", "id": call_id, "name": function.get("name") or "", "input": {}}
             self._waiting[index] = ""
         if index in self._waiting:
             self._waiting[index] += text
