@@ -60,9 +60,8 @@ class CacheSettings:
     ttl_s: float = 3600.0
 
     def __post_init__(self) -> None:
-        for name in ("max_mb", "ttl_s"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigurationError(f"cache.{name} must be 0 or more.", param=f"cache.{name}")
+        _check(0 <= self.max_mb < 2**31, "cache.max_mb", "0 or more, and below 2**31")
+        _check(0 <= self.ttl_s < float("inf"), "cache.ttl_s", "0 or more seconds")
 
     def __bool__(self) -> bool:
         return self.max_mb > 0

@@ -47,8 +47,8 @@ def _check_ledger(path: Path | None) -> None:
     if path is None:
         return
     try:
-        if path.is_dir():
-            raise ConfigurationError(f"ledger: {path} is a folder, not a file.", param="ledger")
+        if path.exists() and not path.is_file():
+            raise ConfigurationError(f"ledger: {path} is a {'folder' if path.is_dir() else 'device'}.", param="ledger")
         if path.is_file():
             Ledger(path, read_only=True).close()
     except (StorageError, OSError):
@@ -63,8 +63,8 @@ def _check_database(setting: str, path: Path | None, table: str) -> None:
     try:
         if setting == "files" and path.parent.is_file():
             problem = f"{path.parent} is a file, not a folder."
-        elif path.is_dir():
-            problem = f"{path} is a folder, not a file."
+        elif path.exists() and not path.is_file():
+            problem = f"{path} is a {'folder' if path.is_dir() else 'device'}, not a file."
         elif path.is_file():
             with closing(SharedFile(path, "", setting).open(tables, read_only=True)) as connection:
                 names = tables(connection)

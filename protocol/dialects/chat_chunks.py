@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..http.lenient_json import json_bytes, object_of, objects_of
+import jiter
+import msgspec
+
+from ..http.lenient_json import json_bytes, object_of, objects_of, raw_object
 
 #: Fields whose text is concatenated across chunks; for other fields the last value counts.
 _TEXTS = ("content", "refusal", "reasoning_content", "reasoning", "arguments")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -81,6 +87,30 @@ class ChatChunks:
             for index, choice in sorted(self._choices.items())
         ]
         return {**self._fields, "object": "chat.completion", "choices": choices}
+
+
+def arguments_of(name: str, text: str, *, cut: bool) -> tuple[msgspec.Raw, list[str]]:
+    """Return a tool call's arguments as a JSON object, and notes on what differs from the model's text.
+
+    If the token limit `cut` the answer, the object holds the values up to there. Other text that is not an object is
+    returned as `raw_arguments`, so that no tool runs with a part of its arguments.
+    """
+    named = f"tool_calls: the arguments of {str(name)[:100]!r}"
+    if (whole := raw_object(text)) is not None:
+        has_constants = re.search("NaN|Infinity", _STRING.sub("", text)) is not None
+        return whole, [f"{named} hold NaN or Infinity, which JSON lacks: null"] if has_constants else []
+    if cut:
+        with suppress(ValueError):
+            value = jiter.from_json(text.encode(errors="backslashreplace"), partial_mode="trailing-strings")
+            if isinstance(value, dict):
+                return msgspec.Raw(json_bytes(value)), [f"{named} were cut by the token limit"]
+    return msgspec.Raw(json_bytes({"raw_arguments": text})), [f"{named} are not a JSON object: see raw_arguments"]
+
+
+def with_notes(answer: dict[str, Any], *notes: str) -> dict[str, Any]:
+    """Return `answer` with more notes in its `updraft` object."""
+    about = object_of(answer.get("updraft"))
+    return {**answer, "updraft": {**about, "notes": [*(about.get("notes") or ()), *notes]}} if notes else answer
 
 
 def text_of(value: Any) -> str:

@@ -11,7 +11,7 @@ from ..errors import UpstreamError
 from ..http.lenient_json import json_of, object_of, objects_of, raw_object
 from ..http.wire import WireResponse, anthropic_error
 from .bodies import TranslatedBody
-from .chat_chunks import calls_of, count_of, first_choices, framed, reasoning_of, text_of
+from .chat_chunks import arguments_of, calls_of, count_of, first_choices, framed, reasoning_of, text_of, with_notes
 from .messages_request import MessagesRequest
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
@@ -92,7 +92,12 @@ class AnthropicEvents:
             raise UpstreamError("The answer ended without a finish reason.")
         self._begin_waiting(at_end=True)
         self._close()
-        message = self.message
+        notes, cut = list[str](), self._finish_reason == "length"
+        for block in self.message["content"]:
+            if block["type"] == "tool_use":
+                block["input"], changes = arguments_of(block["name"], block["input"], cut=cut)
+                notes += changes
+        message = self.message = with_notes(self.message, *notes)
         reason = _STOP_REASONS.get(self._finish_reason, "end_turn")
         if self._finish_reason == "stop" and message["stop_sequence"] is not None:
             reason = "stop_sequence"
@@ -129,8 +134,7 @@ class AnthropicEvents:
         text = text_of(function.get("arguments"))
         if index not in self._calls:
             call_id = call.get("id") or f"toolu_{secrets.token_hex(12)}"
-            name = function.get("name") or ""
-            self._calls[index] = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+            self._calls[index] = {"type": "tool_use", "id": call_id, "name": function.get("name") or "", "input": {}}
             self._waiting[index] = ""
         if index in self._waiting:
             self._waiting[index] += text
@@ -168,7 +172,7 @@ class AnthropicEvents:
             return
         self._emit("content_block_stop", index=len(self.message["content"]))
         if block["type"] in _DELTAS:
-            block |= {"input": raw_object(text)} if block["type"] == "tool_use" else {block["type"]: text}
+            block["input" if block["type"] == "tool_use" else block["type"]] = text
         self.message["content"].append(block)
         self._open, self._call, self._texts = None, None, []
 
@@ -181,15 +185,10 @@ class AnthropicEvents:
 
 
 def whole_message(request: MessagesRequest, completion: dict[str, Any]) -> dict[str, Any]:
-    """Convert a whole completion. Raises UpstreamError if the arguments of a tool call are not a JSON object."""
+    """Convert a whole completion. Raises UpstreamError if it has no finish reason."""
     events = AnthropicEvents(request)
     events.read(completion)
     events.end()
-    for block in events.message["content"]:
-        if block["type"] == "tool_use" and block["input"] is None:
-            if events.message["stop_reason"] != "max_tokens":
-                raise UpstreamError(f"The model called {block['name']!r} with arguments that are not a JSON object.")
-            block["input"] = {}  # the token limit cut off the call
     return events.message
 
 

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..errors import UpstreamError
-from ..http.lenient_json import json_bytes, json_of, object_of, objects_of, raw_object
-from .chat_chunks import ChatChunks, first_choices, reasoning_of, text_of
+from ..http.lenient_json import json_bytes, json_of, object_of, objects_of
+from .chat_chunks import ChatChunks, arguments_of, first_choices, reasoning_of, text_of, with_notes
 from .ollama_request import OllamaChat, OllamaGenerate
 
 CONTENT_TYPE = "application/x-ndjson"
@@ -53,13 +53,15 @@ class OllamaAnswer:
     def whole(self, completion: dict[str, Any]) -> dict[str, Any]:
         """Convert a whole completion. Raises UpstreamError if it is malformed."""
         message = _message(_as_chat(completion))
-        part = self.part(*_text_and_reasoning(message), _calls(message), completion["choices"][0].get("logprobs"))
-        return self._ended(part, completion)
+        calls, notes = _calls(message, completion)
+        part = self.part(*_text_and_reasoning(message), calls, completion["choices"][0].get("logprobs"))
+        return self._ended(part, with_notes(completion, *notes))
 
     def ends(self, completion: dict[str, Any]) -> list[dict[str, Any]]:
         """Build the last lines of a stream from its assembled `completion`. Raises UpstreamError if malformed."""
-        calls = _calls(_message(completion))
-        return [*([self.part("", calls=calls)] if calls else []), self._ended(self.part(""), completion)]
+        calls, notes = _calls(_message(completion), completion)
+        ended = self._ended(self.part(""), with_notes(completion, *notes))
+        return [*([self.part("", calls=calls)] if calls else []), ended]
 
     def loaded(self) -> dict[str, Any]:
         """Build the response to a request that only loads the model."""
@@ -147,15 +149,14 @@ def _text_and_reasoning(message: dict[str, Any]) -> tuple[str, str]:
     return text_of(message.get("content")) + text_of(message.get("refusal")), reasoning_of(message)
 
 
-def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:
-    return [_call(call, index) for index, call in enumerate(objects_of(message.get("tool_calls")))]
-
-
-def _call(call: dict[str, Any], index: int) -> dict[str, Any]:
-    """Convert a tool call, parsing the arguments. Raises UpstreamError if the arguments are not a JSON object."""
-    function = object_of(call.get("function"))
-    arguments = raw_object(function.get("arguments") or "")
-    if arguments is None:
-        raise UpstreamError(f"The model called {function.get('name')!r} with arguments that are not a JSON object.")
-    named = {"id": call["id"]} if call.get("id") else {}
-    return {**named, "function": {"index": index, "name": function.get("name"), "arguments": arguments}}
+def _calls(message: dict[str, Any], completion: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Convert the tool calls of a completion's message, and return notes on changed arguments."""
+    calls, notes = list[dict[str, Any]](), list[str]()
+    for index, call in enumerate(objects_of(message.get("tool_calls"))):
+        function = object_of(call.get("function"))
+        cut: bool = completion["choices"][0]["finish_reason"] == "length"
+        arguments, changes = arguments_of(function.get("name"), text_of(function.get("arguments")), cut=cut)
+        notes += changes
+        named = {"id": call["id"]} if call.get("id") else {}
+        calls.append({**named, "function": {"index": index, "name": function.get("name"), "arguments": arguments}})
+    return calls, notes

@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from ...protocol.dialects.chat_chunks import with_notes
 from ...protocol.dialects.responses_events import ResponseEvents
 from ...protocol.errors import ConfigurationError, NotFoundError, OverloadedError, StorageError, UnsupportedFeatureError
-from ...protocol.http.lenient_json import object_of
 from ..config import RouterConfig
 from ..storage.answer_store import AnswerStore, StoredAnswer
 
@@ -149,8 +149,7 @@ class AnswerService:
 
 def not_stored(answer: dict[str, Any]) -> dict[str, Any]:
     """Return `answer` with a note that it could not be stored."""
-    about = object_of(answer.get("updraft"))
-    return {**answer, "updraft": {**about, "notes": [*(about.get("notes") or ()), _NOT_STORED]}}
+    return with_notes(answer, _NOT_STORED)
 
 
 def is_ended(response: dict[str, Any]) -> bool:

@@ -31,6 +31,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "/api/chat": {"messages": HELLO, "tools": [FUNCTION]},
 }
 EVERYWHERE = pytest.mark.parametrize("path", ASKED)
+DEEP = '{"a":' * 20_000 + "1" + "}" * 20_000
 BOTH = pytest.mark.parametrize("stream", [False, True])
 
 
@@ -168,14 +169,38 @@ def test_arguments_as_an_object(
 
 
 @pytest.mark.parametrize("path", list(ASKED)[2:])
-@pytest.mark.parametrize("arguments", [5, ["x"], True])
-def test_arguments_that_are_no_object_are_refused_by_name(
-    http: httpx.Client, cloud: ScriptedProvider, path: str, arguments: Any
-) -> None:
-    cloud.says(whole({"role": "assistant", "tool_calls": [call(arguments)]}, "tool_calls"))
-    reply = http.post(path, json={"model": "cloud", "stream": False, **ASKED[path]})
-    assert reply.status_code == 502
-    assert "'read'" in reply.text
+@pytest.mark.parametrize(
+    ("text", "finish", "arguments", "note"),
+    [
+        ("5", "tool_calls", {"raw_arguments": "5"}, "are not a JSON object"),
+        ("{bad", "tool_calls", {"raw_arguments": "{bad"}, "are not a JSON object"),
+        ("{bad", "length", {"raw_arguments": "{bad"}, "are not a JSON object"),
+        ('{"path": "a", "more": "lor', "tool_calls", {"raw_arguments": '{"path": "a", "more": "lor'}, "are not a JSON"),
+        ('{"path": "a", "more": "lor', "length", {"path": "a", "more": "lor"}, "were cut by the token limit"),
+        ('{"path": [1, {"b', "length", {"path": [1, {}]}, "were cut by the token limit"),
+        ("{", "length", {}, "were cut by the token limit"),
+        (DEEP, "tool_calls", {"raw_arguments": DEEP}, "are not a JSON object"),
+        ('{"path": "NaN", "n": -Infinity}', "tool_calls", {"path": "NaN", "n": None}, "hold NaN or Infinity"),
+        ('{"path": "NaN"}', "tool_calls", {"path": "NaN"}, None),
+    ],
+)  # fmt: skip
+@BOTH
+def test_an_answer_arrives_with_arguments_that_are_no_object(
+    http: httpx.Client, cloud: ScriptedProvider, path: str, text: str, finish: str, arguments: Any, note: str | None,
+    stream: bool,
+) -> None:  # fmt: skip
+    said = {"role": "assistant", "content": "Let me.", "tool_calls": [call(text, index=0)]}
+    cloud.says(events(said, finish=finish) if stream else whole(said, finish))
+    reply = http.post(path, json={"model": "cloud", "stream": stream, **ASKED[path]})
+    assert reply.status_code == 200
+    last = [json.loads(line.removeprefix("data: ")) for line in reply.text.splitlines() if '"updraft"' in line][-1]
+    notes: list[str] = last["updraft"].get("notes", [])
+    assert [note in each and "'read'" in each for each in notes if note] == [True] * bool(note), notes
+    if path == "/api/chat" or not stream:  # the stream of a message holds the model's text
+        read = {"/v1/messages": of_message, "/api/chat": of_ollama}[path]
+        body = [json.loads(line) for line in reply.text.splitlines()][-2 if stream else -1]
+        body = {"done_reason": None, **body, **({"message": body["message"]} if stream else {})}
+        assert read(body)[1] == [arguments]
 
 
 @EVERYWHERE

@@ -14,7 +14,6 @@ from .....protocol.dialects.bodies import TranslatedBody
 from .....protocol.dialects.chat_chunks import ChatChunks
 from .....protocol.dialects.responses_request import check_metadata
 from .....protocol.http import sse
-from .....protocol.http.ids import new_id
 from .....protocol.http.lenient_json import json_bytes, json_of
 from .....protocol.http.wire import WireResponse
 from .....protocol.requests import ChatRequest
@@ -46,9 +45,8 @@ class _StoredCompletion:
     body: dict[str, Any]
     metadata: dict[str, str]
 
-    async def keep(self, completion: dict[str, Any]) -> bool:
+    async def keep(self, completion: dict[str, Any], completion_id: str) -> bool:
         """Add the ID and the metadata to the completion and store it. Return False if storing fails."""
-        completion_id = str(completion.get("id") or new_id("chatcmpl"))
         completion |= {"id": completion_id, "metadata": self.metadata}
         messages = [{**each, "id": f"{completion_id}-{index}"} for index, each in enumerate(self.body["messages"])]
         return await self.context.answers.keep(
@@ -72,10 +70,11 @@ async def create(context: RequestContext) -> WireResponse:
     made = await context.router.chat(replace(context.request, body=msgspec.json.encode(wanted.body)))
     if made.status != 200:
         return made
+    completion_id = made.headers["x-request-id"]  # clouds may reuse their own IDs
     if not isinstance(made.body, bytes):
-        return replace(made, body=TranslatedBody(made.body, lambda payloads: _events(wanted, payloads)))
+        return replace(made, body=TranslatedBody(made.body, lambda payloads: _events(wanted, payloads, completion_id)))
     completion: dict[str, Any] = json_of(made.body, exact=True)
-    kept = await wanted.keep(completion)
+    kept = await wanted.keep(completion, completion_id)
     return WireResponse.json(completion if kept else not_stored(completion), headers=made.headers)
 
 
@@ -91,11 +90,14 @@ def _completion_to_store(context: RequestContext) -> _StoredCompletion | None:
     return _StoredCompletion(context, body, metadata)
 
 
-async def _events(wanted: _StoredCompletion, payloads: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-    """Pass events through, but hold back the event with the `updraft` object until the completion is stored."""
+async def _events(wanted: _StoredCompletion, payloads: AsyncIterator[bytes], own_id: str) -> AsyncGenerator[bytes]:
+    """Yield the events with `own_id` as ID, but hold back the `updraft` object until the completion is stored."""
     chunks, failed, finish, last = ChatChunks(), False, None, list[bytes]()
     async for payload in payloads:
         chunk: dict[str, Any] = json_of(payload, exact=True)
+        if "error" not in chunk and chunk.get("id") != own_id:
+            chunk["id"] = own_id
+            payload = json_bytes(chunk)  # noqa: PLW2901
         chunks.read(chunk)
         failed = failed or "error" in chunk
         finish = finish or (chunk if "updraft" in chunk else None)
@@ -104,7 +106,7 @@ async def _events(wanted: _StoredCompletion, payloads: AsyncIterator[bytes]) -> 
         else:
             last.append(payload)
     completion = chunks.whole()
-    if not failed and not await wanted.keep(completion) and finish is not None:
+    if not failed and not await wanted.keep(completion, own_id) and finish is not None:
         last[0] = json_bytes(not_stored(finish))
     for payload in last:
         yield b"data: " + payload + b"\n\n"
