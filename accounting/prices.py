@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -119,10 +120,19 @@ def load_prices(source: str) -> PriceTable:
         try:
             table: Any = tomllib.loads(data.decode())
         except tomllib.TOMLDecodeError:
-            table = msgspec.json.decode(data)
+            msgspec.json.decode(data)  # stricter than `json.loads`, which accepts NaN
+            table = json.loads(data, object_pairs_hook=_distinct)
         return PriceTable.of(_entries(table))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigurationError(f"The price table {source} is invalid: {error}.", param="prices") from error
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object. Raises msgspec.ValidationError if it has a name twice, as TOML's parser does."""
+    name, count = Counter(name for name, _ in pairs).most_common(1)[0] if pairs else ("", 0)
+    if count > 1:
+        raise msgspec.ValidationError(f"{name!r} occurs {count} times in one object: keep one")
+    return dict(pairs)
 
 
 def _entries(table: Any) -> Sequence[DatedPrice]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from ..protocol.http.lenient_json import object_of
@@ -29,6 +29,8 @@ class ReportedUsage:
     rejected: int = 0
     # Prompt tokens from the server's cache.
     cached_tokens: int = 0
+    # Whether the server reported completion tokens, by themselves or in a total.
+    has_completion: bool = field(default=True, compare=False)
 
     @staticmethod
     def of(answer: Mapping[str, Any], prompt_estimate: int = 0) -> ReportedUsage | None:
@@ -78,7 +80,8 @@ def _read(usage: dict[str, Any], prompt_estimate: int) -> ReportedUsage | None:
     written = max(written, total - read, written + hidden if hidden > written else 0)  # some counts exclude reasoning
     accepted, rejected = (counted(outputs.get(f"{kind}_prediction_tokens")) or 0 for kind in ("accepted", "rejected"))
     cached = counted(inputs.get("cached_tokens")) or _first(usage, _CACHED) or 0
-    return ReportedUsage(read, written, accepted, rejected, min(cached, read))
+    has_completion = written > 0 or any(usage.get(name) is not None for name in _WRITTEN)
+    return ReportedUsage(read, written, accepted, rejected, min(cached, read), has_completion)
 
 
 def _first(counts: dict[str, Any], names: tuple[str, ...]) -> int | None:

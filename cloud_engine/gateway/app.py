@@ -40,6 +40,8 @@ def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
             stack.push_async_callback(relay.dispatch.registry.close)
             await relay.dispatch.registry.start()
             stack.callback(asyncio.create_task(gauges.keep_published()).cancel)
+            # An empty settlement tells whether the store is reachable, for `/health`.
+            stack.callback(asyncio.create_task(relay.accounting.limiter.store.settle(())).cancel)
             yield
 
     app = create_app("Updraft gateway", access=access, lifespan=lifespan)
@@ -90,7 +92,8 @@ class _Routes:
         healthy = sum(node.healthy for node in self._registry.nodes)
         if not healthy:
             return error_response(OverloadedError("No node is healthy."))
-        failing = {"ledger": self._accounting.ledger.failing, "keys": self._keys.failing}
+        limits = self._accounting.limiter.store.failing
+        failing = {"ledger": self._accounting.ledger.failing, "keys": self._keys.failing, "limits": limits}
         problems = {part: "unavailable" for part, is_failing in failing.items() if is_failing}
         status = "degraded" if problems else "ok"
         return send_json({"status": status, "nodes": len(self._registry.nodes), "healthy_nodes": healthy, **problems})

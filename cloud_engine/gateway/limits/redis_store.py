@@ -170,13 +170,11 @@ class RedisStore:
         self._script = self._redis.register_script(_SCRIPT)
         self._worker = secrets.token_hex(8)
         self._unsettled: deque[Sequence[Settlement]] = deque(maxlen=_MAX_UNSETTLED)
-        self._is_down = False
+        self.failing = False
         self._renewal: asyncio.Task[None] | None = None
         self._closes = asyncio.Event()
 
     async def admit(self, claims: Sequence[Claim], wanted: TokenDemand | None = None) -> Admission:
-        if self._renewal is None:
-            self._renewal = asyncio.create_task(self._renew())
         receipt = secrets.token_hex(8)
         try:
             parts = [(claim, float(claim.is_reserved), "") for claim in claims]
@@ -228,6 +226,8 @@ class RedisStore:
     async def _run(
         self, action: str, parts: Sequence[Settlement], receipt: str = "", wanted: TokenDemand | None = None
     ) -> list[Any]:
+        if self._renewal is None:
+            self._renewal = asyncio.create_task(self._renew())
         keys = [f"{{updraft}}:{claim.account}" for claim, _, _ in parts]
         least, most, is_known = (wanted.least, wanted.most, int(wanted.is_known)) if wanted is not None else (0, 0, 0)
         arguments: list[str | float] = [self._worker, action, receipt, least, most, is_known]
@@ -238,9 +238,9 @@ class RedisStore:
         try:
             answer: list[Any] = await self._script(keys=keys, args=arguments)
         except (self._failure, OSError) as error:
-            if not self._is_down:
+            if not self.failing:
                 _log.error("Cannot reach the Redis server for the limits: %s.", error)
-            self._is_down = True
+            self.failing = True
             raise OverloadedError("The limits cannot be checked at the moment: try again later.") from error
-        self._is_down = False
+        self.failing = False
         return answer

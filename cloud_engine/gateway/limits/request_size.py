@@ -32,6 +32,7 @@ _BOUNDS = {
     **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs"), MAX_LOGPROBS),
 }
 _INTEGERS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of")
+_NO_PROMPT = (b"", b"null", b'""', b"[]")
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _OBJECTS = re.compile(rb"\[\s*\{")
 
@@ -92,6 +93,7 @@ class SizeFields(_Schemas):
     top_logprobs: int | float | None = None
     prompt_logprobs: int | float | None = None
     prompt: msgspec.Raw = msgspec.Raw()
+    prompt_embeds: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
     query: msgspec.Raw = msgspec.Raw()
     documents: msgspec.Raw = msgspec.Raw()
@@ -140,11 +142,17 @@ def size_of(
         elif name in _SCHEMAS and value:
             _check_depth(name, schema := bytes(getattr(fields, name)))
             _check_text(name, schema)
-    answer = answer_size(lengths, path, prompts=_num_items(bytes(fields.prompt)) if fields.prompt else 1)
+    answer = answer_size(lengths, path, prompts=_num_prompts(fields))
     _check("prompt", answer.answers, MAX_ANSWERS, " answers to all prompts")
     check_message_count(len(fields.messages or ()))
     _check("logit_bias", len(fields.logit_bias or ()), MAX_BIASES)
     return RequestSize(prompt_tokens(body, bytes_per_token=1) + repeated, answer)
+
+
+def _num_prompts(fields: SizeFields) -> int:
+    """Return the number of prompts: texts, token lists and embeddings together. Each of them gets its own answers."""
+    given = map(bytes, (fields.prompt, fields.prompt_embeds))
+    return max(1, sum(_num_items(each) for each in given if each not in _NO_PROMPT))
 
 
 def _num_items(value: bytes) -> int:

@@ -50,6 +50,8 @@ _MAX_UNSETTLED = 10_000
 class SharedMemoryStore:
     """Accounts in shared memory. The first worker clears the file. Raises ConfigurationError, DiskSpaceError."""
 
+    failing = False
+
     def __init__(self, path: Path) -> None:
         self._turn = asyncio.Lock()
         self._unsettled: deque[Sequence[Settlement]] = deque(maxlen=_MAX_UNSETTLED)

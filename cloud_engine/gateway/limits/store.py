@@ -36,6 +36,9 @@ class Admission:
 class LimitStore(Protocol):
     """Accounts shared by worker processes or gateways. Methods raise OverloadedError if the store is unreachable."""
 
+    # Whether the store was unreachable at the last attempt.
+    failing: bool
+
     async def admit(self, claims: Sequence[Claim], wanted: TokenDemand | None = None) -> Admission:
         """Take all claims or none, and grant completion tokens between the minimum and the maximum of `wanted`.
 

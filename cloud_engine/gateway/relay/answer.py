@@ -46,7 +46,7 @@ async def relay_whole(call: Call, response: Response, without_key: WithoutKey) -
         # The target of a redirect is internal.
         fault = ", a redirect: redirects are never followed" if 300 <= status < 400 else " instead of 200"
         raise AnswerFailure(f"status {status}", UpstreamError(f"The node answered {status}{fault}."))
-    await call.start(response, len(body))
+    await call.start(response, body)
     await call.emit(body, more=False)
 
 
@@ -213,6 +213,7 @@ class _EventReader:
                 continue
             self.ended = event.startswith(b"data: [DONE]")
             if self.ended and not begun.is_finished:
+                self.call.copied = None  # do not cache: the node has not said how the answer finished
                 out.append(begun.finish(self.call.size.answer.answers, "tool_calls" if self.has_calls else "stop"))
             out.append(shown)
         return b"".join(out)

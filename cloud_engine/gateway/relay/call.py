@@ -35,8 +35,7 @@ _RELAYED_HEADERS = frozenset(
     {b"content-type", b"retry-after", b"x-should-retry", b"cache-control", b"x-accel-buffering"}
 )
 
-
-_MAX_COPIED = 4 * 2**20
+MAX_COPIED = 4 * 2**20
 Header = tuple[bytes, bytes]
 
 
@@ -104,6 +103,8 @@ class Call:
     answer_headers: list[Header] = field(default_factory=list[Header])
     # Copy of the bytes sent to the client, if the answer may be cached; else None.
     copied: bytearray | None = None
+    # Called before the answer is sent, with the body of a whole answer, or None for a stream.
+    starts: Callable[[bytes | None], None] = lambda _: None
     # Media type of the body.
     content_type: bytes = JSON
     # Usage reader for APIs that are relayed unchanged; None for chat and text completions.
@@ -147,11 +148,12 @@ class Call:
         if self.account is not None:
             self.account.book()
 
-    async def start(self, response: Response, length: int | None) -> None:
-        """Send the status and headers of a node's answer. `length`: bytes of a whole answer."""
+    async def start(self, response: Response, whole: bytes | None) -> None:
+        """Send the status and headers of a node's answer. `whole`: body of an answer that is not a stream."""
         self.answer_headers = [(name, value) for name, value in response.headers if name in _RELAYED_HEADERS]
-        if length is not None:
-            self.answer_headers.append((b"content-length", b"%d" % length))
+        if whole is not None:
+            self.answer_headers.append((b"content-length", b"%d" % len(whole)))
+        self.starts(whole)
         await self._start(response.status, self.answer_headers)
 
     async def repeat(self, headers: list[Header], body: bytes) -> None:
@@ -169,7 +171,7 @@ class Call:
         self.row.bytes += len(data)
         if self.copied is not None:
             self.copied += data
-            if len(self.copied) > _MAX_COPIED:
+            if len(self.copied) > MAX_COPIED:
                 self.copied = None
         if not more:
             self.book()

@@ -70,12 +70,12 @@ class PassthroughUsage:
     def whole(self, body: bytes) -> None:
         if self._path not in COUNTS:
             self._note(body)
-            if self.is_text and not self._row.prompt_tokens:
+            if self.is_text:
                 self._row.completion_tokens = self._row.completion_tokens or estimated_tokens(body)
 
     def settle(self) -> None:
         """Record the usage of a finished stream; if the node reported no usage, one token per event with text."""
-        if not (self.ended and self._row.prompt_tokens):
+        if not (self.ended and self._row.prompt_tokens and self._row.completion_tokens):
             self._row.completion_tokens = max(self._row.completion_tokens, self.texts)
 
     def error_event(self, error: UpdraftError) -> bytes:

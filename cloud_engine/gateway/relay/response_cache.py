@@ -9,72 +9,93 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
+from ....protocol.decoding import UNREADABLE
+from ....protocol.http import sse
+from ....protocol.http.lenient_json import object_of, objects_of
 from ..balancing.registry import NodeRegistry
-from .call import Call, Header
+from .answer_checks import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from .call import MAX_COPIED, Call, Header
 
 _LARGEST_SHARE = 8  # answers larger than 1/8 of the cache are not cached
 _OF_ONE_REQUEST = {b"traceparent", b"tracestate", b"baggage", b"idempotency-key"}  # ignored in the cache key
 _OVERHEAD = 512  # bytes per entry besides the body
-
-
-@dataclass(frozen=True, slots=True)
-class CachedAnswer:
-    """A cached answer, whole or with all events of a stream, as sent to the client."""
-
-    headers: list[Header]
-    body: bytes
+_FINISHED = frozenset(
+    ("stop", "length", "tool_calls", "function_call", "content_filter",
+     "completed", "end_turn", "max_tokens", "stop_sequence", "tool_use")
+)  # fmt: skip
+# Where other APIs report the finish reason: the object that holds it in a stream's events, and the field.
+_REASONS = {RESPONSES: ("response", "status"), MESSAGES: ("delta", "stop_reason")}
+_Kept = tuple[list[Header], bytes]
+"""The headers and the body of an answer, whole or with all events of a stream."""
 
 
 class ResponseCache:
-    """The LRU cache of one worker. Concurrent identical requests are sent to a node once."""
+    """The LRU cache of one worker. Concurrent identical requests are sent to a node once, except for streams."""
 
     def __init__(self, most_bytes: int, registry: NodeRegistry) -> None:
         self._most = most_bytes
         self._registry = registry
         self._size = 0
-        self._kept: OrderedDict[bytes, CachedAnswer] = OrderedDict()
-        self._asked: dict[bytes, asyncio.Future[CachedAnswer | None]] = {}
+        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._asked: dict[bytes, asyncio.Future[_Kept | None]] = {}
 
     async def answer(self, call: Call, ask: Callable[[Call], Awaitable[None]]) -> None:
-        """Send the cached answer, or wait for the identical request in flight, or else call `ask`."""
+        """Send the cached answer, or wait for the identical request in flight, or else call `ask`.
+
+        The wait ends when the node has answered, because a client may read its answer slowly or never.
+        """
         key = self._key(call) if self._most else None
         if key is None:
             await ask(call)
         elif (kept := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
-            await call.repeat(kept.headers, kept.body)
-        elif (asked := self._asked.get(key)) is not None:
+            await call.repeat(*kept)
+        elif not call.stream and (asked := self._asked.get(key)) is not None:
             kept = await asyncio.shield(asked)
-            await (ask(call) if kept is None else call.repeat(kept.headers, kept.body))
+            await (ask(call) if kept is None else call.repeat(*kept))
         else:
             await self._ask(key, call, ask)
 
     async def _ask(self, key: bytes, call: Call, ask: Callable[[Call], Awaitable[None]]) -> None:
-        asked = self._asked[key] = asyncio.get_running_loop().create_future()
-        call.copied, kept = bytearray(), None
+        asked: asyncio.Future[_Kept | None] = asyncio.get_running_loop().create_future()
+        call.copied = bytearray()
+        if not call.stream:
+            self._asked[key] = asked
+
+        def starts(body: bytes | None) -> None:
+            if body is not None:
+                call.copied = None
+            if not asked.done():
+                asked.set_result(None if body is None else self._store(key, call, body))
+                if not call.stream:
+                    del self._asked[key]
+
+        call.starts = starts
         try:
             await ask(call)
-            if call.row.status == 200 and call.copied is not None:
-                kept = CachedAnswer(call.answer_headers, bytes(call.copied))
-                self._store(key, kept)
+            if call.copied is not None:
+                self._store(key, call, bytes(call.copied))
         finally:
-            del self._asked[key]
-            asked.set_result(kept)
+            starts(None)
 
-    def _store(self, key: bytes, kept: CachedAnswer) -> None:
-        if len(kept.body) > self._most // _LARGEST_SHARE:
-            return
+    def _store(self, key: bytes, call: Call, body: bytes) -> _Kept | None:
+        """Cache an answer if it is small enough. Return None if identical requests must not get this answer."""
+        if call.row.status != 200 or len(body) > MAX_COPIED or not _is_finished(call, body):
+            return None
+        kept = call.answer_headers, body
+        if len(body) > self._most // _LARGEST_SHARE or key in self._kept:
+            return kept
         self._kept[key] = kept
-        self._size += len(kept.body) + _OVERHEAD
+        self._size += len(body) + _OVERHEAD
         while self._size > self._most:
-            _, oldest = self._kept.popitem(last=False)
-            self._size -= len(oldest.body) + _OVERHEAD
+            _, (_, oldest) = self._kept.popitem(last=False)
+            self._size -= len(oldest) + _OVERHEAD
+        return kept
 
     def _key(self, call: Call) -> bytes | None:
         """Return the cache key, or None if the answer is not deterministic."""
@@ -87,5 +108,26 @@ class ResponseCache:
         if not (is_greedy or is_seeded or call.path.startswith(b"/v1/embeddings")):
             return None
         headers = [part for name, value in call.forwarded if name not in _OF_ONE_REQUEST for part in (name, value)]
-        parts = call.place.tenant.encode(), call.path, msgspec.json.encode(fields, order="sorted"), *headers
+        parts = call.place.tenant.encode(), call.path, call.body, *headers
         return blake2b(b"".join(b"%d:%b" % (len(part), part) for part in parts), digest_size=32).digest()
+
+
+def _is_finished(call: Call, body: bytes) -> bool:
+    """Return whether each choice of an answer has ended, and not because of a failure."""
+    route = call.path.partition(b"?")[0].decode()
+    if route not in (CHAT, COMPLETIONS, RESPONSES, MESSAGES):
+        return True
+    reasons: dict[str, str] = {}
+    try:
+        for payload in sse.EventParser().feed(body) if call.stream else (body,):
+            part = msgspec.json.decode(payload, type=dict[str, Any])
+            choices = objects_of(part.get("choices"))
+            if route in _REASONS:
+                holder, name = _REASONS[route]
+                choices = [{"finish_reason": (object_of(part.get(holder)) or part).get(name)}]
+            for number, choice in enumerate(choices):
+                index = str(choice.get("index", number) if call.stream else number)
+                reasons[index] = str(choice.get("finish_reason") or reasons.get(index, ""))
+    except (*UNREADABLE, sse.EventTooLongError):
+        return False
+    return bool(reasons) and _FINISHED.issuperset(reasons.values())

@@ -63,6 +63,7 @@ class StreamMeter:
 
     def shown(self, event: bytes, *, has_text: bool) -> bytes | None:
         """Return `event` as the client should see it; None if only the meter needs it."""
+        self._texts += has_text
         if b'"usage"' in event and _USAGE.search(event):
             has_choices = b'"choices"' in event and not _NO_CHOICES.search(event)
             if not has_choices:
@@ -71,14 +72,13 @@ class StreamMeter:
             self._running = event[5:]
             shown = _NO_USAGE if self._asked.include_usage else b""
             return _RUNNING.sub(shown, event) if self._hides_running else event
-        self._texts += has_text
         return event if self._asked.include_usage else event.replace(_NO_USAGE, b"")
 
     @property
     def written(self) -> tuple[int, bool]:
         """Tokens of the answer so far, and whether the node counted them."""
         usage = usage_in(self._running, self._prompt_estimate) if self._running else None
-        return (usage.completion_tokens, True) if usage else (self._texts, False)
+        return (usage.completion_tokens, True) if usage and usage.has_completion else (self._texts, False)
 
     def settle(self) -> None:
         """Record the usage at the end of the stream, complete or not."""
@@ -130,10 +130,10 @@ def usage_in(payload: bytes, prompt_estimate: int = 0) -> ReportedUsage | None:
 
 
 def read_usage(payload: bytes, row: UsageRow, prompt_estimate: int = 0) -> bool:
-    """Record the usage in `payload`. Return False if there is no valid usage."""
+    """Record the usage in `payload`. Return False if there is no valid usage, or none of the completion."""
     if not (usage := usage_in(payload, prompt_estimate)):
         return False
     row.prompt_tokens, row.completion_tokens = usage.prompt_tokens, usage.completion_tokens
     row.cached_tokens = usage.cached_tokens
     row.accepted_prediction_tokens, row.rejected_prediction_tokens = usage.accepted, usage.rejected
-    return True
+    return usage.has_completion

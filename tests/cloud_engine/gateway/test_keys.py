@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -68,6 +69,18 @@ def test_health_reports_a_missing_key_database(gateways: TwoGateways) -> None:
     gateways.file.with_suffix(".away").rename(gateways.file)
     for client in gateways.clients:
         wait_for(lambda client=client: client.get("/health").json()["status"] == "ok")
+
+
+def test_health_reports_an_unreachable_store_of_limits(spawn: Any, fake_node: Any, tmp_path: Path) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # refuses, because nobody listens
+        file, store = tmp_path / "keys.sqlite3", f"redis://127.0.0.1:{silent.getsockname()[1]}"
+        make_key(file, "operator", "admin")
+        command = ["--node", fake_node.url, "--keys", str(file), "--db", str(tmp_path / "db"), "--limits-url", store]
+        url = spawn("-m", "updraft", "gateway", "--port", "0", *command, "--exit-with-parent").url
+        wait_for(lambda: httpx.get(f"{url}/health").json().get("limits") == "unavailable")
+        degraded = httpx.get(f"{url}/health")
+        assert (degraded.status_code, degraded.json()["status"]) == (200, "degraded")
 
 
 def test_a_key_lives_and_dies_without_a_restart(gateways: TwoGateways) -> None:

@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
@@ -25,12 +26,13 @@ from updraft.cloud_engine.gateway.ledger.metering import UsageRow
 from updraft.cloud_engine.gateway.relay.call import Call
 from updraft.cloud_engine.gateway.relay.response_cache import ResponseCache
 from updraft.cloud_engine.gateway.relay.usage import UsageOptions
+from updraft.cloud_engine.gateway.upstream.client import Response
 
 GREEDY: dict[str, Any] = {"model": "m", "temperature": 0, "messages": [{"role": "user", "content": "hi"}]}
 
 
 @contextmanager
-def counting_node() -> Iterator[tuple[str, list[bytes], Event]]:
+def counting_node(finish: str | None = "stop") -> Iterator[tuple[str, list[bytes], Event]]:
     """A server that says which of its requests it answers, each as soon as the event allows."""
     bodies: list[bytes] = []
     go = Event()
@@ -54,7 +56,7 @@ def counting_node() -> Iterator[tuple[str, list[bytes], Event]]:
             if not json.loads(body).get("stream"):
                 self.reply(json.dumps({"id": "x", "choices": [choice], "usage": usage}).encode())
                 return
-            deltas = [{"delta": {"content": f"answer {number}"}}, {"delta": {}, "finish_reason": "stop"}]
+            deltas = [{"delta": {"content": f"answer {number}"}}, {"delta": {}, "finish_reason": finish}]
             events = [json.dumps({"id": "x", "choices": [{"index": 0, **delta}]}) for delta in deltas]
             self.reply("".join(f"data: {event}\n\n" for event in [*events, "[DONE]"]).encode(), "text/event-stream")
 
@@ -159,7 +161,8 @@ def test_an_answer_is_its_own_and_memory_is_bounded(requests: list[tuple[str, in
         cache = ResponseCache(40_000, cast(NodeRegistry, UpdraftNodes()))
         for tenant, number, sampling in requests:
             call, received = call_of({"messages": number, **sampling}, tenant)
-            expected = f"{tenant} {number} {sampling}".encode() * (300 if number % 3 else 1)
+            text = f"{tenant} {number} {sampling}" * (300 if number % 3 else 1)
+            expected = json.dumps({"choices": [{"finish_reason": "stop", "text": text}]}).encode()
 
             async def ask(call: Call, expected: bytes = expected) -> None:
                 await call.emit(expected, more=False)
@@ -196,3 +199,116 @@ def test_waiter_of_a_failed_request_sends_its_own() -> None:
             await first
 
     asyncio.run(run())
+
+
+def test_no_request_waits_for_the_client_of_another() -> None:
+    """The first client does not read: followers of a whole answer get it, and followers of a stream ask a node."""
+
+    async def run(*, stream: bool) -> bytes:
+        cache, asks = ResponseCache(2**20, cast(NodeRegistry, UpdraftNodes())), 0
+        stuck, _ = call_of(GREEDY, "a")
+        waiting, received = call_of(GREEDY, "a")
+        stuck.stream = waiting.stream = stream
+        blocked = asyncio.Event()
+
+        async def never(_message: Any) -> None:
+            blocked.set()
+            await asyncio.Event().wait()
+
+        stuck.send = never
+
+        async def ask(call: Call) -> None:
+            nonlocal asks
+            asks += 1
+            body = b'{"choices": [{"finish_reason": "stop", "text": "%d"}]}' % asks
+            body = b"data: %b\n\ndata: [DONE]\n\n" % body if stream else body
+            await call.start(cast(Response, SimpleNamespace(headers=[], status=200)), None if stream else body)
+            await call.emit(body, more=False)
+
+        first = asyncio.create_task(cache.answer(stuck, ask))
+        await blocked.wait()
+        async with asyncio.timeout(30):
+            await cache.answer(waiting, ask)
+            again, repeated = call_of(GREEDY, "a")
+            again.stream = stream
+            await cache.answer(again, ask)
+        assert (received, again.row.node) == (repeated, "response-cache")
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        return bytes(received)
+
+    assert b'"text": "1"' in asyncio.run(run(stream=False))
+    assert b'"text": "2"' in asyncio.run(run(stream=True))
+
+
+def cached(path: bytes, body: bytes, stream: bool, fields: dict[str, Any] = GREEDY, then: Any = None) -> bool:
+    """Return whether an answer of a node is repeated to a second request."""
+
+    async def run() -> bool:
+        cache, asks = ResponseCache(2**20, cast(NodeRegistry, UpdraftNodes())), 0
+
+        async def ask(call: Call) -> None:
+            nonlocal asks
+            asks += 1
+            await call.emit(body, more=False)
+
+        for each in (fields, then or fields):
+            call, received = call_of(each, "a")
+            call.path, call.stream = path, stream
+            await cache.answer(call, ask)
+            assert received == body
+        return asks == 1
+
+    return asyncio.run(run())
+
+
+def events(*parts: dict[str, Any]) -> bytes:
+    return b"".join(b"data: %b\n\n" % json.dumps(part).encode() for part in parts)
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "abort", "error", None, 3])
+def test_only_finished_answers_are_kept(reason: Any) -> None:
+    keeps = reason in ("stop", "length")
+    chat = b"/v1/chat/completions?x=1"
+    good, last = ({"index": index, "finish_reason": end} for index, end in enumerate(("stop", reason)))
+    assert cached(chat, json.dumps({"choices": [good, last]}).encode(), False) is keeps
+    begun = {"choices": [{"index": 1, "delta": {"content": "x"}}, {"index": 0, "finish_reason": None}]}
+    stream = events(begun, {"choices": [last]}, {"choices": [good]}, {"choices": [], "usage": {}})
+    assert cached(chat, stream + b"data: [DONE]\n\n", True) is keeps
+    assert not cached(chat, b'{"choices": []}', False)
+    assert cached(b"/v1/embeddings", b'{"data": []}', False)
+
+
+@pytest.mark.parametrize(("status", "stop"), [("completed", "tool_use"), ("failed", "pause_turn")])
+def test_only_finished_responses_and_messages_are_kept(status: str, stop: str) -> None:
+    keeps = status == "completed"
+    assert cached(b"/v1/responses", json.dumps({"status": status}).encode(), False) is keeps
+    begun = {"type": "response.created", "response": {"status": "in_progress"}}
+    text = {"type": "response.output_text.delta", "delta": "x"}
+    assert cached(b"/v1/responses", events(begun, text, {"response": {"status": status}}), True) is keeps
+    assert not cached(b"/v1/responses", events(begun, text), True)
+    assert cached(b"/v1/messages", json.dumps({"stop_reason": stop}).encode(), False) is keeps
+    ends = {"delta": {"text": "x"}}, {"delta": {"stop_reason": stop}}, {"type": "message_stop"}
+    assert cached(b"/v1/messages", events({"message": {"stop_reason": None}}, *ends), True) is keeps
+
+
+def test_order_of_fields_is_part_of_the_request() -> None:
+    """A schema's properties are answered in their order."""
+    one, other = ({**GREEDY, "guided_json": {"properties": {name: {} for name in order}}} for order in ("ab", "ba"))
+    body = b'{"choices": [{"finish_reason": "stop"}]}'
+    assert cached(b"/v1/completions", body, False, one, one)
+    assert not cached(b"/v1/completions", body, False, one, other)
+
+
+def test_a_finish_that_only_the_gateway_adds_is_not_kept(spawn: Any, tmp_path: Path) -> None:
+    """The node's stream ends with [DONE] but without a finish reason."""
+    with counting_node(finish=None) as (node, bodies, _):
+        headers = {"authorization": f"Bearer {make_key(tmp_path / 'keys', 'one')}"}
+        command = ["gateway", "--port", "0", "--keys", str(tmp_path / "keys"), "--db", str(tmp_path / "db")]
+        url = spawn("-m", "updraft", *command, "--node", node, "--response-cache", "1", "--exit-with-parent").url
+        for _ in range(2):
+            stream = {**GREEDY, "stream": True}
+            answer = httpx.post(f"{url}/v1/chat/completions", json=stream, headers=headers, timeout=60)
+            assert '"finish_reason":"stop"' in answer.text
+    assert len(bodies) == 2

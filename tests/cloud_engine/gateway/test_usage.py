@@ -146,3 +146,22 @@ def test_a_total_alone_is_split_by_the_estimate_of_the_prompt() -> None:
         row = UsageRow(request_id="r")
         PassthroughUsage("/v1/responses", row, 30).whole(json.dumps({"output": [], "usage": usage}).encode())
         assert (row.prompt_tokens, row.completion_tokens) == (30, 970)
+
+
+def test_usage_without_completion_tokens_is_completed_from_the_text() -> None:
+    """The prompt is as reported. A completion of 0 tokens is trusted: `echo` repeats the prompt as text."""
+    part, text = {"prompt_tokens": 10}, {"message": {"content": "x" * 300}}
+    for usage, tokens in ((part, 100), ({**part, "total_tokens": 10}, 100), ({**part, "completion_tokens": 0}, 0)):
+        row = UsageRow(request_id="r")
+        meter_whole(json.dumps({"choices": [text], "usage": usage}).encode(), row)
+        assert (row.prompt_tokens, row.completion_tokens) == (10, tokens)
+    for events in ([event(), event(), last(part)], [event(part), event(part)]):
+        row, _ = metered(events, UsageOptions(), running=True)
+        assert (row.prompt_tokens, row.completion_tokens) == (10, 2)
+    for path, answer in (("/v1/responses", {"output": [{"text": "x" * 300}]}), ("/v1/messages", {"content": [text]})):
+        row = UsageRow(request_id="r")
+        PassthroughUsage(path, row).whole(json.dumps({**answer, "usage": {"input_tokens": 10}}).encode())
+        assert (row.prompt_tokens, row.completion_tokens) == (10, 100)
+    row = UsageRow(request_id="r")
+    meter_whole(json.dumps({"data": [], "usage": part}).encode(), row)
+    assert (row.prompt_tokens, row.completion_tokens) == (10, 0)

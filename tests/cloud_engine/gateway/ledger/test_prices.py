@@ -76,6 +76,15 @@ def test_a_file_that_is_unusable_is_named(tmp_path: Path, text: str) -> None:
         load_prices(str(tmp_path / "missing"))
 
 
+@pytest.mark.parametrize("text", ['{"m": %s, "m": %s}', '{"prices": {"models": {"m": %s, "m": %s}}}'])
+def test_json_that_names_a_model_twice_is_refused(tmp_path: Path, text: str) -> None:
+    public, ours = '{"input_cost_per_token": 1, "output_cost_per_token": 1}', '{"input": 1, "output": 1}'
+    file = tmp_path / "prices.json"
+    file.write_text(text % ((ours if "models" in text else public,) * 2))
+    with pytest.raises(ConfigurationError, match=r"prices\.json .*'m' occurs 2 times"):
+        load_prices(str(file))
+
+
 @pytest.mark.parametrize("day", ["", "from = 2026-01-01\n"])
 def test_two_prices_of_one_model_and_day_are_refused_by_name(tmp_path: Path, day: str) -> None:
     file = tmp_path / "prices.toml"

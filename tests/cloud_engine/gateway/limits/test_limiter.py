@@ -309,6 +309,16 @@ def test_sizes() -> None:
     assert decode_size(b'{"prompt": [[1, 2], [3], [4]], "n": 2}').answer.answers == 6
     assert decode_size(b'{"prompt": [1, 2, 3]}').answer.answers == 1
     assert decode_size(json.dumps({"prompt": ['"[\\', "b"]}).encode()).answer.answers == 2
+    for prompt, embeds, answers in (
+        ("", ["QQ=="] * 8, 8),
+        (None, "QQ==", 1),
+        (["a", "b"], ["QQ=="] * 3, 5),
+        ("a", [], 1),
+    ):
+        fields = {"prompt": prompt, "prompt_embeds": embeds}
+        assert decode_size(json.dumps(fields).encode()).answer.answers == answers
+    with pytest.raises(InvalidRequestError, match="prompt: got 129 answers"):
+        decode_size(json.dumps({"prompt_embeds": ["QQ=="] * 129}).encode())
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "QUJD" * 100_000}}
     size = decode_size(json.dumps({"messages": [{"role": "user", "content": [image]}]}).encode())
     assert size.answer.limit is None
