@@ -155,7 +155,7 @@ def _calls(message: dict[str, Any], completion: dict[str, Any]) -> tuple[list[di
     for index, call in enumerate(objects_of(message.get("tool_calls"))):
         function = object_of(call.get("function"))
         cut: bool = completion["choices"][0]["finish_reason"] == "length"
-        arguments, changes = arguments_of(function.get("name"), text_of(function.get("arguments")), cut=cut)
+        arguments, changes = arguments_of(text_of(function.get("name")), text_of(function.get("arguments")), cut=cut)
         notes += changes
         named = {"id": call["id"]} if call.get("id") else {}
         calls.append({**named, "function": {"index": index, "name": function.get("name"), "arguments": arguments}})
