@@ -128,7 +128,7 @@ def load_prices(source: str) -> PriceTable:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object. Raises msgspec.ValidationError if it has a name twice, as TOML's parser does."""
+    """Return a JSON object. Raises msgspec.ValidationError for a repeated name."""
     name, count = Counter(name for name, _ in pairs).most_common(1)[0] if pairs else ("", 0)
     if count > 1:
         raise msgspec.ValidationError(f"{name!r} occurs {count} times in one object: keep one")

@@ -30,8 +30,7 @@ _FINISHED = frozenset(
 )  # fmt: skip
 # Where other APIs report the finish reason: the object that holds it in a stream's events, and the field.
 _REASONS = {RESPONSES: ("response", "status"), MESSAGES: ("delta", "stop_reason")}
-_Kept = tuple[list[Header], bytes]
-"""The headers and the body of an answer, whole or with all events of a stream."""
+_Kept = tuple[list[Header], bytes]  # headers and body of an answer, whole or with all events of a stream
 
 
 class ResponseCache:
@@ -62,20 +61,17 @@ class ResponseCache:
             await self._ask(key, call, ask)
 
     async def _ask(self, key: bytes, call: Call, ask: Callable[[Call], Awaitable[None]]) -> None:
-        asked: asyncio.Future[_Kept | None] = asyncio.get_running_loop().create_future()
-        call.copied = bytearray()
-        if not call.stream:
-            self._asked[key] = asked
+        asked = asyncio.Future[_Kept | None]()
+        self._asked |= {} if call.stream else {key: asked}
 
         def starts(body: bytes | None) -> None:
-            if body is not None:
-                call.copied = None
+            call.copied = call.copied if body is None else None
             if not asked.done():
                 asked.set_result(None if body is None else self._store(key, call, body))
                 if not call.stream:
                     del self._asked[key]
 
-        call.starts = starts
+        call.starts, call.copied = starts, bytearray()
         try:
             await ask(call)
             if call.copied is not None:
