@@ -46,7 +46,7 @@ class Target:
             why = "no price is set" if self.prices is None else "both prices are 0"
             raise ConfigurationError(
                 f"cost needs the price of the cloud's tokens, and {why}: set prices.cloud_input and "
-                "prices.cloud_output, or state quality or cloud_share.",
+                "prices.cloud_output, or use the target quality or cloud_share.",
                 param="prices",
             )
 

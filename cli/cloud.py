@@ -93,7 +93,7 @@ def llm_config(
 
 
 def _with_pocket(config: CloudConfig) -> CloudConfig:
-    """Replace the name pocket, which the cloud engine does not know, by the folders of the packaged models."""
+    """Replace the model name `pocket` with the folders of the packaged models, because the engine takes folders."""
     import msgspec
 
     from ..embedded import pocket

@@ -43,7 +43,7 @@ class Task:
 
 
 def split_of(prompt: str) -> Split:
-    """Return the split of a prompt, by a hash of its words and signs alone."""
+    """Return the split of a prompt, by a hash of its words, numbers and operators."""
     essence = " ".join(re.findall(r"\d+|[^\W\d]+|[-+*/]", prompt.casefold()))
     bucket = int.from_bytes(hashlib.blake2b(essence.encode(), digest_size=4).digest()) % 100
     return "test" if bucket < _TEST else "calibration" if bucket < _TEST + _CALIBRATION else "train"

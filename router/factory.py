@@ -186,7 +186,7 @@ def load_backoff(config: RouterConfig) -> LoadBackoff:
     def version() -> object:
         try:
             status = model_file(config).stat()
-        except (OSError, UpdraftError):  # the file is missing, or a server has the model
+        except (OSError, UpdraftError):  # the file is missing, or the model is on a server
             return None
         return status.st_ino, status.st_size, status.st_mtime_ns
 

@@ -20,7 +20,7 @@ class CloudCandidate:
 
     model: str
     tier: CloudTier
-    # P(gain) from which this cloud is skipped.
+    # Smallest P(gain) at which requests skip this cloud. None: no limit.
     skip_above: float | None = None
     # Whether a caller's key for the best cloud is also sent here, because the server is the same.
     shares_key: bool = False

@@ -21,9 +21,11 @@ _ROUNDS = 3
 
 
 def invariance_figures(folder: Path, dtype: torch.dtype, requests: Sequence[WorkloadRequest]) -> dict[str, float]:
-    """Return `batch_invariant_cost`: seconds for all requests with the mode over seconds without it, minus one; median
-    of three pairs. `divergence_rate`: without the mode, the share of greedy answers that differ between a request alone
-    and in a batch. `divergence_rate_invariant`: the same with the mode, which must be 0.
+    """Return the cost and the effect of the batch-invariant mode.
+
+    `batch_invariant_cost`: extra time of the mode, as a share, in the median of three pairs of runs. `divergence_rate`:
+    without the mode, the share of greedy answers that differ between a request alone and in a batch.
+    `divergence_rate_invariant`: the same share with the mode; it must be 0.
     """
     plain, invariant = (ServedModel(load_model(folder, dtype=dtype)) for _ in range(2))  # each mode packs one model
     pairs = [

@@ -66,8 +66,10 @@ def over_best_peer(prefix: str, min_bytes: float = 0.0) -> Callable[[Written], f
 
 
 def time_ratio(case: str, other: str) -> Callable[[Written], float | None]:
-    """Return a function that pairs the cases whose names start with `case` and `other`, in order, and finds the highest
-    ratio of our median times in a pair, `case` over `other`."""
+    """Return a function that finds the highest ratio of two of our median times.
+
+    The n-th case whose name starts with `case` is divided by the n-th case whose name starts with `other`.
+    """
 
     def find(written: Written) -> float | None:
         rows = _own_rows(written)

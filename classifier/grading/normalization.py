@@ -26,7 +26,7 @@ _NUMBER = (
 )
 _TOKEN = re.compile(
     rf"{_NUMBER}"
-    rf"|{_LETTER}{_LETTERS}*+(?:['_]?(?:{_LETTERS}|\d)++)*+(?:[+#]++(?!\w))?"  # "C++" is another word than "C"
+    rf"|{_LETTER}{_LETTERS}*+(?:['_]?(?:{_LETTERS}|\d)++)*+(?:[+#]++(?!\w))?"  # "C++" differs from "C"
     rf"|[{_BLANKLESS}]"
     r"|(?<=[\w)\] ])[<>≤≥≠=](?=[\w(\[ -])"
     # Operators only between numbers or single letters: "well-known" and "and/or" are two words, as is "Paris - the".

@@ -15,7 +15,7 @@ T = TypeVar("T")
 class Mailbox(Generic[T]):
     """An unbounded queue with one reader, which waits in a thread (`get`) or in an event loop (`get_async`).
 
-    `put` never blocks and takes no lock that Python code can hold, so it is safe even in a garbage collection.
+    `put` never blocks and takes no lock that Python code can hold, so finalizers may call it at any time.
     """
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ class TranslatedBody:
     async def aclose(self) -> None:
         """Close the stream and `body`. Idempotent; the caller must first cancel a pending `__anext__`."""
         try:
-            with suppress(RuntimeError):  # raised while `__anext__` is pending, which the caller cancels
+            with suppress(RuntimeError):  # `aclose` raises it while `__anext__` is pending
                 await self._events.aclose()
         finally:
             await close_body(self._body)

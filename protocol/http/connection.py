@@ -337,7 +337,7 @@ class Connection(HttpToolsProtocol):
             self._close_check = self.loop.call_later(_CLOSE_CHECK_S, self._check_for_close)
 
     def _watch_reader(self, before: tuple[int, Any] | None = None) -> None:
-        """Abort the connection if the client does not read the response, for which `close` would wait forever."""
+        """Abort the connection if the client does not read the response: `close` would wait forever."""
         self._stop_watching()
         unread = self._below.get_write_buffer_size(), self._current
         if unread == before:

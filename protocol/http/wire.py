@@ -39,7 +39,7 @@ class WireRequest:
     unstored: dict[str, Any] | None = None
     # Notes on accepted parts of the body that the translation to a chat request left out.
     hints: tuple[str, ...] = ()
-    # The caller's name for `reasoning_effort`, for notes. None: the body's own name.
+    # Field in which the caller set the reasoning effort, such as `think`, for notes. None: `reasoning_effort`.
     effort_field: str | None = None
     # Retries of a failed cloud call. openai's client in this process sets the number, and servers keep the default.
     retries: int = 2

@@ -259,7 +259,7 @@ class AdaptiveDraftLength(FixedDraftLength):
         return plain
 
     def _drafts_of(self, length: int, candidates: Sequence[DraftCandidate], sequences: int, plain: _Plan) -> _Plan:
-        """Return the plan with drafts of at most `length` tokens, at the upper estimate of its cost."""
+        """Return the plan with drafts of at most `length` tokens. Its cost is the upper estimate."""
         costs = self._costs
         lengths = [min(length, candidate.limit) for candidate in candidates]
         passing = [length for length, candidate in zip(lengths, candidates, strict=True) if candidate.takes_passes]

@@ -36,8 +36,9 @@ class NodeAddress:
     api_key: str | None = field(default=None, repr=False)
     # Maximum requests in flight; None: unlimited.
     concurrency: int | None = None
-    # Timeouts for the first bytes of a stream and between two pieces, in seconds; None: the gateway's defaults.
+    # Timeout of this node for the first bytes of a stream, in seconds. None: the gateway's timeout.
     first_token_s: float | None = None
+    # Timeout between two pieces of a stream, in seconds. None: the gateway's timeout.
     idle_s: float | None = None
     # Whether the node may get the shared node key: it was configured by the operator, or proved that it knows the key.
     gets_shared_key: bool = True

@@ -210,7 +210,7 @@ class NodeRegistry:
         return OverloadedError("No node can take this request at the moment: try again shortly.")
 
     def _take(self, placement: Placement, tried: Collection[Node]) -> Node | None:
-        """Reserve the best node with capacity; None if all are full. Raises `refusal` if no node is left to try."""
+        """Reserve the best node with capacity; None if all are full. Raises UpdraftError if no node is left to try."""
         usable = self._usable(placement.model, tried)
         if not usable and not tried:  # one request must not deprive all others of nodes that may be up
             usable = [node for node in self.nodes if node.is_suspect and placement.model in node.models]
