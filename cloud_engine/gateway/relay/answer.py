@@ -35,7 +35,8 @@ async def relay_whole(call: Call, response: Response, without_key: WithoutKey) -
     body, status, usage = await response.read_whole(call.hold), response.status, call.passthrough
     if status == 200:
         route = call.path.partition(b"?")[0].decode()
-        body = checked_whole(route, body, content_type(response), without_key)
+        if (checked := checked_whole(route, body, content_type(response), without_key)) is not body:
+            call.copied, body = None, checked  # do not cache: the node may not have said how the answer finished
         meter_whole(body, call.row, call.size.prompt_tokens) if usage is None else usage.whole(body)
     elif status in (401, 403):
         raise AnswerFailure(f"status {status}", UpstreamError(_REFUSED % status))

@@ -65,11 +65,11 @@ class ResponseCache:
         self._asked |= {} if call.stream else {key: asked}
 
         def starts(body: bytes | None) -> None:
-            call.copied = call.copied if body is None else None
             if not asked.done():
-                asked.set_result(None if body is None else self._store(key, call, body))
+                asked.set_result(None if body is None or call.copied is None else self._store(key, call, body))
                 if not call.stream:
                     del self._asked[key]
+            call.copied = call.copied if body is None else None
 
         call.starts, call.copied = starts, bytearray()
         try:
