@@ -150,6 +150,8 @@ def answer_size(fields: Mapping[str, Any], path: str, *, prompts: int | None = N
         given = fields.get("prompt")
         items = cast("list[Any]", given) if isinstance(given, list) else []
         prompts = len(items) if any(isinstance(each, str | list) for each in items) else 1
+        embeds = fields.get("prompt_embeds")
+        prompts += len(cast("list[Any]", embeds)) if isinstance(embeds, list) else 0
     beside = min(text_bytes(fields.get("prediction")), MAX_REQUEST_TOKENS)
     return AnswerSize(limit, min(answers * prompts, MAX_REQUEST_TOKENS), beside)
 
