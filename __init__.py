@@ -4,20 +4,21 @@
 resolved on first use.
 """
 
-# ruff: noqa: E402 - the module path first, then whatever is imported by it
+# ruff: noqa: E402 - the module path must be safe before other imports
 
 import os
 import sys
 
 
 def _leave_working_folder() -> None:
-    """Take the working folder off the module path, where this package is what `python -m` runs.
+    """Remove the working folder from the module path if `python -m` runs this package.
 
-    Python puts it first there: a `json.py` in a downloaded model's folder would run. It stays if it holds the package.
+    `python -m` puts the working folder first. A `json.py` in the folder of a downloaded model would then run. The
+    folder stays on the path if it contains this package.
     """
-    if getattr(sys, "argv", [])[:1] == ["-m"] and not sys.flags.safe_path:  # so it is while the module is looked for
+    if getattr(sys, "argv", [])[:1] == ["-m"] and not sys.flags.safe_path:  # while Python looks for it
         started = sys.orig_argv[len(sys.orig_argv) - len(sys.argv)]
-        home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib may be theirs
+        home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - the folder may hold a pathlib.py
         if started.partition(".")[0] in (__name__, f"-m{__name__}") and sys.path[0] != home:
             del sys.path[0]
 

@@ -37,7 +37,8 @@ def plan(
     limits: options.BatchLimits,
     block_size: Annotated[int, typer.Option(min=1, max=1_024, help="Option --block-size of the nodes.")] = 16,
     context_length: Annotated[
-        int | None, typer.Option("--max-model-len", min=1, max=10_000_000, help="As in the nodes. [KV cache size]")
+        int | None,
+        typer.Option("--max-model-len", min=1, max=10_000_000, help="Context length. [KV cache size]"),
     ] = None,
     usd_per_hour: Annotated[float | None, typer.Option(min=0, max=1_000_000, help="Price of a node.")] = None,
     cloud_share: Annotated[

@@ -43,7 +43,7 @@ def check_settings(config: RouterConfig) -> None:
 
 
 def _check_ledger(path: Path | None) -> None:
-    """Raise ConfigurationError for a file that is no ledger or is of a newer version. Unreadable files are allowed."""
+    """Raise ConfigurationError for a file that is not a ledger or has a newer version. Unreadable files are allowed."""
     if path is None:
         return
     try:

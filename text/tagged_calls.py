@@ -125,7 +125,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _refuse(constant: str) -> Any:
-    raise ValueError(constant)  # NaN and Infinity are no JSON
+    raise ValueError(constant)  # JSON has no NaN and no Infinity
 
 
 def _of_gemma(text: str, _: Schema) -> dict[str, Any] | None:

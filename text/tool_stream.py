@@ -41,7 +41,7 @@ class OfferedTools:
 
 @dataclass(frozen=True, slots=True)
 class AnswerSyntax:
-    """Parts of an answer's text that are no content: tool calls and reasoning."""
+    """Parts of an answer's text that are not content: tool calls and reasoning."""
 
     tools: OfferedTools | None = None
     reasoning: ReasoningStyle | None = None

@@ -67,7 +67,7 @@ def calibrate(
     judge_api_key_file: Annotated[Path | None, options.key_file("the judge's API key", "--judge-api-key-file")] = None,
     budget: Annotated[
         float | None,
-        typer.Option(min=0, metavar="USD", help="Stop asking cloud and judge before the cost could exceed this."),
+        typer.Option(min=0, metavar="USD", help="Maximum cost of requests to cloud and judge, in US dollars."),
     ] = None,
     weak: Annotated[str | None, typer.Option(help="Column of --data with the local model's score. [weak]")] = None,
     strong: Annotated[str | None, typer.Option(help="Column of --data with the cloud model's score. [strong]")] = None,

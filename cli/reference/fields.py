@@ -46,7 +46,7 @@ def _comments(kind: type[Any]) -> Iterator[tuple[str, str]]:
 
 
 def _comment_above(lines: list[str], last: int) -> str:
-    """Return the comment that ends in line `last`; empty if this line is no comment."""
+    """Return the comment that ends in line `last`; empty if this line is not a comment."""
     words: list[str] = []
     while lines[last].lstrip().startswith("#"):
         words.insert(0, lines[last].lstrip().removeprefix("#").strip())

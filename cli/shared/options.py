@@ -123,7 +123,8 @@ class Pair:
     confidence: Annotated[
         float | None,
         typer.Option(
-            metavar="PROBABILITY", help="Instead of a calibrated target: escalate answers with a confidence below this."
+            metavar="PROBABILITY",
+            help="Instead of a calibrated target: escalate answers with less confidence.",
         ),
     ] = None
     confidence_signal: Annotated[

@@ -18,7 +18,7 @@ _EMBEDDING = "token_embd.weight"  # rows are looked up, not multiplied, so adapt
 def read_adapter(path: Path | str, base: GgufHeader) -> GgufHeader:
     """Read the header of an adapter and check that the adapter fits the model.
 
-    Raises ModelLoadError if `read_header` rejects the file, or if the file is no adapter or made for another model.
+    Raises ModelLoadError if `read_header` rejects the file, or if it is not an adapter or for another model.
     """
     header = read_header(Path(path))
     wrong = next(_complaints(header, base), None)

@@ -22,7 +22,7 @@ from ..safety.system import connection_user, own_user
 PEER = "updraft.peer"
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/@\\\[\]]+))(?::[0-9]*)?")
-#: An origin, or a scheme of other programs than web sites with or without `*`, which stands for all its origins.
+#: An origin such as `https://app.example`, or a scheme other than http(s), as `app://` or `app://*`: all its origins.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/@\\*]+|(?!https?:)[a-z][a-z0-9+.-]*://\*?")
 
 

@@ -126,7 +126,7 @@ class HttpCloudTier:
             return self._endpoint.send_drafts
         async with self._models_lock:
             if model not in self._node_models and time.monotonic() >= self._ask_for_models_at:
-                with suppress(CloudFailure, httpx.HTTPError, TimeoutError):  # without a list, it is no Updraft node
+                with suppress(CloudFailure, httpx.HTTPError, TimeoutError):  # other servers have no list
                     async with asyncio.timeout(min(_MODELS_TIMEOUT_S, timeout_s)):
                         self._node_models = models_in(await self._models(forwarded), owner="updraft")
                 self._ask_for_models_at = time.monotonic() + _MODELS_EVERY_S
