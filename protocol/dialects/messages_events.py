@@ -99,6 +99,8 @@ class AnthropicEvents:
                 notes += changes
         message = self.message = with_notes(self.message, *notes)
         reason = _STOP_REASONS.get(self._finish_reason, "end_turn")
+        if reason in ("end_turn", "tool_use"):  # some clouds end tool calls with `stop`, on which agents would stop
+            reason = "tool_use" if any(block["type"] == "tool_use" for block in message["content"]) else "end_turn"
         if self._finish_reason == "stop" and message["stop_sequence"] is not None:
             reason = "stop_sequence"
         message["stop_reason"] = "refusal" if self._refused else reason

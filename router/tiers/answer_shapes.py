@@ -15,6 +15,13 @@ from ..request.json_narrowing import object_in, rows, table, tables
 from .failures import invalid_answer
 from .providers.provider import Provider
 
+# Finish reasons of other APIs that some clouds send.
+_FINISH_REASONS = {
+    **dict.fromkeys(("STOP", "eos", "eos_token", "end_turn", "stop_sequence"), "stop"),
+    **dict.fromkeys(("MAX_TOKENS", "max_tokens"), "length"),
+    "tool_use": "tool_calls",
+}
+
 
 def completion_in(
     raw: bytes, url: str, provider: Provider, redact: Callable[[Any], Any], *, is_text: bool = False
@@ -70,20 +77,30 @@ def is_piece(choice: dict[str, Any]) -> bool:
 
 
 class CallIndices:
-    """Indices of one answer's tool calls. Some servers omit them, or send 0 for every call."""
+    """Indices of one answer's tool calls. Some servers omit them or the IDs, or send 0 for every call."""
 
     def __init__(self) -> None:
         self._indices: dict[tuple[int, str], int] = {}  # by the server's index and the ID; "" is the latest ID
+        self._arguments: list[str] = []  # by index of the call
 
     def numbered(self, pieces: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield pieces of calls with the index of their call. A name with a new ID starts a call."""
+        """Yield pieces of calls with the index of their call.
+
+        A name starts a call if its ID is new. Without an ID, it starts a call after a call with complete arguments.
+        """
         for place, piece in enumerate(map(_with_text, pieces)):
+            function = table(piece.get("function")) or {}
             latest = (index_of(piece, place), "")
             call = (latest[0], str(piece.get("id") or ""))
-            if call not in self._indices and not (table(piece.get("function")) or {}).get("name"):
+            if call not in self._indices and not function.get("name"):
                 call = latest
-            self._indices[latest] = self._indices.setdefault(call, len(set(self._indices.values())))
-            yield {**piece, "index": self._indices[latest]}
+            is_named_again = call == latest and function.get("name") and call in self._indices
+            if call not in self._indices or (is_named_again and _is_json(self._arguments[self._indices[call]])):
+                self._indices[call] = len(self._arguments)
+                self._arguments.append("")
+            index = self._indices[latest] = self._indices[call]
+            self._arguments[index] += function.get("arguments") or ""
+            yield {**piece, "index": index}
 
 
 class StreamedChoices:
@@ -110,8 +127,10 @@ class StreamedChoices:
                     numbered = list(self._calls[index].numbered(calls))
                     is_changed |= numbered != calls
                     choice["delta"]["tool_calls"] = numbered
-            if choice.get("finish_reason"):
+            if reason := choice.get("finish_reason"):
                 self._unfinished.pop(index, None)
+                if isinstance(reason, str) and reason in _FINISH_REASONS:
+                    choice["finish_reason"], is_changed = _FINISH_REASONS[reason], True
             elif _has_content(choice):
                 self._unfinished[index] = "text" in choice
         return is_changed
@@ -140,6 +159,14 @@ def _with_text(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": json_bytes(arguments).decode()}}
 
 
+def _is_json(text: str) -> bool:
+    try:
+        json_of(text.encode("utf-8", "surrogatepass"))
+    except ValueError:
+        return False
+    return True
+
+
 def _table(raw: bytes, url: str, read: Callable[[bytes], Any] = json_of) -> dict[str, Any]:
     try:
         return table(read(raw)) or {}
@@ -159,7 +186,8 @@ def _normalize(choice: dict[str, Any]) -> None:
         call.update(_with_text(call))
         call.pop("index", None)  # some clouds send 0 for every call
     message["role"] = message.get("role") or "assistant"
-    choice["finish_reason"] = choice.get("finish_reason") or ("tool_calls" if calls else "stop")
+    reason = choice.get("finish_reason") or ("tool_calls" if calls else "stop")
+    choice["finish_reason"] = _FINISH_REASONS.get(reason, reason)
 
 
 def _is_choice(choice: dict[str, Any], silent: Collection[str]) -> bool:

@@ -143,6 +143,49 @@ def test_calls_that_all_have_the_index_0(http: httpx.Client, cloud: ScriptedProv
     assert ask(http, path, stream=stream)[1] == paths
 
 
+@EVERYWHERE
+def test_streamed_calls_without_ids(http: httpx.Client, cloud: ScriptedProvider, path: str) -> None:
+    paths = [{"path": "one"}, {"path": "two"}]
+    calls = [{"index": 0, "function": {"name": "read", "arguments": json.dumps(each)}} for each in paths]
+    begun = {"index": 0, "function": {"name": "read", "arguments": ""}}
+    pieces = [{"index": 0, "function": {"arguments": part}} for part in ('{"pa', 'th": "three"}')]
+    cloud.says(events(*({"tool_calls": [each]} for each in (*calls, begun, *pieces)), finish="tool_calls"))
+    assert ask(http, path, stream=True)[1] == [*paths, {"path": "three"}]
+
+
+@EVERYWHERE
+@BOTH
+@pytest.mark.parametrize("finish", ["stop", "STOP", "eos", "tool_use", "end_turn", "tool_calls"])
+def test_finish_reasons_of_calls(
+    http: httpx.Client, cloud: ScriptedProvider, path: str, stream: bool, finish: str
+) -> None:
+    message = {"role": "assistant", "content": None, "tool_calls": [call('{"path": "one"}', index=0)]}
+    cloud.says(events(message, finish=finish) if stream else whole(message, finish))
+    _, calls, reason = ask(http, path, stream=stream)
+    chat = "tool_calls" if finish.startswith("tool") else "stop"  # OpenAI sends `stop` for a forced call
+    assert calls == [{"path": "one"}]
+    expected = {"/v1/responses": "completed", "/v1/messages": "tool_use", "/api/chat": "stop"}
+    assert reason == expected.get(path, chat)
+
+
+@EVERYWHERE
+@BOTH
+@pytest.mark.parametrize(("finish", "usual"), [("eos", "stop"), ("max_tokens", "length"), ("tool_calls", "tool_calls")])
+def test_finish_reasons_of_texts(
+    http: httpx.Client, cloud: ScriptedProvider, path: str, stream: bool, finish: str, usual: str
+) -> None:
+    message = {"role": "assistant", "content": "Hi."}
+    cloud.says(events(message, finish=finish) if stream else whole(message, finish))
+    text, _, reason = ask(http, path, stream=stream)
+    expected = {
+        "/v1/chat/completions": usual,
+        "/v1/responses": "incomplete" if usual == "length" else "completed",
+        "/v1/messages": "max_tokens" if usual == "length" else "end_turn",
+        "/api/chat": "length" if usual == "length" else "stop",
+    }
+    assert (text, reason) == ("Hi.", expected[path])
+
+
 def test_interleaved_pieces_and_missing_indices(http: httpx.Client, cloud: ScriptedProvider) -> None:
     def more(arguments: str, **named: Any) -> dict[str, Any]:
         return {"tool_calls": [{"function": {"arguments": arguments}, **named}]}
