@@ -16,6 +16,7 @@ from updraft.local_engine.runtime.scheduler import HiddenStateProbe, ScheduledSt
 from updraft.protocol.errors import EngineError, ModelLoadError, OverloadedError
 from updraft.protocol.requests import Message
 from updraft.protocol.sampling import SamplingParams
+from updraft.text.chat import ChatPrompt
 
 QUESTIONS = [f"What is {17 * i % 90 + 3} {'+-'[i % 2]} {5 * i % 40 + 2}?" for i in range(40)] + [
     f"Reverse the word {word}." for word in ("stone", "river", "lamp", "cloud", "engine", "draft", "paper", "night")
@@ -135,7 +136,7 @@ def test_too_few_cells_preempt_and_every_answer_is_whole(tiny):
     with LocalEngine.load(tiny.gguf, LocalOptions(context_length=200, prompt_logprobs=False)) as engine:
         loop = engine._resources.loop
         loop._options = replace(loop._options, cells=220)
-        loop._begin_afresh()
+        loop._reset()
         params = [SamplingParams(temperature=0, max_tokens=120, ignore_eos=True) for _ in range(6)]
         prompts = [f"the assistant answers {i} " for i in range(6)]
         alone = [[t.id for t in engine.start_text(p, s)] for p, s in zip(prompts, params, strict=True)]
@@ -383,7 +384,7 @@ def test_a_recurrent_model(recurrent):
         ids = engine.encode(prompts[0]) + first.token_ids
         prefix = engine._resources.loop._scheduler._cache._find(ids)
         assert prefix[2] == len(ids) - 1, "all that was computed can go on"
-        assert len(list(engine._start([*ids, 5, 6], greedy(5), None, None))) == 5
+        assert len(list(engine._start(ChatPrompt([*ids, 5, 6], None), greedy(5), None, None))) == 5
         drain(engine)
 
 
