@@ -77,7 +77,8 @@ def explained(row: LedgerRow) -> dict[str, str]:
         facts["draft"] = [f"{row.draft_accepted:,} of {row.draft_proposed:,} tokens accepted by the cloud"]
     if row.cloud_model:
         facts["cloud"] = [row.cloud_model]
-    facts["cost"] = [f"{_dollars(row.cost_usd)}, saved {_dollars(row.saved_usd)} against the cloud alone"]
+    saved = "saving unknown" if row.saved_usd is None else f"saved {_dollars(row.saved_usd)}"
+    facts["cost"] = [f"{_dollars(row.cost_usd)}, {saved} against the cloud alone"]
     if row.feedback:
         facts["feedback"] = [THUMBS[row.feedback]]
     if row.key:
@@ -96,7 +97,7 @@ def printable(text: str) -> str:
 
 
 def _dollars(value: float | None) -> str:
-    return "unknown" if value is None else f"${value:.6f}"
+    return "unknown: no price configured" if value is None else f"${value:.6f}"
 
 
 def _decision(verdict: dict[str, Any]) -> str:

@@ -40,7 +40,7 @@ def find_model(name: str) -> Path:
     """
     if is_node_path(name):
         if not (path := Path(name).expanduser()).exists():
-            raise ModelLoadError(f"Model folder or GGUF file {name!r} does not exist.")
+            raise ModelLoadError(f"The model path {name!r} does not exist.")
         return path
     if file := _FILE.fullmatch(name):
         if ".." in Path(file["file"]).parts:
@@ -49,8 +49,8 @@ def find_model(name: str) -> Path:
     repo = _REPO.fullmatch(name)
     if repo is None:
         raise ModelLoadError(
-            f"Model {name!r} not found. Use the path of a model folder or GGUF file (./name in the current folder), "
-            "owner/repo on a model hub, or hf:owner/repo/file.gguf."
+            f"Model {name!r} not found. Use the path of a model folder (./name in the current folder) or owner/repo on "
+            "a model hub. A draft model may also be a GGUF file or hf:owner/repo/file.gguf."
         )
     return _snapshot(repo["repo"], lambda path: any(fnmatch(path, pattern) for pattern in _NEEDED))
 
