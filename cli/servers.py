@@ -282,10 +282,10 @@ def node(
 ) -> None:
     """Serve one large model through an OpenAI API, with /health and /metrics.
 
-    With --draft, a smaller model proposes tokens that the large model verifies; answers stay the same. The number of
-    proposed tokens follows measured speed, so that drafting is never much slower than decoding without it.
-    UPDRAFT_NODE_API_KEY (or --api-key-file) is the key that clients must send. Serving other machines (--host) needs
-    a key and TLS.
+    With --draft, a smaller model proposes tokens that the large model
+    verifies; answers stay the same. The number of proposed tokens follows
+    the measured speed. UPDRAFT_NODE_API_KEY (or --api-key-file) is the key
+    that clients must send. Other machines (--host) need a key and TLS.
 
     \b
     Examples

@@ -76,7 +76,7 @@ class PolicyCard:
     missing: list[BlockName]
     # Whether the token counts were estimated from characters.
     estimated_tokens: bool
-    # Confidence level: the share of repeated calibrations whose thresholds keep the target.
+    # Level of the promise: the share of repeated calibrations whose thresholds keep the target.
     promise_level: Annotated[float, msgspec.Meta(gt=0, lt=1)]
     # SHA-256 of each file in the policy folder, by name.
     files: dict[str, str]

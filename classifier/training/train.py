@@ -47,7 +47,7 @@ class FitRecipe:
     data: list[Source]
     grading: str
     date: str = ""
-    # Confidence level: the share of repeated calibrations whose thresholds keep the target.
+    # Level of the promise: the share of repeated calibrations whose thresholds keep the target.
     promise_level: float = PROMISE_LEVEL
     seed: int = 0
     metrics: dict[str, float] = field(default_factory=dict[str, float])
