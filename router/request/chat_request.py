@@ -171,7 +171,7 @@ def take_options(body: dict[str, Any]) -> UpdraftOptions:
     except InvalidRequestError as error:
         known = ", ".join(UpdraftOptions.__struct_fields__)
         raise InvalidRequestError(
-            f"updraft: {error.message} Known options: {known}.", param="updraft", code="invalid_value"
+            f"updraft: {error.message.rstrip('.')} (known: {known}).", param="updraft", code="invalid_value"
         ) from error
     if options.quality is not None and not 0 < options.quality <= 1:
         raise InvalidRequestError("updraft.quality must be above 0 and at most 1.", param="updraft.quality")
