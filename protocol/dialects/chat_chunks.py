@@ -147,5 +147,10 @@ def content_of(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts or ""
 
 
+def are_complete(arguments: str) -> bool:
+    """Return whether the arguments of a call are a whole JSON object. Empty arguments count as incomplete."""
+    return arguments.rstrip().endswith("}") and raw_object(arguments) is not None
+
+
 def index_of(piece: dict[str, Any], otherwise: int) -> int:
     return piece["index"] if isinstance(piece.get("index"), int) else otherwise

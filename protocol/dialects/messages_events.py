@@ -8,10 +8,20 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import UpstreamError
-from ..http.lenient_json import json_of, object_of, objects_of, raw_object
+from ..http.lenient_json import json_of, object_of, objects_of
 from ..http.wire import WireResponse, anthropic_error
 from .bodies import TranslatedBody
-from .chat_chunks import arguments_of, calls_of, count_of, first_choices, framed, reasoning_of, text_of, with_notes
+from .chat_chunks import (
+    are_complete,
+    arguments_of,
+    calls_of,
+    count_of,
+    first_choices,
+    framed,
+    reasoning_of,
+    text_of,
+    with_notes,
+)
 from .messages_request import MessagesRequest
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
@@ -149,7 +159,7 @@ class AnthropicEvents:
 
     def _begin_waiting(self, *, at_end: bool = False) -> None:
         """Start the blocks of buffered calls. A block starts once the arguments of the previous call are complete."""
-        while self._waiting and (at_end or self._call is None or _is_whole("".join(self._texts))):
+        while self._waiting and (at_end or self._call is None or are_complete("".join(self._texts))):
             index = next(iter(self._waiting))
             text = self._waiting.pop(index)
             self._begin_block(self._calls[index])
@@ -218,11 +228,6 @@ async def _streamed(
         yield b"".join(events.end())
     except UpstreamError as error:
         yield framed(anthropic_error(error.to_body()["error"]))
-
-
-def _is_whole(text: str) -> bool:
-    """Return whether the arguments of a call are complete. Empty arguments count as incomplete."""
-    return text.rstrip().endswith("}") and raw_object(text) is not None
 
 
 def _usage(counted: dict[str, Any]) -> dict[str, Any]:

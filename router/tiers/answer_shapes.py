@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from ...accounting.reported_usage import ReportedUsage
-from ...protocol.dialects.chat_chunks import index_of
+from ...protocol.dialects.chat_chunks import are_complete, index_of
 from ...protocol.embeddings import base64_of, vector_of
 from ...protocol.http.lenient_json import json_bytes, json_of
 from ..request.json_narrowing import object_in, rows, table, tables
@@ -94,8 +94,8 @@ class CallIndices:
             call = (latest[0], str(piece.get("id") or ""))
             if call not in self._indices and not function.get("name"):
                 call = latest
-            is_named_again = call == latest and function.get("name") and call in self._indices
-            if call not in self._indices or (is_named_again and _is_json(self._arguments[self._indices[call]])):
+            known = self._indices.get(call)
+            if known is None or (call == latest and function.get("name") and are_complete(self._arguments[known])):
                 self._indices[call] = len(self._arguments)
                 self._arguments.append("")
             index = self._indices[latest] = self._indices[call]
@@ -157,14 +157,6 @@ def _with_text(call: dict[str, Any]) -> dict[str, Any]:
     if isinstance(arguments := function.get("arguments"), str | None):
         return call
     return {**call, "function": {**function, "arguments": json_bytes(arguments).decode()}}
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json_of(text.encode("utf-8", "surrogatepass"))
-    except ValueError:
-        return False
-    return True
 
 
 def _table(raw: bytes, url: str, read: Callable[[bytes], Any] = json_of) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def test_streamed_calls_without_ids(http: httpx.Client, cloud: ScriptedProvider,
     paths = [{"path": "one"}, {"path": "two"}]
     calls = [{"index": 0, "function": {"name": "read", "arguments": json.dumps(each)}} for each in paths]
     begun = {"index": 0, "function": {"name": "read", "arguments": ""}}
-    pieces = [{"index": 0, "function": {"arguments": part}} for part in ('{"pa', 'th": "three"}')]
+    pieces = [{"index": 0, "function": {"name": "read", "arguments": part}} for part in ('{"pa', 'th": "three"}')]
     cloud.says(events(*({"tool_calls": [each]} for each in (*calls, begun, *pieces)), finish="tool_calls"))
     assert ask(http, path, stream=True)[1] == [*paths, {"path": "three"}]
 
