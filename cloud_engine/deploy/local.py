@@ -15,9 +15,10 @@ from ..gateway.process import GatewayOptions
 from ..node.process import NodeOptions
 from .config import CloudConfig
 from .credentials import Credentials
-from .servers import ServerProcess, gateway_options, node_options
+from .servers import ServerProcess, gateway_options, node_options, register_nodes
 
 _POLL_S = 0.1
+_REGISTER_S = 10.0
 _MIN_LIFETIME_S = 10.0  # a process that dies sooner counts as failing at startup
 _MAX_EARLY_EXITS = 5
 _log = logging.getLogger("updraft.cloud")
@@ -26,7 +27,7 @@ _log = logging.getLogger("updraft.cloud")
 def run_local(file: Path, read: Callable[[], CloudConfig], on_ready: Callable[[str], None]) -> None:
     """Serve the cloud described in the file until KeyboardInterrupt, and update its nodes when the file changes.
 
-    Calls `on_ready` with the gateway's URL once all nodes run. Raises ConfigurationError, PortInUseError, or
+    Calls `on_ready` with the gateway's URL once all nodes are registered. Raises ConfigurationError, PortInUseError, or
     ServerStartError if a process does not start initially.
     """
     seen, config = _changed_at(file), read()
@@ -86,8 +87,8 @@ def _update(nodes: list[_Server], config: CloudConfig) -> list[_Server]:
                 same = next((node for node in nodes if node.options == options and node not in kept), None)
                 kept += [same] if same else []
                 started += [] if same else [_Server(options, model.drain_seconds)]
-        for node in started:
-            node.process.wait_ready()
+        if started:
+            register_nodes(config, [node.process.wait_ready() for node in started], _REGISTER_S)
     except BaseException:
         for node in started:
             node.process.ask_to_stop()

@@ -7,7 +7,6 @@ The gateway sends requests to nodes over HTTP, not through Ray, so its routing a
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import httpx
@@ -16,17 +15,13 @@ from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 
-from ...protocol.errors import ConfigurationError, EngineDownError
-from ...protocol.http.access import key_proof
+from ...protocol.errors import EngineDownError
 from ..gateway.process import open_gateway
 from .config import CloudConfig, ModelDeployment
 from .credentials import Credentials
-from .servers import ServerProcess, gateway_options, node_options
+from .servers import ServerProcess, gateway_options, node_options, register_nodes
 
 _TIMEOUT_S = 5.0
-_REGISTER_S = 60.0
-_PAUSE_S = 0.3
-_FOLLOWED_S = 1.0  # delay until all gateway replicas know a new node
 _GAUGES = {
     "updraft_engine_running": "requests",
     "updraft_engine_waiting": "requests",
@@ -68,11 +63,9 @@ class EngineNode:
         options = node_options(config, model, host)
         self._process = ServerProcess(options, model.drain_seconds)
         url = self._process.wait_ready()
-        credentials = Credentials(config.keys)
-        node_key = credentials.node_key()
-        headers = {"authorization": f"Bearer {node_key}"}
+        headers = {"authorization": f"Bearer {Credentials(config.keys).node_key()}"}
         self._node = httpx.AsyncClient(base_url=url, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
-        _register(config.url, credentials.register_key(), {"url": url, "proof": key_proof(node_key, url)})
+        register_nodes(config, [url])
 
     async def check_health(self) -> None:
         """Raise if the node or its engine is down; Ray then replaces the replica."""
@@ -93,28 +86,3 @@ class EngineNode:
         """Deregister the node from the gateway at once, and let its requests in flight finish."""
         await self._node.aclose()
         await asyncio.to_thread(self._process.stop)
-
-
-def _register(gateway: str, key: str, heartbeat: dict[str, str]) -> None:
-    """Register the node and wait until the gateway accepts it, so that Ray counts only reachable nodes as running."""
-    until, reason = time.monotonic() + _REGISTER_S, ""
-    while time.monotonic() < until:
-        try:
-            answer = httpx.post(
-                f"{gateway}/admin/nodes",
-                json=heartbeat,
-                headers={"authorization": f"Bearer {key}"},
-                timeout=_TIMEOUT_S,
-                trust_env=False,
-            )
-            if answer.is_success:
-                time.sleep(_FOLLOWED_S)
-                return
-            reason = answer.text[:500]
-        except httpx.HTTPError as error:
-            reason = f"{type(error).__name__}: {error}"
-        time.sleep(_PAUSE_S)
-    raise ConfigurationError(
-        f"The gateway {gateway} does not accept the node {heartbeat['url']}: {reason}. "
-        "If they are on different machines, set `insecure: true`."
-    )

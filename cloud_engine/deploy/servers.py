@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from contextlib import suppress
 from typing import Any
 
+import httpx
 import msgspec
 
-from ...protocol.errors import UpdraftError
+from ...protocol.errors import ConfigurationError, UpdraftError
+from ...protocol.http.access import key_proof
 from ...protocol.safety.python_process import child_environment, python_command
 from ...protocol.settings import state_folder
 from ..gateway.limits.accounting import AccountingOptions
@@ -20,6 +23,9 @@ from .credentials import Credentials
 
 _SHUTDOWN_S = 5.0  # time between the end of the drain and the exit of the process
 _READY = "ready "
+_TIMEOUT_S = 5.0
+_PAUSE_S = 0.3
+_FOLLOWED_S = 1.0  # delay until all gateway replicas know a new node
 
 
 class ServerStartError(UpdraftError):
@@ -119,3 +125,28 @@ def node_options(config: CloudConfig, model: ModelDeployment, host: str = "127.0
         registration=RegistrationOptions(config.url, credentials.register_key()),
         **more,
     )
+
+
+def register_nodes(config: CloudConfig, urls: list[str], timeout_s: float = 60.0) -> None:
+    """Register nodes and wait until all gateway replicas know them. Raises ConfigurationError after `timeout_s`."""
+    credentials, until = Credentials(config.keys), time.monotonic() + timeout_s
+    headers = {"authorization": f"Bearer {credentials.register_key()}"}
+    with httpx.Client(base_url=config.url, headers=headers, timeout=_TIMEOUT_S, trust_env=False) as client:
+        for url in urls:
+            heartbeat = {"url": url, "proof": key_proof(credentials.node_key(), url)}
+            while reason := _registration_failure(client, heartbeat):
+                if time.monotonic() > until:
+                    raise ConfigurationError(
+                        f"The gateway {config.url} does not accept the node {url}: {reason}. "
+                        "If they are on different machines, set `insecure: true`."
+                    )
+                time.sleep(_PAUSE_S)
+    time.sleep(_FOLLOWED_S)
+
+
+def _registration_failure(client: httpx.Client, heartbeat: dict[str, str]) -> str:
+    try:
+        answer = client.post("/admin/nodes", json=heartbeat)
+        return "" if answer.is_success else f"{answer.status_code} {answer.text[:500]}"
+    except httpx.HTTPError as error:
+        return f"{type(error).__name__}: {error}"

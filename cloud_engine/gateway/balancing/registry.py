@@ -201,9 +201,9 @@ class NodeRegistry:
         return bool(self._usable(model, tried))
 
     def refusal(self, model: str) -> OverloadedError | ModelNotFoundError:
-        """Return the error for a model without a usable node: "not found" only if every node has listed its models."""
+        """Return the error for a model without a usable node: "not found" only if nodes exist and all list models."""
         known = {name for node in self.nodes for name in node.models}
-        if all(node.has_listed for node in self.nodes) and model not in known:
+        if self.nodes and all(node.has_listed for node in self.nodes) and model not in known:
             return ModelNotFoundError(
                 f"The model {model!r} does not exist; available models: {', '.join(sorted(known))}.", param="model"
             )

@@ -23,6 +23,7 @@ def test_killed_processes_restart_and_stop_with_the_cloud(tmp_path: Path) -> Non
     written = f"gateway: {{port: {free_port()}, replicas: 1}}\nmodels: [{model}]\n"
     config.write_text(written)
     with cloud_up(config, {"UPDRAFT_HOME": str(home)}, key, "--local") as cloud:
+        assert cloud.healthy_nodes() == 2, "no request after `ready` may be too early"
         with Clients(cloud, count=4) as clients:
             clients.wait_for_answers(8)
             cloud.processes("deploy.launch node")[0].kill()

@@ -69,6 +69,12 @@ def announce(url: str, key: str, announced: Any, method: str = "POST") -> httpx.
     return httpx.request(method, f"{url}/admin/nodes", json={"url": announced}, headers=bearer(key), timeout=60)
 
 
+def test_a_gateway_whose_nodes_have_yet_to_register_is_overloaded(gateway: Gateway, keys: Keys) -> None:
+    answer = httpx.post(f"{gateway().url}/v1/chat/completions", json=BODY, headers=bearer(keys.app))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "overloaded")
+    assert "retry-after" in answer.headers
+
+
 def test_a_node_comes_serves_and_leaves_at_sigterm(gateway: Gateway, spawn_fake_node: Any, keys: Keys) -> None:
     running = gateway()
     assert httpx.get(f"{running.url}/health").status_code == 503
