@@ -40,7 +40,7 @@ class AccessFlags:
     allowed_hosts: Annotated[
         list[str] | None,
         typer.Option(
-            "--allowed-host",
+            "--allowed-hosts",
             metavar="NAME",
             help="Host name that clients may use; repeatable. A server beyond loopback also allows all IP addresses.",
         ),

@@ -25,6 +25,7 @@ from ...protocol.errors import InvalidRequestError
 from ...protocol.requests import Message
 from ...protocol.responses import MAX_TOKENS
 from ...protocol.unicode_forms import text_lines
+from ...protocol.validation_messages import plain_words
 from ..arrays import Array
 from ..features.gate_inputs import PromptView
 from ..graded_row import AnswerSignals, GradedRow, ModelStates
@@ -138,7 +139,7 @@ def _json_object(where: str, line: str) -> Mapping[str, Any]:
     try:
         return msgspec.json.decode(line, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequestError(f"{where}: {error}") from error
+        raise InvalidRequestError(f"{where}: {plain_words(error)}") from error
 
 
 def _header(path: Path, record: Mapping[str, Any], columns: Columns) -> _Header:
@@ -195,7 +196,7 @@ def _conversation(where: str, record: Mapping[str, Any]) -> tuple[Message, ...] 
         raw = msgspec.json.decode(value) if isinstance(value, str) else value
         messages = msgspec.convert(raw, tuple[Message, ...])
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequestError(f"{where}: messages must be a list of messages ({error}).") from error
+        raise InvalidRequestError(f"{where}: messages must be a list of messages ({plain_words(error)}).") from error
     if not messages or messages[-1].role != "user":
         raise InvalidRequestError(f"{where}: messages must end with a message from the user.")
     return messages

@@ -15,6 +15,7 @@ from ...protocol.decoding import convert, prepare_types
 from ...protocol.errors import InvalidRequestError
 from ...protocol.requests import Message
 from ...protocol.unicode_forms import read_text
+from ...protocol.validation_messages import plain_words
 from ..features.gate_inputs import PromptView
 from .agreement import agree
 
@@ -130,7 +131,7 @@ def _row(path: Path, number: int, line: str) -> _Row:
     try:
         row = msgspec.json.decode(line, type=_Row)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequestError(f"{where}: {error}") from error
+        raise InvalidRequestError(f"{where}: {plain_words(error)}") from error
     if (row.prompt is None) == (row.messages is None):
         raise InvalidRequestError(f"{where}: give either prompt or messages.")
     if not (row.messages or (row.prompt or "").strip()):

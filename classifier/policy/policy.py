@@ -18,6 +18,7 @@ import msgspec
 from ...model_files.identity import ModelIdentity
 from ...protocol.decoding import prepare_types
 from ...protocol.errors import ConfigurationError
+from ...protocol.validation_messages import plain_words
 from ..arrays import Floats
 from ..calibration.operating_point import OperatingPoint, operating_point
 from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, unpack_calibration
@@ -157,7 +158,9 @@ def valid_card(folder: Path) -> PolicyCard:
     try:
         return msgspec.convert(raw, PolicyCard)
     except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{folder / CARD_NAME} is not a valid policy ({error}): {_REMEDY}.") from error
+        raise ConfigurationError(
+            f"{folder / CARD_NAME} is not a valid policy ({plain_words(error)}): {_REMEDY}."
+        ) from error
 
 
 def checked_card(folder: Path) -> PolicyCard:

@@ -24,7 +24,7 @@ _PANELS = {
     "Target": "--quality --cloud-share --cost --promise --promise-level --confidence --confidence-signal "
     "--slo-ttft-s --slo-tpot-s --ttft-s --tpot-s --share",
     "Network": "--host --port --api-key-env --api-key-file --app-api-key-env --app-api-key-file --no-auth "
-    "--allowed-host --allowed-origins --ssl-certfile --ssl-keyfile --insecure --public-metrics --ray --address",
+    "--allowed-hosts --allowed-origins --ssl-certfile --ssl-keyfile --insecure --public-metrics --ray --address",
     "Limits": "--mode --step-costs --max-model-len --max-num-seqs --max-num-batched-tokens --max-step-ms "
     "--default-max-tokens --max-waiting --num-gpu-blocks-override --num-speculative-tokens --node-concurrency "
     "--limits --limits-url --timeout-s --connect-timeout-s --first-token-timeout-s --idle-timeout-s "

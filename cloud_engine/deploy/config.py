@@ -15,6 +15,7 @@ from ...protocol.errors import ConfigurationError, MissingDependencyError
 from ...protocol.http.tls import check_encrypted
 from ...protocol.settings import state_folder
 from ...protocol.unicode_forms import read_text
+from ...protocol.validation_messages import plain_words
 from ...text.tool_calls import FormatName
 from ..engine.config import PUBLIC_NAMES, EngineConfig, Mode, settings_of, usual_block_size
 from ..planning.mode_limits import limits_from
@@ -139,7 +140,7 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             own = {names[name]: value for name, value in self.engine.items()}
             return msgspec.convert({**usual, **own}, EngineConfig)
         except msgspec.ValidationError as error:
-            raise ConfigurationError(f"models.{self.name}.engine: {error}", param="engine") from error
+            raise ConfigurationError(f"models.{self.name}.engine: {plain_words(error)}", param="engine") from error
 
     def check_foreign(self) -> None:
         """Raises ConfigurationError for settings that vLLM and SGLang would ignore."""
@@ -201,8 +202,7 @@ def read_config(path: Path) -> CloudConfig:
     except OSError as error:
         raise ConfigurationError(f"Cannot read {path}: {error.strerror}.") from error
     except (yaml.YAMLError, msgspec.ValidationError) as error:
-        hint = " It is now `tool_call_parser`." if "unknown field `tool_parser`" in str(error) else ""
-        raise ConfigurationError(f"{path}: {error}{hint}") from error
+        raise ConfigurationError(f"{path}: {plain_words(error, {'tool_parser': 'tool_call_parser'})}") from error
     config.check()
     return _resolved(config)
 

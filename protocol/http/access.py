@@ -89,7 +89,7 @@ class Access:
         for host in hosts:
             if not self._is_own_host(_host_of(host), address.lower()):
                 raise PermissionDeniedError(
-                    f"The Host {host[:100]!r} is not allowed: to allow it, set allowed_hosts (--allowed-host)."
+                    f"The Host {host[:100]!r} is not allowed: to allow it, set allowed_hosts (--allowed-hosts)."
                 )
         for origin in sent.get(b"origin", ()):
             if not self._may_ask(origin.lower(), hosts):
