@@ -238,9 +238,9 @@ def live(
     from ..bench.live.questions import written_questions
     from .calibrate.live_bench import measured
 
-    asked = written_questions()[:questions]
+    sample = written_questions()[:questions]
     with tempfile.TemporaryDirectory(prefix="updraft-live-") as folder:
-        figures = measured(local, asked, seeds, answers or Path(folder) / "answers.jsonl", output.note)
+        figures = measured(local, sample, seeds, answers or Path(folder) / "answers.jsonl", output.note)
     config = {"local": Path(local).name, "questions": questions, "seeds": seeds}
     _show(_report("live", config, figures), json_path)
 

@@ -173,11 +173,11 @@ class EngineFlags(options.BatchLimits):
         from ..cloud_engine.engine.config import EngineConfig, settings_of, usual_block_size
         from ..cloud_engine.planning.mode_limits import limits_from
 
-        given = asdict(self)
-        of_mode = limits_from(given.pop("step_costs"), given.pop("mode"), self.max_step_ms)
-        limits = settings_of(of_mode, **{name: given.pop(name) for name in asdict(of_mode)})
-        given["block_size"] = given["block_size"] or usual_block_size(self.device)
-        return EngineConfig(**limits, **given, threads=threads)
+        values = asdict(self)
+        of_mode = limits_from(values.pop("step_costs"), values.pop("mode"), self.max_step_ms)
+        limits = settings_of(of_mode, **{name: values.pop(name) for name in asdict(of_mode)})
+        values["block_size"] = values["block_size"] or usual_block_size(self.device)
+        return EngineConfig(**limits, **values, threads=threads)
 
 
 @shows("--local", "--cloud-url", "--cloud-model", "--api-key-env", "--quality", "--host", "--port", "--config")

@@ -273,8 +273,8 @@ class LocalEngine:
         if not prompt:
             raise InvalidRequestError("The prompt is empty: send at least one token.", param="prompt")
         params.check_vocabulary(self._model.vocab_size)
-        left = self.context_length - len(prompt)
-        if left < 1:
+        remaining = self.context_length - len(prompt)
+        if remaining < 1:
             raise ContextLengthError(
                 f"The prompt of {len(prompt)} tokens does not fit the context of {self.context_length} tokens: shorten "
                 "the messages.",
@@ -286,7 +286,7 @@ class LocalEngine:
         request = LocalGenerationRequest(
             prompt,
             params,
-            limit=min(left, params.max_tokens or self._default_max_tokens),
+            limit=min(remaining, params.max_tokens or self._default_max_tokens),
             end_ids=ends,
             sampler=RowSampler(params, prompt, ends, grammar),
             detects_repetition=params.detects_repetition and grammar is None and tools is None,

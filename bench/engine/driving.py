@@ -60,5 +60,5 @@ def serve(engine: Engine, requests: Sequence[WorkloadRequest], params: SamplingP
 
 def add(engine: Engine, requests: Sequence[WorkloadRequest], params: SamplingParams = GREEDY) -> None:
     for number, request in enumerate(requests):
-        wanted = replace(params, max_tokens=request.output, ignore_eos=True)
-        engine.add_request(GenerationRequest(str(number), request.prompt, wanted))
+        own_params = replace(params, max_tokens=request.output, ignore_eos=True)
+        engine.add_request(GenerationRequest(str(number), request.prompt, own_params))

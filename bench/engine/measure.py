@@ -70,8 +70,8 @@ class EngineBenchOptions:
                 raise ConfigurationError(f"{group!r} cannot be measured on {self.device}.", param="only")
         for shape in filter(None, (self.shape, self.draft_shape)):
             if shape != "pocket" and shape not in SHAPES:
-                known = ", ".join(("pocket", *SHAPES))
-                raise ConfigurationError(f"Unknown shape {shape!r}: choose from {known}.", param="shape")
+                names = ", ".join(("pocket", *SHAPES))
+                raise ConfigurationError(f"Unknown shape {shape!r}: choose from {names}.", param="shape")
 
     @property
     def groups(self) -> list[str]:

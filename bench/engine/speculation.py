@@ -81,7 +81,7 @@ def draft_of(target: Decoder, shape: str) -> Decoder:
 
 def oracle_figures(target: Decoder, draft: Decoder, acceptances: Sequence[float]) -> dict[str, float]:
     """Return the speed with simulated drafts over the speed without drafts, by acceptance rate, for single requests."""
-    return {f"spec_oracle{round(10 * each):02d}_speedup": _oracle_speedup(target, draft, each) for each in acceptances}
+    return {f"spec_oracle{round(10 * rate):02d}_speedup": _oracle_speedup(target, draft, rate) for rate in acceptances}
 
 
 def oracle_under_load(target: Decoder, draft: Decoder) -> dict[str, float]:
@@ -97,12 +97,12 @@ def uniform_logits(target: Decoder) -> Generator[None]:
     bias is no alternative, because with logit edits the draft model takes a slower path.
     """
     weight = target.norm.weight
-    kept = weight.clone()
+    original = weight.clone()
     weight.zero_()
     try:
         yield
     finally:
-        weight.copy_(kept)
+        weight.copy_(original)
 
 
 def _oracle_speedup(target: Decoder, draft: Decoder, acceptance: float, load: int = 1) -> float:

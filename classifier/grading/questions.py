@@ -57,7 +57,7 @@ class Prompt:
     @cached_property
     def messages(self) -> list[Message]:
         """Messages of the request, decoded for an engine. Raises InvalidRequestError if a message is not valid text."""
-        return [convert(each, Message) for each in self.body]
+        return [convert(message, Message) for message in self.body]
 
 
 class _Row(msgspec.Struct, forbid_unknown_fields=True):

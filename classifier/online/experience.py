@@ -157,7 +157,7 @@ class ExperienceStore:
         ValueError or OverflowError for a value that SQLite cannot store.
         """
         with self._writing(busy_s) as connection:
-            connection.executemany(_INSERT, [astuple(self._keyed(each)) for each in observations])
+            connection.executemany(_INSERT, [astuple(self._keyed(row)) for row in observations])
             if self._until_pruned <= 0:
                 connection.execute(
                     "DELETE FROM observations WHERE id NOT IN (SELECT id FROM observations ORDER BY at DESC LIMIT ?)",
@@ -218,10 +218,10 @@ def _keyed_places(key: bytes) -> NDArray[np.intp]:
 def kept_messages(messages: Sequence[Message]) -> str:
     """Return the newest messages as JSON: the last in full, earlier ones up to 40 messages and 100,000 characters."""
     kept: list[Message] = []
-    left = _MAX_CHARS
+    chars = _MAX_CHARS
     for message in reversed(messages[-_MAX_MESSAGES:]):
-        left -= len(message.text)
-        if kept and left < 0:
+        chars -= len(message.text)
+        if kept and chars < 0:
             break
         kept.insert(0, Message(role=message.role, content=message.text))
     return msgspec.json.encode(kept).decode()

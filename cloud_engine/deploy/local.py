@@ -77,14 +77,14 @@ def _followed(nodes: list[_Server], config: CloudConfig, read: Callable[[], Clou
 
 def _update(nodes: list[_Server], config: CloudConfig) -> list[_Server]:
     """Start missing nodes, then ask superfluous nodes to stop. Return these nodes, which still finish requests."""
-    kept: list[_Server] = []
+    unchanged: list[_Server] = []
     started: list[_Server] = []
     try:
         for model in config.models:
             for _ in range(model.replicas.min if model.kind == "updraft" else 0):
                 options = node_options(config, model, restart=True)
-                same = next((node for node in nodes if node.options == options and node not in kept), None)
-                kept += [same] if same else []
+                same = next((node for node in nodes if node.options == options and node not in unchanged), None)
+                unchanged += [same] if same else []
                 started += [] if same else [_Server(options, model.drain_seconds)]
         for node in started:
             node.process.wait_ready()
@@ -94,11 +94,11 @@ def _update(nodes: list[_Server], config: CloudConfig) -> list[_Server]:
         for node in started:
             node.process.stop()
         raise
-    left = [node for node in nodes if node not in kept]
-    for node in left:
+    removed = [node for node in nodes if node not in unchanged]
+    for node in removed:
         node.process.ask_to_stop()
-    nodes[:] = [*kept, *started]
-    return left
+    nodes[:] = [*unchanged, *started]
+    return removed
 
 
 class _Server:

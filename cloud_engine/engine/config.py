@@ -114,9 +114,9 @@ MODES: dict[Mode, ModeLimits] = {
 }
 
 
-def settings_of(limits: ModeLimits, **given: int | None) -> dict[str, Any]:
-    """Return `limits` as arguments of `EngineConfig`. `given` values that are not None override the limits."""
-    return asdict(limits) | {name: value for name, value in given.items() if value is not None}
+def settings_of(limits: ModeLimits, **overrides: int | None) -> dict[str, Any]:
+    """Return `limits` as arguments of `EngineConfig`. `overrides` that are not None win."""
+    return asdict(limits) | {name: value for name, value in overrides.items() if value is not None}
 
 
 def usual_block_size(device: str) -> int:

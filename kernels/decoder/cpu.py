@@ -86,7 +86,10 @@ class NativeDecoder:
             heads=ctypes.pointer(attention.heads_call),
             attention=ctypes.pointer(attention.attention_call),
             angles=(_Angles * 2)(
-                *(_Angles(each.cosine.data_ptr(), each.sine.data_ptr(), each.pairs) for each in rotations)
+                *(
+                    _Angles(rotation.cosine.data_ptr(), rotation.sine.data_ptr(), rotation.pairs)
+                    for rotation in rotations
+                )
             ),
             num_layers=len(self._layers),
             rows=len(hidden),

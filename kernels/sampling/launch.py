@@ -28,6 +28,6 @@ class RowSplit:
 
 def split_row(rows: int, vocabulary: int, multiprocessors: int) -> RowSplit:
     row_tiles = cdiv(vocabulary, TILE)
-    wanted = max(1, _PROGRAMS_PER_MULTIPROCESSOR * multiprocessors // max(1, rows))
-    tiles = cdiv(row_tiles, min(wanted, row_tiles))
+    programs = max(1, _PROGRAMS_PER_MULTIPROCESSOR * multiprocessors // max(1, rows))
+    tiles = cdiv(row_tiles, min(programs, row_tiles))
     return RowSplit(cdiv(row_tiles, tiles), tiles, row_tiles)

@@ -108,7 +108,7 @@ def _native_or_reference(logits: Tensor, sampling: Sampling) -> Tensor:
     chosen = native_sample(logits, sampling)
     if sampling.typical_p is not None:
         chosen[(sampling.typical_p < 1) & (sampling.temperatures >= MIN_TEMPERATURE)] = -1
-    left = (chosen < 0).nonzero().flatten()
-    if len(left):
-        chosen[left] = sample_reference(logits[left], sampling.of(left))
+    unsampled = (chosen < 0).nonzero().flatten()
+    if len(unsampled):
+        chosen[unsampled] = sample_reference(logits[unsampled], sampling.of(unsampled))
     return chosen

@@ -118,8 +118,8 @@ def check_sampling(logits: Tensor, sampling: Sampling) -> None:
 
 def check_truncation(truncation: Truncation, rows: int) -> None:
     """Raises ConfigurationError unless each column has contiguous values of its type, one per row."""
-    wanted = {"top_k": torch.int32, "top_p": torch.float64, "min_p": torch.float64}
-    for name, dtype in wanted.items():
+    dtypes = {"top_k": torch.int32, "top_p": torch.float64, "min_p": torch.float64}
+    for name, dtype in dtypes.items():
         values: Tensor | None = getattr(truncation, name)
         if values is not None:
             check_column(name, values, rows, dtype)

@@ -77,9 +77,9 @@ class RowSampler:
         best = int(candidates.argmax())
         if self._temperature >= MIN_TEMPERATURE and candidates[best] > -np.inf:
             if self._params.truncates:
-                kept = survivors(candidates, self._params, self._temperature)
-                ids = kept if ids is None else ids[kept]
-                candidates = candidates[kept]
+                survivor_ids = survivors(candidates, self._params, self._temperature)
+                ids = survivor_ids if ids is None else ids[survivor_ids]
+                candidates = candidates[survivor_ids]
             key = noise_key(self._seed, self._prompt_length + num_generated)
             best = draw(key, ids, candidates, self._temperature)
         return best if ids is None else int(ids[best])

@@ -171,8 +171,8 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _share_outside(items: Sequence[str], known: Container[str]) -> float:
-    return (len(items) - sum(map(known.__contains__, items))) / max(len(items), 1)
+def _share_outside(items: Sequence[str], allowed: Container[str]) -> float:
+    return (len(items) - sum(map(allowed.__contains__, items))) / max(len(items), 1)
 
 
 def _distinct(items: Sequence[object]) -> float:

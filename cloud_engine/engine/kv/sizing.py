@@ -39,21 +39,21 @@ class KVCacheSize:
         KV cache, or if memory does not hold a single block.
         """
         trained = models[0].config.context_length
-        wanted = config.context_length or trained
-        if wanted > trained:
+        length = config.context_length or trained
+        if length > trained:
             raise ConfigurationError(
-                f"context_length is {wanted} tokens, but the model supports {trained}: lower it (--max-model-len).",
+                f"context_length is {length} tokens, but the model supports {trained}: lower it (--max-model-len).",
                 param="context_length",
             )
         window = _window(models, config)
-        needed = most_blocks(wanted, config.block_size, window)
+        needed = most_blocks(length, config.block_size, window)
         num_blocks = config.num_blocks or min(needed * config.max_num_seqs, _fitting_blocks(models, config))
         if needed <= num_blocks:
-            return cls(wanted, num_blocks, window)
+            return cls(length, num_blocks, window)
         held, gib = num_blocks * config.block_size, needed * _bytes_of_block(models, config) / 2**30
         if config.context_length is not None:
             raise ConfigurationError(
-                f"A context of {wanted} tokens needs {needed} blocks of KV cache ({gib:.1f} GiB), but it has "
+                f"A context of {length} tokens needs {needed} blocks of KV cache ({gib:.1f} GiB), but it has "
                 f"{num_blocks}: lower context_length (--max-model-len) to {held}, or set num_blocks to {needed} "
                 "(--num-gpu-blocks-override).",
                 param="context_length",
@@ -65,8 +65,8 @@ class KVCacheSize:
 
 def _window(models: Sequence[Decoder], config: EngineConfig) -> Window | None:
     reaches = [model.config.reach for model in models]
-    known = [reach for reach in reaches if reach is not None]
-    return Window(max(known), config.max_num_batched_tokens) if len(known) == len(reaches) else None
+    finite = [reach for reach in reaches if reach is not None]
+    return Window(max(finite), config.max_num_batched_tokens) if len(finite) == len(reaches) else None
 
 
 def _bytes_of_block(models: Sequence[Decoder], config: EngineConfig) -> int:

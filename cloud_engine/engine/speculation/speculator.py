@@ -188,8 +188,8 @@ class Speculator:
             if limit == 0:
                 continue
             prior = self._records[drafter.name].acceptance.estimate()
-            known = state.drafts.acceptance.get(drafter.name)
-            chance = prior if known is None else known.estimate(prior)
+            acceptance = state.drafts.acceptance.get(drafter.name)
+            chance = prior if acceptance is None else acceptance.estimate(prior)
             if best is None or chance > best[1].acceptance:
                 best = drafter, DraftCandidate(chance, limit, drafter.takes_passes, drafter.lag(state), remaining)
         return best
