@@ -22,9 +22,7 @@ def plan(
     costs: Annotated[
         Path, typer.Option(metavar="JSON", help="Step times from updraft bench engine --only steps --json PATH.")
     ],
-    num_blocks: Annotated[
-        int, typer.Option("--num-gpu-blocks-override", min=1, max=10_000_000, help="KV cache blocks per node.")
-    ],
+    num_gpu_blocks_override: Annotated[int, typer.Option(min=1, max=10_000_000, help="KV cache blocks per node.")],
     requests: Annotated[
         int, typer.Option(min=1, max=1_000_000, help="Number of requests to use from the trace.")
     ] = 1_000,
@@ -36,9 +34,8 @@ def plan(
     share: Annotated[float, typer.Option(min=0.5, max=1.0, help="Share of requests within the objective.")] = 0.99,
     limits: options.BatchLimits,
     block_size: Annotated[int, typer.Option(min=1, max=1_024, help="Option --block-size of the nodes.")] = 16,
-    context_length: Annotated[
-        int | None,
-        typer.Option("--max-model-len", min=1, max=10_000_000, help="Context length. [KV cache size]"),
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, max=10_000_000, help="Context length. [KV cache size]")
     ] = None,
     usd_per_hour: Annotated[float | None, typer.Option(min=0, max=1_000_000, help="Price of a node.")] = None,
     cloud_share: Annotated[
@@ -71,8 +68,8 @@ def plan(
         check_plotting()
     flags = asdict(limits)
     used = settings_of(limits_from(costs, flags.pop("mode"), limits.max_step_ms), **flags)
-    config = EngineConfig(context_length=context_length, block_size=block_size, **used)
-    shape = NodeShape(config, read_costs(costs), num_blocks)
+    config = EngineConfig(max_model_len=max_model_len, block_size=block_size, **used)
+    shape = NodeShape(config, read_costs(costs), num_gpu_blocks_override)
     planner = Planner(
         faster(read_trace(trace, requests), rate), shape, PlanObjective(ttft_s, tpot_s, share), usd_per_hour
     )

@@ -123,13 +123,11 @@ class EngineFlags(options.BatchLimits):
             help="Step times that --mode sets its limits by, from updraft bench engine --only steps --json PATH.",
         ),
     ] = None
-    context_length: Annotated[
-        int | None,
-        typer.Option("--max-model-len", min=1, help="Maximum tokens of prompt plus answer. [as model and cache allow]"),
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, help="Maximum tokens of prompt plus answer. [as model and cache allow]")
     ] = None
-    num_blocks: Annotated[
-        int | None,
-        typer.Option("--num-gpu-blocks-override", min=1, help="KV cache blocks. [for a full batch, if memory allows]"),
+    num_gpu_blocks_override: Annotated[
+        int | None, typer.Option(min=1, help="KV cache blocks. [for a full batch, if memory allows]")
     ] = None
     default_max_tokens: Annotated[
         int, typer.Option(min=1, help="Maximum tokens per answer if the request sets no max_tokens.")

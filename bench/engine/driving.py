@@ -38,8 +38,9 @@ def make_engine(model: Decoder, config: EngineConfig, **options: Any) -> Engine:
         gc.collect()
         torch.cuda.empty_cache()
         size = usual_block_size("cuda")
-        tokens = config.max_num_seqs * _TOKENS if config.num_blocks is None else config.num_blocks * config.block_size
-        config = replace(config, device="cuda", block_size=size, num_blocks=-(-tokens // size))
+        blocks = config.num_gpu_blocks_override
+        tokens = config.max_num_seqs * _TOKENS if blocks is None else blocks * config.block_size
+        config = replace(config, device="cuda", block_size=size, num_gpu_blocks_override=-(-tokens // size))
     return Engine(ServedModel(model), config, **options)
 
 

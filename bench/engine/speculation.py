@@ -107,7 +107,7 @@ def uniform_logits(target: Decoder) -> Generator[None]:
 
 def _oracle_speedup(target: Decoder, draft: Decoder, acceptance: float, load: int = 1) -> float:
     config = EngineConfig(max_num_seqs=load, enable_prefix_caching=False, max_waiting=load)
-    config = replace(config, num_blocks=load * _CELLS // config.block_size + 1)
+    config = replace(config, num_gpu_blocks_override=load * _CELLS // config.block_size + 1)
     vocabulary = target.config.vocab_size
     prompts = [[(token + number) % vocabulary for token in range(1, _PROMPT + 1)] for number in range(load)]
     with uniform_logits(target):

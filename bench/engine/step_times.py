@@ -115,7 +115,7 @@ def simulation_errors(model: Decoder, running: int, workload: Workload, say: Cal
     config = engine_config(len(requests), running)
     # With few blocks, requests reuse memory as in a long-running node; the first use of memory takes extra time.
     num_blocks = running * (max(len(work.prompt) + work.output for work in requests) // config.block_size + 1)
-    config = replace(config, num_blocks=num_blocks)
+    config = replace(config, num_gpu_blocks_override=num_blocks)
     measured = list(measured_steps(model, running, workload, clock, 0))
     least = len(measured)  # enough steps to cover batches of every size
     shape = NodeShape(config, fit(measured), num_blocks)

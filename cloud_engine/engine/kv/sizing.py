@@ -39,24 +39,22 @@ class KVCacheSize:
         KV cache, or if memory does not hold a single block.
         """
         trained = models[0].config.context_length
-        length = config.context_length or trained
+        length = config.max_model_len or trained
         if length > trained:
-            raise ConfigurationError(
-                f"context_length is {length} tokens, but the model supports {trained}: lower it (--max-model-len).",
-                param="context_length",
-            )
+            fault = f"max_model_len is {length} tokens, but the model supports {trained}: lower it."
+            raise ConfigurationError(fault, param="max_model_len")
         window = _window(models, config)
         needed = most_blocks(length, config.block_size, window)
-        num_blocks = config.num_blocks or min(needed * config.max_num_seqs, _fitting_blocks(models, config))
+        num_blocks = config.num_gpu_blocks_override
+        num_blocks = num_blocks or min(needed * config.max_num_seqs, _fitting_blocks(models, config))
         if needed <= num_blocks:
             return cls(length, num_blocks, window)
         held, gib = num_blocks * config.block_size, needed * _bytes_of_block(models, config) / 2**30
-        if config.context_length is not None:
+        if config.max_model_len is not None:
             raise ConfigurationError(
                 f"A context of {length} tokens needs {needed} blocks of KV cache ({gib:.1f} GiB), but it has "
-                f"{num_blocks}: lower context_length (--max-model-len) to {held}, or set num_blocks to {needed} "
-                "(--num-gpu-blocks-override).",
-                param="context_length",
+                f"{num_blocks}: lower max_model_len to {held}, or set num_gpu_blocks_override to {needed}.",
+                param="max_model_len",
             )
         why = f"blocks in the KV cache: {num_blocks}, for the whole context: {needed} ({gib:.1f} GiB)"
         _LOG.info("context: %d of the model's %d tokens (%s)", held, trained, why)

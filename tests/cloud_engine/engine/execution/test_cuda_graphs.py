@@ -104,7 +104,7 @@ def test_the_runner_takes_captured_steps_where_they_fit(target) -> None:
     replays: list[int] = []
 
     class Captured:
-        """In place of `StepGraphs`: takes two rows, and says what the model says of them."""
+        """Replacement of `StepGraphs` for up to two rows; returns the model's own logits."""
 
         def run(self, spans, token_ids):
             if len(token_ids) > 2:
