@@ -36,7 +36,8 @@ def create(
         str | None, typer.Option(help="Tenant of the key; a tenant's keys share cached prefixes. [the key's name]")
     ] = None,
     models: Annotated[
-        list[str] | None, typer.Option("--model", help="Model that the key may use; repeatable. [all]")
+        list[str] | None,
+        typer.Option("--model", rich_help_panel="Network", help="Model that the key may use; repeatable. [all]"),
     ] = None,
     priority: Annotated[
         Literal["interactive", "escalation", "batch"], typer.Option(help="Class of the key's requests in the queue.")
