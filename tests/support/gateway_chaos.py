@@ -49,7 +49,7 @@ class Attempt:
 
 
 class Clients:
-    """Stream again and again until they are told to stop."""
+    """Clients that stream in a loop until `stop`."""
 
     def __init__(self, target: Cluster) -> None:
         self.attempts: list[Attempt] = []
@@ -104,7 +104,7 @@ async def stream(
     body: dict[str, Any],
     all_began: asyncio.Barrier | None = None,
 ) -> None:
-    """Ask, and write down all that comes. `all_began`: to be waited for behind the first event."""
+    """Ask, and record every event. `all_began`: awaited after the first event."""
     asked = client.stream("POST", f"{url}/v1/chat/completions", json=body, headers={"x-request-id": attempt.id})
     try:
         async with asyncio.timeout(TIMEOUT_S), asked as response:

@@ -47,7 +47,7 @@ class Group:
     cores_killed: dict[str, float] = field(default_factory=dict[str, float])
 
     def expendable(self, stopped: set[int]) -> list[Process]:
-        """Those of which one may go. `stopped`: processes."""
+        """Return the nodes of which one may be stopped. `stopped`: processes."""
         away = {url for url, thread in self.returning.items() if thread.is_alive()}
         here = [node for node in self.nodes if node.url not in away and not stopped & {node.popen.pid, core_of(node)}]
         return here if len(here) > _LEFT else []
@@ -99,7 +99,7 @@ class Cluster:
         self.gateway = self.stack.enter_context(running(*command, log=self.folder / f"log-{time.time_ns()}"))
 
     def workers(self) -> list[psutil.Process]:
-        """Those that have started."""
+        """Return the worker processes that have started."""
         assert self.gateway is not None
         with suppress(psutil.NoSuchProcess):
             children = psutil.Process(self.gateway.popen.pid).children()

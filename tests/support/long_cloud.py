@@ -51,12 +51,12 @@ class LongCloud:
             self.lock.notify_all()
 
     def ended(self, answers: int) -> bool:
-        """Wait until so many answers have ended, also those whose reader has left."""
+        """Wait until this number of answers has ended, including answers whose reader has left."""
         with self.lock:
             return self.lock.wait_for(lambda: len(self.costs) >= answers, 60)
 
     def asked(self, requests: int) -> bool:
-        """Wait until so many requests have come."""
+        """Wait until this number of requests has arrived."""
         with self.lock:
             return self.lock.wait_for(lambda: len(self.requests) >= requests, 60)
 

@@ -137,7 +137,7 @@ QUESTIONS: Mapping[str, dict[str, Json]] = {
 }
 #: Forms, which no rule can read.
 FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
-#: What only keeps, counts, or fetches models: no cloud is asked. Batches are tested with their files.
+#: Routes that only store, count, or fetch models, without a cloud. Batches are tested with their files.
 OF_THIS_MACHINE = frozenset(
     (
         *("/tokenize", "/detokenize", "/v1/chat/completions/input_tokens", "/v1/messages/count_tokens"),
@@ -152,7 +152,7 @@ OF_THIS_MACHINE = frozenset(
 
 
 def unknown_routes() -> set[str]:
-    """Those of the table that are none of these."""
+    """Return the POST routes that no table here contains."""
     return {route.path for route in ROUTES if route.method == "POST"} - BODIES.keys() - {*FORMS} - OF_THIS_MACHINE
 
 
@@ -174,7 +174,7 @@ def form(path: str, text: str) -> WireRequest:
 
 
 def places(value: Json, at: Place = ()) -> Iterator[Place]:
-    """Where each text is."""
+    """Yield the path of each text."""
     if isinstance(value, str):
         yield at
     entries: list[tuple[Any, Json]] = []
