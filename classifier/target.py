@@ -23,8 +23,7 @@ class Target:
     # `quality`: minimum share of the cloud's score to keep, in (0, 1]. `cloud_share`: maximum share of requests to
     # escalate, in [0, 1]. `cost`: maximum cloud cost in US dollars per 1,000 requests, 0 or more.
     value: float = DEFAULT_QUALITY
-    # The cloud's prices in US dollars per million prompt and per million answer tokens; None: unknown. A `cost` needs
-    # prices.
+    # The cloud's prices in US dollars per million prompt and answer tokens; None: unknown. A `cost` needs prices.
     prices: tuple[float, float] | None = None
     # `level`: the target holds with the probability `promise_level` of the calibration. `mean`: the target holds on
     # average over calibrations, about half of which miss it slightly. A cost is always only an expectation.

@@ -164,8 +164,7 @@ def router(
 ) -> None:
     """Measure a router that is trained on graded prompts, by RouteLLM's protocol: APGR, CPT50, CPT80, calibration.
 
-    Also measures the guarantee. Shares and CPTs are fractions of 1. Without --test, rows are scored by five-fold
-    cross-validation.
+    Also measures the guarantee. Shares are fractions of 1. Without --test, five-fold cross-validation scores the rows.
 
     \b
     Examples

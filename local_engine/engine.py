@@ -173,8 +173,7 @@ class LocalEngine:
         return self._start(prompt, params, constraint, offered)
 
     def start_text(self, prompt: Prompt, params: SamplingParams, *, constraint: Constraint | None = None) -> LocalRun:
-        """Continue a prompt without a chat template. Text gets the BOS and EOS tokens that the model requires; token
-        ids stay unchanged.
+        """Continue a prompt without a chat template. Text, but no list of ids, gets the model's BOS and EOS.
 
         Raises the same errors as `start`.
         """
@@ -205,8 +204,7 @@ class LocalEngine:
         return self.chat_prompt(messages, **options).ids
 
     def chat_prompt(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> ChatPrompt:
-        """Encode a chat. Control tokens come only from the template, except a BOS token that the model file requires
-        and the template omits.
+        """Encode a chat. Only the template gives control tokens, except a required BOS token that the template omits.
 
         Raises ModelLoadError if the template is broken, InvalidRequestError if the template rejects the messages.
         """

@@ -122,7 +122,7 @@ def _oracle_speedup(target: Decoder, draft: Decoder, acceptance: float, load: in
 
 
 class OracleDrafter(DraftModel):
-    """A drafter that knows the answer, which all requests share, and proposes each token correctly with probability
+    """A drafter that knows the one answer of all requests, and proposes each token correctly with probability
     `acceptance`.
 
     The draft model runs, so that the measured time includes drafting, but its proposals are replaced.
@@ -176,8 +176,7 @@ class _Stream:
 
 
 def _alternate(plain: _Stream, drafting: _Stream) -> tuple[list[float], float]:
-    """Run both in turns. Return the speed of `drafting` over the speed of `plain` for each pair of runs, and the
-    median speed of `drafting`."""
+    """Run both in turns. Return speed ratios of `drafting` to `plain`, and the median speed of `drafting`."""
     plain.run(_BLOCK_S)
     drafting.run(2 * _BLOCK_S)
     pairs: list[tuple[float, float]] = []

@@ -16,8 +16,7 @@ _MISSES = "MISSES"
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit on a figure of `part`, which must be at least or at most `limit`. `find` extracts the figure from the
-    part's output."""
+    """A lower or upper limit on a figure of `part`. `find` extracts the figure from the part's output."""
 
     name: str
     part: str

@@ -1,7 +1,6 @@
 """`updraft bench local`: the on-device engine and all other runners of its files, in one run.
 
-`_over_` figures are ours divided by the peer's, in tokens per second, seconds or bytes: the median of rounds in which
-both took turns.
+`_over_` figures are ours divided by the peer's (speed, seconds or bytes): the median of rounds in turns.
 """
 
 from __future__ import annotations

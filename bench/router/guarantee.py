@@ -170,9 +170,7 @@ def limit_of_violations(runs: int) -> float:
 
 
 def figures(outcomes: Sequence[SimulatedRun], alpha: float) -> dict[str, float]:
-    """Summarise runs. `violations`: share of runs with a true risk above alpha; `above_hindsight`: share of requests
-    escalated needlessly.
-    """
+    """Summarise runs. `violations`: share with a risk above alpha; `above_hindsight`: share escalated needlessly."""
     risks, shares, hindsight = np.array([(run.risk, run.share, run.hindsight) for run in outcomes]).T
     return {
         "violations": float((risks > alpha).mean()),

@@ -1,8 +1,7 @@
 """`updraft bench router`: quality of a router learned from graded prompts, by RouteLLM's protocol and more.
 
 Without a test file every row is scored by five-fold cross-validation, in which the scored fold is never used for
-training. With a test file the router is trained on the first file and scored on the second. Each seed draws other
-folds, or other labels.
+training. With a test file the router is trained on the first file and scored on the second. Seeds draw folds or labels.
 """
 
 from __future__ import annotations

@@ -141,8 +141,7 @@ class ExperienceStore:
             (self._key,) = connection.execute("SELECT key FROM digest_key").fetchone()
         if not isinstance(self._key, bytes) or len(self._key) != _KEY_BYTES:
             raise ConfigurationError(
-                f"The digest key in {self.path} is damaged: move the file away to start a new one.",
-                param="experience",
+                f"The digest key in {self.path} is damaged: move the file away to start a new one.", param="experience"
             )
 
     def digest(self, prompt: PromptView) -> bytes:

@@ -35,8 +35,7 @@ GRADING = "agreement in use (cloud answers, accepted drafts) and thumbs"
 def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> Policy:
     """Fit a policy on the graded rows, write it to the folder `out` and load it. Its card lists experience as a source.
 
-    Raises InvalidRequestError if the representative sample has fewer than 100 rows. Also raises the errors of
-    `fit_training_data`.
+    Raises InvalidRequestError for a representative sample below 100 rows, and the errors of `fit_training_data`.
     """
     graded = [row for row in rows if row.grades is not None]
     fit_rows = _fit_rows(graded, recipe.seed)
@@ -90,8 +89,8 @@ class _FitRow:
 
 
 def _fit_rows(graded: Sequence[Observation], seed: int) -> list[_FitRow]:
-    """Convert graded rows. A sampled row with a thumb becomes two rows: one with the thumb to fit on, and one without
-    the thumb for the promise."""
+    """Convert graded rows. A sampled row with a thumb becomes two: with it to fit on, and without it for the
+    promise."""
     fit_rows: list[_FitRow] = []
     for row, sampled in zip(graded, representative_sample(graded, seed), strict=True):
         pair, grades = row.pair_grades, row.grades

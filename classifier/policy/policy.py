@@ -3,8 +3,7 @@
 `policy.json` is the card. `topics.onnx` reads the question; `gate1.onnx` decides from the question alone, `gate2.onnx`
 also from the first tokens, `gate3.onnx` from question and answer. The card declares the feature blocks of each gate,
 which depend on the graded rows. `calibration.npz` holds P(gain), scores and token counts of each calibration row, but
-no text, so that thresholds can be computed for any target on demand. File names contain a part of the file's hash
-(`files.py`).
+no text, so that thresholds for any target can be computed. File names contain part of the file's hash (`files.py`).
 """
 
 from __future__ import annotations

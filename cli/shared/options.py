@@ -123,8 +123,7 @@ class Pair:
     confidence: Annotated[
         float | None,
         typer.Option(
-            metavar="PROBABILITY",
-            help="Instead of a calibrated target: escalate answers with less confidence.",
+            metavar="PROBABILITY", help="Instead of a calibrated target: escalate answers with less confidence."
         ),
     ] = None
     confidence_signal: Annotated[

@@ -59,7 +59,7 @@ def _unicode(text: str) -> str:
 
 
 def provenance(info: UpdraftInfo | None) -> str:
-    """Return tier, route, reason, time and cost: `local: P(gain) 0.03 within threshold 0.19 after generation, 41 ms`."""
+    """Return tier, reason, time and cost: `local: P(gain) 0.03 within threshold 0.19 after generation, 41 ms`."""
     if info is None:
         return "no routing information in this answer"
     where = info.tier if info.route == info.tier else f"{info.tier} ({info.route})"

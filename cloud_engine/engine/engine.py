@@ -238,8 +238,7 @@ class Engine:
     def reset(self) -> list[str]:
         """Drop all requests and the KV cache, and return the ids of the dropped requests.
 
-        Call this after a failure within a step, which leaves in-flight state unreliable. Expected requests (`expect`)
-        keep their places.
+        Call this after a failed step: in-flight state is unreliable. Expected requests keep their places.
         """
         lost = self._outputs.request_ids()
         self._ahead = None

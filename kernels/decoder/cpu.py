@@ -76,8 +76,7 @@ class NativeDecoder:
     def call(
         self, hidden: Tensor, out: Tensor, rotations: tuple[Rotation, Rotation], attention: NativeAttention
     ) -> DecoderCall:
-        """Return the C structure of a forward pass, without `padding` and `scratch`. All arguments must outlive this
-        structure."""
+        """Return the C structure of a forward pass, without `padding` and `scratch`. All arguments must outlive it."""
         return DecoderCall(
             layers=ctypes.addressof(self._layers),
             final_norm=self._weights.final_norm.data_ptr(),

@@ -1,7 +1,6 @@
 """Sampling on every device: edits, temperature, truncation, grammar masks, choice of a token, log-probabilities.
 
-Sampling is Gumbel-max. Noise and precision are the same everywhere: a seed gives the same token on CPU and GPU, and in
-every batch.
+Sampling is Gumbel-max. Noise and precision are equal everywhere: a seed gives one token on CPU, GPU, and in any batch.
 """
 
 from __future__ import annotations

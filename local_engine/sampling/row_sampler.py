@@ -1,7 +1,6 @@
 """Sampling of a token from one row of logits; the same seed and logits give the same token as in the cloud engine.
 
-A sampler belongs to one answer. The sampler keeps the state that the options need: penalty counts, and the answer's
-position in its grammar.
+A sampler belongs to one answer, and keeps its penalty counts and its position in the grammar.
 """
 
 from __future__ import annotations

@@ -89,8 +89,7 @@ class Tuning:
 def tune(path: Path, available: int, *, report: Callable[[TrialResult], None] = lambda _: None) -> Tuning:
     """Measure, decide and save the settings, in at most half a minute after a trial load.
 
-    `available`: bytes of memory that the model may take. Raises ModelLoadError for an unusable file, ModelTooLargeError
-    if the model does not fit.
+    `available`: bytes of memory for the model. Raises ModelLoadError for an unusable file, ModelTooLargeError.
     """
     started, machine, header = time.monotonic(), this_machine(), read_model_header(path)
     fitting = _fitting(path.name, header, available)

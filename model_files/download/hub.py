@@ -113,8 +113,7 @@ def _ask(api: Any, wanted: HubRef, retries: RetryLimits) -> ModelInfo:
         raise InvalidRequestError(f"{wanted.repo!r} is not a valid repository name: {error}") from error
     except GatedRepoError as error:
         raise DownloadError(
-            f"{wanted.repo} is gated: accept its terms on the hub, and set HF_TOKEN.",
-            code="access_denied",
+            f"{wanted.repo} is gated: accept its terms on the hub, and set HF_TOKEN.", code="access_denied"
         ) from error
     except RepositoryNotFoundError as error:
         raise ModelNotFoundError(f"The hub has no repository {wanted.repo}, or needs a token (HF_TOKEN).") from error

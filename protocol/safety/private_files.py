@@ -103,8 +103,7 @@ def _create(path: Path) -> None:
 def _close(path: Path, mode: int) -> None:
     """Remove other users' permissions from a file or folder of this user.
 
-    Devices such as /dev/null and shared folders such as /tmp stay unchanged. Root changes files of other users only in
-    Updraft's own folders.
+    Devices (/dev/null) and shared folders (/tmp) stay unchanged. Root changes others' files only in Updraft's folders.
     """
     with suppress(OSError):  # path of another user, or read-only mount
         status, user = path.stat(), getattr(os, "geteuid", lambda: 0)()

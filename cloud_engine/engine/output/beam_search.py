@@ -75,8 +75,7 @@ class BeamSearch:
     def advance(self, items: Sequence[tuple[ScheduledRequest, Tensor]]) -> list[Hypothesis]:
         """Apply a step's logits to the beams: (1, vocab) each, or (0, vocab) for beams with uncomputed tokens left.
 
-        Returns an empty list until the search is over, then the finished answers, best first; the caller then removes
-        `states`.
+        Returns an empty list until the search is over, then the answers, best first; the caller then removes `states`.
         """
         rows = {item.state: logits for item, logits in items if item.is_caught_up}
         choosing = len(rows) == len(self._beams)

@@ -28,8 +28,7 @@ _MIN_GAIN = 1.02  # minimum expected speed-up of drafts; the estimates are not e
 
 @dataclass(frozen=True, slots=True)
 class DraftCandidate:
-    """A request that may get up to `limit` draft tokens. `acceptance` is the probability that a draft token is accepted
-    after all earlier ones were."""
+    """A request for up to `limit` draft tokens. `acceptance`: probability of a token after accepted ones."""
 
     acceptance: float
     limit: int

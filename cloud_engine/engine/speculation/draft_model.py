@@ -1,8 +1,7 @@
 """The draft model: a small model that guesses the next tokens, which the target verifies in one pass.
 
 Leviathan et al. 2023, without rejection sampling: a draft token is accepted if and only if it is the token that the
-target samples at that position (see `sampler`). To match often, the draft model samples with the target's parameters
-and noise.
+target samples at that position (see `sampler`). The draft model samples with the target's noise.
 """
 
 from __future__ import annotations
