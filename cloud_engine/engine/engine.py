@@ -34,8 +34,7 @@ from .output.output_processor import OutputProcessor, cut_drafts
 from .scheduling.limits import RequestLimits
 from .scheduling.scheduler import Scheduler
 from .speculation.draft_model import DraftModel
-from .speculation.drafter import Drafter
-from .speculation.ngram import NgramDrafter
+from .speculation.drafter import Drafter, NgramDrafter
 from .speculation.speculator import Speculator
 from .speculation.vocabulary_check import check_same_vocabulary
 from .stats import EngineStats

@@ -25,7 +25,7 @@ from ....kernels.sampling.types import Sampling
 from ...models.compile import CompiledDecoder, compile_decoder
 from ...models.decoder import Decoder
 from ..config import EngineConfig
-from ..kv.cache_spec import cache_spec
+from ..kv.sizing import cache_spec
 from ..types.pooling import MeanPool
 from ..types.sampling_row import SamplingRow
 from .cuda_graphs import CudaRecorder, GraphLimits, StepGraphs

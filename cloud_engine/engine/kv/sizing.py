@@ -1,4 +1,4 @@
-"""The context length and the number of KV blocks: as configured, else as memory allows."""
+"""The shape of a KV cache. Context length and number of blocks: as configured, else as memory allows."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from ....kernels.attention.types import CacheSpec
 from ....protocol.errors import ConfigurationError
 from ...models.decoder import Decoder
 from ..config import EngineConfig
-from .cache_spec import block_bytes
 from .kv_cache_manager import Window, most_blocks
 
 _HOST_CACHE_BYTES = 2**30
@@ -86,3 +86,25 @@ def _fitting_blocks(models: Sequence[Decoder], config: EngineConfig) -> int:
             param="block_size",
         )
     return blocks
+
+
+def cache_spec(model: Decoder, num_blocks: int, block_size: int) -> CacheSpec:
+    config, weight = model.config, model.embed_tokens.weight
+    return CacheSpec(
+        config.num_layers,
+        num_blocks,
+        block_size,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        weight.dtype,
+        weight.device,
+        config.windowed,
+    )
+
+
+def block_bytes(model: Decoder, block_size: int) -> int:
+    """Return the bytes of one KV block over all layers."""
+    config = model.config
+    elements = config.num_layers * 2 * block_size * config.num_kv_heads * config.head_dim
+    return elements * model.embed_tokens.weight.element_size()

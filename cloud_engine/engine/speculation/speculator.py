@@ -15,7 +15,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from ..types.acceptance import DRAFTER_HORIZON, Acceptance
+from ..types.draft_record import DRAFTER_HORIZON, Acceptance
 from .draft_length import AdaptiveDraftLength, DraftCandidate, FixedDraftLength
 from .drafter import Drafter, DraftWork
 from .prediction_trust import PredictionTrust

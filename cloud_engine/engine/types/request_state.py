@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ....text.repetition import INTERVAL, WINDOW, next_check, repeats
-from .acceptance import Acceptance
-from .ngram_index import NgramIndex
+from .draft_record import DraftRecord
 from .outputs import PromptLogprob, RequestStats
 from .prediction import PredictionCursor
 from .prefix_hashes import PrefixHashes
@@ -22,18 +21,6 @@ if TYPE_CHECKING:
     from ....text.grammars.state import GrammarState
     from ....text.logit_edits import LogitEditor
     from .pooling import MeanPool
-
-
-@dataclass(slots=True, eq=False)
-class DraftRecord:
-    """Drafting statistics of one answer."""
-
-    proposed: int = 0
-    accepted: int = 0
-    # Acceptance rate by drafter name.
-    acceptance: dict[str, Acceptance] = field(default_factory=dict[str, Acceptance])
-    # Index of the answer's n-grams, for the n-gram drafter.
-    ngrams: NgramIndex = field(default_factory=NgramIndex)
 
 
 @dataclass(slots=True, eq=False)

@@ -16,7 +16,7 @@ from updraft.cloud_engine.engine.execution.cuda_graphs import (
     smallest_size,
 )
 from updraft.cloud_engine.engine.execution.model_runner import Chunk, Runner
-from updraft.cloud_engine.engine.kv.cache_spec import cache_spec
+from updraft.cloud_engine.engine.kv.sizing import cache_spec
 from updraft.kernels.attention.ops import TritonBackend
 from updraft.kernels.attention.ragged_batch import RaggedBatch
 from updraft.kernels.attention.types import QuerySpan

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from updraft.cloud_engine.engine.config import EngineConfig
-from updraft.cloud_engine.engine.kv.cache_spec import block_bytes
-from updraft.cloud_engine.engine.kv.sizing import KVCacheSize
+from updraft.cloud_engine.engine.kv.sizing import KVCacheSize, block_bytes
 from updraft.cloud_engine.models.config import ModelConfig
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.rope import RotaryConfig

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from updraft.cloud_engine.engine.speculation.draft_length import AdaptiveDraftLength, DraftCandidate, FixedDraftLength
 from updraft.cloud_engine.engine.speculation.step_costs import StepCosts, StepReport
-from updraft.cloud_engine.engine.types.acceptance import DRAFTER_HORIZON, Acceptance
+from updraft.cloud_engine.engine.types.draft_record import DRAFTER_HORIZON, Acceptance
 from updraft.cloud_engine.engine.types.recent_median import RecentMedian
 
 MOST = 8
