@@ -65,8 +65,7 @@ def open_engine(path: Path, options: LocalOptions | None = None, *, sound: Path)
 
 
 def plan_of(header: GgufHeader, options: LocalOptions) -> MemoryPlan:
-    """Return the memory-relevant sizes of an engine with these options. Raises InvalidRequestError, and ModelLoadError
-    for an unusable adapter."""
+    """Return the engine's sizes that take memory. Raises InvalidRequestError, ModelLoadError for a bad adapter."""
     options.check()
     layout = layout_of(header, options)
     return MemoryPlan(

@@ -122,8 +122,7 @@ def _oracle_speedup(target: Decoder, draft: Decoder, acceptance: float, load: in
 
 
 class OracleDrafter(DraftModel):
-    """A drafter that knows the one answer of all requests, and proposes each token correctly with probability
-    `acceptance`.
+    """A drafter that knows the answer, and proposes each of its tokens correctly with probability `acceptance`.
 
     The draft model runs, so that the measured time includes drafting, but its proposals are replaced.
     """

@@ -179,8 +179,7 @@ class _Bench:
         }
 
     def _gaps(self) -> dict[str, float]:
-        """Measure the gaps of three streams during the prefill of a prompt that fills a quarter of the context. The
-        context is longer than in the other groups."""
+        """Measure the gaps of three streams during the prefill of a quarter of a context longer than elsewhere."""
         trained = int(read_header(self._setup.path).hyperparameter("context_length") or _CONTEXT)
         setup = replace(self._setup, context_length=min(4 * _CONTEXT, trained))
         with self._engine(setup) as engine:

@@ -104,9 +104,7 @@ def _features(rng: np.random.Generator, kinds: NDArray[Any], signal: Floats) -> 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """The result of one calibration: the true risk and cloud share of its thresholds, and the least cloud share that
-    the same gates allow in hindsight.
-    """
+    """The result of one calibration: its true risk and cloud share, and the least cloud share allowed in hindsight."""
 
     risk: float
     share: float

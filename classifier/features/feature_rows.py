@@ -64,9 +64,7 @@ def read_rows(rows: Sequence[GradedRow], names: Iterable[BlockName]) -> FeatureR
 
 
 def featurise(rows: Sequence[GradedRow], mode: Mode) -> FeatureRows:
-    """Compute the features of one gate. Raises InvalidRequestError if the rows lack the block that the gate needs, or
-    if only some rows have a block.
-    """
+    """Compute the features of one gate. Raises InvalidRequestError if rows lack a block that others have, or its own."""
     blocks = blocks_of_all(rows)
     if mode == "opening" and "opening" not in blocks:
         raise InvalidRequestError("The opening gate needs token signals: add logprobs, entropies and margins.")

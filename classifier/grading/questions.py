@@ -100,9 +100,7 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
-    """Return the non-blank lines with their numbers. Only line feeds separate lines: `str.splitlines` would also cut a
-    prompt at U+2028 or a form feed.
-    """
+    """Return the non-blank lines with numbers. Unlike `str.splitlines`, cuts no prompt at U+2028 or form feeds."""
     try:
         text = read_text(path, InvalidRequestError)
     except OSError as error:

@@ -145,9 +145,7 @@ class ExperienceStore:
             )
 
     def digest(self, prompt: PromptView) -> bytes:
-        """Return this file's keyed digest of the question in `prompt`. Prompts have the same digest if they contain the
-        same numbers and no gate can tell them apart.
-        """
+        """Return the keyed digest of the question, equal for prompts with equal numbers that no gate can tell apart."""
         question = repeated_question(prompt).encode("utf-8", "surrogatepass")
         return hashlib.blake2b(question, key=self._key, digest_size=_DIGEST_BYTES).digest()
 

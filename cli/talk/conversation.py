@@ -31,9 +31,7 @@ class Answer:
 def stream_answer(
     client: OpenAI, messages: Sequence[dict[str, str]], model: str, show: Callable[[str], None], **options: Any
 ) -> Answer:
-    """Stream one answer to `show`, without control characters, and wrapped to the terminal's width. Ctrl-C closes the
-    stream, which cancels the request.
-    """
+    """Stream one answer to `show`, wrapped and without control characters. Ctrl-C cancels the request."""
     readable = [{name: _unicode(text) for name, text in message.items()} for message in messages]
     pieces: list[str] = []
     printable = PrintableStream()

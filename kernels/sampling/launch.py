@@ -1,7 +1,6 @@
 """Launch of kernels over rows of a vocabulary: each row is split over enough programs to keep the GPU busy.
 
-Results are identical to the last bit for any number of programs: programs add up integers or the sums of whole tiles,
-and maxima have a unique winner.
+Results are bit-identical for any number of programs, which add integers or sums of whole tiles; maxima are unique.
 """
 
 from __future__ import annotations

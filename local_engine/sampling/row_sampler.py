@@ -50,8 +50,7 @@ class RowSampler:
         return self._grammar is not None and self._grammar.complete
 
     def choose(self, logits: Floats, generated: Sequence[int], best: int | None = None) -> int:
-        """Choose the token after `generated`, the tokens chosen so far. `logits` (vocab,) are not changed; `best`:
-        index of the largest logit, if known.
+        """Choose the token after `generated`. `logits` (vocab,) stay unchanged; `best`: index of the largest, if known.
 
         Raises InvalidRequestError if the grammar, alone or with the other options, allows no token.
         """

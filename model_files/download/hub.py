@@ -1,7 +1,6 @@
 """Descriptions of repositories on a model hub: files with checksums, and the licence.
 
-The hub's library provides only the metadata. `fetch` downloads the files, so that checksums, resume and stall detection
-are the same for every source.
+The hub's library provides the metadata. `fetch` downloads files, with checksums and resume as for every source.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Plain decodes: requests that get exactly one token per step and need no scheduling decision, the most common case.
 
-With 256 sequences, a step can spend half a microsecond of Python on each, so work is deferred, or done for all at once.
-This module imports no torch.
+With 256 sequences, a step can spend half a microsecond of Python on each: work is deferred, or done for all at once.
 """
 
 from __future__ import annotations
