@@ -49,8 +49,7 @@ class Access:
 
     # Allowed Host names without a port, in addition to loopback and the server's own address.
     allowed_hosts: tuple[str, ...] = ()
-    # Origins of web pages that may use this server, in addition to pages served by this machine. `app://` or `app://*`
-    # stands for all origins of the scheme.
+    # Origins of web pages that may use this server, besides this machine's. `app://` or `app://*`: all of the scheme.
     allowed_origins: tuple[str, ...] = ()
     # Required key, sent as a bearer token or as Anthropic's `x-api-key`. None: no key is required.
     api_key: str | None = field(default=None, repr=False)
