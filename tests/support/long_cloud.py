@@ -96,9 +96,9 @@ def _handler(cloud: LongCloud) -> type[BaseHTTPRequestHandler]:
             prompts = body.get("prompt")
             count = (body.get("n") or 1) * (len(prompts) if isinstance(prompts, list) else 1)
             cloud.book(length * count)
-            said = {"message": {"role": "assistant", "content": "Long."}, "finish_reason": "stop", "text": "Long."}
+            content = {"message": {"role": "assistant", "content": "Long."}, "finish_reason": "stop", "text": "Long."}
             answer = {"id": "a", "object": "chat.completion", "created": 1, "model": "big"}
-            answer["choices"] = [{"index": index, **said} for index in range(count)]
+            answer["choices"] = [{"index": index, **content} for index in range(count)]
             if cloud.reports:
                 answer["usage"] = usage(length * count, cloud.omits)
             self.answer(200, answer)
