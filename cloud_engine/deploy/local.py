@@ -11,6 +11,7 @@ import msgspec
 
 from ...protocol.errors import ConfigurationError, UpdraftError
 from ...protocol.http.server import bind_socket
+from ...protocol.safety.private_files import file_version
 from ..gateway.process import GatewayOptions
 from ..node.process import NodeOptions
 from .config import CloudConfig
@@ -29,7 +30,7 @@ def run_local(file: Path, read: Callable[[], CloudConfig], on_ready: Callable[[s
     Calls `on_ready` with the gateway's URL once all nodes run. Raises ConfigurationError, PortInUseError, or
     ServerStartError if a process does not start initially.
     """
-    seen, config = _changed_at(file), read()
+    seen, config = file_version(file), read()
     Credentials(config.keys).prepare()
     bind_socket(config.gateway.host, config.gateway.port).close()  # check that the port is free before starting a node
     gateway = _Server(gateway_options(config), config.gateway.drain_seconds)
@@ -44,7 +45,7 @@ def run_local(file: Path, read: Callable[[], CloudConfig], on_ready: Callable[[s
             for server in (gateway, *nodes):
                 server.restart_if_dead()
             leaving = [node for node in leaving if node.process.is_alive]
-            if seen != (seen := _changed_at(file)):
+            if seen != (seen := file_version(file)):
                 leaving += _followed(nodes, config, read)
     finally:
         gateway.process.stop()  # the gateway first, because its requests in flight need the nodes
@@ -52,13 +53,6 @@ def run_local(file: Path, read: Callable[[], CloudConfig], on_ready: Callable[[s
             node.process.ask_to_stop()
         for node in every:
             node.process.stop()
-
-
-def _changed_at(file: Path) -> int:
-    try:
-        return file.stat().st_mtime_ns
-    except OSError:  # an editor is replacing the file
-        return 0
 
 
 def _followed(nodes: list[_Server], config: CloudConfig, read: Callable[[], CloudConfig]) -> list[_Server]:

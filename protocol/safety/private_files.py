@@ -31,6 +31,15 @@ def private_folder(folder: Path) -> None:
             _close(each, 0o700)
 
 
+def file_version(path: Path) -> tuple[int, int, int] | None:
+    """Return inode, size and time of change, one of which every rewrite changes; None if the file is missing."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def make_folder(folder: Path) -> None:
     """Create a folder, which only the user can access if it is Updraft's own. Raises OSError."""
     if is_own(folder):

@@ -386,10 +386,8 @@ class Cascade:
         latency, work = self.router_state.latency, work_of(self.job.body)
         self._plan = plan(self.job.remaining_s, latency.expected_s("local"), latency.expected_s(work))
         tiers, reason = self._plan.tiers, self._plan.reason
-        if tiers == "both":
-            return State.BEFORE
-        self.record.time_dependent = True
-        if tiers == "one":
+        self.record.time_dependent |= tiers != "both"
+        if tiers in ("both", "one"):
             return State.BEFORE
         self.decide(GateDecision(0, escalate=tiers == "cloud", reason=reason))
         if tiers == "cloud":
