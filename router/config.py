@@ -180,8 +180,7 @@ class RouterConfig:
     # Signal for `confidence`: `probability` (geometric mean over tokens), `entropy` (exp(-mean entropy)) or `margin`
     # (logistic function of the mean lead over the runner-up).
     confidence_signal: ConfidenceSignal = "probability"
-    # Strength of the promise. `level`: the target holds with the calibration's `promise_level`. `mean`: it holds on
-    # average over calibrations, which escalates less.
+    # `level`: the target holds with the calibration's `promise_level`. `mean`: it holds on average, and less escalates.
     promise: Promise = "level"
     # Policy to use: `auto` (calibrated for this pair of models), a name of `updraft policy list`, or a folder.
     policy: str = "auto"
@@ -195,8 +194,7 @@ class RouterConfig:
     local_idle_s: float | None = None
     # Options of the local model in this process.
     local_options: LocalModelOptions = field(default_factory=LocalModelOptions)
-    # Start the cloud in parallel with the device if P(gain), the probability that the cloud's answer is better, is at
-    # least this before generation. `none`: never.
+    # Start the cloud in parallel with the device if P(gain) before generation is at least this. `none`: never.
     race_above: float | None = None
     # Never ask the cloud.
     offline: bool = False

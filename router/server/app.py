@@ -52,8 +52,7 @@ class DaemonOptions:
     port: int = 4114
     # File to write the URL to once the daemon is ready.
     ready_file: Path | None = None
-    # API key that clients must send. Without a key anyone on the network could spend the user's cloud budget, so every
-    # host except loopback then raises ConfigurationError.
+    # API key that clients must send. None is for loopback only, because others could spend the user's cloud budget.
     api_key: str | None = field(default=None, repr=False)
     # TLS certificate and key. None serves plain HTTP, which needs `insecure` beyond loopback.
     tls: TlsFiles | None = None
