@@ -226,16 +226,13 @@ class NoPolicyGates(Gates):
     _why = "no policy is calibrated for this pair of models: run `updraft calibrate`"
 
     def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:  # noqa: ARG002
-        return self._decision(1)
+        return GateDecision(1, escalate=True, reason=self._why)
 
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:  # noqa: ARG002
-        return self._decision(2)
+        return GateDecision(2, escalate=True, reason=self._why)
 
     def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:  # noqa: ARG002
-        return self._decision(3)
-
-    def _decision(self, gate: int) -> GateDecision:
-        return GateDecision(gate, escalate=True, reason=self._why)
+        return GateDecision(3, escalate=True, reason=self._why)
 
 
 class NoSignalGates(NoPolicyGates):
