@@ -1,7 +1,6 @@
 """Updraft: answers on the device when that is good enough, and in the cloud when it is not.
 
-`import updraft` is light on purpose: it loads neither torch, llama.cpp nor `openai`. Clients and transports are
-resolved on first use.
+`import updraft` loads neither torch, llama.cpp nor `openai`: clients and transports are resolved on first use.
 """
 
 # ruff: noqa: E402 - the module path must be safe before other imports

@@ -15,6 +15,7 @@ import msgspec
 
 from ..protocol.decoding import prepare_types
 from ..protocol.errors import ConfigurationError
+from ..protocol.validation_messages import plain_words
 
 _MAX_BYTES = 64_000_000
 _FETCH_S = 30.0
@@ -124,7 +125,9 @@ def load_prices(source: str) -> PriceTable:
             table = json.loads(data, object_pairs_hook=_distinct)
         return PriceTable.of(_entries(table))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigurationError(f"The price table {source} is invalid: {error}.", param="prices") from error
+        raise ConfigurationError(
+            f"The price table {source} is invalid: {plain_words(error)}.", param="prices"
+        ) from error
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

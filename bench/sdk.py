@@ -54,8 +54,8 @@ def measure(calls: int) -> dict[str, Any]:
         for client in clients.values():
             client.close()
     results: dict[str, Any] = {
-        name: {f"p{percent}_ms": float(np.percentile(each, percent)) for percent in (10, 50, 95)}
-        for name, each in times.items()
+        name: {f"p{percent}_ms": float(np.percentile(values, percent)) for percent in (10, 50, 95)}
+        for name, values in times.items()
     }
     for name in ("sdk", "sdk_ledger"):
         for kind in ("", "_stream"):

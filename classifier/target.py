@@ -23,23 +23,22 @@ class Target:
     # `quality`: minimum share of the cloud's score to keep, in (0, 1]. `cloud_share`: maximum share of requests to
     # escalate, in [0, 1]. `cost`: maximum cloud cost in US dollars per 1,000 requests, 0 or more.
     value: float = DEFAULT_QUALITY
-    # The cloud's prices in US dollars per million prompt and per million answer tokens; None: unknown. A `cost` needs
-    # prices.
+    # The cloud's prices in US dollars per million prompt and answer tokens; None: unknown. A `cost` needs prices.
     prices: tuple[float, float] | None = None
     # `level`: the target holds with the probability `promise_level` of the calibration. `mean`: the target holds on
     # average over calibrations, about half of which miss it slightly. A cost is always only an expectation.
     promise: Promise = "level"
 
     def __post_init__(self) -> None:
-        given: object = self.value
-        kind, value = ("", self.value) if isinstance(given, Real) else ("a number, ", math.nan)
-        wanted, holds = {
+        raw: object = self.value
+        kind, value = ("", self.value) if isinstance(raw, Real) else ("a number, ", math.nan)
+        bounds, holds = {
             "quality": ("above 0 and at most 1", 0 < value <= 1),
             "cloud_share": ("from 0 to 1", 0 <= value <= 1),
             "cost": ("0 or more US dollars per 1,000 requests", 0 <= value < math.inf),
         }[self.name]
         if not holds:
-            raise ConfigurationError(f"{self.name} must be {kind}{wanted}, not {given!r}.", param=self.name)
+            raise ConfigurationError(f"{self.name} must be {kind}{bounds}, not {raw!r}.", param=self.name)
         if self.promise not in PROMISES:
             raise ConfigurationError(f"promise must be {' or '.join(PROMISES)}, not {self.promise}.", param="promise")
         if self.name == "cost" and not any(self.prices or ()):

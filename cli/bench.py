@@ -164,8 +164,7 @@ def router(
 ) -> None:
     """Measure a router that is trained on graded prompts, by RouteLLM's protocol: APGR, CPT50, CPT80, calibration.
 
-    Also measures the guarantee. Shares and CPTs are fractions of 1. Without --test, rows are scored by five-fold
-    cross-validation.
+    Also measures the guarantee. Shares are fractions of 1. Without --test, five-fold cross-validation scores the rows.
 
     \b
     Examples
@@ -238,9 +237,9 @@ def live(
     from ..bench.live.questions import written_questions
     from .calibrate.live_bench import measured
 
-    asked = written_questions()[:questions]
+    sample = written_questions()[:questions]
     with tempfile.TemporaryDirectory(prefix="updraft-live-") as folder:
-        figures = measured(local, asked, seeds, answers or Path(folder) / "answers.jsonl", output.note)
+        figures = measured(local, sample, seeds, answers or Path(folder) / "answers.jsonl", output.note)
     config = {"local": Path(local).name, "questions": questions, "seeds": seeds}
     _show(_report("live", config, figures), json_path)
 

@@ -70,9 +70,9 @@ def _install(venv: Path, extras: set[str]) -> None:
         _install_llama(python)
     if extras & {"cloud", "train", "all"} and sys.platform == "linux":
         _install_torch(python)
-    wanted = ",".join(sorted(extras))
-    _print(f"installing .[{wanted}] into {venv.name}")
-    _pip(python, "-c", str(CONSTRAINTS), "-e", f"{ROOT}[{wanted}]")
+    names = ",".join(sorted(extras))
+    _print(f"installing .[{names}] into {venv.name}")
+    _pip(python, "-c", str(CONSTRAINTS), "-e", f"{ROOT}[{names}]")
     (venv / f".updraft-{'-'.join(sorted(extras))}").write_text(_digest())
     _print(f"ready after {time.monotonic() - started:.0f} s")
 

@@ -21,7 +21,7 @@ app = CommandLine(help="Run a gateway and its nodes from one YAML file, as local
 def up(
     file: Annotated[Path, typer.Argument(metavar="YAML", help="File that describes the gateway and the models.")],
     local: Annotated[
-        bool, typer.Option("--local", rich_help_panel="Network", help="Run local processes, restarted when they die.")
+        bool, typer.Option("--local", rich_help_panel="Cloud", help="Run local processes, restarted when they die.")
     ] = False,
     on_ray: Annotated[bool, typer.Option("--ray", help="Run on Ray Serve, which also scales.")] = False,
     address: Annotated[

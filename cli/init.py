@@ -109,11 +109,11 @@ def _back_up(path: Path, asks: bool, force: bool) -> None:
     typer.confirm(f"{path} exists already. Replace these settings?", default=False, abort=True, err=True)
 
 
-def _named(given: str | None, asks: bool, question: str, default: str) -> str | None:
+def _named(answer: str | None, asks: bool, question: str, default: str) -> str | None:
     """Return the option's value, or else the user's answer to `question`. The value `none` becomes None."""
-    if given is None:
-        given = str(typer.prompt(question, default=default, err=True)) if asks else "none"
-    return None if given.strip() in ("", "none") else given.strip()
+    if answer is None:
+        answer = str(typer.prompt(question, default=default, err=True)) if asks else "none"
+    return None if answer.strip() in ("", "none") else answer.strip()
 
 
 def _installed(local: str | None, *, yes: bool) -> str | None:
@@ -206,7 +206,7 @@ def _place_for(path: Path, text: str | None = None) -> Path:
     """Return `path`, or a numbered path if this file has other contents, to which older settings may refer."""
     numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
     places = itertools.chain((path,), numbered)
-    return next(each for each in places if not each.exists() or (text and each.read_bytes() == text.encode()))
+    return next(place for place in places if not place.exists() or (text and place.read_bytes() == text.encode()))
 
 
 def _print(line: str) -> None:

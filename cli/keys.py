@@ -36,7 +36,8 @@ def create(
         str | None, typer.Option(help="Tenant of the key; a tenant's keys share cached prefixes. [the key's name]")
     ] = None,
     models: Annotated[
-        list[str] | None, typer.Option("--model", help="Model that the key may use; repeatable. [all]")
+        list[str] | None,
+        typer.Option("--model", rich_help_panel="Network", help="Model that the key may use; repeatable. [all]"),
     ] = None,
     priority: Annotated[
         Literal["interactive", "escalation", "batch"], typer.Option(help="Class of the key's requests in the queue.")
@@ -70,8 +71,8 @@ def create(
     }
     for unknown in set(scopes or ()) - set(SCOPES):
         raise typer.BadParameter(f"{unknown!r} is not one of {', '.join(SCOPES)}.", param_hint="--scope")
-    given = {"name": name, "tenant": tenant, "scopes": scopes, "priority": priority, "models": models}
-    new = convert({**given, "limits": limits, "expires_in_days": expires_in_days}, NewKey)
+    fields = {"name": name, "tenant": tenant, "scopes": scopes, "priority": priority, "models": models}
+    new = convert({**fields, "limits": limits, "expires_in_days": expires_in_days}, NewKey)
     _print_key(*KeyDatabase(options.key_database(keys)).create(new, _actor()), as_json)
 
 
@@ -93,7 +94,7 @@ def import_keys(
     imported = KeyDatabase(options.key_database(keys)).take_over(text, _actor())
     if as_json:
         return json_output.show([_facts(record) for record in imported])
-    return output.echo("\n".join(f"{each.principal.name} ({each.principal.key_id})" for each in imported))
+    return output.echo("\n".join(f"{record.principal.name} ({record.principal.key_id})" for record in imported))
 
 
 @app.command("list")
@@ -113,11 +114,11 @@ def list_keys(keys: KeyFile = None, as_json: json_output.Flag = False) -> None:
     if as_json:
         return json_output.show([_facts(record) for record in records])
     table = columns("name", "tenant", "scopes", "models", "priority", "limits", "expires", fold=True)
-    for each in map(_facts, records):
-        limits = ", ".join(f"{name} {value:g}" for name, value in each["limits"].items()) or "none"
-        models, scopes = ", ".join(each["models"]) or "all", ", ".join(each["scopes"])
-        words = (each["name"], each["tenant"], scopes, models, each["priority"], limits)
-        table.add_row(*map(escape, words), "never" if each["expires_at"] is None else _day(each["expires_at"]))
+    for facts in map(_facts, records):
+        limits = ", ".join(f"{name} {value:g}" for name, value in facts["limits"].items()) or "none"
+        models, scopes = ", ".join(facts["models"]) or "all", ", ".join(facts["scopes"])
+        words = (facts["name"], facts["tenant"], scopes, models, facts["priority"], limits)
+        table.add_row(*map(escape, words), "never" if facts["expires_at"] is None else _day(facts["expires_at"]))
     console = Console(highlight=False)
     console.width = max(console.width, console.measure(table).maximum)  # a name is one word, also in a narrow terminal
     return console.print(table)
@@ -172,8 +173,8 @@ def audit(keys: KeyFile = None, as_json: json_output.Flag = False) -> None:
     entries = _database(keys).audit()
     if as_json:
         return json_output.show(msgspec.to_builtins(entries))
-    for each in entries:
-        output.echo(f"{_day(each.at)}  {each.actor}  {each.action}  {each.name} ({each.key_id})")
+    for entry in entries:
+        output.echo(f"{_day(entry.at)}  {entry.actor}  {entry.action}  {entry.name} ({entry.key_id})")
     return None
 
 

@@ -55,9 +55,9 @@ def learn(
     models = {"local": local_name(config), "cloud": options.cloud_model_of(config)}
     with closing(ExperienceStore(path)) as experience:
         rows = experience.rows(pair_name(models))
-        known = experience.pairs()
+        counts = experience.pairs()
     if not rows:
-        known_pairs = ", ".join(f"{pair} ({n})" for pair, n in known.items()) or "no pair"
+        known_pairs = ", ".join(f"{pair} ({n})" for pair, n in counts.items()) or "no pair"
         raise ConfigurationError(f"No requests of {pair_name(models)} are recorded. Recorded: {known_pairs}.")
     sound = readable(rows)
     if len(sound) < len(rows):

@@ -1,7 +1,6 @@
 """The `updraft` command: registers all subcommands and reports every failure in one line.
 
-The modules imported here only declare options. Each command imports its dependencies when it runs, so that
-`updraft --help` stays fast.
+These imports only declare options. Commands import their dependencies when they run, so `updraft --help` is fast.
 """
 
 from __future__ import annotations

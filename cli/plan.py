@@ -22,9 +22,7 @@ def plan(
     costs: Annotated[
         Path, typer.Option(metavar="JSON", help="Step times from updraft bench engine --only steps --json PATH.")
     ],
-    num_blocks: Annotated[
-        int, typer.Option("--num-gpu-blocks-override", min=1, max=10_000_000, help="KV cache blocks per node.")
-    ],
+    num_gpu_blocks_override: Annotated[int, typer.Option(min=1, max=10_000_000, help="KV cache blocks per node.")],
     requests: Annotated[
         int, typer.Option(min=1, max=1_000_000, help="Number of requests to use from the trace.")
     ] = 1_000,
@@ -36,9 +34,8 @@ def plan(
     share: Annotated[float, typer.Option(min=0.5, max=1.0, help="Share of requests within the objective.")] = 0.99,
     limits: options.BatchLimits,
     block_size: Annotated[int, typer.Option(min=1, max=1_024, help="Option --block-size of the nodes.")] = 16,
-    context_length: Annotated[
-        int | None,
-        typer.Option("--max-model-len", min=1, max=10_000_000, help="Context length. [KV cache size]"),
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, max=10_000_000, help="Context length. [KV cache size]")
     ] = None,
     usd_per_hour: Annotated[float | None, typer.Option(min=0, max=1_000_000, help="Price of a node.")] = None,
     cloud_share: Annotated[
@@ -69,16 +66,16 @@ def plan(
 
     if plot is not None:
         check_plotting()
-    given = asdict(limits)
-    used = settings_of(limits_from(costs, given.pop("mode"), limits.max_step_ms), **given)
-    config = EngineConfig(context_length=context_length, block_size=block_size, **used)
-    shape = NodeShape(config, read_costs(costs), num_blocks)
+    flags = asdict(limits)
+    used = settings_of(limits_from(costs, flags.pop("mode"), limits.max_step_ms), **flags)
+    config = EngineConfig(max_model_len=max_model_len, block_size=block_size, **used)
+    shape = NodeShape(config, read_costs(costs), num_gpu_blocks_override)
     planner = Planner(
         faster(read_trace(trace, requests), rate), shape, PlanObjective(ttft_s, tpot_s, share), usd_per_hour
     )
     tried = planner.smallest()
-    fleet = next(each for each in tried if each.share >= share)
-    result: dict[str, Any] = {"nodes": fleet.nodes, "limits": used, "tried": [asdict(each) for each in tried]}
+    fleet = next(candidate for candidate in tried if candidate.share >= share)
+    result: dict[str, Any] = {"nodes": fleet.nodes, "limits": used, "tried": [asdict(candidate) for candidate in tried]}
     if cloud_share is not None:
         result["with_device"] = asdict(planner.with_device(cloud_share))
     if compare:
@@ -104,16 +101,16 @@ def _print(tried: list[FleetFigures], fleet: FleetFigures, result: dict[str, Any
     headings = ("nodes", "within", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "busy", "waste", "$/M")
     table = columns(*headings, right=headings)
     table.padding = 0  # so that ten columns fit in a terminal
-    for each in tried:
-        times = (each.ttft_p50_s, each.ttft_p99_s, each.tpot_p50_s, each.tpot_p99_s)
+    for candidate in tried:
+        times = (candidate.ttft_p50_s, candidate.ttft_p99_s, candidate.tpot_p50_s, candidate.tpot_p99_s)
         table.add_row(
-            f"[bold]{each.nodes}[/bold]" if each is fleet else str(each.nodes),
-            f"{each.share:.1%}",
+            f"[bold]{candidate.nodes}[/bold]" if candidate is fleet else str(candidate.nodes),
+            f"{candidate.share:.1%}",
             *(f"{1e3 * seconds:,.0f} ms" for seconds in times),
-            f"{each.tokens_per_s:,.0f}",
-            f"{each.busy:.0%}",
-            f"{each.kv_waste:.0%}",
-            dollars(each.usd_per_million, ".2f"),
+            f"{candidate.tokens_per_s:,.0f}",
+            f"{candidate.busy:.0%}",
+            f"{candidate.kv_waste:.0%}",
+            dollars(candidate.usd_per_million, ".2f"),
         )
     Console(highlight=False).print(table)
     nodes = "1 node meets" if fleet.nodes == 1 else f"{fleet.nodes} nodes meet"
@@ -128,10 +125,10 @@ def _print(tried: list[FleetFigures], fleet: FleetFigures, result: dict[str, Any
         output.echo(f"{fleet.refused} requests were refused: longer than a node's context, or the queue was full.")
     if device := result.get("with_device"):
         output.echo(f"If devices answer all that does not escalate: {device['nodes']} nodes.")
-    for name, each in result.get("modes", {}).items():
-        times = f"TTFT {1e3 * each['ttft_p50_s']:,.0f} ms (p99 {1e3 * each['ttft_p99_s']:,.0f})"
-        times += f", TPOT {1e3 * each['tpot_p50_s']:,.1f} ms (p99 {1e3 * each['tpot_p99_s']:,.1f})"
-        output.echo(f"--mode {name}: {each['share']:.1%} within, {times}.")
+    for name, candidate in result.get("modes", {}).items():
+        times = f"TTFT {1e3 * candidate['ttft_p50_s']:,.0f} ms (p99 {1e3 * candidate['ttft_p99_s']:,.0f})"
+        times += f", TPOT {1e3 * candidate['tpot_p50_s']:,.1f} ms (p99 {1e3 * candidate['tpot_p99_s']:,.1f})"
+        output.echo(f"--mode {name}: {candidate['share']:.1%} within, {times}.")
     if "preallocated" in result:
         by_rate = ", ".join(
             f"{nodes or 'too many'} at {rate} times the rate" for rate, nodes in result["nodes_by_rate"].items()

@@ -40,7 +40,7 @@ def list_policies(as_json: json_output.Flag = False) -> None:
     config = options.Pair().config()
     policies = [_Policy(folder, config) for folder in folders()]
     if as_json:
-        json_output.show([each.facts() for each in policies])
+        json_output.show([policy.facts() for policy in policies])
     elif not policies:
         output.echo("There are no policies yet. updraft calibrate makes one.", err=True)
     else:
@@ -58,7 +58,7 @@ def show(name: Name, local: options.Local = None, as_json: json_output.Flag = Fa
     policy = _Policy(_folder(name), options.Pair(local).config())
     if as_json:
         return json_output.show(policy.facts(whole=True))
-    for line in (*policy.words(), *(f"{each.status}  {each.finding}" for each in policy.checks())):
+    for line in (*policy.words(), *(f"{check.status}  {check.finding}" for check in policy.checks())):
         output.echo(line)
     return None
 
@@ -86,9 +86,9 @@ def verify(names: Names = None, local: options.Local = None, as_json: json_outpu
         output.echo("There are no policies to verify: updraft calibrate makes one.", err=True)
     else:
         for folder, checks in results.items():
-            for each in checks:
-                output.echo(f"{each.status:4}  {folder.name}: {each.finding}{f'  {each.fix}.' if each.fix else ''}")
-    if any(each.status == "fail" for checks in results.values() for each in checks):
+            for check in checks:
+                output.echo(f"{check.status:4}  {folder.name}: {check.finding}{f'  {check.fix}.' if check.fix else ''}")
+    if any(check.status == "fail" for checks in results.values() for check in checks):
         raise typer.Exit(1)
 
 
@@ -104,15 +104,15 @@ def rm(
     Example
       updraft policy rm model--big
     """
-    known = {folder.name: folder for folder in folders()}
-    if unknown := [name for name in names if name not in known]:
+    by_name = {folder.name: folder for folder in folders()}
+    if unknown := [name for name in names if name not in by_name]:
         raise _unknown(unknown[0])
     if not yes:
         if not sys.stdin.isatty():
             raise ConfigurationError("There is no terminal to confirm on: add --yes.")
         typer.confirm(printable(f"Delete {', '.join(names)}?"), abort=True, err=True)
     for name in dict.fromkeys(names):
-        folder = known[name]
+        folder = by_name[name]
         if folder.is_symlink():
             folder.unlink()
         else:
@@ -136,8 +136,8 @@ def folders() -> list[Path]:
 def check_policies(config: RouterConfig) -> list[Check]:
     """Return the problems of the policies on this machine, without hashing model files."""
     results = [(folder.name, _Policy(folder, config).checks()) for folder in folders()]
-    return [Check("policies", each.status, f"{name}: {each.finding}", each.fix)
-            for name, checks in results for each in checks if each.status != "ok"]  # fmt: skip
+    return [Check("policies", check.status, f"{name}: {check.finding}", check.fix)
+            for name, checks in results for check in checks if check.status != "ok"]  # fmt: skip
 
 
 def _folder(name: str) -> Path:
@@ -150,8 +150,8 @@ def _folder(name: str) -> Path:
 
 
 def _unknown(name: str) -> NotFoundError:
-    known = ", ".join(folder.name for folder in folders()) or "none"
-    return NotFoundError(f"There is no policy {name!r}. Known: {known}.")
+    names = ", ".join(folder.name for folder in folders()) or "none"
+    return NotFoundError(f"There is no policy {name!r}. Known: {names}.")
 
 
 def _as_json(check: Check) -> dict[str, str]:
@@ -200,20 +200,20 @@ class _Policy:
         from ..classifier.policy.summary import sentences
 
         card = self.loaded.card
-        known = card.local_model
-        made = "" if known is None else f" as {known.quantization}{f', run by {known.engine}' if known.engine else ''}"
+        local = card.local_model
+        form = "" if local is None else f" as {local.quantization}{f', run by {local.engine}' if local.engine else ''}"
         sources = ", ".join(f"{source.name} ({source.rows} rows)" for source in card.data)
         scope = card.calibrated_on
         turns = "single questions" if scope.turns == 1 else f"conversations of up to {scope.turns} turns"
         return [
-            f"{card.models['local']}{made}, with {card.models['cloud']}. Made on {card.date or 'an unknown date'}.",
+            f"{card.models['local']}{form}, with {card.models['cloud']}. Made on {card.date or 'an unknown date'}.",
             f"Calibrated on {sources or 'unnamed data'}: {turns}, in {' and '.join(scope.scripts) or 'no'} script.",
             *sentences(self.loaded, self.config.target),
         ]
 
     def row(self) -> tuple[str, ...]:
         """Return the cells of the policy's row in the table."""
-        worst = next((each for status in ("fail", "warn") for each in self.checks() if each.status == status), None)
+        worst = next((check for status in ("fail", "warn") for check in self.checks() if check.status == status), None)
         fits = "yes" if worst is None else worst.finding
         if isinstance(self.loaded, UpdraftError):
             return self.folder.name, "-", "-", "-", "-", fits
@@ -232,29 +232,29 @@ class _Policy:
         from ..router.factory import local_identity
         from ..router.gates.selection import other_weights
 
-        made, name = policy.local_model, policy.card.models["local"]
-        if made is None:
+        identity, name = policy.local_model, policy.card.models["local"]
+        if identity is None:
             return [Check("model", "warn", f"the policy does not record its file of {name}", _FRESH)]
-        if (served := self._served_check(policy.card.models, made, whole)) is not None:
+        if (served := self._served_check(policy.card.models, identity, whole)) is not None:
             return [served]
         if (file := self._model_file(name)) is None:
             fix = "name the model's file or server with --local"
             return [Check("model", "warn", f"there is no local model {name} to compare with", fix)]
         try:
             here = local_identity(self.config_of(file))
-            if difference := made.difference(here):
+            if difference := identity.difference(here):
                 raise other_weights(self.folder, policy.card.models, difference)
-            if whole and made.sha256 and file_sha256(file) != made.sha256:
+            if whole and identity.sha256 and file_sha256(file) != identity.sha256:
                 return [Check("model", "fail", f"{file} has another SHA-256 than the calibrated file", _FRESH)]
         except (UpdraftError, OSError) as error:
             return [Check("model", "fail", str(error), "")]
         same = Check("model", "ok", f"{file.name} is the calibrated model, as {here.quantization}")
-        if made.engine in ("", engine_version()):
+        if identity.engine in ("", engine_version()):
             return [same]
-        text = f"calibrated with {made.engine}, but {engine_version() or 'no engine'} is installed"
+        text = f"calibrated with {identity.engine}, but {engine_version() or 'no engine'} is installed"
         return [same, Check("engine", "warn", text, "answers may differ slightly: run updraft calibrate again")]
 
-    def _served_check(self, models: dict[str, str], made: ModelIdentity, whole: bool) -> Check | None:
+    def _served_check(self, models: dict[str, str], identity: ModelIdentity, whole: bool) -> Check | None:
         """Check that the local server runs the policy's model. `whole`: ask the server.
 
         Returns None if no local server is configured, or if it serves a model of another name.
@@ -267,12 +267,12 @@ class _Policy:
             return None
         if not whole:
             asks = Check("model", "warn", f"{self.config.local} was not asked: run updraft policy verify", "")
-            return asks if made.quantization.startswith(SERVED) else None
+            return asks if identity.quantization.startswith(SERVED) else None
         try:
             here = served_model(self.config)
             if here is None or here.name != models["local"]:
                 return None
-            if difference := made.difference(here.identity):
+            if difference := identity.difference(here.identity):
                 raise other_weights(self.folder, models, difference)
         except UpdraftError as error:
             return Check("model", "fail", str(error), "")
@@ -307,6 +307,6 @@ def _show_table(policies: list[_Policy]) -> None:
     from .shared.tables import columns
 
     table = columns("name", "pair", "rows", "promise", "date", "fits", right=("rows",), fold=True)
-    for each in policies:
-        table.add_row(*map(escape, each.row()))
+    for policy in policies:
+        table.add_row(*map(escape, policy.row()))
     Console(highlight=False).print(table)

@@ -40,7 +40,7 @@ class AccessFlags:
     allowed_hosts: Annotated[
         list[str] | None,
         typer.Option(
-            "--allowed-host",
+            "--allowed-hosts",
             metavar="NAME",
             help="Host name that clients may use; repeatable. A server beyond loopback also allows all IP addresses.",
         ),
@@ -123,13 +123,11 @@ class EngineFlags(options.BatchLimits):
             help="Step times that --mode sets its limits by, from updraft bench engine --only steps --json PATH.",
         ),
     ] = None
-    context_length: Annotated[
-        int | None,
-        typer.Option("--max-model-len", min=1, help="Maximum tokens of prompt plus answer. [as model and cache allow]"),
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, help="Maximum tokens of prompt plus answer. [as model and cache allow]")
     ] = None
-    num_blocks: Annotated[
-        int | None,
-        typer.Option("--num-gpu-blocks-override", min=1, help="KV cache blocks. [for a full batch, if memory allows]"),
+    num_gpu_blocks_override: Annotated[
+        int | None, typer.Option(min=1, help="KV cache blocks. [for a full batch, if memory allows]")
     ] = None
     default_max_tokens: Annotated[
         int, typer.Option(min=1, help="Maximum tokens per answer if the request sets no max_tokens.")
@@ -173,11 +171,11 @@ class EngineFlags(options.BatchLimits):
         from ..cloud_engine.engine.config import EngineConfig, settings_of, usual_block_size
         from ..cloud_engine.planning.mode_limits import limits_from
 
-        given = asdict(self)
-        of_mode = limits_from(given.pop("step_costs"), given.pop("mode"), self.max_step_ms)
-        limits = settings_of(of_mode, **{name: given.pop(name) for name in asdict(of_mode)})
-        given["block_size"] = given["block_size"] or usual_block_size(self.device)
-        return EngineConfig(**limits, **given, threads=threads)
+        values = asdict(self)
+        of_mode = limits_from(values.pop("step_costs"), values.pop("mode"), self.max_step_ms)
+        limits = settings_of(of_mode, **{name: values.pop(name) for name in asdict(of_mode)})
+        values["block_size"] = values["block_size"] or usual_block_size(self.device)
+        return EngineConfig(**limits, **values, threads=threads)
 
 
 @shows("--local", "--cloud-url", "--cloud-model", "--api-key-env", "--quality", "--host", "--port", "--config")

@@ -39,8 +39,8 @@ class Scrape:
         return cls(at, samples)
 
     def sum(self, name: str, **labels: str) -> float:
-        wanted = set(labels.items())
-        return sum(value for pairs, value in self.samples.get(_P + name, {}).items() if wanted <= set(pairs))
+        required = set(labels.items())
+        return sum(value for pairs, value in self.samples.get(_P + name, {}).items() if required <= set(pairs))
 
 
 def facts(now: Scrape, before: Scrape | None, nodes: list[dict[str, Any]]) -> dict[str, Any]:

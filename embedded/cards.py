@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..classifier.evaluation.metrics import auroc
-from ..classifier.evaluation.single_signals import SINGLE_SIGNALS, TOKEN_CONFIDENCE
+from ..classifier.evaluation.single_signals import MEAN_LOGPROB, SINGLE_SIGNALS
 from ..classifier.features.blocks import view_of
 from ..classifier.graded_row import GradedRow
 from . import pocket
@@ -143,6 +143,6 @@ def _table(test: Sequence[GradedRow]) -> str:
 def _row(kind: str, group: Sequence[GradedRow]) -> str:
     small = np.array([o.weak for o in group])
     large = np.array([o.strong for o in group])
-    confidence = np.array([-SINGLE_SIGNALS[TOKEN_CONFIDENCE](view_of(o)) for o in group])
+    confidence = np.array([-SINGLE_SIGNALS[MEAN_LOGPROB](view_of(o)) for o in group])
     area = f"{auroc(confidence, small > 0.5):.3f}" if 0 < small.mean() < 1 else "-"
     return f"| {kind} | {len(group)} | {100 * small.mean():.1f} % | {100 * large.mean():.1f} % | {area} |"

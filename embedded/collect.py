@@ -1,7 +1,6 @@
 """Runs both pocket models over tasks and grades the answers.
 
-The result is the classifier's training data: for every task, the local run with its signals, and whether each tier was
-right.
+The result is the classifier's training data: each task's local run with signals, and whether each tier was right.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from ..classifier.calibration.operating_point import OperatingPoint
 from ..classifier.calibration.rows import CalibrationRows
 from ..classifier.calibration.threshold_path import Thresholds, escalated
 from ..classifier.evaluation.metrics import ECE_BINS, ReliabilityBin, auroc, bootstrap, ece, reliability
-from ..classifier.evaluation.single_signals import SINGLE_SIGNALS, TOKEN_CONFIDENCE, single_signal
+from ..classifier.evaluation.single_signals import MEAN_LOGPROB, SINGLE_SIGNALS, single_signal
 from ..classifier.features.blocks import view_of
 from ..classifier.features.feature_rows import featurise, has_opening
 from ..classifier.graded_row import GradedRow, scores
@@ -190,7 +190,7 @@ def _left_out_together(rows: Sequence[GradedRow], by: Grouping) -> list[list[str
 def group_reports(judged: Floats, rows: Sequence[GradedRow], groups: Sequence[str]) -> list[GroupReport]:
     """Return one report per group, sorted by name."""
     names, wrong = np.array(groups), is_wrong(rows)
-    confidence = single_signal(TOKEN_CONFIDENCE, [view_of(row) for row in rows])
+    confidence = single_signal(MEAN_LOGPROB, [view_of(row) for row in rows])
     weak, strong = scores(rows)
     reports: list[GroupReport] = []
     for name in np.unique(names):

@@ -40,8 +40,7 @@ def load_tokenizer() -> Tokenizer:
 def train_tokenizer(tasks: int = 60_000, seed: int = 0) -> Tokenizer:
     """Train a new tokenizer of `VOCAB_SIZE` entries; special tokens get the ids 0 to 2.
 
-    Pairs of equal count are merged in random order, so two calls give different ids, and a model works only with the
-    tokenizer of its training.
+    Pairs of equal count are merged in random order: calls differ, and a model needs the tokenizer of its training.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 

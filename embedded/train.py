@@ -40,8 +40,7 @@ _SHORT, _LONG_EVERY = 192, 8
 _ANSWER = 1 << 15
 _SAVE_EVERY_S = 120.0
 Optimizers = list[torch.optim.Optimizer]
-# The models should learn answers; a small weight on questions makes question log-probabilities meaningful, which the
-# router uses as a sign of unusual questions.
+# The models should learn answers; a small weight on questions lets the router notice unusual questions.
 _QUESTION_WEIGHT = 0.1
 
 

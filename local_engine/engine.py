@@ -173,8 +173,7 @@ class LocalEngine:
         return self._start(prompt, params, constraint, offered)
 
     def start_text(self, prompt: Prompt, params: SamplingParams, *, constraint: Constraint | None = None) -> LocalRun:
-        """Continue a prompt without a chat template. Text gets the BOS and EOS tokens that the model requires; token
-        ids stay unchanged.
+        """Continue a prompt without a chat template. Text, but no list of ids, gets the model's BOS and EOS.
 
         Raises the same errors as `start`.
         """
@@ -205,8 +204,7 @@ class LocalEngine:
         return self.chat_prompt(messages, **options).ids
 
     def chat_prompt(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> ChatPrompt:
-        """Encode a chat. Control tokens come only from the template, except a BOS token that the model file requires
-        and the template omits.
+        """Encode a chat. Only the template gives control tokens, except a required BOS token that the template omits.
 
         Raises ModelLoadError if the template is broken, InvalidRequestError if the template rejects the messages.
         """
@@ -273,8 +271,8 @@ class LocalEngine:
         if not prompt:
             raise InvalidRequestError("The prompt is empty: send at least one token.", param="prompt")
         params.check_vocabulary(self._model.vocab_size)
-        left = self.context_length - len(prompt)
-        if left < 1:
+        remaining = self.context_length - len(prompt)
+        if remaining < 1:
             raise ContextLengthError(
                 f"The prompt of {len(prompt)} tokens does not fit the context of {self.context_length} tokens: shorten "
                 "the messages.",
@@ -286,7 +284,7 @@ class LocalEngine:
         request = LocalGenerationRequest(
             prompt,
             params,
-            limit=min(left, params.max_tokens or self._default_max_tokens),
+            limit=min(remaining, params.max_tokens or self._default_max_tokens),
             end_ids=ends,
             sampler=RowSampler(params, prompt, ends, grammar),
             detects_repetition=params.detects_repetition and grammar is None and tools is None,

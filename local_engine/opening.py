@@ -23,8 +23,7 @@ from .trial_load import ensure_loadable
 
 @dataclass(frozen=True, slots=True)
 class EngineCandidate:
-    """A model file to check and load. `need`: bytes of memory. `sound`: a file known to load, used to test the build
-    of llama.cpp."""
+    """A model file to check and load. `need`: bytes of memory. `sound`: a file known to load, to test llama.cpp."""
 
     path: Path
     options: LocalOptions
@@ -34,8 +33,7 @@ class EngineCandidate:
 
     @classmethod
     def of(cls, path: Path, options: LocalOptions | None, *, sound: Path) -> EngineCandidate:
-        """Create a candidate, with `updraft tune`'s results for options that are None. Raises ModelLoadError and
-        InvalidRequestError."""
+        """Create a candidate, with tuned values for missing options. Raises ModelLoadError, InvalidRequestError."""
         options = tuned_options(path, options or LocalOptions())
         header = read_model_header(path)
         return cls(path, options, header, plan_of(header, options), sound)
@@ -58,9 +56,8 @@ class EngineCandidate:
 def open_engine(path: Path, options: LocalOptions | None = None, *, sound: Path) -> LocalEngine:
     """Check and load one model. `sound`: a model file that is known to load, used to test the build of llama.cpp.
 
-    Raises ModelLoadError for a missing, damaged, hostile or unsupported file, ModelTooLargeError if the memory is too
-    small, MissingDependencyError or ConfigurationError for a missing or broken llama.cpp, InvalidRequestError for
-    invalid options.
+    Raises ModelLoadError for an unusable file, ModelTooLargeError if the memory is too small, MissingDependencyError or
+    ConfigurationError for a missing or broken llama.cpp, InvalidRequestError for invalid options.
     """
     candidate = EngineCandidate.of(path, options, sound=sound)
     candidate.check(free_memory(this_machine()))
@@ -68,8 +65,7 @@ def open_engine(path: Path, options: LocalOptions | None = None, *, sound: Path)
 
 
 def plan_of(header: GgufHeader, options: LocalOptions) -> MemoryPlan:
-    """Return the memory-relevant sizes of an engine with these options. Raises InvalidRequestError, and ModelLoadError
-    for an unusable adapter."""
+    """Return the engine's sizes that take memory. Raises InvalidRequestError, ModelLoadError for a bad adapter."""
     options.check()
     layout = layout_of(header, options)
     return MemoryPlan(

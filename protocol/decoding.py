@@ -18,6 +18,7 @@ from .errors import (
     WrongTypeError,
     invalid_field,
 )
+from .validation_messages import plain_words
 
 #: OpenAI fields that Updraft does not implement. Logs may name these fields but no other unknown field, because other
 #: names may be private text of the caller.
@@ -32,7 +33,7 @@ _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _MEDIA = {"image_url": "Image", "input_audio": "Audio", "file": "File"}  # parts that only some clouds support
 _MAX_NESTED = 8  # depth of tool calls in messages; nulls in deeper values are not dropped
 _MAX_NAME = 100  # maximum characters of a field's name in an error
-_MAX_WORDS = 500  # maximum characters of a msgspec message in an error
+_MAX_WORDS = 500  # maximum characters of a message about types in an error
 #: Exceptions that msgspec raises for bytes that are not JSON or are nested too deeply.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 R = TypeVar("R")
@@ -106,10 +107,8 @@ def refusal(message: str) -> InvalidRequestError:
     if (kind := message.partition("Invalid value '")[2].partition("'")[0]) in _MEDIA:
         fault = f"{_MEDIA[kind]} input is not supported by this model: send text, or ask a model that supports it."
         return UnsupportedFeatureError(fault, param=param)
-    message = f"Invalid request: {message[:_MAX_WORDS]}"
-    if "Expected `" in message:
-        return WrongTypeError(message, param=param)
-    return invalid_field(param, message)
+    fault = f"Invalid request: {plain_words(message)[:_MAX_WORDS]}."
+    return WrongTypeError(fault, param=param) if "Expected `" in message else invalid_field(param, fault)
 
 
 def unsupported(param: str) -> UnsupportedFeatureError:

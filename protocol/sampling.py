@@ -34,8 +34,7 @@ class SamplingParams:
     min_p: float | None = None
     # Typical sampling (Meister et al. 2023): probability mass to keep; 1 is off.
     typical_p: float | None = None
-    # Penalty on tokens in prompt or answer: divides positive logits, multiplies negative ones (Keskar et al. 2019);
-    # 1 is off.
+    # Penalty on tokens in prompt or answer: divides positive logits, multiplies others (Keskar et al. 2019); 1: off.
     repetition_penalty: float | None = None
     # OpenAI's frequency penalty, counted over the answer only.
     frequency_penalty: float = 0.0

@@ -12,6 +12,7 @@ import msgspec
 
 from .errors import invalid_value
 from .schemas.enforceable import enforceable
+from .validation_messages import plain_words
 
 MAX_CONSTRAINT_CHARS = 2**17
 MAX_TOOLS = 128
@@ -185,7 +186,7 @@ def allowed_tools(fields: Mapping[str, Any]) -> Mapping[str, Any]:
         allowed = msgspec.convert(choice, AllowedChoice).allowed_tools
         tools = msgspec.convert(fields.get("tools"), list[dict[str, Any]])
     except msgspec.ValidationError as error:
-        raise invalid_value("tool_choice", f"allowed_tools: {error}") from error
+        raise invalid_value("tool_choice", f"allowed_tools: {plain_words(error)}") from error
     shown = [(tool.type, tool.function.name) for tool in allowed.tools]
     kept = [tool for tool in tools if (tool.get("type"), _name_of(tool)) in shown]
     if not kept or len(kept) < len(allowed.tools):

@@ -49,9 +49,7 @@ def _other_encoding(start: bytes) -> str | None:
 
 
 def normalized(form: Literal["NFC", "NFD", "NFKC"], text: str) -> str:
-    """Normalize `text`. Marks beyond 30 on one letter are dropped, because no language uses as many and sorting them
-    takes quadratic time while holding the GIL.
-    """
+    """Normalize `text`. Marks beyond 30 on one letter are dropped: sorting them takes quadratic time under the GIL."""
     if text.isascii():
         return text
     marks = "".join(map(re.escape, filter(_is_mark, set(text))))

@@ -137,8 +137,7 @@ class RouterConfig:
     # Whether `local` may be a server outside this machine and its private networks. Such a server also receives the
     # requests that privacy rules keep on the device.
     local_public: bool = False
-    # Base URL of the cloud. The path of the provider's API, such as `/v1`, is added to a bare host. `none`: no cloud
-    # tier.
+    # Base URL of the cloud. The path of the provider's API, such as `/v1`, is added to a bare host. `none`: no cloud.
     cloud_url: str | None = None
     # API of the cloud: `openai` (vLLM, SGLang and most others too), `azure`, `anthropic`, `gemini`, or an entry point
     # of the group `updraft.providers`. `auto`: `azure`, `anthropic` or `gemini` for their own hosts, else `openai`.
@@ -161,8 +160,7 @@ class RouterConfig:
     # Send the local answer as `prediction` also to clouds that are not Updraft nodes. Some clouds bill the prediction
     # tokens that they reject. Updraft nodes are recognised by `owned_by` in their list of models.
     send_drafts: bool = False
-    # Whether the cloud leaves its reasoning in the text of an answer, as `<think>`. The router then moves the reasoning
-    # to `reasoning_content`.
+    # Whether the cloud leaves its reasoning in the text, as `<think>`. The router moves it to `reasoning_content`.
     cloud_reasoning_tags: bool = False
     # When a local answer replaces the cloud's: if the cloud is `unreachable` (no connection, too slow, 429 or 5xx after
     # retries, no usable answer), after `any` failure (including a wrong key or model), or `never`.
@@ -182,8 +180,7 @@ class RouterConfig:
     # Signal for `confidence`: `probability` (geometric mean over tokens), `entropy` (exp(-mean entropy)) or `margin`
     # (logistic function of the mean lead over the runner-up).
     confidence_signal: ConfidenceSignal = "probability"
-    # Strength of the promise. `level`: the target holds with the calibration's `promise_level`. `mean`: it holds on
-    # average over calibrations, which escalates less.
+    # `level`: the target holds with the calibration's `promise_level`. `mean`: it holds on average, and less escalates.
     promise: Promise = "level"
     # Policy to use: `auto` (calibrated for this pair of models), a name of `updraft policy list`, or a folder.
     policy: str = "auto"
@@ -197,8 +194,7 @@ class RouterConfig:
     local_idle_s: float | None = None
     # Options of the local model in this process.
     local_options: LocalModelOptions = field(default_factory=LocalModelOptions)
-    # Start the cloud in parallel with the device if P(gain), the probability that the cloud's answer is better, is at
-    # least this before generation. `none`: never.
+    # Start the cloud in parallel with the device if P(gain) before generation is at least this. `none`: never.
     race_above: float | None = None
     # Never ask the cloud.
     offline: bool = False
@@ -236,8 +232,7 @@ class RouterConfig:
     store_days: int = 30
     # Maximum number of stored answers. The oldest are deleted first.
     store_answers: int = 10_000
-    # Folder of uploaded files and batches. Processes that share a folder work on each other's batches. `none`: no files
-    # and no batches.
+    # Folder of uploaded files and batches. Processes that share a folder work on each other's batches. `none`: neither.
     files: Path | None = None
     # Size limit of all files together, in megabytes. A single file may have at most 512.
     files_mb: int = 1024
@@ -245,11 +240,9 @@ class RouterConfig:
     exploration: float = 0.0
     # Decide on each request and record the decision, but answer every request from the cloud.
     shadow: bool = False
-    # Other names for models: `"gpt-4o" = "auto"`. The right side is `auto`, `local`, `cloud`, a model of a cloud, or
-    # another alias.
+    # Other model names: `"gpt-4o" = "auto"`. The right side is `auto`, `local`, `cloud`, a cloud's model, or an alias.
     aliases: dict[str, str] = field(default_factory=dict[str, str])
-    # Seconds of silence after which `updraft serve` sends a comment in a running stream, so that proxies do not close
-    # the connection. 0: never.
+    # Seconds of silence until `updraft serve` sends a comment in a stream, so that proxies keep it open. 0: never.
     heartbeat_s: float = 15.0
     # Size limit of a request's body to `updraft serve`, in megabytes, from 1 to 256. Uploaded files have `files_mb`.
     body_mb: int = 8

@@ -15,7 +15,7 @@ from ..classifier.policy.graph_files import CARD_NAME
 from ..embedded.pocket import pocket_small_gguf
 from ..embedded.pocket import policy_folder as pocket_policy_folder
 from ..protocol.errors import ConfigurationError, ModelLoadError, UpdraftError
-from ..protocol.safety.private_files import has_file
+from ..protocol.safety.private_files import file_version, has_file
 from ..protocol.settings import config_file
 from .config import CloudTierConfig, RouterConfig
 from .feedback.collector import ExperienceCollector, pair_name
@@ -185,10 +185,9 @@ def load_backoff(config: RouterConfig) -> LoadBackoff:
 
     def version() -> object:
         try:
-            status = model_file(config).stat()
-        except (OSError, UpdraftError):  # the file is missing, or the model is on a server
+            return file_version(model_file(config))
+        except UpdraftError:  # the model is on a server
             return None
-        return status.st_ino, status.st_size, status.st_mtime_ns
 
     return LoadBackoff(version)
 

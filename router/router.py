@@ -208,9 +208,7 @@ class Router:
         Raises ConfigurationError, and changes nothing, if `config` is unusable or a changed setting needs a restart.
         """
         await self.start()
-        changed = [
-            item.name for item in fields(config) if getattr(config, item.name) != getattr(self.config, item.name)
-        ]
+        changed = [f.name for f in fields(config) if getattr(config, f.name) != getattr(self.config, f.name)]
         if fixed := [name for name in changed if name not in LIVE_SETTINGS]:
             raise ConfigurationError(
                 f"{', '.join(fixed)} cannot change while the router runs: restart it.", param=fixed[0]

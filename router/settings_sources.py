@@ -17,6 +17,7 @@ from ..protocol import settings
 from ..protocol.errors import ConfigurationError
 from ..protocol.safety.private_files import has_file, restrict_to_owner
 from ..protocol.safety.system import is_changeable_by_others
+from ..protocol.validation_messages import plain_words
 from .accounting.budget import BudgetLimits
 from .accounting.prices import Prices
 from .config import OF_CLOUD_URL, TARGETS, CacheSettings, CloudTierConfig, LocalModelOptions, RouterConfig
@@ -65,7 +66,7 @@ def load_config(
     try:
         config = replace(msgspec.convert(values, RouterConfig, strict=False, dec_hook=_decode), **words)
     except msgspec.ValidationError as error:
-        raise ConfigurationError(f"Invalid setting: {error}") from error
+        raise ConfigurationError(f"Invalid setting: {plain_words(error)}.") from error
     learns = config.exploration or config.shadow or config.experience_text
     return replace(config, experience=experience_file()) if learns and "experience" not in values else config
 

@@ -15,8 +15,7 @@ _TAG_OF_HTML = re.compile(r"</?[a-z]{1,10}[1-6]?/?>")
 
 
 def unflagged_control_tokens(tokens: Iterable[str], *templates: str) -> list[str]:
-    """Select the tokens that users must not be able to write: words in brackets, except HTML tags that no template
-    contains."""
+    """Select the tokens that users must not write: words in brackets, except HTML tags that no template contains."""
     return [
         token
         for token in tokens

@@ -40,8 +40,7 @@ class PromptEnds:
 
 
 class Tokenizer:
-    """Thread-safe tokenizer. `eos_ids` end an answer; `vocab_size` is the highest id plus one; `special_ids` are
-    control tokens."""
+    """Thread-safe tokenizer. `eos_ids` end an answer; `vocab_size`: highest id + 1; `special_ids`: control tokens."""
 
     def __init__(
         self,

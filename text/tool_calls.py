@@ -228,8 +228,7 @@ class ToolCallParser:
 class _CallReader:
     """Incremental reader of a JSON object `{"name": ..., "arguments": ...}`, or of plain arguments if `name` is given.
 
-    `arguments` holds the arguments read but not emitted yet; `has_arguments` tells whether their key was read; `raw` is
-    the text read so far.
+    `arguments`: arguments read but not emitted yet; `has_arguments`: whether their key was read; `raw`: the text read.
     """
 
     def __init__(self, name: str = "") -> None:

@@ -1,7 +1,6 @@
 """The writer of a ledger: rows are stored in a mapped file at once, and committed in batches by a thread.
 
-Group commit lets one disk flush serve many requests. A slow or failing disk, or a process that locks the database,
-never blocks the event loop.
+Group commit lets one disk flush serve many requests. Slow disks and locks never block the event loop.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def figures(outcome: TaskOutcome) -> dict[str, Any]:
 def errors(outcomes: Iterable[TaskOutcome]) -> dict[str, Any]:
     """Summarise the failed questions: their number, the number by kind, and the first message."""
     messages = [str(reply.error) for outcome in outcomes for reply in outcome.failures]
-    kinds = Counter(each.partition(":")[0] for each in messages)
+    kinds = Counter(message.partition(":")[0] for message in messages)
     return {"count": len(messages), "by_kind": dict(kinds.most_common()), "first": messages[0] if messages else None}
 
 

@@ -49,8 +49,8 @@ class MatrixProducts:
         computes = [partial(compute, form) for form in range(min(len(forms) for _, forms in layers))]
         if self._device.type == "cuda":  # as in the engine, so that the GPU never waits for launches
             record = CudaRecorder()
-            computes = [record(each) for each in computes]
-        return min(_seconds(self._device, each) for each in computes * 3)
+            computes = [record(compute) for compute in computes]
+        return min(_seconds(self._device, compute) for compute in computes * 3)
 
 
 def memory_bandwidth(device: torch.device, size: int | None = None) -> float:

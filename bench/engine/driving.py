@@ -38,8 +38,9 @@ def make_engine(model: Decoder, config: EngineConfig, **options: Any) -> Engine:
         gc.collect()
         torch.cuda.empty_cache()
         size = usual_block_size("cuda")
-        tokens = config.max_num_seqs * _TOKENS if config.num_blocks is None else config.num_blocks * config.block_size
-        config = replace(config, device="cuda", block_size=size, num_blocks=-(-tokens // size))
+        blocks = config.num_gpu_blocks_override
+        tokens = config.max_num_seqs * _TOKENS if blocks is None else blocks * config.block_size
+        config = replace(config, device="cuda", block_size=size, num_gpu_blocks_override=-(-tokens // size))
     return Engine(ServedModel(model), config, **options)
 
 
@@ -60,5 +61,5 @@ def serve(engine: Engine, requests: Sequence[WorkloadRequest], params: SamplingP
 
 def add(engine: Engine, requests: Sequence[WorkloadRequest], params: SamplingParams = GREEDY) -> None:
     for number, request in enumerate(requests):
-        wanted = replace(params, max_tokens=request.output, ignore_eos=True)
-        engine.add_request(GenerationRequest(str(number), request.prompt, wanted))
+        own_params = replace(params, max_tokens=request.output, ignore_eos=True)
+        engine.add_request(GenerationRequest(str(number), request.prompt, own_params))

@@ -70,8 +70,8 @@ class EngineBenchOptions:
                 raise ConfigurationError(f"{group!r} cannot be measured on {self.device}.", param="only")
         for shape in filter(None, (self.shape, self.draft_shape)):
             if shape != "pocket" and shape not in SHAPES:
-                known = ", ".join(("pocket", *SHAPES))
-                raise ConfigurationError(f"Unknown shape {shape!r}: choose from {known}.", param="shape")
+                names = ", ".join(("pocket", *SHAPES))
+                raise ConfigurationError(f"Unknown shape {shape!r}: choose from {names}.", param="shape")
 
     @property
     def groups(self) -> list[str]:
@@ -81,8 +81,7 @@ class EngineBenchOptions:
 
 
 def measure(options: EngineBenchOptions, say: Say, keep: Callable[[Figures], None] = lambda _: None) -> Figures:
-    """Return flat figures by name; `vs_*` is our tokens per second over the peer's. After every group, `keep` is called
-    with all figures so far."""
+    """Return figures by name; `vs_*`: our tokens per second over the peer's. After each group, `keep` gets them."""
     keep_freed_memory()  # as a deployed engine does; the peers benefit too
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -187,8 +186,7 @@ class _EngineBench:
 
 
 class _PeerRatios:
-    """Ratios of the peers' seconds to our engine's. Our engine is timed before and after each peer, because the
-    machine's speed varies."""
+    """Ratios of the peers' seconds to our engine's. Ours is timed before and after, as speed varies."""
 
     def __init__(self, engine: Callable[[], float], say: Say) -> None:
         self._engine, self._say = engine, say

@@ -36,7 +36,10 @@ def scheduler_microseconds(sequences: int = 256, rounds: int = 15) -> float:
 
 def _scheduler_microseconds(sequences: int, steps: int = 200) -> float:
     config = EngineConfig(
-        max_num_seqs=sequences, max_num_batched_tokens=8192, max_waiting=sequences, num_blocks=sequences * 20
+        max_num_seqs=sequences,
+        max_num_batched_tokens=8192,
+        max_waiting=sequences,
+        num_gpu_blocks_override=sequences * 20,
     )
     engine = _ModelFreeEngine(ServedModel(_smallest_model()), config)
     for number in range(sequences):
@@ -76,7 +79,7 @@ def kv_waste(workload: Workload, running: int = 64) -> float:
     """Return the share of unused token slots in used blocks, over all steps, at the workload's real lengths."""
     requests = draw(Workload(512, max_prompt=8192, max_output=2048, seed=workload.seed, trace=workload.trace), 32)
     config = EngineConfig(
-        max_num_seqs=running, max_num_batched_tokens=2048, max_waiting=len(requests), num_blocks=2**16
+        max_num_seqs=running, max_num_batched_tokens=2048, max_waiting=len(requests), num_gpu_blocks_override=2**16
     )
     wasted = used = 0
     for scheduler, cache, _ in _played(requests, config):
@@ -88,9 +91,10 @@ def kv_waste(workload: Workload, running: int = 64) -> float:
 def _played(
     requests: Sequence[WorkloadRequest], config: EngineConfig
 ) -> Iterator[tuple[Scheduler, KVCacheManager, tuple[int, int]]]:
-    """Schedule all requests to their end, without a model. After every step, yield (scheduler, cache, rows), where
-    `rows` is (tokens computed, tokens sampled)."""
-    blocks = config.num_blocks or sum((len(work.prompt) + work.output) // config.block_size + 1 for work in requests)
+    """Schedule all requests, without a model. Yield (scheduler, cache, (tokens computed, tokens sampled)) per step."""
+    blocks = config.num_gpu_blocks_override or sum(
+        (len(work.prompt) + work.output) // config.block_size + 1 for work in requests
+    )
     cache = KVCacheManager(blocks, config.block_size, enable_prefix_caching=False)
     scheduler = Scheduler(config, cache, Speculator([], config))
     greedy = ResolvedParams(temperature=0.0)

@@ -81,7 +81,7 @@ def draft_of(target: Decoder, shape: str) -> Decoder:
 
 def oracle_figures(target: Decoder, draft: Decoder, acceptances: Sequence[float]) -> dict[str, float]:
     """Return the speed with simulated drafts over the speed without drafts, by acceptance rate, for single requests."""
-    return {f"spec_oracle{round(10 * each):02d}_speedup": _oracle_speedup(target, draft, each) for each in acceptances}
+    return {f"spec_oracle{round(10 * rate):02d}_speedup": _oracle_speedup(target, draft, rate) for rate in acceptances}
 
 
 def oracle_under_load(target: Decoder, draft: Decoder) -> dict[str, float]:
@@ -97,17 +97,17 @@ def uniform_logits(target: Decoder) -> Generator[None]:
     bias is no alternative, because with logit edits the draft model takes a slower path.
     """
     weight = target.norm.weight
-    kept = weight.clone()
+    original = weight.clone()
     weight.zero_()
     try:
         yield
     finally:
-        weight.copy_(kept)
+        weight.copy_(original)
 
 
 def _oracle_speedup(target: Decoder, draft: Decoder, acceptance: float, load: int = 1) -> float:
     config = EngineConfig(max_num_seqs=load, enable_prefix_caching=False, max_waiting=load)
-    config = replace(config, num_blocks=load * _CELLS // config.block_size + 1)
+    config = replace(config, num_gpu_blocks_override=load * _CELLS // config.block_size + 1)
     vocabulary = target.config.vocab_size
     prompts = [[(token + number) % vocabulary for token in range(1, _PROMPT + 1)] for number in range(load)]
     with uniform_logits(target):
@@ -122,8 +122,7 @@ def _oracle_speedup(target: Decoder, draft: Decoder, acceptance: float, load: in
 
 
 class OracleDrafter(DraftModel):
-    """A drafter that knows the answer, which all requests share, and proposes each token correctly with probability
-    `acceptance`.
+    """A drafter that knows the answer, and proposes each of its tokens correctly with probability `acceptance`.
 
     The draft model runs, so that the measured time includes drafting, but its proposals are replaced.
     """
@@ -176,8 +175,7 @@ class _Stream:
 
 
 def _alternate(plain: _Stream, drafting: _Stream) -> tuple[list[float], float]:
-    """Run both in turns. Return the speed of `drafting` over the speed of `plain` for each pair of runs, and the
-    median speed of `drafting`."""
+    """Run both in turns. Return speed ratios of `drafting` to `plain`, and the median speed of `drafting`."""
     plain.run(_BLOCK_S)
     drafting.run(2 * _BLOCK_S)
     pairs: list[tuple[float, float]] = []

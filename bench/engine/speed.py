@@ -113,7 +113,7 @@ def start_figures(folder: Path, dtype: str, device: str) -> dict[str, float]:
 
 def _warm_over_cold(model: Decoder, length: int) -> float:
     shared = [token % model.config.vocab_size for token in range(length)]
-    config = EngineConfig(max_num_seqs=8, max_num_batched_tokens=BUDGET, num_blocks=2 * length // 16 + 8)
+    config = EngineConfig(max_num_seqs=8, max_num_batched_tokens=BUDGET, num_gpu_blocks_override=2 * length // 16 + 8)
     engine = make_engine(model, config)
     cold_s, *warm_s = [serve(engine, [WorkloadRequest([*shared, 7], 1)]) for _ in range(4)]
     return statistics.median(warm_s) / cold_s

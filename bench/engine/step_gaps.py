@@ -72,9 +72,9 @@ def between_steps(ran: Iterable[Activity]) -> float:
 
 
 def _idle_within(ran: Sequence[Activity], start: float, end: float) -> float:
-    within = [Activity(max(start, each.start), min(end, each.end), "") for each in ran]
+    within = [Activity(max(start, activity.start), min(end, activity.end), "") for activity in ran]
     edges = [Activity(start, start, ""), Activity(end, end, "")]
-    return idle_time([*edges, *(each for each in within if each.start < each.end)])[0]
+    return idle_time([*edges, *(activity for activity in within if activity.start < activity.end)])[0]
 
 
 def idle_time(ran: Iterable[Activity]) -> tuple[float, float]:

@@ -46,8 +46,8 @@ class _Recording(Engine):
         self._ended = clock()
 
     def take(self, number: int, work: WorkloadRequest) -> None:
-        wanted = replace(GREEDY, max_tokens=work.output, ignore_eos=True)
-        self.add_request(GenerationRequest(str(number), work.prompt, wanted))
+        params = replace(GREEDY, max_tokens=work.output, ignore_eos=True)
+        self.add_request(GenerationRequest(str(number), work.prompt, params))
 
     def resume(self) -> None:
         """Restart the clock for the next step, to exclude work outside the engine."""
@@ -83,17 +83,17 @@ def measured_steps(
             replace(work, prompt=work.prompt[: round(len(work.prompt) ** random.random())]) for work in drawn[::2]
         ]
         engine = _Recording(model, replace(engine_config(len(drawn), running), max_num_seqs=size), clock)
-        coming, left = enumerate(drawn), [work.output for work in drawn]
+        coming, remaining = enumerate(drawn), [work.output for work in drawn]
         places = size
         while True:
-            for each, work in islice(coming, places):
-                engine.take(each, work)
+            for number, work in islice(coming, places):
+                engine.take(number, work)
             if not engine.has_work:
                 break
             came = [int(name) for name in engine.timed_step()]
-            for each in came:
-                left[each] -= 1
-            places = sum(not left[each] for each in came)
+            for number in came:
+                remaining[number] -= 1
+            places = sum(not remaining[number] for number in came)
             yield engine.steps[-1]
             engine.resume()
 
@@ -115,7 +115,7 @@ def simulation_errors(model: Decoder, running: int, workload: Workload, say: Cal
     config = engine_config(len(requests), running)
     # With few blocks, requests reuse memory as in a long-running node; the first use of memory takes extra time.
     num_blocks = running * (max(len(work.prompt) + work.output for work in requests) // config.block_size + 1)
-    config = replace(config, num_blocks=num_blocks)
+    config = replace(config, num_gpu_blocks_override=num_blocks)
     measured = list(measured_steps(model, running, workload, clock, 0))
     least = len(measured)  # enough steps to cover batches of every size
     shape = NodeShape(config, fit(measured), num_blocks)
@@ -160,9 +160,9 @@ def _run_real(
             engine.take(added, requests[added])
             added += 1
         for name in engine.timed_step():
-            each, now = served[int(name)], engine.clock() - started
-            each.first_s = now if each.first_s is None else each.first_s
-            each.last_s = now
+            answer, now = served[int(name)], engine.clock() - started
+            answer.first_s = now if answer.first_s is None else answer.first_s
+            answer.last_s = now
         if len(engine.steps) % (2 * _TURN) == 0:
             paused = engine.clock()
             turn()
@@ -171,9 +171,9 @@ def _run_real(
 
 
 def _figures(rounds: Sequence[Sequence[SimulatedAnswer]]) -> dict[str, float]:
-    served = [each for answers in rounds for each in answers]
-    spent_s = sum(max(each.last_s or 0.0 for each in answers) for answers in rounds)
-    figures = {"throughput": sum(each.request.output for each in served) / spent_s}
-    for name, values in (("ttft", [each.ttft_s for each in served]), ("tpot", [each.tpot_s for each in served])):
+    served = [answer for answers in rounds for answer in answers]
+    spent_s = sum(max(answer.last_s or 0.0 for answer in answers) for answers in rounds)
+    figures = {"throughput": sum(answer.request.output for answer in served) / spent_s}
+    for name, values in (("ttft", [work.ttft_s for work in served]), ("tpot", [work.tpot_s for work in served])):
         figures |= {f"{name}_{quantile}": float(np.percentile(values, at)) for quantile, at in _QUANTILES.items()}
     return figures

@@ -69,8 +69,8 @@ def replay(trace: Sequence[TraceRequest], nodes: int, seed: int = 0, workers: in
         chosen.tokens += computed + request.output_tokens
         end = request.at_s + computed / _PREFILL_PER_S + request.output_tokens * _TOKEN_S
         heapq.heappush(running, (end, number, node, placement))
-    asked, tokens = sum(len(request.blocks) for request in trace), [node.tokens for node in simulated]
-    hits, ideal = sum(node.cache.hits for node in simulated) / asked, together.hits / asked
+    blocks, tokens = sum(len(request.blocks) for request in trace), [node.tokens for node in simulated]
+    hits, ideal = sum(node.cache.hits for node in simulated) / blocks, together.hits / blocks
     return {
         "hit_rate": hits,
         "ideal_hit_rate": ideal,
@@ -91,10 +91,10 @@ class _Cache:
     def take(self, blocks: Sequence[int]) -> int:
         """Add a prompt's blocks to the cache, and return the number of blocks that had to be computed."""
         chain = list(_chained(blocks))
-        known = next((at for at, block in enumerate(chain) if block not in self.blocks), len(chain))
-        self.hits += known
-        self.blocks.update(chain[known:])
-        return len(chain) - known
+        cached = next((at for at, block in enumerate(chain) if block not in self.blocks), len(chain))
+        self.hits += cached
+        self.blocks.update(chain[cached:])
+        return len(chain) - cached
 
 
 @dataclass(eq=False, slots=True)

@@ -176,5 +176,5 @@ async def _connected(
 ) -> _Client:
     address = urlsplit(url)
     loop, port = asyncio.get_running_loop(), address.port or 80
-    made = await loop.create_connection(lambda: _Client(load, on_answer, on_lost), address.hostname or "", port)
-    return made[1]
+    connection = await loop.create_connection(lambda: _Client(load, on_answer, on_lost), address.hostname or "", port)
+    return connection[1]

@@ -57,9 +57,9 @@ def measure(options: GatewayBenchOptions, say: Callable[[str], None]) -> Figures
             if options.litellm_python is not None:
                 servers.append(litellm(options.litellm_python, node.url, gateway_core, folder))
             figures["direct"] = _requests(node, options, say)
-            for each in servers:
+            for starting in servers:
                 try:
-                    with each as server:
+                    with starting as server:
                         figures[server.name] = _figures_of(server, options, say)
                 except FileNotFoundError as missing:
                     say(f"{missing} is not installed: skipped")
@@ -81,9 +81,9 @@ def _figures_of(server: Server, options: GatewayBenchOptions, say: Callable[[str
     if options.memory_seconds:
         figures["memory"] = asyncio.run(_memory(server, options.memory_seconds))
         figures["memory_of_streams"] = asyncio.run(_memory(server, options.memory_seconds, _SHORT_STREAM))
-    best = max(figures[f"c{each}"]["requests_per_s"] for each in options.concurrencies)
+    best = max(figures[f"c{concurrency}"]["requests_per_s"] for concurrency in options.concurrencies)
     figures["frontier"] = _frontier(server, best, min(options.seconds, _FRONTIER_S))  # last, as requests may outlive it
-    say(f"{server.name}: { {name: each for name, each in figures.items() if not name.startswith('c')} }")
+    say(f"{server.name}: { {name: figure for name, figure in figures.items() if not name.startswith('c')} }")
     return figures
 
 
@@ -166,10 +166,10 @@ def _compared(figures: Figures, options: GatewayBenchOptions) -> Figures:
     gateway, direct = figures["updraft"], figures["direct"]
     added = {f"added_{p}_ms": gateway[lowest][f"{p}_ms"] - direct[lowest][f"{p}_ms"] for p in ("p50", "p99")}
     best = {
-        name: max(figures[name][f"c{each}"]["requests_per_s"] for each in options.concurrencies)
+        name: max(figures[name][f"c{concurrency}"]["requests_per_s"] for concurrency in options.concurrencies)
         for name in ("updraft", "nginx", "litellm")
         if name in figures
     }
     over = {f"over_{name}": best["updraft"] / rate for name, rate in best.items() if name != "updraft" and rate}
-    cpu = {name: min(figures[name][f"c{each}"]["cpu_us"] for each in options.concurrencies) for name in best}
+    cpu = {name: min(figures[name][f"c{n}"]["cpu_us"] for n in options.concurrencies) for name in best}
     return {**added, "most_requests_per_s": best, **over, "requests_per_cpu_s": {n: 1e6 / us for n, us in cpu.items()}}

@@ -59,7 +59,7 @@ class Server:
     def cpu_s(self) -> float:
         """Return the processor seconds used so far by the process and its children."""
         times = [process.cpu_times() for process in self._processes()]
-        return sum(each.user + each.system for each in times)
+        return sum(cpu.user + cpu.system for cpu in times)
 
     def memory_mb(self) -> float:
         return sum(process.memory_info().rss for process in self._processes()) / 1e6

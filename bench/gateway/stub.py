@@ -79,19 +79,19 @@ class _Stub(asyncio.Protocol):
             self._transport.write(_MODELS)
         elif b'"stream":true' in body:
             self._transport.write(_STREAM)
-            asked = _MAX_TOKENS.search(body)
-            self._stream(int(asked[1]) if asked else self._frames)
+            limit = _MAX_TOKENS.search(body)
+            self._stream(int(limit[1]) if limit else self._frames)
         elif self._slots is not None:
             self._loop.call_at(self._slots.answers_at(self._loop.time()), self._transport.write, _ANSWER)
         else:
             self._transport.write(_ANSWER)
 
-    def _stream(self, left: int) -> None:
+    def _stream(self, frames: int) -> None:
         if self._transport.is_closing():
             return
-        self._transport.write(_FRAME if left else _END)
-        if left:
-            self._loop.call_later(self._interval_s, self._stream, left - 1)
+        self._transport.write(_FRAME if frames else _END)
+        if frames:
+            self._loop.call_later(self._interval_s, self._stream, frames - 1)
 
 
 async def _serve(frames: int, interval_s: float, slots: _Slots | None) -> None:

@@ -16,8 +16,7 @@ _MISSES = "MISSES"
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit on a figure of `part`, which must be at least or at most `limit`. `find` extracts the figure from the
-    part's output."""
+    """A lower or upper limit on a figure of `part`. `find` extracts the figure from the part's output."""
 
     name: str
     part: str
@@ -108,7 +107,7 @@ def show_summary(results: Path, stem: str, codes: Mapping[str, int]) -> bool:
         table.add_column(column)
     for name, code in codes.items():
         table.add_row(f"part {name}", "", "", "ran" if code == 0 else f"exit status {code}")
-    limits = rows({name: each for name, each in read(results, stem).items() if name in codes}, LIMITS)
+    limits = rows({name: values for name, values in read(results, stem).items() if name in codes}, LIMITS)
     for row in limits:
         table.add_row(*row)
     Console().print(table)
@@ -126,11 +125,11 @@ def rows(written: Mapping[str, Written], limits: Iterable[Limit]) -> list[tuple[
     table: list[tuple[str, str, str, str]] = []
     for limit in limits:
         figure = limit.find(written[limit.part]) if limit.part in written else None
-        wanted = f"{'<=' if limit.at_most else '>='} {limit.limit:g}"
+        target = f"{'<=' if limit.at_most else '>='} {limit.limit:g}"
         if figure is None:
-            table.append((limit.name, "", wanted, "not measured"))
+            table.append((limit.name, "", target, "not measured"))
         else:
-            table.append((limit.name, f"{figure:.3g}", wanted, "holds" if limit.holds(figure) else _MISSES))
+            table.append((limit.name, f"{figure:.3g}", target, "holds" if limit.holds(figure) else _MISSES))
     return table
 
 

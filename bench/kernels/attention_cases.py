@@ -53,8 +53,8 @@ class Workload:
 
     @property
     def bytes_moved(self) -> int:
-        kept = self.sequences * self.context * 2 * self.shape.kv_heads
-        return (kept + 2 * self.rows * self.shape.heads) * self.shape.head_dim * self.dtype.itemsize
+        cached = self.sequences * self.context * 2 * self.shape.kv_heads
+        return (cached + 2 * self.rows * self.shape.heads) * self.shape.head_dim * self.dtype.itemsize
 
     @property
     def flops(self) -> int:
@@ -106,9 +106,9 @@ def attention_case(work: Workload, planner: AttentionPlanner | None = None) -> C
 def _dense(work: Workload, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Return sets of query, key and value, (sequences, heads, tokens, head_dim) each."""
     query = (work.sequences, work.shape.heads, work.queries, work.shape.head_dim)
-    kept = (work.sequences, work.shape.kv_heads, work.context, work.shape.head_dim)
+    cached = (work.sequences, work.shape.kv_heads, work.context, work.shape.head_dim)
     return [
-        (_random(work, device, *query), _random(work, device, *kept), _random(work, device, *kept))
+        (_random(work, device, *query), _random(work, device, *cached), _random(work, device, *cached))
         for _ in range(_SETS)
     ]
 

@@ -190,7 +190,7 @@ def sample_case(rows: int, vocabulary: int = _VOCABULARY, device: str = "cuda") 
 
 def _compiled(function: Callable[..., Tensor], *sets: list[Tensor]) -> Run:
     compiled: Any = torch.compile(function)
-    return lambda i: compiled(*(each[i] for each in sets))
+    return lambda i: compiled(*(tensors[i] for tensors in sets))
 
 
 def _sets(rows: int, size: int, device: str) -> list[Tensor]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...classifier.evaluation.metrics import auroc
-from ...classifier.evaluation.single_signals import TOKEN_CONFIDENCE, single_signal
+from ...classifier.evaluation.single_signals import MEAN_LOGPROB, single_signal
 from ...classifier.features.blocks import view_of
 from ...classifier.graded_row import GradedRow, scores
 from ...classifier.grading.grader import BY_ANSWER
@@ -74,12 +74,12 @@ def measure(pair: RecordedPair, seeds: int, say: Callable[[str], None]) -> dict[
     weak, strong = scores(rows)
     results: dict[str, Any] = {"questions": len(rows), "local_score": weak.mean(), "cloud_score": strong.mean()}
     variants = {"without_hidden": [replace(row, states=None) for row in rows], "with_hidden": list(rows)}
-    for name, known in variants.items():
+    for name, variant in variants.items():
         halves: list[HalfFigures] = []
         for seed in range(seeds):
             say(f"{name.replace('_', ' ')}, seed {seed}: fitting on half, routing the other half ...")
-            halves.append(half := _half(pair, known, seed))
-            gate3, alone = half.auroc["gate3"], half.auroc[TOKEN_CONFIDENCE]
+            halves.append(half := _half(pair, variant, seed))
+            gate3, alone = half.auroc["gate3"], half.auroc[MEAN_LOGPROB]
             say(f"  AUROC of gate 3 {gate3:.3f}, of mean log-probability {alone:.3f}")
         results[name] = _summary(halves)
     return results | {"seconds": time.perf_counter() - started}
@@ -93,8 +93,8 @@ def measure_engine(pair: RecordedPair, engine: LocalEngine) -> dict[str, float]:
     fitting, held_out = divided(len(pair.rows), 0)
     with tempfile.TemporaryDirectory(prefix="updraft-live-") as folder:
         policy = fitted(pair, [pair.rows[i] for i in fitting], Path(folder) / "policy")
-    started, asked = time.perf_counter(), [pair.questions[i] for i in held_out]
-    routes = asyncio.run(routed(pair, policy, EngineLocalTier(engine), asked, (_ENGINE_QUALITY,)))
+    started, questions = time.perf_counter(), [pair.questions[i] for i in held_out]
+    routes = asyncio.run(routed(pair, policy, EngineLocalTier(engine), questions, (_ENGINE_QUALITY,)))
     ((share, score),) = routes.values()
     cloud = float(np.mean([pair.rows[i].strong for i in held_out]))
     seconds = time.perf_counter() - started
@@ -117,17 +117,17 @@ def _half(pair: RecordedPair, rows: Sequence[GradedRow], seed: int) -> HalfFigur
     fitting, held_out = divided(len(rows), seed)
     with tempfile.TemporaryDirectory(prefix="updraft-live-") as folder:
         policy = fitted(pair, [rows[i] for i in fitting], Path(folder) / "policy")
-    asked = [rows[i] for i in held_out]
-    judged, wrong = policy_probabilities(policy, asked), is_wrong(asked)
+    test_rows = [rows[i] for i in held_out]
+    judged, wrong = policy_probabilities(policy, test_rows), is_wrong(test_rows)
     assert judged.before is not None and judged.after is not None
     tier = RecordedTier(pair.model_id, {row.prompt: _recorded(row) for row in pair.rows})
     outcomes = asyncio.run(routed(pair, policy, tier, [pair.questions[i] for i in held_out]))
-    alone = single_signal(TOKEN_CONFIDENCE, [view_of(row) for row in asked])
-    detectors = {"gate1": judged.before, "gate3": judged.after, TOKEN_CONFIDENCE: alone}
+    alone = single_signal(MEAN_LOGPROB, [view_of(row) for row in test_rows])
+    detectors = {"gate1": judged.before, "gate3": judged.after, MEAN_LOGPROB: alone}
     return HalfFigures(
         {name: auroc(scored, wrong) for name, scored in detectors.items()},
         {name: share for name, (share, _) in outcomes.items()},
-        {name: score / float(scores(asked)[1].mean()) for name, (_, score) in outcomes.items()},
+        {name: score / float(scores(test_rows)[1].mean()) for name, (_, score) in outcomes.items()},
     )
 
 
@@ -136,7 +136,7 @@ def _recorded(row: GradedRow) -> RecordedAnswer:
     signals = zip(row.signals.logprobs, row.signals.entropies, row.signals.margins, strict=True)
     return RecordedAnswer(
         row.answer or "",
-        [TokenSignals(*map(float, each)) for each in signals],
+        [TokenSignals(*map(float, values)) for values in signals],
         len(row.prompt) // 4,
         "length" if row.states.finish_reason == "length" else "stop",
         row.states.prompt_hidden,
@@ -188,6 +188,6 @@ def _summary(halves: Sequence[HalfFigures]) -> dict[str, Any]:
             "local_share": float(np.mean(shares)),
             "kept": float(np.mean(kept)),
             "kept_least": min(kept),
-            "broken": float(np.mean([each < quality for each in kept])),
+            "broken": float(np.mean([share < quality for share in kept])),
         }
     return summary

@@ -1,7 +1,6 @@
 """`updraft bench local`: the on-device engine and all other runners of its files, in one run.
 
-`_over_` figures are ours divided by the peer's, in tokens per second, seconds or bytes: the median of rounds in which
-both took turns.
+`_over_` figures are ours divided by the peer's (speed, seconds or bytes): the median of rounds in turns.
 """
 
 from __future__ import annotations
@@ -180,8 +179,7 @@ class _Bench:
         }
 
     def _gaps(self) -> dict[str, float]:
-        """Measure the gaps of three streams during the prefill of a prompt that fills a quarter of the context. The
-        context is longer than in the other groups."""
+        """Measure the gaps of three streams during the prefill of a quarter of a context longer than elsewhere."""
         trained = int(read_header(self._setup.path).hyperparameter("context_length") or _CONTEXT)
         setup = replace(self._setup, context_length=min(4 * _CONTEXT, trained))
         with self._engine(setup) as engine:

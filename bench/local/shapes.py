@@ -113,8 +113,7 @@ def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
 
 
 def _byte_letters() -> list[str]:
-    """Return the character of each byte in byte-level BPE (Radford et al. 2019): a printable byte stands for itself,
-    and the others get code points from 256."""
+    """Return each byte's character in byte-level BPE (Radford et al. 2019): itself if printable, else from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     return [*map(chr, printable), *(chr(256 + number) for number in range(256 - len(printable)))]
 

@@ -31,9 +31,7 @@ _LINE = 4  # characters per piece of a streamed answer
 
 
 def measure(tasks: int, draws: int, beside: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Return figures over `draws` times `tasks` fresh tasks that no training has seen. `beside`: number of busy
-    processes while decisions are timed.
-    """
+    """Return figures over `draws` times `tasks` unseen tasks. `beside`: number of busy processes during timing."""
     policy = Policy.load(pocket.policy_folder())
     rows: list[GradedRow] = []
     for seed in range(draws):

@@ -104,9 +104,7 @@ def _features(rng: np.random.Generator, kinds: NDArray[Any], signal: Floats) -> 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """The result of one calibration: the true risk and cloud share of its thresholds, and the least cloud share that
-    the same gates allow in hindsight.
-    """
+    """The result of one calibration: its true risk and cloud share, and the least cloud share allowed in hindsight."""
 
     risk: float
     share: float
@@ -170,9 +168,7 @@ def limit_of_violations(runs: int) -> float:
 
 
 def figures(outcomes: Sequence[SimulatedRun], alpha: float) -> dict[str, float]:
-    """Summarise runs. `violations`: share of runs with a true risk above alpha; `above_hindsight`: share of requests
-    escalated needlessly.
-    """
+    """Summarise runs. `violations`: share with a risk above alpha; `above_hindsight`: share escalated needlessly."""
     risks, shares, hindsight = np.array([(run.risk, run.share, run.hindsight) for run in outcomes]).T
     return {
         "violations": float((risks > alpha).mean()),

@@ -1,8 +1,7 @@
 """`updraft bench router`: quality of a router learned from graded prompts, by RouteLLM's protocol and more.
 
 Without a test file every row is scored by five-fold cross-validation, in which the scored fold is never used for
-training. With a test file the router is trained on the first file and scored on the second. Each seed draws other
-folds, or other labels.
+training. With a test file the router is trained on the first file and scored on the second. Seeds draw folds or labels.
 """
 
 from __future__ import annotations
@@ -111,17 +110,17 @@ def _rows(options: RouterBenchOptions) -> tuple[list[GradedRow], list[GradedRow]
     train = read_graded(options.data, options.columns)
     test = read_graded(options.test, options.columns) if options.test else []
     test_prompts = {row.prompt for row in test}
-    kept = [row for row in train if row.prompt not in test_prompts]
-    if not kept:
+    rows = [row for row in train if row.prompt not in test_prompts]
+    if not rows:
         raise InvalidRequestError(
             f"Every prompt of {options.data} is also in {options.test}: no row is left to train on."
         )
-    most = len(kept) if test else len(kept) - len(kept) // FOLDS
+    most = len(rows) if test else len(rows) - len(rows) // FOLDS
     if options.labels is not None and options.labels > most:
         raise InvalidRequestError(
             f"{options.labels} labels requested, but there are only {most} training rows.", param="labels"
         )
-    return kept, test, len(train) - len(kept)
+    return rows, test, len(train) - len(rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +131,9 @@ class _Pool:
     grades: Labels
     labels: int | None
 
-    def fitted(self, kept: NDArray[Any], rng: np.random.Generator, seed: int) -> RouterModel:
-        """Fit a router that uses no row outside `kept`."""
-        order = rng.permutation(kept)
+    def fitted(self, training: NDArray[Any], rng: np.random.Generator, seed: int) -> RouterModel:
+        """Fit a router that uses no row outside `training`."""
+        order = rng.permutation(training)
         labelled = order[: self.labels]
         topics = Topics.fit(self.features.counts[order], seed)
         return fit_router(self.features.take(labelled), self.grades.take(labelled), topics, seed)
@@ -185,11 +184,11 @@ def _routing(runs: Sequence[SeedScores], rows: list[GradedRow]) -> dict[str, Any
 
 def _cleaned(runs: Sequence[SeedScores], rows: list[GradedRow]) -> dict[str, float]:
     """Return the APGR of the same scores without the rows of the faulty domains, if the file has any."""
-    kept = np.array([row.domain not in FAULTY_DOMAINS for row in rows], np.bool_)
-    if kept.all():
+    usable = np.array([row.domain not in FAULTY_DOMAINS for row in rows], np.bool_)
+    if usable.all():
         return {}
     weak, strong = scores(rows)
-    apgrs = [curve.cost_quality(run.ranked[kept], weak[kept], strong[kept]).apgr for run in runs]
+    apgrs = [curve.cost_quality(run.ranked[usable], weak[usable], strong[usable]).apgr for run in runs]
     return {"apgr_cleaned": float(np.mean(apgrs)), "apgr_cleaned_std": float(np.std(apgrs))}
 
 

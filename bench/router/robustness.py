@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,6 @@ from ...classifier.training.router_model import RouterModel
 from ...protocol.requests import Message
 from ...protocol.safety.python_process import python_command
 from ..shared.statistics import percentile
-from .paraphrases import paraphrases
 
 _CHARS = 2_000
 _TOKEN = 4  # characters per piece of a streamed answer
@@ -199,3 +200,20 @@ def busy_processes(count: int) -> Iterator[None]:
             process = stack.enter_context(subprocess.Popen(python_command("-c", "while True: pass")))
             stack.callback(process.kill)
         yield
+
+
+def paraphrases(per_intent: int = 10, seed: int = 0) -> list[tuple[str, str]]:
+    """Return about a hundred pairs of paraphrases, at most `per_intent` per paragraph. Deterministic for a seed.
+
+    A paragraph of `paraphrases.txt` has several wordings of a question, one per line, in which @ is a placeholder. Its
+    last line lists words for the placeholder. A pair is two wordings with the same word.
+    """
+    rng = random.Random(seed)
+    pairs: list[tuple[str, str]] = []
+    for intent in Path(__file__).with_name("paraphrases.txt").read_text(encoding="utf-8").split("\n\n"):
+        *forms, last = intent.strip().splitlines()
+        things = last.split("; ")
+        for thing in rng.sample(things, min(per_intent, len(things))):
+            one, other = rng.sample(forms, 2)
+            pairs.append((one.replace("@", thing), other.replace("@", thing)))
+    return pairs

@@ -26,8 +26,7 @@ def max_losses(n: int, alpha: float, delta: float) -> int:
 
 
 def max_losses_on_average(n: int, alpha: float) -> int:
-    """Return the largest number k of losses in n rows with (k + 1) / (n + 1) <= alpha, or -1. The bound counts the next
-    row as lost."""
+    """Return the largest number k of losses in n rows with (k + 1) / (n + 1) <= alpha, or -1."""
     return max(-1, floor(alpha * (n + 1) + 1e-9) - 1)
 
 

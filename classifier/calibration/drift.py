@@ -66,7 +66,7 @@ class DriftMonitor:
         if not len(labelled):
             return DriftReport(len(requests), distance, 0, None, None, alarm)
         p_gain, gain, weight = labelled.T
-        expected, gained = (float(np.average(each, weights=weight)) for each in (p_gain, gain))
+        expected, gained = (float(np.average(values, weights=weight)) for values in (p_gain, gain))
         return DriftReport(len(requests), distance, len(labelled), expected, gained, alarm)
 
     def observe(self, p_gain: float) -> None:

@@ -42,8 +42,8 @@ def fit_curve(scores: Floats, positive: Bools) -> ProbabilityCurve:
     isotonic = load_module("sklearn.isotonic", "calibrate").isotonic_regression
     rates = np.asarray(isotonic([float(positive[part].mean()) for part in parts], sample_weight=counts), np.float64)
     middles = np.array([scores[part].mean() for part in parts])
-    kept = _spread(middles)
-    middles, rates = middles[kept], rates[kept]
+    chosen = _spread(middles)
+    middles, rates = middles[chosen], rates[chosen]
     # The outer knots cover all observed scores, so that the most and least certain rows keep their order.
     x = np.concatenate(([scores.min() - _MIN_STEP], middles, [scores.max() + _MIN_STEP]))
     trust = counts.mean() / (counts.mean() + _PSEUDO_ROWS)

@@ -75,7 +75,7 @@ def unpack_calibration(path: Path, data: bytes) -> CalibrationRows:
     """Parse the output of `pack_calibration`. Raises ConfigurationError, naming `path`."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            if sum(each.file_size for each in archive.infolist()) > _MAX_BYTES:
+            if sum(member.file_size for member in archive.infolist()) > _MAX_BYTES:
                 raise ValueError(f"more than {_MAX_BYTES} bytes")
         with np.load(io.BytesIO(data), allow_pickle=False) as stored:
             arrays: dict[str, Any] = {name: np.asarray(stored[name], np.float64) for name in stored.files}

@@ -63,8 +63,8 @@ def fine_curve(scores: Floats, weak: Floats, strong: Floats) -> CostQualityCurve
     ordered = scores[order]
     ends = np.append(np.flatnonzero(ordered[:-1] != ordered[1:]) + 1, len(scores))
     accuracy = weak.mean() + np.concatenate(([0.0], np.cumsum((strong - weak)[order]))) / len(scores)
-    kept = np.concatenate(([0], ends))
-    return CostQualityCurve(kept / len(scores), accuracy[kept], float(weak.mean()), float(strong.mean()))
+    cuts = np.concatenate(([0], ends))
+    return CostQualityCurve(cuts / len(scores), accuracy[cuts], float(weak.mean()), float(strong.mean()))
 
 
 def oracle_scores(weak: Floats, strong: Floats) -> Floats:

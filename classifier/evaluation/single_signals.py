@@ -10,7 +10,7 @@ import numpy as np
 from ..arrays import Array, Floats
 from ..features.gate_inputs import RunView
 
-TOKEN_CONFIDENCE = "mean_logprob"
+MEAN_LOGPROB = "mean_logprob"
 
 
 def _reduce(values: Array, reduce: Callable[[Array], Any]) -> float:
@@ -19,7 +19,7 @@ def _reduce(values: Array, reduce: Callable[[Array], Any]) -> float:
 
 # Every signal is oriented so that higher means "more likely wrong".
 SINGLE_SIGNALS: dict[str, Callable[[RunView], float]] = {
-    TOKEN_CONFIDENCE: lambda v: -_reduce(v.logprobs, np.mean),
+    MEAN_LOGPROB: lambda v: -_reduce(v.logprobs, np.mean),
     "sum_logprob": lambda v: -_reduce(v.logprobs, np.sum),
     "min_logprob": lambda v: -_reduce(v.logprobs, np.min),
     "q10_logprob": lambda v: -_reduce(v.logprobs, lambda x: np.quantile(x, 0.1)),

@@ -131,12 +131,12 @@ def blocks_of_all(rows: Sequence[GradedRow]) -> list[BlockName]:
     """
     names: list[BlockName] = []
     for name, block in BLOCKS.items():
-        known = sum(map(block.known, rows))
-        if 0 < known < len(rows):
+        count = sum(map(block.known, rows))
+        if 0 < count < len(rows):
             raise InvalidRequestError(
-                f"Only {known} of {len(rows)} rows have the data for the block {name}: add it to every row, or to none."
+                f"Only {count} of {len(rows)} rows have the data for the block {name}: add it to every row, or to none."
             )
-        if known:
+        if count:
             names.append(name)
     return names
 

@@ -64,15 +64,13 @@ def read_rows(rows: Sequence[GradedRow], names: Iterable[BlockName]) -> FeatureR
 
 
 def featurise(rows: Sequence[GradedRow], mode: Mode) -> FeatureRows:
-    """Compute the features of one gate. Raises InvalidRequestError if the rows lack the block that the gate needs, or
-    if only some rows have a block.
-    """
-    known = blocks_of_all(rows)
-    if mode == "opening" and "opening" not in known:
+    """Compute the features of one gate. Raises InvalidRequestError if rows lack its block, or only some have one."""
+    blocks = blocks_of_all(rows)
+    if mode == "opening" and "opening" not in blocks:
         raise InvalidRequestError("The opening gate needs token signals: add logprobs, entropies and margins.")
-    if mode == "cascade" and "checks" not in known:
+    if mode == "cascade" and "checks" not in blocks:
         raise InvalidRequestError("A cascade needs the weak tier's answers: add a column weak_response.")
-    return read_rows(rows, [name for name in GATE_BLOCKS[mode] if name in known])
+    return read_rows(rows, [name for name in GATE_BLOCKS[mode] if name in blocks])
 
 
 def remembered(view: RunView) -> Features:

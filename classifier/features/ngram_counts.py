@@ -93,8 +93,8 @@ def _tokens(codes: _Hashes, classes: NDArray[np.uint8]) -> tuple[_Hashes, _Integ
     place = np.arange(len(codes)) - np.repeat(starts, lengths)
     terms = (codes + np.uint32(1)) * _POWERS.take(place & (len(_POWERS) - 1))
     kinds = classes[starts]
-    kept = kinds > 0
-    return np.add.reduceat(terms, starts, dtype=np.uint32)[kept], lengths[kept], kinds[kept]
+    nonempty = kinds > 0
+    return np.add.reduceat(terms, starts, dtype=np.uint32)[nonempty], lengths[nonempty], kinds[nonempty]
 
 
 def _code_points(text: str) -> _Hashes:

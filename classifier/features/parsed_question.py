@@ -73,8 +73,8 @@ def _relation(question: str, counts: Array, before: EarlierConversation) -> dict
     }
 
 
-def _share(words: Sequence[str], known: Sequence[str]) -> float:
-    return sum(map(frozenset(known).__contains__, words)) / max(len(words), 1)
+def _share(words: Sequence[str], vocabulary: Sequence[str]) -> float:
+    return sum(map(frozenset(vocabulary).__contains__, words)) / max(len(words), 1)
 
 
 _NAMES = _relation("", np.zeros(COUNTS, np.float32), EarlierConversation.of(()))

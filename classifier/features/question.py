@@ -59,9 +59,9 @@ def _letters(text: str) -> str:
     for character in foreign:
         if unicodedata.category(character) == _UNSEEN or ord(character) in _SELECTORS:
             text = text.replace(character, "")
-    kept = "".join(re.escape(c) for c in foreign if unicodedata.decomposition(c).startswith(_MEANT))
-    pieces = re.split(f"([{kept}])", text) if kept else [text]
-    # Odd pieces are characters of `kept`. NFKC runs before and after case folding, which may decompose letters.
+    composed = "".join(re.escape(c) for c in foreign if unicodedata.decomposition(c).startswith(_MEANT))
+    pieces = re.split(f"([{composed}])", text) if composed else [text]
+    # Odd pieces are characters of `composed`. NFKC runs before and after case folding, which may decompose letters.
     pieces[::2] = [normalized("NFKC", normalized("NFKC", piece).casefold()) for piece in pieces[::2]]
     text = "".join(pieces)
     for character in _TYPED.keys() & set(text):
@@ -80,11 +80,11 @@ def question_of(text: str) -> str:
     tagged = [turn[begin:end] for _, begin, end, _ in _elements(_QUESTION_TAG, turn)]
     if tagged and tagged[-1].strip():
         return tagged[-1].strip()
-    kept, at = list[str](), 0
+    parts, at = list[str](), 0
     for start, _, _, after in _elements(_CONTEXT_TAG, turn):
-        kept.append(turn[at:start])
+        parts.append(turn[at:start])
         at = after
-    return "".join([*kept, turn[at:]]).strip() or turn
+    return "".join([*parts, turn[at:]]).strip() or turn
 
 
 def _elements(opening: re.Pattern[str], text: str) -> Iterator[tuple[int, int, int, int]]:

@@ -50,9 +50,7 @@ def signals(view: RunView, first: int | None = None) -> Array:
 
 
 def prompt_signals(logprobs: Array) -> Array:
-    """Summarise the log-probabilities of the prompt's tokens: (len(PROMPT_SIGNAL_NAMES),) float32. Low values show a
-    phrasing that the local model rarely saw.
-    """
+    """Summarise the log-probabilities of the prompt's tokens, which show unusual phrasing, as PROMPT_SIGNAL_NAMES."""
     raw = np.asarray(logprobs, np.float64)[None]
     series = _clean(raw, _LOWEST[:1], _HIGHEST[:1], _UNKNOWN[:1])
     below = (series < _ALL_PROMPT_CUTOFFS).sum(axis=1)

@@ -64,7 +64,7 @@ def is_free_text(local: ComparableAnswer, cloud: ComparableAnswer) -> bool:
         return False
     if None not in (_json(local.text), _json(cloud.text)):
         return False
-    return all(NormalizedAnswer.of(each.text).length > _SHORT for each in (local, cloud))
+    return all(NormalizedAnswer.of(answer.text).length > _SHORT for answer in (local, cloud))
 
 
 def contradict(one: str, other: str) -> bool:
@@ -74,7 +74,7 @@ def contradict(one: str, other: str) -> bool:
     first, second = both[0].result, both[1].result
     if first is not None and second is not None and not first.same(second):
         return True
-    return min(each.length for each in both) <= _BRIEF and both[0].denies != both[1].denies
+    return min(answer.length for answer in both) <= _BRIEF and both[0].denies != both[1].denies
 
 
 def agree(one: str, other: str) -> bool:
@@ -88,7 +88,7 @@ def agree(one: str, other: str) -> bool:
     results = both[0].result, both[1].result
     if results[0] is not None and results[1] is not None:
         return results[0].same(results[1])
-    short, long = sorted(both, key=lambda each: (len(each.words), each.length))
+    short, long = sorted(both, key=lambda answer: (len(answer.words), answer.length))
     if short.length <= _SHORT:
         return results == (None, None) and long.contains(short)
     if short.length <= _BRIEF and short.denies != long.denies:
@@ -99,12 +99,12 @@ def agree(one: str, other: str) -> bool:
 
 def _same_calls(one: Sequence[tuple[str, str]], other: Sequence[tuple[str, str]]) -> bool:
     """Return whether both answers make the same calls, in any order."""
-    left = [(name, _arguments(text)) for name, text in other]
+    unmatched = [(name, _arguments(text)) for name, text in other]
     for name, text in one:
-        if (call := (name, _arguments(text))) not in left:
+        if (call := (name, _arguments(text))) not in unmatched:
             return False
-        left.remove(call)
-    return not left
+        unmatched.remove(call)
+    return not unmatched
 
 
 def _arguments(text: str) -> Any:

@@ -25,6 +25,7 @@ from ...protocol.errors import InvalidRequestError
 from ...protocol.requests import Message
 from ...protocol.responses import MAX_TOKENS
 from ...protocol.unicode_forms import text_lines
+from ...protocol.validation_messages import plain_words
 from ..arrays import Array
 from ..features.gate_inputs import PromptView
 from ..graded_row import AnswerSignals, GradedRow, ModelStates
@@ -138,15 +139,15 @@ def _json_object(where: str, line: str) -> Mapping[str, Any]:
     try:
         return msgspec.json.decode(line, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequestError(f"{where}: {error}") from error
+        raise InvalidRequestError(f"{where}: {plain_words(error)}") from error
 
 
 def _header(path: Path, record: Mapping[str, Any], columns: Columns) -> _Header:
-    def wanted(given: str | None, known: tuple[str, ...], what: str, remedy: str) -> str:
-        there = (each for each in known if each in record)  # null values are reported later, with their line
-        name = given or _first_given(record, known) or next(there, None)
+    def wanted(option: str | None, usual: tuple[str, ...], what: str, remedy: str) -> str:
+        there = (column for column in usual if column in record)  # null values are reported later, with their line
+        name = option or _first_given(record, usual) or next(there, None)
         if name is None or name not in record:
-            missing = f"no column {given!r}" if given is not None else f"no {what} (looked for {', '.join(known)})"
+            missing = f"no column {option!r}" if option is not None else f"no {what} (looked for {', '.join(usual)})"
             raise InvalidRequestError(f"{path} has {missing}{remedy}. Its columns: {', '.join(record)}.")
         return name
 
@@ -160,9 +161,9 @@ def _header(path: Path, record: Mapping[str, Any], columns: Columns) -> _Header:
     )
 
 
-def _first_given(record: Mapping[str, Any], known: tuple[str, ...]) -> str | None:
+def _first_given(record: Mapping[str, Any], columns: tuple[str, ...]) -> str | None:
     """Return the first of the known names whose value is not null."""
-    return next((name for name in known if record.get(name) is not None), None)
+    return next((name for name in columns if record.get(name) is not None), None)
 
 
 def _row(where: str, record: Mapping[str, Any], header: _Header) -> GradedRow:
@@ -170,7 +171,7 @@ def _row(where: str, record: Mapping[str, Any], header: _Header) -> GradedRow:
     prompt = PromptView.of(messages).text if messages else _text(where, record, header.prompt)
     if not prompt.strip():
         raise InvalidRequestError(f"{where}: the {header.prompt} is empty.")
-    domain, answer = (_first_given(record, known) for known in (_DOMAINS, _ANSWERS))
+    domain, answer = (_first_given(record, columns) for columns in (_DOMAINS, _ANSWERS))
     return GradedRow(
         prompt,
         _score(where, record, header.weak),
@@ -195,7 +196,7 @@ def _conversation(where: str, record: Mapping[str, Any]) -> tuple[Message, ...] 
         raw = msgspec.json.decode(value) if isinstance(value, str) else value
         messages = msgspec.convert(raw, tuple[Message, ...])
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequestError(f"{where}: messages must be a list of messages ({error}).") from error
+        raise InvalidRequestError(f"{where}: messages must be a list of messages ({plain_words(error)}).") from error
     if not messages or messages[-1].role != "user":
         raise InvalidRequestError(f"{where}: messages must end with a message from the user.")
     return messages

@@ -106,9 +106,9 @@ class PairwiseJudge:
 
     async def _verdict(self, request: str, first: str, second: str) -> Verdict:
         parts = (str(_PROMPT_VERSION), self.model, request, first, second)
-        if (known := self._cache.find(*parts)) is not None:
+        if (cached := self._cache.find(*parts)) is not None:
             self.counts.cached += 1
-            return known
+            return cached
         messages = comparison(self._cache.mark(*parts), request, first, second)
         for attempt in range(ATTEMPTS):
             self.counts.retried += attempt > 0
@@ -130,7 +130,7 @@ def comparison(mark: str, request: str, first: str, second: str) -> Messages:
 def verdict_in(reply: str) -> Verdict | None:
     """Return the verdict of a reply; None unless there is exactly one."""
     plain = _THOUGHTS.sub("", reply).strip()
-    verdicts_found = {each.upper() for each in _MARKED.findall(plain)}
+    verdicts_found = {verdict.upper() for verdict in _MARKED.findall(plain)}
     if not verdicts_found and (alone := _ALONE.fullmatch(plain)):
         verdicts_found = {alone[1].upper()}
     if len(verdicts_found) != 1:

@@ -191,8 +191,8 @@ def _spelled(vulgar: re.Match[str]) -> str:
 def _parts(expression: str) -> tuple[_Part, ...]:
     """Return the entries of a list. Equations are reduced to their right sides; earlier sums are omitted as working."""
     *before, last = _BETWEEN.split(expression)
-    claims = [each for each in before if "=" not in each or any(map(str.isalpha, each.partition("=")[0]))]
-    return tuple(_part(each.rpartition("=")[2].replace(" ", "")) for each in (*claims, last))
+    claims = [claim for claim in before if "=" not in claim or any(map(str.isalpha, claim.partition("=")[0]))]
+    return tuple(_part(claim.rpartition("=")[2].replace(" ", "")) for claim in (*claims, last))
 
 
 def _part(text: str) -> _Part:

@@ -15,6 +15,7 @@ from ...protocol.decoding import convert, prepare_types
 from ...protocol.errors import InvalidRequestError
 from ...protocol.requests import Message
 from ...protocol.unicode_forms import read_text
+from ...protocol.validation_messages import plain_words
 from ..features.gate_inputs import PromptView
 from .agreement import agree
 
@@ -56,7 +57,7 @@ class Prompt:
     @cached_property
     def messages(self) -> list[Message]:
         """Messages of the request, decoded for an engine. Raises InvalidRequestError if a message is not valid text."""
-        return [convert(each, Message) for each in self.body]
+        return [convert(message, Message) for message in self.body]
 
 
 class _Row(msgspec.Struct, forbid_unknown_fields=True):
@@ -99,9 +100,7 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
-    """Return the non-blank lines with their numbers. Only line feeds separate lines: `str.splitlines` would also cut a
-    prompt at U+2028 or a form feed.
-    """
+    """Return the non-blank lines with numbers. Unlike `str.splitlines`, cuts no prompt at U+2028 or form feeds."""
     try:
         text = read_text(path, InvalidRequestError)
     except OSError as error:
@@ -130,7 +129,7 @@ def _row(path: Path, number: int, line: str) -> _Row:
     try:
         row = msgspec.json.decode(line, type=_Row)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequestError(f"{where}: {error}") from error
+        raise InvalidRequestError(f"{where}: {plain_words(error)}") from error
     if (row.prompt is None) == (row.messages is None):
         raise InvalidRequestError(f"{where}: give either prompt or messages.")
     if not (row.messages or (row.prompt or "").strip()):

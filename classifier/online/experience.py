@@ -141,14 +141,11 @@ class ExperienceStore:
             (self._key,) = connection.execute("SELECT key FROM digest_key").fetchone()
         if not isinstance(self._key, bytes) or len(self._key) != _KEY_BYTES:
             raise ConfigurationError(
-                f"The digest key in {self.path} is damaged: move the file away to start a new one.",
-                param="experience",
+                f"The digest key in {self.path} is damaged: move the file away to start a new one.", param="experience"
             )
 
     def digest(self, prompt: PromptView) -> bytes:
-        """Return this file's keyed digest of the question in `prompt`. Prompts have the same digest if they contain the
-        same numbers and no gate can tell them apart.
-        """
+        """Return the keyed digest of the question, equal for prompts with equal numbers that no gate can tell apart."""
         question = repeated_question(prompt).encode("utf-8", "surrogatepass")
         return hashlib.blake2b(question, key=self._key, digest_size=_DIGEST_BYTES).digest()
 
@@ -157,7 +154,7 @@ class ExperienceStore:
         ValueError or OverflowError for a value that SQLite cannot store.
         """
         with self._writing(busy_s) as connection:
-            connection.executemany(_INSERT, [astuple(self._keyed(each)) for each in observations])
+            connection.executemany(_INSERT, [astuple(self._keyed(row)) for row in observations])
             if self._until_pruned <= 0:
                 connection.execute(
                     "DELETE FROM observations WHERE id NOT IN (SELECT id FROM observations ORDER BY at DESC LIMIT ?)",
@@ -218,10 +215,10 @@ def _keyed_places(key: bytes) -> NDArray[np.intp]:
 def kept_messages(messages: Sequence[Message]) -> str:
     """Return the newest messages as JSON: the last in full, earlier ones up to 40 messages and 100,000 characters."""
     kept: list[Message] = []
-    left = _MAX_CHARS
+    chars = _MAX_CHARS
     for message in reversed(messages[-_MAX_MESSAGES:]):
-        left -= len(message.text)
-        if kept and left < 0:
+        chars -= len(message.text)
+        if kept and chars < 0:
             break
         kept.insert(0, Message(role=message.role, content=message.text))
     return msgspec.json.encode(kept).decode()

@@ -35,26 +35,25 @@ GRADING = "agreement in use (cloud answers, accepted drafts) and thumbs"
 def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> Policy:
     """Fit a policy on the graded rows, write it to the folder `out` and load it. Its card lists experience as a source.
 
-    Raises InvalidRequestError if the representative sample has fewer than 100 rows. Also raises the errors of
-    `fit_training_data`.
+    Raises InvalidRequestError for a representative sample below 100 rows, and the errors of `fit_training_data`.
     """
     graded = [row for row in rows if row.grades is not None]
     fit_rows = _fit_rows(graded, recipe.seed)
-    representative = np.array([each.representative for each in fit_rows], np.bool_)
+    representative = np.array([row.representative for row in fit_rows], np.bool_)
     if representative.sum() < MIN_LABELS:
         raise InvalidRequestError(
             f"{len(rows)} judged answers are stored, {len(graded)} are graded, and {int(representative.sum())} of them "
             f"make a representative sample; {MIN_LABELS} are needed. Raise exploration, or run as a shadow for a "
             "while: otherwise only answers that escalate anyway are graded."
         )
-    observations = [each.row for each in fit_rows]
+    observations = [fit_row.row for fit_row in fit_rows]
     features = _features(observations)
-    scores = np.array([each.grades for each in fit_rows], np.float64)
+    scores = np.array([row.grades for row in fit_rows], np.float64)
     labels = Labels(
         weak=scores[:, 0],
         strong=scores[:, 1],
         same=np.array([row.question for row in observations]),
-        weight=np.array([each.weight for each in fit_rows]),
+        weight=np.array([row.weight for row in fit_rows]),
         representative=representative,
     )
     digest = sha256("\n".join(sorted(row.id for row in graded)).encode())
@@ -90,8 +89,8 @@ class _FitRow:
 
 
 def _fit_rows(graded: Sequence[Observation], seed: int) -> list[_FitRow]:
-    """Convert graded rows. A sampled row with a thumb becomes two rows: one with the thumb to fit on, and one without
-    the thumb for the promise."""
+    """Convert graded rows. A sampled row with a thumb becomes two: with it to fit on, and without it for the
+    promise."""
     fit_rows: list[_FitRow] = []
     for row, sampled in zip(graded, representative_sample(graded, seed), strict=True):
         pair, grades = row.pair_grades, row.grades
@@ -109,8 +108,8 @@ def _features(rows: Sequence[Observation]) -> FeatureRows:
     """Unpack the features of all rows, limited to the blocks common to all rows."""
     unpacked = [unpack(row.features) for row in rows]
     starts = np.cumsum([0, *(len(buckets) for _, buckets, _ in unpacked)])
-    buckets = np.concatenate([each for _, each, _ in unpacked]).astype(np.int32)
-    counts = np.concatenate([each for _, _, each in unpacked])
+    buckets = np.concatenate([part for _, part, _ in unpacked]).astype(np.int32)
+    counts = np.concatenate([part for _, _, part in unpacked])
     sparse = load_module("scipy.sparse", "calibrate").csr_matrix((counts, buckets, starts), shape=(len(rows), COUNTS))
     names: list[BlockName] = [name for name in unpacked[0][0] if all(name in blocks for blocks, _, _ in unpacked)]
     blocks: dict[BlockName, Array] = {name: np.stack([blocks[name] for blocks, _, _ in unpacked]) for name in names}
@@ -126,8 +125,8 @@ def _tokens(graded: Sequence[Observation]) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens that the cloud read and wrote, (n,) each; rows without a count get the mean of the others."""
 
     def filled(values: list[float | None]) -> np.ndarray:
-        known = [value for value in values if value is not None]
-        mean = float(np.mean(known)) if known else 0.0
+        present = [value for value in values if value is not None]
+        mean = float(np.mean(present)) if present else 0.0
         return np.array([mean if value is None else value for value in values], np.float64)
 
     return filled([row.cloud_read for row in graded]), filled([row.cloud_written for row in graded])

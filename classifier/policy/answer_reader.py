@@ -50,23 +50,23 @@ class AnswerReader:
         if end == 0:
             return
         lines = text[:end]
-        before, known = self._longest_known(lines)
+        before, earlier = self._longest_known(lines)
         if end - len(before) < _WORTH_READING:
             return
         findings = AnswerFindings.of(lines[len(before) :])
         self._known.drop(before)
-        self._known.put(lines, findings if known is None else known + findings)
+        self._known.put(lines, findings if earlier is None else earlier + findings)
 
     def read(self, text: str) -> AnswerFindings:
         """Return the findings in the whole answer."""
-        before, known = self._longest_known(text)
-        return AnswerFindings.of(text) if known is None else known + AnswerFindings.of(text[len(before) :])
+        before, earlier = self._longest_known(text)
+        return AnswerFindings.of(text) if earlier is None else earlier + AnswerFindings.of(text[len(before) :])
 
     def _longest_known(self, text: str) -> tuple[str, AnswerFindings | None]:
         for end in _settled_ends(text + "\n#"):
-            known = self._known.get(text[:end])
-            if known is not None:
-                return text[:end], known
+            findings = self._known.get(text[:end])
+            if findings is not None:
+                return text[:end], findings
         return "", None
 
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from ...protocol.errors import ConfigurationError, InvalidRequestError
-from ...protocol.safety.private_files import make_folder, prepared
+from ...protocol.safety.private_files import file_version, make_folder, prepared
 from ...protocol.safety.system import locked, open_folder
 from .graph_files import CARD_NAME, read_card, sha256
 
@@ -61,23 +61,14 @@ def put_policy(folder: Path, files: Mapping[str, bytes], card: bytes) -> None:
 
 def settled(folder: Path, load: Callable[[Path], T]) -> T:
     """Return `load(folder)`; retry under the lock if a policy was written meanwhile. Raises the errors of `load`."""
-    card = _card(folder)
+    card = file_version(folder / CARD_NAME)
     try:
         return load(folder)
     except ConfigurationError:
-        if _card(folder) == card:
+        if file_version(folder / CARD_NAME) == card:
             raise
     with _lock_folder(folder):
         return load(folder)
-
-
-def _card(folder: Path) -> tuple[int, int] | None:
-    """Return the card's inode and time of change, which every rewrite changes; None if the card cannot be read."""
-    try:
-        status = (folder / CARD_NAME).stat()
-    except OSError:  # `load` reports the error
-        return None
-    return status.st_ino, status.st_mtime_ns
 
 
 def _named(folder: Path) -> dict[str, str]:

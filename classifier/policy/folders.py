@@ -26,8 +26,8 @@ def policies_folder() -> Path:
 
 def named_folder(name: str) -> Path:
     """Return the folder of the policy that `updraft policy list` shows as `name`, else the folder at that path."""
-    known = policies_folder() / Path(name).name
-    return known if known.name == name and (known / CARD_NAME).is_file() else Path(name).expanduser()
+    folder = policies_folder() / Path(name).name
+    return folder if folder.name == name and (folder / CARD_NAME).is_file() else Path(name).expanduser()
 
 
 def experience_file() -> Path:

@@ -45,9 +45,9 @@ def _check_file(path: Path, most: int) -> None:
         raise ConfigurationError(f"{path} cannot be a policy file: it must be a regular file of at most {most} bytes.")
 
 
-def check_versions(folder: Path, card: Mapping[str, Any], known: Mapping[str, Any], remedy: str) -> None:
-    """Raises ConfigurationError, naming the remedy, if the card's versions differ from the `known` ones."""
-    for name, version in known.items():
+def check_versions(folder: Path, card: Mapping[str, Any], versions: Mapping[str, Any], remedy: str) -> None:
+    """Raises ConfigurationError, naming the remedy, if the card's versions differ from `versions`."""
+    for name, version in versions.items():
         if card.get(name) != version:
             raise ConfigurationError(
                 f"The policy at {folder} has {name} {card.get(name)}, but this Updraft reads {version}: "

@@ -3,8 +3,7 @@
 `policy.json` is the card. `topics.onnx` reads the question; `gate1.onnx` decides from the question alone, `gate2.onnx`
 also from the first tokens, `gate3.onnx` from question and answer. The card declares the feature blocks of each gate,
 which depend on the graded rows. `calibration.npz` holds P(gain), scores and token counts of each calibration row, but
-no text, so that thresholds can be computed for any target on demand. File names contain a part of the file's hash
-(`files.py`).
+no text, so that thresholds for any target can be computed. File names contain part of the file's hash (`files.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import msgspec
 from ...model_files.identity import ModelIdentity
 from ...protocol.decoding import prepare_types
 from ...protocol.errors import ConfigurationError
+from ...protocol.validation_messages import plain_words
 from ..arrays import Floats
 from ..calibration.operating_point import OperatingPoint, operating_point
 from ..calibration.rows import CALIBRATION_NAME, CalibrationRows, unpack_calibration
@@ -157,7 +157,9 @@ def valid_card(folder: Path) -> PolicyCard:
     try:
         return msgspec.convert(raw, PolicyCard)
     except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{folder / CARD_NAME} is not a valid policy ({error}): {_REMEDY}.") from error
+        raise ConfigurationError(
+            f"{folder / CARD_NAME} is not a valid policy ({plain_words(error)}): {_REMEDY}."
+        ) from error
 
 
 def checked_card(folder: Path) -> PolicyCard:

@@ -69,22 +69,22 @@ def sentences(policy: Policy, target: Target) -> list[str]:
 
 def _rows_for_more_local(policy: Policy, point: OperatingPoint) -> list[str]:
     """Report how many more rows are needed to keep more requests local."""
-    card, known = policy.card, policy.calibration.evidence
+    card, evidence = policy.card, policy.calibration.evidence
     needed = rows_needed(policy.calibration, point.target, card.delta)
     if needed is None:
         return []
     lines: list[str] = []
     if point.cloud_share == 1:
         lines.append("No threshold could be shown safe, so all escalate: add prompts, or lower the target.")
-    if known < needed.at_least:
+    if evidence < needed.at_least:
         lines.append(
-            f"Keeping any request local takes {needed.at_least} held-out rows without a loss, and there are {known}. "
-            f"That is about {_prompts(card, needed.at_least - known)} more graded prompts."
+            f"Keeping any request local takes {needed.at_least} held-out rows without a loss, and there are "
+            f"{evidence}. That is about {_prompts(card, needed.at_least - evidence)} more graded prompts."
         )
-    if needed.rows > max(known, needed.at_least) and needed.local > 1 - point.cloud_share:
+    if needed.rows > max(evidence, needed.at_least) and needed.local > 1 - point.cloud_share:
         lines.append(
             f"Keeping {needed.local:.0%} local, with {needed.lost:.2%} of all requests lost, takes "
-            f"{needed.rows} held-out rows: about {_prompts(card, needed.rows - known)} more graded prompts."
+            f"{needed.rows} held-out rows: about {_prompts(card, needed.rows - evidence)} more graded prompts."
         )
     return lines
 

@@ -85,7 +85,7 @@ class Graph:
 
     def finish(self, result: str, inputs: Sequence[ValueInfoProto], output: ValueInfoProto) -> bytes:
         """Return the model from `inputs` to `output`, which is `result` reshaped and cast to float32."""
-        shape = [each.dim_value or -1 for each in output.type.tensor_type.shape.dim]
+        shape = [dimension.dim_value or -1 for dimension in output.type.tensor_type.shape.dim]
         shaped = self.node("Reshape", result, self.constant("shape", np.array(shape, np.int64)))
         self._nodes.append(helper.make_node("Cast", [shaped], [output.name], to=TensorProto.FLOAT))
         graph = helper.make_graph(self._nodes, output.name, inputs, [output], self._constants)

@@ -70,7 +70,7 @@ class Labels:
         return self.strong > self.weak
 
     def take(self, rows: NDArray[Any]) -> Labels:
-        return Labels(*(getattr(self, each.name)[rows] for each in fields(self)))
+        return Labels(*(getattr(self, column.name)[rows] for column in fields(self)))
 
     @property
     def representative_rows(self) -> NDArray[Any]:
@@ -219,9 +219,9 @@ def _cross_fitted(inputs: Inputs, labels: Labels, seed: int, names: Sequence[str
     folds = _folds(labels, seed)
     crossed = {name: np.zeros(len(folds)) for name in names}
     for fold in range(_FOLDS):
-        held, kept = folds == fold, folds != fold
+        held, training = folds == fold, folds != fold
         for name, scores in crossed.items():
-            scores[held] = _fit(name, inputs.take(kept), labels.take(kept), seed).score(inputs.x[held])
+            scores[held] = _fit(name, inputs.take(training), labels.take(training), seed).score(inputs.x[held])
     return crossed
 
 

@@ -70,9 +70,9 @@ def training_data_of(rows: Sequence[GradedRow]) -> TrainingData:
 
     Gate 3 needs answers. Gate 2 also needs token signals, and enough answers that are longer than their opening.
     """
-    known = blocks_of_all(rows)
-    features = read_rows(rows, known)
-    has: dict[Mode, bool] = {"prompt": True, "opening": "opening" in known, "cascade": "checks" in known}
+    blocks = blocks_of_all(rows)
+    features = read_rows(rows, blocks)
+    has: dict[Mode, bool] = {"prompt": True, "opening": "opening" in blocks, "cascade": "checks" in blocks}
     return TrainingData(
         features={mode: features.of_gate(mode) for mode, there in has.items() if there},
         labels=Labels.of(*scores(rows), _group_numbers([repeated_question(prompt_of(row)) for row in rows])),
@@ -96,8 +96,8 @@ def write_policy(fitted: FittedGates, material: TrainingData, recipe: FitRecipe,
     """Write fitted gates into `folder`, and load the policy from there."""
     calibration, labels = fitted.calibration, material.labels
     features: dict[Mode, FeatureRows] = {mode: material.features[mode] for mode in fitted.routers}
-    made = _exported(fitted.routers, features) | {CALIBRATION_NAME: pack_calibration(calibration)}
-    files = {stored_name(name, data): data for name, data in made.items()}
+    contents = _exported(fitted.routers, features) | {CALIBRATION_NAME: pack_calibration(calibration)}
+    files = {stored_name(name, data): data for name, data in contents.items()}
     card = PolicyCard(
         **VERSIONS,
         models=recipe.models,
@@ -138,18 +138,18 @@ def estimated_tokens(rows: Sequence[GradedRow]) -> tuple[Floats, Floats, bool]:
 
 def _exported(routers: Mapping[Mode, RouterModel], features: Mapping[Mode, FeatureRows]) -> dict[str, bytes]:
     """Return the graphs after a check against the Python models on every row. Raises RuntimeError if they differ."""
-    made = {TOPICS_FILE: topics_to_onnx(routers["prompt"].topics)}  # shared by all gates
-    made |= {
+    contents = {TOPICS_FILE: topics_to_onnx(routers["prompt"].topics)}  # shared by all gates
+    contents |= {
         GATE_FILES[mode]: gate_to_onnx(router, sum(features[mode].widths.values())) for mode, router in routers.items()
     }
-    graphs = Graphs(_session(made[TOPICS_FILE]), {mode: _session(made[GATE_FILES[mode]]) for mode in routers})
+    graphs = Graphs(_session(contents[TOPICS_FILE]), {mode: _session(contents[GATE_FILES[mode]]) for mode in routers})
     read = [graphs.read(counts.toarray().ravel()) for counts in features["prompt"].counts]
     for mode, router in routers.items():
-        exported = [graphs.decide(mode, *each) for each in zip(read, features[mode].measures, strict=True)]
+        exported = [graphs.decide(mode, *row) for row in zip(read, features[mode].measures, strict=True)]
         gap = float(np.abs(np.array(exported) - router.probability(features[mode])).max())
         if gap > _TOLERANCE:
             raise RuntimeError(f"the exported {GATE_FILES[mode]} differs from its Python model by {gap:.1e}")
-    return made
+    return contents
 
 
 def _session(graph: bytes) -> Any:

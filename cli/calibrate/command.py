@@ -143,12 +143,12 @@ def _check_flags(
     """Raise ConfigurationError unless the options name exactly one source of rows."""
     if (live is None) != (prompts is None):
         raise ConfigurationError("--live N and --prompts FILE go together: give both.")
-    given = [
+    sources = [
         name for name, value in (("--data", data), ("--live", live), ("--from-log", from_log)) if value is not None
     ]
-    if len(given) > 1:
-        raise ConfigurationError(f"{' and '.join(given)} are mutually exclusive: give one of them.")
-    if not given:
+    if len(sources) > 1:
+        raise ConfigurationError(f"{' and '.join(sources)} are mutually exclusive: give one of them.")
+    if not sources:
         raise ConfigurationError("Give --data FILE, --live N with --prompts FILE, or --from-log FILE.")
     if data is not None and save is not None:
         raise ConfigurationError("--save needs --live or --from-log: the rows of --data are in a file already.")

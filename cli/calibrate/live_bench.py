@@ -47,11 +47,11 @@ def answered(config: RouterConfig, engine: LocalEngine, questions: Sequence[Ques
     from .saved_answers import SavedAnswers
     from .spending import Spending
 
-    prompts = [Prompt(each.id, each.kind, each.prompt, each.grade) for each in questions]
+    prompts = [Prompt(question.id, question.kind, question.prompt, question.grade) for question in questions]
     spending = Spending(config.prices, None, [config.cloud_model])
-    with closing(SavedAnswers(answers)) as kept:
+    with closing(SavedAnswers(answers)) as saved:
         asking = sources.LiveSetup(config, sources.JudgeOptions(), PairGrader(), spending)
-        live = asyncio.run(sources.ask_both(asking, EngineLocalTier(engine), kept, prompts, lambda: None))
+        live = asyncio.run(sources.ask_both(asking, EngineLocalTier(engine), saved, prompts, lambda: None))
     if len(live.rows) < len(prompts):
         raise UpstreamError(f"{len(prompts) - len(live.rows)} questions got no answer: {live.failures[:1]}")
     return RecordedPair(config, engine.model_id, questions, live.rows)

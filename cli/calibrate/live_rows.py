@@ -109,11 +109,11 @@ class LiveRows:
 class TierPair:
     """Local model, cloud model and grader. A prompt that either model fails on is reported as a failure."""
 
-    def __init__(self, local: LocalTier, cloud: CloudModel, grader: PairGrader, kept: SavedAnswers) -> None:
+    def __init__(self, local: LocalTier, cloud: CloudModel, grader: PairGrader, saved: SavedAnswers) -> None:
         self._local = local
         self._cloud = cloud
         self._grader = grader
-        self._kept = kept
+        self._kept = saved
         self._budget = ""
         self._refused: RefusedError | None = None
 
@@ -147,7 +147,7 @@ class TierPair:
         return LiveRows(
             [row for row in results if isinstance(row, GradedRow)],
             [failure for failure in results if isinstance(failure, str)],
-            sum(each is None for each in results),
+            sum(result is None for result in results),
             self._budget,
         )
 
@@ -158,9 +158,9 @@ class TierPair:
             raise self._refused
         local = ComparableAnswer(pair.local, pair.local_finish)
         weak, strong = await self._grader.grade(prompt, local, ComparableAnswer(pair.cloud, pair.cloud_finish))
-        signals = (np.array(each, np.float32) for each in (pair.logprobs, pair.entropies, pair.margins))
+        signals = (np.array(values, np.float32) for values in (pair.logprobs, pair.entropies, pair.margins))
         packed = (pair.prompt_logprobs, pair.prompt_hidden, pair.answer_hidden)
-        states = (np.frombuffer(each, np.float32) for each in packed)
+        states = (np.frombuffer(data, np.float32) for data in packed)
         return GradedRow(
             prompt=prompt.prompt,
             weak=weak,
@@ -221,9 +221,9 @@ async def _run(local: LocalTier, prompt: Prompt) -> AnsweredPair:
         return AnsweredPair(
             local=answer.text,
             local_finish=answer.finish_reason or "stop",
-            logprobs=[float(each.logprob) for each in signals],
-            entropies=[float(each.entropy) for each in signals],
-            margins=[float(each.margin) for each in signals],
+            logprobs=[float(signal.logprob) for signal in signals],
+            entropies=[float(signal.entropy) for signal in signals],
+            margins=[float(signal.margin) for signal in signals],
             prompt_logprobs=_packed(answer.prompt_logprobs),
             prompt_hidden=_packed(answer.prompt_hidden),
             answer_hidden=_packed(answer.answer_hidden),

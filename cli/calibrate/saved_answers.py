@@ -20,6 +20,7 @@ from ...protocol.errors import ConfigurationError
 from ...protocol.safety.private_files import create_private, private_file
 from ...protocol.safety.system import locked
 from ...protocol.settings import state_folder
+from ...protocol.validation_messages import plain_words
 
 _VERSION = 2  # format version; part of the file name, so that files of other versions are not read
 
@@ -117,7 +118,7 @@ class SavedAnswers:
                 pair = msgspec.json.decode(line, type=AnsweredPair)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise ConfigurationError(
-                    f"{self.path}, line {number}, is damaged ({error}): delete the file."
+                    f"{self.path}, line {number}, is damaged ({plain_words(error)}): delete the file."
                 ) from error
             self.spent += pair.usd
             if pair.key:

@@ -102,17 +102,17 @@ def from_log(config: RouterConfig, log: Path, judging: JudgeOptions) -> Calibrat
     if judging.model is not None:
         _check_allowed(config)
     with closing(ExperienceStore(log)) as experience:
-        kept = experience.rows(pair_name(models))
-        known = experience.pairs()
-    if not kept:
-        known_pairs = ", ".join(f"{pair} ({n})" for pair, n in known.items()) or "no pair"
+        observations = experience.rows(pair_name(models))
+        counts = experience.pairs()
+    if not observations:
+        known_pairs = ", ".join(f"{pair} ({n})" for pair, n in counts.items()) or "no pair"
         raise ConfigurationError(f"{log} has no requests of {pair_name(models)}. It has {known_pairs}.")
-    even = [row for row, usable in zip(kept, representative_sample(kept), strict=True) if usable]
+    even = [row for row, usable in zip(observations, representative_sample(observations), strict=True) if usable]
     rows = [row for row in even if row.messages is not None and row.answer is not None]
     _check_enough(
         len(rows),
-        f"Of {len(kept)} judged answers, {len(even)} were sampled at random and graded; {len(rows)} of these have "
-        "texts. Set shadow = true or exploration, and experience_text = true, and use the router first.",
+        f"Of {len(observations)} judged answers, {len(even)} were sampled at random and graded; {len(rows)} of these "
+        "have texts. Set shadow = true or exploration, and experience_text = true, and use the router first.",
     )
     spending = Spending(config.prices, judging.budget, [judging.model] if judging.model else [])
     asking = LiveSetup(config, judging, PairGrader(embed=_embedder()), spending)
@@ -145,7 +145,7 @@ def _conversation(row: Observation) -> Prompt:
     return Prompt(row.id, "log", view.text, wire=wire if len(wire) > 1 else ())
 
 
-async def _replayed(asking: LiveSetup, asked: list[tuple[Observation, Prompt]]) -> list[tuple[float, float] | None]:
+async def _replayed(asking: LiveSetup, pairs: list[tuple[Observation, Prompt]]) -> list[tuple[float, float] | None]:
     """Return each request's scores. Uses recorded scores where no judge is needed; None where the judge fails."""
     from ...classifier.grading.agreement import ComparableAnswer
     from ...classifier.grading.judge import JudgementError
@@ -154,7 +154,7 @@ async def _replayed(asking: LiveSetup, asked: list[tuple[Observation, Prompt]]) 
     async with AsyncExitStack() as stack:
         await _open_judge(stack, asking)
         grader = asking.grader
-        for row, prompt in asked:
+        for row, prompt in pairs:
             local, cloud = ComparableAnswer(row.answer or ""), ComparableAnswer(row.reply or "")
             if not grader.reads(local, cloud):
                 grader.graded["agreement"] += 1
@@ -183,7 +183,9 @@ def ask_tiers(config: RouterConfig, file: Path, n: int, judging: JudgeOptions) -
         raise InvalidRequestError(f"{file} has {len(available)} prompts, but --live asks for {n}.", param="live")
     _check_allowed(config)
     watch, rules = Watch(Console(stderr=True)), PrivacyRules(config.privacy)
-    prompts = [each for each in available[:n] if all(rules.search(message.text) is None for message in each.messages)]
+    prompts = [
+        prompt for prompt in available[:n] if all(rules.search(message.text) is None for message in prompt.messages)
+    ]
     if len(prompts) < n:
         watch.say(f"{n - len(prompts)} of {n} prompts match a privacy rule and are not asked.")
     _check_enough(len(prompts))  # fail before anything is paid for
@@ -196,19 +198,19 @@ def ask_tiers(config: RouterConfig, file: Path, n: int, judging: JudgeOptions) -
         if running.cloud_url is None:
             raise ConfigurationError("No cloud is configured: name one with --cloud-url.", param="cloud_url")
         models = {"local": _model_id(running), "cloud": running.cloud_model}
-        kept = SavedAnswers(saved_answers_file(models, local_identity(running)))
+        saved = SavedAnswers(saved_answers_file(models, local_identity(running)))
         try:
             names = [running.cloud_model, *([judging.model] if judging.model else [])]
-            spending = Spending(running.prices, judging.budget, names, spent=kept.spent, on_spent=kept.spend)
-            before = sum(prompt_key(prompt.body) in kept.pairs for prompt in prompts)
+            spending = Spending(running.prices, judging.budget, names, spent=saved.spent, on_spent=saved.spend)
+            before = sum(prompt_key(prompt.body) in saved.pairs for prompt in prompts)
             if before:
                 watch.say(f"{before} of {len(prompts)} prompts were answered before and are not asked again.")
             asking = LiveSetup(running, judging, PairGrader(embed=_embedder()), spending)
             with watch.stage("both tiers", len(prompts)) as advance:
-                rows = asyncio.run(_asked(asking, kept, prompts, lambda: advance("")))
+                rows = asyncio.run(_asked(asking, saved, prompts, lambda: advance("")))
             _check_rows(rows, len(prompts), watch.say)
         except BaseException:
-            _stopped(kept)
+            _stopped(saved)
             raise
     return CalibrationRun(
         rows.rows,
@@ -217,30 +219,32 @@ def ask_tiers(config: RouterConfig, file: Path, n: int, judging: JudgeOptions) -
         asking.grader.description(),
         _metrics(asking),
         _notes(asking, asked_cloud=True),
-        done=kept.remove,
-        stopped=partial(_stopped, kept),
+        done=saved.remove,
+        stopped=partial(_stopped, saved),
     )
 
 
-async def _asked(asking: LiveSetup, kept: SavedAnswers, prompts: list[Prompt], on_done: Callable[[], None]) -> LiveRows:
+async def _asked(
+    asking: LiveSetup, saved: SavedAnswers, prompts: list[Prompt], on_done: Callable[[], None]
+) -> LiveRows:
     from ...router.factory import open_local_tier
 
     local = await open_local_tier(asking.config)
     try:
-        return await ask_both(asking, local, kept, prompts, on_done)
+        return await ask_both(asking, local, saved, prompts, on_done)
     finally:
         await local.aclose()
 
 
 async def ask_both(
-    asking: LiveSetup, local: LocalTier, kept: SavedAnswers, prompts: list[Prompt], on_done: Callable[[], None]
+    asking: LiveSetup, local: LocalTier, saved: SavedAnswers, prompts: list[Prompt], on_done: Callable[[], None]
 ) -> LiveRows:
     from .live_rows import TierPair, cloud_model
 
     async with AsyncExitStack() as stack:
         cloud = await stack.enter_async_context(cloud_model(asking.config, asking.spending))
         await _open_judge(stack, asking)
-        return await TierPair(local, cloud, asking.grader, kept).rows(prompts, on_done)
+        return await TierPair(local, cloud, asking.grader, saved).rows(prompts, on_done)
 
 
 async def _open_judge(stack: AsyncExitStack, asking: LiveSetup) -> None:
@@ -267,11 +271,11 @@ def _embedder() -> Callable[[str], Array] | None:
     return (lambda text: opened().embed(text)) if is_installed() else None
 
 
-def _stopped(kept: SavedAnswers) -> None:
-    kept.close()
-    if kept.pairs:
+def _stopped(saved: SavedAnswers) -> None:
+    saved.close()
+    if saved.pairs:
         output.echo(
-            f"{len(kept.pairs)} answered prompts are kept in {kept.path}: run the same command to resume.", err=True
+            f"{len(saved.pairs)} answered prompts are kept in {saved.path}: run the same command to resume.", err=True
         )
 
 
@@ -280,7 +284,7 @@ def _check_allowed(config: RouterConfig) -> None:
     if config.offline:
         raise ConfigurationError("Cloud and judge cannot be asked: set offline to false.", param="offline")
     limits = (config.budget, config.budget_per_key, config.budget_per_user)
-    if any(each.cloud_share is not None and each.cloud_share < 1 for each in limits):
+    if any(limit.cloud_share is not None and limit.cloud_share < 1 for limit in limits):
         raise ConfigurationError(
             "Calibration asks cloud or judge about every prompt: set cloud_share of all budgets to 1 until it is done.",
             param="budget.cloud_share",

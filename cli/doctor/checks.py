@@ -96,11 +96,11 @@ def check_packages(group: str) -> Check:
     missing = [name for name, version in versions.items() if not version]
     if not missing:
         return Check(group, "ok", installed)
-    wanted = "." if group == "core" else f"'.[{group}]'"
+    package = "." if group == "core" else f"'.[{group}]'"
     status = "fail" if group == "core" else "warn"
     # Plain builds of llama.cpp are known to crash, so the fix builds llama.cpp with the right options first.
     first = f"{REBUILD_COMMAND} && " if "llama-cpp-python" in missing else ""
-    return Check(group, status, f"missing: {', '.join(missing)}", f"{first}pip install {wanted} in a clone of Updraft")
+    return Check(group, status, f"missing: {', '.join(missing)}", f"{first}pip install {package} in a clone of Updraft")
 
 
 def check_llama() -> Iterator[Check]:
@@ -194,7 +194,7 @@ def check_ledger() -> Iterator[Check]:
             with closing(Ledger(path)) as ledger:
                 ledger.verify()
             return f"{path} is intact"
-        folder = next(each for each in path.absolute().parents if os.access(each, os.F_OK))
+        folder = next(parent for parent in path.absolute().parents if os.access(parent, os.F_OK))
         if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
             raise ConfigurationError(f"{path} cannot be written, so requests go unrecorded: {folder} is not writable")
         return f"{path} is created with the first request"

@@ -26,8 +26,8 @@ _FEATURES = {
 def check_processor(machine: Machine) -> Check:
     """Check the processor's instruction sets, and whether a control group limits the processors in use."""
     facts = f"{machine.processor}: {machine.cores} cores, {machine.processors} processors"
-    known = set(machine.instruction_sets)
-    if known and not known & {"avx2", "asimd"}:
+    instruction_sets = set(machine.instruction_sets)
+    if instruction_sets and not instruction_sets & {"avx2", "asimd"}:
         return Check("processor", "warn", f"{facts}, without AVX2", "expect a few tokens/s: use the smallest models")
     if machine.quota is not None and machine.quota < machine.processors:
         facts += f", of which a control group allows {machine.quota:g}"

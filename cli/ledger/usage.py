@@ -78,7 +78,7 @@ def usage(
         (total,) = opened.totals(since=start)
         groups = {name: opened.totals(name, since=start) for name in (GROUPS if as_json else (by,))}
     if as_json:
-        sums = {name: [asdict(each) for each in rows] for name, rows in groups.items()}
+        sums = {name: [asdict(row) for row in rows] for name, rows in groups.items()}
         json_output.show({"since": start, "total": asdict(total), **sums})
         return
     from ..shared.console import Console
@@ -138,8 +138,8 @@ def _show_gateway(database: str, by: str, since: float, *, as_csv: bool, as_json
             if as_csv:
                 _write_csv(requests)
             else:  # JSON Lines, because there may be many requests
-                for each in requests:
-                    output.echo(json.dumps(each))
+                for request in requests:
+                    output.echo(json.dumps(request))
         return
     sums = reader.totals([by], since)
     if as_csv:
@@ -158,21 +158,21 @@ def _show_sums(by: str, sums: list[dict[str, Any]]) -> None:
     from ..shared.tables import columns, dollars
 
     table = columns(by, *_SHOWN.values(), right=tuple(_SHOWN.values()))
-    for each in sums:
-        figures = [dollars(each[name], ".4f") if name == "cost_usd" else f"{each[name]:,}" for name in _SHOWN]
-        table.add_row(escape(in_one_line(str(next(iter(each.values()))))) or "-", *figures)
+    for row in sums:
+        figures = [dollars(row[name], ".4f") if name == "cost_usd" else f"{row[name]:,}" for name in _SHOWN]
+        table.add_row(escape(in_one_line(str(next(iter(row.values()))))) or "-", *figures)
     console = Console(highlight=False)
     console.print(table)
-    if unpriced := sum(each["unpriced"] for each in sums):
+    if unpriced := sum(row["unpriced"] for row in sums):
         console.print(f"{unpriced:,} requests used a model without a price: see `updraft gateway --prices`.")
 
 
 def _write_csv(rows: Iterable[Mapping[str, Any]]) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    for number, each in enumerate(rows):
+    for number, row in enumerate(rows):
         if number == 0:
-            writer.writerow(each)
-        writer.writerow([_plain(value) for value in each.values()])
+            writer.writerow(row)
+        writer.writerow([_plain(value) for value in row.values()])
 
 
 def _plain(value: object) -> object:

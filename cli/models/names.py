@@ -41,8 +41,8 @@ def default_local() -> str | None:
 
     Raises ConfigurationError if smollm2 is not pulled and there is no terminal for the prompt.
     """
-    given = {**settings.read_toml(settings.config_file()), **settings.environment()}
-    if "local" in given or "cloud_url" in given:
+    values = {**settings.read_toml(settings.config_file()), **settings.environment()}
+    if "local" in values or "cloud_url" in values:
         return None
     library = Library()
     there = pulled(library, DEFAULT)

@@ -139,14 +139,14 @@ def verify(
     from ...local_engine.store.library import Library
 
     library, states = Library(), dict[str, str]()
-    for each in [name] if name else [entry.name for entry in library.entries() if entry.state != "partial"]:
-        with _reporting(each) as report:
-            state = states[each] = library.verify(each, report)
-        advice = "" if state == "ready" else f"  Remove it (updraft rm {each}) and pull it again."
+    for model in [name] if name else [entry.name for entry in library.entries() if entry.state != "partial"]:
+        with _reporting(model) as report:
+            state = states[model] = library.verify(model, report)
+        advice = "" if state == "ready" else f"  Remove it (updraft rm {model}) and pull it again."
         if not as_json:
-            output.echo(f"{'ok' if state == 'ready' else state}  {each}{advice}")
+            output.echo(f"{'ok' if state == 'ready' else state}  {model}{advice}")
     if as_json:
-        json_output.show([{"name": each, "state": state} for each, state in states.items()])
+        json_output.show([{"name": model, "state": state} for model, state in states.items()])
     elif not states:
         _print_no_models(library)
     if any(state != "ready" for state in states.values()):

@@ -45,7 +45,7 @@ _SHARED = 3  # options that at least this many commands have are listed in the t
 def cli_page() -> str:
     root: Any = typer.main.get_command(app)
     commands = list(_commands(root, "updraft"))
-    rows = [row for _, each in commands for row in _options(each)]
+    rows = [row for _, command in commands for row in _options(command)]
     shared = [row for row in dict.fromkeys(rows) if rows.count(row) >= _SHARED]
     return page(
         "Commands",
@@ -59,7 +59,7 @@ def cli_page() -> str:
         "## Shared options",
         "Options of several commands.",
         table(_HEADER, shared),
-        *(part for path, each in commands for part in _section(path, each, shared)),
+        *(part for path, command in commands for part in _section(path, command, shared)),
     )
 
 
@@ -74,9 +74,9 @@ def _commands(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 def _section(path: str, command: Any, shared: list[Row]) -> Iterator[str]:
     yield f"## {path}"
     yield _help(command.help or "")
-    arguments = [each for each in command.params if not _is_option(each)]
+    arguments = [param for param in command.params if not _is_option(param)]
     if arguments:
-        yield table(("argument", "meaning"), [(code(each.name.upper()), _text(each.help)) for each in arguments])
+        yield table(("argument", "meaning"), [(code(arg.name.upper()), _text(arg.help)) for arg in arguments])
     rows = _options(command)
     if own := [row for row in rows if row not in shared]:
         yield table(_HEADER, own)
@@ -86,9 +86,9 @@ def _section(path: str, command: Any, shared: list[Row]) -> Iterator[str]:
 
 def _options(command: Any) -> list[Row]:
     taken = {} if command.callback is None else inspect.signature(command.callback, eval_str=True).parameters
-    kinds = {name: _plain(each.annotation) for name, each in taken.items()}
-    options = [each for each in command.params if _is_option(each) and each.name != "help"]
-    return [(_names(each), _values(each, kinds.get(each.name)), _default(each), _text(each.help)) for each in options]
+    kinds = {name: _plain(parameter.annotation) for name, parameter in taken.items()}
+    options = [param for param in command.params if _is_option(param) and param.name != "help"]
+    return [(_names(opt), _values(opt, kinds.get(opt.name)), _default(opt), _text(opt.help)) for opt in options]
 
 
 def _plain(annotation: Any) -> Any:
@@ -122,7 +122,7 @@ def _values(option: Any, kind: Any) -> str:
         return ""
     choices = _choices(kind)
     if choices:
-        return ", ".join(code(str(each)) for each in choices)
+        return ", ".join(code(str(choice)) for choice in choices)
     value = code(option.metavar or _kind(kind))
     return f"{value}, repeatable" if option.multiple else value
 
@@ -131,12 +131,12 @@ def _choices(kind: Any) -> list[Any]:
     if get_origin(kind) is Literal:
         return list(get_args(kind))
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return [each.value for each in kind]
+        return [member.value for member in kind]
     return [choice for part in get_args(kind) for choice in _choices(part)]
 
 
 def _kind(kind: Any) -> str:
-    names = [each.__name__ for each in (get_args(kind) or (kind,)) if isinstance(each, type) and each is not type(None)]
+    names = [cls.__name__ for cls in (get_args(kind) or (kind,)) if isinstance(cls, type) and cls is not type(None)]
     return {"int": "NUMBER", "float": "NUMBER", "Path": "PATH"}.get(names[0] if names else "", "TEXT")
 
 

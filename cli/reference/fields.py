@@ -59,8 +59,8 @@ def _default(value: object, factory: object) -> str:
         return _written(value)
     if factory is MISSING or value is None:
         return ""
-    made: object = cast(Any, factory)()
-    return "" if isinstance(made, float) else _written(made)  # a timestamp is not a useful default
+    default: object = cast(Any, factory)()
+    return "" if isinstance(default, float) else _written(default)  # a timestamp is not a useful default
 
 
 def _written(value: object) -> str:

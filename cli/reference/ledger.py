@@ -32,6 +32,6 @@ def ledger_page() -> str:
 def _columns(described: Table) -> str:
     """Return a table of the columns, followed by former column names."""
     kinds = {name: kind.removesuffix(" NOT NULL") for name, kind in described.types().items()}
-    rows = [(code(each.name), kinds[each.name], each.text) for each in entries(described.row)]
+    rows = [(code(entry.name), kinds[entry.name], entry.text) for entry in entries(described.row)]
     former = [(code(old), kinds[name], f"Former name of {code(name)}.") for old, name in described.aliases.items()]
     return table(("column", "type", "meaning"), [*rows, *former])

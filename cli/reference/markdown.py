@@ -13,7 +13,7 @@ def page(title: str, *parts: str) -> str:
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table; cells may hold any text."""
-    lines = [_row(header), "|" + "---|" * len(header), *(_row([_cell(each) for each in row]) for row in rows)]
+    lines = [_row(header), "|" + "---|" * len(header), *(_row([_cell(cell) for cell in row]) for row in rows)]
     return "\n".join(lines)
 
 

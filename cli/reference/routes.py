@@ -173,10 +173,10 @@ def _error_row(error: type[errors.UpdraftError], name: str, text: str) -> tuple[
 
 def _tree(error: type[errors.UpdraftError]) -> Iterator[type[errors.UpdraftError]]:
     """Yield the subclasses in `protocol.errors` only, because other modules may not be loaded."""
-    for each in error.__subclasses__():
-        if each.__module__ == errors.__name__:
-            yield each
-            yield from _tree(each)
+    for subclass in error.__subclasses__():
+        if subclass.__module__ == errors.__name__:
+            yield subclass
+            yield from _tree(subclass)
 
 
 def _summary_of(error: type[errors.UpdraftError]) -> str:

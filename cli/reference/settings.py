@@ -51,5 +51,5 @@ def settings_page() -> str:
 
 
 def _fields(kind: type[Any]) -> str:
-    rows = [(code(each.name), code(each.kind), code(each.default), each.text) for each in entries(kind)]
+    rows = [(code(entry.name), code(entry.kind), code(entry.default), entry.text) for entry in entries(kind)]
     return table(("name", "type", "default", "meaning"), rows)

@@ -19,8 +19,7 @@ _NO_SERVICE = "No service can be installed: run `updraft serve` yourself or unde
 def service_manager() -> Systemd | Launchd | TaskScheduler:
     """Return the service manager of this system. Raises ConfigurationError if the system has no systemctl.
 
-    The manager's `install` replaces a running service. Its methods raise ConfigurationError with the output of a failed
-    system command.
+    `install` replaces a running service. Methods raise ConfigurationError with the output of a failed system command.
     """
     if sys.platform == "darwin":
         return Launchd()

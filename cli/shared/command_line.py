@@ -26,7 +26,7 @@ class Command(TyperCommand):
 
     def get_help_option(self, ctx: Any) -> Any:
         option = super().get_help_option(ctx)
-        if option is not None and any(getattr(param, "rich_help_panel", None) == ADVANCED for param in self.params):
+        if option is not None:
             option.rich_help_panel = ADVANCED
         return option
 

@@ -12,28 +12,28 @@ from . import output
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-OTHER, ADVANCED = "Options", "Advanced"
+ADVANCED = "Advanced"
 #: Options of each panel. `--help` shows the panels in this order, and other options in `ADVANCED`.
 _PANELS = {
     "Data": "--data --live --prompts --from-log --weak --strong --test --labels --trace --costs --file --questions "
-    "--answers --tasks --requests --rate --out --save --ledger --keys --db --csv --rows --by --since --gateway",
-    "Model": "--tier --temperature --local --model --draft --device --dtype --chat-template --tool-call-parser --shape "
-    "--draft-shape",
+    "--answers --tasks --requests --rate --out --save --ledger --csv --rows --by --since --gateway",
+    "Model": "--tier --temperature --local --model --pull --name --sha256 --draft --device --dtype --chat-template "
+    "--tool-call-parser --shape --draft-shape --model-dir",
     "Cloud": "--cloud-url --cloud-model --cloud-provider --node --nodes-file --register --register-api-key-env "
-    "--register-api-key-file --register-as --prices --judge --judge-url --judge-api-key-env --judge-api-key-file",
+    "--register-api-key-file --register-as --prices --usd-per-hour --judge --judge-url --judge-api-key-env "
+    "--judge-api-key-file --ray --address",
     "Target": "--quality --cloud-share --cost --promise --promise-level --confidence --confidence-signal "
     "--slo-ttft-s --slo-tpot-s --ttft-s --tpot-s --share",
-    "Network": "--host --port --api-key-env --api-key-file --app-api-key-env --app-api-key-file --no-auth "
-    "--allowed-host --allowed-origins --ssl-certfile --ssl-keyfile --insecure --public-metrics --ray --address",
+    "Network": "--host --port --api-key-env --api-key-file --app-api-key-env --app-api-key-file --no-auth --keys "
+    "--scope --tenant --expires-in-days --overlap-s --allowed-hosts --allowed-origins --ssl-certfile --ssl-keyfile "
+    "--insecure --public-metrics",
     "Limits": "--mode --step-costs --max-model-len --max-num-seqs --max-num-batched-tokens --max-step-ms "
     "--default-max-tokens --max-waiting --num-gpu-blocks-override --num-speculative-tokens --node-concurrency "
     "--limits --limits-url --timeout-s --connect-timeout-s --first-token-timeout-s --idle-timeout-s "
-    "--hedge-after-s --drain-seconds --budget --concurrent --requests-per-minute --tokens-per-minute "
-    "--usd-per-day --usd-per-month --scope --tenant --priority --expires-in-days --overlap-s --concurrency "
-    "--concurrencies --streams --seconds --memory-seconds --prefill-seconds --rounds --runs --draws --calls --tokens",
-    ADVANCED: "--config --ledger-failure --keep-days --response-cache --workers --threads --block-size "
-    "--scheduling-policy --enable-prefix-caching --ngram --batch-invariant --attention-backend --enforce-eager "
-    "--seed --seeds --svg --plot --restart --log-format --log-file --ready-file --exit-with-parent --help-all",
+    "--hedge-after-s --drain-seconds --budget --concurrent --requests-per-minute --tokens-per-minute --usd-per-day "
+    "--usd-per-month --priority --concurrency --concurrencies --streams --seconds --memory-seconds "
+    "--prefill-seconds --rounds --runs --draws --calls --tokens --nodes --lines -n",
+    ADVANCED: "",
 }
 
 
@@ -70,12 +70,9 @@ HelpAll = Annotated[
 def arrange(params: list[Any], shown: frozenset[str] | None) -> None:
     """Sort options by panel, and hide the options that are not `shown`; None shows all options."""
     panels = {name: panel for panel, names in _PANELS.items() for name in names.split()}
-    order = [None, OTHER, *_PANELS]
-    options = [param for param in params if param.param_type_name == "option"]
-    for param in options:
-        param.hidden = param.hidden or (shown is not None and shown.isdisjoint(param.opts))
-        param.rich_help_panel = param.rich_help_panel or panels.get(param.opts[0])
-    rest = ADVANCED if any(param.rich_help_panel for param in options) else OTHER
-    for param in options:
-        param.rich_help_panel = param.rich_help_panel or rest
+    order = [None, *_PANELS]
+    for param in params:
+        if param.param_type_name == "option":
+            param.hidden = param.hidden or (shown is not None and shown.isdisjoint(param.opts))
+            param.rich_help_panel = param.rich_help_panel or panels.get(param.opts[0], ADVANCED)
     params.sort(key=lambda param: order.index(getattr(param, "rich_help_panel", None)))

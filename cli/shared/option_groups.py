@@ -29,11 +29,11 @@ def expanded(command: Callable[..., Any]) -> Callable[..., Any]:
             parameters.append(parameter.replace(annotation=hints[parameter.name]))
             continue
         own = get_type_hints(kind, include_extras=True)
-        taken = [each for each in fields(kind) if each.name not in left_out]
-        groups[parameter.name] = kind, [each.name for each in taken]
+        taken = [item for item in fields(kind) if item.name not in left_out]
+        groups[parameter.name] = kind, [item.name for item in taken]
         parameters += [
-            inspect.Parameter(each.name, parameter.kind, default=each.default, annotation=own[each.name])
-            for each in taken
+            inspect.Parameter(item.name, parameter.kind, default=item.default, annotation=own[item.name])
+            for item in taken
         ]
     if shown_options(command) is not None:
         parameters.append(
@@ -46,7 +46,7 @@ def expanded(command: Callable[..., Any]) -> Callable[..., Any]:
     def called(**values: Any) -> Any:
         values.pop("help_all", None)
         for name, (kind, names) in groups.items():
-            values[name] = kind(**{each: values.pop(each) for each in names if each in values})
+            values[name] = kind(**{key: values.pop(key) for key in names if key in values})
         return command(**values)
 
     vars(called)["__signature__"] = inspect.Signature(parameters)
@@ -58,4 +58,4 @@ def _group(hint: Any) -> tuple[Any, tuple[str, ...]]:
     if get_origin(hint) is not Annotated:
         return hint, ()
     kind, *metadata = get_args(hint)
-    return kind, next((each.names for each in metadata if isinstance(each, OmittedFields)), ())
+    return kind, next((mark.names for mark in metadata if isinstance(mark, OmittedFields)), ())

@@ -123,8 +123,7 @@ class Pair:
     confidence: Annotated[
         float | None,
         typer.Option(
-            metavar="PROBABILITY",
-            help="Instead of a calibrated target: escalate answers with less confidence.",
+            metavar="PROBABILITY", help="Instead of a calibrated target: escalate answers with less confidence."
         ),
     ] = None
     confidence_signal: Annotated[
@@ -243,11 +242,11 @@ def _packaged_cloud(config: RouterConfig, say: Callable[[str], None], nodes: int
         )
 
 
-def key_database(given: Path | None) -> Path:
-    """Return the path of the gateway's key database: `given`, or the default in the state folder."""
+def key_database(path: Path | None) -> Path:
+    """Return the path of the gateway's key database: `path`, or the default in the state folder."""
     from ...protocol.settings import state_folder
 
-    return given or state_folder() / "keys.sqlite3"
+    return path or state_folder() / "keys.sqlite3"
 
 
 def node_key(variable: str | None, file: Path | None) -> str | None:

@@ -35,12 +35,12 @@ def curve_png(router: CostQualityCurve, oracle: CostQualityCurve, point: tuple[f
 def fleets_png(tried: Sequence[FleetFigures], share: float) -> bytes:
     """Return a PNG of the share of requests within the objective, and of TTFT p99, against the number of nodes."""
     figure, axes = _axes(xlabel="nodes", ylabel="requests within the objective")
-    nodes = [each.nodes for each in tried]
-    axes.plot(nodes, [each.share for each in tried], "o-", color="tab:blue")
+    nodes = [candidate.nodes for candidate in tried]
+    axes.plot(nodes, [candidate.share for candidate in tried], "o-", color="tab:blue")
     axes.axhline(share, color="tab:red", linestyle="--", label="objective")
     axes.legend()
     beside = axes.twinx()
-    beside.plot(nodes, [each.ttft_p99_s for each in tried], "s-", color="tab:gray")
+    beside.plot(nodes, [candidate.ttft_p99_s for candidate in tried], "s-", color="tab:gray")
     beside.set_ylabel("TTFT p99, seconds (gray)")
     beside.set_yscale("log")
     return _png(figure)

@@ -31,8 +31,7 @@ class PocketCloud:
 def pocket_cloud(*, nodes: int = 1, say: Callable[[str], None] = lambda _line: None) -> Iterator[PocketCloud]:
     """Start the packaged cloud, wait until it is ready, and stop all its processes when the block ends.
 
-    If the block raises an UpdraftError, the logs are kept and `say` receives their folder. Raises ChildError if a
-    process does not start.
+    If the block raises an UpdraftError, `say` receives the folder of the logs. Raises ChildError if no process starts.
     """
     folder = Path(tempfile.mkdtemp(prefix="updraft-"))
     children: list[Child] = []

@@ -19,7 +19,8 @@ RENAMED = MappingProxyType({
     "--prefix-caching": "--enable-prefix-caching", "--no-prefix-caching": "--no-enable-prefix-caching",
     "--policy": "--scheduling-policy", "--tool-parser": "--tool-call-parser",
     "--tls-cert": "--ssl-certfile", "--tls-key": "--ssl-keyfile", "--allowed-origin": "--allowed-origins",
-    "--cuda-graphs": "--no-enforce-eager", "--no-cuda-graphs": "--enforce-eager", "--running": "--max-num-seqs",
+    "--allowed-host": "--allowed-hosts", "--running": "--max-num-seqs",
+    "--cuda-graphs": "--no-enforce-eager", "--no-cuda-graphs": "--enforce-eager",
 })  # fmt: skip
 
 

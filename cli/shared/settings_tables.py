@@ -74,6 +74,6 @@ def _use(context: typer.Context, tables: dict[str, Any], file: Path) -> None:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             needed = "a list" if param.multiple else "true or false" if param.is_flag else "a text or a number"
             raise ConfigurationError(f"{key} in [{name}] of {file} must be {needed}.", param=key)
-        texts = [str(each) for each in value] if isinstance(value, list) else str(value)
+        texts = [str(item) for item in value] if isinstance(value, list) else str(value)
         values[param.name] = value if param.is_flag else texts
     context.default_map = values

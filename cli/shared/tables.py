@@ -117,8 +117,8 @@ def examples_of(outcome: TaskOutcome, n: int = 5) -> list[Reply]:
         if len(chosen) == min(n, len(answered)):
             break
         kinds = [reply.question.kind for reply in chosen]
-        left = [reply for reply in of_route[route] if reply not in chosen]
-        chosen += sorted(left, key=lambda reply: kinds.count(reply.question.kind))[:1]
+        unused = [reply for reply in of_route[route] if reply not in chosen]
+        chosen += sorted(unused, key=lambda reply: kinds.count(reply.question.kind))[:1]
     return chosen
 
 

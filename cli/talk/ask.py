@@ -53,8 +53,8 @@ def ask(
     with options.with_cloud(config, note, nodes=nodes) as chosen, OpenAI(config=chosen) as client:
         show = (lambda _text: None) if as_json else (lambda text: output.echo(text, nl=False))
         sampling = {"temperature": temperature, "seed": seed}
-        given = {name: value for name, value in sampling.items() if value is not None}
-        answer = stream_answer(client, [{"role": "user", "content": prompt}], tier, show, **given)
+        params = {name: value for name, value in sampling.items() if value is not None}
+        answer = stream_answer(client, [{"role": "user", "content": prompt}], tier, show, **params)
     if as_json:
         import msgspec
 

@@ -92,11 +92,11 @@ class Session:
         return HELP if name == "/help" else f"unknown command: {line}\n{HELP}"
 
     def _model(self, name: str) -> str:
-        known = [model.id for model in self.client.models.list()]
-        if name and name not in known:
-            return f"There is no model {name!r}. Known: {', '.join(known)}"
+        names = [model.id for model in self.client.models.list()]
+        if name and name not in names:
+            return f"There is no model {name!r}. Known: {', '.join(names)}"
         self.tier = name or self.tier
-        return f"model: {self.tier}" if name else f"model: {self.tier}; known: {', '.join(known)}"
+        return f"model: {self.tier}" if name else f"model: {self.tier}; known: {', '.join(names)}"
 
     def _why(self) -> str:
         """Return the ledger's explanation of the last answer, or its routing information if there is no ledger."""

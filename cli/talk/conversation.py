@@ -31,9 +31,7 @@ class Answer:
 def stream_answer(
     client: OpenAI, messages: Sequence[dict[str, str]], model: str, show: Callable[[str], None], **options: Any
 ) -> Answer:
-    """Stream one answer to `show`, without control characters, and wrapped to the terminal's width. Ctrl-C closes the
-    stream, which cancels the request.
-    """
+    """Stream one answer to `show`, wrapped and without control characters. Ctrl-C cancels the request."""
     readable = [{name: _unicode(text) for name, text in message.items()} for message in messages]
     pieces: list[str] = []
     printable = PrintableStream()
@@ -59,7 +57,7 @@ def _unicode(text: str) -> str:
 
 
 def provenance(info: UpdraftInfo | None) -> str:
-    """Return e.g. `local: P(gain) 0.03 at most 0.19 after generation, 41 ms`: tier, route, reason, latency, cost."""
+    """Return tier, reason, time and cost: `local: P(gain) 0.03 within threshold 0.19 after generation, 41 ms`."""
     if info is None:
         return "no routing information in this answer"
     where = info.tier if info.route == info.tier else f"{info.tier} ({info.route})"

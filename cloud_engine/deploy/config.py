@@ -15,8 +15,9 @@ from ...protocol.errors import ConfigurationError, MissingDependencyError
 from ...protocol.http.tls import check_encrypted
 from ...protocol.settings import state_folder
 from ...protocol.unicode_forms import read_text
+from ...protocol.validation_messages import plain_words
 from ...text.tool_calls import FormatName
-from ..engine.config import PUBLIC_NAMES, EngineConfig, Mode, settings_of, usual_block_size
+from ..engine.config import EngineConfig, Mode, settings_of, usual_block_size
 from ..planning.mode_limits import limits_from
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1024)]
@@ -30,7 +31,8 @@ _OWN = (
 )
 #: Current name of an engine setting by its former name.
 _RENAMED = {
-    **PUBLIC_NAMES,
+    "context_length": "max_model_len",
+    "num_blocks": "num_gpu_blocks_override",
     "max_batch_size": "max_num_seqs",
     "token_budget": "max_num_batched_tokens",
     "policy": "scheduling_policy",
@@ -125,21 +127,19 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     def engine_config(self) -> EngineConfig:
         """Return the engine's settings. Raises ConfigurationError."""
-        names = {PUBLIC_NAMES.get(field.name, field.name): field.name for field in fields(EngineConfig)}
-        for unknown in sorted(self.engine.keys() - names.keys()):
+        for unknown in sorted(self.engine.keys() - {field.name for field in fields(EngineConfig)}):
             fault = (
                 f"{unknown} is now {_RENAMED[unknown]}" if unknown in _RENAMED else f"there is no setting {unknown!r}"
             )
             raise ConfigurationError(f"models.{self.name}.engine: {fault}.", param="engine")
         device = self.engine.get("device", "cuda" if self.devices else "cpu")
-        given = self.engine.get("max_step_ms")
-        limits = limits_from(absolute(self.step_costs), self.mode, given if isinstance(given, int) else None)
+        step_ms = self.engine.get("max_step_ms")
+        limits = limits_from(absolute(self.step_costs), self.mode, step_ms if isinstance(step_ms, int) else None)
         usual = {**settings_of(limits), "device": device, "block_size": usual_block_size(str(device))}
         try:
-            own = {names[name]: value for name, value in self.engine.items()}
-            return msgspec.convert({**usual, **own}, EngineConfig)
+            return msgspec.convert({**usual, **self.engine}, EngineConfig)
         except msgspec.ValidationError as error:
-            raise ConfigurationError(f"models.{self.name}.engine: {error}", param="engine") from error
+            raise ConfigurationError(f"models.{self.name}.engine: {plain_words(error)}", param="engine") from error
 
     def check_foreign(self) -> None:
         """Raises ConfigurationError for settings that vLLM and SGLang would ignore."""
@@ -201,8 +201,7 @@ def read_config(path: Path) -> CloudConfig:
     except OSError as error:
         raise ConfigurationError(f"Cannot read {path}: {error.strerror}.") from error
     except (yaml.YAMLError, msgspec.ValidationError) as error:
-        hint = " It is now `tool_call_parser`." if "unknown field `tool_parser`" in str(error) else ""
-        raise ConfigurationError(f"{path}: {error}{hint}") from error
+        raise ConfigurationError(f"{path}: {plain_words(error, {'tool_parser': 'tool_call_parser'})}") from error
     config.check()
     return _resolved(config)
 

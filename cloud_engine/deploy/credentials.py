@@ -35,9 +35,9 @@ class Credentials:
         """Create missing keys and files. Raises ConfigurationError."""
         database = KeyDatabase(self.database)
         if not self.register_file.exists():
-            known = _NAME in {record.principal.name for record in database.keys()}  # noqa: SIM118 - a method
+            exists = _NAME in {record.principal.name for record in database.keys()}  # noqa: SIM118 - a method
             new = NewKey(_NAME, scopes=("node",))
-            _, key = database.rotate(_NAME, _ACTOR) if known else database.create(new, _ACTOR)
+            _, key = database.rotate(_NAME, _ACTOR) if exists else database.create(new, _ACTOR)
             write_private(self.register_file, key)
         if not self.node_file.exists():
             write_private(self.node_file, secrets.token_urlsafe(32))

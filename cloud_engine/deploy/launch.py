@@ -12,16 +12,16 @@ from ...protocol.errors import UpdraftError
 
 
 def main() -> None:
-    given = sys.stdin.buffer.read()
+    options = sys.stdin.buffer.read()
     try:
         if sys.argv[1] == "node":
             from ..node.process import NodeOptions, run_node
 
-            run_node(msgspec.json.decode(given, type=NodeOptions, dec_hook=_path))
+            run_node(msgspec.json.decode(options, type=NodeOptions, dec_hook=_path))
         else:
             from ..gateway.process import GatewayOptions, run_gateway
 
-            run_gateway(msgspec.json.decode(given, type=GatewayOptions, dec_hook=_path))
+            run_gateway(msgspec.json.decode(options, type=GatewayOptions, dec_hook=_path))
     except UpdraftError as error:
         sys.exit(f"error: {error.message}")
 

@@ -11,6 +11,7 @@ import msgspec
 
 from ...protocol.errors import ConfigurationError, UpdraftError
 from ...protocol.http.server import bind_socket
+from ...protocol.safety.private_files import file_version
 from ..gateway.process import GatewayOptions
 from ..node.process import NodeOptions
 from .config import CloudConfig
@@ -30,7 +31,7 @@ def run_local(file: Path, read: Callable[[], CloudConfig], on_ready: Callable[[s
     Calls `on_ready` with the gateway's URL once all nodes are registered. Raises ConfigurationError, PortInUseError, or
     ServerStartError if a process does not start initially.
     """
-    seen, config = _changed_at(file), read()
+    seen, config = file_version(file), read()
     Credentials(config.keys).prepare()
     bind_socket(config.gateway.host, config.gateway.port).close()  # check that the port is free before starting a node
     gateway = _Server(gateway_options(config), config.gateway.drain_seconds)
@@ -45,7 +46,7 @@ def run_local(file: Path, read: Callable[[], CloudConfig], on_ready: Callable[[s
             for server in (gateway, *nodes):
                 server.restart_if_dead()
             leaving = [node for node in leaving if node.process.is_alive]
-            if seen != (seen := _changed_at(file)):
+            if seen != (seen := file_version(file)):
                 leaving += _followed(nodes, config, read)
     finally:
         gateway.process.stop()  # the gateway first, because its requests in flight need the nodes
@@ -53,13 +54,6 @@ def run_local(file: Path, read: Callable[[], CloudConfig], on_ready: Callable[[s
             node.process.ask_to_stop()
         for node in every:
             node.process.stop()
-
-
-def _changed_at(file: Path) -> int:
-    try:
-        return file.stat().st_mtime_ns
-    except OSError:  # an editor is replacing the file
-        return 0
 
 
 def _followed(nodes: list[_Server], config: CloudConfig, read: Callable[[], CloudConfig]) -> list[_Server]:
@@ -78,14 +72,14 @@ def _followed(nodes: list[_Server], config: CloudConfig, read: Callable[[], Clou
 
 def _update(nodes: list[_Server], config: CloudConfig) -> list[_Server]:
     """Start missing nodes, then ask superfluous nodes to stop. Return these nodes, which still finish requests."""
-    kept: list[_Server] = []
+    unchanged: list[_Server] = []
     started: list[_Server] = []
     try:
         for model in config.models:
             for _ in range(model.replicas.min if model.kind == "updraft" else 0):
                 options = node_options(config, model, restart=True)
-                same = next((node for node in nodes if node.options == options and node not in kept), None)
-                kept += [same] if same else []
+                same = next((node for node in nodes if node.options == options and node not in unchanged), None)
+                unchanged += [same] if same else []
                 started += [] if same else [_Server(options, model.drain_seconds)]
         if started:
             register_nodes(config, [node.process.wait_ready() for node in started], _REGISTER_S)
@@ -95,11 +89,11 @@ def _update(nodes: list[_Server], config: CloudConfig) -> list[_Server]:
         for node in started:
             node.process.stop()
         raise
-    left = [node for node in nodes if node not in kept]
-    for node in left:
+    removed = [node for node in nodes if node not in unchanged]
+    for node in removed:
         node.process.ask_to_stop()
-    nodes[:] = [*kept, *started]
-    return left
+    nodes[:] = [*unchanged, *started]
+    return removed
 
 
 class _Server:

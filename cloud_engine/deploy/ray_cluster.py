@@ -53,8 +53,7 @@ def application(config: CloudConfig) -> Any:
     Credentials(config.keys).prepare()
 
     def deployment(kind: Any, **options: Any) -> Any:
-        """Declare a deployment with our own `version`, which needs `_internal`. Ray's random versions would make every
-        update replace all replicas."""
+        """Declare a deployment with our `version`, by `_internal`. Ray's random versions would replace all replicas."""
         declared: Any = serve.deployment(kind)
         return declared.options(**options, _internal=True)
 

@@ -24,9 +24,9 @@ def serve_config(config: CloudConfig) -> dict[str, Any]:
     except ImportError:  # vLLM or SGLang is not installed
         pass
     else:
-        for each in written:
+        for model_config in written:
             try:
-                LLMConfig.model_validate(each)
+                LLMConfig.model_validate(model_config)
             except ValueError as error:  # pydantic's errors are ValueErrors
                 raise ConfigurationError(f"ray.serve.llm rejects a model: {error}", param="models") from error
     app = {"name": "llm", "route_prefix": ROUTE, "import_path": "ray.serve.llm:build_openai_app"}

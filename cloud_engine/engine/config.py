@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from ...kernels.runtime.backend import AttentionChoice
@@ -13,9 +12,6 @@ SchedulingPolicy = Literal["fcfs", "priority", "shortest-prefill"]
 DraftLength = Literal["adaptive", "fixed"]
 Mode = Literal["latency", "balanced", "throughput"]
 
-
-#: vLLM's names of two fields, which users see instead.
-PUBLIC_NAMES = MappingProxyType({"context_length": "max_model_len", "num_blocks": "num_gpu_blocks_override"})
 _MAX_INT32 = 2**31 - 1
 _SIZES = (
     *("block_size", "max_num_seqs", "max_num_batched_tokens", "max_waiting", "num_speculative_tokens"),
@@ -33,11 +29,11 @@ class EngineConfig:
     """Sizes and limits of one engine."""
 
     # Maximum tokens of prompt and answer together. None: the model's context, or less if the KV cache is smaller.
-    context_length: int | None = None
+    max_model_len: int | None = None
     # Tokens per KV block.
     block_size: int = 16
     # KV blocks. None: enough for a full batch at full context, but at most 1 GiB on a CPU or 80 % of free GPU memory.
-    num_blocks: int | None = None
+    num_gpu_blocks_override: int | None = None
     # Maximum requests per step.
     max_num_seqs: int = 16
     # Maximum tokens per step, drafts included.
@@ -88,11 +84,10 @@ class EngineConfig:
                 f"({self.max_num_seqs}), so that each request of a full batch gets a token per step.",
                 param="max_num_batched_tokens",
             )
-        for name in ("context_length", "num_blocks", "threads", "max_step_ms"):
+        for name in ("max_model_len", "num_gpu_blocks_override", "threads", "max_step_ms"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= _MAX_INT32:
-                public = PUBLIC_NAMES.get(name, name)
-                raise ConfigurationError(f"{public} must be 1 to {_MAX_INT32} or left out, got {value}.", param=public)
+                raise ConfigurationError(f"{name} must be 1 to {_MAX_INT32} or left out, got {value}.", param=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +109,9 @@ MODES: dict[Mode, ModeLimits] = {
 }
 
 
-def settings_of(limits: ModeLimits, **given: int | None) -> dict[str, Any]:
-    """Return `limits` as arguments of `EngineConfig`. `given` values that are not None override the limits."""
-    return asdict(limits) | {name: value for name, value in given.items() if value is not None}
+def settings_of(limits: ModeLimits, **overrides: int | None) -> dict[str, Any]:
+    """Return `limits` as arguments of `EngineConfig`. `overrides` that are not None win."""
+    return asdict(limits) | {name: value for name, value in overrides.items() if value is not None}
 
 
 def usual_block_size(device: str) -> int:

@@ -34,8 +34,7 @@ from .output.output_processor import OutputProcessor, cut_drafts
 from .scheduling.limits import RequestLimits
 from .scheduling.scheduler import Scheduler
 from .speculation.draft_model import DraftModel
-from .speculation.drafter import Drafter
-from .speculation.ngram import NgramDrafter
+from .speculation.drafter import Drafter, NgramDrafter
 from .speculation.speculator import Speculator
 from .speculation.vocabulary_check import check_same_vocabulary
 from .stats import EngineStats
@@ -238,8 +237,7 @@ class Engine:
     def reset(self) -> list[str]:
         """Drop all requests and the KV cache, and return the ids of the dropped requests.
 
-        Call this after a failure within a step, which leaves in-flight state unreliable. Expected requests (`expect`)
-        keep their places.
+        Call this after a failed step: in-flight state is unreliable. Expected requests keep their places.
         """
         lost = self._outputs.request_ids()
         self._ahead = None
@@ -281,8 +279,8 @@ class Engine:
         """Return an answer's token limit: the request's, else the server's default, cut to the remaining context."""
         if request.embed:
             return 0
-        left = self._limits.longest(request, self._scheduler) - len(request.prompt_ids)
-        return request.params.max_tokens or min(left, self.config.default_max_tokens)
+        remaining = self._limits.longest(request, self._scheduler) - len(request.prompt_ids)
+        return request.params.max_tokens or min(remaining, self.config.default_max_tokens)
 
     def _sampling_row(self, item: ScheduledRequest, index: int) -> SamplingRow:
         """Return the sampling parameters of the token that follows the first `index` drafts of a scheduled request."""
@@ -309,9 +307,9 @@ def _chunk(item: ScheduledRequest) -> Chunk:
     state = item.state
     if state.decode is item:
         return Chunk(state.token_ids[-1:], state.num_computed_tokens, state.block_table, 1)
-    known = state.token_ids[item.start : item.start + item.num_tokens]
+    token_ids = state.token_ids[item.start : item.start + item.num_tokens]
     num_logits = item.num_prompt_scores + item.num_samples
-    return Chunk(known + item.draft_ids, item.start, state.block_table, num_logits, state.pool)
+    return Chunk(token_ids + item.draft_ids, item.start, state.block_table, num_logits, state.pool)
 
 
 def _grammars(served: ServedModel) -> Grammars | None:

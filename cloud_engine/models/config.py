@@ -33,8 +33,7 @@ class ModelConfig:
     # Whether layers have additional norms after attention and feed-forward.
     sandwich_norms: bool = False
     activation: Literal["silu", "gelu_tanh"] = "silu"
-    # Attention window per layer in tokens, including the token itself; None for full attention. Empty for models
-    # without sliding windows.
+    # Attention window per layer in tokens, with the token itself; None: full attention. Empty without sliding windows.
     windows: tuple[int | None, ...] = ()
     # Rotation of layers with a window, if different from `rotary`.
     sliding_rotary: RotaryConfig | None = None

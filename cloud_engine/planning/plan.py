@@ -70,9 +70,8 @@ class Planner:
         served, fleet = simulate(self.trace, self.shape, nodes)
         answered = [each for each in served if each.last_s is not None]
         if not answered:
-            raise ConfigurationError(
-                "No request of the trace fits on a node. Raise the context length or num_blocks.", param="trace"
-            )
+            message = "No request of the trace fits on a node. Raise --max-model-len or --num-gpu-blocks-override."
+            raise ConfigurationError(message, param="trace")
         end_s = max(each.last_s for each in answered if each.last_s is not None)
         tokens = sum(each.request.output for each in answered)
         ttft_p50, ttft_p99 = np.percentile([each.ttft_s for each in answered], (50, 99))
@@ -149,10 +148,11 @@ class Planner:
     def preallocated(self, nodes: int) -> FleetFigures:
         """Return the results if each request preallocates memory for a whole context, as one block of that length."""
         config, slots = self.shape.config, self.shape.num_blocks * self.shape.config.block_size
-        length = config.context_length or max(row.prompt + row.output for row in self._servable())
+        length = config.max_model_len or max(row.prompt + row.output for row in self._servable())
         places = slots // length
         if not places:
-            raise ConfigurationError("The KV cache is smaller than one context. Raise num_blocks.", param="num_blocks")
+            message = "The KV cache is smaller than one context. Raise --num-gpu-blocks-override."
+            raise ConfigurationError(message, param="num_gpu_blocks_override")
         whole = replace(config, block_size=length, enable_prefix_caching=False)
         return replace(self, shape=replace(self.shape, config=whole, num_blocks=places)).figures(nodes)
 
@@ -177,5 +177,5 @@ class Planner:
 
     def _servable(self) -> list[PlannedRequest]:
         longest = self.shape.num_blocks * self.shape.config.block_size
-        longest = min(longest, self.shape.config.context_length or longest)
+        longest = min(longest, self.shape.config.max_model_len or longest)
         return [row for row in self.trace if row.prompt + row.output <= longest]

@@ -73,7 +73,7 @@ class SimulatedNode:
     def add(self, request: PlannedRequest, number: int) -> SimulatedAnswer:
         served, name = SimulatedAnswer(request), str(number)
         tokens = request.prompt + request.output
-        context = self._config.context_length
+        context = self._config.max_model_len
         in_queue = len(self._scheduler.waiting)
         too_long = (context is not None and tokens > context) or not self._scheduler.fits(tokens)
         if too_long or in_queue >= self._config.max_waiting + self._config.max_num_seqs:

@@ -12,6 +12,7 @@ import msgspec
 
 from ...protocol.decoding import prepare_types
 from ...protocol.errors import ConfigurationError
+from ...protocol.validation_messages import plain_words
 
 if TYPE_CHECKING:
     from ..engine.types.request_state import ScheduledRequest
@@ -120,6 +121,7 @@ def read_costs(path: Path) -> StepTimeModel:
         return StepTimeModel(**{**named, "largest_batch": int(named["largest_batch"])}, rows=rows)
     except (OSError, KeyError, msgspec.MsgspecError) as error:
         raise ConfigurationError(
-            f"{path} has no step times ({error}). Create it: `updraft bench engine --only steps --json {path}`.",
+            f"{path} has no step times ({plain_words(error)}). Create it: "
+            f"`updraft bench engine --only steps --json {path}`.",
             param="costs",
         ) from error

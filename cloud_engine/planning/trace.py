@@ -15,6 +15,7 @@ import msgspec
 
 from ...protocol.errors import ConfigurationError
 from ...protocol.unicode_forms import text_lines
+from ...protocol.validation_messages import plain_words
 from ..gateway.ledger.opening import is_url, open_reader
 
 _AZURE_TOKENS = ("ContextTokens", "GeneratedTokens")
@@ -62,8 +63,8 @@ def read_trace(source: str, most: int) -> list[PlannedRequest]:
         requests = list(islice((row for row in rows if row.prompt > 0 and row.output > 0), most))
     except (OSError, KeyError, TypeError, ValueError, msgspec.MsgspecError) as error:
         raise ConfigurationError(
-            f"{source} is not a trace: {error}. Use a CSV with TIMESTAMP, ContextTokens and GeneratedTokens, "
-            "JSON Lines with timestamp, input_length and output_length, or a gateway's ledger.",
+            f"{source} is not a trace: {plain_words(error)}. Use a CSV with TIMESTAMP, ContextTokens and "
+            "GeneratedTokens, JSON Lines with timestamp, input_length and output_length, or a gateway's ledger.",
             param="trace",
         ) from error
     if not requests:

@@ -95,8 +95,8 @@ def tile_rows(shape: AttentionShape, max_queries: int) -> int:
         most = _MAX_ROWS_FP32
     elif shape.padded_dim > 128:
         most = _MAX_ROWS // 2
-    wanted = min(max(max_queries, 1) * shape.group, most)
-    return next_power_of_2(max(wanted, shape.group, _MIN_ROWS))
+    rows = min(max(max_queries, 1) * shape.group, most)
+    return next_power_of_2(max(rows, shape.group, _MIN_ROWS))
 
 
 def queries_per_tile(shape: AttentionShape, launch: Launch) -> int:

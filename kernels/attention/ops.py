@@ -68,21 +68,21 @@ AttentionBackend = TorchBackend | NativeBackend | TritonBackend
 
 
 def choose_backend(
-    spec: CacheSpec, wanted: AttentionChoice = "auto", *, batch_invariant: bool = False
+    spec: CacheSpec, choice: AttentionChoice = "auto", *, batch_invariant: bool = False
 ) -> tuple[AttentionBackend, str]:
-    """Return the fastest backend for `spec`, or the `wanted` one, and the reason for the choice.
+    """Return the fastest backend for `spec`, or the one of `choice`, and the reason for the choice.
 
     Raises ConfigurationError if the wanted backend cannot serve `spec`.
     """
     best: BackendName = "triton" if spec.device.type == "cuda" else "native"
-    name = best if wanted == "auto" else wanted
+    name = best if choice == "auto" else choice
     problem = _WHY_NOT[name](spec)
     if problem is None:
-        why = "requested" if wanted != "auto" else f"the fastest on {spec.device.type}"
+        why = "requested" if choice != "auto" else f"the fastest on {spec.device.type}"
         return _make(name, spec, batch_invariant), why
-    if wanted == "auto":
+    if choice == "auto":
         return TorchBackend(spec, batch_invariant=batch_invariant), f"{name} cannot be used: {problem}"
-    raise ConfigurationError(f"attention_backend={wanted!r} cannot be used: {problem}.", param="attention_backend")
+    raise ConfigurationError(f"attention_backend={choice!r} cannot be used: {problem}.", param="attention_backend")
 
 
 def _make(name: BackendName, spec: CacheSpec, batch_invariant: bool) -> AttentionBackend:

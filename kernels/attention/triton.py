@@ -1,8 +1,7 @@
 """Paged attention in Triton: prefill chunks, decodes and drafts to verify in one launch (see `metadata`).
 
 A program's tile holds the query heads of one KV head for a few tokens of one sequence, so that keys and values are read
-once for all of them. The program iterates over its keys with an online softmax (Milakov & Gimelshein 2018; Dao et al.
-2022) in powers of two.
+once. It iterates over its keys with an online softmax (Milakov & Gimelshein 2018; Dao et al. 2022) in base 2.
 """
 
 # Kernels are typed by Triton, not by Python.

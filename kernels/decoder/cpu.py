@@ -76,8 +76,7 @@ class NativeDecoder:
     def call(
         self, hidden: Tensor, out: Tensor, rotations: tuple[Rotation, Rotation], attention: NativeAttention
     ) -> DecoderCall:
-        """Return the C structure of a forward pass, without `padding` and `scratch`. All arguments must outlive this
-        structure."""
+        """Return the C structure of a forward pass, without `padding` and `scratch`. All arguments must outlive it."""
         return DecoderCall(
             layers=ctypes.addressof(self._layers),
             final_norm=self._weights.final_norm.data_ptr(),
@@ -86,7 +85,10 @@ class NativeDecoder:
             heads=ctypes.pointer(attention.heads_call),
             attention=ctypes.pointer(attention.attention_call),
             angles=(_Angles * 2)(
-                *(_Angles(each.cosine.data_ptr(), each.sine.data_ptr(), each.pairs) for each in rotations)
+                *(
+                    _Angles(rotation.cosine.data_ptr(), rotation.sine.data_ptr(), rotation.pairs)
+                    for rotation in rotations
+                )
             ),
             num_layers=len(self._layers),
             rows=len(hidden),

@@ -29,8 +29,8 @@ def write_kv_reference_(
     ]
     if cache.dtype == torch.float8_e4m3fn:
         rows = rows.clamp(-FP8_MAX, FP8_MAX)
-    kept, block_size = slots[stored].long(), cache.shape[1]
-    cache[kept // block_size, kept % block_size] = rows.to(cache.dtype)
+    used_slots, block_size = slots[stored].long(), cache.shape[1]
+    cache[used_slots // block_size, used_slots % block_size] = rows.to(cache.dtype)
 
 
 def _normed(heads: Tensor, weight: Tensor, norms: HeadNorms) -> Tensor:

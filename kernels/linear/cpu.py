@@ -35,8 +35,7 @@ class _LinearCall(ctypes.Structure):
 class NativeLinear(nn.Module):
     """Computes `linear` for inference; its weights must pass `can_pack`. `shape` is (out_features, in_features).
 
-    `take_over`: packed weights overwrite the plain weights if they fit, a few panels at a time. This avoids a second
-    copy, but makes the plain weights unusable.
+    `take_over`: packed weights overwrite the plain ones if they fit, which avoids a copy.
     """
 
     def __init__(self, linear: nn.Linear, *, take_over: bool = False) -> None:

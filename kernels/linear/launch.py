@@ -51,8 +51,8 @@ def split_k(product: MatmulShape, launch: Launch, multiprocessors: int) -> Split
     tiles = cdiv(product.features, launch.tiles["BLOCK_FEATURES"])
     tiles *= cdiv(product.tokens, launch.tiles["BLOCK_TOKENS"])
     resident = _RESIDENT * 2 // launch.num_warps
-    wanted = max(1, min(resident * multiprocessors // tiles, product.steps // _MIN_STEPS))
-    steps = cdiv(product.steps, wanted)
+    splits = max(1, min(resident * multiprocessors // tiles, product.steps // _MIN_STEPS))
+    steps = cdiv(product.steps, splits)
     return SplitK(cdiv(product.steps, steps), steps)
 
 

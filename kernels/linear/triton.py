@@ -153,8 +153,7 @@ def int4_kernel(
 def _quarter(words, index: tl.constexpr, dtype: tl.constexpr):
     """Return bits 4 * index to 4 * index + 3 of each word, 0 to 15, as -8 to 7 in `dtype`.
 
-    Placed in the lowest mantissa bits of 2**7 (bfloat16) or 2**10 (float16), the bits add their value exactly, which
-    saves a conversion.
+    In the lowest mantissa bits of 2**7 (bfloat16) or 2**10 (float16), the bits add their value exactly.
     """
     nibbles = (words >> (4 * index)) & 0xF
     if dtype == tl.bfloat16:

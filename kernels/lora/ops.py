@@ -36,7 +36,7 @@ def _check(out: Tensor, hidden: Tensor, weights: LoraWeights, plan: LoraPlan) ->
     if adapters < plan.num_adapters or len(plan.adapters) > min(len(out), len(hidden)):
         raise ConfigurationError("The plan does not match the rows, or names more adapters than given.", param="plan")
     if not hidden.dtype == out.dtype == weights.down.dtype == weights.up.dtype:
-        given = f"adapters have {weights.down.dtype}, data {hidden.dtype} and {out.dtype}"
-        raise ConfigurationError(f"Adapters and data need the same dtype: {given}.", param="weights")
+        actual = f"adapters have {weights.down.dtype}, data {hidden.dtype} and {out.dtype}"
+        raise ConfigurationError(f"Adapters and data need the same dtype: {actual}.", param="weights")
     if hidden.stride(-1) != 1 or out.stride(-1) != 1:
         raise ConfigurationError("The elements of a row must be contiguous.", param="hidden")

@@ -1,7 +1,6 @@
 """Low-rank adapters in Triton, equal to `reference`: `shrink` to the rank, then `expand` to the features.
 
-With few rows, only the long sum over the inputs can be split over the GPU, so `shrink` computes partial sums. `expand`
-adds the partial sums in a fixed order.
+With few rows, only the sum over the inputs can be split: `shrink` computes parts, `expand` adds them in fixed order.
 """
 
 # Kernels are typed by Triton, not by Python.

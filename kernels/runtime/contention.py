@@ -2,8 +2,7 @@
 
 The threads of llama.cpp and of torch's OpenMP spin at a barrier after every operation. If one thread shares its
 processor, all others wait for it. With two threads on two processors, one of them busy, llama.cpp is about half as fast
-as with one thread, and small models of the cloud engine a tenth as fast. Fewer threads help; other ways of waiting do
-not (decision 022).
+as with one thread, and small models of the cloud engine a tenth as fast. Fewer threads help (decision 022).
 """
 
 from __future__ import annotations

@@ -132,10 +132,10 @@ def _discard(folder: Path) -> None:
 
 def _remove_stale_builds(folder: Path) -> None:
     """Remove the folders of killed builds, recognized by their age: a build takes minutes at most."""
-    for left in folder.iterdir():
+    for build in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):  # deleted by a build that has just ended
-            if left.is_dir() and time.time() - left.stat().st_mtime > _STALE_S:
-                shutil.rmtree(left, ignore_errors=True)
+            if build.is_dir() and time.time() - build.stat().st_mtime > _STALE_S:
+                shutil.rmtree(build, ignore_errors=True)
 
 
 def build(compiler: list[str], target: Path, origin: Path) -> None:

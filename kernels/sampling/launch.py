@@ -1,7 +1,6 @@
 """Launch of kernels over rows of a vocabulary: each row is split over enough programs to keep the GPU busy.
 
-Results are identical to the last bit for any number of programs: programs add up integers or the sums of whole tiles,
-and maxima have a unique winner.
+Results are bit-identical for any number of programs, which add integers or sums of whole tiles; maxima are unique.
 """
 
 from __future__ import annotations
@@ -28,6 +27,6 @@ class RowSplit:
 
 def split_row(rows: int, vocabulary: int, multiprocessors: int) -> RowSplit:
     row_tiles = cdiv(vocabulary, TILE)
-    wanted = max(1, _PROGRAMS_PER_MULTIPROCESSOR * multiprocessors // max(1, rows))
-    tiles = cdiv(row_tiles, min(wanted, row_tiles))
+    programs = max(1, _PROGRAMS_PER_MULTIPROCESSOR * multiprocessors // max(1, rows))
+    tiles = cdiv(row_tiles, min(programs, row_tiles))
     return RowSplit(cdiv(row_tiles, tiles), tiles, row_tiles)

@@ -1,7 +1,6 @@
 """Sampling on every device: edits, temperature, truncation, grammar masks, choice of a token, log-probabilities.
 
-Sampling is Gumbel-max. Noise and precision are the same everywhere: a seed gives the same token on CPU and GPU, and in
-every batch.
+Sampling is Gumbel-max. Noise and precision are equal everywhere: a seed gives one token on CPU, GPU, and in any batch.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ def _native_or_reference(logits: Tensor, sampling: Sampling) -> Tensor:
     chosen = native_sample(logits, sampling)
     if sampling.typical_p is not None:
         chosen[(sampling.typical_p < 1) & (sampling.temperatures >= MIN_TEMPERATURE)] = -1
-    left = (chosen < 0).nonzero().flatten()
-    if len(left):
-        chosen[left] = sample_reference(logits[left], sampling.of(left))
+    unsampled = (chosen < 0).nonzero().flatten()
+    if len(unsampled):
+        chosen[unsampled] = sample_reference(logits[unsampled], sampling.of(unsampled))
     return chosen

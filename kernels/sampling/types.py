@@ -43,8 +43,7 @@ class Sampling:
     positions: Tensor
     # None if no row is truncated.
     truncation: Truncation | None = None
-    # (rows, ceil(vocab / 32)) int32: one bit per allowed token id, lowest bit first; -1 in rows without a grammar. None
-    # if no row has a grammar.
+    # (rows, ceil(vocab / 32)) int32: a bit per allowed token id, lowest first; -1 without a grammar. None: no grammars.
     mask: Tensor | None = None
     # (rows,) float64; 1 is off. None if off for all rows. Applied after the truncation.
     typical_p: Tensor | None = None
@@ -118,8 +117,8 @@ def check_sampling(logits: Tensor, sampling: Sampling) -> None:
 
 def check_truncation(truncation: Truncation, rows: int) -> None:
     """Raises ConfigurationError unless each column has contiguous values of its type, one per row."""
-    wanted = {"top_k": torch.int32, "top_p": torch.float64, "min_p": torch.float64}
-    for name, dtype in wanted.items():
+    dtypes = {"top_k": torch.int32, "top_p": torch.float64, "min_p": torch.float64}
+    for name, dtype in dtypes.items():
         values: Tensor | None = getattr(truncation, name)
         if values is not None:
             check_column(name, values, rows, dtype)

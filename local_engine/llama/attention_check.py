@@ -32,7 +32,7 @@ class AttentionCase:
     def expected(self) -> Floats:
         """Compute attention by its definition in double precision; return an array (streams, rows, heads, values)."""
         together = self.query.shape[1] // self.key.shape[1]
-        key, value = (np.repeat(each.astype(np.float64), together, axis=1) for each in (self.key, self.value))
+        key, value = (np.repeat(array.astype(np.float64), together, axis=1) for array in (self.key, self.value))
         scores = self.query.astype(np.float64) @ key.swapaxes(2, 3) * self.scale
         if self.mask is not None:
             scores += self.mask.astype(np.float64)[:, None]
@@ -53,13 +53,13 @@ class AttentionCase:
         arrays = self.query, self.key, self.value, None if self.mask is None else self.mask[:, None]
         memory_bytes = self.query.nbytes + sum(0 if array is None else array.nbytes for array in arrays) + _OVERHEAD
         context = ctypes.c_void_p(ggml.ggml_init(InitParams(memory_bytes, None, False)))
-        made = (_tensor(ggml, context, array) for array in arrays)
+        tensors = (_tensor(ggml, context, array) for array in arrays)
         numbers = ctypes.c_float(self.scale), ctypes.c_float(0), ctypes.c_float(0)
-        result = ctypes.c_void_p(ggml.ggml_flash_attn_ext(context, *made, *numbers))
+        result = ctypes.c_void_p(ggml.ggml_flash_attn_ext(context, *tensors, *numbers))
         function = ggml.updraft_attention
         function.restype = ctypes.c_bool
         params = [(ctypes.c_int * 16)(thread, threads) for thread in range(threads)]  # begins like ggml_compute_params
-        output = all(function(each, result) for each in params) or None
+        output = all(function(settings, result) for settings in params) or None
         if output:
             streams, heads, rows, values = self.query.shape
             output = np.zeros((streams, rows, heads, values), np.float32)

@@ -205,10 +205,10 @@ class _Progress:
 
 
 def _require_compiler(environ: Mapping[str, str]) -> None:
-    wanted = [environ["CXX"]] if "CXX" in environ else ["c++", "g++", "clang++"]
-    if not any(shutil.which(shlex.split(name)[0], path=environ.get("PATH")) for name in wanted):
+    compilers = [environ["CXX"]] if "CXX" in environ else ["c++", "g++", "clang++"]
+    if not any(shutil.which(shlex.split(name)[0], path=environ.get("PATH")) for name in compilers):
         raise BuildError(
-            f"Building {PACKAGE} needs a C++ compiler; not found: {', '.join(wanted)}. "
+            f"Building {PACKAGE} needs a C++ compiler; not found: {', '.join(compilers)}. "
             "On Debian or Ubuntu: apt-get install build-essential. On macOS: xcode-select --install."
         )
 
@@ -229,10 +229,10 @@ def _kernels_digest() -> str:
     return hashlib.sha256(contents).hexdigest()
 
 
-def _joined(options: Sequence[str], given: str) -> str:
+def _joined(options: Sequence[str], flags: str) -> str:
     """Join Updraft's options and the user's, without repeating options that an earlier `--env` already added."""
-    words = shlex.split(given)
-    return " ".join([*(shlex.quote(value) for value in options if value not in words), *([given] if given else [])])
+    words = shlex.split(flags)
+    return " ".join([*(shlex.quote(value) for value in options if value not in words), *([flags] if flags else [])])
 
 
 def processor() -> str:

@@ -131,11 +131,11 @@ class LlamaContext:
         logits = self._logits.rows(self._context, outputs)
         return logits, self._hidden.rows(self._context, outputs) if tokens == outputs else None
 
-    def _want_hidden(self, wanted: bool) -> None:
+    def _want_hidden(self, enabled: bool) -> None:
         """Switch hidden states on or off. Unchanged values are skipped, because llama.cpp logs each call to Python."""
-        if wanted != self._gives_hidden:
-            self._api.llama_set_embeddings(self._context, wanted)
-            self._gives_hidden = wanted
+        if enabled != self._gives_hidden:
+            self._api.llama_set_embeddings(self._context, enabled)
+            self._gives_hidden = enabled
 
     def close(self) -> None:
         if self._context:
@@ -211,17 +211,17 @@ class _Batch:
         tokens: list[int] = []
         positions: list[int] = []
         sequences: list[int] = []
-        wanted: list[int] = []
+        outputs: list[int] = []
         for part in rows:
             count = len(part.tokens)
             tokens += part.tokens
             positions += range(part.start, part.start + count)
             sequences += [part.sequence] * count
-            wanted += [0] * (count - part.outputs) + [1] * part.outputs
+            outputs += [0] * (count - part.outputs) + [1] * part.outputs
         self.struct.n_tokens = count = len(tokens)
         self._tokens[:count], self._positions[:count] = tokens, positions
-        self._sequences[:count], self._outputs[:count] = sequences, wanted
-        return count, sum(wanted)
+        self._sequences[:count], self._outputs[:count] = sequences, outputs
+        return count, sum(outputs)
 
 
 def _parameters(api: Any, options: ContextOptions) -> Any:

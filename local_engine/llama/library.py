@@ -29,8 +29,7 @@ _loading = threading.Lock()
 
 
 class Llama:
-    """The loaded shared library: its functions as `api`, the Updraft kernels in use, and the last error lines that it
-    logged."""
+    """The loaded shared library: its functions as `api`, the Updraft kernels in use, and its last error lines."""
 
     def __init__(self) -> None:
         check_switch()  # before the import, because the library reads the same variable while it loads

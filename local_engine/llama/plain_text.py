@@ -64,8 +64,7 @@ def suspicious_settings(header: GgufHeader) -> Iterator[str]:
 def missing_bytes(path: Path, header: GgufHeader) -> frozenset[int]:
     """Return the bytes that have no token in a BPE vocabulary. llama.cpp silently drops such bytes from texts.
 
-    Raises ModelLoadError if the tokenizer belongs to an encoder, or if a byte without a token would make llama.cpp's
-    tokenizer of this kind crash or hang.
+    Raises ModelLoadError for an encoder's tokenizer, or a byte without token that would make llama.cpp crash or hang.
     """
     model, tokens = header.metadata.get("tokenizer.ggml.model"), header.arrays.get("tokenizer.ggml.tokens")
     if model in _ENCODERS:

@@ -60,8 +60,7 @@ def run_child(module: str, arguments: Sequence[str], *, timeout_s: float) -> Chi
 def expect_crashes() -> None:
     """Prepare a child that may crash: write no core file, and keep llama.cpp from starting a debugger.
 
-    The child also ends when its parent ends or, on systems that cannot signal a parent's end, shortly after the
-    time limit that the parent has set.
+    The child also ends with its parent or, on systems that cannot signal a parent's end, after the time limit.
     """
     os.environ["GGML_NO_BACKTRACE"] = "1"
     disable_core_files()

@@ -67,7 +67,7 @@ def this_machine(root: Path = Path("/")) -> Machine:
         processors=len(allowed),
         quota=min(quotas, default=None),
         memory=min([memory.total, *(limit for limit, _ in caps)]),
-        available=max(0, min([memory.available, *(left for _, left in caps)])),
+        available=max(0, min([memory.available, *(free for _, free in caps)])),
         instruction_sets=_instruction_sets(info),
     )
 

@@ -53,8 +53,8 @@ class _Load:
         """Return the usual seconds of a step with this chunk; None if unknown. A step without prompts (`chunk` 0) that
         follows a step with prompts counts as unknown, because it runs only to measure the time."""
         if chunk:
-            known = self.mixed.get(chunk, ())
-            return self.plain * median(known) if len(known) == _SAMPLES else None
+            samples = self.mixed.get(chunk, ())
+            return self.plain * median(samples) if len(samples) == _SAMPLES else None
         return self.plain if len(self.plain_s) >= _SAMPLES and not self.since_plain else None
 
     def add(self, chunk: int, seconds: float) -> None:
@@ -100,9 +100,9 @@ class _Load:
         """Distrust old measurements: forget chunks smaller than the current `chunk`, and keep one measurement of each
         larger chunk, so that one more slow step confirms it."""
         self.mixed = {
-            known: deque(list(costs)[-1:] if known > chunk else costs, maxlen=_SAMPLES)
-            for known, costs in self.mixed.items()
-            if known >= chunk
+            size: deque(list(costs)[-1:] if size > chunk else costs, maxlen=_SAMPLES)
+            for size, costs in self.mixed.items()
+            if size >= chunk
         }
         self.quiet_s = deque([self.plain], maxlen=_QUIET_STEPS)
         self.since_expiry = 0

@@ -145,7 +145,7 @@ class Generation:
             if self._prompt_scores is not None:  # the same entries are written again after a preemption
                 count = self._request.params.prompt_logprobs or 0
                 entries = [
-                    _score(*each, count) for each in zip(logits, following.tolist(), scores.tolist(), strict=False)
+                    _score(*row, count) for row in zip(logits, following.tolist(), scores.tolist(), strict=False)
                 ]
                 self._prompt_scores[start : start + len(following)] = entries
 

@@ -147,9 +147,9 @@ class LocalEngineLoop:
 
     def _report_all(self) -> None:
         """Fail all jobs without the scheduler, which may be the part that failed."""
-        with ExitStack() as each:
+        with ExitStack() as callbacks:
             for job in self._jobs.values():
-                each.callback(job.fail, EngineError(_CLOSED))
+                callbacks.callback(job.fail, EngineError(_CLOSED))
 
     def _apply(self) -> bool:
         """Run the commands of other threads; wait for a command if there is nothing to compute. False after `close`."""

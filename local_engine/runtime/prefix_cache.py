@@ -95,13 +95,13 @@ class LocalPrefixCache:
 
     def available_cells(self) -> int:
         """Return the number of free cells plus cells that only parked sequences hold."""
-        kept, parked, to_visit = 0, self._parked.keys(), list(self._root.children)
+        occupied, parked, to_visit = 0, self._parked.keys(), list(self._root.children)
         while to_visit:
             segment = to_visit.pop()
             if not segment.holders <= parked:
-                kept += len(segment.tokens)
+                occupied += len(segment.tokens)
                 to_visit += segment.children
-        return self._cells - kept
+        return self._cells - occupied
 
     def open(self, tokens: Sequence[int]) -> Branch:
         """Return a new sequence that shares the longest known prefix of `tokens`; the prefix may be empty."""
@@ -211,9 +211,9 @@ class LocalPrefixCache:
         return any(length == branch.length and segment is not branch.tail for segment, _, length in matches)
 
 
-def _common(held: Sequence[int], wanted: Sequence[int], start: int) -> int:
+def _common(held: Sequence[int], tokens: Sequence[int], start: int) -> int:
     """Return the length of the common prefix of `held` and `wanted[start:]`."""
-    limit = min(len(held), len(wanted) - start)
-    if held[:limit] == wanted[start : start + limit]:
+    limit = min(len(held), len(tokens) - start)
+    if held[:limit] == tokens[start : start + limit]:
         return limit
-    return next(i for i in range(limit) if held[i] != wanted[start + i])
+    return next(i for i in range(limit) if held[i] != tokens[start + i])

@@ -200,8 +200,8 @@ class LocalScheduler:
     def _fits(self, sequence: Sequence, branch: Branch) -> bool:
         """Return whether the prompt and the start of its answer fit beside the missing tokens of running sequences."""
         reserved_cells = sum(other.num_uncomputed for other in self.running)
-        wanted = min(len(sequence.tokens) + _HEADROOM, sequence.limit) - branch.length
-        return self._cache.available_cells() >= reserved_cells + wanted
+        cells = min(len(sequence.tokens) + _HEADROOM, sequence.limit) - branch.length
+        return self._cache.available_cells() >= reserved_cells + cells
 
     def _plan(self) -> tuple[ScheduledStep, bool]:
         """Return the next step for the current state, and whether the step leaves out all prompts."""
@@ -235,12 +235,12 @@ class LocalScheduler:
         outputs = self._limits.outputs - decoding - len(catching_up)
         chunks: list[SequenceShare] = []
         for place, sequence in enumerate(catching_up):
-            wanted = sequence.num_uncomputed - (self._limits.sharing == "whole")
+            uncomputed = sequence.num_uncomputed - (self._limits.sharing == "whole")
             all_outputs = sequence.computed < sequence.scored or self._limits.sharing == "nothing"
             count = min(-(-rows // (len(catching_up) - place)), outputs if all_outputs else rows)
             if not self._limits.mixes:
-                count = _without_single_tokens(count, wanted)
-            count = min(count, wanted)
+                count = _without_single_tokens(count, uncomputed)
+            count = min(count, uncomputed)
             if count > 0:
                 rows -= count
                 outputs -= count if all_outputs else 0
@@ -271,9 +271,9 @@ class LocalScheduler:
             self._cache.drop(branch)
 
 
-def _without_single_tokens(count: int, wanted: int) -> int:
+def _without_single_tokens(count: int, uncomputed: int) -> int:
     """Return a chunk size near `count` so that no chunk has a single token, which might be rounded differently."""
     count = max(2, count) if count else 0
-    if wanted - count != 1:
+    if uncomputed - count != 1:
         return count
-    return wanted if count == 2 else count - 1
+    return uncomputed if count == 2 else count - 1

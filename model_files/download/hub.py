@@ -1,7 +1,6 @@
 """Descriptions of repositories on a model hub: files with checksums, and the licence.
 
-The hub's library provides only the metadata. `fetch` downloads the files, so that checksums, resume and stall detection
-are the same for every source.
+The hub's library provides the metadata. `fetch` downloads files, with checksums and resume as for every source.
 """
 
 from __future__ import annotations
@@ -113,8 +112,7 @@ def _ask(api: Any, wanted: HubRef, retries: RetryLimits) -> ModelInfo:
         raise InvalidRequestError(f"{wanted.repo!r} is not a valid repository name: {error}") from error
     except GatedRepoError as error:
         raise DownloadError(
-            f"{wanted.repo} is gated: accept its terms on the hub, and set HF_TOKEN.",
-            code="access_denied",
+            f"{wanted.repo} is gated: accept its terms on the hub, and set HF_TOKEN.", code="access_denied"
         ) from error
     except RepositoryNotFoundError as error:
         raise ModelNotFoundError(f"The hub has no repository {wanted.repo}, or needs a token (HF_TOKEN).") from error

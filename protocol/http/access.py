@@ -49,8 +49,7 @@ class Access:
 
     # Allowed Host names without a port, in addition to loopback and the server's own address.
     allowed_hosts: tuple[str, ...] = ()
-    # Origins of web pages that may use this server, in addition to pages served by this machine. `app://` or `app://*`
-    # stands for all origins of the scheme.
+    # Origins of web pages that may use this server, besides this machine's. `app://` or `app://*`: all of the scheme.
     allowed_origins: tuple[str, ...] = ()
     # Required key, sent as a bearer token or as Anthropic's `x-api-key`. None: no key is required.
     api_key: str | None = field(default=None, repr=False)
@@ -89,7 +88,7 @@ class Access:
         for host in hosts:
             if not self._is_own_host(_host_of(host), address.lower()):
                 raise PermissionDeniedError(
-                    f"The Host {host[:100]!r} is not allowed: to allow it, set allowed_hosts (--allowed-host)."
+                    f"The Host {host[:100]!r} is not allowed: to allow it, set allowed_hosts (--allowed-hosts)."
                 )
         for origin in sent.get(b"origin", ()):
             if not self._may_ask(origin.lower(), hosts):

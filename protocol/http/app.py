@@ -143,8 +143,7 @@ def request_id(scope: Scope) -> str:
 async def read_body(request: Request, most_s: float = BODY_S) -> bytes:
     """Read the whole body, within the shorter of `BODY_S` and `most_s` seconds.
 
-    Raises RequestTooLargeError, RequestTimeoutError, the errors of `BodyMemory.take`, and RequestCancelledError if the
-    client disconnects.
+    Raises RequestTooLargeError, RequestTimeoutError, RequestCancelledError, and the errors of `BodyMemory.take`.
     """
     pieces: list[bytes] = []
     try:

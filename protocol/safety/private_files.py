@@ -31,6 +31,15 @@ def private_folder(folder: Path) -> None:
             _close(each, 0o700)
 
 
+def file_version(path: Path) -> tuple[int, int, int] | None:
+    """Return inode, size and time of change, one of which every rewrite changes; None if the file is missing."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def make_folder(folder: Path) -> None:
     """Create a folder, which only the user can access if it is Updraft's own. Raises OSError."""
     if is_own(folder):
@@ -103,8 +112,7 @@ def _create(path: Path) -> None:
 def _close(path: Path, mode: int) -> None:
     """Remove other users' permissions from a file or folder of this user.
 
-    Devices such as /dev/null and shared folders such as /tmp stay unchanged. Root changes files of other users only in
-    Updraft's own folders.
+    Devices (/dev/null) and shared folders (/tmp) stay unchanged. Root changes others' files only in Updraft's folders.
     """
     with suppress(OSError):  # path of another user, or read-only mount
         status, user = path.stat(), getattr(os, "geteuid", lambda: 0)()

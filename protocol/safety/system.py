@@ -1,7 +1,6 @@
 """Platform-dependent features: file locks, process limits, signals, file owners, Unix sockets.
 
-Other modules use these features only through this module. On a system that lacks a feature, its protection is
-missing, but everything else works.
+Other modules use these features through this module. Without a feature, only its protection is missing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Daily and monthly budgets of a router, kept in the ledger, so that concurrent requests cannot exceed a limit
-and a restart forgets no spending.
+"""Daily and monthly budgets of a router, in the ledger, so that neither concurrency nor restarts exceed a limit.
 
 A request's maximum cost is reserved before the cloud is called, in the same transaction that checks the budget. The
-true cost replaces the reservation at the end. If a process dies in between, the reservation counts as spent, since
-the cloud may have charged it.
+true cost replaces the reservation at the end. If a process dies in between, the reservation counts as spent.
 """
 
 from __future__ import annotations

@@ -102,9 +102,10 @@ def _dollars(value: float | None) -> str:
 
 def _decision(verdict: dict[str, Any]) -> str:
     gate = verdict["gate"]
-    p_gain, threshold = verdict["p_gain"], verdict["threshold"]
-    sure = "" if p_gain is None or threshold is None else f" [P(gain) {p_gain:.3f}, threshold {threshold:.3f}]"
-    return f"gate {gate} {GATES[gate]}: {'cloud' if verdict['escalate'] else 'device'}: {verdict['reason']}{sure}"
+    p_gain, threshold, reason = verdict["p_gain"], verdict["threshold"], verdict["reason"]
+    if p_gain is not None and threshold is not None and "P(gain)" not in reason:
+        reason += f" [P(gain) {p_gain:.3f}, threshold {threshold:.3f}]"
+    return f"gate {gate} {GATES[gate]}: {'cloud' if verdict['escalate'] else 'device'}: {reason}"
 
 
 prepare_types(Explanation, FeedbackNote)

@@ -160,8 +160,7 @@ GROUPS = ("day", *REQUESTS.groups)
 class Ledger:
     """The router's ledger. Thread-safe; several processes may share one file (WAL).
 
-    Opens the file with `open_database`, and raises the same errors. If another process writes for longer than `busy_s`,
-    methods raise sqlite3.OperationalError.
+    Raises the errors of `open_database`. If another process writes for over `busy_s`, methods raise OperationalError.
     """
 
     def __init__(self, path: Path, *, busy_s: float = 5.0, read_only: bool = False) -> None:

@@ -186,7 +186,7 @@ class Cascade:
             if not (self.ruling.cloud or (self._plan.tiers in ("one", "local") and self._failure is None)):
                 raise
             self.ruling = Ruling(local=False, cloud=True, reason=error.message)
-            self.decide(GateDecision(0, escalate=True, reason=f"beyond the local model: {error.message}"))
+            self.decide(GateDecision(0, escalate=True, reason=f"beyond the device: {error.message}"))
             return State.CLOUD
         return State.AFTER if self.ruling.open else self._done(LocalReply(run.answer))
 
@@ -386,10 +386,8 @@ class Cascade:
         latency, work = self.router_state.latency, work_of(self.job.body)
         self._plan = plan(self.job.remaining_s, latency.expected_s("local"), latency.expected_s(work))
         tiers, reason = self._plan.tiers, self._plan.reason
-        if tiers == "both":
-            return State.BEFORE
-        self.record.time_dependent = True
-        if tiers == "one":
+        self.record.time_dependent |= tiers != "both"
+        if tiers in ("both", "one"):
             return State.BEFORE
         self.decide(GateDecision(0, escalate=tiers == "cloud", reason=reason))
         if tiers == "cloud":
@@ -409,9 +407,9 @@ class Cascade:
     def _judged(self, answer: LocalAnswer) -> GateDecision:
         """Return gate 3's decision on the finished answer. Empty and repetitive answers escalate without a score."""
         if not answer.text.strip():
-            return GateDecision(3, escalate=True, reason="the local model gave an empty answer")
+            return GateDecision(3, escalate=True, reason="the device gave an empty answer")
         if (answer.finish_reason, answer.stop_reason) == ("length", "repetition_detected"):
-            return GateDecision(3, escalate=True, reason="the local answer repeated itself")
+            return GateDecision(3, escalate=True, reason="the device's answer repeated itself")
         decision = self.gates.after(self.chat.messages, answer, self.job.quality)
         if decision.exploration_chance and not self._is_graded_anyway(answer, decision):
             decision = replace(decision, propensity=decision.exploration_chance)

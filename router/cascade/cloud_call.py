@@ -160,8 +160,7 @@ async def cloud_call(
 async def _reserve(attempt: CloudAttempt) -> None:
     """Reserve the maximum cost of the answer, or cap the answer if the budget is too small.
 
-    The reservation of an earlier, failed call is reused. A request without a reservation waits for budget until
-    `waits_until`. Raises CloudForbidden.
+    The reservation of a failed call is reused. Otherwise waits for budget until `waits_until`. Raises CloudForbidden.
     """
     call, record = attempt.call, attempt.record
     budget, demand = attempt.state.budget, call.demand

@@ -177,5 +177,5 @@ class _SampledGates(_WrappingGates):
         return replace(self._relabelled(decision, up=decision.escalate), escalate=False)
 
     def _relabelled(self, decision: GateDecision, *, up: bool) -> GateDecision:
-        reason = f"{self._why}: would {'escalate' if up else 'answer locally'}, {decision.reason}"
+        reason = f"{self._why}: would {'escalate' if up else 'answer on the device'}, {decision.reason}"
         return replace(decision, reason=reason, exploration_chance=self._chance)

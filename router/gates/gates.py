@@ -159,12 +159,12 @@ class PolicyGates(Gates):
         """Return a note for the reason if the quality is promised on average, else an empty string."""
         target = self._target_of(quality)
         kept = target.promise == "mean" and target.name != "cost" and not self._caveat
-        return ", a threshold that keeps the target on average" if kept else ""
+        return ", which keeps the target on average" if kept else ""
 
     def _against(self, gate: int, moment: str, p_gain: float, threshold: float) -> GateDecision:
         escalate = not p_gain <= threshold  # NaN escalates
-        sign = "above" if escalate else "at most"
-        compared = f"{sign} {threshold:.3f}" if threshold >= 0 else "escalates under this target"
+        sign = "above" if escalate else "within"
+        compared = f"{sign} threshold {threshold:.3f}" if threshold >= 0 else "escalates under this target"
         reason = f"{self._caveat}P(gain) {p_gain:.3f} {compared} {moment}"
         return GateDecision(gate, escalate, reason, p_gain, threshold)
 
@@ -198,7 +198,7 @@ class ConfidenceGates(Gates):
         self._by: ConfidenceSignal = by
 
     def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:  # noqa: ARG002
-        return GateDecision(1, escalate=False, reason="uncalibrated: confidence in the local answer decides")
+        return GateDecision(1, escalate=False, reason="uncalibrated: confidence in the device's answer decides")
 
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:  # noqa: ARG002
         return self._judge(2, "while generating", answer.signals[-self.tokens :], self._confidence / 2)
@@ -209,11 +209,11 @@ class ConfidenceGates(Gates):
     def _judge(self, gate: int, moment: str, signals: Sequence[Signals], least: float) -> GateDecision:
         confidence = confidence_of(signals, self._by)
         escalate = not confidence >= least  # NaN escalates
-        sign = "below" if escalate else "at least"
+        sign = "below" if escalate else "reaches"
         return GateDecision(
             gate,
             escalate,
-            f"uncalibrated: {_CONFIDENCES[self._by]} {confidence:.2f} {sign} {least:.2f} {moment}",
+            f"uncalibrated: {_CONFIDENCES[self._by]} {confidence:.2f} {sign} threshold {least:.2f} {moment}",
             threshold=least,
             confidence=confidence,
         )
@@ -226,16 +226,13 @@ class NoPolicyGates(Gates):
     _why = "no policy is calibrated for this pair of models: run `updraft calibrate`"
 
     def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:  # noqa: ARG002
-        return self._decision(1)
+        return GateDecision(1, escalate=True, reason=self._why)
 
     def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:  # noqa: ARG002
-        return self._decision(2)
+        return GateDecision(2, escalate=True, reason=self._why)
 
     def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:  # noqa: ARG002
-        return self._decision(3)
-
-    def _decision(self, gate: int) -> GateDecision:
-        return GateDecision(gate, escalate=True, reason=self._why)
+        return GateDecision(3, escalate=True, reason=self._why)
 
 
 class NoSignalGates(NoPolicyGates):

@@ -126,7 +126,7 @@ def _why_local(job: RoutingRequest) -> str:
         if job.privacy_rule in UNREADABLE:
             return f"private: no rule can read {job.privacy_rule}, so the request stays on this device"
         return f"private: the rule {job.privacy_rule} keeps the request on this device"
-    return "the request asked for the local model"
+    return "the request asked for the device"
 
 
 def _no_tools() -> UnsupportedFeatureError:
@@ -141,18 +141,18 @@ def _why_not_cloud(availability: TierAvailability) -> str:
     if availability.offline:
         return "offline mode"
     if availability.cloud_missing is not None or availability.over_budget is None:
-        return "the local model is the only tier: no cloud is configured"
+        return "the device is the only tier: no cloud is configured"
     return availability.over_budget.message
 
 
 def _why_not_local(availability: TierAvailability, no_local: UpdraftError) -> str:
     if availability.local_missing is not None:
         if availability.local_missing.code == _NOT_CONFIGURED:
-            return "no local model is configured"
-        return f"no local model: {availability.local_missing.message[:_MAX_REASON]}"
+            return "no model on the device is configured"
+        return f"no model on the device: {availability.local_missing.message[:_MAX_REASON]}"
     unknown = isinstance(no_local, UnknownFieldError)
     why = "an unknown field" if unknown else no_local.message[:_MAX_REASON]
-    return f"beyond the local model: {why}"
+    return f"beyond the device: {why}"
 
 
 def _no_tier(no_local: UpdraftError, no_cloud: UpdraftError) -> UpdraftError:

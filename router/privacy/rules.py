@@ -64,7 +64,8 @@ class PrivacyRules:
         """Return the first rule that a text of `body` matches, the kind of content that no rule can read, or None."""
         if not self.is_on:
             return None
-        if self._personal is None and _is_short(body):
+        # Search short requests on the event loop. Counting stops at the limit.
+        if self._personal is None and all(n <= _SHORT for n in accumulate(len(text) + 4 for text in strings(body))):
             return self._match(body)
         return await asyncio.to_thread(self._match, body)
 
@@ -96,11 +97,6 @@ class PrivacyRules:
             return None
         matched = (_first(self._patterns, written_and_visible(text, budget)) for text in dict.fromkeys(texts))
         return next((name for name in matched if name is not None), None)
-
-
-def _is_short(body: dict[str, Any]) -> bool:
-    """Return whether the request is short enough to search on the event loop. Counting stops at the limit."""
-    return all(total <= _SHORT for total in accumulate(len(text) + 4 for text in strings(body)))
 
 
 def _first(rules: Mapping[str, Callable[[str], bool]], views: Collection[str]) -> str | None:

@@ -62,8 +62,7 @@ class CacheSlot:
     ) -> CacheSlot | None:
         """Return the entry, or None if the answer may vary because the request has neither temperature 0 nor a seed.
 
-        The key covers the caller's API key, the query, the headers that a cloud may evaluate, and all of `body` except
-        the stream options.
+        The key covers API key, query, headers that a cloud may read, and `body` without stream options.
         """
         if cache is None or not (body.get("temperature") == 0 or isinstance(body.get("seed"), int)):
             return None

@@ -21,6 +21,7 @@ from ...protocol.http.app import cancel_on_disconnect, create_app, read_wire_req
 from ...protocol.http.server import bind_socket, serve
 from ...protocol.http.tls import TlsFiles, check_encrypted
 from ...protocol.http.wire import WireRequest, WireResponse
+from ...protocol.safety.private_files import file_version
 from ...protocol.safety.system import on_hangup
 from ..config import RouterConfig
 from ..router import Router
@@ -51,8 +52,7 @@ class DaemonOptions:
     port: int = 4114
     # File to write the URL to once the daemon is ready.
     ready_file: Path | None = None
-    # API key that clients must send. Without a key anyone on the network could spend the user's cloud budget, so every
-    # host except loopback then raises ConfigurationError.
+    # API key that clients must send. None is for loopback only, because others could spend the user's cloud budget.
     api_key: str | None = field(default=None, repr=False)
     # TLS certificate and key. None serves plain HTTP, which needs `insecure` beyond loopback.
     tls: TlsFiles | None = None
@@ -173,17 +173,17 @@ async def follow_settings(router: Router, reload: Reload) -> None:
     Settings that are unusable or need a restart change nothing; the log says why.
     """
     asked = asyncio.Event()
-    last = _version(reload.file)
+    last = file_version(reload.file)
     with on_hangup(asked.set):
         while True:
             try:
                 async with asyncio.timeout(POLL_S):
                     await asked.wait()
             except TimeoutError:
-                if _version(reload.file) == last:
+                if file_version(reload.file) == last:
                     continue
             asked.clear()
-            last = _version(reload.file)
+            last = file_version(reload.file)
             await _apply(router, reload.load)
 
 
@@ -195,11 +195,3 @@ async def _apply(router: Router, load: Callable[[], RouterConfig]) -> None:
         return
     if changed:
         log.warning("settings changed: %s", ", ".join(changed))
-
-
-def _version(file: Path) -> tuple[int, int] | None:
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size

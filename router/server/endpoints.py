@@ -35,19 +35,8 @@ ROUTES: tuple[Route, ...] = (
     *ollama.ROUTES,
     direct.EMBEDDINGS,
     *direct.PASSED_ON,
-    *files.ROUTES,
-    *batches.ROUTES,
-    *models.ROUTES,
-    *requests.ROUTES,
-    *health.ROUTES,
-    *openapi.ROUTES,
-    *assets.ROUTES,
-    *overview.ROUTES,
-    *savings.ROUTES,
-    *charts.ROUTES,
-    *trace.ROUTES,
-    *device_models.ROUTES,
-    *markdown.ROUTES,
+    *(route for module in (files, batches, models, requests, health, openapi) for route in module.ROUTES),
+    *(route for page in (assets, overview, savings, charts, trace, device_models, markdown) for route in page.ROUTES),
 )
 
 

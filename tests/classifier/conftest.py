@@ -94,7 +94,7 @@ def _row(
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A policy of the population in a folder, and the Python models behind it."""
+    """A policy of the population in a folder, and the Python models that it was exported from."""
 
     fitted: FittedGates
     material: TrainingData

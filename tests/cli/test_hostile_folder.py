@@ -1,4 +1,4 @@
-"""A folder with modules that somebody planted is a folder like any other: no process of ours runs what is in it."""
+"""No process of Updraft imports modules that somebody planted in the working folder."""
 
 import importlib.metadata
 import os

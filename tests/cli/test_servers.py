@@ -117,7 +117,7 @@ def test_a_gateway_runs_as_many_workers_as_have_a_place(tmp_path: Path, workers:
 
 start_node = expanded(servers.node)  # takes options as typer gives them
 ENGINE = {
-    "max_num_batched_tokens": 77, "max_num_seqs": 5, "context_length": 9, "num_blocks": 6,
+    "max_num_batched_tokens": 77, "max_num_seqs": 5, "max_model_len": 9, "num_gpu_blocks_override": 6,
     "scheduling_policy": "priority", "max_waiting": 7, "max_step_ms": 8, "enable_prefix_caching": False,
     "num_speculative_tokens": 4, "ngram": True,
     "device": "cuda", "dtype": "bfloat16", "block_size": 64, "batch_invariant": True, "attention_backend": "torch",

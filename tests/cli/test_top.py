@@ -1,4 +1,4 @@
-"""`updraft top`: rates between two looks, one look at a real gateway, and plain words where there is none."""
+"""`updraft top`: rates between two reads, a read of a real gateway, and a clear error without a gateway."""
 
 from __future__ import annotations
 

@@ -44,6 +44,6 @@ def spawn_held_node(spawn_fake_node: Spawn, hold: Path) -> Spawn:
 
 @pytest.fixture(scope="module")
 def fake_node() -> Iterator[Process]:
-    """One that answers at 10 ms a token."""
+    """A node that answers at 10 ms per token."""
     with running(str(FAKE_NODE), "--delay", "0.01") as process:
         yield process

@@ -55,7 +55,7 @@ def test_gguf_and_safetensors_give_the_same_log_probabilities(tmp_path: Path, fi
     write_gguf(pocket.pocket_small_folder(), tmp_path / "small.gguf", file_type)
     of_prompts, of_anything = distances(tmp_path / "small.gguf", half_inputs=file_type == "F16", seed=seed)
     assert of_prompts < 1e-2
-    # A last bit that differs before a rounding to F16 differs by a thousand times as much behind it.
+    # Rounding to F16 makes a difference in the last bit a thousand times larger.
     assert file_type == "F16" or of_anything < 1e-3
 
 

@@ -158,7 +158,7 @@ def test_the_report_is_about_the_shipped_files(report: dict[str, Any], measured:
 
 @pytest.mark.parametrize("by", ["kind", "family"])
 def test_policy_generalises_beyond_its_training_groups(report: dict[str, Any], by: str) -> None:
-    """Leaving groups out means training again, which only the training command does."""
+    """Leaving groups out needs another training, so only the training command computes these figures."""
     left = next(entry for entry in report["leave_out"] if entry["by"] == by)
     assert left["median"] >= 0.80
     assert left["median"] > left["median_token_confidence"]

@@ -36,7 +36,7 @@ from updraft.local_engine.llama.library import Llama, LlamaModel, llama
 from updraft.protocol.errors import ModelLoadError
 
 llama()
-Llama()  # its log is the last that llama.cpp was told of
+Llama()  # llama.cpp now logs to this instance
 gc.collect()
 try:
     LlamaModel(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""From messages to tokens on the device: what the file says of its tokenizer and templates counts, and counts once."""
+"""From messages to tokens on the device: the tokenizer and the templates of the model's file apply, once each."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_an_unknown_pre_tokenizer_is_refused(edit: Edit) -> None:
 
 
 def test_a_tool_format_can_be_given(tiny: TinyModel) -> None:
-    """The tools, calls and results are told in text, in that format."""
+    """Tools, calls and results become text in that format."""
     call = ToolCall("1", CalledFunction("look_up", '{"a": 7}'))
     history = [*user("Hi"), Message("assistant", None, tool_calls=[call]), Message("tool", "SEVEN", tool_call_id="1")]
     with LocalEngine.load(tiny.gguf) as engine:

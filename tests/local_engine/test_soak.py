@@ -94,7 +94,7 @@ class Hammer:
             self.counts["timed out"] += 1
 
 
-#: What sequences share and how keys are kept. "f16" with flash attention is the default of larger models.
+#: Sequences that share cells, and KV cache types. "f16" with flash attention is the default of larger models.
 SHARED = LocalOptions(queue_limit=6, prompt_logprobs=False, kv_cache_type="f32")
 KINDS = {
     "apart": LocalOptions(queue_limit=6),

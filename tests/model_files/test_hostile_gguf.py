@@ -288,7 +288,7 @@ def test_a_chat_template_that_never_ends_or_begins(tmp_path, file, source: bytes
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system limits a process's memory")
 def test_a_chat_template_that_wants_all_memory(tmp_path, file) -> None:
-    """A piece that fits, and one that does not: to fill all of it may take the second that a template has."""
+    """One text fits, and one exceeds the memory: filling all memory could take longer than a template's one second."""
     many = b"{% set n = namespace(x=[]) %}{% for i in (20, 30) %}{% set n.x = n.x + ['a' * 2**i] %}{% endfor %}"
     file.put(b"tokenizer.chat_template", Value(STRING, text(many)))
     with pytest.raises(ModelLoadError, match="it takes more memory than 512 MB"):

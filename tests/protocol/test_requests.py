@@ -1,4 +1,4 @@
-"""Requests that no server of ours takes, whatever model it serves."""
+"""Requests that every server refuses, whatever model it serves."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ def test_a_model_without_a_format_leaves_tools_to_the_cloud(node: str) -> None:
     config = RouterConfig(local="pocket", cloud_url=f"{node}/v1", cloud_model="pocket-small", confidence=0.8)
     with updraft.OpenAI(config=config, max_retries=0) as client:
         answer = ask(client, "auto", tools=TOOLS, tool_choice="required")
-        assert re.match("beyond the local model: tools: the local model's chat template", answer.updraft["reason"])
+        assert re.match("beyond the device: tools: the local model's chat template", answer.updraft["reason"])
         with pytest.raises(openai.BadRequestError, match="chat template") as caught:
             ask(client, "local", tools=TOOLS)
         assert (caught.value.param, caught.value.code) == ("tools", "unsupported_parameter")

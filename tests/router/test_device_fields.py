@@ -162,7 +162,7 @@ def test_a_grammar_of_llama_cpp(client: openai.OpenAI) -> None:
 
 
 def test_variables_reach_the_chat_template(tiny: Path, tmp_path: Path) -> None:
-    """The template begins the model's thoughts, unless it is told not to."""
+    """The template opens the model's reasoning, unless the request turns reasoning off."""
     template = tmp_path / "template.jinja"
     template.write_text(TEMPLATE)
     asked: dict[str, Any] = {"model": "local", "messages": USER, "max_tokens": 8}

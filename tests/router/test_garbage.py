@@ -43,7 +43,7 @@ WHOLE = {
     "only a role": (200, whole({"role": "assistant", "content": None, "tool_calls": []})),
     "a number": (200, whole({"role": "assistant", "content": 5})),
     "an object": (200, whole({"role": "assistant", "content": {"a": 1}})),
-    "calls that are none": (200, whole({"role": "assistant", "content": None, "tool_calls": 5})),
+    "malformed calls": (200, whole({"role": "assistant", "content": None, "tool_calls": 5})),
     "an odd reason": (200, b'{"choices": [{"message": {"content": "x"}, "finish_reason": 7}]}'),
 }
 STREAMS = {

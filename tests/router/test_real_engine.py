@@ -62,7 +62,7 @@ def test_an_unsure_or_too_long_answer_comes_from_the_cloud(tiny: Path, cloud: Fa
         assert completion.model_extra["updraft"]["reason"].startswith("uncalibrated")
         long = client.chat.completions.create(model="auto", messages=[{"role": "user", "content": "word " * 2000}])
         assert long.model_extra is not None
-        assert long.model_extra["updraft"]["reason"].startswith("beyond the local model")
+        assert long.model_extra["updraft"]["reason"].startswith("beyond the device")
         with pytest.raises(openai.BadRequestError, match="cannot fit the context"):
             client.chat.completions.create(model="local", messages=[{"role": "user", "content": "word " * 2000}])
 

@@ -25,7 +25,7 @@ Load = Callable[[RouterConfig], Awaitable[Tiers]]
 
 @pytest.fixture
 def cold(cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Load, ScriptedLocal], Bench]:
-    """A router that has loaded nothing yet, and will load as it is told."""
+    """A router that has loaded nothing yet, and will load with `load`."""
 
     def make(load: Load, local: ScriptedLocal) -> Bench:
         monkeypatch.setattr("updraft.router.router.load_tiers", load)

@@ -83,7 +83,7 @@ def test_the_cloud_answers_alone(
             assert (await b.answer(model))["updraft"]["route"] == "cloud"
         routed = (await b.answer("auto"))["updraft"]
         assert routed["route"] == "cloud"
-        assert routed["reason"].startswith("no local model: ")
+        assert routed["reason"].startswith("no model on the device: ")
         for model in ("local", "mine"):
             refused = await b.ask(model)
             assert (refused.status, refused.headers["x-should-retry"]) == (status, "false")

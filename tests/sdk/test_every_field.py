@@ -144,7 +144,7 @@ def test_unsupported_fields_escalate_or_are_refused_by_name(
 ) -> None:
     client = connect()
     answer = client.chat.completions.create(model="auto", messages=[USER], **fields)
-    assert answer.model_extra["updraft"]["reason"].startswith("beyond the local model: ")
+    assert answer.model_extra["updraft"]["reason"].startswith("beyond the device: ")
     wanted = {**fields, **fields.get("extra_body", {})}
     wanted.pop("extra_body", None)
     assert {name: cloud.bodies[0][name] for name in wanted} == wanted

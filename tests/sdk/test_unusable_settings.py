@@ -1,4 +1,4 @@
-"""What cannot work is a ConfigurationError at construction, not a 500 for each request."""
+"""Unusable settings raise ConfigurationError at construction, instead of a 500 for each request."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 class Node:
     url: str
     key: str
-    # What its process writes down, and where it keeps its sockets.
+    # The log file of the process, and the folder of its sockets.
     log_file: Path
     folder: Path
     # A file that exists once somebody has run code that came along with the model.

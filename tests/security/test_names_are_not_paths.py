@@ -60,7 +60,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
 
 
 def plant(folder: Path) -> Path:
-    """Source archives under every name that pip builds. What building one leaves behind is the returned file."""
+    """Source archives under every name that pip builds. A build creates the returned file."""
     marker = folder.parent / "marker"
     code = f"import pathlib; pathlib.Path({str(marker)!r}).touch()\nraise SystemExit('built')\n".encode()
     for name in ARCHIVES:

@@ -1,4 +1,4 @@
-"""The tenant of a request is told to a node by the holder of its key, and by nobody else."""
+"""Only a caller with the node's key can set the tenant of a request."""
 
 from __future__ import annotations
 

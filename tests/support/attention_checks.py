@@ -80,10 +80,10 @@ def attention_error(shape: AttentionShape, chunks: Chunks, place: Place, window:
     query = projected[:, : shape.heads].clone()
     layer, scales = LayerAttention(0, shape.head_dim**-0.5, window), place.scales
     metadata = AttentionPlanner.on(place.device, shape).metadata(spans, rows + 3)
-    given = TritonAttention(cache, metadata, shape, scales=scales).attend(layer, projected, None)
-    assert not given[rows:].any()
+    output = TritonAttention(cache, metadata, shape, scales=scales).attend(layer, projected, None)
+    assert not output[rows:].any()
     expected = exact(query, cache[0], spans, layer, scales or CacheScales())
-    return float((given - expected)[:rows].norm() / expected[:rows].norm())
+    return float((output - expected)[:rows].norm() / expected[:rows].norm())
 
 
 class ReplayedAttention:
@@ -105,10 +105,10 @@ class ReplayedAttention:
     def plan(self, spans: Sequence[QuerySpan]) -> None:
         self._buffers.update_(spans)
 
-    def error(self, given: Tensor, spans: Sequence[QuerySpan]) -> float:
+    def error(self, output: Tensor, spans: Sequence[QuerySpan]) -> float:
         """Relative, of what was computed for `spans`; other rows have to be zeros."""
         rows = sum(span.length for span in spans)
-        assert not given[rows:].any()
+        assert not output[rows:].any()
         query = self._projected[:, : self._shape.heads]
         expected = exact(query, self._cache[0], spans, self._layer, CacheScales())
-        return float((given - expected).norm() / expected.norm().clamp(min=1e-9))
+        return float((output - expected).norm() / expected.norm().clamp(min=1e-9))

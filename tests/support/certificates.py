@@ -39,12 +39,12 @@ class Authority:
         )
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         builder = self._builder(name, private.public_key()).add_extension(addresses, critical=False)
-        made = builder.add_extension(issuer, critical=False).sign(self._key, hashes.SHA256())
+        signed = builder.add_extension(issuer, critical=False).sign(self._key, hashes.SHA256())
         encryption = serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
         form = serialization.PrivateFormat.PKCS8
         key.write_bytes(private.private_bytes(serialization.Encoding.PEM, form, encryption))
-        certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-        return made.serial_number
+        certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+        return signed.serial_number
 
     def _builder(self, name: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)

@@ -44,11 +44,11 @@ class CloudUp:
         except (httpx.HTTPError, ValueError):
             return 0
 
-    def wait_for_nodes(self, wanted: Callable[[int], bool]) -> None:
+    def wait_for_nodes(self, condition: Callable[[int], bool]) -> None:
         """So that all of the gateway's processes agree: several times in a row."""
         in_a_row, until = 0, time.monotonic() + _TIMEOUT_S
         while in_a_row < 4 and time.monotonic() < until:
-            in_a_row = in_a_row + 1 if wanted(self.healthy_nodes()) else 0
+            in_a_row = in_a_row + 1 if condition(self.healthy_nodes()) else 0
             time.sleep(0.1)
         assert in_a_row == 4, f"{self.healthy_nodes()} nodes"
 
@@ -56,9 +56,9 @@ class CloudUp:
         """Those of this cloud with `words` in their command line."""
         home = self.environment["UPDRAFT_HOME"]
         return [
-            each
-            for each in psutil.process_iter(["cmdline"])
-            if words in " ".join(each.info["cmdline"] or ()) and each.environ().get("UPDRAFT_HOME") == home
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if words in " ".join(process.info["cmdline"] or ()) and process.environ().get("UPDRAFT_HOME") == home
         ]
 
 
@@ -113,8 +113,8 @@ class Clients:
         assert not self._thread.is_alive(), "a client has no answer after its timeout"
 
     def wait_for_answers(self, count: int) -> None:
-        wanted, until = len(self.attempts) + count, time.monotonic() + _TIMEOUT_S
-        while len(self.attempts) < wanted and time.monotonic() < until:
+        enough, until = len(self.attempts) + count, time.monotonic() + _TIMEOUT_S
+        while len(self.attempts) < enough and time.monotonic() < until:
             time.sleep(0.02)
 
     def failures(self) -> list[Attempt]:

@@ -51,17 +51,17 @@ class _Proxy:
             gateway.shutdown(socket.SHUT_RDWR)
 
     def _relay_pieces(self, gateway: socket.socket, node: socket.socket) -> None:
-        left, rest = None, b""
+        remaining, rest = None, b""
         while piece := node.recv(65536):
-            if left is None and b"text/event-stream" in piece and self._deaths:
-                left = self._deaths.popleft()
-            if left is None:
+            if remaining is None and b"text/event-stream" in piece and self._deaths:
+                remaining = self._deaths.popleft()
+            if remaining is None:
                 gateway.sendall(piece)
                 continue
             *chunks, rest = (rest + piece).split(_CHUNK_END)
-            gateway.sendall(b"".join(chunk + _CHUNK_END for chunk in chunks[:left]))
-            left -= len(chunks)
-            if left <= 0:
+            gateway.sendall(b"".join(chunk + _CHUNK_END for chunk in chunks[:remaining]))
+            remaining -= len(chunks)
+            if remaining <= 0:
                 self._node.popen.kill()
                 self._node.popen.wait()
                 self.close()

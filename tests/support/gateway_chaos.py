@@ -49,7 +49,7 @@ class Attempt:
 
 
 class Clients:
-    """Stream again and again until they are told to stop."""
+    """Clients that stream in a loop until `stop`."""
 
     def __init__(self, target: Cluster) -> None:
         self.attempts: list[Attempt] = []
@@ -104,10 +104,10 @@ async def stream(
     body: dict[str, Any],
     all_began: asyncio.Barrier | None = None,
 ) -> None:
-    """Ask, and write down all that comes. `all_began`: to be waited for behind the first event."""
-    asked = client.stream("POST", f"{url}/v1/chat/completions", json=body, headers={"x-request-id": attempt.id})
+    """Ask, and record every event. `all_began`: awaited after the first event."""
+    opening = client.stream("POST", f"{url}/v1/chat/completions", json=body, headers={"x-request-id": attempt.id})
     try:
-        async with asyncio.timeout(TIMEOUT_S), asked as response:
+        async with asyncio.timeout(TIMEOUT_S), opening as response:
             attempt.status = response.status_code
             if attempt.status != 200:
                 _note(json.loads(await response.aread())["error"], attempt)
@@ -149,8 +149,10 @@ def all_at_once(target: Cluster, count: int) -> list[Attempt]:
         attempts = [Attempt(f"burst-{number}", "echo", f"burst {number} " + "x" * 60) for number in range(count)]
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)  # an idle one may end at any time
         async with httpx.AsyncClient(timeout=TIMEOUT_S, limits=limits, headers=target.headers) as client:
-            asked = (stream(client, target.url, each, _body("echo", each.expected), all_began) for each in attempts)
-            await asyncio.gather(*asked)
+            streams = (
+                stream(client, target.url, attempt, _body("echo", attempt.expected), all_began) for attempt in attempts
+            )
+            await asyncio.gather(*streams)
         return attempts
 
     return asyncio.run(run())

@@ -47,7 +47,7 @@ class Group:
     cores_killed: dict[str, float] = field(default_factory=dict[str, float])
 
     def expendable(self, stopped: set[int]) -> list[Process]:
-        """Those of which one may go. `stopped`: processes."""
+        """Return the nodes of which one may be stopped. `stopped`: processes."""
         away = {url for url, thread in self.returning.items() if thread.is_alive()}
         here = [node for node in self.nodes if node.url not in away and not stopped & {node.popen.pid, core_of(node)}]
         return here if len(here) > _LEFT else []
@@ -99,11 +99,11 @@ class Cluster:
         self.gateway = self.stack.enter_context(running(*command, log=self.folder / f"log-{time.time_ns()}"))
 
     def workers(self) -> list[psutil.Process]:
-        """Those that have started."""
+        """Return the worker processes that have started."""
         assert self.gateway is not None
         with suppress(psutil.NoSuchProcess):
             children = psutil.Process(self.gateway.popen.pid).children()
-            return [each for each in children if time.time() - each.create_time() > _SETTLED_WORKER_S]
+            return [child for child in children if time.time() - child.create_time() > _SETTLED_WORKER_S]
         return []
 
     def kill_worker(self, chance: random.Random) -> bool:
@@ -178,7 +178,7 @@ class Cluster:
             return False
         nodes = [*self._expendable(self.stubs), *self._expendable(self.reals)]
         processes = [process for node in nodes for process in (node.popen.pid, core_of(node)) if process]
-        process = chance.choice([*(each.pid for each in self.workers()), *processes] or [0])
+        process = chance.choice([*(worker.pid for worker in self.workers()), *processes] or [0])
         if not process:
             return False
         with suppress(ProcessLookupError):
@@ -274,15 +274,17 @@ def cluster(folder: Path, real_nodes: int) -> Iterator[Cluster]:
         reals = Group(real, [stack.enter_context(real("0")) for _ in range(real_nodes)])
         key = make_key(folder / "keys", "tester", limits=Limits(concurrent=CONCURRENT, tokens_per_minute=10**9))
         admin_key = make_key(folder / "keys", "admin", "admin")
-        made = Cluster(folder, free_port(), key, admin_key, stubs, reals, stack)
-        made.start_gateway()
+        started = Cluster(folder, free_port(), key, admin_key, stubs, reals, stack)
+        started.start_gateway()
         try:
-            yield made
+            yield started
         finally:
-            made.resume(everything=True)
-            assert made.gateway is not None
-            children = psutil.Process(made.gateway.popen.pid).children() if made.gateway.popen.poll() is None else []
-            made.gateway.popen.kill()
+            started.resume(everything=True)
+            assert started.gateway is not None
+            children = (
+                psutil.Process(started.gateway.popen.pid).children() if started.gateway.popen.poll() is None else []
+            )
+            started.gateway.popen.kill()
             for child in children:
                 with suppress(psutil.NoSuchProcess):
                     child.kill()

@@ -216,7 +216,7 @@ def tensor(draw: random.Random, sound: bytes) -> bytes:
 
 
 def weights(draw: random.Random, sound: bytes) -> bytes:
-    """Numbers that are none, or any."""
+    """Replace weights by NaN, zeros or random bytes."""
     file = File.parse(sound)
     start = draw.randrange(len(file.data) // 2)
     length = draw.randrange(1, len(file.data) - start)

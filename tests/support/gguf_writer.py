@@ -1,4 +1,4 @@
-"""A small transformers model as a GGUF file, written the way llama.cpp's converter does."""
+"""A small transformers model as a GGUF file, in the layout of llama.cpp's converter."""
 
 from __future__ import annotations
 

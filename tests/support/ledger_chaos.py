@@ -190,4 +190,4 @@ def make_trouble(home: SharedHome, daemons: list[Daemon], rounds: int, seed: int
 def ids_in(ledger: Path) -> list[str]:
     with closing(sqlite3.connect(ledger)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        return [each for (each,) in connection.execute("SELECT id FROM requests WHERE status = 200")]
+        return [request_id for (request_id,) in connection.execute("SELECT id FROM requests WHERE status = 200")]

@@ -34,8 +34,8 @@ async def work(where: str, requests: int, limit: float, holds: bool) -> None:
         nonlocal used, admitted
         chance = random.Random(number)
         amount = chance.randint(50, 100)
-        asked = claims(limit, amount)
-        admission = await store.admit(asked)
+        claimed = claims(limit, amount)
+        admission = await store.admit(claimed)
         if admission.refused is not None:
             return
         admitted += 1

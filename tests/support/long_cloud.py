@@ -51,12 +51,12 @@ class LongCloud:
             self.lock.notify_all()
 
     def ended(self, answers: int) -> bool:
-        """Wait until so many answers have ended, also those whose reader has left."""
+        """Wait until this number of answers has ended, including answers whose reader has left."""
         with self.lock:
             return self.lock.wait_for(lambda: len(self.costs) >= answers, 60)
 
     def asked(self, requests: int) -> bool:
-        """Wait until so many requests have come."""
+        """Wait until this number of requests has arrived."""
         with self.lock:
             return self.lock.wait_for(lambda: len(self.requests) >= requests, 60)
 
@@ -96,9 +96,9 @@ def _handler(cloud: LongCloud) -> type[BaseHTTPRequestHandler]:
             prompts = body.get("prompt")
             count = (body.get("n") or 1) * (len(prompts) if isinstance(prompts, list) else 1)
             cloud.book(length * count)
-            said = {"message": {"role": "assistant", "content": "Long."}, "finish_reason": "stop", "text": "Long."}
+            content = {"message": {"role": "assistant", "content": "Long."}, "finish_reason": "stop", "text": "Long."}
             answer = {"id": "a", "object": "chat.completion", "created": 1, "model": "big"}
-            answer["choices"] = [{"index": index, **said} for index in range(count)]
+            answer["choices"] = [{"index": index, **content} for index in range(count)]
             if cloud.reports:
                 answer["usage"] = usage(length * count, cloud.omits)
             self.answer(200, answer)

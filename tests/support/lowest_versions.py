@@ -31,10 +31,10 @@ def requirements(*, newest: bool = False) -> list[str]:
     """The direct dependencies of what `make test-floors` tests."""
     project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
     extras: dict[str, list[str]] = project["optional-dependencies"]
-    wanted_packages = [*project["dependencies"], *(each for name in EXTRAS for each in extras[name])]
-    wanted_packages += [each for name, wanted in ALSO.items() for each in extras[name] if _name(each) in wanted]
-    kept = sorted({each for each in wanted_packages if _name(each) not in _LEFT_OUT})
-    return kept if newest else [each.replace(">=", "==") for each in kept]
+    wanted_packages = [*project["dependencies"], *(package for name in EXTRAS for package in extras[name])]
+    wanted_packages += [package for name, names in ALSO.items() for package in extras[name] if _name(package) in names]
+    chosen = sorted({package for package in wanted_packages if _name(package) not in _LEFT_OUT})
+    return chosen if newest else [package.replace(">=", "==") for package in chosen]
 
 
 def _name(requirement: str) -> str:

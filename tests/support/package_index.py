@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
 
-#: What a module of a wheel does when it is imported or run: the tests look for it.
+#: Code of a wheel's module, whose effect on import or run the tests look for.
 PLANT = "raise SystemExit('code of the package ran')\n"
 
 
@@ -39,7 +39,7 @@ class Index:
 
     wheels: dict[str, dict[str, bytes]]
     url: str = ""
-    # Where it is set, a file is begun and never ended before it is set.
+    # If given, a download begins but does not end before the event is set.
     ending: Event | None = None
     received: list[str] = field(default_factory=list)
 

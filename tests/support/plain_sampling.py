@@ -1,6 +1,6 @@
-"""The definition of sampling in plain torch, by sorting and with all the noise there is, and of edits by counting anew.
+"""Reference of sampling in plain torch, by sorting and with the noise of all tokens, and of edits by recounting.
 
-What serves requests is to choose the very tokens that this chooses.
+Served requests must get exactly the tokens of this reference.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def edits_of(token_ids: Sequence[int], divisors: Sequence[float], offsets: Seque
 def plain_edits(
     params: ResolvedParams, prompt: Sequence[int], answer: Sequence[int], end_ids: Iterable[int]
 ) -> LogitEdits | None:
-    """The edits before the token after `answer` is chosen; None if there are none."""
+    """Return the edits of the token after `answer`; None without edits."""
     if not params.edits:
         return None
     repetition = params.repetition_penalty

@@ -17,7 +17,7 @@ PACKAGES = {
 
 
 def path() -> str:
-    """Where programs are looked for. Debian keeps those of PostgreSQL in a folder for each version."""
+    """Return the search path of programs. Debian has a folder for each version of PostgreSQL."""
     folders = sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin")), reverse=True)
     return os.pathsep.join([os.environ.get("PATH", os.defpath), *folders])
 

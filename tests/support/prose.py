@@ -76,7 +76,7 @@ def sentences_in_source(source: str) -> Iterator[tuple[int, str]]:
         if match["comments"]:
             mark, text = "# ", re.sub(r"(?m)^[ \t]*#[: ]*", "", match[0])
         else:
-            mark, text = "", "".join(each[0].strip("\"'") for each in re.finditer(_LITERAL, match[0]))
+            mark, text = "", "".join(literal[0].strip("\"'") for literal in re.finditer(_LITERAL, match[0]))
             text = _FIELD.sub("x", text.replace("\\n", "\n").replace("\\", ""))
         if " " in text.strip():
             yield from ((line, mark + sentence) for sentence in sentences(cleandoc(text)))

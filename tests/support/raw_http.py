@@ -21,7 +21,7 @@ def exchanged(url: str, sent: bytes, timeout_s: float = 20) -> bytes:
 
 
 def status_of(answer: bytes) -> int:
-    """Of the first answer in it; 0 if there is none."""
+    """Return the status of the first answer; 0 without an answer."""
     return int(answer[9:12]) if answer.startswith(b"HTTP/1.1 ") else 0
 
 

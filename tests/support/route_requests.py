@@ -137,7 +137,7 @@ QUESTIONS: Mapping[str, dict[str, Json]] = {
 }
 #: Forms, which no rule can read.
 FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
-#: What only keeps, counts, or fetches models: no cloud is asked. Batches are tested with their files.
+#: Routes that only store, count, or fetch models, without a cloud. Batches are tested with their files.
 OF_THIS_MACHINE = frozenset(
     (
         *("/tokenize", "/detokenize", "/v1/chat/completions/input_tokens", "/v1/messages/count_tokens"),
@@ -152,7 +152,7 @@ OF_THIS_MACHINE = frozenset(
 
 
 def unknown_routes() -> set[str]:
-    """Those of the table that are none of these."""
+    """Return the POST routes that no table here contains."""
     return {route.path for route in ROUTES if route.method == "POST"} - BODIES.keys() - {*FORMS} - OF_THIS_MACHINE
 
 
@@ -161,8 +161,8 @@ def post(path: str, body: Json, headers: Mapping[str, str] | None = None, query:
 
 
 def question(path: str, text: str, **more: Json) -> WireRequest:
-    asked = json.dumps({"model": "auto", **QUESTIONS[path], **more}).replace("TEXT", text)
-    return WireRequest("POST", path, {}, asked.encode())
+    body = json.dumps({"model": "auto", **QUESTIONS[path], **more}).replace("TEXT", text)
+    return WireRequest("POST", path, {}, body.encode())
 
 
 def form(path: str, text: str) -> WireRequest:
@@ -174,7 +174,7 @@ def form(path: str, text: str) -> WireRequest:
 
 
 def places(value: Json, at: Place = ()) -> Iterator[Place]:
-    """Where each text is."""
+    """Yield the path of each text."""
     if isinstance(value, str):
         yield at
     entries: list[tuple[Any, Json]] = []
@@ -182,8 +182,8 @@ def places(value: Json, at: Place = ()) -> Iterator[Place]:
         entries = list(value.items())
     elif isinstance(value, list):
         entries = list(enumerate(value))
-    for name, each in entries:
-        yield from places(each, (*at, name))
+    for name, entry in entries:
+        yield from places(entry, (*at, name))
 
 
 def with_text(value: Json, place: Place, text: str, *, as_name: bool = False) -> Json:
@@ -191,7 +191,7 @@ def with_text(value: Json, place: Place, text: str, *, as_name: bool = False) ->
     name, *rest = place
     changed = text if not rest else with_text(value[name], tuple(rest), text, as_name=as_name)
     if isinstance(value, list):
-        return [changed if index == name else each for index, each in enumerate(value)]
+        return [changed if index == name else entry for index, entry in enumerate(value)]
     if as_name and not rest:
-        return {text if field == name else field: each for field, each in value.items()}
+        return {text if field == name else field: entry for field, entry in value.items()}
     return {**value, name: changed}

@@ -273,7 +273,7 @@ class FakeCloud:
         return JSONResponse({**shell, "choices": [choice], "usage": usage})
 
     async def other(self, request: Request) -> Response:
-        """The body that was passed on: told back, in the form that such an endpoint has."""
+        """Record the body that was passed on, and return it in the form of such an endpoint."""
         raw, kind = await request.body(), request.headers["content-type"]
         body = {"raw": raw.decode(errors="replace"), "type": kind} if "multipart" in kind else json.loads(raw)
         self.requests.append(body)

@@ -18,7 +18,7 @@ TOOL = {
     "function": {"name": "weather", "description": "Of a city.", "parameters": {"type": "object", "properties": {}}},
 }
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
-#: A talk with everything that chat form has.
+#: A conversation with every feature of the chat format.
 TALK: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
     {

@@ -26,13 +26,13 @@ def at_terminal(
         command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, start_new_session=True
     ) as process:
         os.close(theirs)
-        shown, looked, left = b"", 0, list(answers)
+        shown, looked, remaining = b"", 0, list(answers)
         try:
             while select.select([ours], [], [], _MAX_WAIT_S)[0]:
                 shown += os.read(ours, 4096)
-                if left and (position := shown.find(left[0][0].encode(), looked)) >= 0:
-                    looked = position + len(left[0][0])
-                    os.write(ours, left.pop(0)[1].encode() + b"\n")
+                if remaining and (position := shown.find(remaining[0][0].encode(), looked)) >= 0:
+                    looked = position + len(remaining[0][0])
+                    os.write(ours, remaining.pop(0)[1].encode() + b"\n")
         except OSError:  # the terminal of a process that has ended
             pass
         else:

@@ -26,7 +26,7 @@ def texts(values: list[bytes]) -> Value:
 def put(file: File, name: str, value: Value | None) -> None:
     """Replace, add or (None) remove a setting of the tokenizer."""
     key = _PREFIX + name.encode()
-    file.values = [(old, kept) for old, kept in file.values if old != key]
+    file.values = [(old, content) for old, content in file.values if old != key]
     if value is not None:
         file.values.append((key, value))
 

@@ -16,7 +16,7 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 TRIMMING = CHATML.replace("m.content", "m.content | trim")
-# What reasoning models do: earlier thoughts are dropped, so the template looks into the content.
+# Templates of reasoning models drop earlier reasoning, so they read the content.
 THINKING = CHATML.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1].lstrip('\\n') }}")
 SPECIAL = ("<|im_start|>", "<|im_end|>")
 TEMPLATES = Path(__file__).resolve().parents[3] / "shared" / "data" / "chat-templates"

@@ -59,7 +59,7 @@ def test_both_engines_edit_logits_as_defined(logits, prompt, answer, options) ->
 
 @given(OPTIONS, tokens, st.lists(st.tuples(tokens, st.lists(tokens, max_size=3)), max_size=6), st.integers(0, 999))
 def test_kept_up_to_date_they_are_those_counted_anew(options, prompt, growth, seed) -> None:
-    """To the last bit, whatever the drafts behind the answer were before: longer ones, other ones, none."""
+    """Edits are equal to the last bit, whatever drafts followed the answer before: longer, other or no drafts."""
     pytest.importorskip("torch", reason="needs the [cloud] extra")
     from plain_sampling import plain_edits
 

@@ -1,4 +1,4 @@
-"""Thoughts told apart from answers, however the text is cut; calls of tools inside of them are none."""
+"""Reasoning is separated from answers, for any cuts of the text; tool calls inside reasoning do not count."""
 
 from __future__ import annotations
 

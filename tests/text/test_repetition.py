@@ -1,4 +1,4 @@
-"""Answers that never come to an end by themselves are told from those that only look alike from line to line."""
+"""Endless repetition is distinguished from answers whose lines only look alike."""
 
 from __future__ import annotations
 

@@ -121,23 +121,23 @@ class QuestionFacts:
         return cls(numbers, worded, len(question), len(_SENTENCE.findall(question)))
 
 
-def step_checks(given: QuestionFacts, answer: str, read: StatedSteps | None = None) -> Array:
+def step_checks(question: QuestionFacts, answer: str, read: StatedSteps | None = None) -> Array:
     """Return the step features, (len(STEP_NAMES),) float32. `read`: the result of `find_steps(answer)`, if known."""
-    return np.array([*_checks(given, answer, (read or find_steps(answer)).all).values()], np.float32)
+    return np.array([*_checks(question, answer, (read or find_steps(answer)).all).values()], np.float32)
 
 
-def _checks(given: QuestionFacts, answer: str, steps: Sequence[ArithmeticStep]) -> dict[str, float]:
+def _checks(question: QuestionFacts, answer: str, steps: Sequence[ArithmeticStep]) -> dict[str, float]:
     final, marked = final_number(answer)
     lower = answer.lower()
     return {
         **_truth(steps),
-        **_flow(steps, given.numbers, given.worded),
-        **_final_features(steps, given.numbers, final),
+        **_flow(steps, question.numbers, question.worded),
+        **_final_features(steps, question.numbers, final),
         "marked": float(marked),
-        "givens": len(given.numbers),
-        "number_words": len(given.worded),
-        "answer_ratio": log1p(len(answer) / max(given.chars, 1)),
-        "sentences": log1p(given.sentences),
+        "givens": len(question.numbers),
+        "number_words": len(question.worded),
+        "answer_ratio": log1p(len(answer) / max(question.chars, 1)),
+        "sentences": log1p(question.sentences),
         "ends_as_sentence": float(answer.rstrip().endswith((".", "!"))),
         "tail": log1p(len(answer.strip().rpartition("####")[2])),
         **{f"answer_count_{ord(mark):02x}": log1p(answer.count(mark)) for mark in "+*/-%="},
@@ -160,14 +160,14 @@ def _truth(steps: Sequence[ArithmeticStep]) -> dict[str, float]:
     }
 
 
-def _flow(steps: Sequence[ArithmeticStep], given: Sequence[float], worded: Sequence[float]) -> dict[str, float]:
+def _flow(steps: Sequence[ArithmeticStep], numbers: Sequence[float], worded: Sequence[float]) -> dict[str, float]:
     """Return features that count operands of unknown origin, unused numbers of the question, and unused results."""
-    unknown = _unknown_operands(steps, {*given, *worded})
+    unknown = _unknown_operands(steps, {*numbers, *worded})
     operands = {operand for step in steps for operand in step.operands}
     used = operands | {100 * operand for operand in operands}  # steps may write 20 % as 0.2
     rising = sorted(used)
-    never = {number for number in set(given) if number not in used and not _contains_near(number, rising, _EXACT)}
-    unused = sum(number in never for number in given)
+    never = {number for number in set(numbers) if number not in used and not _contains_near(number, rising, _EXACT)}
+    unused = sum(number in never for number in numbers)
     dead = _dead_ends(steps)
     distinct = len({(step.operands, step.left) for step in steps if step.operators})
     results = [step.right for step in steps]
@@ -175,25 +175,25 @@ def _flow(steps: Sequence[ArithmeticStep], given: Sequence[float], worded: Seque
         "strangers": log1p(unknown),
         "stranger_share": unknown / max(sum(len(step.operands) for step in steps), 1),
         "unused_givens": unused,
-        "unused_given_share": unused / max(len(given), 1),
+        "unused_given_share": unused / max(len(numbers), 1),
         "dead_ends": log1p(dead),
         "dead_end_share": dead / max(len(steps), 1),
         "distinct_steps": distinct,
-        "steps_over_givens": distinct - len(given),
-        "steps_per_given": distinct / max(len(given) + len(worded), 1),
+        "steps_over_givens": distinct - len(numbers),
+        "steps_per_given": distinct / max(len(numbers) + len(worded), 1),
         "repeated_results": len(results) - len(set(results)),
         "whole_results": sum(map(_is_whole, results)) / len(results) if results else 1.0,
     }
 
 
-def _unknown_operands(steps: Sequence[ArithmeticStep], known: set[float]) -> int:
-    """Return the number of operands that are neither in `known` nor in an earlier step; extends `known`."""
-    unknown, rising = 0, sorted(known)
+def _unknown_operands(steps: Sequence[ArithmeticStep], numbers: set[float]) -> int:
+    """Return the number of operands that are neither in `numbers` nor in an earlier step; extends `numbers`."""
+    unknown, rising = 0, sorted(numbers)
     for step in steps:
         for operand in step.operands:
-            if operand not in known and not _contains_near(operand, rising, _ROUNDED):
+            if operand not in numbers and not _contains_near(operand, rising, _ROUNDED):
                 unknown += 1
-        known.update((step.left, step.right))
+        numbers.update((step.left, step.right))
         insort(rising, step.left)
         insort(rising, step.right)
     return unknown
@@ -213,7 +213,7 @@ def _dead_ends(steps: Sequence[ArithmeticStep]) -> int:
     return dead
 
 
-def _final_features(steps: Sequence[ArithmeticStep], given: Sequence[float], final: float | None) -> dict[str, float]:
+def _final_features(steps: Sequence[ArithmeticStep], numbers: Sequence[float], final: float | None) -> dict[str, float]:
     """Return features that compare the final number with the results of the steps and the question's numbers."""
     if final is None:
         return dict.fromkeys(_final_features((), (), 0.0), 0.0) | {"no_number": 1.0}
@@ -223,10 +223,10 @@ def _final_features(steps: Sequence[ArithmeticStep], given: Sequence[float], fin
         "no_number": 0.0,
         "final_whole": float(_is_whole(final)),
         "final_size": size,
-        "final_over_givens": size - log1p(max(given, default=0.0)),
+        "final_over_givens": size - log1p(max(numbers, default=0.0)),
         "final_is_last": float(bool(results) and _is_close(results[-1], final, _ROUNDED)),
         "final_is_a_result": float(_contains_near(final, sorted(results), _ROUNDED)),
-        "final_is_given": float(_contains_near(final, sorted(given), _EXACT)),
+        "final_is_given": float(_contains_near(final, sorted(numbers), _EXACT)),
     }
 
 

@@ -1,8 +1,7 @@
 """Checks of an answer's text against itself and the question: stated arithmetic, lists, copied words.
 
 The checks do not depend on the kind of question. They ask what a careful reader would: is the stated sum true, is the
-list in order and without repeats, does each number stand beside the same word as in the question, is each word spelled
-right?
+list ordered without repeats, does each number stand beside the same word as in the question, is the spelling right?
 """
 
 from __future__ import annotations
@@ -171,8 +170,8 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _share_outside(items: Sequence[str], known: Container[str]) -> float:
-    return (len(items) - sum(map(known.__contains__, items))) / max(len(items), 1)
+def _share_outside(items: Sequence[str], allowed: Container[str]) -> float:
+    return (len(items) - sum(map(allowed.__contains__, items))) / max(len(items), 1)
 
 
 def _distinct(items: Sequence[object]) -> float:

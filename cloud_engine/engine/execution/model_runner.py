@@ -25,7 +25,7 @@ from ....kernels.sampling.types import Sampling
 from ...models.compile import CompiledDecoder, compile_decoder
 from ...models.decoder import Decoder
 from ..config import EngineConfig
-from ..kv.cache_spec import cache_spec
+from ..kv.sizing import cache_spec
 from ..types.pooling import MeanPool
 from ..types.sampling_row import SamplingRow
 from .cuda_graphs import CudaRecorder, GraphLimits, StepGraphs
@@ -96,14 +96,14 @@ class Runner:
         """Compute all chunks, store their keys and values, and return logits (sum of num_logits, vocab) float32."""
         spans = [QuerySpan(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in chunks]
         token_ids = torch.tensor([token for chunk in chunks for token in chunk.token_ids], dtype=torch.int64)
-        wanted = _wanted_rows(chunks)
+        logit_rows = _wanted_rows(chunks)
         if all(chunk.pool is None for chunk in chunks):
             logits = self._replayed(spans, token_ids)
             if logits is not None:
-                return self._rows(logits, wanted)
+                return self._rows(logits, logit_rows)
         hidden = self._hidden(spans, token_ids)
         _pool(chunks, hidden)
-        return self.model.logits(self._rows(hidden, wanted))
+        return self.model.logits(self._rows(hidden, logit_rows))
 
     @property
     def runs_ahead(self) -> bool:
@@ -169,10 +169,10 @@ class Runner:
             continued[sequence].append(token)
         return continued
 
-    def _rows(self, values: Tensor, wanted: list[int]) -> Tensor:
-        if len(wanted) == len(values):
+    def _rows(self, values: Tensor, rows: list[int]) -> Tensor:
+        if len(rows) == len(values):
             return values
-        return values.index_select(0, self._on_device(torch.tensor(wanted, dtype=torch.int64)))
+        return values.index_select(0, self._on_device(torch.tensor(rows, dtype=torch.int64)))
 
     def _on_device(self, staged: Tensor) -> Tensor:
         return to_device(staged, self._device)

@@ -53,11 +53,11 @@ class LaunchedStep:
             return self
         places = {item: row for row, item in enumerate(self.batch) if item.state.decode is item}
         rows = [places.get(item) for item in batch]
-        kept = [row for row in rows if row is not None]
-        if not kept or len(kept) < len(rows):
+        present = [row for row in rows if row is not None]
+        if not present or len(present) < len(rows):
             return None
-        sampled = self.sampled[to_device(torch.tensor(kept), self.sampled.device)]
-        return LaunchedStep(batch, sampled, [self.rows[row] for row in kept], None)
+        sampled = self.sampled[to_device(torch.tensor(present), self.sampled.device)]
+        return LaunchedStep(batch, sampled, [self.rows[row] for row in present], None)
 
 
 class StepResult:
@@ -94,9 +94,9 @@ class StepResult:
 
     def _look_up(self) -> dict[int, TokenLogprob]:
         rows = self._launched.rows
-        wanted = {at: row.params.logprobs for at, row in enumerate(rows) if row.params.logprobs is not None}
+        counts = {at: row.params.logprobs for at, row in enumerate(rows) if row.params.logprobs is not None}
         logits = self._all_logits
-        if len(wanted) < len(logits):
-            logits = logits[to_device(torch.tensor(list(wanted)), logits.device)]
-        scores = log_probabilities(logits, [self.tokens[at] for at in wanted], max(wanted.values()))
-        return dict(zip(wanted, scores, strict=True))
+        if len(counts) < len(logits):
+            logits = logits[to_device(torch.tensor(list(counts)), logits.device)]
+        scores = log_probabilities(logits, [self.tokens[at] for at in counts], max(counts.values()))
+        return dict(zip(counts, scores, strict=True))

@@ -1,7 +1,6 @@
 """Warm-up on a GPU: compile kernels and capture CUDA graphs before the first request.
 
-Triton compiles a kernel at its first launch, which would delay all requests by seconds. Compiled kernels are cached
-on disk, so later starts are fast.
+Triton compiles a kernel at its first launch, which takes seconds. The compiled kernels are cached on disk.
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ class KVCacheManager:
         released = Counter(block for other in without for block in _allocated_blocks(other.block_table))
         freed = sum(self.pool.references(block) == holders for block, holders in released.items())
         if len(states) > 1:
-            wanted = sum(self.most_blocks_for(len(state.token_ids)) for state in states)
-            return wanted <= self.pool.num_free + freed
+            needed = sum(self.most_blocks_for(len(state.token_ids)) for state in states)
+            return needed <= self.pool.num_free + freed
         (state,) = states
         cached = self._cached_prefix(state)
         revived = sum(self.pool.references(block) == released[block] for block in _allocated_blocks(cached))
@@ -100,10 +100,10 @@ class KVCacheManager:
         return max(to_start, self.most_blocks_for(len(state.token_ids)) - sum(1 for _ in _allocated_blocks(cached)))
 
     def _blocks_to_start(self, state: RequestState, cached: list[int]) -> int:
-        known = len(state.token_ids)
+        num_tokens = len(state.token_ids)
         if self._window is None:
-            return self.blocks_for(known)
-        return self.blocks_for(min(known, len(cached) * self.block_size + self._window.max_chunk))
+            return self.blocks_for(num_tokens)
+        return self.blocks_for(min(num_tokens, len(cached) * self.block_size + self._window.max_chunk))
 
     def grow(self, state: RequestState, num_tokens: int) -> bool:
         """Extend the block table to hold `num_tokens`; change nothing and return False if the pool has too few blocks.

@@ -1,4 +1,4 @@
-"""The context length and the number of KV blocks: as configured, else as memory allows."""
+"""The shape of a KV cache. Context length and number of blocks: as configured, else as memory allows."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from ....kernels.attention.types import CacheSpec
 from ....protocol.errors import ConfigurationError
 from ...models.decoder import Decoder
 from ..config import EngineConfig
-from .cache_spec import block_bytes
 from .kv_cache_manager import Window, most_blocks
 
 _HOST_CACHE_BYTES = 2**30
@@ -39,24 +39,22 @@ class KVCacheSize:
         KV cache, or if memory does not hold a single block.
         """
         trained = models[0].config.context_length
-        wanted = config.context_length or trained
-        if wanted > trained:
-            raise ConfigurationError(
-                f"context_length is {wanted} tokens, but the model supports {trained}: lower it (--max-model-len).",
-                param="context_length",
-            )
+        length = config.max_model_len or trained
+        if length > trained:
+            fault = f"max_model_len is {length} tokens, but the model supports {trained}: lower it."
+            raise ConfigurationError(fault, param="max_model_len")
         window = _window(models, config)
-        needed = most_blocks(wanted, config.block_size, window)
-        num_blocks = config.num_blocks or min(needed * config.max_num_seqs, _fitting_blocks(models, config))
+        needed = most_blocks(length, config.block_size, window)
+        num_blocks = config.num_gpu_blocks_override
+        num_blocks = num_blocks or min(needed * config.max_num_seqs, _fitting_blocks(models, config))
         if needed <= num_blocks:
-            return cls(wanted, num_blocks, window)
+            return cls(length, num_blocks, window)
         held, gib = num_blocks * config.block_size, needed * _bytes_of_block(models, config) / 2**30
-        if config.context_length is not None:
+        if config.max_model_len is not None:
             raise ConfigurationError(
-                f"A context of {wanted} tokens needs {needed} blocks of KV cache ({gib:.1f} GiB), but it has "
-                f"{num_blocks}: lower context_length (--max-model-len) to {held}, or set num_blocks to {needed} "
-                "(--num-gpu-blocks-override).",
-                param="context_length",
+                f"A context of {length} tokens needs {needed} blocks of KV cache ({gib:.1f} GiB), but it has "
+                f"{num_blocks}: lower max_model_len to {held}, or set num_gpu_blocks_override to {needed}.",
+                param="max_model_len",
             )
         why = f"blocks in the KV cache: {num_blocks}, for the whole context: {needed} ({gib:.1f} GiB)"
         _LOG.info("context: %d of the model's %d tokens (%s)", held, trained, why)
@@ -65,8 +63,8 @@ class KVCacheSize:
 
 def _window(models: Sequence[Decoder], config: EngineConfig) -> Window | None:
     reaches = [model.config.reach for model in models]
-    known = [reach for reach in reaches if reach is not None]
-    return Window(max(known), config.max_num_batched_tokens) if len(known) == len(reaches) else None
+    finite = [reach for reach in reaches if reach is not None]
+    return Window(max(finite), config.max_num_batched_tokens) if len(finite) == len(reaches) else None
 
 
 def _bytes_of_block(models: Sequence[Decoder], config: EngineConfig) -> int:
@@ -88,3 +86,25 @@ def _fitting_blocks(models: Sequence[Decoder], config: EngineConfig) -> int:
             param="block_size",
         )
     return blocks
+
+
+def cache_spec(model: Decoder, num_blocks: int, block_size: int) -> CacheSpec:
+    config, weight = model.config, model.embed_tokens.weight
+    return CacheSpec(
+        config.num_layers,
+        num_blocks,
+        block_size,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        weight.dtype,
+        weight.device,
+        config.windowed,
+    )
+
+
+def block_bytes(model: Decoder, block_size: int) -> int:
+    """Return the bytes of one KV block over all layers."""
+    config = model.config
+    elements = config.num_layers * 2 * block_size * config.num_kv_heads * config.head_dim
+    return elements * model.embed_tokens.weight.element_size()

@@ -75,8 +75,7 @@ class BeamSearch:
     def advance(self, items: Sequence[tuple[ScheduledRequest, Tensor]]) -> list[Hypothesis]:
         """Apply a step's logits to the beams: (1, vocab) each, or (0, vocab) for beams with uncomputed tokens left.
 
-        Returns an empty list until the search is over, then the finished answers, best first; the caller then removes
-        `states`.
+        Returns an empty list until the search is over, then the answers, best first; the caller then removes `states`.
         """
         rows = {item.state: logits for item, logits in items if item.is_caught_up}
         choosing = len(rows) == len(self._beams)
@@ -87,11 +86,11 @@ class BeamSearch:
         if not choosing:
             return []
         logits = torch.cat([rows[beam.state] for beam in self._beams])
-        kept = self._choose(logits)
+        candidates = self._choose(logits)
         is_full = len(self._finished) == self._params.width
-        if not kept or (is_full and self._score(kept[0]) <= self._finished[-1].score):
+        if not candidates or (is_full and self._score(candidates[0]) <= self._finished[-1].score):
             return self._finished
-        self._continue(kept, logits)
+        self._continue(candidates, logits)
         return []
 
     def _settle(self, state: RequestState, num_computed_tokens: int) -> None:
@@ -102,16 +101,16 @@ class BeamSearch:
     def _choose(self, logits: Tensor) -> list[_Candidate]:
         """Return the candidates to continue, best first. Store ended candidates that rank among the first `width`."""
         width = self._params.width
-        kept: list[_Candidate] = []
+        candidates: list[_Candidate] = []
         for rank, candidate in enumerate(self._candidates(logits)):
             state = candidate.beam.state
             ends = candidate.token in state.end_ids
             if not ends and state.num_remaining_tokens > 1:
-                kept.append(candidate)
+                candidates.append(candidate)
             elif rank < width:
                 self._finished.append(self._hypothesis(candidate, logits, "stop" if ends else "length"))
         self._finished = sorted(self._finished, key=lambda hypothesis: -hypothesis.score)[:width]
-        return kept[:width]
+        return candidates[:width]
 
     def _candidates(self, logits: Tensor) -> list[_Candidate]:
         """Return the best continuations of all beams, best first, including at least `width` that do not end."""
@@ -136,15 +135,15 @@ class BeamSearch:
         return Hypothesis([*beam.generated, candidate.token], logprobs, reason, self._score(candidate))
 
     def _logprobs(self, candidate: _Candidate, logits: Tensor) -> list[TokenLogprob]:
-        wanted = candidate.beam.state.request.params.logprobs
+        count = candidate.beam.state.request.params.logprobs
         row = logits[candidate.row : candidate.row + 1]
-        return [] if wanted is None else log_probabilities(row, [candidate.token], wanted)
+        return [] if count is None else log_probabilities(row, [candidate.token], count)
 
-    def _continue(self, kept: Sequence[_Candidate], logits: Tensor) -> None:
+    def _continue(self, candidates: Sequence[_Candidate], logits: Tensor) -> None:
         """Continue each beam with its best candidate, fork it for the others, and drop beams without candidates."""
         continued_states: set[RequestState] = set()
         beams: list[_Beam] = []
-        for candidate in kept:
+        for candidate in candidates:
             state = candidate.beam.state
             if state in continued_states:
                 parent, state = state, replace(state, unforked=0, token_ids=list(state.token_ids))
@@ -154,6 +153,6 @@ class BeamSearch:
         for state in self.states:
             if state not in continued_states:
                 self._scheduler.remove(state)
-        for candidate, beam in zip(kept, beams, strict=True):
+        for candidate, beam in zip(candidates, beams, strict=True):
             beam.state.token_ids.append(candidate.token)
         self._beams = beams

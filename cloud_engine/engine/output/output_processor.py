@@ -64,12 +64,12 @@ class OutputProcessor:
     def drop(self, request_id: str, index: int | None = None) -> bool:
         """Drop a request, or only answer `index`, and free its blocks. Return whether the whole request was dropped."""
         states = self._states.get(request_id, [])
-        kept = [state for state in states if index is not None and state.index != index]
+        remaining = [state for state in states if index is not None and state.index != index]
         for state in states:
-            if state not in kept:
+            if state not in remaining:
                 self._remove(state)
-        if kept:
-            self._states[request_id] = kept
+        if remaining:
+            self._states[request_id] = remaining
             return False
         return self._forget(request_id)
 

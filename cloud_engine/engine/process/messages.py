@@ -1,7 +1,6 @@
 """Messages between an engine's server and its core: typed structs, encoded as msgpack between processes.
 
-Requests, outputs and counters are the engine's own dataclasses, so new fields need no change here. Nothing is ever
-unpickled.
+Requests, outputs and counters are the engine's dataclasses, so new fields need no change here. Nothing is unpickled.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ class RequestLimits:
             raise InvalidRequestError("A prompt has only one embedding. Omit n.", param="n", code="invalid_value")
 
     def _check_length(self, request: GenerationRequest, scheduler: Scheduler) -> None:
-        prompt, wanted = len(request.prompt_ids), request.params.max_tokens
-        new = 0 if request.embed else wanted or 1
+        prompt, max_tokens = len(request.prompt_ids), request.params.max_tokens
+        new = 0 if request.embed else max_tokens or 1
         if prompt + new > self.context_length:
             raise ContextLengthError(
                 f"The context is {self.context_length} tokens, but the prompt has {prompt} and the answer needs {new}. "

@@ -1,7 +1,6 @@
 """Plain decodes: requests that get exactly one token per step and need no scheduling decision, the most common case.
 
-With 256 sequences, a step can spend half a microsecond of Python on each, so work is deferred, or done for all at once.
-This module imports no torch.
+With 256 sequences, a step can spend half a microsecond of Python on each: work is deferred, or done for all at once.
 """
 
 from __future__ import annotations
@@ -106,11 +105,11 @@ class PlainDecodes:
     def expect(self, item: ScheduledRequest) -> None:
         """Set the next check of a request that has just joined, been checked or received a block for its next token."""
         state = item.state
-        known = state.num_computed_tokens
-        if known >= state.num_own_slots:
+        computed = state.num_computed_tokens
+        if computed >= state.num_own_slots:
             self._full.append(item)
         else:
-            steps = min(state.num_own_slots, state.last_position, state.next_check) - known - 1
+            steps = min(state.num_own_slots, state.last_position, state.next_check) - computed - 1
             self._due.setdefault(self._steps + max(steps, 0), []).append(item)
 
 

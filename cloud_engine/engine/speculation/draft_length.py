@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .draft_credit import DraftCredit
 from .step_costs import SHORT_LAG, StepCosts, StepReport
 
 _TRIAL_SHARE = 0.005  # share of the time that trials may lose
@@ -24,12 +23,15 @@ _REST_STEPS = 8  # steps of a rest, in which no drafts are planned; or the numbe
 _LEARNED_OF_REST = 2  # number of steps at the end of a rest that are measured in full
 _PAYBACK_TOKENS = 64  # the time in which a draft model catches up must pay off within this many tokens
 _MIN_GAIN = 1.02  # minimum expected speed-up of drafts; the estimates are not exact enough for less
+_FIRST_CREDIT = 3.0  # initial credit, in steps without drafts
+_EARNED_SHARE = 0.01  # credit earned per step
+_MAX_CREDIT = 64.0  # upper limit of the credit
+_OVERDRAFT = 3.0  # debt that suspends drafts until the credit is back at 0
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCandidate:
-    """A request that may get up to `limit` draft tokens. `acceptance` is the probability that a draft token is accepted
-    after all earlier ones were."""
+    """A request for up to `limit` draft tokens. `acceptance`: probability of a token after accepted ones."""
 
     acceptance: float
     limit: int
@@ -287,3 +289,32 @@ def _expected(acceptance: float, length: int) -> float:
     if acceptance >= 1:
         return float(length)
     return acceptance * (1 - acceptance**length) / (1 - acceptance)
+
+
+class DraftCredit:
+    """Credit that bounds the time lost to drafts, for each class of batch sizes (powers of two).
+
+    Trials may only spend earned credit: a small share of each step, and the time that drafts have saved. So all steps
+    so far took little longer than without drafts (Wu, Shariff, Lattimore and Szepesvari, "Conservative Bandits", ICML
+    2016). The unit is the time of a step without drafts.
+    """
+
+    def __init__(self) -> None:
+        self._credit: dict[int, float] = {}
+        self._overdrawn: set[int] = set()
+
+    def of(self, sequences: int) -> float:
+        return self._credit.get(sequences.bit_length(), _FIRST_CREDIT)
+
+    def is_overdrawn(self, sequences: int) -> bool:
+        """Return whether drafts are suspended because they have lost too much time."""
+        return sequences.bit_length() in self._overdrawn
+
+    def settle(self, sequences: int, loss: float = 0.0) -> None:
+        """Account for a step in which drafts lost `loss` (negative: gained), in units of a step without drafts."""
+        size = sequences.bit_length()
+        credit = self._credit[size] = min(self.of(sequences) + _EARNED_SHARE - loss, _MAX_CREDIT)
+        if credit < -_OVERDRAFT:
+            self._overdrawn.add(size)
+        elif credit >= 0:
+            self._overdrawn.discard(size)

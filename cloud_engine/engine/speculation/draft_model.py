@@ -1,8 +1,7 @@
 """The draft model: a small model that guesses the next tokens, which the target verifies in one pass.
 
 Leviathan et al. 2023, without rejection sampling: a draft token is accepted if and only if it is the token that the
-target samples at that position (see `sampler`). To match often, the draft model samples with the target's parameters
-and noise.
+target samples at that position (see `sampler`). The draft model samples with the target's noise.
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ class DraftModel(Drafter):
         """Return the drafting requests, and the chunks of the first pass: first the chunks of drafting requests."""
         drafting: list[ScheduledRequest] = []
         chunks: list[Chunk] = []
-        left = self._most_tokens
+        budget = self._most_tokens
         taking_part = [
             item
             for item in batch
@@ -128,14 +127,14 @@ class DraftModel(Drafter):
         for item in sorted(taking_part, key=lambda item: item.drafter != self.name):
             state, end = item.state, item.start + item.num_tokens
             start = state.num_draft_computed_tokens
-            stop = min(end, start + left)
+            stop = min(end, start + budget)
             if stop <= start:
                 continue
             drafts = item.drafter == self.name and stop == end
             drafting += [item] if drafts else []
             chunks.append(self._chunk(state.token_ids[start:stop], start, state, int(drafts)))
             state.num_draft_computed_tokens = stop
-            left -= stop - start
+            budget -= stop - start
         return drafting, chunks
 
     def _can_follow(self, state: RequestState) -> bool:
@@ -185,9 +184,9 @@ def _take_each(drafting: Sequence[ScheduledRequest], tokens: Sequence[int]) -> N
 
 def _take(item: ScheduledRequest, tokens: list[int]) -> None:
     """Append draft tokens up to the first end token."""
-    kept = list(takewhile(lambda token: token not in item.state.end_ids, tokens))
-    item.draft_ids += kept
-    item.draft_ends = len(kept) < len(tokens)
+    before_end = list(takewhile(lambda token: token not in item.state.end_ids, tokens))
+    item.draft_ids += before_end
+    item.draft_ends = len(before_end) < len(tokens)
 
 
 def _can_continue(item: ScheduledRequest) -> bool:

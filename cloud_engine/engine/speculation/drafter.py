@@ -1,7 +1,7 @@
-"""The interface of drafters, which guess the next tokens of a request for the target to verify in one pass.
+"""The interface of drafters, which guess the next tokens of a request, and the n-gram drafter, which needs no model.
 
-Drafters never change the answer (see `sampler`): a bad drafter only costs time. So drafters can be added freely, and
-measurements show which ones pay off.
+The target verifies the guesses in one pass. Drafters never change the answer (see `sampler`): a bad drafter only costs
+time. So drafters can be added freely, and measurements show which ones pay off.
 """
 
 from __future__ import annotations
@@ -52,3 +52,22 @@ class Drafter(ABC):
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Repeat the served model's copies of KV blocks in the drafter's cache. Each pair is (source, target)."""
         del copies
+
+
+class NgramDrafter(Drafter):
+    """Proposes the tokens that followed the request's last n-gram earlier in its text: prompt lookup (Saxena 2023)."""
+
+    name = "ngram"
+
+    def offer(self, state: RequestState, limit: int) -> int:
+        start = state.drafts.ngrams.find(state.token_ids)
+        return 0 if start is None else min(limit, len(state.token_ids) - start)
+
+    def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> DraftWork:
+        del row_of
+        for item in batch:
+            if item.drafter == self.name:
+                start = item.state.drafts.ngrams.find(item.state.token_ids)
+                assert start is not None, "drafts are only granted after an offer"
+                item.draft_ids = item.state.token_ids[start : start + item.num_drafts]
+        return DraftWork()

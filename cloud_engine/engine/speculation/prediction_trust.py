@@ -1,8 +1,7 @@
 """The choice between verifying a request's predicted output at once and probing its first tokens, by expected time.
 
 Verifying a whole prediction wastes most tokens if it fails early; probing costs an extra step if the prediction holds.
-Costs depend on model and machine: a step outweighs many tokens on a GPU, but few on a CPU. Reads no clock: callers
-report their measurements.
+Costs depend on model and machine: a step outweighs many tokens on a GPU, but few on a CPU. Callers report times.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from ..types.acceptance import DRAFTER_HORIZON, Acceptance
+from ..types.draft_record import DRAFTER_HORIZON, Acceptance
 from .draft_length import AdaptiveDraftLength, DraftCandidate, FixedDraftLength
 from .drafter import Drafter, DraftWork
 from .prediction_trust import PredictionTrust
@@ -188,8 +188,8 @@ class Speculator:
             if limit == 0:
                 continue
             prior = self._records[drafter.name].acceptance.estimate()
-            known = state.drafts.acceptance.get(drafter.name)
-            chance = prior if known is None else known.estimate(prior)
+            acceptance = state.drafts.acceptance.get(drafter.name)
+            chance = prior if acceptance is None else acceptance.estimate(prior)
             if best is None or chance > best[1].acceptance:
                 best = drafter, DraftCandidate(chance, limit, drafter.takes_passes, drafter.lag(state), remaining)
         return best

@@ -79,17 +79,17 @@ class StepCosts:
         trial corrects it. `in_proportion` gives an upper estimate instead: growth as fast as the length or, without
         any measurements, half a step per draft token of each sequence."""
         measured = self._shares(sequences)
-        each = draft_tokens / sequences
-        below = max((length for length in measured if length <= each), default=0)
-        above = min((length for length in measured if length > each), default=None)
+        drafted = draft_tokens / sequences
+        below = max((length for length in measured if length <= drafted), default=0)
+        above = min((length for length in measured if length > drafted), default=None)
         share = measured[below].median if below else 0.0
         if above is not None:
-            share += (measured[above].median - share) * (each - below) / (above - below)
+            share += (measured[above].median - share) * (drafted - below) / (above - below)
         elif below:
             expected_rise = 1 if in_proportion else 2
-            share += (each - below) * (self._rise(measured) if len(measured) > 1 else share / below / expected_rise)
+            share += (drafted - below) * (self._rise(measured) if len(measured) > 1 else share / below / expected_rise)
         elif in_proportion:
-            share = each / 2
+            share = drafted / 2
         return share * plain_s
 
     def further_token_s(self, sequences: int, length: int, plain_s: float) -> float:
@@ -100,7 +100,7 @@ class StepCosts:
         measured = self._shares(sequences)
         if len(measured) < 2:
             return 0.0
-        shorter_s, longer_s = (self.verify_s(sequences, sequences * each, plain_s) for each in (length - 1, length))
+        shorter_s, longer_s = (self.verify_s(sequences, sequences * size, plain_s) for size in (length - 1, length))
         return max(0.0, min(self._rise(measured) * plain_s, longer_s - shorter_s)) / sequences
 
     def _rise(self, measured: dict[int, RecentMedian]) -> float:
@@ -123,22 +123,22 @@ class StepCosts:
         return self._first_pass_s(drafting) + self._further_pass_s(drafting, passes - 1)
 
     def _first_pass_s(self, drafting: int) -> float:
-        nearest = min(self._first, key=lambda known: abs(known - drafting), default=None)
+        nearest = min(self._first, key=lambda measured: abs(measured - drafting), default=None)
         return self._further_pass_s(drafting, 1) if nearest is None else self._first[nearest].median
 
     def _further_pass_s(self, drafting: int, passes: int) -> float:
-        nearest = min(self._further, key=lambda known: abs(known - drafting), default=None)
+        nearest = min(self._further, key=lambda measured: abs(measured - drafting), default=None)
         if nearest is None or passes == 0:
             return 0.0
-        known = {0: 0.0} | {number: recent.median for number, recent in self._further[nearest].items()}
-        longest = max(known)
+        times = {0: 0.0} | {number: recent.median for number, recent in self._further[nearest].items()}
+        longest = max(times)
         if passes > longest:
-            below = max(number for number in known if number < longest)
-            rise = max(0.0, known[longest] - known[below]) / (longest - below)
-            return known[longest] + (passes - longest) * rise
-        below, above = max(n for n in known if n <= passes), min(n for n in known if n >= passes)
+            below = max(number for number in times if number < longest)
+            rise = max(0.0, times[longest] - times[below]) / (longest - below)
+            return times[longest] + (passes - longest) * rise
+        below, above = max(n for n in times if n <= passes), min(n for n in times if n >= passes)
         share = (passes - below) / max(1, above - below)
-        return known[below] + share * (known[above] - known[below])
+        return times[below] + share * (times[above] - times[below])
 
     @property
     def prompt_token_s(self) -> float | None:
@@ -168,8 +168,8 @@ class StepCosts:
         plain_s = self.plain_s(sequences)
         if plain_s is not None and 2 * step.draft_tokens >= sequences:  # noise hides the cost of fewer drafts
             shares = self._verify.setdefault(sequences.bit_length(), {})
-            each = max(1, round(step.draft_tokens / sequences))
-            shares.setdefault(each, RecentMedian()).add(max(0.0, target_s / plain_s - 1), cold=cold)
+            drafted = max(1, round(step.draft_tokens / sequences))
+            shares.setdefault(drafted, RecentMedian()).add(max(0.0, target_s / plain_s - 1), cold=cold)
         return target_s
 
     def _observe_passes(self, step: StepReport, cold: bool) -> None:
@@ -197,5 +197,5 @@ class StepCosts:
 
     def _shares(self, sequences: int) -> dict[int, RecentMedian]:
         """Return the reliable measurements for `verify_s` in this batch size class, by draft tokens per sequence."""
-        known = self._verify.get(sequences.bit_length(), {})
-        return {each: share for each, share in known.items() if share.is_reliable}
+        shares = self._verify.get(sequences.bit_length(), {})
+        return {drafted: share for drafted, share in shares.items() if share.is_reliable}

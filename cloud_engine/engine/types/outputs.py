@@ -91,7 +91,7 @@ class StepOutputs(msgspec.Struct, frozen=True):
     @property
     def is_urgent(self) -> bool:
         """Return whether an answer starts or finishes in this step."""
-        return any(each.cached_tokens is not None or each.finish_reason is not None for each in self.token_outputs)
+        return any(out.cached_tokens is not None or out.finish_reason is not None for out in self.token_outputs)
 
     def __iter__(self) -> Iterator[TokenOutput]:
         decoded = self.decoded

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ....text.repetition import INTERVAL, WINDOW, next_check, repeats
-from .acceptance import Acceptance
-from .ngram_index import NgramIndex
+from .draft_record import DraftRecord
 from .outputs import PromptLogprob, RequestStats
 from .prediction import PredictionCursor
 from .prefix_hashes import PrefixHashes
@@ -22,18 +21,6 @@ if TYPE_CHECKING:
     from ....text.grammars.state import GrammarState
     from ....text.logit_edits import LogitEditor
     from .pooling import MeanPool
-
-
-@dataclass(slots=True, eq=False)
-class DraftRecord:
-    """Drafting statistics of one answer."""
-
-    proposed: int = 0
-    accepted: int = 0
-    # Acceptance rate by drafter name.
-    acceptance: dict[str, Acceptance] = field(default_factory=dict[str, Acceptance])
-    # Index of the answer's n-grams, for the n-gram drafter.
-    ngrams: NgramIndex = field(default_factory=NgramIndex)
 
 
 @dataclass(slots=True, eq=False)
@@ -129,8 +116,8 @@ class RequestState:
         if not self.request.uses_prefix_cache:
             return 0
         scored, to_score = len(self.prompt_logprobs), self.num_prompt_tokens - 1
-        wanted = self.request.params.prompt_logprobs is not None
-        return scored if wanted and scored < to_score else len(self.token_ids) - 1
+        is_scored = self.request.params.prompt_logprobs is not None
+        return scored if is_scored and scored < to_score else len(self.token_ids) - 1
 
     @property
     def next_check(self) -> int:
@@ -141,12 +128,12 @@ class RequestState:
 
     def until_repetition(self, new: Sequence[int]) -> int:
         """Return the number of `new` tokens until the answer ends because it repeats itself; 0 if it does not."""
-        known = self.num_generated_tokens
+        generated = self.num_generated_tokens
         if self.detects_repetition:
-            for length in range(next_check(known), known + len(new) + 1, INTERVAL):
-                answer = [*self.token_ids[-WINDOW:], *new[: length - known]]
+            for length in range(next_check(generated), generated + len(new) + 1, INTERVAL):
+                answer = [*self.token_ids[-WINDOW:], *new[: length - generated]]
                 if length >= self.params.min_tokens and repeats(answer, length):
-                    return length - known
+                    return length - generated
         return 0
 
     def stats(self) -> RequestStats:

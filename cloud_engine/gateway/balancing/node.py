@@ -37,9 +37,9 @@ class NodeAddress:
     # Maximum requests in flight; None: unlimited.
     concurrency: int | None = None
     # Timeout of this node for the first bytes of a stream, in seconds. None: the gateway's timeout.
-    first_token_s: float | None = None
+    first_token_timeout_s: float | None = None
     # Timeout between two pieces of a stream, in seconds. None: the gateway's timeout.
-    idle_s: float | None = None
+    idle_timeout_s: float | None = None
     # Whether the node may get the shared node key: it was configured by the operator, or proved that it knows the key.
     gets_shared_key: bool = True
     # Whether the node registered by heartbeat. Its host name must then resolve to an allowed address.
@@ -111,7 +111,9 @@ class Node:
 
     def silence_timeouts(self, usual: SilenceTimeouts) -> SilenceTimeouts:
         """Return the timeouts for streams from this node; `usual` holds the gateway's defaults."""
-        return SilenceTimeouts(self._address.first_token_s or usual.first_s, self._address.idle_s or usual.idle_s)
+        return SilenceTimeouts(
+            self._address.first_token_timeout_s or usual.first_s, self._address.idle_timeout_s or usual.idle_s
+        )
 
     def serves(self, models: Sequence[Model]) -> None:
         self.models = tuple(model.id for model in models)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -12,18 +13,22 @@ from ....accounting.prices import Dollars, Price
 from ....protocol.decoding import prepare_types
 from ....protocol.errors import ConfigurationError
 from ....protocol.unicode_forms import read_text
+from ....protocol.validation_messages import plain_words
 from .node import NodeAddress
+
+#: Current name by former name.
+_RENAMED = MappingProxyType(
+    {"key_env": "api_key_env", "first_token_s": "first_token_timeout_s", "idle_s": "idle_timeout_s"}
+)
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     url: str
     # Environment variable that holds the API key; keys themselves do not belong in the file.
     api_key_env: str | None = None
-    # Former name of `api_key_env`.
-    key_env: str | None = None
     concurrency: int | None = None
-    first_token_s: float | None = None
-    idle_s: float | None = None
+    first_token_timeout_s: float | None = None
+    idle_timeout_s: float | None = None
     # US dollars per million tokens, if the node has its own prices.
     input: Dollars | None = None
     output: Dollars | None = None
@@ -42,21 +47,20 @@ def read_nodes(path: Path, concurrency: int | None) -> list[NodeAddress]:
     try:
         file = msgspec.convert(tomllib.loads(read_text(path, ConfigurationError)), _File)
     except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise ConfigurationError(f"--nodes-file {path}: {error}", param="nodes_file") from error
+        raise ConfigurationError(f"--nodes-file {path}: {plain_words(error, _RENAMED)}.", param="nodes_file") from error
     return [_address(path, entry, concurrency) for entry in file.nodes]
 
 
 def _address(path: Path, entry: _Entry, concurrency: int | None) -> NodeAddress:
-    for name in ("concurrency", "first_token_s", "idle_s"):
+    for name in ("concurrency", "first_token_timeout_s", "idle_timeout_s"):
         if (value := getattr(entry, name)) is not None and not value > 0:
             raise ConfigurationError(f"--nodes-file {path}: {name} must be above 0, got {value}.", param="nodes_file")
-    if entry.key_env is not None:
-        raise ConfigurationError(f"--nodes-file {path}: key_env is now api_key_env.", param="nodes_file")
     key = None
     if entry.api_key_env is not None and not (key := os.environ.get(entry.api_key_env)):
         raise ConfigurationError(f"--nodes-file {path}: ${entry.api_key_env} is not set.", param="nodes_file")
     limit = concurrency if entry.concurrency is None else entry.concurrency
-    return NodeAddress(entry.url, key, limit, entry.first_token_s, entry.idle_s, price=_price(path, entry))
+    timeouts = entry.first_token_timeout_s, entry.idle_timeout_s
+    return NodeAddress(entry.url, key, limit, *timeouts, price=_price(path, entry))
 
 
 def _price(path: Path, entry: _Entry) -> Price | None:

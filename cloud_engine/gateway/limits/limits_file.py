@@ -10,6 +10,7 @@ import msgspec
 from ....protocol.decoding import prepare_types
 from ....protocol.errors import ConfigurationError
 from ....protocol.unicode_forms import read_text
+from ....protocol.validation_messages import plain_words
 from ..access.principal import Limits
 
 
@@ -32,4 +33,4 @@ def read_limits_file(path: Path) -> LimitsFile:
     except OSError as error:
         raise ConfigurationError(f"Cannot read the limits file {path}: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise ConfigurationError(f"The limits file {path} is invalid: {error}.") from error
+        raise ConfigurationError(f"The limits file {path} is invalid: {plain_words(error)}.") from error

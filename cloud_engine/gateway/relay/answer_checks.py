@@ -12,6 +12,7 @@ from ....protocol.decoding import UNREADABLE, prepare_types
 from ....protocol.errors import UpstreamError
 from ....protocol.http import sse
 from ....protocol.http.lenient_json import error_in, json_bytes, json_of, object_of
+from ....protocol.validation_messages import plain_words
 from ..upstream.client import Response
 from ..upstream.failures import AnswerFailure
 
@@ -157,7 +158,7 @@ def checked_whole(route: str, body: bytes, kind: bytes, without_key: WithoutKey)
         _ = body.isascii() or body.decode()  # msgspec does not validate UTF-8 in fields that it skips
         return _finished(_check_shape(decoder, body, route), body)
     except msgspec.ValidationError as error:
-        raise AnswerFailure(f"unexpected JSON: {error}", reported_in(without_key(body))) from error
+        raise AnswerFailure(f"unexpected JSON: {plain_words(error)}", reported_in(without_key(body))) from error
     except UNREADABLE:
         try:
             answer = _check_shape(decoder, json_bytes(json_of(body)), route)

@@ -20,8 +20,7 @@ PAUSE_S = 0.05
 async def fan_out(starts: Sequence[Callable[[], AsyncGenerator[T]]]) -> AsyncGenerator[tuple[int, T]]:
     """Start the streams in `starts` and yield their items as they arrive, each with the number of its stream.
 
-    The first failure ends all streams, with one exception: once the engine has accepted a stream, streams that find
-    the queue full are retried.
+    The first failure ends all streams. Exception: once a stream is accepted, streams that find the queue full retry.
     """
     waiting = iter(enumerate(starts))
     results: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()

@@ -35,8 +35,7 @@ class Savings(msgspec.Struct):
     days: int
     total: LedgerTotals
     by_day: list[LedgerTotals]
-    # Counts over the newest 1,000 requests: all, escalated after a local draft, abandoned by the client, and answered
-    # on the device because the cloud failed.
+    # Counts over the newest 1,000 requests: all, escalated after a local draft, abandoned by the client, and fallbacks.
     recent: int
     escalated: int
     abandoned: int

@@ -116,12 +116,13 @@ def test_an_oracle_for_several_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def _blocks_of_64(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
-    """The engines that are made, with the blocks that a GPU has."""
+    """Collect the engines that the benchmark makes, with blocks of a GPU's size."""
     made: list[Engine] = []
 
     def make(model: Decoder, config: EngineConfig, **others: Any) -> Engine:
-        assert config.num_blocks is not None
-        config = replace(config, block_size=64, num_blocks=-(-config.num_blocks * config.block_size // 64))
+        blocks = config.num_gpu_blocks_override
+        assert blocks is not None
+        config = replace(config, block_size=64, num_gpu_blocks_override=-(-blocks * config.block_size // 64))
         made.append(make_engine(model, config, **others))
         return made[-1]
 
@@ -172,7 +173,7 @@ def test_random_models_are_of_their_shape() -> None:
 
 
 def test_ratios_compare_the_best_peer_setting_with_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Ours are taken before and after each of theirs, and the mean of both counts."""
+    """Updraft is measured before and after each peer; the mean of both counts."""
     theirs = {(64, 512): 16.0, (128, 1024): 12.0, (128, 2048): 30.0}
     monkeypatch.setattr(peers, "load", lambda *_: None)
     monkeypatch.setattr(peers, "static_batches", lambda *_: 5.0)

@@ -1,4 +1,4 @@
-"""`make gpu` without a GPU: its parts and their time, how they end, and the table behind them."""
+"""`make gpu` without a GPU: its parts, their times and exit codes, and the final table."""
 
 from __future__ import annotations
 
@@ -238,13 +238,13 @@ def test_nothing_that_ran_is_an_error() -> None:
 
 
 def test_gaps_between_steps_are_those_around_copies_to_the_host() -> None:
-    """Two steps of two kernels, 2 us apart each; behind a step 1 us to its copy, which takes 3, and 4 us to the next
-    copy, of 2, and 5 us to the next step's kernels."""
+    """Two steps of two kernels, 2 us apart. After each step, 1 us pass until its copy (3 us), 4 us until the next copy
+    (2 us), and 5 us until the kernels of the next step."""
     step = [(0, 10, "one"), (12, 20, "other"), (21, 24, "Memcpy DtoH (Device -> Pinned)")]
     ran = [Activity(offset + start, offset + end, name) for offset in (0, 35) for start, end, name in step]
     ran.append(Activity(28, 30, "Memcpy HtoD (Pinned -> Device)"))
     assert between_steps(ran) == 1 + 4 + 5
-    assert between_steps(ran[:3]) == 0  # nothing comes behind it
+    assert between_steps(ran[:3]) == 0  # no later step follows
     assert idle_time(ran)[0] == 2 + 1 + 4 + 5 + 2 + 1
 
 

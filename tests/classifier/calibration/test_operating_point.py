@@ -47,7 +47,7 @@ def test_a_target_is_missed_at_most_as_often_as_stated(target: Target, answers: 
         spent = 1000 * np.where(up, many.dollars(target), 0.0).mean()
         broken += {"quality": kept < 0.95, "cloud_share": up.mean() > 0.3, "cost": spent > 0.2}[target.name]
         used.append(up.mean())
-    # What a cost here has to do with its limit holds for answers whose length is bounded, as these are.
+    # The limit on the cost holds for answers of bounded length, such as these.
     assert broken <= 15, "0.1 of 100, and what chance allows"
     # A router that always or never escalates keeps some of these promises, and is no use.
     assert 0.05 < np.mean(used) < 0.9
@@ -114,11 +114,11 @@ def test_an_average_sends_up_less() -> None:
 
 
 def test_allowed_losses_of_a_quality_match_the_bounds() -> None:
-    """Numbers by hand, at delta 0.1 and n = 440 gains that are kept one after the other.
+    """Hand-computed numbers, at delta 0.1 and n = 440 gains kept one after the other.
 
-    The cloud's score is 1 in all, so at a tenth of delta it is at least 0.01 ** (1 / 440) = 0.9895883. With the rest of
+    If the cloud scores 1 in all rows, the bound at a tenth of delta is 0.01 ** (1 / 440) = 0.9895883. With the rest of
     delta, 0.09: P(Binomial(440, 0.0989588) <= 34) = 0.0708 and (<= 35) = 0.0968, which all of delta would allow.
-    Where it is 1 in half of them, it is q with 440 * (ln(0.5 / q) + ln(0.5 / (1 - q))) / 2 = ln(100).
+    If it scores 1 in half of the rows, the bound is q with 440 * (ln(0.5 / q) + ln(0.5 / (1 - q))) / 2 = ln(100).
     """
     score = np.linspace(0.1, 0.9, 440)
     rows = CalibrationRows(score, None, np.zeros(440), np.ones(440), np.ones(440), np.ones(440))

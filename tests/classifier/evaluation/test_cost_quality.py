@@ -1,4 +1,4 @@
-"""The cost-quality curve against the protocol worked by hand, and properties that any such curve has."""
+"""The cost-quality curve matches a protocol worked by hand, and has the properties of such curves."""
 
 from __future__ import annotations
 

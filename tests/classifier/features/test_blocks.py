@@ -79,7 +79,7 @@ def digest(vector: np.ndarray) -> int:
 
 
 def test_features_are_those_of_their_version() -> None:
-    """Whoever changes a feature must raise FEATURE_VERSION, and then these checksums."""
+    """A changed feature needs a higher FEATURE_VERSION, and then new checksums here."""
     run = ParsedRun.of(run_view(prompt="Naïve “test”: sort 3, 14, 159; then?\n"))
     digests = {name: digest(block.compute(run) + 0.0) for name, block in BLOCKS.items()}
     assert (FEATURE_VERSION, digests, digest(run.question.counts)) == (4, GOLDEN, 1242523135)

@@ -113,7 +113,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path, name: st
         ("a.csv", "prompt,weak,strong\np,1\n", "line 2: expected as many fields"),
         ("a.csv", "prompt,weak,strong\n ,1,1\n", "line 2: the prompt is empty"),
         ("a.jsonl", '{"prompt": "p", "weak": 1, "strong": 1}\n{"prompt": 3', "line 2"),
-        ("a.jsonl", "[1]", "Expected `object`"),
+        ("a.jsonl", "[1]", "the content must be an object"),
         ("a.jsonl", '{"prompt": "p", "weak": null, "strong": 1}', "line 1: weak must be a score"),
         ("a.jsonl", '{"prompt": 5, "weak": 1, "strong": 1}', "prompt must be a string"),
         (

@@ -158,7 +158,7 @@ def test_an_honest_answer_is_judged(cache: VerdictCache, honest: str) -> None:
 
 
 def test_answers_cannot_leave_their_place(cache: VerdictCache) -> None:
-    """The marks differ for each pair, by a key that no answer has."""
+    """The marks differ for each pair, by a secret key."""
     model = ScriptedModel("[[C]]")
     judge = PairwiseJudge("j", model, cache)
     scored(judge, GOOD, BAD)

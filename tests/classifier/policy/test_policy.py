@@ -235,7 +235,7 @@ def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
         ({"models": {}}, "does not name a pair"),
         ({"blocks": {}}, "other gates than those that judged its calibration rows"),
         ({"promise_level": 0}, "promise_level"),
-        ({"models": {"local": "m" * 3_000_000, "cloud": "c"}}, "<= 1000"),
+        ({"models": {"local": "m" * 3_000_000, "cloud": "c"}}, "at most 1000 characters"),
         ({"rows": -1}, "rows"),
         ({"rows": 10**200}, "rows"),
         ({"promise_level": 5.0}, "promise_level"),

@@ -1,4 +1,4 @@
-"""A policy of runs with everything that an engine of ours tells, hidden states included: from rows to decisions."""
+"""A policy trained on all signals of Updraft's engines, hidden states included: from rows to decisions."""
 
 from __future__ import annotations
 

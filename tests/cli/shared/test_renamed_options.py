@@ -39,6 +39,7 @@ def test_the_current_name_is_an_option(former: str) -> None:
         (("node", "--tls-cert", "c.pem"), "--ssl-certfile"),
         (("serve", "--tls-key=k.pem"), "--ssl-keyfile"),
         (("gateway", "--allowed-origin", "http://a"), "--allowed-origins"),
+        (("serve", "--allowed-host", "box.lan"), "--allowed-hosts"),
         (("bench", "engine", "--running", "4"), "--max-num-seqs"),
     ],
 )

@@ -56,7 +56,8 @@ def test_one_file_serves_node_and_gateway(monkeypatch: pytest.MonkeyPatch, file:
         ("[node]\nrestart = 1", "true or false"),
         ("[node]\nmodel = true", "a text or a number"),
         ("[node]\nmodel = ['a']", "a text or a number"),
-        ("[node]\nallowed_host = 'a'", "must be a list"),
+        ("[node]\nallowed_hosts = 'a'", "must be a list"),
+        ("[node]\nallowed_host = ['a']", "is now allowed_hosts"),
     ],
 )
 def test_a_wrong_table_is_refused(monkeypatch: pytest.MonkeyPatch, file: Path, text: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Progress is told: brackets and all, and for a terminal in a line that goes away."""
+"""Progress messages keep their brackets; on a terminal, the progress line disappears at the end."""
 
 from __future__ import annotations
 

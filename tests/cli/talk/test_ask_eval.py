@@ -46,7 +46,7 @@ def test_ask_reads_standard_input_and_can_be_quiet(in_process, cloud) -> None:
 def test_an_absent_local_model_leaves_the_cloud_to_answer(in_process, cloud) -> None:
     done = in_process("ask", "Capital of France?", "--local", "absent.gguf", *cloud, env={"CLOUD_KEY": KEY})
     assert (done.returncode, done.stdout) == (0, "Paris\n")
-    assert "no local model: Cannot open the model file absent.gguf" in done.stderr
+    assert "no model on the device: Cannot open the model file absent.gguf" in done.stderr
     done = in_process("ask", "Hi", "--tier", "local", "--local", "absent.gguf", *cloud, env={"CLOUD_KEY": KEY})
     assert (done.returncode, done.stdout) == (1, "")
 

@@ -125,7 +125,7 @@ def test_the_same_bits_alone_in_a_batch_in_chunks_with_prefix_hits_and_preempted
         "batch": {},
         "chunks": {"max_num_batched_tokens": 16},
         "odd chunks": {"max_num_batched_tokens": 23, "max_num_seqs": 5},
-        "preempted": {"num_blocks": 14},
+        "preempted": {"num_gpu_blocks_override": 14},
     }
     for way, options in ways.items():
         engine = invariant_engine(model, **computing, **options)

@@ -58,7 +58,11 @@ def step_to_the_end(engine: Engine, *requests: GenerationRequest) -> dict[str, A
 
 @pytest.mark.parametrize(
     "config",
-    [{}, {"max_num_batched_tokens": 23}, {"max_num_batched_tokens": 16, "num_blocks": 10, "max_num_seqs": 3}],
+    [
+        {},
+        {"max_num_batched_tokens": 23},
+        {"max_num_batched_tokens": 16, "num_gpu_blocks_override": 10, "max_num_seqs": 3},
+    ],
     ids=["whole", "chunked", "preempted"],
 )
 def test_values_match_transformers(pair: tuple[Any, Decoder], config: dict[str, Any]) -> None:
@@ -83,7 +87,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Decoder]:
 def test_a_preempted_embedding_begins_anew(llama: tuple[Any, Decoder]) -> None:
     """The answer's second block is one of those that the embedding has begun to fill."""
     reference, model = llama
-    engine = engine_of(model, num_blocks=8, max_num_batched_tokens=16, max_num_seqs=2)
+    engine = engine_of(model, num_gpu_blocks_override=8, max_num_batched_tokens=16, max_num_seqs=2)
     prompt = PROMPTS[-1][:100]
     answer = GenerationRequest("a", PROMPTS[1], SamplingParams(temperature=0, max_tokens=60))
     outputs = step_to_the_end(engine, answer, embedding_of("e", prompt))
@@ -124,7 +128,7 @@ def test_an_aborted_embedding_leaves_nothing_behind(llama: tuple[Any, Decoder]) 
 
 def test_an_embedding_takes_no_blocks_of_the_prefix_cache(llama: tuple[Any, Decoder]) -> None:
     _, model = llama
-    engine = engine_of(model, num_blocks=16)
+    engine = engine_of(model, num_gpu_blocks_override=16)
     prompt = PROMPTS[-1][:70]
     question = GenerationRequest("q", prompt, SamplingParams(temperature=0, max_tokens=1))
     step_to_the_end(engine, question)
@@ -141,7 +145,7 @@ def test_limits(llama: tuple[Any, Decoder]) -> None:
     with pytest.raises(ContextLengthError):
         engine.add_request(embedding_of("over", [*full, 1]))
     with pytest.raises(ContextLengthError, match="context is 64 tokens"):
-        engine_of(model, num_blocks=4).add_request(embedding_of("over", full))
+        engine_of(model, num_gpu_blocks_override=4).add_request(embedding_of("over", full))
     with pytest.raises(InvalidRequestError, match="no tokens"):
         engine.add_request(embedding_of("empty", []))
     with pytest.raises(InvalidRequestError, match="one embedding"):

@@ -38,7 +38,7 @@ def greedy(target, make_prompts):
         {"max_num_seqs": 1},
         {"max_num_seqs": 4, "max_num_batched_tokens": 7},
         {"block_size": 4, "max_num_batched_tokens": 16},
-        {"num_blocks": 12},
+        {"num_gpu_blocks_override": 12},
         {"enable_prefix_caching": False, "block_size": 64},
         {"attention_backend": "torch"},
     ],
@@ -51,7 +51,7 @@ def test_greedy_output_is_the_same_under_every_configuration(config, greedy, mak
 
 
 def test_a_small_pool_preempts_and_still_answers(greedy, make_engine, make_prompts, ask, run):
-    engine = make_engine(num_blocks=8)
+    engine = make_engine(num_gpu_blocks_override=8)
     assert [result.token_ids for result in run(engine, ask(make_prompts(16)))] == greedy
     assert engine.stats().preemptions > 0
 
@@ -97,7 +97,7 @@ def test_prefix_cache_is_hit_and_changes_nothing(make_engine, make_prompts, ask,
 
 def test_prefix_cache_survives_eviction(make_engine, make_prompts, ask, run):
     prompts = make_prompts(16, seed=5)
-    small, roomy = make_engine(num_blocks=8, max_num_seqs=2), make_engine()
+    small, roomy = make_engine(num_gpu_blocks_override=8, max_num_seqs=2), make_engine()
     for _ in range(2):
         requests = ask(prompts)
         assert [r.token_ids for r in run(small, requests)] == [r.token_ids for r in run(roomy, requests)]
@@ -117,14 +117,14 @@ def test_max_tokens_none_fills_the_context(make_engine, make_prompts, ask, run):
 
 
 def test_max_tokens_none_is_what_the_pool_holds_where_that_is_less(make_engine, make_prompts, ask, run):
-    engine = make_engine(num_blocks=8)
+    engine = make_engine(num_gpu_blocks_override=8)
     assert engine.context_length == 128
     (result,) = run(engine, ask([make_prompts(9)[8]], max_tokens=None))
     assert (len(result.token_ids), result.finish_reason) == (128 - 70, "length")
 
 
 def test_a_shorter_context_is_kept(make_engine, ask, run):
-    engine = make_engine(context_length=50)
+    engine = make_engine(max_model_len=50)
     assert engine.context_length == 50
     (result,) = run(engine, ask([[1] * 20], max_tokens=None))
     assert len(result.token_ids) == 30
@@ -203,7 +203,7 @@ def test_aborting_one_leaves_the_others_right(greedy, make_engine, make_prompts,
 
 
 def test_bad_requests_are_refused_and_change_nothing(make_engine):
-    engine = make_engine(max_waiting=1, max_num_seqs=1, num_blocks=4)
+    engine = make_engine(max_waiting=1, max_num_seqs=1, num_gpu_blocks_override=4)
 
     def add(name: str, prompt: list[int], max_tokens: int | None = 4, drafts: list[int] | None = None) -> None:
         engine.add_request(GenerationRequest(name, prompt, SamplingParams(max_tokens=max_tokens), drafts or []))
@@ -230,7 +230,7 @@ def test_bad_requests_are_refused_and_change_nothing(make_engine):
     [
         ({"max_num_batched_tokens": 4, "max_num_seqs": 8}, "max_num_batched_tokens"),
         ({"block_size": 0}, "block_size"),
-        ({"num_blocks": 0}, "num_gpu_blocks_override"),
+        ({"num_gpu_blocks_override": 0}, "num_gpu_blocks_override"),
     ],
 )
 def test_impossible_configurations_are_refused(config, reason):
@@ -331,7 +331,9 @@ def test_stop_reasons(make_engine, run, ask) -> None:
     assert ending not in late.token_ids[: first + 1]
 
 
-@pytest.mark.parametrize("options", [{}, {"block_size": 64}, {"num_blocks": 30, "max_num_seqs": 6}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"block_size": 64}, {"num_gpu_blocks_override": 30, "max_num_seqs": 6}], ids=str
+)
 @pytest.mark.parametrize("with_draft", [False, True])
 def test_n_answers_are_those_of_n_requests_with_seeds_in_a_row(
     make_engine, draft, make_prompts, run, ask, options, with_draft
@@ -417,7 +419,9 @@ def test_a_running_answer_is_found_four_blocks_at_a_time(make_engine, ask, run) 
         known.extend(going_on.token_ids)
         return follower.stats.cached_tokens
 
-    assert found_after(2 * 16 + 4) == 16  # three blocks are full: the prompt's own, and two that are not told of yet
+    assert (
+        found_after(2 * 16 + 4) == 16
+    )  # three blocks are full: the prompt's own block, and two that are not registered yet
     assert found_after(3 * 16 + 4) == 64
     assert alone.token_ids[: len(known) - 16] == known[16:]
 
@@ -446,7 +450,7 @@ def fill(engine, add, requests) -> int:
 @pytest.mark.parametrize("at_once", [True, False])
 def test_the_queue_is_as_long_as_allowed_where_blocks_are_scarce(make_engine, ask, at_once) -> None:
     """Places for 64, blocks for two, and one may wait."""
-    engine = make_engine(max_num_seqs=64, max_waiting=1, num_blocks=5)
+    engine = make_engine(max_num_seqs=64, max_waiting=1, num_gpu_blocks_override=5)
     requests = ask([[number] * 30 for number in range(20)], max_tokens=2)
     if not at_once:
         assert fill(engine, engine.add_request, requests[:2]) == 2
@@ -458,7 +462,7 @@ def test_the_queue_is_as_long_as_allowed_where_blocks_are_scarce(make_engine, as
 
 
 def test_requests_being_prepared_need_blocks_too(make_engine, ask) -> None:
-    engine = make_engine(max_num_seqs=64, max_waiting=1, num_blocks=5)
+    engine = make_engine(max_num_seqs=64, max_waiting=1, num_gpu_blocks_override=5)
     assert fill(engine, engine.expect, ask([[1] * 30] * 20, max_tokens=2)) == 3
 
 

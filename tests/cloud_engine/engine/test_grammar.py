@@ -135,7 +135,7 @@ def test_drafts_and_predictions_change_nothing(engine_of: Any, tokenizer: Tokeni
     plain = answers(engine_of(), [[]])
     assert answers(engine_of(drafts=True), [[]]) == plain
     assert answers(engine_of(), predictions) == plain
-    tight = engine_of(drafts=True, num_blocks=14, enable_prefix_caching=False)
+    tight = engine_of(drafts=True, num_gpu_blocks_override=14, enable_prefix_caching=False)
     assert answers(tight, predictions) == plain
     assert tight.stats().preemptions > 0
 

@@ -14,7 +14,7 @@ PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_pena
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(
-    "config", [{}, {"block_size": 4, "num_blocks": 48, "max_num_batched_tokens": 24}], ids=["", "tight"]
+    "config", [{}, {"block_size": 4, "num_gpu_blocks_override": 48, "max_num_batched_tokens": 24}], ids=["", "tight"]
 )
 def test_edits_are_those_of_the_tokens_before(
     make_engine: Any, make_prompts: Any, ask: Any, run: Any, draft: Any, monkeypatch: Any, config: Any, temperature: Any

@@ -51,7 +51,7 @@ def test_a_seed_decides_the_tokens(
     engine = make_engine(
         draft=draft if with_draft else None,
         block_size=block_size,
-        num_blocks=tokens_in_pool // block_size,
+        num_gpu_blocks_override=tokens_in_pool // block_size,
         max_num_batched_tokens=max_num_batched_tokens,
         enable_prefix_caching=enable_prefix_caching,
     )

@@ -67,7 +67,7 @@ def rows(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 def settled(tmp_path: Path, count: int) -> list[dict[str, Any]]:
-    """The rows, as soon as so many are settled."""
+    """Return the rows as soon as `count` of them are settled."""
     wait_for(lambda: sum(each["state"] == "settled" for each in rows(tmp_path)) >= count)
     return rows(tmp_path)
 

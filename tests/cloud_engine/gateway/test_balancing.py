@@ -162,7 +162,7 @@ def test_retries_are_a_share_of_the_requests() -> None:
 
 
 class Crowd:
-    """Requests at nodes with limited capacity, placed as the registry does."""
+    """Requests at nodes of limited capacity, placed by the rules of the registry."""
 
     def __init__(self, capacity: int, most: int) -> None:
         self.capacity = capacity
@@ -253,7 +253,7 @@ def test_the_lowest_class_is_shed_first_and_the_latest_of_it() -> None:
 
 @given(st.lists(st.sampled_from("aaaabbc"), min_size=1, max_size=40), st.integers(1, 9))
 def test_tenants_take_turns_and_the_largest_is_evicted(asked: str, most: int) -> None:
-    """Who has fewer places than the largest tenant always gets one, and waits for one turn of each other tenant."""
+    """A tenant with fewer places than the largest one always gets a place, after one turn of each other tenant."""
 
     async def run() -> None:
         queue, free, served = RequestQueue(most), [0], list[str]()

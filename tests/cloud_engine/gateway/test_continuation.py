@@ -1,4 +1,4 @@
-"""A node dies in mid-stream, and another goes on with the same text: real nodes, and servers like vLLM."""
+"""A node dies during a stream, and another node continues the same text: real nodes, and servers like vLLM."""
 
 from __future__ import annotations
 

@@ -95,7 +95,10 @@ def test_a_file_gives_nodes_their_keys(spawn: Any, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("FIRST_KEY", "first-secret")
     monkeypatch.setenv("UPDRAFT_NODE_API_KEY", "usual-secret")
     with serving(stubs[0].app()) as first, serving(stubs[1].app()) as second:
-        lines = [f'[[nodes]]\nurl = "{first}"\napi_key_env = "FIRST_KEY"', f'[[nodes]]\nurl = "{second}"\nidle_s = 5']
+        lines = [
+            f'[[nodes]]\nurl = "{first}"\napi_key_env = "FIRST_KEY"',
+            f'[[nodes]]\nurl = "{second}"\nidle_timeout_s = 5',
+        ]
         (tmp_path / "nodes.toml").write_text("\n".join(lines))
         gateway = start(spawn, tmp_path, "--nodes-file", str(tmp_path / "nodes.toml"))
         for stub in stubs:
@@ -127,9 +130,10 @@ def test_a_node_has_prices_of_its_own(spawn: Any, tmp_path: Path) -> None:
     ("text", "match"),
     [
         ("[[nodes]]\n", "url"),
-        ('[[nodes]]\nurl = "http://h"\nkey = "secret"\n', "unknown field"),
+        ('[[nodes]]\nurl = "http://h"\nkey = "secret"\n', "no setting `nodes\\[0\\].key`"),
         ('[[nodes]]\nurl = "http://h"\napi_key_env = "UPDRAFT_NO_SUCH_KEY"\n', "is not set"),
-        ('[[nodes]]\nurl = "http://h"\nkey_env = "HOME"\n', "key_env is now api_key_env"),
+        ('[[nodes]]\nurl = "http://h"\nkey_env = "HOME"\n', "key_env` is now `api_key_env`"),
+        ('[[nodes]]\nurl = "http://h"\nidle_s = 5\n', "idle_s` is now `idle_timeout_s`"),
         ('[[nodes]]\nurl = "http://h"\nconcurrency = 0\n', "above 0"),
         ('[[nodes]]\nurl = "http://h"\noutput = 1\n', "must both be set"),
         ('[[nodes]]\nurl = "http://h"\ninput = -1\noutput = 1\n', "input"),

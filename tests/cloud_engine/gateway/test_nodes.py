@@ -84,7 +84,7 @@ def test_a_list_of_models_that_is_no_json_fails_the_node_alone(listed: bytes) ->
 
 @pytest.mark.parametrize("fault", [b"\xff", b'"'])
 def test_events_that_are_no_json_stop_no_stream(fault: bytes) -> None:
-    """They go to the client as they are. A node that goes on with a stream may not send any."""
+    """The client gets such events unchanged. A node that continues a stream must not send any."""
     event = b'data: {"choices":[{"delta":{"content":"' + fault + b'"}}]}'
     begun = PartialAnswer(b"/v1/chat/completions", b'{"model":"m","messages":[]}')
     assert begun.read(event) == event

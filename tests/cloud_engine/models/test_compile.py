@@ -142,7 +142,7 @@ def test_capped_logits_have_no_continuation(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [shape for shape in IN_C if "final_logit_softcapping" not in SHAPES[shape][1]])
 def test_a_continuation_chooses_what_single_passes_do(shape: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Over the borders of blocks, sequences that end sooner and later; and the cache is the same behind it."""
+    """Sequences of different lengths cross block borders, and the cache is the same afterwards."""
     model = load_model(saved(tmp_path, shape), dtype=dtype)
     runners = [Runner(model, 64, BLOCK) for _ in range(2)]
     assert runners[0].can_extend

@@ -138,7 +138,7 @@ def test_a_client_that_leaves_during_its_prompt_frees_the_engine(node: Node, str
 
 
 def test_a_slow_prompt_is_left_as_fast(started: Start, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Of a model that needs the better part of a second for as many tokens as its budget has."""
+    """A node whose model needs most of a second for a full token budget."""
     folder = write_model(tmp_path_factory.mktemp("models") / "slow", 0, context=CONTEXT, width=1024, layers=6)
     with started("--model", str(folder), "--max-step-ms", "100") as node:
         assert node.post(model="slow", prompt="x" * 300, max_tokens=1).status_code == 200  # it learns its pace

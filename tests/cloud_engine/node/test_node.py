@@ -1,4 +1,4 @@
-"""The node's HTTP server under the real openai client, with a scripted engine behind it."""
+"""The node's HTTP server with the real openai client and a scripted engine."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.sampling import SamplingParams
 
 COSTS = StepTimeModel(0.01, 0.001, 0.0001, 1e-7, 1e-8)
-CONFIG = EngineConfig(max_num_seqs=4, max_num_batched_tokens=64, context_length=256, num_blocks=40)
+CONFIG = EngineConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256, num_gpu_blocks_override=40)
 SHAPE = NodeShape(CONFIG, COSTS, 40)
 LOOSE = PlanObjective(10.0, 1.0)
 requests_of = st.lists(
@@ -51,7 +51,7 @@ class _Watched(Engine):
 
 def test_the_simulation_takes_the_steps_of_a_real_engine() -> None:
     """With queues, chunks of prompts and preemptions: the blocks do not hold all that run."""
-    config = replace(CONFIG, num_blocks=14, context_length=224, enable_prefix_caching=False)
+    config = replace(CONFIG, num_gpu_blocks_override=14, max_model_len=224, enable_prefix_caching=False)
     drawn = random.Random(5)
     trace = [PlannedRequest(0.0, drawn.randint(1, 100), drawn.randint(1, 60)) for _ in range(20)]
     engine = _Watched(ServedModel(load_model(pocket.pocket_large_folder())), config)
@@ -120,7 +120,7 @@ def test_a_mode_trades_even_streams_for_tokens_per_second() -> None:
     """The simulation holds when more comes than is served, and long prompts are read beside the streams."""
     drawn = random.Random(4)
     trace = [PlannedRequest(number * 0.01, drawn.randint(10, 800), drawn.randint(20, 60)) for number in range(150)]
-    shape = NodeShape(replace(CONFIG, context_length=None), COSTS, 4000)
+    shape = NodeShape(replace(CONFIG, max_model_len=None), COSTS, 4000)
     plan = Planner(trace, shape, LOOSE).by_mode(1)
     order = [plan[mode] for mode in ("latency", "balanced", "throughput")]
     assert [each.tokens_per_s for each in order] == sorted(each.tokens_per_s for each in order)
@@ -137,7 +137,7 @@ def test_only_oversized_requests_are_counted_as_refused() -> None:
 
 def test_a_comparison_survives_what_fits_no_node_and_rates_that_need_too_many() -> None:
     trace = [*[PlannedRequest(0.0, 60, 40)] * 8, PlannedRequest(0.1, 5_000, 5)]
-    shape = replace(SHAPE, config=replace(CONFIG, context_length=None))
+    shape = replace(SHAPE, config=replace(CONFIG, max_model_len=None))
     assert Planner(trace, shape, LOOSE).preallocated(1).refused == 1
     heavy = [PlannedRequest(number * 0.05, 60, 40) for number in range(80)]
     alone = Planner(heavy, shape, PlanObjective(0.5, 0.05, 0.95)).sufficient_fleet().nodes
@@ -150,7 +150,7 @@ def test_a_comparison_survives_what_fits_no_node_and_rates_that_need_too_many() 
 
 def test_a_shared_prefix_is_computed_once() -> None:
     trace = [PlannedRequest(float(number), 1100, 2, (1, 2, 3 + number)) for number in range(3)]
-    shape = NodeShape(replace(CONFIG, context_length=None, max_num_batched_tokens=2048), COSTS, 400)
+    shape = NodeShape(replace(CONFIG, max_model_len=None, max_num_batched_tokens=2048), COSTS, 400)
     served, _ = simulate(trace, shape, 1)
     assert served[1].ttft_s < served[0].ttft_s / 5
 

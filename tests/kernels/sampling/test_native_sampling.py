@@ -134,7 +134,7 @@ def test_rounding_ties_use_the_reference(options: dict[str, Any]) -> None:
 
 @needs_c
 def test_near_ties_are_left_to_the_definition() -> None:
-    """Scores that differ by less than two libraries' logarithms may."""
+    """Some scores differ by less than the logarithms of two libraries."""
     keys = noise_keys(torch.full((40,), 3), torch.arange(40))
     noise = gumbel_noise(keys, 2)
     gap = (noise[:, 0] - noise[:, 1]).numpy()

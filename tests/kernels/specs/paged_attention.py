@@ -1,8 +1,8 @@
 """Specialisations of `paged_attention_triton` that must compile: decode, verification and prefill of common shapes.
 
-Nine queries are eight drafts and the token before them. Models without grouped heads (Phi-3) take as many rows for them
-as for one, and float32 as many as for a prompt: what would be compiled twice is here once. `SOAK_SPECS` are further
-shapes of kinds that `SPECS` has.
+Nine queries are eight drafts and the token before them. Models without grouped heads (Phi-3) use the same rows for
+nine queries as for one, and float32 the same as for a prompt, so that these specialisations occur once. `SOAK_SPECS`
+are further shapes of kinds that `SPECS` has.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ def test_switched_off_they_compute_nothing() -> None:
 
 
 def test_a_llama_cpp_that_was_built_otherwise_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = ctypes.CDLL(None)  # has none of ours
+    plain = ctypes.CDLL(None)  # has no function of Updraft
     capable = replace(this_machine(), instruction_sets=("avx2", "avx512_vnni"))
     monkeypatch.setattr(kernels, "this_machine", lambda: capable)
     monkeypatch.setattr(kernels.platform, "system", lambda: "Linux")

@@ -54,7 +54,7 @@ class Cells:
 
 
 class Machine(RuleBasedStateMachine):
-    """Whoever asks is answered, whatever happens in between, and every cell is accounted for after every step."""
+    """Every request is answered, whatever happens in between, and every cell is accounted for after every step."""
 
     @initialize(
         mixes=st.booleans(),
@@ -374,7 +374,7 @@ def test_readers_are_spared_from_the_first_step_on(decoding, free_rows, plain, n
 
 @pytest.mark.parametrize("often", [20, 60, 65, 80, 99])
 def test_slow_steps_of_other_origin_are_taken_off_the_promise(often):
-    """Where one step in `often` takes 1.35 times as long whatever is in it."""
+    """One step in `often` takes 1.35 times as long, whatever its content."""
     budget = ChunkBudget(512)
     gaps = []
     for count in range(1500):

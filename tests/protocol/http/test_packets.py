@@ -1,4 +1,4 @@
-"""What goes out together: a head with the body behind it, but never later than the loop's next turn."""
+"""Head and body leave in one packet, and never later than the loop's next iteration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Server-sent events: whatever the chunking, the same events; comments while there are none."""
+"""Server-sent events: the same events for any chunking, and comments during pauses."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_a_new_certificate_is_taken_and_old_connections_live_on(authority: Autho
         assert "keeping the old one" in log.read_text()
         third = authority.issue(certificate, key)
         assert serial(server.url, context) == third
-        assert log.read_text().count("keeping the old one") == 1, "a failure is told once, not at every connection"
+        assert log.read_text().count("keeping the old one") == 1, "a failure is logged once, not at every connection"
 
 
 BEGUN = b"\x16\x03\x01\x02\x00\x01\x00\x01"  # of the client's first message

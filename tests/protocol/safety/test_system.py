@@ -24,7 +24,7 @@ MODULES = {"fcntl", "resource", "pwd", "grp", "termios"}
 EXEMPT = {"protocol/safety/system.py", "bench/gpu/parts.py"}
 #: Python's own event loop and processes need them on this system.
 STAYS = {"AF_UNIX", "SIGKILL"}
-#: Takes away what Windows lacks, before anything of ours is imported. Python's own modules have what they need by then.
+#: Remove the functions that Windows lacks before Updraft is imported. Python's own modules are already loaded.
 WITHOUT = f"""
 import asyncio, multiprocessing, os, pathlib, shutil, signal, socket, ssl, subprocess, sys, tempfile
 import fastapi, httpx, openai, platformdirs, psutil, rich.console, rich.progress, typer, uvicorn

@@ -31,7 +31,7 @@ def test_forced_local_never_asks_the_cloud(bench: Any, cloud: FakeCloud, model: 
             assert answer["model"] == "fake-small"
             assert answer["updraft"]["route"] == answer["updraft"]["tier"] == "local"
             assert answer["updraft"]["gate"] == 0
-            assert "asked for the local model" in answer["updraft"]["reason"]
+            assert "asked for the device" in answer["updraft"]["reason"]
         assert not cloud.requests
 
     run(test())
@@ -93,7 +93,7 @@ def test_cloud_only_features_escalate(bench: Any, cloud: FakeCloud, fields: dict
         async with bench() as b:
             answer = await b.answer(**fields)
             assert answer["updraft"]["route"] == "cloud"
-            assert answer["updraft"]["reason"].startswith("beyond the local model")
+            assert answer["updraft"]["reason"].startswith("beyond the device")
             assert (await b.ask("local", **fields)).status == 400
         for name, value in fields.items():
             assert cloud.requests[0][name] == value
@@ -129,7 +129,7 @@ def test_offline_and_missing_tiers(bench: Any, cloud: FakeCloud) -> None:
             assert (await b.answer("cloud"))["error"]["code"] == "offline"
         assert not cloud.requests
         async with bench(ScriptedGates(before=True), cloud_url=None) as b:
-            assert (await b.answer())["updraft"]["reason"] == "the local model is the only tier: no cloud is configured"
+            assert (await b.answer())["updraft"]["reason"] == "the device is the only tier: no cloud is configured"
             assert (await b.answer("cloud"))["error"]["code"] == "cloud_not_configured"
         async with bench(has_local=False) as b:
             assert (await b.answer())["updraft"]["route"] == "cloud"
@@ -163,14 +163,14 @@ def test_a_request_may_state_a_confidence_and_no_target_that_nothing_keeps(bench
             kept = await b.answer(updraft={"confidence": 0.9})
             assert (kept["updraft"]["tier"], kept["updraft"]["reason"]) == (
                 "local",
-                "uncalibrated: confidence 0.95 at least 0.90 after generation",
+                "uncalibrated: confidence 0.95 reaches threshold 0.90 after generation",
             )
             assert kept["updraft"]["confidence"] == pytest.approx(0.951, abs=1e-3)
             assert (await b.answer(updraft={"confidence": 0.99}))["updraft"]["tier"] == "cloud"
             assert (await b.answer("local", updraft={"confidence": 0.99}))["updraft"]["tier"] == "local"
             by_entropy = await b.answer(updraft={"confidence": 0.93, "confidence_signal": "entropy"})
             assert by_entropy["updraft"]["tier"] == "cloud"
-            assert "confidence by entropy 0.90 below 0.93" in by_entropy["updraft"]["reason"]
+            assert "confidence by entropy 0.90 below threshold 0.93" in by_entropy["updraft"]["reason"]
             for wrong, param in (
                 ({"confidence": 1.0}, "updraft.confidence"),
                 ({"confidence": 0.8, "quality": 0.9}, "updraft.confidence"),
@@ -208,7 +208,7 @@ def test_an_empty_answer_escalates(bench: Any, cloud: FakeCloud, text: str, stre
                 reply = await b.answer()
                 assert reply["choices"][0]["message"]["content"] == CLOUD_TEXT
                 info = reply["updraft"]
-            assert (info["tier"], info["reason"]) == ("cloud", "the local model gave an empty answer")
+            assert (info["tier"], info["reason"]) == ("cloud", "the device gave an empty answer")
             assert (await b.answer("local"))["updraft"]["tier"] == "local"
 
     run(test())
@@ -705,7 +705,7 @@ def test_names_of_callers_are_shortened_and_escaped(bench: Any) -> None:
             assert (await b.ask(odd[:200])).status == 404
             response = await b.ask(**{odd: 1})
             assert response.status == 200, "a field that the cloud may know"
-            assert response.headers["x-updraft-reason"] == "beyond the local model: an unknown field"
+            assert response.headers["x-updraft-reason"] == "beyond the device: an unknown field"
             assert response.headers["x-updraft-reason"].isprintable()
         kept = b.rows()
         assert sorted(len(row.model) for row in kept) == [0, 4, 100], "nothing is kept of a name that is refused"

@@ -135,7 +135,7 @@ def test_a_collapse_hands_the_streamed_text_over(bench: Any, cloud: FakeCloud) -
 
 
 def saying(*words: str) -> tuple[int, *tuple[bytes, ...]]:
-    """A cloud that streams these words, whatever it was told to go on with."""
+    """A cloud that streams these words, whatever text it should continue."""
     deltas = [
         ({"role": "assistant", "content": ""}, None),
         *(({"content": word}, None) for word in words),

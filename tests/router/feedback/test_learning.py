@@ -310,7 +310,7 @@ def test_exploration_sends_its_share_up_and_says_so(cloud: FakeCloud, tmp_path: 
     explored = [info for info in replies if info["tier"] == "cloud"]
     assert [info in explored for info in replies] == [rng.random() < 0.25 for _ in replies]
     assert 4 <= len(explored) <= 18
-    assert all(info["reason"] == "exploration: would answer locally, gate 3" for info in explored)
+    assert all(info["reason"] == "exploration: would answer on the device, gate 3" for info in explored)
     rows = kept(tmp_path)
     assert len(rows) == 40
     assert {row.propensity for row in rows} == {0.25}
@@ -406,7 +406,7 @@ def test_nothing_is_explored_where_nothing_is_kept(
     assert warnings[-1].startswith("exploration is off, because no experience is stored")
     assert len(warnings) == 1 + damaged
     (info,) = routed(cloud, tmp_path, ExplorationGates(ScriptedGates(), shadow=True), shadow=True, **settings)
-    shadowed = ("cloud", "shadow: would answer locally, gate 3")
+    shadowed = ("cloud", "shadow: would answer on the device, gate 3")
     assert (info["tier"], info["reason"]) == shadowed, "a shadow looks on all the same"
 
 
@@ -431,7 +431,7 @@ def test_drawn_requests_skip_races_and_middle_tiers(cloud: FakeCloud, tmp_path: 
 
 def test_a_shadow_decides_and_does_not_act(cloud: FakeCloud, tmp_path: Path) -> None:
     for gates, reason in (
-        (ScriptedGates(), "shadow: would answer locally, gate 3"),
+        (ScriptedGates(), "shadow: would answer on the device, gate 3"),
         (ScriptedGates(before=True, after=True), "shadow: would escalate, gate 3"),
         (ScriptedGates(before=True), "shadow: would escalate, gate 3"),
     ):

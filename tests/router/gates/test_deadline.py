@@ -67,7 +67,7 @@ def test_a_request_in_a_hurry_tries_one_tier(bench: Any, cloud: FakeCloud) -> No
 
 
 def test_the_coin_is_not_thrown_in_a_hurry(bench: Any, cloud: FakeCloud, tmp_path: Path) -> None:
-    """A sampled request takes the time of both tiers: where there is none, gate 1 decides which of them answers."""
+    """A sampled request takes the time of both tiers. Without enough time, gate 1 decides which tier answers."""
 
     async def test() -> None:
         gates = ExplorationGates(ScriptedGates(before=True), exploration=1.0)

@@ -84,7 +84,7 @@ def test_a_policy_escalates_above_its_threshold() -> None:
     assert gates.during(MESSAGES, written(-1.0), 0.98).escalate
     after = gates.after(MESSAGES, written(-1.0), 0.98)
     assert not after.escalate, "at the threshold is not above it"
-    assert after.reason == "P(gain) 0.400 at most 0.400 after generation"
+    assert after.reason == "P(gain) 0.400 within threshold 0.400 after generation"
     assert PolicyGates(ScriptedPolicy(after=math.nan), Target()).after(MESSAGES, written(-1.0), 0.98).escalate
 
 
@@ -117,7 +117,7 @@ def test_confidence_without_a_policy() -> None:
     assert not gates.after(MESSAGES, sure, 0.98).escalate
     decision = gates.after(MESSAGES, unsure, 0.98)
     assert decision.escalate
-    assert decision.reason == "uncalibrated: confidence 0.70 below 0.80 after generation"
+    assert decision.reason == "uncalibrated: confidence 0.70 below threshold 0.80 after generation"
     assert decision.p_gain is None
     assert not gates.during(MESSAGES, unsure, 0.98).escalate
     collapsed = written(*[math.log(0.99)] * 100, *[math.log(0.2)] * 16)
@@ -137,10 +137,10 @@ def test_confidence_by_entropy_and_by_margin() -> None:
     unsure = LocalAnswer(signals=[FakeSignals(-0.01, math.log(4), 5.0)] * 9)
     by_entropy = ConfidenceGates(0.8, "entropy").after(MESSAGES, unsure, None)
     assert by_entropy.escalate
-    assert by_entropy.reason == "uncalibrated: confidence by entropy 0.25 below 0.80 after generation"
+    assert by_entropy.reason == "uncalibrated: confidence by entropy 0.25 below threshold 0.80 after generation"
     by_margin = ConfidenceGates(0.8, "margin").after(MESSAGES, unsure, None)
     assert not by_margin.escalate
-    assert by_margin.reason == "uncalibrated: confidence by margin 0.99 at least 0.80 after generation"
+    assert by_margin.reason == "uncalibrated: confidence by margin 0.99 reaches threshold 0.80 after generation"
     unknown = LocalAnswer(signals=[FakeSignals(entropy=math.nan)])
     assert ConfidenceGates(0.8, "entropy").after(MESSAGES, unknown, None).escalate
 
@@ -246,7 +246,7 @@ def test_a_promise_on_average_is_named_in_every_reason_and_kept_for_targets_of_r
     gates = PolicyGates(policy, Target("cloud_share", 0.3, promise="mean"))
     decision = gates.before(MESSAGES, None)
     assert (
-        decision.reason == "P(gain) 0.200 at most 0.500 before generation, a threshold that keeps the target on average"
+        decision.reason == "P(gain) 0.200 within threshold 0.500 before generation, which keeps the target on average"
     )
     gates.before(MESSAGES, 0.9)
     assert policy.targets == [Target("cloud_share", 0.3, promise="mean"), Target("quality", 0.9, promise="mean")]

@@ -218,7 +218,7 @@ def test_rules_that_cannot_be_kept_are_refused(settings: dict[str, Any], message
     ],
 )
 def test_patterns_mean_the_text_as_it_is_written(pattern: str, text: str) -> None:
-    """Whatever stands before and behind it in the request."""
+    """The match does not depend on the text before and after it in the request."""
     rules = PrivacyRules(Privacy(patterns={"mine": pattern}))
     body = conversation(("system", "Be kind."), ("user", text), ("user", "Thank you."))
     assert asyncio.run(rules.match(body)) == "mine"

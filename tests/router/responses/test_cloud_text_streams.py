@@ -26,7 +26,7 @@ ASKED: dict[str, Any] = {"model": "cloud", "prompt": "once", "stream": True}
 
 @dataclass
 class Cloud:
-    """It sends what it is told to, then stays silent where it has not come to an end."""
+    """A stream of the given events. Without a final event, the stream stays open and silent."""
 
     url: str = ""
     events: list[bytes] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The table of endpoints: which route a path finds, and what is answered where there is none or it fails."""
+"""The table of endpoints: the route of a path, and the answers to unknown paths and failures."""
 
 from __future__ import annotations
 

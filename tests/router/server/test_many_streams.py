@@ -62,7 +62,7 @@ def counting_cloud(at_once: int) -> Iterator[str]:
 
 
 async def read_all(url: str, streams: int) -> None:
-    """Ask for so many streams at once, and look at every chunk of each."""
+    """Request `count` streams at once, and check every chunk of each."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(timeout=300, limits=limits, trust_env=False) as client:
 

@@ -64,7 +64,7 @@ async def _other(request: Request) -> Response:
 
 
 class Described(NamedTuple):
-    """The document, the daemon behind it, and the connections there."""
+    """The OpenAPI document, its daemon, and the connections to the daemon."""
 
     schema: Any
     url: str

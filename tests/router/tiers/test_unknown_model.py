@@ -1,4 +1,4 @@
-"""A model that a cloud does not know is named together with those that it has."""
+"""The error for an unknown model of a cloud names the model and the known models."""
 
 from __future__ import annotations
 

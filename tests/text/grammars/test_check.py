@@ -1,4 +1,4 @@
-"""Constraints of strangers: the hostile ones are refused in bounded time and memory, and the next one is served."""
+"""Untrusted constraints: hostile ones are refused in bounded time and memory, and the next one is served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts that can be a constraint, those that cannot, and that the difference is told."""
+"""Valid and invalid constraints, and the errors of invalid ones."""
 
 from __future__ import annotations
 

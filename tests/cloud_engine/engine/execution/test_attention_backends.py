@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from updraft.cloud_engine.engine.kv.cache_spec import cache_spec
+from updraft.cloud_engine.engine.kv.sizing import cache_spec
 from updraft.kernels.attention.ops import AttentionBackend, NativeBackend, TorchBackend, TritonBackend, choose_backend
 from updraft.kernels.attention.ragged_batch import RaggedBatch
 from updraft.kernels.attention.types import QuerySpan

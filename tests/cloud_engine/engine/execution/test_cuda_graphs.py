@@ -16,7 +16,7 @@ from updraft.cloud_engine.engine.execution.cuda_graphs import (
     smallest_size,
 )
 from updraft.cloud_engine.engine.execution.model_runner import Chunk, Runner
-from updraft.cloud_engine.engine.kv.cache_spec import cache_spec
+from updraft.cloud_engine.engine.kv.sizing import cache_spec
 from updraft.kernels.attention.ops import TritonBackend
 from updraft.kernels.attention.ragged_batch import RaggedBatch
 from updraft.kernels.attention.types import QuerySpan
@@ -104,7 +104,7 @@ def test_the_runner_takes_captured_steps_where_they_fit(target) -> None:
     replays: list[int] = []
 
     class Captured:
-        """In place of `StepGraphs`: takes two rows, and says what the model says of them."""
+        """Replacement of `StepGraphs` for up to two rows; returns the model's own logits."""
 
         def run(self, spans, token_ids):
             if len(token_ids) > 2:

@@ -49,9 +49,9 @@ def assert_scores(reference: Any, prompt: list[int], scores: list[Any], num_top:
     [
         {},
         {"max_num_batched_tokens": 16, "block_size": 4},
-        {"max_num_batched_tokens": 17, "num_blocks": 8, "block_size": 64},
+        {"max_num_batched_tokens": 17, "num_gpu_blocks_override": 8, "block_size": 64},
         {"max_num_batched_tokens": 24, "with_draft": True},
-        {"max_num_batched_tokens": 16, "num_blocks": 6},
+        {"max_num_batched_tokens": 16, "num_gpu_blocks_override": 6},
     ],
     ids=str,
 )
@@ -64,12 +64,14 @@ def test_scores_are_those_of_transformers(reference, make_scoring, ask, run, con
             assert_scores(reference, prompt, result.prompt_logprobs, 3)
             assert result.stats.cached_tokens == 0
         assert [result.token_ids for result in results] == plain
-    if "num_blocks" not in config:
+    if "num_gpu_blocks_override" not in config:
         assert run(engine, ask(PROMPTS))[5].stats.cached_tokens >= 64, "others may use them"
 
 
 def test_a_preempted_request_scores_every_token_once(reference, make_scoring, ask) -> None:
-    engine = make_scoring(max_num_batched_tokens=16, block_size=4, num_blocks=12, scheduling_policy="priority")
+    engine = make_scoring(
+        max_num_batched_tokens=16, block_size=4, num_gpu_blocks_override=12, scheduling_policy="priority"
+    )
     request = replace(ask([PROMPTS[5]], prompt_logprobs=0)[0], priority=5)
     urgent = replace(ask([PROMPTS[4]], max_tokens=20)[0], request_id="urgent")
     scores: list[Any] = []

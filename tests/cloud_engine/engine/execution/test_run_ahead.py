@@ -124,7 +124,7 @@ def test_aborts_and_arrivals_between_steps(at, ahead, make_engine, make_prompts,
 
 def test_a_small_pool_with_preemptions(ahead, monkeypatch, make_engine, make_prompts, ask):
     requests = ask(make_prompts(9, seed=6), max_tokens=40)
-    options = {"num_blocks": 26, "max_num_seqs": 6, "block_size": 8}
+    options = {"num_gpu_blocks_override": 26, "max_num_seqs": 6, "block_size": 8}
     engine = make_engine(**options)
     outputs, _ = stepped(engine, requests)
     assert engine.stats().preemptions > 0 and ahead
@@ -138,7 +138,7 @@ def test_a_small_pool_with_preemptions(ahead, monkeypatch, make_engine, make_pro
     ids=lambda params: next(iter(params)),
 )
 def test_requests_that_need_the_last_token_wait(params, ahead, make_engine, make_prompts, ask, run):
-    """A penalty needs to know the last token, and log-probabilities are told of its step."""
+    """A penalty depends on the last token, and log-probabilities come from its step."""
     run(make_engine(), ask(make_prompts(4), max_tokens=12, **params))
     assert not ahead
 
@@ -161,12 +161,12 @@ def test_nothing_is_launched_ahead_of_prompts(ahead, make_engine, make_prompts, 
     requests = ask(make_prompts(5, seed=8), max_tokens=6, ignore_eos=True)
     _, steps = stepped(make_engine(max_num_seqs=1), requests)
     assert steps == 5 * 6
-    assert len(ahead) == 5 * 4  # neither behind the prompt's own step nor behind the last
+    assert len(ahead) == 5 * 4  # neither after the prompt's own step nor after the last
     assert ahead.num_in_vain(steps) == 0
 
 
 def test_waiting_request_gets_a_free_slot_at_once(ahead, monkeypatch, make_engine, make_prompts, ask):
-    """One of two ends while the other goes on: the step behind that has a prompt in it."""
+    """One of two answers ends before the other; the following step contains a prompt."""
     requests = [
         replace(request, params=replace(request.params, max_tokens=length))
         for request, length in zip(ask(make_prompts(4, seed=8), ignore_eos=True), (5, 30, 6, 7), strict=True)
@@ -241,7 +241,7 @@ def test_a_failed_step_leaves_nothing_behind(ahead, monkeypatch, make_engine, ma
 @pytest.mark.parametrize("backend", ["torch", "auto"])
 @pytest.mark.parametrize("draft_length", ["fixed", "adaptive"])
 def test_drafts_are_the_same_unread(backend, draft_length, ahead, monkeypatch, draft, make_engine, make_prompts, ask):
-    """A draft model's tokens are read once, behind the last of them."""
+    """The draft model's tokens are read once, after the last draft token."""
     requests = ask(make_prompts(6, seed=11), max_tokens=40, temperature=0.7, seed=3)
     options = {"draft_length": draft_length, "num_speculative_tokens": 5, "attention_backend": backend}
     first_passes: list[list[int]] = [[]]
@@ -286,7 +286,7 @@ def test_drafts_end_where_the_answer_would_unread(ahead, target, make_engine, ma
     events=st.dictionaries(st.integers(1, 25), st.tuples(st.booleans(), st.integers(0, 6)), max_size=6),
 )
 def test_any_order_of_ends_aborts_and_arrivals(lengths, places, events, make_engine, make_prompts, ask, run):
-    """Whoever is not aborted gets the answer that it gets alone."""
+    """Each request that is not aborted gets the same answer as alone."""
     requests = [
         replace(request, params=replace(request.params, max_tokens=length))
         for request, length in zip(ask(make_prompts(len(lengths), seed=12)), lengths, strict=True)
@@ -297,7 +297,7 @@ def test_any_order_of_ends_aborts_and_arrivals(lengths, places, events, make_eng
     tokens: dict[str, list[int]] = {name: [] for name in expected}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Runner, "runs_ahead", True)
-        engine = make_engine(max_num_seqs=places, num_blocks=24, block_size=8)
+        engine = make_engine(max_num_seqs=places, num_gpu_blocks_override=24, block_size=8)
         waiting = {request.request_id: request for request in requests if request.request_id in late}
         for request in requests:
             if request.request_id not in late:

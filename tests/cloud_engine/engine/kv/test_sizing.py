@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from updraft.cloud_engine.engine.config import EngineConfig
-from updraft.cloud_engine.engine.kv.cache_spec import block_bytes
-from updraft.cloud_engine.engine.kv.sizing import KVCacheSize
+from updraft.cloud_engine.engine.kv.sizing import KVCacheSize, block_bytes
 from updraft.cloud_engine.models.config import ModelConfig
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.rope import RotaryConfig
@@ -53,12 +52,12 @@ def test_a_draft_model_has_its_share_of_the_memory() -> None:
 
 
 def test_a_shorter_context_is_held_by_more_requests() -> None:
-    sizes = KVCacheSize.of([shape_of()], EngineConfig(context_length=1000, max_num_seqs=4))
+    sizes = KVCacheSize.of([shape_of()], EngineConfig(max_model_len=1000, max_num_seqs=4))
     assert (sizes.context_length, sizes.num_blocks) == (1000, 4 * 63)
 
 
 def test_a_context_of_the_models_whole_length_is_had_by_blocks_for_it() -> None:
-    sizes = KVCacheSize.of([shape_of()], EngineConfig(num_blocks=CONTEXT // 16))
+    sizes = KVCacheSize.of([shape_of()], EngineConfig(num_gpu_blocks_override=CONTEXT // 16))
     assert sizes.context_length == CONTEXT
 
 
@@ -66,17 +65,20 @@ def test_a_window_needs_no_more_than_it_sees() -> None:
     windowed = shape_of(windows=(4096,) * 16)
     sizes = KVCacheSize.of([windowed], EngineConfig(max_num_seqs=2))
     assert (sizes.context_length, sizes.num_blocks) == (CONTEXT, 2 * ((4095 + 512 + 15) // 16 + 1))
-    assert KVCacheSize.of([windowed], EngineConfig(num_blocks=100)).context_length == 1600
+    assert KVCacheSize.of([windowed], EngineConfig(num_gpu_blocks_override=100)).context_length == 1600
 
 
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"context_length": CONTEXT + 1}, "context_length is 131073 tokens, but the model supports 131072"),
-        ({"context_length": 20000}, r"1250 blocks of KV cache \(1.2 GiB\), but it has 1024: lower .* to 16384"),
-        ({"context_length": 100, "num_blocks": 6}, "7 blocks .* but it has 6: lower .* to 96, or set num_blocks to 7"),
+        ({"max_model_len": CONTEXT + 1}, "max_model_len is 131073 tokens, but the model supports 131072"),
+        ({"max_model_len": 20000}, r"1250 blocks of KV cache \(1.2 GiB\), but it has 1024: lower .* to 16384"),
+        (
+            {"max_model_len": 100, "num_gpu_blocks_override": 6},
+            "7 blocks .* but it has 6: lower .* to 96, or set num_gpu_blocks_override to 7",
+        ),
         ({"block_size": 2**15}, "too little memory for a KV cache"),
-        ({"context_length": 0}, "max_model_len must be 1 to"),
+        ({"max_model_len": 0}, "max_model_len must be 1 to"),
     ],
     ids=str,
 )

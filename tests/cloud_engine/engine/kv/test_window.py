@@ -1,4 +1,4 @@
-"""Models with a sliding window in every layer: blocks behind it are given back, and no answer changes."""
+"""Models with a sliding window in every layer: blocks before the window are freed, and no answer changes."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def make_windowed(pair: tuple[Any, Decoder]) -> Callable[..., Engine]:
         {},
         {"block_size": 4, "max_num_batched_tokens": 16},
         {"block_size": 64},
-        {"num_blocks": 5, "max_num_batched_tokens": 16},  # 80 tokens, for requests of up to 190
-        {"num_blocks": 24, "block_size": 4, "max_num_batched_tokens": 16, "enable_prefix_caching": False},
+        {"num_gpu_blocks_override": 5, "max_num_batched_tokens": 16},  # 80 tokens, for requests of up to 190
+        {"num_gpu_blocks_override": 24, "block_size": 4, "max_num_batched_tokens": 16, "enable_prefix_caching": False},
     ],
     ids=str,
 )
@@ -73,14 +73,14 @@ def test_answers_are_those_of_transformers(make_windowed, expected, ask, run, co
 def test_drafts_change_nothing(make_windowed, pair, expected, ask, run) -> None:
     for draft in (None, pair[1]):
         requests = ask(prompts(), max_tokens=60, drafts=[answer[:40] for answer in expected])
-        engine = make_windowed(draft, num_blocks=8, max_num_batched_tokens=24)
+        engine = make_windowed(draft, num_gpu_blocks_override=8, max_num_batched_tokens=24)
         assert [result.token_ids for result in run(engine, requests)] == expected
 
 
 def test_answers_that_share_a_prompt(make_windowed, ask, run) -> None:
     sampling = {"temperature": 1.0, "seed": 5, "max_tokens": 40, "n": 3}
     one = run(make_windowed(enable_prefix_caching=False), ask(prompts(), **sampling))
-    other = run(make_windowed(num_blocks=12, max_num_batched_tokens=16), ask(prompts(), **sampling))
+    other = run(make_windowed(num_gpu_blocks_override=12, max_num_batched_tokens=16), ask(prompts(), **sampling))
     assert [result.token_ids for result in one] == [result.token_ids for result in other]
 
 
@@ -96,7 +96,7 @@ def test_no_more_is_held_than_the_window_needs(make_windowed, ask) -> None:
 
 def test_a_prefix_is_found_by_the_blocks_in_reach_of_its_end(make_windowed, expected, ask, run) -> None:
     """The first blocks of a prompt of 130 tokens are long gone from a pool of 80, and not needed."""
-    engine = make_windowed(num_blocks=5, max_num_batched_tokens=16)
+    engine = make_windowed(num_gpu_blocks_override=5, max_num_batched_tokens=16)
     run(engine, ask(prompts()[3:], max_tokens=1))
     (again,) = run(engine, ask(prompts()[3:], max_tokens=60))
     assert again.stats.cached_tokens == 128
@@ -105,7 +105,7 @@ def test_a_prefix_is_found_by_the_blocks_in_reach_of_its_end(make_windowed, expe
 
 def test_oversized_requests_are_refused(make_windowed, ask) -> None:
     with pytest.raises(ContextLengthError, match="context is 48 tokens"):
-        make_windowed(num_blocks=3, max_num_batched_tokens=32).add_request(ask([random_tokens(90)])[0])
+        make_windowed(num_gpu_blocks_override=3, max_num_batched_tokens=32).add_request(ask([random_tokens(90)])[0])
 
 
 def test_a_draft_model_without_a_window_keeps_all_blocks(make_windowed, draft, ask) -> None:

@@ -124,7 +124,7 @@ def test_the_shipped_model_answers_like_transformers() -> None:
     [
         {"block_size": 4, "max_num_batched_tokens": 16},
         {"block_size": 64, "enable_prefix_caching": False},
-        {"block_size": 4, "num_blocks": 52, "max_num_batched_tokens": 16},  # preempts
+        {"block_size": 4, "num_gpu_blocks_override": 52, "max_num_batched_tokens": 16},  # preempts
     ],
     ids=str,
 )
@@ -142,9 +142,9 @@ def test_company_chunks_preemption_and_prefix_hits_change_nothing(
         answers = [result.token_ids for result in results]
         assert answers[2:-3] == expected
         assert answers[:2] + answers[-3:] == plain
-    if "num_blocks" not in config:  # else others have taken the blocks by then
+    if "num_gpu_blocks_override" not in config:  # else others have taken the blocks by then
         assert any(result.stats.cached_tokens for result in results[2:-3]) == config.get("enable_prefix_caching", True)
-    assert bool(engine.stats().preemptions) == ("num_blocks" in config)
+    assert bool(engine.stats().preemptions) == ("num_gpu_blocks_override" in config)
 
 
 def test_the_best_of_the_beams_are_returned(pair, make_beams, run) -> None:
@@ -195,7 +195,7 @@ def test_sampling_options_are_refused(make_beams, options) -> None:
 
 def test_beams_that_cannot_fit_are_refused(make_beams) -> None:
     with pytest.raises(ContextLengthError, match="fewer beams"):
-        make_beams(num_blocks=11).add_request(search(random_tokens(33)))
+        make_beams(num_gpu_blocks_override=11).add_request(search(random_tokens(33)))
     with pytest.raises(InvalidRequestError, match="between 1 and 4"):
         make_beams(max_num_seqs=4).add_request(search([1], width=5))
     with pytest.raises(InvalidRequestError, match="n must not exceed the number of beams"):
@@ -203,7 +203,7 @@ def test_beams_that_cannot_fit_are_refused(make_beams) -> None:
 
 
 def test_beams_without_an_end_go_as_far_as_each_has_blocks(make_beams) -> None:
-    engine = make_beams(num_blocks=11)
+    engine = make_beams(num_gpu_blocks_override=11)
     params = SamplingParams(temperature=0.0, ignore_eos=True)
     engine.add_request(GenerationRequest("open", random_tokens(9), params, beam=BeamParams(4)))
     while engine.has_work:

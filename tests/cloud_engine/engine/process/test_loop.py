@@ -52,7 +52,7 @@ def asked(name: str, *, streamed: bool, tokens: int = TOKENS) -> Add:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, make_engine):
-    """Runs commands to their end, with steps of so many seconds."""
+    """Run commands to their end, with steps of `step_s` seconds."""
 
     def run(step_s: float, *commands: tuple[int, Command], **config: int) -> Script:
         engine = make_engine(**config)

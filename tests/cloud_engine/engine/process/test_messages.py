@@ -136,7 +136,7 @@ def test_errors_keep_their_type(
 @pytest.mark.parametrize(
     "command",
     [
-        messages.Load("folder", None, EngineConfig(num_blocks=7, scheduling_policy="priority")),
+        messages.Load("folder", None, EngineConfig(num_gpu_blocks_override=7, scheduling_policy="priority")),
         messages.Load("folder", "draft.gguf", EngineConfig()),
         messages.Abort("a"),
         messages.Close(),

@@ -74,7 +74,7 @@ class Sometimes(Drafter):
 
 
 class Quota:
-    """Stands for a grammar: an answer is complete with so many tokens."""
+    """Stub of a grammar: an answer is complete after a fixed number of tokens."""
 
     error = None
 

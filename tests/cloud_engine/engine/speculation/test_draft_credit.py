@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.cloud_engine.engine.speculation.draft_credit import DraftCredit
+from updraft.cloud_engine.engine.speculation.draft_length import DraftCredit
 
 MAX_LOSS = 2.0
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from updraft.cloud_engine.engine.speculation.draft_length import AdaptiveDraftLength, DraftCandidate, FixedDraftLength
 from updraft.cloud_engine.engine.speculation.step_costs import StepCosts, StepReport
-from updraft.cloud_engine.engine.types.acceptance import DRAFTER_HORIZON, Acceptance
+from updraft.cloud_engine.engine.types.draft_record import DRAFTER_HORIZON, Acceptance
 from updraft.cloud_engine.engine.types.recent_median import RecentMedian
 
 MOST = 8
@@ -208,7 +208,7 @@ def test_the_first_step_of_its_kind_does_not_count() -> None:
 
 
 def test_catch_up_cost_is_known_after_one_step() -> None:
-    """It mostly is the first step of its kind. What a pass takes anyway is left out."""
+    """Such a step is mostly the first of its kind. The time of an ordinary pass is subtracted."""
     costs = StepCosts()
     costs.observe(StepReport(4, 0.01))
     costs.observe(StepReport(4, 0.5, 0, 16, 4, 4, 1000, 0.2, 0.1))
@@ -242,7 +242,7 @@ def test_drafts_without_passes_that_come_and_go_are_not_tried_for_ever() -> None
 @pytest.mark.parametrize("cold_s", [0.0005, 0.002, 0.005, 0.02])
 @pytest.mark.parametrize(("share", "acceptance"), [(0.5, 0.3), (0.1, 0.6), (0.1, 0.9), (0.02, 0.3)])
 def test_cost_of_switching_drafts_off_is_charged_to_drafts(cold_s: float, share: float, acceptance: float) -> None:
-    """N-grams that come and go: the step behind them finds other things in the caches than it needs."""
+    """N-gram drafts are intermittent: each step after one finds the wrong data in the CPU caches."""
     chooser, rng = AdaptiveDraftLength(MOST), random.Random(2)
     seconds = tokens = 0.0
     drafted = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.cloud_engine.engine.types.ngram_index import NgramIndex
+from updraft.cloud_engine.engine.types.draft_record import NgramIndex
 
 
 def searched(tokens: list[int]) -> int | None:

@@ -17,7 +17,7 @@ def trust(held: int, failed: int) -> PredictionTrust:
 
 
 def measured(record: PredictionTrust, *, step_ms: float, token_ms: float, sequences: int = 1) -> PredictionTrust:
-    """`step_ms`: of so many sequences, `token_ms`: of each further token in it."""
+    """`step_ms`: time of a step with this number of sequences. `token_ms`: time per further token."""
     for _ in range(3):
         record.observe(StepReport(sequences, step_ms / 1e3))
         record.observe(StepReport(sequences, (step_ms + 64 * token_ms) / 1e3, prefill_tokens=64))

@@ -162,7 +162,9 @@ def test_sampled_output_is_the_same_with_any_draft(params, plain, make_engine, a
             assert engine.stats().draft_accepted > 0
 
 
-@pytest.mark.parametrize("config", [{"num_blocks": 8}, {"max_num_batched_tokens": 20}, {"block_size": 4}], ids=str)
+@pytest.mark.parametrize(
+    "config", [{"num_gpu_blocks_override": 8}, {"max_num_batched_tokens": 20}, {"block_size": 4}], ids=str
+)
 def test_speculation_with_preemption_chunking_and_prefix_hits(config, plain, make_engine, ask, run, draft):
     prompts, expected = plain[0][:16], [e.token_ids for e in plain[1][:16]]
     engine = make_engine(draft=draft, draft_length="fixed", **config)
@@ -170,7 +172,7 @@ def test_speculation_with_preemption_chunking_and_prefix_hits(config, plain, mak
         results = run(engine, ask(prompts, max_tokens=LENGTH, drafts=predictions("one substitution", expected)))
         assert [r.token_ids for r in results] == expected
     stats = engine.stats()
-    assert stats.preemptions > 0 if config == {"num_blocks": 8} else stats.prefix_hit_tokens > 0
+    assert stats.preemptions > 0 if config == {"num_gpu_blocks_override": 8} else stats.prefix_hit_tokens > 0
 
 
 def test_a_draft_as_good_as_the_target_is_always_accepted(plain, target, make_engine, ask, run):
@@ -196,7 +198,7 @@ def test_end_of_sequence_inside_an_accepted_draft(plain, make_engine, ask, run, 
 
 
 COMPANY = {
-    "preempted": {"num_blocks": 10, "max_num_seqs": 6},
+    "preempted": {"num_gpu_blocks_override": 10, "max_num_seqs": 6},
     "chunked": {"max_num_batched_tokens": 20},
     "blocks of 4": {"block_size": 4},
     "uncached": {"enable_prefix_caching": False},
@@ -388,9 +390,11 @@ def test_a_draft_padded_differently_drafts(rows, plain, target, fresh_draft, mak
     """The last rows of a head are no tokens: fewer or more of them change nothing."""
     prompts, expected = plain
     padded = resized(fresh_draft, rows)
-    config = EngineConfig(num_blocks=192)
+    config = EngineConfig(num_gpu_blocks_override=192)
     drafter = DraftModel(padded, target.config, KVCacheSize.of([target], config), config)
-    engine = make_engine(num_blocks=192, num_speculative_tokens=2, draft_length="fixed", drafters=[drafter])
+    engine = make_engine(
+        num_gpu_blocks_override=192, num_speculative_tokens=2, draft_length="fixed", drafters=[drafter]
+    )
     sampled = {"temperature": 0.8, "seed": 3, "top_p": 0.9, "logit_bias": ((96, 2.0),), "max_tokens": LENGTH}
     assert [r.token_ids for r in run(engine, ask(prompts, max_tokens=LENGTH))] == [e.token_ids for e in expected]
     without = run(make_engine(), ask(prompts[:8], **sampled))
@@ -404,9 +408,11 @@ def test_tokens_beyond_the_targets_vocabulary_are_never_drafted(plain, target, f
     prompts, expected = plain
     padded = resized(fresh_draft, 120)
     padded.lm_head.weight[97:] = 9 * padded.lm_head.weight[:23].abs()
-    config = EngineConfig(num_blocks=192)
+    config = EngineConfig(num_gpu_blocks_override=192)
     drafter = DraftModel(padded, target.config, KVCacheSize.of([target], config), config)
-    engine = make_engine(num_blocks=192, num_speculative_tokens=4, draft_length="fixed", drafters=[drafter])
+    engine = make_engine(
+        num_gpu_blocks_override=192, num_speculative_tokens=4, draft_length="fixed", drafters=[drafter]
+    )
     results = run(engine, ask(prompts[:8], max_tokens=LENGTH))
     assert [r.token_ids for r in results] == [e.token_ids for e in expected[:8]]
     assert engine.stats().draft_proposed > 0

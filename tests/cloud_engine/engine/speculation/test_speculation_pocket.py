@@ -114,7 +114,9 @@ def test_in_batch_invariant_mode_chunks_prefix_hits_and_predictions_change_no_bi
     prompts, alone, small_answers
 ) -> None:
     prompts = prompts[:EVERY_BIT]
-    engine = start(batch_invariant=True, max_num_batched_tokens=32, enable_prefix_caching=True, num_blocks=2048)
+    engine = start(
+        batch_invariant=True, max_num_batched_tokens=32, enable_prefix_caching=True, num_gpu_blocks_override=2048
+    )
     assert answers(engine, prompts, logprobs=1) == alone
     hits, steps = engine.stats().prefix_hit_tokens, engine.stats().speculative_steps
     assert answers(engine, prompts, small_answers, logprobs=1) == alone

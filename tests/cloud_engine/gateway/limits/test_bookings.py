@@ -24,7 +24,7 @@ from updraft.protocol.errors import RequestCancelledError, RequestTimeoutError
 
 
 class _Batches:
-    """A node's stream that pauses behind each event."""
+    """A node's stream that pauses after each event."""
 
     status, headers, timeouts = 200, ((b"content-type", b"text/event-stream"),), SilenceTimeouts()
 

@@ -1,4 +1,4 @@
-"""Folders, shards and GGUF files become the same model; every way one can be wrong is told."""
+"""Folders, shards and GGUF files become the same model; every fault in a file is reported."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ def memory(name):
     return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 
 keep_freed_memory()  # as the engine's process does
-Engine(ServedModel(load_model(Path(sys.argv[1]))), EngineConfig(num_blocks=16))
+Engine(ServedModel(load_model(Path(sys.argv[1]))), EngineConfig(num_gpu_blocks_override=16))
 before = memory("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")
 model = load_model(Path(sys.argv[2]), dtype=torch.bfloat16)
 weights = sum(parameter.nbytes for parameter in model.parameters())
 loaded = (memory("VmHWM") - before) / weights
-engine = Engine(ServedModel(model), EngineConfig(num_blocks=16))
+engine = Engine(ServedModel(model), EngineConfig(num_gpu_blocks_override=16))
 if isinstance(model.lm_head, OneDnnLinear) and model.config.tie_word_embeddings:
     weights += model.embed_tokens.weight.nbytes  # oneDNN's form cannot be looked up in: the plain one stays
 print(loaded, (memory("VmHWM") - before) / weights)

@@ -130,7 +130,7 @@ def read(source: Any, tokenizer: Any, request: GenerationRequest) -> list[Piece]
 
 @given(st.binary(min_size=1, max_size=40), st.data())
 def test_another_node_continues_after_the_reported_tokens(text: bytes, data: st.DataObject) -> None:
-    """Wherever a stream breaks off: within a character, in bytes that are none, or within a stop string."""
+    """A stream breaks off anywhere: within a character, in invalid bytes, or within a stop string."""
     tokens = list(text)
     request = GenerationRequest("r", [0], SamplingParams(stop=("ab", "\xe9x")))
 

@@ -1,0 +1,46 @@
+"""Plain words for msgspec's messages about values that do not fit their types."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+_EXPECTED = MappingProxyType(
+    {"array": "a list", "object": "an object", "str": "a string", "int": "an integer", "float": "a number",
+     "bool": "true or false"}
+)  # fmt: skip
+_ACTUAL = MappingProxyType({**_EXPECTED, "float": "a fraction", "bool": "a boolean", "null": "null"})
+_COMPARISONS = MappingProxyType({">=": "at least ", "<=": "at most ", ">": "above ", "<": "below "})
+_TYPE = re.compile(r"Expected `(.+)`, got `(.+)`")
+_BOUND = re.compile(r"Expected `\w+` (?:(>=|<=|>|<) |that's )(.+)")
+_LENGTH = re.compile(r"Expected `(\w+)` of (at least )?length (?:(>=|<=) )?(\d+(?: to \d+)?)(, got \d+)?")
+_FIELD = re.compile(r"Object (?:missing required|contains (unknown)) field `(.*)`", re.DOTALL)
+
+
+def plain_words(error: Exception | str, renamed: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return msgspec's message in plain words; other messages are unchanged. `renamed`: current name by former name."""
+    message = str(error)
+    fault, at, place = message.rpartition(" - at ")
+    if not (at and place.endswith("`") and place.startswith(("`$", "`key` in `$"))):
+        fault, place = message, ""
+    path = place.removeprefix("`key` in ").strip("`").removeprefix("$").removeprefix(".")
+    subject = "a key of " * place.startswith("`key`") + (f"`{path}`" if path else "the content")
+    if match := _FIELD.fullmatch(fault):
+        name = f"{path}.{match[2]}" if path else match[2]
+        if match[2] in renamed:
+            return f"`{name}` is now `{renamed[match[2]]}`"
+        return f"there is no setting `{name}`" if match[1] else f"`{name}` is missing"
+    if match := _TYPE.fullmatch(fault):
+        kinds = [_EXPECTED.get(kind, kind) for kind in match[1].split(" | ") if kind != "null"]
+        return f"{subject} must be {' or '.join(kinds)}, not {_ACTUAL.get(match[2], match[2])}"
+    if match := _LENGTH.fullmatch(fault):
+        one, more = ("character", "characters") if match[1] == "str" else ("entry", "entries")
+        bound = _COMPARISONS.get(match[3], match[2] or "")
+        return f"{subject} must have {bound}{match[4]} {one if match[4] == '1' else more}{match[5] or ''}"
+    if match := _BOUND.fullmatch(fault):
+        return f"{subject} must be {_COMPARISONS.get(match[1], '')}{match[2].removesuffix('.0')}"
+    if (value := fault.removeprefix("Invalid enum value ").removeprefix("Invalid value ")) != fault:
+        return f"{subject} does not accept {value}"
+    pattern = fault.removeprefix("Expected `str` matching regex ")
+    return f"{subject} must match the pattern {pattern}" if pattern != fault else f"{path}: {fault}" if path else fault
