@@ -138,7 +138,10 @@ class BatchStore:
     def next(self) -> BatchJob | None:
         """Return the oldest batch that is not over, or None."""
         rows = self._database.rows(f"SELECT {_COLUMNS} FROM batches WHERE active ORDER BY position LIMIT 1")
-        return BatchJob(*rows[0][:-1], _batch(rows[0][-1])) if rows else None
+        if not rows:
+            return None
+        owner, output_id, error_id, outputs_expire_s, body = rows[0]
+        return BatchJob(owner, output_id, error_id, outputs_expire_s, _batch(body))
 
     def begin(self, batch_id: str, total: int, output_id: str, error_id: str) -> Batch:
         """Record the output files of a batch, and start it unless it was cancelled."""
