@@ -18,11 +18,12 @@ from .errors import (
     WrongTypeError,
     invalid_field,
 )
+from .hints import SWITCHES
 
 #: OpenAI fields that Updraft does not implement. Logs may name these fields but no other unknown field, because other
 #: names may be private text of the caller.
 UNSUPPORTED = frozenset(
-    ("audio", "context_management", "conversation", "function_call", "functions", "moderation", "personality",
+    ("audio", "conversation", "function_call", "functions", "moderation", "personality",
      "web_search_options")
 )  # fmt: skip
 _OPAQUE = frozenset({"parameters", "schema", "json"})  # free-form JSON, in which null is a value
@@ -71,9 +72,7 @@ def decode(body: bytes, kind: type[R]) -> R:
 def convert(fields: Mapping[str, Any], kind: type[R]) -> R:
     """Convert a decoded object to a struct. Raises InvalidRequestError or UnsupportedFeatureError, naming the field."""
     present = _present(fields, 0)
-    for name in _integers(kind):
-        if name in present:
-            present[name] = integral(present[name])
+    read_leniently(present, kind)
     try:
         return msgspec.convert(present, kind)
     except msgspec.ValidationError as error:
@@ -124,6 +123,21 @@ def integral(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def read_leniently(fields: dict[str, Any], kind: type) -> None:
+    """Convert whole floats to integers, and the texts "true" and "false" to booleans, where `kind` has such fields."""
+    for name, (is_integer, is_switch, inner) in _lenient(kind).items():
+        if (value := fields.get(name)) is None:
+            continue
+        if is_integer:
+            fields[name] = integral(value)
+        if is_switch and isinstance(value, str):
+            fields[name] = SWITCHES.get(value.lower(), value)
+        if inner is not None:
+            for each in cast("list[Any]", value if isinstance(value, list) else [value]):
+                if isinstance(each, dict):
+                    read_leniently(cast("dict[str, Any]", each), inner)
+
+
 def _present(fields: Mapping[str, Any], depth: int) -> dict[str, Any]:
     """Drop null fields, also in nested objects."""
     opaque = _OPAQUE if depth else (*_OPAQUE, "json_schema")
@@ -146,10 +160,15 @@ def _without_nulls(value: Any, depth: int) -> object:
 
 
 @cache
-def _integers(kind: type) -> tuple[str, ...]:
-    """Return the names of fields that accept integers but not floats."""
-    kinds = {name: _member_types(hint) for name, hint in get_type_hints(kind).items()}
-    return tuple(name for name, types in kinds.items() if int in types and float not in types)
+def _lenient(kind: type) -> dict[str, tuple[bool, bool, type | None]]:
+    """Return each field that accepts integers but not floats, booleans but not texts, or a struct with such fields."""
+    fields: dict[str, tuple[bool, bool, type | None]] = {}
+    for name, hint in get_type_hints(kind).items():
+        types = _member_types(hint)
+        structs = [each for each in types if isinstance(each, type) and issubclass(each, msgspec.Struct)]
+        inner = next((each for each in structs if _lenient(each)), None)
+        fields[name] = int in types and float not in types, bool in types and str not in types, inner
+    return {name: each for name, each in fields.items() if any(each)}
 
 
 def _member_types(hint: Any) -> set[Any]:

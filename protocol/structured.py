@@ -10,12 +10,15 @@ from typing import Any, Literal, TypedDict, cast
 
 import msgspec
 
-from .errors import invalid_value
+from .errors import UnsupportedFeatureError, invalid_value
 from .schemas.enforceable import enforceable
 
 MAX_CONSTRAINT_CHARS = 2**17
 MAX_TOOLS = 128
 MAX_DEPTH = 64
+#: Fields of tools that have no effect here. Cache hints are so common that they get no note.
+TOOL_HINTS = ("allowed_callers", "cache_control", "defer_loading", "eager_input_streaming", "input_examples")
+_TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -78,9 +81,14 @@ class NamedTool(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["function"] = "function"
 
 
+class AllowedTool(msgspec.Struct):
+    type: str = "function"
+    function: FunctionName | None = None
+
+
 class AllowedTools(msgspec.Struct, forbid_unknown_fields=True):
     mode: Literal["auto", "required"]
-    tools: list[NamedTool]
+    tools: list[AllowedTool]
 
 
 class AllowedChoice(msgspec.Struct, forbid_unknown_fields=True):
@@ -176,21 +184,67 @@ def gbnf_constraint(grammar: str) -> Constraint:
     return Constraint("gbnf", _checked(grammar, "grammar"), "grammar")
 
 
-def allowed_tools(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Replace a `tool_choice` of type `allowed_tools` by its mode, and drop other tools. Raises InvalidRequestError."""
-    choice: Any = fields.get("tool_choice")
-    if not isinstance(choice, dict) or cast("dict[str, Any]", choice).get("type") != "allowed_tools":
+def function_tools(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a chat request with the functions that the answer may call, without other tools and hints of tools.
+
+    The mode replaces a `tool_choice` of type `allowed_tools`. Raises InvalidRequestError if no function can be chosen.
+    """
+    tools, choice = fields.get("tools"), fields.get("tool_choice")
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in cast("list[Any]", tools)):
         return fields
+    given = cast("list[dict[str, Any]]", tools)
+    kept = [_without_hints(tool) for tool in given if (tool.get("type") or "function") == "function"]
+    if isinstance(choice, dict):
+        chosen = cast("dict[str, Any]", choice)
+        if chosen.get("type") == "allowed_tools":
+            kept, choice = _allowed(chosen, kept)
+        elif (chosen.get("type") or "function") != "function":
+            raise no_such_tool(chosen.get("type"))
+    if kept or not given:
+        return {**fields, "tools": kept, "tool_choice": choice}
+    if choice not in (None, "auto", "none"):
+        raise invalid_value("tool_choice", "there are no functions to choose from: give tools of type function")
+    return {name: value for name, value in fields.items() if name not in _TOOL_FIELDS}
+
+
+def _without_hints(tool: dict[str, Any]) -> dict[str, Any]:
+    plain = {name: value for name, value in tool.items() if name not in TOOL_HINTS}
+    function = plain.get("function")
+    return {**plain, "function": _without_hints(cast("dict[str, Any]", function))} if _name_of(plain) else plain
+
+
+def _allowed(choice: dict[str, Any], tools: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """Return the allowed functions, and whether one must be called. Raises InvalidRequestError."""
     try:
         allowed = msgspec.convert(choice, AllowedChoice).allowed_tools
-        tools = msgspec.convert(fields.get("tools"), list[dict[str, Any]])
     except msgspec.ValidationError as error:
         raise invalid_value("tool_choice", f"allowed_tools: {error}") from error
-    shown = [(tool.type, tool.function.name) for tool in allowed.tools]
-    kept = [tool for tool in tools if (tool.get("type"), _name_of(tool)) in shown]
-    if not kept or len(kept) < len(allowed.tools):
+    names = [tool.function.name for tool in allowed.tools if tool.function is not None and tool.type == "function"]
+    kept = [tool for tool in tools if _name_of(tool) in names]
+    if not kept or len(kept) < len(names):
         raise invalid_value("tool_choice", "allowed_tools names a function that is not among the tools")
-    return {**fields, "tools": kept, "tool_choice": allowed.mode}
+    return kept, allowed.mode
+
+
+def no_such_tool(kind: Any) -> UnsupportedFeatureError:
+    return UnsupportedFeatureError(
+        f"tool_choice: no model here can call {str(kind)[:100]!r}. Use functions.", param="tool_choice"
+    )
+
+
+def tool_notes(tools: Any, functions: Sequence[str | None] = ("function",)) -> list[str]:
+    """Return notes on the tools of other types than `functions`, which are left out, and on hints of functions."""
+    notes: list[str] = []
+    for index, tool in enumerate(cast("list[Any]", tools) if isinstance(tools, list) else ()):
+        if not isinstance(tool, dict):
+            continue
+        fields = cast("dict[str, Any]", tool)
+        if fields.get("type") not in functions:
+            notes.append(f"tools[{index}]: left out, no model here can call {str(fields.get('type'))[:100]!r}")
+        else:
+            given = [name for name in TOOL_HINTS if fields.get(name) and name != "cache_control"]
+            notes += [f"tools[{index}].{name}: no effect" for name in given]
+    return notes
 
 
 def _name_of(tool: dict[str, Any]) -> Any:

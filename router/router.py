@@ -26,8 +26,10 @@ from ..protocol.errors import (
     StorageError,
     UpdraftError,
 )
+from ..protocol.hints import EFFORTS, HINTS, unused_hints
 from ..protocol.http import prometheus, sse
 from ..protocol.http.wire import WireRequest, WireResponse, off_event_loop
+from ..protocol.requests import chat_notes
 from ..protocol.telemetry.tracing import Tracer
 from .accounting.budget import SCOPES, Budget, InFlight
 from .accounting.ledger import Ledger, LedgerRow
@@ -278,7 +280,8 @@ class Router:
             request.body,
             lambda: read_routing_request(request, body, tier, hold_tokens=hold_tokens, started=record.started),
         )
-        record.hints = (*request.hints, *job.forwarded.notes)
+        record.hints = job.notes
+        record.device_hints = chat_notes(body, self._used_hints, request.names)
         if slot is not None and (kept := slot.get()) is not None:
             return self._repeat(job, kept, record)
         job = await self._ruled(job, body)
@@ -309,6 +312,11 @@ class Router:
             await cascade.aclose()
         return record, cascade.local_text
 
+    @property
+    def _used_hints(self) -> tuple[str, ...]:
+        """Hints that have an effect on every tier."""
+        return ("user",) if self.config.budget_per_user else ()
+
     async def _ruled(self, job: RoutingRequest, body: dict[str, Any]) -> RoutingRequest:
         """Return the request with the privacy rule that it matches, if any."""
         if not self._privacy.is_on:
@@ -333,6 +341,7 @@ class Router:
                 body, record.model = await off_event_loop(request.body, lambda: read(request))
                 record.caller = record.caller.with_user(body)
                 job = direct_job(request, body, names.direct_tier(body, record.model), record)
+                record.device_hints = unused_hints(body, self._used_hints, request.names, (*HINTS, *EFFORTS))
                 job = await self._ruled(job, body)
                 await self._wait_for_local(job)
                 answering.call = call = DirectCall(request, job, self._state(), record)
@@ -370,6 +379,7 @@ class Router:
             if answering.call is not None:
                 await answering.call.aclose()
         finally:  # write the row even if this wait is cancelled
+            (failure.error if isinstance(failure, CloudFailure) else failure).rename(request.names)
             response = answer.failure(failure, record)
             if isinstance(failure, CloudFailure):
                 record.failed(failure)

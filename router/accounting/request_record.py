@@ -48,6 +48,8 @@ class CloudCall:
     unreported_tokens: int = 0
     # Usage reported by the cloud so far.
     counted: ReportedUsage = field(default_factory=ReportedUsage)
+    # Notes on hints that the cloud ignores.
+    hints: tuple[str, ...] = ()
     # Whether the call is free: the cloud refused it or was not reached.
     unbilled: bool = False
     # Whether the connection broke, so that `counted` is an estimate.
@@ -109,6 +111,8 @@ class RequestRecord:
     notes: tuple[str, ...] = ()
     # Notes on accepted parts of the request that have no effect, such as unknown headers.
     hints: tuple[str, ...] = ()
+    # Notes on hints that the device ignores.
+    device_hints: tuple[str, ...] = ()
     # The `x-ratelimit-*` headers of the cloud's last response, which the caller gets too.
     rate_limits: dict[str, str] = field(default_factory=dict[str, str])
     # Note for the answer if the budget capped its length, else empty.
@@ -282,9 +286,15 @@ class RequestRecord:
             tier=self.tier,
             route=self.route or "local",
             confidence=self.decision.confidence,
-            notes=[*self.hints, *self.notes, *filter(None, [self.budget_note])] or UNSET,
+            notes=[*self.hints, *self._ignored, *self.notes, *filter(None, [self.budget_note])] or UNSET,
             **self._facts(),
         )
+
+    @property
+    def _ignored(self) -> tuple[str, ...]:
+        """Notes on hints that the tier of the answer ignored. Cached answers have none."""
+        calls = self.cloud_calls if self.tier == "cloud" else ()
+        return () if self.cache_hit else calls[-1].hints if calls else self.device_hints
 
     def _facts(self) -> dict[str, Any]:
         """Return the fields that the `updraft` object and the ledger row share."""

@@ -317,7 +317,7 @@ class Cascade:
             effort=effort,
         )
         if run.answer.ignores_effort and effort not in (None, "none"):
-            field = self.job.effort_field or field
+            field = self.job.names.get("reasoning_effort", field)
             self.record.notes += (f"{field}: no effect, the local model has no setting for reasoning",)
         self.reasoning = None if constraint is not None else run.answer.reasoning
         left = self.local.context_length - run.answer.prompt_tokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, Unpack
 
@@ -219,6 +219,10 @@ class CloudTier(Protocol):
 
     @property
     def continues(self) -> bool: ...
+
+    def notes(self, body: Mapping[str, Any], names: Mapping[str, str]) -> tuple[str, ...]:
+        """Return notes on the hints in `body` that the cloud ignores. `names`: the caller's names of fields."""
+        ...
 
     async def takes_drafts(self, model: str, *, timeout_s: float, forwarded: Forwarding = NOTHING) -> bool:
         """Return whether to send drafts to `model` as `prediction`. Some clouds charge for these. Never raises."""

@@ -32,7 +32,7 @@ def _read(request: WireRequest) -> tuple[MessagesRequest, WireRequest]:
     """Return the request, and the equivalent chat request without Anthropic's headers."""
     asked, body = read_message(request.body)
     headers = {name: value for name, value in request.headers.items() if not name.startswith("anthropic-")}
-    return asked, replace(request, body=body, headers=headers, hints=asked.hints, effort_field=asked.effort_field)
+    return asked, replace(request, body=body, headers=headers, hints=asked.hints, names=asked.names)
 
 
 ROUTES = (

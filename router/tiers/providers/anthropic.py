@@ -10,7 +10,7 @@ from typing import Any
 
 from ...request.json_narrowing import table
 from .anthropic_answers import MessageEvents, completion_of, signed_thoughts
-from .chat_fields import ChatFields, Image, add_turn
+from .chat_fields import NO_TEXT, ChatFields, Image, add_turn
 from .provider import Capabilities, ErrorMap, Provider, ProviderCall, with_query
 
 _VERSION = "2023-06-01"
@@ -22,6 +22,7 @@ class AnthropicProvider(Provider):
     """Anthropic's Messages API. `cloud_url` is https://api.anthropic.com/v1 or a compatible server."""
 
     name = "anthropic"
+    hints = ("user", "safety_identifier")
     raw_member = "input"
     capabilities = Capabilities(continuation=True, all_endpoints=False)
     errors = ErrorMap(
@@ -112,7 +113,9 @@ def _turns(fields: ChatFields) -> tuple[str, list[dict[str, Any]]]:
             continue
         blocks = _tool_result(message, fields, ids) if role == "tool" else _blocks(message, fields, ids)
         add_turn(turns, "assistant" if role == "assistant" else "user", "content", blocks)
-    if turns and turns[-1]["role"] == "assistant" and "text" in (last := turns[-1]["content"][-1]):
+    if not turns:
+        turns.append({"role": "user", "content": [_block(NO_TEXT)]})
+    if turns[-1]["role"] == "assistant" and "text" in (last := turns[-1]["content"][-1]):
         last["text"] = last["text"].rstrip()  # the API refuses blanks at the end
     return "\n\n".join(text for text in system if text.strip()), turns
 
@@ -169,7 +172,7 @@ def _add_output(sent: dict[str, Any], fields: ChatFields, provider: Provider) ->
         raise provider.unsupported("response_format of type json_object")
     if schema is not None:
         output["format"] = {"type": "json_schema", "schema": schema}
-    effort = fields.take("reasoning_effort")
+    effort = fields.effort()
     if effort == "none":
         sent.setdefault("thinking", {"type": "disabled"})
     elif effort is not None:

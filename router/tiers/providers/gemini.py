@@ -11,7 +11,7 @@ import msgspec
 
 from ...request.json_narrowing import object_in, table, tables
 from ..failures import CloudFailure
-from .chat_fields import ChatFields, EarlierCall, Image, add_turn
+from .chat_fields import NO_TEXT, ChatFields, EarlierCall, Image, add_turn
 from .gemini_answers import ContentEvents, completion_of
 from .provider import Capabilities, ErrorMap, Provider, ProviderCall, with_query
 
@@ -32,6 +32,7 @@ class GeminiProvider(Provider):
     """Gemini's API. `cloud_url` is https://generativelanguage.googleapis.com/v1beta."""
 
     name = "gemini"
+    hints = ()
     raw_member = "args"
     capabilities = Capabilities(seeds=True, lists_models=False, all_endpoints=False)
     errors = ErrorMap(
@@ -98,11 +99,10 @@ def _request(body: dict[str, Any], provider: Provider) -> dict[str, Any]:
         config["stopSequences"] = stop
     if (schema := fields.schema()) is not None:
         config |= {"responseMimeType": "application/json"} | ({"responseJsonSchema": schema} if schema else {})
-    if (effort := fields.take("reasoning_effort")) is not None:
+    if (effort := fields.effort()) is not None:
         level = {"thinkingBudget": 0} if effort == "none" else {"thinkingLevel": effort, "includeThoughts": True}
         config["thinkingConfig"] = level
-    fields.take("user")
-    fields.take("safety_identifier")
+    fields.take("user", "safety_identifier", "cache_control")
     if config:
         sent["generationConfig"] = config
     _add_tools(sent, fields)
@@ -128,6 +128,7 @@ def _contents(fields: ChatFields, model: str) -> dict[str, Any]:
             identifier = str(message.get("tool_call_id"))
             parts.append(_result(identifier, names.get(identifier, identifier), fields.text(message)))
         add_turn(turns, "model" if role == "assistant" else "user", "parts", parts)
+    turns = turns or [{"role": "user", "parts": [_part(NO_TEXT)]}]
     return {"contents": turns} | ({"systemInstruction": {"parts": system}} if system else {})
 
 
