@@ -26,7 +26,7 @@ UNSUPPORTED = frozenset(
     ("audio", "conversation", "function_call", "functions", "moderation", "personality",
      "web_search_options")
 )  # fmt: skip
-_OPAQUE = frozenset({"parameters", "schema", "json"})  # free-form JSON, in which null is a value
+_OPAQUE = frozenset({"parameters", "schema", "json", "arguments"})  # free-form JSON, in which null is a value
 MAX_ENTRIES = 200_000  # maximum objects, lists and fields per request, because parsing them is slow
 _MARKS = (b"{", b"[", b":")  # each object, list or field has one of these bytes
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)

@@ -75,7 +75,7 @@ def unused_hints(
     names: Mapping[str, str] | None = None,
     hints: Sequence[str] = HINTS,
 ) -> tuple[str, ...]:
-    """Return one note on those of `hints` that are in `fields`, except `used`. `names`: the caller's names of fields."""
+    """Return one note on the `hints` in `fields`, except `used`. `names`: the caller's names of fields."""
     names = names or {}
     given = [names.get(name, name) for name in hints if fields.get(name) is not None and name not in used]
     return (f"{', '.join(given)}: no effect",) if given else ()

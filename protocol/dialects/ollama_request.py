@@ -24,7 +24,6 @@ _OPTIONS = {
     "repeat_penalty": "repetition_penalty",
     "num_predict": "max_completion_tokens",
 }
-_HINTS = ("truncate", "shift")  # fields without effect
 _EFFORTS = ("low", "medium", "high", "max")  # values of `think` besides true and false
 #: Media types of images by the start of their Base64 text, which encodes the format's magic bytes.
 _PICTURES = {"iVBOR": "image/png", "/9j/": "image/jpeg", "R0lG": "image/gif", "UklGR": "image/webp"}
@@ -40,15 +39,20 @@ class _ModelRequest(Hints, forbid_unknown_fields=True, kw_only=True):
     model: str
     options: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
     keep_alive: str | float | None = None
-    truncate: bool = False
+    truncate: bool | None = None
 
     @property
     def hints(self) -> tuple[str, ...]:
         """Notes on the parts of the request that have no effect."""
         used = _OPTIONS if isinstance(self, _ChatOptions) else {}
         options = [f"options.{name[:100]}" for name in self.options if name not in used]
-        fields = [name for name in _HINTS if getattr(self, name, None)]
+        fields = [name for name in self.idle if getattr(self, name, None)]
         return (*(f"{name}: no effect" for name in (*options, *fields)), *self.dropped())
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """Fields without effect."""
+        return ("truncate", "shift")
 
     @property
     def names(self) -> dict[str, str]:
@@ -105,6 +109,11 @@ class OllamaGenerate(_ChatOptions, kw_only=True):
         return [*system, {"role": "user", "content": self.prompt, "images": self.images}]
 
     @property
+    def idle(self) -> tuple[str, ...]:
+        ignored = ("system", "template") if self.raw else ("system",) if self.is_bare and not self.template else ()
+        return (*super().idle, *ignored)
+
+    @property
     def is_bare(self) -> bool:
         """Return whether the prompt is completed without the model's chat template."""
         return bool(self.prompt and (self.raw or self.suffix or self.template))
@@ -115,6 +124,10 @@ class OllamaEmbed(_ModelRequest, kw_only=True):
 
     input: str | list[str]
     dimensions: int | None = None
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        return ()
 
 
 class OllamaEmbedding(_ModelRequest, kw_only=True):
@@ -192,12 +205,12 @@ def chat_body(request: OllamaChat | OllamaGenerate) -> dict[str, Any]:
 
 
 def _prompt_body(request: OllamaGenerate, body: dict[str, Any]) -> dict[str, Any]:
-    for name in ("images", "logprobs", *(("system", "template") if request.raw else ())):
+    for name in ("images", "logprobs"):
         if getattr(request, name):
             raise UnsupportedFeatureError(f"{name} cannot be combined with raw, suffix or template.", param=name)
     body.pop("reasoning_effort", None)
     body |= {"prompt": request.prompt, "max_tokens": body.pop("max_completion_tokens", _PROMPT_TOKENS)}
-    if request.template:
+    if request.template and not request.raw:
         values = {"System": request.system, "Prompt": request.prompt, "Suffix": request.suffix}
         body["prompt"] = _filled(request.template, values)
     elif request.suffix:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import msgspec
+from msgspec import UNSET
+
 from ....protocol.dialects.messages_events import message_of
 from ....protocol.dialects.messages_request import MessagesRequest, read_count, read_message
 from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
@@ -25,7 +28,7 @@ async def count_tokens(context: RequestContext) -> WireResponse:
     """Count tokens with the tokenizer of the device's model; a cloud model may count differently."""
     request = context.request
     body = await off_event_loop(request.body, lambda: read_count(request.body))
-    return WireResponse.json({"input_tokens": (await count_input(context, body)).input_tokens})
+    return WireResponse.json(msgspec.structs.replace(await count_input(context, body), object=UNSET))
 
 
 def _read(request: WireRequest) -> tuple[MessagesRequest, WireRequest]:

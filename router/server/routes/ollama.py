@@ -65,7 +65,7 @@ async def _embed(context: RequestContext, asked: OllamaEmbed) -> WireResponse:
     if asked.dimensions is not None:
         body["dimensions"] = asked.dimensions
     wire = replace(context.request, body=msgspec.json.encode(body), hints=asked.hints, names=asked.names)
-    made = await context.router.direct(wire, vectors)
+    made = await context.router.direct(wire, partial(vectors, truncate=asked.truncate))
     return translated(made, lambda answer: embeddings_of(asked.model, answer, started))
 
 
