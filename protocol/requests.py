@@ -7,7 +7,7 @@ are errors too, except at the value that has no effect.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, Literal
 
@@ -15,12 +15,11 @@ import msgspec
 
 from .decoding import convert, prepare_types, read_object, unsupported
 from .errors import InvalidRequestError, UnsupportedFeatureError, invalid_field, invalid_value
-from .hints import SWITCHES, Hints, member, unused_hints
+from .hints import SWITCHES, Hints, member
 from .prompts import Prompt, WirePrompts, prompts_of
 from .safety.names import check_names
 from .sampling import MAX_LOGPROBS, SamplingParams, check_value
 from .structured import (
-    AllowedChoice,
     Constraint,
     ResponseFormat,
     StructuredOutputs,
@@ -33,7 +32,6 @@ from .structured import (
     function_tools,
     gbnf_constraint,
     outputs_constraint,
-    tool_notes,
 )
 from .turns import whole_turns
 
@@ -281,7 +279,7 @@ class CompletionRequest(_CommonFields, kw_only=True):
         return replace(params, prompt_logprobs=max(self.logprobs, self.prompt_logprobs or 0))
 
 
-prepare_types(ChatRequest, CompletionRequest, AllowedChoice)
+prepare_types(ChatRequest, CompletionRequest)
 
 
 def parse_chat(body: bytes) -> ChatRequest:
@@ -312,13 +310,6 @@ def read_chat(fields: Mapping[str, Any]) -> ChatRequest:
         raise unsupported("output_config.format")
     _check_shared(request)
     return request
-
-
-def chat_notes(
-    fields: Mapping[str, Any], used: Collection[str] = (), names: Mapping[str, str] | None = None
-) -> tuple[str, ...]:
-    """Return notes on the parts of a decoded chat request that `read_chat` ignores, as `unused_hints`."""
-    return (*unused_hints(fields, used, names), *tool_notes(fields.get("tools")))
 
 
 def parse_completion(body: bytes) -> CompletionRequest:

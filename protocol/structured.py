@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict, cast
 import msgspec
 
 from .errors import UnsupportedFeatureError, invalid_value
+from .hints import EFFORTS, HINTS, member
 from .schemas.enforceable import enforceable
 
 MAX_CONSTRAINT_CHARS = 2**17
@@ -79,21 +80,6 @@ class FunctionName(msgspec.Struct, forbid_unknown_fields=True):
 class NamedTool(msgspec.Struct, forbid_unknown_fields=True):
     function: FunctionName
     type: Literal["function"] = "function"
-
-
-class AllowedTool(msgspec.Struct):
-    type: str = "function"
-    function: FunctionName | None = None
-
-
-class AllowedTools(msgspec.Struct, forbid_unknown_fields=True):
-    mode: Literal["auto", "required"]
-    tools: list[AllowedTool]
-
-
-class AllowedChoice(msgspec.Struct, forbid_unknown_fields=True):
-    type: Literal["allowed_tools"]
-    allowed_tools: AllowedTools
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
@@ -215,15 +201,16 @@ def _without_hints(tool: dict[str, Any]) -> dict[str, Any]:
 
 def _allowed(choice: dict[str, Any], tools: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
     """Return the allowed functions, and whether one must be called. Raises InvalidRequestError."""
-    try:
-        allowed = msgspec.convert(choice, AllowedChoice).allowed_tools
-    except msgspec.ValidationError as error:
-        raise invalid_value("tool_choice", f"allowed_tools: {error}") from error
-    names = [tool.function.name for tool in allowed.tools if tool.function is not None and tool.type == "function"]
+    allowed: Any = member(choice, "allowed_tools")
+    mode, listed = member(allowed, "mode"), member(allowed, "tools")
+    names = (
+        [_name_of(tool) for tool in listed if member(tool, "type") == "function"] if isinstance(listed, list) else []
+    )
     kept = [tool for tool in tools if _name_of(tool) in names]
-    if not kept or len(kept) < len(names):
-        raise invalid_value("tool_choice", "allowed_tools names a function that is not among the tools")
-    return kept, allowed.mode
+    if mode not in ("auto", "required") or not kept or len(kept) < len(names):
+        fault = "allowed_tools needs a mode, auto or required, and names a function that is not among the tools"
+        raise invalid_value("tool_choice", fault)
+    return kept, mode
 
 
 def no_such_tool(kind: Any) -> UnsupportedFeatureError:
@@ -236,20 +223,28 @@ def tool_notes(tools: Any, functions: Sequence[str | None] = ("function",)) -> l
     """Return notes on the tools of other types than `functions`, which are left out, and on hints of functions."""
     notes: list[str] = []
     for index, tool in enumerate(cast("list[Any]", tools) if isinstance(tools, list) else ()):
-        if not isinstance(tool, dict):
-            continue
-        fields = cast("dict[str, Any]", tool)
-        if fields.get("type") not in functions:
-            notes.append(f"tools[{index}]: left out, no model here can call {str(fields.get('type'))[:100]!r}")
+        if (kind := member(tool, "type")) not in functions:
+            notes.append(f"tools[{index}]: left out, no model here can call {str(kind)[:100]!r}")
         else:
-            given = [name for name in TOOL_HINTS if fields.get(name) and name != "cache_control"]
+            given = [name for name in TOOL_HINTS if member(tool, name) and name != "cache_control"]
             notes += [f"tools[{index}].{name}: no effect" for name in given]
     return notes
 
 
-def _name_of(tool: dict[str, Any]) -> Any:
-    function: Any = tool.get("function")
-    return cast("dict[str, Any]", function).get("name") if isinstance(function, dict) else None
+def ignored(
+    fields: Mapping[str, Any], used: Sequence[str] = (), names: Mapping[str, str] | None = None, *, reasons: bool = True
+) -> tuple[str, ...]:
+    """Return notes on the hints and tools of a request without effect, except `used`. `names`: the caller's names.
+
+    `reasons`: whether the model is asked for reasoning, so that the spellings of its effort have an effect.
+    """
+    hints = [name for name in (*HINTS, *(() if reasons else EFFORTS)) if fields.get(name) is not None]
+    given = [(names or {}).get(name, name) for name in hints if name not in used]
+    return (*((f"{', '.join(given)}: no effect",) if given else ()), *tool_notes(fields.get("tools")))
+
+
+def _name_of(tool: Any) -> Any:
+    return member(member(tool, "function"), "name")
 
 
 def check_tools(tools: list[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> None:

@@ -9,64 +9,46 @@ import msgspec
 
 _Object = dict[str, Any]
 #: Fields of assistant messages that may stand instead of a content.
-_CONTENTS = ("tool_calls", "refusal", "reasoning_content", "reasoning", "audio", "function_call")
+_CONTENTS = ("refusal", "reasoning_content", "reasoning", "audio", "function_call", "tool_calls")
 
 
 def whole_turns(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a chat request with a complete history. Malformed messages stay unchanged.
-
-    A result without an id answers the call of its `tool_name` or `name`, else the oldest call without a result.
-    """
+    """Return a chat request with a complete history. Malformed messages stay unchanged."""
     messages: Any = fields.get("messages")
     if not isinstance(messages, list):
         return fields
-    turns: list[Any] = []
-    unanswered: list[_Object] = []
-    for index, message in enumerate(cast("list[Any]", messages)):
-        turn = _object(message)
-        if turn.get("role") == "assistant":
-            turn = _whole_assistant(turn, index)
-            unanswered = [call for call in turn.get("tool_calls") or () if _object(call)] or unanswered
-        elif turn.get("role") == "tool":
-            turn = _whole_result(turn, unanswered)
-        turns.append(turn or message)
-    return {**fields, "messages": turns}
+    calls: list[_Object] = []
+    turns = enumerate(cast("list[Any]", messages))
+    return {**fields, "messages": [_whole(_object(each), index, calls) or each for index, each in turns]}
 
 
 def _object(value: Any) -> _Object:
     return cast("_Object", value) if isinstance(value, dict) else {}
 
 
-def _whole_assistant(message: _Object, index: int) -> _Object:
-    calls: Any = message.get("tool_calls")
-    if calls and isinstance(calls, list):
-        whole = [_whole_call(call, f"call_{index}_{number}") for number, call in enumerate(cast("list[Any]", calls))]
-        return {**message, "tool_calls": whole}
-    is_empty = message.get("content") is None and not any(message.get(name) for name in _CONTENTS)
-    return {**message, "content": ""} if is_empty else message
+def _whole(turn: _Object, index: int, unanswered: list[_Object]) -> _Object:
+    """Complete a message. A result without an id answers the call of its name, else the oldest unanswered call."""
+    role, calls = turn.get("role"), turn.get("tool_calls")
+    if role == "assistant" and isinstance(calls, list) and calls:
+        whole = [_whole_call(call, f"call_{index}_{at}") for at, call in enumerate(cast("list[Any]", calls))]
+        unanswered[:] = filter(_object, whole)
+        turn = {**turn, "tool_calls": whole}
+    elif role == "tool":
+        call_id, name = turn.get("tool_call_id"), turn.get("tool_name") or turn.get("name")
+        names = [_object(call.get("function")).get("name") if call_id is None else None for call in unanswered]
+        ids = [call.get("id") for call in unanswered]
+        at = ids.index(call_id) if call_id in ids else names.index(name) if name in names else 0
+        if ids and (call_id is None or call_id in ids):
+            turn = {**turn, "tool_call_id": unanswered.pop(at).get("id")}
+    is_empty = turn.get("content") is None and not any(turn.get(name) for name in _CONTENTS)
+    return {**turn, "content": ""} if is_empty and role in ("assistant", "tool") else turn
 
 
 def _whole_call(call: Any, otherwise: str) -> Any:
     """Return a call with an id, or else the id `otherwise`, and with arguments as text."""
     whole, function = _object(call), _object(_object(call).get("function"))
-    if not function:
-        return call
     arguments = function.get("arguments")
-    if not isinstance(arguments, str):
+    if function and not isinstance(arguments, str):
         text = "{}" if arguments is None else msgspec.json.encode(arguments).decode()
         whole = {**whole, "function": {**function, "arguments": text}}
-    return whole if whole.get("id") else {**whole, "id": otherwise}
-
-
-def _whole_result(message: _Object, unanswered: list[_Object]) -> _Object:
-    """Return a result with content and the id of its call, which is removed from `unanswered`."""
-    call_id, name = message.get("tool_call_id"), message.get("tool_name") or message.get("name")
-    by_id = [call for call in unanswered if call.get("id") == call_id]
-    by_name = [call for call in unanswered if name and _object(call.get("function")).get("name") == name]
-    answered = next(iter(by_id or by_name or unanswered[:1]), None) if by_id or call_id is None else None
-    if answered is not None:
-        unanswered.remove(answered)
-    if call_id is not None and message.get("content") is not None:
-        return message
-    found = {} if call_id is not None or answered is None else {"tool_call_id": answered.get("id")}
-    return {**message, **found, "content": message.get("content") or ""}
+    return {"id": otherwise, **{name: value for name, value in whole.items() if value is not None}} if whole else call

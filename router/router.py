@@ -26,10 +26,9 @@ from ..protocol.errors import (
     StorageError,
     UpdraftError,
 )
-from ..protocol.hints import EFFORTS, HINTS, unused_hints
 from ..protocol.http import prometheus, sse
 from ..protocol.http.wire import WireRequest, WireResponse, off_event_loop
-from ..protocol.requests import chat_notes
+from ..protocol.structured import ignored
 from ..protocol.telemetry.tracing import Tracer
 from .accounting.budget import SCOPES, Budget, InFlight
 from .accounting.ledger import Ledger, LedgerRow
@@ -281,7 +280,7 @@ class Router:
             lambda: read_routing_request(request, body, tier, hold_tokens=hold_tokens, started=record.started),
         )
         record.hints = job.notes
-        record.device_hints = chat_notes(body, self._used_hints, request.names)
+        record.device_hints = ignored(body, self._used_hints, request.names)
         if slot is not None and (kept := slot.get()) is not None:
             return self._repeat(job, kept, record)
         job = await self._ruled(job, body)
@@ -341,7 +340,7 @@ class Router:
                 body, record.model = await off_event_loop(request.body, lambda: read(request))
                 record.caller = record.caller.with_user(body)
                 job = direct_job(request, body, names.direct_tier(body, record.model), record)
-                record.device_hints = unused_hints(body, self._used_hints, request.names, (*HINTS, *EFFORTS))
+                record.device_hints = ignored(body, self._used_hints, request.names, reasons=False)
                 job = await self._ruled(job, body)
                 await self._wait_for_local(job)
                 answering.call = call = DirectCall(request, job, self._state(), record)

@@ -46,13 +46,11 @@ class _ModelRequest(Hints, forbid_unknown_fields=True, kw_only=True):
         """Notes on the parts of the request that have no effect."""
         used = _OPTIONS if isinstance(self, _ChatOptions) else {}
         options = [f"options.{name[:100]}" for name in self.options if name not in used]
-        fields = [name for name in self.idle if getattr(self, name, None)]
+        idle = ["truncate", "shift"] if isinstance(self, _ChatOptions) else []
+        if isinstance(self, OllamaGenerate) and self.is_bare:
+            idle += ["system", "template"] if self.raw else [] if self.template else ["system"]
+        fields = [name for name in idle if getattr(self, name)]
         return (*(f"{name}: no effect" for name in (*options, *fields)), *self.dropped())
-
-    @property
-    def idle(self) -> tuple[str, ...]:
-        """Fields without effect."""
-        return ("truncate", "shift")
 
     @property
     def names(self) -> dict[str, str]:
@@ -109,11 +107,6 @@ class OllamaGenerate(_ChatOptions, kw_only=True):
         return [*system, {"role": "user", "content": self.prompt, "images": self.images}]
 
     @property
-    def idle(self) -> tuple[str, ...]:
-        ignored = ("system", "template") if self.raw else ("system",) if self.is_bare and not self.template else ()
-        return (*super().idle, *ignored)
-
-    @property
     def is_bare(self) -> bool:
         """Return whether the prompt is completed without the model's chat template."""
         return bool(self.prompt and (self.raw or self.suffix or self.template))
@@ -124,10 +117,6 @@ class OllamaEmbed(_ModelRequest, kw_only=True):
 
     input: str | list[str]
     dimensions: int | None = None
-
-    @property
-    def idle(self) -> tuple[str, ...]:
-        return ()
 
 
 class OllamaEmbedding(_ModelRequest, kw_only=True):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ...protocol.decoding import convert, read_leniently, read_object
 from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError, WrongTypeError
-from ...protocol.hints import UNKNOWN, unused_hints
+from ...protocol.hints import UNKNOWN
 from ...protocol.http.forwarding import NOTHING, Forwarding, forwarded
 from ...protocol.http.wire import WireRequest
 from ...protocol.requests import (
@@ -23,6 +23,7 @@ from ...protocol.requests import (
     read_chat,
 )
 from ...protocol.safety.names import check_names
+from ...protocol.structured import ignored
 from ...protocol.turns import whole_turns
 from .json_narrowing import table, tables
 
@@ -172,7 +173,7 @@ def continued(messages: Sequence[Message], text: str, *, continues: bool) -> lis
 
 def take_unknown_hints(body: dict[str, Any]) -> tuple[str, ...]:
     """Remove the hints of `body` that no engine knows, and return a note on them."""
-    return unused_hints({name: body.pop(name) for name in UNKNOWN if name in body})
+    return ignored({name: body.pop(name) for name in UNKNOWN if name in body})
 
 
 def take_options(body: dict[str, Any]) -> UpdraftOptions:

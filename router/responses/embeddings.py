@@ -26,10 +26,8 @@ _READ = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
 
 async def embed(call: DirectCall, truncate: bool | None = False) -> DirectReply:
-    """Answer an embeddings request. Raises UpdraftError or CloudFailure.
-
-    `truncate`: cut inputs to the context of the device's model; None: also, unless the cloud answers.
-    """
+    """Answer an embeddings request. Raises UpdraftError or CloudFailure. `truncate`: cut inputs to the context of the
+    device's model; None: also, unless the cloud answers."""
     body, record = call.job.body, call.record
     ruling, escalation = await call.route("embeddings", _why_not_on_device(call), "embeddings come from the cloud")
     if not ruling.cloud:

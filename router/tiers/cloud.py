@@ -16,7 +16,7 @@ import msgspec
 
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.http.forwarding import NOTHING, Forwarding, header_bytes
-from ...protocol.requests import chat_notes
+from ...protocol.structured import ignored
 from .answer_shapes import completion_in, embeddings_in, models_in
 from .connection import LOCATION, CloudEndpoint, open_client
 from .continuation_check import ContinuationVerdict
@@ -121,7 +121,7 @@ class HttpCloudTier:
 
     def notes(self, body: Mapping[str, Any], names: Mapping[str, str]) -> tuple[str, ...]:
         hints = self._provider.hints
-        return () if hints is None else chat_notes(body, hints, names)
+        return () if hints is None else ignored(body, hints, names)
 
     async def takes_drafts(self, model: str, *, timeout_s: float, forwarded: Forwarding = NOTHING) -> bool:
         can = self._provider.capabilities

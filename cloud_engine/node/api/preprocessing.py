@@ -13,8 +13,9 @@ from ....protocol.embeddings import EmbeddingRequest
 from ....protocol.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError, UnsupportedFeatureError
 from ....protocol.http.ids import new_id
 from ....protocol.prompts import Prompt
-from ....protocol.requests import ChatRequest, CompletionRequest, chat_notes, parse_completion, read_chat
+from ....protocol.requests import ChatRequest, CompletionRequest, parse_completion, read_chat
 from ....protocol.sampling import SamplingDefaults
+from ....protocol.structured import ignored
 from ....text.templates import tool_messages as tool_turns
 from ....text.tokenizer import Tokenizer
 from ....text.tool_formats import ToolFormat
@@ -65,7 +66,7 @@ class RequestPreprocessor:
     def chat(self, body: bytes, tenant: str, hints: tuple[str, ...], names: Mapping[str, str]) -> PreparedRequest:
         """Prepare a chat request. `hints`: notes for the answer. `names`: the caller's names of fields."""
         fields = read_object(body)
-        request, hints = read_chat(fields), (*hints, *chat_notes(fields, names=names))
+        request, hints = read_chat(fields), (*hints, *ignored(fields, names=names))
         offered = self._offered(request)
         tools = [] if offered is None else offered.use.tools
         texts = tool_turns.texts(request.messages, tools)

@@ -135,10 +135,8 @@ async def compact(context: RequestContext) -> WireResponse:
 
 
 async def _compaction(context: RequestContext, asked: ResponsesRequest, items: list[Item]) -> list[Item]:
-    """Compact the items before the last user message if the prompt exceeds the request's threshold.
-
-    Return the compaction item. If the model fails, return nothing, since the answer may still succeed.
-    """
+    """Compact the items before the last user message if the prompt exceeds the request's threshold. Return the
+    compaction item. If the model fails, return nothing, since the answer may still succeed."""
     threshold = asked.compact_threshold
     earlier, rest = split_for_compaction(items) if threshold is not None else ([], [])
     if threshold is None or not earlier:

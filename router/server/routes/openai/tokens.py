@@ -59,10 +59,8 @@ async def input_tokens(context: RequestContext) -> WireResponse:
 
 
 async def count_input(context: RequestContext, chat: bytes) -> InputTokens:
-    """Count the tokens of a chat on the device's model, also for a cloud, or estimate them if the device cannot.
-
-    Raises the errors of `read_chat`, and those of `LocalTier` if the request names the device.
-    """
+    """Count the tokens of a chat on the device's model, also for a cloud, or estimate them if the device cannot. Raises
+    the errors of `read_chat`, and those of `LocalTier` if the request names the device."""
     fields, model = await off_event_loop(chat, lambda: read_model(chat))
     tier = (await context.router.names()).requested_tier(model)
     may_estimate, counted = tier != "local", None
@@ -108,21 +106,10 @@ async def _encoded(context: RequestContext, model: str | None, work: Callable[[T
 
 
 ROUTES = (
-    Route(
-        "POST",
-        "/tokenize",
-        tokenize,
-        "tokens of `prompt`, or of `messages` and `tools`, on the device's model, as in vLLM",
-        TokenizeRequest,
-        TokenizeResponse,
-    ),
+    Route("POST", "/tokenize", tokenize,
+          "tokens of `prompt`, or of `messages` and `tools`, on the device's model, as in vLLM", TokenizeRequest,
+          TokenizeResponse),
     Route("POST", "/detokenize", detokenize, "`tokens` to `prompt`, as in vLLM", DetokenizeRequest, DetokenizeResponse),
-    Route(
-        "POST",
-        "/v1/chat/completions/input_tokens",
-        input_tokens,
-        "number of tokens of a chat on the device's model, as in llama.cpp",
-        ChatRequest,
-        InputTokens,
-    ),
-)
+    Route("POST", "/v1/chat/completions/input_tokens", input_tokens,
+          "number of tokens of a chat on the device's model, as in llama.cpp", ChatRequest, InputTokens),
+)  # fmt: skip
