@@ -12,8 +12,9 @@ SWITCHES = {"true": True, "false": False}
 UNKNOWN = ("client_metadata", "context_management", "defer_loading")
 _CACHE = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")
 _KEPT = ("user", "service_tier", "safety_identifier", *_CACHE)
+_DROPPED = (*UNKNOWN, "metadata")
 #: Hints that have no effect on an answer. `cache_control` is so common that it gets no note.
-HINTS = (*UNKNOWN, "metadata", *_KEPT)
+HINTS = (*_DROPPED, *_KEPT)
 #: Spellings of the reasoning effort.
 EFFORTS = ("reasoning_effort", "output_config", "reasoning", "thinking", "think")
 _SWITCHED = {"true": "medium", "false": "none"}  # efforts of Ollama's `think`
@@ -58,7 +59,7 @@ class Hints(msgspec.Struct, kw_only=True):
 
     def dropped(self, *used: str) -> list[str]:
         """Return notes on the hints that no chat request has, except `used`."""
-        return [f"{name}: no effect" for name in HINTS[:4] if getattr(self, name) is not None and name not in used]
+        return [f"{name}: no effect" for name in _DROPPED if getattr(self, name) is not None and name not in used]
 
 
 def member(value: Any, name: str) -> Any:

@@ -171,10 +171,8 @@ def gbnf_constraint(grammar: str) -> Constraint:
 
 
 def function_tools(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a chat request with the functions that the answer may call, without other tools and hints of tools.
-
-    The mode replaces a `tool_choice` of type `allowed_tools`. Raises InvalidRequestError if no function can be chosen.
-    """
+    """Return a chat request with the functions that the answer may call, without other tools and hints of tools. The
+    mode replaces a `tool_choice` of type `allowed_tools`. Raises InvalidRequestError if no function can be chosen."""
     tools, choice = fields.get("tools"), fields.get("tool_choice")
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in cast("list[Any]", tools)):
         return fields
@@ -235,9 +233,7 @@ def ignored(
     fields: Mapping[str, Any], used: Sequence[str] = (), names: Mapping[str, str] | None = None, *, reasons: bool = True
 ) -> tuple[str, ...]:
     """Return notes on the hints and tools of a request without effect, except `used`. `names`: the caller's names.
-
-    `reasons`: whether the model is asked for reasoning, so that the spellings of its effort have an effect.
-    """
+    `reasons`: whether the model is asked for reasoning, so that the spellings of its effort have an effect."""
     hints = [name for name in (*HINTS, *(() if reasons else EFFORTS)) if fields.get(name) is not None]
     given = [(names or {}).get(name, name) for name in hints if name not in used]
     return (*((f"{', '.join(given)}: no effect",) if given else ()), *tool_notes(fields.get("tools")))

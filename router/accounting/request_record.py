@@ -281,20 +281,16 @@ class RequestRecord:
             self.cloud_s += time.monotonic() - began
 
     def info(self) -> UpdraftInfo:
+        calls = self.cloud_calls if self.tier == "cloud" else []
+        ignored = () if self.cache_hit else calls[-1].hints if calls else self.device_hints
         return UpdraftInfo(
             request_id=self.request_id,
             tier=self.tier,
             route=self.route or "local",
             confidence=self.decision.confidence,
-            notes=[*self.hints, *self._ignored, *self.notes, *filter(None, [self.budget_note])] or UNSET,
+            notes=[*self.hints, *ignored, *self.notes, *filter(None, [self.budget_note])] or UNSET,
             **self._facts(),
         )
-
-    @property
-    def _ignored(self) -> tuple[str, ...]:
-        """Notes on hints that the tier of the answer ignored. Cached answers have none."""
-        calls = self.cloud_calls if self.tier == "cloud" else ()
-        return () if self.cache_hit else calls[-1].hints if calls else self.device_hints
 
     def _facts(self) -> dict[str, Any]:
         """Return the fields that the `updraft` object and the ledger row share."""

@@ -124,10 +124,8 @@ def read_routing_request(
     hold_tokens: int | None,
     started: float,
 ) -> RoutingRequest:
-    """Read a request that arrived at `started` (`time.monotonic()`). `hold_tokens`: default of that option.
-
-    Raises InvalidRequestError if no tier could process the request.
-    """
+    """Read a request that arrived at `started` (`time.monotonic()`). `hold_tokens`: default of that option. Raises
+    InvalidRequestError if no tier could process the request."""
     read_leniently(body, ChatRequest)
     body |= whole_turns(body)
     unknown = take_unknown_hints(body)
@@ -206,10 +204,8 @@ def take_options(body: dict[str, Any]) -> UpdraftOptions:
 
 
 def _check_frame(body: dict[str, Any]) -> None:
-    """Check the fields that the router reads, and refuse values that no engine accepts.
-
-    The tier that answers checks all other fields. Raises InvalidRequestError.
-    """
+    """Check the fields that the router reads, and refuse values that no engine accepts. The tier that answers checks
+    all other fields. Raises InvalidRequestError."""
     messages = tables(body.get("messages"))
     if messages is None or not all(isinstance(message.get("role"), str) for message in messages):
         raise _invalid("messages", "must be a list of objects, each with a role")

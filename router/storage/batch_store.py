@@ -123,10 +123,8 @@ class BatchStore:
         return batches[: wanted.limit], len(batches) > wanted.limit
 
     def cancel(self, owner: str, batch_id: str) -> Batch:
-        """Cancel a batch: at once if it has not begun, else when its requests in flight have ended.
-
-        Raises NotFoundError, and InvalidRequestError if the batch is over.
-        """
+        """Cancel a batch: at once if it has not begun, else when its requests in flight have ended. Raises
+        NotFoundError, and InvalidRequestError if the batch is over."""
         self.get(owner, batch_id)
 
         def cancelling(batch: Batch) -> None:

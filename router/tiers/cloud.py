@@ -41,10 +41,8 @@ T = TypeVar("T")
 
 
 class HttpCloudTier:
-    """`CloudTier` over one pooled HTTP client, which connects with the first request.
-
-    If the environment sets an unusable proxy or certificate, every request fails with an error that says so.
-    """
+    """`CloudTier` over one pooled HTTP client, which connects with the first request. If the environment sets an
+    unusable proxy or certificate, every request fails with an error that says so."""
 
     def __init__(self, endpoint: CloudEndpoint) -> None:
         self.continues = endpoint.continues

@@ -124,11 +124,8 @@ class LocalTier(Protocol):
     async def start(
         self, messages: Sequence[Message], params: SamplingParams, **options: Unpack[AnswerOptions]
     ) -> LocalGeneration:
-        """Start an answer.
-
-        Raises ContextLengthError if the prompt exceeds the context window, InvalidRequestError for a constraint that is
-        invalid or too expensive to compile.
-        """
+        """Start an answer. Raises ContextLengthError if the prompt exceeds the context window, InvalidRequestError for
+        a constraint that is invalid or too expensive to compile."""
         ...
 
     async def start_text(
