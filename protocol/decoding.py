@@ -72,7 +72,10 @@ def decode(body: bytes, kind: type[R]) -> R:
 def convert(fields: Mapping[str, Any], kind: type[R]) -> R:
     """Convert a decoded object to a struct. Raises InvalidRequestError or UnsupportedFeatureError, naming the field."""
     present = _present(fields, 0)
-    read_leniently(present, kind)
+    read_switches(present, kind)
+    for name, types in _types(kind).items():
+        if int in types and float not in types and name in present:
+            present[name] = integral(present[name])
     try:
         return msgspec.convert(present, kind)
     except msgspec.ValidationError as error:
@@ -123,19 +126,17 @@ def integral(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def read_leniently(fields: dict[str, Any], kind: type) -> None:
-    """Convert whole floats to integers, and the texts "true" and "false" to booleans, where `kind` has such fields."""
-    for name, (is_integer, is_switch, inner) in _lenient(kind).items():
-        if (value := fields.get(name)) is None:
-            continue
-        if is_integer:
-            fields[name] = integral(value)
-        if is_switch and isinstance(value, str):
+def read_switches(fields: dict[str, Any], kind: type) -> None:
+    """Convert the texts "true" and "false" to booleans where `kind` has booleans, also in nested structs."""
+    for name, types in _types(kind).items():
+        value = fields.get(name)
+        if isinstance(value, str) and bool in types and str not in types:
             fields[name] = SWITCHES.get(value.lower(), value)
-        if inner is not None:
-            for each in cast("list[Any]", value if isinstance(value, list) else [value]):
-                if isinstance(each, dict):
-                    read_leniently(cast("dict[str, Any]", each), inner)
+        elif isinstance(value, dict | list):
+            parts = cast("list[Any]", value if isinstance(value, list) else [value])
+            for inner in filter(_has_switches, types):
+                for part in filter(lambda each: isinstance(each, dict), parts):
+                    read_switches(part, inner)
 
 
 def _present(fields: Mapping[str, Any], depth: int) -> dict[str, Any]:
@@ -160,15 +161,16 @@ def _without_nulls(value: Any, depth: int) -> object:
 
 
 @cache
-def _lenient(kind: type) -> dict[str, tuple[bool, bool, type | None]]:
-    """Return each field that accepts integers but not floats, booleans but not texts, or a struct with such fields."""
-    fields: dict[str, tuple[bool, bool, type | None]] = {}
-    for name, hint in get_type_hints(kind).items():
-        types = _member_types(hint)
-        structs = [each for each in types if isinstance(each, type) and issubclass(each, msgspec.Struct)]
-        inner = next((each for each in structs if _lenient(each)), None)
-        fields[name] = int in types and float not in types, bool in types and str not in types, inner
-    return {name: each for name, each in fields.items() if any(each)}
+def _types(kind: type) -> dict[str, set[Any]]:
+    """Return the types that each field of a struct accepts, including those of list items."""
+    return {name: _member_types(hint) for name, hint in get_type_hints(kind).items()}
+
+
+@cache
+def _has_switches(kind: Any) -> bool:
+    if not isinstance(kind, type) or not issubclass(kind, msgspec.Struct):
+        return False
+    return any(bool in types or any(map(_has_switches, types)) for types in _types(kind).values())
 
 
 def _member_types(hint: Any) -> set[Any]:

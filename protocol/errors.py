@@ -242,8 +242,10 @@ class ModelLoadError(UpdraftError):
 
 
 class ModelTooLargeError(ModelLoadError):
-    """The model needs more memory than is available. `needed` and `available` are in bytes. Loading the model anyway
-    would make the machine swap until it hangs."""
+    """The model needs more memory than is available.
+
+    `needed` and `available` are in bytes. Loading the model anyway would make the machine swap until it hangs.
+    """
 
     status = 507
     default_code = "model_too_large"
@@ -279,7 +281,10 @@ class OfflineError(UpdraftError):
 
 
 class DiskSpaceError(UpdraftError):
-    """The disk has too little free space for the file. `needed` and `free` are in bytes, or None if unknown."""
+    """The disk has too little free space for the file.
+
+    `needed` and `free` are in bytes, or None if unknown.
+    """
 
     status = 507
     type = "disk_space_error"

@@ -201,9 +201,8 @@ def _allowed(choice: dict[str, Any], tools: list[dict[str, Any]]) -> tuple[list[
     """Return the allowed functions, and whether one must be called. Raises InvalidRequestError."""
     allowed: Any = member(choice, "allowed_tools")
     mode, listed = member(allowed, "mode"), member(allowed, "tools")
-    names = (
-        [_name_of(tool) for tool in listed if member(tool, "type") == "function"] if isinstance(listed, list) else []
-    )
+    given = cast("list[Any]", listed) if isinstance(listed, list) else []
+    names = [_name_of(tool) for tool in given if member(tool, "type") == "function"]
     kept = [tool for tool in tools if _name_of(tool) in names]
     if mode not in ("auto", "required") or not kept or len(kept) < len(names):
         fault = "allowed_tools needs a mode, auto or required, and names a function that is not among the tools"

@@ -51,4 +51,4 @@ def _whole_call(call: Any, otherwise: str) -> Any:
     if function and not isinstance(arguments, str):
         text = "{}" if arguments is None else msgspec.json.encode(arguments).decode()
         whole = {**whole, "function": {**function, "arguments": text}}
-    return {"id": otherwise, **{name: value for name, value in whole.items() if value is not None}} if whole else call
+    return call if not whole else whole if whole.get("id") else {**whole, "id": otherwise}

@@ -107,8 +107,9 @@ class ResponsesRequest(Hints, forbid_unknown_fields=True, kw_only=True):
     @property
     def names(self) -> dict[str, str]:
         """The caller's names of the chat request's fields, for errors and notes."""
+        limit = dict.fromkeys(("max_tokens", "max_completion_tokens"), "max_output_tokens")
         named = {"reasoning_effort": self.effort[1] or "reasoning.effort", "verbosity": "text.verbosity"}
-        return {**named, "response_format": "text.format", "max_completion_tokens": "max_output_tokens"}
+        return {**named, **limit, "response_format": "text.format"}
 
     @property
     def hints(self) -> tuple[str, ...]:

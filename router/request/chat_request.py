@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ...protocol.decoding import convert, read_leniently, read_object
+from ...protocol.decoding import convert, read_object, read_switches
 from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError, WrongTypeError
 from ...protocol.hints import UNKNOWN
 from ...protocol.http.forwarding import NOTHING, Forwarding, forwarded
@@ -126,7 +126,7 @@ def read_routing_request(
 ) -> RoutingRequest:
     """Read a request that arrived at `started` (`time.monotonic()`). `hold_tokens`: default of that option. Raises
     InvalidRequestError if no tier could process the request."""
-    read_leniently(body, ChatRequest)
+    read_switches(body, ChatRequest)
     body |= whole_turns(body)
     unknown = take_unknown_hints(body)
     options = take_options(body)

@@ -230,6 +230,12 @@ def test_incomplete_histories_are_completed(
         assert [each[0][-1].text for each in local.calls] == ["hello", "rain", "rain", ""]
 
 
+def test_numbers_beyond_64_bits_do_not_fail_here(client: httpx.Client, cloud: FakeCloud) -> None:
+    ask(client, "/v1/chat/completions", messages=[USER], model="cloud", seed=1e30, max_tokens=8.0)
+    assert (cloud.requests[-1]["seed"], cloud.requests[-1]["max_tokens"]) == (1e30, 8.0)
+    ask(client, "/v1/chat/completions", 400, messages=[USER], model="local", seed=1e30)
+
+
 def test_texts_for_booleans(client: httpx.Client, cloud: FakeCloud, local: ScriptedLocal) -> None:
     for model, text in (("local", LOCAL_TEXT), ("cloud", CLOUD_TEXT)):
         chat = ask(client, "/v1/chat/completions", messages=[USER], model=model, stream="false", logprobs="False",

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from .....protocol.decoding import convert, decode, prepare_types, read_leniently, read_object
+from .....protocol.decoding import convert, decode, prepare_types, read_object, read_switches
 from .....protocol.dialects.bodies import TranslatedBody
 from .....protocol.dialects.chat_chunks import ChatChunks
 from .....protocol.dialects.responses_request import check_metadata
@@ -83,7 +83,7 @@ def _completion_to_store(context: RequestContext) -> _StoredCompletion | None:
     if not context.answers.enabled or b'"store"' not in context.request.body:
         return None
     body = read_object(context.request.body)
-    read_leniently(body, ChatRequest)
+    read_switches(body, ChatRequest)
     if body.pop("store", None) is not True:
         return None
     metadata = convert({"metadata": body.pop("metadata", None)}, MetadataUpdate).metadata
