@@ -93,11 +93,12 @@ def _estimate(chat: dict[str, Any]) -> int:
 
 
 async def prompt_tokens(context: RequestContext, chat: bytes) -> int:
-    """Return the number of tokens of a chat on the device's model, or an estimate if the device cannot count it."""
-    try:
-        return (await count_input(context, chat)).input_tokens
-    except UpdraftError:
-        return _estimate(msgspec.json.decode(chat))
+    """Return the number of tokens of a chat on the device's model, or an estimate for a cloud or an uncountable chat."""
+    fields: dict[str, Any] = msgspec.json.decode(chat)
+    with suppress(UpdraftError):
+        if (await context.router.names()).requested_tier(fields["model"]) != "cloud":
+            return (await count_input(context, chat)).input_tokens
+    return _estimate(fields)
 
 
 async def _encoded(context: RequestContext, model: str | None, work: Callable[[TextEncoder, int], T]) -> T:
