@@ -93,7 +93,7 @@ def _estimate(chat: dict[str, Any]) -> int:
 
 
 async def prompt_tokens(context: RequestContext, chat: bytes) -> int:
-    """Return the number of tokens of a chat on the device's model, or an estimate for a cloud or an uncountable chat."""
+    """Return the number of tokens of a chat on the device's model, or an estimate, as for clouds."""
     fields: dict[str, Any] = msgspec.json.decode(chat)
     with suppress(UpdraftError):
         if (await context.router.names()).requested_tier(fields["model"]) != "cloud":
