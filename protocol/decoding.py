@@ -18,15 +18,16 @@ from .errors import (
     WrongTypeError,
     invalid_field,
 )
+from .hints import SWITCHES
 from .validation_messages import plain_words
 
 #: OpenAI fields that Updraft does not implement. Logs may name these fields but no other unknown field, because other
 #: names may be private text of the caller.
 UNSUPPORTED = frozenset(
-    ("audio", "context_management", "conversation", "function_call", "functions", "moderation", "personality",
+    ("audio", "conversation", "function_call", "functions", "moderation", "personality",
      "web_search_options")
 )  # fmt: skip
-_OPAQUE = frozenset({"parameters", "schema", "json"})  # free-form JSON, in which null is a value
+_OPAQUE = frozenset({"parameters", "schema", "json", "arguments"})  # free-form JSON, in which null is a value
 MAX_ENTRIES = 200_000  # maximum objects, lists and fields per request, because parsing them is slow
 _MARKS = (b"{", b"[", b":")  # each object, list or field has one of these bytes
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
@@ -72,8 +73,9 @@ def decode(body: bytes, kind: type[R]) -> R:
 def convert(fields: Mapping[str, Any], kind: type[R]) -> R:
     """Convert a decoded object to a struct. Raises InvalidRequestError or UnsupportedFeatureError, naming the field."""
     present = _present(fields, 0)
-    for name in _integers(kind):
-        if name in present:
+    read_switches(present, kind)
+    for name, types in _types(kind).items():
+        if int in types and float not in types and name in present:
             present[name] = integral(present[name])
     try:
         return msgspec.convert(present, kind)
@@ -123,6 +125,19 @@ def integral(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def read_switches(fields: dict[str, Any], kind: type) -> None:
+    """Convert the texts "true" and "false" to booleans where `kind` has booleans, also in nested structs."""
+    for name, types in _types(kind).items():
+        value = fields.get(name)
+        if isinstance(value, str) and bool in types and str not in types:
+            fields[name] = SWITCHES.get(value.lower(), value)
+        elif isinstance(value, dict | list):
+            parts = cast("list[Any]", value if isinstance(value, list) else [value])
+            for inner in filter(_has_switches, types):
+                for part in filter(lambda each: isinstance(each, dict), parts):
+                    read_switches(part, inner)
+
+
 def _present(fields: Mapping[str, Any], depth: int) -> dict[str, Any]:
     """Drop null fields, also in nested objects."""
     opaque = _OPAQUE if depth else (*_OPAQUE, "json_schema")
@@ -145,10 +160,16 @@ def _without_nulls(value: Any, depth: int) -> object:
 
 
 @cache
-def _integers(kind: type) -> tuple[str, ...]:
-    """Return the names of fields that accept integers but not floats."""
-    kinds = {name: _member_types(hint) for name, hint in get_type_hints(kind).items()}
-    return tuple(name for name, types in kinds.items() if int in types and float not in types)
+def _types(kind: type) -> dict[str, set[Any]]:
+    """Return the types that each field of a struct accepts, including those of list items."""
+    return {name: _member_types(hint) for name, hint in get_type_hints(kind).items()}
+
+
+@cache
+def _has_switches(kind: Any) -> bool:
+    if not isinstance(kind, type) or not issubclass(kind, msgspec.Struct):
+        return False
+    return any(bool in types or any(map(_has_switches, types)) for types in _types(kind).values())
 
 
 def _member_types(hint: Any) -> set[Any]:

@@ -11,19 +11,19 @@ import msgspec
 
 from .decoding import convert, prepare_types, read_object
 from .errors import UnsupportedFeatureError
+from .hints import Hints
 from .prompts import Prompt, WirePrompts, prompts_of
 
 MAX_INPUTS = 2048
 
 
-class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class EmbeddingRequest(Hints, forbid_unknown_fields=True, kw_only=True):
     """Request body. `dimensions` is refused, because only some models are trained for shortened vectors."""
 
     model: str
     input: WirePrompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
-    user: str | None = None
 
     @property
     def inputs(self) -> list[Prompt]:

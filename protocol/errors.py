@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 _MAX_MESSAGE, _MAX_PARAM = 4000, 200  # characters
@@ -33,6 +35,13 @@ class UpdraftError(Exception):
         super().__init__(self.message)
         self.param = param if param is None else param[:_MAX_PARAM]
         self.code = code if code is not None else self.default_code
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Replace the name of the field by the caller's name."""
+        head = re.split(r"\W", self.param or "", maxsplit=1)[0]
+        if self.param is not None and head in names:
+            self.param = names[head] + self.param[len(head) :]
+            self.message = re.sub(rf"\b{head}\b", names[head], self.message)
 
     def to_body(self) -> dict[str, Any]:
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}

@@ -12,10 +12,8 @@ _MAX_ID = 2**31 - 1
 
 
 def prompts_of(raw: WirePrompts, param: str, *, at_most: int) -> list[Prompt]:
-    """Return the prompts in `raw`. Raises InvalidRequestError naming `param` if `raw` is malformed.
-
-    A list of integers is one prompt in token ids; the engine checks the ids against the model's vocabulary.
-    """
+    """Return the prompts in `raw`. Raises InvalidRequestError naming `param` if `raw` is malformed. A list of integers
+    is one prompt in token ids; the engine checks the ids against the model's vocabulary."""
     items = [raw] if isinstance(raw, str) else raw
     tokens = [item for item in items if isinstance(item, int)]
     if tokens and len(tokens) < len(items):

@@ -15,11 +15,11 @@ import msgspec
 
 from .decoding import convert, prepare_types, read_object, unsupported
 from .errors import InvalidRequestError, UnsupportedFeatureError, invalid_field, invalid_value
+from .hints import SWITCHES, Hints, member
 from .prompts import Prompt, WirePrompts, prompts_of
 from .safety.names import check_names
 from .sampling import MAX_LOGPROBS, SamplingParams, check_value
 from .structured import (
-    AllowedChoice,
     Constraint,
     ResponseFormat,
     StructuredOutputs,
@@ -27,22 +27,21 @@ from .structured import (
     ToolCall,
     ToolChoice,
     ToolUse,
-    allowed_tools,
     check_tools,
     format_constraint,
+    function_tools,
     gbnf_constraint,
     outputs_constraint,
 )
+from .turns import whole_turns
 
 MAX_PROMPTS = 128  # maximum per completion request
 MAX_MESSAGES = 10_000  # maximum per conversation
 MAX_ANSWERS = 128  # maximum per prompt, as at OpenAI; checked before memory is allocated for the answers
 _OUTPUTS = ("json_schema", "grammar", "structured_outputs")
 _MAX_OPTIONS = 16  # maximum number of chat template variables per request
-_SWITCHES = {"true": True, "false": False}
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _VALUE = re.compile(r"[A-Za-z0-9_.,:/ -]{1,64}")  # words and dates
-_LOW_BUDGET, _MEDIUM_BUDGET = 4096, 16384  # budgets below these are low and medium, in tokens
 _MAX_ID_DIGITS = 10  # maximum digits of a token id
 #: Fields that Updraft does not implement, and the values that ask for what Updraft does anyway.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -141,7 +140,7 @@ class UpdraftOptions(msgspec.Struct, forbid_unknown_fields=True):
     hold_tokens: int | None = None
 
 
-class _CommonFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _CommonFields(Hints, forbid_unknown_fields=True, kw_only=True):
     """Fields common to chat and text completion requests."""
 
     model: str
@@ -176,7 +175,6 @@ class _CommonFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    user: str | None = None
     # Scheduling priority; lower values run first. Cloud only, like `cache_salt`.
     priority: int | None = None
     # Prefix-cache salt: only requests with the same salt share cached prefixes.
@@ -232,17 +230,8 @@ class ChatRequest(_CommonFields, kw_only=True):
     modalities: list[str] | None = None
     store: bool | None = None
     verbosity: str | None = None
-    # Hint: how much to reason. `thinking` is Anthropic's and LiteLLM's name, `think` Ollama's.
     reasoning_effort: str | None = None
-    thinking: dict[str, Any] | None = None
-    think: bool | str | None = None
-    # Accepted for compatibility: Updraft's engines ignore the fields below.
     metadata: dict[str, str] | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    prompt_cache_retention: str | None = None
 
     def sampling(self) -> SamplingParams:
         if self.logprobs is not True and self.top_logprobs is not None:
@@ -250,16 +239,6 @@ class ChatRequest(_CommonFields, kw_only=True):
         wanted = (self.top_logprobs or 0) if self.logprobs else None
         limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
         return _sampling(self, limit, wanted)
-
-    @property
-    def effort(self) -> tuple[str | None, str]:
-        """Reasoning effort, and the field that sets it."""
-        if self.reasoning_effort is not None:
-            return self.reasoning_effort, "reasoning_effort"
-        if self.thinking is not None:
-            return thinking_effort(self.thinking.get("type"), self.thinking.get("budget_tokens")), "thinking"
-        wanted = _SWITCHES.get(str(self.think).lower(), self.think)
-        return {True: "medium", False: "none"}.get(wanted) if isinstance(wanted, bool) else wanted, "think"
 
     @property
     def tool_use(self) -> ToolUse | None:
@@ -300,15 +279,7 @@ class CompletionRequest(_CommonFields, kw_only=True):
         return replace(params, prompt_logprobs=max(self.logprobs, self.prompt_logprobs or 0))
 
 
-prepare_types(ChatRequest, CompletionRequest, AllowedChoice)
-
-
-def thinking_effort(kind: Any, budget: Any) -> str:
-    """Return the reasoning effort of Anthropic's `thinking`. `budget`: maximum tokens of reasoning, if set."""
-    if kind == "disabled":
-        return "none"
-    tokens = budget if isinstance(budget, int) else _LOW_BUDGET
-    return "low" if tokens < _LOW_BUDGET else "medium" if tokens < _MEDIUM_BUDGET else "high"
+prepare_types(ChatRequest, CompletionRequest)
 
 
 def parse_chat(body: bytes) -> ChatRequest:
@@ -318,9 +289,9 @@ def parse_chat(body: bytes) -> ChatRequest:
 
 def read_chat(fields: Mapping[str, Any]) -> ChatRequest:
     """Check a decoded chat request. Raises InvalidRequestError or UnsupportedFeatureError."""
-    request = convert(allowed_tools(fields), ChatRequest)
+    request = convert(function_tools(whole_turns(fields)), ChatRequest)
     for name, value in (options := request.chat_template_kwargs or {}).items():
-        options[name] = _SWITCHES.get(str(value).lower(), value)  # a template reads any other text as true
+        options[name] = SWITCHES.get(str(value).lower(), value)  # a template reads any other text as true
     check_messages(
         request.messages,
         add_generation_prompt=request.add_generation_prompt,
@@ -335,6 +306,8 @@ def read_chat(fields: Mapping[str, Any]) -> ChatRequest:
     for field, neutral in _NEUTRAL.items():
         if getattr(request, field) not in (None, *neutral):
             raise unsupported(field)
+    if member(request.output_config, "format") is not None:
+        raise unsupported("output_config.format")
     _check_shared(request)
     return request
 
@@ -400,8 +373,10 @@ def _check_turns(messages: list[Message]) -> None:
         calls = message.tool_calls is not None
         if calls and message.role != "assistant":
             fault = "only assistant messages may have tool_calls: leave tool_calls out"
-        elif (message.tool_call_id is None) == (message.role == "tool"):
-            fault = 'tool_call_id is required for the role "tool" and not allowed for other roles'
+        elif message.tool_call_id is None and message.role == "tool":
+            fault = "the tool result answers no call of an earlier assistant message: give its tool_call_id"
+        elif message.tool_call_id is not None and message.role != "tool":
+            fault = "only tool messages may have a tool_call_id: leave it out"
         elif message.content is None and not calls:
             fault = "content is missing"
         else:

@@ -11,11 +11,9 @@ _BUSY_TIMEOUT_S, _PAUSE_S = 5.0, 0.01
 
 
 def use_wal(connection: sqlite3.Connection) -> None:
-    """Switch the file to WAL mode, in which commits survive a crash of the process.
-
-    SQLite's busy timeout does not apply to the switch: a new file is "locked" at once while another connection
-    switches. This function retries for up to 5 seconds. Raises sqlite3.OperationalError.
-    """
+    """Switch the file to WAL mode, in which commits survive a crash of the process. SQLite's busy timeout does not
+    apply to the switch: a new file is "locked" at once while another connection switches. This function retries for up
+    to 5 seconds. Raises sqlite3.OperationalError."""
     until = time.monotonic() + _BUSY_TIMEOUT_S
     while True:
         try:

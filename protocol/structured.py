@@ -10,13 +10,16 @@ from typing import Any, Literal, TypedDict, cast
 
 import msgspec
 
-from .errors import invalid_value
+from .errors import UnsupportedFeatureError, invalid_value
+from .hints import EFFORTS, HINTS, member
 from .schemas.enforceable import enforceable
-from .validation_messages import plain_words
 
 MAX_CONSTRAINT_CHARS = 2**17
 MAX_TOOLS = 128
 MAX_DEPTH = 64
+#: Fields of tools that have no effect here. Cache hints are so common that they get no note.
+TOOL_HINTS = ("allowed_callers", "cache_control", "defer_loading", "eager_input_streaming", "input_examples")
+_TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -77,16 +80,6 @@ class FunctionName(msgspec.Struct, forbid_unknown_fields=True):
 class NamedTool(msgspec.Struct, forbid_unknown_fields=True):
     function: FunctionName
     type: Literal["function"] = "function"
-
-
-class AllowedTools(msgspec.Struct, forbid_unknown_fields=True):
-    mode: Literal["auto", "required"]
-    tools: list[NamedTool]
-
-
-class AllowedChoice(msgspec.Struct, forbid_unknown_fields=True):
-    type: Literal["allowed_tools"]
-    allowed_tools: AllowedTools
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
@@ -177,26 +170,76 @@ def gbnf_constraint(grammar: str) -> Constraint:
     return Constraint("gbnf", _checked(grammar, "grammar"), "grammar")
 
 
-def allowed_tools(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Replace a `tool_choice` of type `allowed_tools` by its mode, and drop other tools. Raises InvalidRequestError."""
-    choice: Any = fields.get("tool_choice")
-    if not isinstance(choice, dict) or cast("dict[str, Any]", choice).get("type") != "allowed_tools":
+def function_tools(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a chat request with the functions that the answer may call, without other tools and hints of tools. The
+    mode replaces a `tool_choice` of type `allowed_tools`. Raises InvalidRequestError if no function can be chosen."""
+    tools, choice = fields.get("tools"), fields.get("tool_choice")
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in cast("list[Any]", tools)):
         return fields
-    try:
-        allowed = msgspec.convert(choice, AllowedChoice).allowed_tools
-        tools = msgspec.convert(fields.get("tools"), list[dict[str, Any]])
-    except msgspec.ValidationError as error:
-        raise invalid_value("tool_choice", f"allowed_tools: {plain_words(error)}") from error
-    shown = [(tool.type, tool.function.name) for tool in allowed.tools]
-    kept = [tool for tool in tools if (tool.get("type"), _name_of(tool)) in shown]
-    if not kept or len(kept) < len(allowed.tools):
-        raise invalid_value("tool_choice", "allowed_tools names a function that is not among the tools")
-    return {**fields, "tools": kept, "tool_choice": allowed.mode}
+    given = cast("list[dict[str, Any]]", tools)
+    kept = [_without_hints(tool) for tool in given if (tool.get("type") or "function") == "function"]
+    if isinstance(choice, dict):
+        chosen = cast("dict[str, Any]", choice)
+        if chosen.get("type") == "allowed_tools":
+            kept, choice = _allowed(chosen, kept)
+        elif (chosen.get("type") or "function") != "function":
+            raise no_such_tool(chosen.get("type"))
+    if kept or not given:
+        return {**fields, "tools": kept, "tool_choice": choice}
+    if choice not in (None, "auto", "none"):
+        raise invalid_value("tool_choice", "there are no functions to choose from: give tools of type function")
+    return {name: value for name, value in fields.items() if name not in _TOOL_FIELDS}
 
 
-def _name_of(tool: dict[str, Any]) -> Any:
-    function: Any = tool.get("function")
-    return cast("dict[str, Any]", function).get("name") if isinstance(function, dict) else None
+def _without_hints(tool: dict[str, Any]) -> dict[str, Any]:
+    plain = {name: value for name, value in tool.items() if name not in TOOL_HINTS}
+    function = plain.get("function")
+    return {**plain, "function": _without_hints(cast("dict[str, Any]", function))} if _name_of(plain) else plain
+
+
+def _allowed(choice: dict[str, Any], tools: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """Return the allowed functions, and whether one must be called. Raises InvalidRequestError."""
+    allowed: Any = member(choice, "allowed_tools")
+    mode, listed = member(allowed, "mode"), member(allowed, "tools")
+    given = cast("list[Any]", listed) if isinstance(listed, list) else []
+    names = [_name_of(tool) for tool in given if member(tool, "type") == "function"]
+    kept = [tool for tool in tools if _name_of(tool) in names]
+    if mode not in ("auto", "required") or not kept or len(kept) < len(names):
+        fault = "allowed_tools needs a mode, auto or required, and names a function that is not among the tools"
+        raise invalid_value("tool_choice", fault)
+    return kept, mode
+
+
+def no_such_tool(kind: Any) -> UnsupportedFeatureError:
+    return UnsupportedFeatureError(
+        f"tool_choice: no model here can call {str(kind)[:100]!r}. Use functions.", param="tool_choice"
+    )
+
+
+def tool_notes(tools: Any, functions: Sequence[str | None] = ("function",)) -> list[str]:
+    """Return notes on the tools of other types than `functions`, which are left out, and on hints of functions."""
+    notes: list[str] = []
+    for index, tool in enumerate(cast("list[Any]", tools) if isinstance(tools, list) else ()):
+        if (kind := member(tool, "type")) not in functions:
+            notes.append(f"tools[{index}]: left out, no model here can call {str(kind)[:100]!r}")
+        else:
+            given = [name for name in TOOL_HINTS if member(tool, name) and name != "cache_control"]
+            notes += [f"tools[{index}].{name}: no effect" for name in given]
+    return notes
+
+
+def ignored(
+    fields: Mapping[str, Any], used: Sequence[str] = (), names: Mapping[str, str] | None = None, *, reasons: bool = True
+) -> tuple[str, ...]:
+    """Return notes on the hints and tools of a request without effect, except `used`. `names`: the caller's names.
+    `reasons`: whether the model is asked for reasoning, so that the spellings of its effort have an effect."""
+    hints = [name for name in (*HINTS, *(() if reasons else EFFORTS)) if fields.get(name) is not None]
+    given = [(names or {}).get(name, name) for name in hints if name not in used]
+    return (*((f"{', '.join(given)}: no effect",) if given else ()), *tool_notes(fields.get("tools")))
+
+
+def _name_of(tool: Any) -> Any:
+    return member(member(tool, "function"), "name")
 
 
 def check_tools(tools: list[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> None:

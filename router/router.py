@@ -28,6 +28,7 @@ from ..protocol.errors import (
 )
 from ..protocol.http import prometheus, sse
 from ..protocol.http.wire import WireRequest, WireResponse, off_event_loop
+from ..protocol.structured import ignored
 from ..protocol.telemetry.tracing import Tracer
 from .accounting.budget import SCOPES, Budget, InFlight
 from .accounting.ledger import Ledger, LedgerRow
@@ -79,16 +80,14 @@ class _RequestInProgress:
 
 class Router:
     """One local and one cloud tier with OpenAI's interface. Call `start()` on the event loop that will use the router.
-
-    `tiers` replaces the tiers that `config` would load; `close()` closes them in either case.
-    """
+    `tiers` replaces the tiers that `config` would load; `close()` closes them in either case."""
 
     def __init__(self, config: RouterConfig, tiers: Tiers | None = None) -> None:
         self.config = config
         self._tiers = tiers
         self._ledger: Ledger | None = None
         self._ledger_writer: RequestWriter | None = None
-        self._privacy = PrivacyRules(config.privacy)
+        self._privacy, self._used = PrivacyRules(config.privacy), _used(config)
         self._cache = AnswerCache(int(config.cache.max_mb * 2**20), config.cache.ttl_s) if config.cache else None
         self._latency = LatencyEstimates()
         self._budget: Budget | None = None
@@ -108,10 +107,8 @@ class Router:
         self.pulling = asyncio.Semaphore(MAX_PULLS)
 
     async def start(self) -> None:
-        """Open the ledger and load the tiers. Idempotent. Cancelling one waiter does not cancel the shared load.
-
-        Raises ConfigurationError or ModelLoadError, and OverloadedError after `close()`.
-        """
+        """Open the ledger and load the tiers. Idempotent. Cancelling one waiter does not cancel the shared load. Raises
+        ConfigurationError or ModelLoadError, and OverloadedError after `close()`."""
         if self._loading is None and not self._closed:
             self._loading = asyncio.create_task(self._load())
         if self._loading is not None:
@@ -154,10 +151,8 @@ class Router:
         return self._ledger_problem or next(filter(None, problems), None)
 
     async def _open_ledger(self) -> None:
-        """Open the configured ledger. If that fails, serve without it and log a warning once.
-
-        The first attempt raises ConfigurationError if the file is not a ledger or is of a newer version.
-        """
+        """Open the configured ledger. If that fails, serve without it and log a warning once. The first attempt raises
+        ConfigurationError if the file is not a ledger or is of a newer version."""
         path, self._ledger_tried = self.config.ledger, time.monotonic()
         if path is None or self._ledger_writer is not None:
             return
@@ -203,10 +198,8 @@ class Router:
             self._local_retry = None
 
     async def reconfigure(self, config: RouterConfig) -> list[str]:
-        """Apply `config` to future requests, and return the names of the changed settings.
-
-        Raises ConfigurationError, and changes nothing, if `config` is unusable or a changed setting needs a restart.
-        """
+        """Apply `config` to future requests, and return the names of the changed settings. Raises ConfigurationError,
+        and changes nothing, if `config` is unusable or a changed setting needs a restart."""
         await self.start()
         changed = [f.name for f in fields(config) if getattr(config, f.name) != getattr(self.config, f.name)]
         if fixed := [name for name in changed if name not in LIVE_SETTINGS]:
@@ -222,7 +215,7 @@ class Router:
             gates = await asyncio.to_thread(load_gates_of, config, tiers.local)
             gates.follow(tiers.gates, learns=self._learner is not None)
             self._tiers = replace(tiers, gates=gates)
-        self.config, self._privacy = config, privacy
+        self.config, self._privacy, self._used = config, privacy, _used(config)
         self._set_budget()
         return changed
 
@@ -276,7 +269,8 @@ class Router:
             request.body,
             lambda: read_routing_request(request, body, tier, hold_tokens=hold_tokens, started=record.started),
         )
-        record.hints = (*request.hints, *job.forwarded.notes)
+        record.hints = job.notes
+        record.device_hints = ignored(body, self._used, request.names)
         if slot is not None and (kept := slot.get()) is not None:
             return self._repeat(job, kept, record)
         job = await self._ruled(job, body)
@@ -287,10 +281,8 @@ class Router:
         return self._respond(cascade, reply, slot)
 
     async def preview(self, request: WireRequest) -> tuple[RequestRecord, str]:
-        """Return a record with the gates' decisions on a chat request, and the local text generated for the gates.
-
-        Asks no cloud, and stores and counts nothing. Raises UpdraftError.
-        """
+        """Return a record with the gates' decisions on a chat request, and the local text generated for the gates. Asks
+        no cloud, and stores and counts nothing. Raises UpdraftError."""
         names = await self.names()
         body, model = await off_event_loop(request.body, lambda: read_model(request.body))
         tier, started = names.requested_tier(model), time.monotonic()
@@ -331,6 +323,7 @@ class Router:
                 body, record.model = await off_event_loop(request.body, lambda: read(request))
                 record.caller = record.caller.with_user(body)
                 job = direct_job(request, body, names.direct_tier(body, record.model), record)
+                record.device_hints = ignored(body, self._used, request.names, reasons=False)
                 job = await self._ruled(job, body)
                 await self._wait_for_local(job)
                 answering.call = call = DirectCall(request, job, self._state(), record)
@@ -368,6 +361,7 @@ class Router:
             if answering.call is not None:
                 await answering.call.aclose()
         finally:  # write the row even if this wait is cancelled
+            (failure.error if isinstance(failure, CloudFailure) else failure).rename(request.names)
             response = answer.failure(failure, record)
             if isinstance(failure, CloudFailure):
                 record.failed(failure)
@@ -518,10 +512,8 @@ class Router:
         return ModelNames(self.config, self.tiers, self._created)
 
     async def read_ledger(self, look: Callable[[Ledger], T]) -> T:
-        """Return the result of `look` on the ledger, over a separate connection that blocks no request.
-
-        Raises NotFoundError if no ledger is kept, and ConfigurationError if the ledger cannot be read.
-        """
+        """Return the result of `look` on the ledger, over a separate connection that blocks no request. Raises
+        NotFoundError if no ledger is kept, and ConfigurationError if the ledger cannot be read."""
         await self.start()
         kept = self._kept_ledger()
 
@@ -545,6 +537,11 @@ def interpreter_ends() -> OverloadedError:
         "The Python interpreter is shutting down. Send requests before the main thread ends, not in atexit handlers.",
         code="interpreter_shutdown",
     )
+
+
+def _used(config: RouterConfig) -> tuple[str, ...]:
+    """Return the hints that have an effect on every tier."""
+    return ("user",) if config.budget_per_user else ()
 
 
 def _budget(

@@ -20,10 +20,8 @@ from .tiers.connection import check_endpoint
 
 
 def check_settings(config: RouterConfig) -> None:
-    """Raise ConfigurationError for settings that cannot work, without loading a model or asking a server.
-
-    If one tier cannot be used because of its model file or the environment's proxy or certificates, the other answers.
-    """
+    """Raise ConfigurationError for settings that cannot work, without loading a model or asking a server. If one tier
+    cannot be used because of its model file or the environment's proxy or certificates, the other answers."""
     check_startable(config)
     PrivacyRules(config.privacy)
     _check_ledger(config.ledger)

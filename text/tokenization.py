@@ -7,10 +7,12 @@ from typing import Protocol, Unpack
 
 import msgspec
 
-from ..protocol.decoding import decode, prepare_types
+from ..protocol.decoding import convert, decode, prepare_types, read_object
 from ..protocol.errors import ContextLengthError, InvalidRequestError
+from ..protocol.hints import Hints
 from ..protocol.requests import Message, check_messages
-from ..protocol.structured import RenderOptions, Tool, check_tools
+from ..protocol.structured import RenderOptions, Tool, check_tools, function_tools
+from ..protocol.turns import whole_turns
 from .templates import tool_messages as tool_turns
 
 
@@ -28,7 +30,7 @@ class TextEncoder(Protocol):
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
 
 
-class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
+class TokenizeRequest(Hints, forbid_unknown_fields=True, kw_only=True):
     """Request to tokenize `prompt` or `messages`. `add_special_tokens` is for prompts, the next three for messages."""
 
     model: str | None = None
@@ -60,7 +62,7 @@ class TokenizeResponse(msgspec.Struct):
     token_strs: list[str] | None = None
 
 
-class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
+class DetokenizeRequest(Hints, forbid_unknown_fields=True, kw_only=True):
     tokens: list[int]
     model: str | None = None
 
@@ -74,7 +76,7 @@ class DetokenizeResponse(msgspec.Struct):
 
 def parse_tokenize(body: bytes) -> TokenizeRequest:
     """Decode and check a request. Raises InvalidRequestError."""
-    request = decode(body, TokenizeRequest)
+    request = convert(function_tools(whole_turns(read_object(body))), TokenizeRequest)
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequestError("Give either prompt or messages.", param="prompt", code="invalid_value")
     if request.messages is not None:

@@ -6,8 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, cast
 
-import msgspec
-
 from ..errors import UnsupportedFeatureError, invalid_value
 from ..http.lenient_json import object_of
 from .chat_chunks import content_of
@@ -65,7 +63,7 @@ def _result(block: Block, param: str) -> Block:
     content = _content(_blocks(block.get("content") or "", f"{param}.content"), f"{param}.content")
     if block.get("is_error") is True:
         content = f"Error: {content}" if isinstance(content, str) else [{"type": "text", "text": "Error:"}, *content]
-    return {"role": "tool", "tool_call_id": _text(block, "tool_use_id", param), "content": content}
+    return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
 
 
 def _assistant(blocks: list[Block], param: str) -> Block:
@@ -88,10 +86,8 @@ def _assistant(blocks: list[Block], param: str) -> Block:
 
 
 def _call(block: Block, param: str) -> Block:
-    if not isinstance(block.get("input"), dict):
-        raise invalid_value(f"{param}.input", "must be an object")
-    function = {"name": _text(block, "name", param), "arguments": msgspec.json.encode(block["input"]).decode()}
-    return {"id": _text(block, "id", param), "type": "function", "function": function}
+    function = {"name": _text(block, "name", param), "arguments": block.get("input")}
+    return {"id": block.get("id"), "type": "function", "function": function}
 
 
 def _content(blocks: Sequence[Block], param: str) -> str | list[Block]:

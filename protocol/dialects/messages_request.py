@@ -1,4 +1,4 @@
-"""Anthropic's Messages requests as chat requests. Fields without an equivalent are errors; cache hints are ignored."""
+"""Anthropic's Messages requests as chat requests. Fields without an equivalent are errors, unless they are hints."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ import msgspec
 
 from ..decoding import convert, prepare_types, read_object, unsupported
 from ..errors import UnsupportedFeatureError, invalid_value
-from ..http.lenient_json import objects_of
-from ..requests import thinking_effort
+from ..hints import Hints
+from ..http.lenient_json import object_of, objects_of
+from ..structured import TOOL_HINTS, tool_notes
 from .messages_blocks import Block, is_vendor_block, messages_of
 
 #: Fields with the same name in chat requests.
 _SAME = ("model", "temperature", "top_p", "top_k", "updraft")
-#: Fields that have no effect here, of requests and of tools. Cache hints are so common that they get no note.
-_HINTS = ("client_metadata", "context_management")
-_TOOL_HINTS = ("allowed_callers", "defer_loading", "eager_input_streaming", "input_examples")
-_TOOL_FIELDS = ("type", "name", "description", "input_schema", "strict", "cache_control", *_TOOL_HINTS)
+_TOOL_FIELDS = ("type", "name", "description", "input_schema", "strict", *TOOL_HINTS)
+_FUNCTIONS = (None, "custom")  # types of tools that a model calls
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-
-
-class MessageMetadata(msgspec.Struct, forbid_unknown_fields=True):
-    user_id: str | None = None
 
 
 class MessagesToolChoice(msgspec.Struct, forbid_unknown_fields=True):
@@ -32,19 +27,7 @@ class MessagesToolChoice(msgspec.Struct, forbid_unknown_fields=True):
     disable_parallel_tool_use: bool = False
 
 
-class Thinking(msgspec.Struct, forbid_unknown_fields=True):
-    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: int | None = None
-    display: str | None = None
-
-
-class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
-    effort: str | None = None
-    # Output format: `{"type": "json_schema", "schema": ...}`.
-    format: dict[str, Any] | None = None
-
-
-class MessagesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class MessagesRequest(Hints, forbid_unknown_fields=True, kw_only=True):
     """Request body of `POST /v1/messages`."""
 
     model: str
@@ -58,33 +41,22 @@ class MessagesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stop_sequences: list[str] = msgspec.field(default_factory=list[str])
     tools: list[dict[str, Any]] = msgspec.field(default_factory=list[dict[str, Any]])
     tool_choice: MessagesToolChoice | None = None
-    metadata: MessageMetadata | None = None
-    thinking: Thinking | None = None
-    output_config: OutputConfig | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
-    # Hints without effect. The server decides what to cache.
-    client_metadata: dict[str, Any] | None = None
-    context_management: dict[str, Any] | None = None
-    cache_control: dict[str, Any] | None = None
     # Updraft's router options.
     updraft: dict[str, Any] | None = None
 
     @property
-    def effort_field(self) -> str:
-        """Field that sets the reasoning effort."""
-        return "output_config.effort" if self.output_config and self.output_config.effort else "thinking"
+    def names(self) -> dict[str, str]:
+        """The caller's names of the chat request's fields, for errors and notes."""
+        named = {"reasoning_effort": self.effort[1] or "thinking", "user": "metadata" if self.user is None else "user"}
+        return {**named, "max_completion_tokens": "max_tokens", "stop": "stop_sequences"}
 
     @property
     def hints(self) -> tuple[str, ...]:
         """Notes on the parts of the request that have no effect."""
-        notes = [f"{name}: no effect" for name in _HINTS if getattr(self, name) is not None]
-        if self.thinking is not None and self.thinking.display not in (None, "summarized"):
+        notes = self.dropped("metadata")
+        if object_of(self.thinking).get("display") not in (None, "summarized"):
             notes.append("thinking.display: no effect, reasoning is returned in full")
-        for index, tool in enumerate(self.tools):
-            if not _is_function(tool):
-                notes.append(f"tools[{index}]: left out, no model here can call {str(tool.get('type'))[:100]!r}")
-            else:
-                notes += [f"tools[{index}].{name}: no effect" for name in _TOOL_HINTS if tool.get(name)]
+        notes += tool_notes(self.tools, _FUNCTIONS)
         for at, message in enumerate(self.messages):
             for index, block in enumerate(objects_of(message.get("content"))):
                 if is_vendor_block(block):
@@ -123,21 +95,23 @@ def read_count(body: bytes) -> bytes:
 def chat_body(request: MessagesRequest) -> dict[str, Any]:
     """Translate to a chat request. Raises InvalidRequestError or UnsupportedFeatureError."""
     given = {name: getattr(request, name) for name in _SAME}
-    body = {name: value for name, value in given.items() if value is not None}
+    body = {name: value for name, value in given.items() if value is not None} | request.kept
     body |= {"messages": messages_of(request.messages, request.system), "max_completion_tokens": request.max_tokens}
     last: Block = body["messages"][-1]
     if last["role"] == "assistant" and "tool_calls" not in last:  # the answer is prefilled, so continue it
         body |= {"add_generation_prompt": False, "continue_final_message": True}
     if request.stop_sequences:
         body["stop"] = request.stop_sequences
-    if request.metadata is not None and request.metadata.user_id is not None:
-        body["user"] = request.metadata.user_id
-    if request.service_tier == "standard_only":
+    if (user := object_of(request.metadata).get("user_id")) is not None:
+        body.setdefault("user", user)
+    if body.get("service_tier") == "standard_only":
         body["service_tier"] = "default"
+    elif body.get("service_tier") == "auto":
+        del body["service_tier"]
     if (effort := _effort(request)) is not None:
         body["reasoning_effort"] = effort
-    if request.output_config is not None and request.output_config.format is not None:
-        body["response_format"] = _response_format(request.output_config.format)
+    if (wanted := object_of(request.output_config).get("format")) is not None:
+        body["response_format"] = _response_format(wanted)
     if request.stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return body | _tools(request)
@@ -165,7 +139,7 @@ def _tools(request: MessagesRequest) -> dict[str, Any]:
 
 
 def _is_function(tool: dict[str, Any]) -> bool:
-    return tool.get("type") in (None, "custom")
+    return tool.get("type") in _FUNCTIONS
 
 
 def _function(fields: dict[str, Any], param: str) -> dict[str, Any]:
@@ -180,14 +154,13 @@ def _function(fields: dict[str, Any], param: str) -> dict[str, Any]:
 
 
 def _effort(request: MessagesRequest) -> str | None:
-    """Return the reasoning effort. A thinking budget becomes an effort, because chat requests have no budget."""
-    wanted, thinking = request.output_config and request.output_config.effort, request.thinking
-    if wanted is not None or thinking is None or thinking.type != "enabled":
-        return wanted  # without a budget, the model decides how much to reason
-    return thinking_effort(thinking.type, thinking.budget_tokens)
+    """Return the reasoning effort; None if the model decides how much to reason, as without a budget."""
+    effort, field = request.effort
+    return None if field == "thinking" and object_of(request.thinking).get("type") != "enabled" else effort
 
 
-def _response_format(wanted: dict[str, Any]) -> dict[str, Any]:
+def _response_format(format_: Any) -> dict[str, Any]:
+    wanted = object_of(format_)
     if wanted.get("type") != "json_schema" or set(wanted) != {"type", "schema"}:
         raise invalid_value("output_config.format", 'must be {"type": "json_schema", "schema": ...}')
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted["schema"], "strict": True}}

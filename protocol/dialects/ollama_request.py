@@ -14,7 +14,8 @@ import msgspec
 
 from ..decoding import convert, prepare_types
 from ..errors import UnsupportedFeatureError, invalid_value
-from ..http.lenient_json import object_of
+from ..hints import Hints
+from ..turns import whole_turns
 
 #: Ollama's options and the equivalent fields of chat requests.
 _OPTIONS = {
@@ -23,8 +24,6 @@ _OPTIONS = {
     "repeat_penalty": "repetition_penalty",
     "num_predict": "max_completion_tokens",
 }
-_HINTS = ("truncate", "shift")  # fields without effect
-_SWITCHES = {"true": True, "false": False}
 _EFFORTS = ("low", "medium", "high", "max")  # values of `think` besides true and false
 #: Media types of images by the start of their Base64 text, which encodes the format's magic bytes.
 _PICTURES = {"iVBOR": "image/png", "/9j/": "image/jpeg", "R0lG": "image/gif", "UklGR": "image/webp"}
@@ -34,21 +33,31 @@ _ACTION = re.compile(r"\{\{([^{}]*)\}\}")
 R = TypeVar("R", bound=msgspec.Struct)
 
 
-class _ModelRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _ModelRequest(Hints, forbid_unknown_fields=True, kw_only=True):
     """Fields common to all requests that run a model."""
 
     model: str
     options: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
     keep_alive: str | float | None = None
-    truncate: bool = False
+    truncate: bool | None = None
 
     @property
     def hints(self) -> tuple[str, ...]:
         """Notes on the parts of the request that have no effect."""
         used = _OPTIONS if isinstance(self, _ChatOptions) else {}
         options = [f"options.{name[:100]}" for name in self.options if name not in used]
-        fields = [name for name in _HINTS if getattr(self, name, None)]
-        return tuple(f"{name}: no effect" for name in (*options, *fields))
+        idle = ["truncate", "shift"] if isinstance(self, _ChatOptions) else []
+        if isinstance(self, OllamaGenerate) and self.is_bare:
+            idle += ["system", "template"] if self.raw else [] if self.template else ["system"]
+        fields = [name for name in idle if getattr(self, name)]
+        return (*(f"{name}: no effect" for name in (*options, *fields)), *self.dropped())
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The caller's names of the fields of chat requests and completions, for errors and notes."""
+        named = {field: f"options.{name}" for name, field in _OPTIONS.items()}
+        more = {"reasoning_effort": "think", "response_format": "format", "json_schema": "format"}
+        return {**named, **more, "max_tokens": "options.num_predict"}
 
 
 class _ChatOptions(_ModelRequest, kw_only=True):
@@ -57,7 +66,6 @@ class _ChatOptions(_ModelRequest, kw_only=True):
     stream: bool = True
     # Output format: "json", or a JSON schema.
     format: str | dict[str, Any] = ""
-    # Whether to reason; a string such as "low" sets the reasoning effort.
     think: bool | str | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
@@ -155,9 +163,7 @@ def read_ollama_request(fields: dict[str, Any], kind: type[R]) -> R:
     """Check a decoded request. `name` is an older name of `model`. Raises InvalidRequestError."""
     fields = {"model": fields.get("name"), **fields}
     fields.pop("name", None)
-    switches = [each.name for each in msgspec.structs.fields(kind) if each.type is bool]
-    given = {name: _SWITCHES.get(str(fields[name]).lower(), fields[name]) for name in switches if name in fields}
-    request = convert({**fields, **given}, kind)
+    request = convert(fields, kind)
     if isinstance(request, OllamaChat):
         # Restore the original values: `convert` drops nulls, which have meaning inside arguments and schemas.
         request.messages, request.tools = fields.get("messages") or [], fields.get("tools") or []
@@ -166,8 +172,8 @@ def read_ollama_request(fields: dict[str, Any], kind: type[R]) -> R:
 
 def chat_body(request: OllamaChat | OllamaGenerate) -> dict[str, Any]:
     """Translate to a chat request, or to a text completion if the prompt is bare. Raises InvalidRequestError."""
-    body: dict[str, Any] = {"model": model_name(request.model), **_options(request)}
-    if (effort := _effort(request.think)) is not None:
+    body: dict[str, Any] = {"model": model_name(request.model), **_options(request), **request.kept}
+    if (effort := _effort(request)) is not None:
         body["reasoning_effort"] = effort
     if request.format not in ("", "json") and not isinstance(request.format, dict):
         raise invalid_value("format", 'must be "json" or a JSON schema')
@@ -188,12 +194,12 @@ def chat_body(request: OllamaChat | OllamaGenerate) -> dict[str, Any]:
 
 
 def _prompt_body(request: OllamaGenerate, body: dict[str, Any]) -> dict[str, Any]:
-    for name in ("images", "logprobs", *(("system", "template") if request.raw else ())):
+    for name in ("images", "logprobs"):
         if getattr(request, name):
             raise UnsupportedFeatureError(f"{name} cannot be combined with raw, suffix or template.", param=name)
     body.pop("reasoning_effort", None)
     body |= {"prompt": request.prompt, "max_tokens": body.pop("max_completion_tokens", _PROMPT_TOKENS)}
-    if request.template:
+    if request.template and not request.raw:
         values = {"System": request.system, "Prompt": request.prompt, "Suffix": request.suffix}
         body["prompt"] = _filled(request.template, values)
     elif request.suffix:
@@ -212,9 +218,11 @@ def _options(request: _ChatOptions) -> dict[str, Any]:
     return given
 
 
-def _effort(think: bool | str | None) -> str | None:
+def _effort(request: _ChatOptions) -> str | None:
     """Return the reasoning effort; None for the model's default. Raises InvalidRequestError."""
-    effort = {"none": None, "true": None, "false": "none"}.get(str(think).lower(), think)
+    if request.think is None:
+        return request.effort[0]
+    effort = {"true": None, "false": "none"}.get(str(request.think).lower(), request.think)
     if effort not in (None, "none", *_EFFORTS):
         raise invalid_value("think", f"must be true, false or one of {', '.join(_EFFORTS)}")
     return effort
@@ -249,44 +257,16 @@ def _filled(template: str, values: Mapping[str, str]) -> str:
 def _messages(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Convert messages. Ollama's tool calls have no ids, so results are matched by tool name, else in order."""
     messages: list[dict[str, Any]] = []
-    waiting: list[dict[str, Any]] = []  # calls without a result
     for index, turn in enumerate(turns):
-        param = f"messages[{index}]"
-        message: dict[str, Any] = {"role": turn.get("role"), "content": _content(turn, param)}
+        message: dict[str, Any] = {"role": turn.get("role"), "content": _content(turn, f"messages[{index}]")}
         if isinstance(turn.get("thinking"), str):
             message["reasoning_content"] = turn["thinking"]
-        if calls := turn.get("tool_calls"):
-            if not isinstance(calls, list):
-                raise invalid_value(f"{param}.tool_calls", "must be a list")
-            waiting = [
-                _call(call, f"call_{index}_{number}", param) for number, call in enumerate(cast("list[Any]", calls))
-            ]
-            message["tool_calls"] = list(waiting)
-        if turn.get("role") == "tool":
-            message["tool_call_id"] = _answered(turn, waiting, param)
-        messages.append(message)
-    return messages
-
-
-def _call(given: Any, call_id: str, param: str) -> dict[str, Any]:
-    call = object_of(given)
-    function = object_of(call.get("function"))
-    name, arguments = function.get("name"), function.get("arguments", {})
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise invalid_value(f"{param}.tool_calls", "each call needs a function with a name and arguments as an object")
-    called = {"name": name, "arguments": msgspec.json.encode(arguments).decode()}
-    return {"id": call.get("id") or call_id, "type": "function", "function": called}
-
-
-def _answered(turn: dict[str, Any], waiting: list[dict[str, Any]], param: str) -> str:
-    """Return the id of the call that a tool result answers, and remove the call from `waiting`."""
-    call_id, name = turn.get("tool_call_id"), turn.get("tool_name") or turn.get("name")
-    named = (call for call in waiting if call["id"] == call_id or call["function"]["name"] == name)
-    answered = next(named, waiting[0] if waiting else None)
-    if answered is None:
-        raise invalid_value(param, "the tool result answers no call of an earlier assistant message")
-    waiting.remove(answered)
-    return answered["id"]
+        kept = ("tool_calls", "tool_call_id", "tool_name", "name")
+        messages.append(message | {name: turn[name] for name in kept if turn.get(name) is not None})
+    return [
+        {name: value for name, value in message.items() if name not in ("tool_name", "name")}
+        for message in whole_turns({"messages": messages})["messages"]
+    ]
 
 
 def _content(turn: dict[str, Any], param: str) -> str | list[dict[str, Any]]:

@@ -79,11 +79,8 @@ class _OpenItem:
 
 
 class ResponseEvents:
-    """Converter from chat chunks to `response` and to encoded stream events.
-
-    Call `begin`, `read` for each chunk, then `end`, or `fail` at any time. Each returns the events to send, numbered
-    from `sequence` on.
-    """
+    """Converter from chat chunks to `response` and to encoded stream events. Call `begin`, `read` for each chunk, then
+    `end`, or `fail` at any time. Each returns the events to send, numbered from `sequence` on."""
 
     def __init__(self, response: dict[str, Any], sequence: int = 0) -> None:
         self.response = response

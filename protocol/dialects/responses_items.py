@@ -91,8 +91,12 @@ def _full(item: Item, param: str) -> Item:
     elif kind == "reasoning":
         full.setdefault("summary", [])
     elif kind != "compaction":
+        if kind == "function_call":
+            arguments: Any = item.get("arguments") or {}
+            full["arguments"] = json_bytes(arguments).decode() if isinstance(arguments, dict) else arguments
+            full["call_id"] = item.get("call_id") or full["id"]
         for name in ("call_id", *(("name", "arguments") if kind == "function_call" else ())):
-            if not isinstance(item.get(name), str):
+            if not isinstance(full.get(name), str):
                 raise invalid_value(f"{param}.{name}", "must be a string")
     return full
 

@@ -8,31 +8,25 @@ from typing import Any, Literal
 import msgspec
 
 from ..decoding import convert, prepare_types, unsupported
-from ..errors import UnsupportedFeatureError, invalid_value
+from ..errors import invalid_value
+from ..hints import Hints
 from ..http.lenient_json import objects_of
+from ..structured import TOOL_HINTS, no_such_tool, tool_notes
 from .responses_items import Item, is_vendor_item, messages_of
 
 LOGPROBS = "message.output_text.logprobs"
 #: Accepted values of `include`. Only LOGPROBS has an effect, because built-in tools are refused.
 _INCLUDABLE = (
-    LOGPROBS,
-    "reasoning.encrypted_content",
-    "message.input_image.image_url",
-    "web_search_call.action.sources",
-    "web_search_call.results",
-    "file_search_call.results",
-    "code_interpreter_call.outputs",
+    LOGPROBS, "reasoning.encrypted_content", "message.input_image.image_url", "web_search_call.action.sources",
+    "web_search_call.results", "file_search_call.results", "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
-)
+)  # fmt: skip
 #: Fields with the same name in chat requests.
 _SAME = (
-    "model", "temperature", "top_p", "parallel_tool_calls", "user", "service_tier", "safety_identifier",
-    "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "presence_penalty", "frequency_penalty",
-    "top_k", "updraft",
+    "model", "temperature", "top_p", "top_k", "parallel_tool_calls", "presence_penalty", "frequency_penalty", "updraft",
 )  # fmt: skip
-#: Fields that have no effect here, of requests and of tools.
-_HINTS = ("background_options", "client_metadata", "context_management", "max_tool_calls")
-_TOOL_HINTS = ("allowed_callers", "defer_loading")
+#: Fields that have no effect here.
+_HINTS = ("background_options", "max_tool_calls")
 _MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
 
 
@@ -58,7 +52,7 @@ class ResponsesStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool = False
 
 
-class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class ResponsesRequest(Hints, forbid_unknown_fields=True, kw_only=True):
     """Request body of `POST /v1/responses`."""
 
     model: str = "auto"
@@ -76,9 +70,8 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     generate: bool = True
     # Hints without effect. Background responses start as soon as possible.
     background_options: dict[str, Any] | None = None
-    client_metadata: dict[str, Any] | None = None
     # Entries of type "compaction" have an effect on servers that compact; others are hints.
-    context_management: list[dict[str, Any]] | dict[str, Any] | None = None
+    context_management: Any = None
     max_output_tokens: int | None = None
     # Limit on calls of built-in tools. Has no effect, because there are no built-in tools.
     max_tool_calls: int | None = None
@@ -97,12 +90,6 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     # Accepted but without effect, because a conversation that is too long is always an error.
     truncation: Literal["auto", "disabled"] = "disabled"
     metadata: dict[str, str] = msgspec.field(default_factory=dict[str, str])
-    user: str | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
     # Updraft's router options.
     updraft: dict[str, Any] | None = None
 
@@ -118,17 +105,20 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
         return threshold if isinstance(threshold, int) and threshold > 0 else None
 
     @property
+    def names(self) -> dict[str, str]:
+        """The caller's names of the chat request's fields, for errors and notes."""
+        limit = dict.fromkeys(("max_tokens", "max_completion_tokens"), "max_output_tokens")
+        named = {"reasoning_effort": self.effort[1] or "reasoning.effort", "verbosity": "text.verbosity"}
+        return {**named, **limit, "response_format": "text.format"}
+
+    @property
     def hints(self) -> tuple[str, ...]:
         """Notes on the parts of the request that have no effect."""
-        notes = [f"{name}: no effect" for name in _HINTS if getattr(self, name) is not None]
-        if self.compact_threshold is not None:
-            notes.remove("context_management: no effect")
+        used = ("metadata",) if self.compact_threshold is None else ("metadata", "context_management")
+        notes = [*self.dropped(*used), *(f"{name}: no effect" for name in _HINTS if getattr(self, name) is not None)]
         if self.reasoning is not None and self.reasoning.summary not in (None, "auto"):
             notes.append("reasoning.summary: no effect, reasoning is returned in full")
-        for index, tool in enumerate(self.tools):
-            if tool.get("type") != "function":
-                notes.append(f"tools[{index}]: left out, no model here can call {str(tool.get('type'))[:100]!r}")
-            notes += [f"tools[{index}].{name}: no effect" for name in _TOOL_HINTS if tool.get(name)]
+        notes += tool_notes(self.tools)
         given = self.input if isinstance(self.input, list) else ()
         kinds = ((index, str(item.get("type"))[:100]) for index, item in enumerate(given) if is_vendor_item(item))
         return (*notes, *(f"input[{index}]: left out, {kind} items belong to a vendor's tool" for index, kind in kinds))
@@ -162,14 +152,14 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
 def chat_body(request: ResponsesRequest, items: Sequence[Item]) -> dict[str, Any]:
     """Translate the request, with `items` as the conversation, to a chat request. Raises InvalidRequestError."""
     given = {name: getattr(request, name) for name in _SAME}
-    body = {name: value for name, value in given.items() if value is not None}
+    body = {name: value for name, value in given.items() if value is not None} | request.kept
     body["messages"] = messages_of(items, request.instructions)
     if request.max_output_tokens is not None:
         body["max_completion_tokens"] = request.max_output_tokens
     if request.top_logprobs is not None or LOGPROBS in (request.include or ()):
         body |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
-    if request.reasoning is not None and request.reasoning.effort is not None:
-        body["reasoning_effort"] = request.reasoning.effort
+    if (effort := request.effort[0]) is not None:
+        body["reasoning_effort"] = effort
     if request.text.verbosity is not None:
         body["verbosity"] = request.text.verbosity
     if (response_format := _response_format(request.text.format)) is not None:
@@ -202,7 +192,7 @@ def _response_format(wanted: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _function(tool: dict[str, Any], index: int) -> dict[str, Any]:
-    function = {name: value for name, value in tool.items() if name not in ("type", *_TOOL_HINTS)}
+    function = {name: value for name, value in tool.items() if name not in ("type", *TOOL_HINTS)}
     for name in function:
         if name not in ("name", "description", "parameters", "strict"):
             raise unsupported(f"tools[{index}].{name}")
@@ -220,6 +210,4 @@ def _tool_choice(choice: str | dict[str, Any]) -> Any:
         functions = [each for each in given if each.get("type") == "function"]
         named = [_tool_choice(each) for each in functions or given]
         return {"type": kind, "allowed_tools": {"mode": choice.get("mode"), "tools": named}}
-    raise UnsupportedFeatureError(
-        f"tool_choice: {str(kind)[:100]!r} is a tool of OpenAI's servers. Use functions.", param="tool_choice"
-    )
+    raise no_such_tool(kind)

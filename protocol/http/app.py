@@ -183,9 +183,7 @@ async def _pieces(request: Request) -> AsyncGenerator[bytes]:
 
 def send(response: WireResponse, request: Request, heartbeat_s: float = 0.0) -> Response:
     """Convert `response` for Starlette. A streamed body is closed when it ends or fails, or the client disconnects.
-
-    `heartbeat_s`: seconds of silence after which a keep-alive comment is sent; 0 sends none.
-    """
+    `heartbeat_s`: seconds of silence after which a keep-alive comment is sent; 0 sends none."""
     if isinstance(response.body, bytes):
         return Response(response.body, response.status, dict(response.headers))
     route = request.method + " " + request.scope["path"]
@@ -430,9 +428,7 @@ class _Exchange:
 
     async def send(self, message: Message) -> None:
         """Send a message. A large body is sent piecewise: the request lasts until its client has read the answer.
-
-        Raises RequestCancelledError if a slow client loses the memory of its request.
-        """
+        Raises RequestCancelledError if a slow client loses the memory of its request."""
         body, has_more = message.get("body", b""), message.get("more_body", False)
         if len(body) > SMALL_BYTES:
             for at in range(0, len(body), SMALL_BYTES):

@@ -146,10 +146,8 @@ class Connection(HttpToolsProtocol):
             self._wait()
 
     def _parse(self, data: bytes) -> None:
-        """Parse like uvicorn's `data_received`, but ignore a request's offer to upgrade to another protocol.
-
-        Otherwise the parser would stop after the offer, and the body would be parsed as the next request.
-        """
+        """Parse like uvicorn's `data_received`, but ignore a request's offer to upgrade to another protocol. Otherwise
+        the parser would stop after the offer, and the body would be parsed as the next request."""
         self._unset_keepalive_if_required()
         while data:
             try:

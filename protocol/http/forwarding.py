@@ -74,9 +74,7 @@ NOTHING = Forwarding()
 
 def forwarded(headers: Mapping[str, str], query: str = "", api_key: str | None = None, retries: int = 2) -> Forwarding:
     """Select the headers and query parameters to forward. Drop unknown headers and headers that may hold credentials.
-
-    Raises UnsupportedFeatureError naming a query parameter that may hold a credential.
-    """
+    Raises UnsupportedFeatureError naming a query parameter that may hold a credential."""
     passed: dict[str, str] = {}
     dropped: list[str] = []
     for name, value in ((raw.lower(), value) for raw, value in headers.items()):

@@ -35,11 +35,9 @@ _ERRORS: dict[int, type[UpdraftError]] = {
 
 
 def json_of(raw: bytes, *, exact: bool = False) -> Any:
-    """Decode JSON from another server. Raises ValueError if it is not JSON or nested too deeply.
-
-    Accepts a byte order mark, UTF-16, invalid UTF-8, NaN and lone surrogates. `exact` keeps lone surrogates, which
-    only `json_bytes` can encode again; files and logs cannot hold lone surrogates.
-    """
+    """Decode JSON from another server. Raises ValueError if it is not JSON or nested too deeply. Accepts a byte order
+    mark, UTF-16, invalid UTF-8, NaN and lone surrogates. `exact` keeps lone surrogates, which only `json_bytes` can
+    encode again; files and logs cannot hold lone surrogates."""
     try:
         return msgspec.json.decode(raw.removeprefix(b"\xef\xbb\xbf"))
     except UNREADABLE:

@@ -110,9 +110,7 @@ def serve(  # noqa: PLR0913
 
 def bind_socket(host: str, port: int) -> socket.socket:
     """Bind a socket to `host:port` (port 0: any free port) without listening, so clients are refused until `serve`.
-
-    Raises PortInUseError, or ConfigurationError if the address is unusable.
-    """
+    Raises PortInUseError, or ConfigurationError if the address is unusable."""
     sock = None
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -132,10 +130,8 @@ def bind_socket(host: str, port: int) -> socket.socket:
 
 
 def exit_with_parent(drain_s: float = DRAIN_S) -> None:
-    """Stop this process when its parent dies: send SIGTERM, and SIGKILL after the drain.
-
-    Polls, because Linux's PR_SET_PDEATHSIG follows the parent's *thread*, which may end long before the process.
-    """
+    """Stop this process when its parent dies: send SIGTERM, and SIGKILL after the drain. Polls, because Linux's
+    PR_SET_PDEATHSIG follows the parent's *thread*, which may end long before the process."""
     parent = os.getppid()
 
     def watch() -> None:

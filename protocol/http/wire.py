@@ -39,8 +39,8 @@ class WireRequest:
     unstored: dict[str, Any] | None = None
     # Notes on accepted parts of the body that the translation to a chat request left out.
     hints: tuple[str, ...] = ()
-    # Field in which the caller set the reasoning effort, such as `think`, for notes. None: `reasoning_effort`.
-    effort_field: str | None = None
+    # The caller's names of the chat request's fields, such as `think` for `reasoning_effort`, for errors and notes.
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
     # Retries of a failed cloud call. openai's client in this process sets the number, and servers keep the default.
     retries: int = 2
     # The caller's API key for the cloud. None: the key in the settings. Only the SDK sets this, never a server.

@@ -15,11 +15,9 @@ from .shared_file import SharedFile
 
 
 class Database:
-    """Connection to `file`, which is opened again after a fork. `prepare` is called with each new connection.
-
-    `busy_s` replaces `file.busy_s` once the database is open. `read_only`: neither change nor create files. The
-    constructor raises ConfigurationError if the file is unusable.
-    """
+    """Connection to `file`, which is opened again after a fork. `prepare` is called with each new connection. `busy_s`
+    replaces `file.busy_s` once the database is open. `read_only`: neither change nor create files. The constructor
+    raises ConfigurationError if the file is unusable."""
 
     def __init__(
         self,

@@ -19,10 +19,8 @@ def is_own(path: Path) -> bool:
 
 
 def private_folder(folder: Path) -> None:
-    """Create a missing folder, and its missing parents, for the user only. Raises OSError.
-
-    Existing folders on the path that are Updraft's own are closed to other users.
-    """
+    """Create a missing folder, and its missing parents, for the user only. Raises OSError. Existing folders on the path
+    that are Updraft's own are closed to other users."""
     path = folder.absolute()
     for each in (*reversed(path.parents), path):
         if not each.is_dir():

@@ -82,9 +82,7 @@ def _module(name: str) -> Any:
 @contextmanager
 def locked(handle: int, waiting: Callable[[], None] = lambda: None) -> Generator[None]:
     """Take an exclusive lock on an open file or folder, waiting for other processes; closing the handle releases it.
-
-    `waiting` is called before the wait; an exception that it raises prevents the wait.
-    """
+    `waiting` is called before the wait; an exception that it raises prevents the wait."""
     if not try_lock(handle):
         waiting()
         if (fcntl := _module("fcntl")) is not None:
@@ -96,9 +94,7 @@ def locked(handle: int, waiting: Callable[[], None] = lambda: None) -> Generator
 
 def try_lock(handle: int) -> bool:
     """Take the lock of `locked` if it is free, until `unlock` or the end of the process. Returns whether it was free.
-
-    Always succeeds on a system without file locks.
-    """
+    Always succeeds on a system without file locks."""
     if (fcntl := _module("fcntl")) is not None:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -131,10 +127,8 @@ def _lock_byte(handle: int, mode: int) -> bool:
 
 
 def reserve_blocks(handle: int, path: Path, size: int) -> None:
-    """Allocate `size` bytes on disk for an open file before mapping it.
-
-    Writing to a mapped page without a disk block would kill the process by SIGBUS. Raises DiskSpaceError, OSError.
-    """
+    """Allocate `size` bytes on disk for an open file before mapping it. Writing to a mapped page without a disk block
+    would kill the process by SIGBUS. Raises DiskSpaceError, OSError."""
     missing = size - os.fstat(handle).st_size
     try:
         if hasattr(os, "posix_fallocate"):
@@ -237,10 +231,8 @@ def limit_time(cpu_seconds: float, wall_seconds: float = 0.0) -> None:
 
 
 def socket_folder(prefix: str, name: str) -> Path:
-    """Create a private temporary folder whose path is short enough for a Unix socket called `name`.
-
-    The folder is in the default temporary folder, or else in /tmp. Raises ConfigurationError if neither path is short.
-    """
+    """Create a private temporary folder whose path is short enough for a Unix socket called `name`. The folder is in
+    the default temporary folder, or else in /tmp. Raises ConfigurationError if neither path is short."""
     for parent in (tempfile.gettempdir(), _SHORT_FOLDER):
         with suppress(OSError):
             folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
@@ -283,10 +275,8 @@ def own_user() -> int | None:
 
 
 def connection_user(client: tuple[str, int], server: tuple[str, int]) -> int | None:
-    """Return the uid of the client of a local TCP connection. `server` is this process's end of the connection.
-
-    Returns NO_USER if the client has closed its socket, since Linux then drops the owner; None if not available.
-    """
+    """Return the uid of the client of a local TCP connection. `server` is this process's end of the connection. Returns
+    NO_USER if the client has closed its socket, since Linux then drops the owner; None if not available."""
     client_forms, server_forms = _listed(*client), _listed(*server)
     read = ""
     for name in list(client_forms) * _READS:

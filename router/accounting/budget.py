@@ -109,10 +109,8 @@ class Reservation:
 
 
 class InFlight:
-    """The requests of one process that hold a reservation, and the requests waiting for a reservation to settle.
-
-    When the limits change, the new `Budget` keeps this object.
-    """
+    """The requests of one process that hold a reservation, and the requests waiting for a reservation to settle. When
+    the limits change, the new `Budget` keeps this object."""
 
     def __init__(self) -> None:
         #: Number of requests with a reservation.
@@ -148,10 +146,8 @@ class InFlight:
 
 
 class Budget:
-    """The budgets of one router, with limits by scope: all requests ("all"), an API key, or a user of a key.
-
-    Without a ledger, every reservation is refused. `problem`: why the ledger is missing.
-    """
+    """The budgets of one router, with limits by scope: all requests ("all"), an API key, or a user of a key. Without a
+    ledger, every reservation is refused. `problem`: why the ledger is missing."""
 
     def __init__(
         self,
@@ -179,10 +175,8 @@ class Budget:
         return None
 
     async def reserve(self, caller: Caller, demand: Demand, held: Reservation | None = None) -> Reservation:
-        """Charge `demand` to all budgets of `caller`, or raise BudgetExceededError and charge nothing.
-
-        `held`: the request's earlier reservation. The result then includes `held` and keeps its day.
-        """
+        """Charge `demand` to all budgets of `caller`, or raise BudgetExceededError and charge nothing. `held`: the
+        request's earlier reservation. The result then includes `held` and keeps its day."""
         before = Reservation(_today(), NO_CHARGE) if held is None else held
 
         def take(connection: sqlite3.Connection) -> Reservation:

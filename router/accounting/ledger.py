@@ -233,10 +233,8 @@ class Ledger:
         self._database.close()
 
     async def alone(self, work: Callable[[sqlite3.Connection], T], *, flushed: bool = True) -> T:
-        """Run `work` in a transaction and return its result. Waits up to 5 seconds for other writers.
-
-        `flushed`: first wait until the pending rows of this process are in the file.
-        """
+        """Run `work` in a transaction and return its result. Waits up to 5 seconds for other writers. `flushed`: first
+        wait until the pending rows of this process are in the file."""
         if flushed:
             await asyncio.to_thread(self.flush)
         until, pause_s = time.monotonic() + _BUSY_S, _FIRST_PAUSE_S

@@ -34,10 +34,8 @@ class RequestWriter(LedgerWriter):
     def enter(
         self, row: LedgerRow, extra: ExtraWrite | None = None, committed: asyncio.Future[bool] | None = None
     ) -> None:
-        """Queue one row. `extra` is written in the same transaction. Never raises.
-
-        `committed`: future that is set after the commit, or after the first failed attempt.
-        """
+        """Queue one row. `extra` is written in the same transaction. Never raises. `committed`: future that is set
+        after the commit, or after the first failed attempt."""
         values = REQUESTS.values_of(row)
         self._journal(row.id, values)
         self._settle(row.id, values, extra, committed)

@@ -48,6 +48,8 @@ class CloudCall:
     unreported_tokens: int = 0
     # Usage reported by the cloud so far.
     counted: ReportedUsage = field(default_factory=ReportedUsage)
+    # Notes on hints that the cloud ignores.
+    hints: tuple[str, ...] = ()
     # Whether the call is free: the cloud refused it or was not reached.
     unbilled: bool = False
     # Whether the connection broke, so that `counted` is an estimate.
@@ -109,6 +111,8 @@ class RequestRecord:
     notes: tuple[str, ...] = ()
     # Notes on accepted parts of the request that have no effect, such as unknown headers.
     hints: tuple[str, ...] = ()
+    # Notes on hints that the device ignores.
+    device_hints: tuple[str, ...] = ()
     # The `x-ratelimit-*` headers of the cloud's last response, which the caller gets too.
     rate_limits: dict[str, str] = field(default_factory=dict[str, str])
     # Note for the answer if the budget capped its length, else empty.
@@ -277,12 +281,14 @@ class RequestRecord:
             self.cloud_s += time.monotonic() - began
 
     def info(self) -> UpdraftInfo:
+        calls = self.cloud_calls if self.tier == "cloud" else []
+        ignored = () if self.cache_hit else calls[-1].hints if calls else self.device_hints
         return UpdraftInfo(
             request_id=self.request_id,
             tier=self.tier,
             route=self.route or "local",
             confidence=self.decision.confidence,
-            notes=[*self.hints, *self.notes, *filter(None, [self.budget_note])] or UNSET,
+            notes=[*self.hints, *ignored, *self.notes, *filter(None, [self.budget_note])] or UNSET,
             **self._facts(),
         )
 

@@ -317,7 +317,7 @@ class Cascade:
             effort=effort,
         )
         if run.answer.ignores_effort and effort not in (None, "none"):
-            field = self.job.effort_field or field
+            field = self.job.names.get("reasoning_effort", field)
             self.record.notes += (f"{field}: no effect, the local model has no setting for reasoning",)
         self.reasoning = None if constraint is not None else run.answer.reasoning
         left = self.local.context_length - run.answer.prompt_tokens
@@ -352,9 +352,7 @@ class Cascade:
 
     def cloud_time_left_s(self) -> float:
         """Return the seconds to wait for the cloud, so that time for a local fallback remains before the deadline.
-
-        Keeps 10 % of the remaining time if the local answer is finished, or half if there is time for both tiers.
-        """
+        Keeps 10 % of the remaining time if the local answer is finished, or half if there is time for both tiers."""
         remaining = self.job.remaining_s
         if self.ruling.local and self._answer is not None and self._answer.finish_reason is not None:
             remaining *= 0.9
@@ -434,29 +432,23 @@ class Cascade:
         return decision.escalate
 
     def _may_stream(self, answer: LocalAnswer) -> bool:
-        """Return whether to start the stream: at once if no gates follow, else after `hold_tokens` tokens.
-
-        A request sampled for exploration waits for all gates, because a stream that has begun cannot escalate.
-        """
+        """Return whether to start the stream: at once if no gates follow, else after `hold_tokens` tokens. A request
+        sampled for exploration waits for all gates, because a stream that has begun cannot escalate."""
         gated = self.ruling.open
         return self.job.stream and (
             not gated or (self._is_past_hold(answer) and not self.record.decision.exploration_chance)
         )
 
     def _is_past_hold(self, answer: LocalAnswer) -> bool:
-        """Return whether the answer is long enough to be streamed before gate 3, and more than white space.
-
-        A structured answer waits for all gates, because no cloud could continue in the middle of it.
-        """
+        """Return whether the answer is long enough to be streamed before gate 3, and more than white space. A
+        structured answer waits for all gates, because no cloud could continue in the middle of it."""
         hold = self._hold
         is_long = hold is not None and len(answer.tokens) >= hold and bool(answer.text.strip())
         return self.job.stream and not self.job.structured and is_long
 
     def _is_graded_anyway(self, answer: LocalAnswer, decision: GateDecision) -> bool:
         """Return whether the best cloud would answer and grade the local answer even if the request were not sampled.
-
-        False if a stream would have begun before, or if a smaller cloud may answer.
-        """
+        False if a stream would have begun before, or if a smaller cloud may answer."""
         smaller = any(candidate.may_answer(decision.p_gain) for candidate in self.tiers.middle_tiers)
         return not smaller and not self._is_past_hold(answer)
 

@@ -91,10 +91,8 @@ class CloudAttempt:
         self.record.time_dependent = True
 
     async def _book(self, cause: str) -> bool:
-        """Charge a broken attempt, separately from the next attempt. Return False if the budget forbids a retry.
-
-        The prompt is charged in full. The answer's length is unknown, so its minimum reservation is charged.
-        """
+        """Charge a broken attempt, separately from the next attempt. Return False if the budget forbids a retry. The
+        prompt is charged in full. The answer's length is unknown, so its minimum reservation is charged."""
         record, call, budget = self.record, self.call, self.state.budget
         read = prompt_tokens(json_bytes(self.drafted))
         tokens = 0 if call.demand is None else min(call.demand.wanted.least, call.unreported_tokens)

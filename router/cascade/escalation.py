@@ -40,9 +40,7 @@ class CloudStreamReply:
 
 class Escalation:
     """Calls of one request to the clouds: `ask()` for a whole reply, `open()` for a stream, `aclose()` at the end.
-
-    `ask()` and `open()` raise CloudFailure, and record the time and the tokens of the cloud.
-    """
+    `ask()` and `open()` raise CloudFailure, and record the time and the tokens of the cloud."""
 
     def __init__(
         self, job: RoutingRequest, state: RouterState, record: RequestRecord, path: str = "chat/completions"
@@ -82,10 +80,8 @@ class Escalation:
         return ruling
 
     def candidates(self) -> list[CloudCandidate]:
-        """Return the clouds to ask, in the order in which to try them. If the request names a cloud, return only it.
-
-        A request sampled for exploration goes to the best cloud, which grades the local answer.
-        """
+        """Return the clouds to ask, in the order in which to try them. If the request names a cloud, return only it. A
+        request sampled for exploration goes to the best cloud, which grades the local answer."""
         tiers, config = self.state.tiers, self.state.config
         if tiers.cloud is None:
             raise EngineError("The router has no cloud tier.")
@@ -171,10 +167,8 @@ class Escalation:
         self.record.note = note
 
     async def ask(self, time_left_s: _Seconds, *, draft: str = "") -> CloudReply | CloudStreamReply:
-        """Return the whole answer, or a stream with its first content if the caller wants a stream.
-
-        `time_left_s`: returns the timeout of the next cloud. `draft`: local text, for clouds that accept drafts.
-        """
+        """Return the whole answer, or a stream with its first content if the caller wants a stream. `time_left_s`:
+        returns the timeout of the next cloud. `draft`: local text, for clouds that accept drafts."""
         if self.job.stream:
             return CloudStreamReply(await self.open(self.job.body, time_left_s, draft=draft))
 
@@ -213,15 +207,14 @@ class Escalation:
         self, body: dict[str, Any], send: _Send[T], time_left_s: _Seconds, *, draft: str, continuing: bool = False
     ) -> T:
         """Return the answer of the first cloud that succeeds. Raises CloudFailure if all fail or none is allowed.
-
-        `continuing`: ask only clouds that can continue a message.
-        """
+        `continuing`: ask only clouds that can continue a message."""
         candidates = [candidate for candidate in self.candidates() if candidate.tier.continues or not continuing]
         for candidate in candidates:
             sent = {**body, "model": candidate.model}
             try:
                 async with cloud_call(self.state, self.record, sent, self._path, draft=draft) as attempt:
                     self._forwarded = attempt.forwarded(self.job.forwarded)
+                    attempt.call.hints = candidate.tier.notes(sent, self.job.names)
                     return await self._sent(candidate.tier, attempt, send, time_left_s)
             except CloudFailure as failure:
                 if candidate is candidates[-1] or isinstance(failure, CloudForbidden):

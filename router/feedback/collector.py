@@ -119,10 +119,8 @@ class ExperienceCollector:
         return await asyncio.wrap_future(self._thread.submit(self._experience.feedback, request_id, up=up))
 
     async def close(self) -> None:
-        """Store the waiting answers, for up to 5 seconds, and close the experience database. Idempotent.
-
-        Waits without `asyncio.to_thread`, since the interpreter refuses to start threads at exit.
-        """
+        """Store the waiting answers, for up to 5 seconds, and close the experience database. Idempotent. Waits without
+        `asyncio.to_thread`, since the interpreter refuses to start threads at exit."""
         self._deadline = min(self._deadline, time.monotonic() + BUSY_S)
         try:
             if self._last is not None:

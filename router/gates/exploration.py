@@ -96,9 +96,7 @@ class ExplorationGates(_WrappingGates):
 
     def follow(self, before: Gates | None, *, learns: bool) -> None:
         """Take over from the previous gates, `before`, with their drift monitor if the calibration is the same.
-
-        `learns`: whether samples are stored for learning. If not, exploration stops.
-        """
+        `learns`: whether samples are stored for learning. If not, exploration stops."""
         if isinstance(before, ExplorationGates) and self.monitor is not None and before.monitor is not None:
             self.monitor = before.monitor if self.monitor.has_calibration_of(before.monitor) else self.monitor
         if not learns:

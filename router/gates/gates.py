@@ -60,10 +60,8 @@ class Gates(Protocol):
         return None
 
     def check(self, quality: float | None) -> None:
-        """Compute and cache the thresholds of this target, which takes a millisecond or two.
-
-        Like the gates themselves, raises ConfigurationError if the target was not calibrated.
-        """
+        """Compute and cache the thresholds of this target, which takes a millisecond or two. Like the gates themselves,
+        raises ConfigurationError if the target was not calibrated."""
         if quality is not None:
             raise uncalibrated("quality")
 
@@ -98,9 +96,7 @@ _QUALITIES = 10_000  # quality targets are rounded up to multiples of 1 / _QUALI
 
 class PolicyGates(Gates):
     """Gates that compare P(gain) with a calibrated policy's thresholds for the router's or the request's target.
-
-    `caveat`: prefix of every reason if the policy was calibrated for another pair of models.
-    """
+    `caveat`: prefix of every reason if the policy was calibrated for another pair of models."""
 
     def __init__(self, policy: Policy, target: Target, caveat: str = "") -> None:
         self.policy = policy

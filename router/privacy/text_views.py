@@ -27,9 +27,7 @@ _LOOKS_LIKE = {"\t": "\t", "\n": "\n", "\r": "\r", "\u2800": " ", "\u3002": "."}
 
 def strings(value: Any) -> Iterator[str]:
     """Yield every string and number in a JSON value, including field names, and the joined text of multi-part contents.
-
-    Other values yield an empty text, so that the number of texts measures the work.
-    """
+    Other values yield an empty text, so that the number of texts measures the work."""
     waiting = [value]
     while waiting:
         value = waiting.pop()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ...protocol.decoding import convert, read_object
+from ...protocol.decoding import convert, read_object, read_switches
 from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError, WrongTypeError
+from ...protocol.hints import UNKNOWN
 from ...protocol.http.forwarding import NOTHING, Forwarding, forwarded
 from ...protocol.http.wire import WireRequest
 from ...protocol.requests import (
@@ -22,6 +23,8 @@ from ...protocol.requests import (
     read_chat,
 )
 from ...protocol.safety.names import check_names
+from ...protocol.structured import ignored
+from ...protocol.turns import whole_turns
 from .json_narrowing import table, tables
 
 #: Smallest values that any engine accepts. `_UNBOUNDED`: smaller values that some engines accept as "no limit".
@@ -64,8 +67,10 @@ class RoutingRequest:
     deadline: float | None = None
     # Name of the privacy rule that the request matches, if any.
     privacy_rule: str | None = None
-    # The caller's name for `reasoning_effort`, if the request was translated.
-    effort_field: str | None = None
+    # The caller's names of fields, if the request was translated.
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    # Notes on parts of the request that no tier reads.
+    notes: tuple[str, ...] = ()
     # Headers and query parameters to forward to a cloud.
     forwarded: Forwarding = NOTHING
 
@@ -119,13 +124,15 @@ def read_routing_request(
     hold_tokens: int | None,
     started: float,
 ) -> RoutingRequest:
-    """Read a request that arrived at `started` (`time.monotonic()`). `hold_tokens`: default of that option.
-
-    Raises InvalidRequestError if no tier could process the request.
-    """
+    """Read a request that arrived at `started` (`time.monotonic()`). `hold_tokens`: default of that option. Raises
+    InvalidRequestError if no tier could process the request."""
+    read_switches(body, ChatRequest)
+    body |= whole_turns(body)
+    unknown = take_unknown_hints(body)
     options = take_options(body)
     check_private(options, requested_tier)
     _check_frame(body)
+    selected = forwarded(request.headers, request.query, request.cloud_key, request.retries)
     chat, unsupported = _device_request(with_trimmed_turns(body))
     return RoutingRequest(
         requested_tier=requested_tier,
@@ -139,8 +146,9 @@ def read_routing_request(
         confidence_signal=options.confidence_signal,
         hold_tokens=hold_tokens if options.hold_tokens is None else options.hold_tokens,
         deadline=None if request.timeout_s is None else started + request.timeout_s,
-        effort_field=request.effort_field,
-        forwarded=forwarded(request.headers, request.query, request.cloud_key, request.retries),
+        names=request.names,
+        notes=(*request.hints, *selected.notes, *unknown),
+        forwarded=selected,
     )
 
 
@@ -159,6 +167,11 @@ def continued(messages: Sequence[Message], text: str, *, continues: bool) -> lis
         *before, last = messages
         return [*before, Message(role=last.role, content=last.text + text, name=last.name)]
     return [*messages, Message(role="assistant", content=text)]
+
+
+def take_unknown_hints(body: dict[str, Any]) -> tuple[str, ...]:
+    """Remove the hints of `body` that no engine knows, and return a note on them."""
+    return ignored({name: body.pop(name) for name in UNKNOWN if name in body})
 
 
 def take_options(body: dict[str, Any]) -> UpdraftOptions:
@@ -191,10 +204,8 @@ def take_options(body: dict[str, Any]) -> UpdraftOptions:
 
 
 def _check_frame(body: dict[str, Any]) -> None:
-    """Check the fields that the router reads, and refuse values that no engine accepts.
-
-    The tier that answers checks all other fields. Raises InvalidRequestError.
-    """
+    """Check the fields that the router reads, and refuse values that no engine accepts. The tier that answers checks
+    all other fields. Raises InvalidRequestError."""
     messages = tables(body.get("messages"))
     if messages is None or not all(isinstance(message.get("role"), str) for message in messages):
         raise _invalid("messages", "must be a list of objects, each with a role")

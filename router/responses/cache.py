@@ -75,10 +75,8 @@ class CacheSlot:
         return self._cache.get(self._key)
 
     def keep(self, completion: dict[str, Any], record: RequestRecord) -> None:
-        """Cache an answer, unless it depends on time or chance, or cannot be repeated as a stream.
-
-        A failure, a spent budget or a continuation in the cloud depends on time. Exploration depends on chance.
-        """
+        """Cache an answer, unless it depends on time or chance, or cannot be repeated as a stream. A failure, a spent
+        budget or a continuation in the cloud depends on time. Exploration depends on chance."""
         by_chance = record.time_dependent or any(
             decision.exploration_chance for decision in (record.decision, *record.decisions)
         )

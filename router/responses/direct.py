@@ -20,7 +20,7 @@ from ..cascade.cloud_call import cloud_call
 from ..cascade.escalation import Escalation
 from ..gates.gates import GateDecision
 from ..gates.rules import Ruling
-from ..request.chat_request import RequestedTier, RoutingRequest, check_private, take_options
+from ..request.chat_request import RequestedTier, RoutingRequest, check_private, take_options, take_unknown_hints
 from ..request.json_narrowing import object_in
 from ..state import RouterState
 from ..tiers.cloud import json_content
@@ -83,7 +83,7 @@ def direct_job(
                 param=f"updraft.{name}",
             )
     selected = forwarded(request.headers, request.query, request.cloud_key, request.retries)
-    record.hints = (*request.hints, *selected.notes)
+    record.hints = (*request.hints, *selected.notes, *take_unknown_hints(body))
     return RoutingRequest(
         requested_tier=requested_tier,
         body=body,

@@ -14,6 +14,8 @@ from ...protocol.errors import EngineError, InvalidRequestError, WrongTypeError
 from ...protocol.prompts import Prompt
 from ...protocol.responses import MAX_TOKENS
 from ...protocol.sampling import SamplingParams
+from ...text.tokenization import TextEncoder
+from ..accounting.request_record import RequestRecord
 from ..cascade.cloud_call import cloud_call
 from ..cascade.concurrent_runs import run_concurrently
 from ..tiers.interfaces import LocalTier
@@ -23,13 +25,14 @@ from .direct import CloudOnlyError, DirectCall, DirectReply
 _READ = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
 
-async def embed(call: DirectCall) -> DirectReply:
-    """Answer an embeddings request. Raises UpdraftError or CloudFailure."""
+async def embed(call: DirectCall, truncate: bool | None = False) -> DirectReply:
+    """Answer an embeddings request. Raises UpdraftError or CloudFailure. `truncate`: cut inputs to the context of the
+    device's model; None: also, unless the cloud answers."""
     body, record = call.job.body, call.record
     ruling, escalation = await call.route("embeddings", _why_not_on_device(call), "embeddings come from the cloud")
     if not ruling.cloud:
         record.route = "local"
-        return await _on_the_device(call)
+        return await _on_the_device(call, truncate=truncate is not False)
     [cloud] = escalation.candidates()[-1:]
     body = {**body, "model": cloud.model}
     async with cloud_call(call.state, record, body, "embeddings") as attempt:
@@ -37,6 +40,7 @@ async def embed(call: DirectCall) -> DirectReply:
         answer = await cloud.tier.embed(body, timeout_s=call.cloud_time_left_s(), forwarded=forwarded)
     record.route = "cloud"
     record.counted(ReportedUsage.of(answer, MAX_TOKENS))
+    record.notes = ("truncate: no effect",) if truncate else ()
     return {**answer, "updraft": record.info()}
 
 
@@ -58,16 +62,25 @@ def _why_not_on_device(call: DirectCall) -> InvalidRequestError | None:
     return None
 
 
-async def _on_the_device(call: DirectCall) -> dict[str, Any]:
+async def _on_the_device(call: DirectCall, *, truncate: bool) -> dict[str, Any]:
     """Return the normalized hidden state of each input's last token."""
     request, local = read_embedding(call.job.body), call.state.tiers.local
     if local is None:
         raise EngineError("The router has no local tier.")
     inputs = request.inputs
+    if truncate:
+        inputs = await local.with_encoder(lambda encoder: _cut(encoder, inputs, local.context_length - 1, call.record))
     vectors = await run_concurrently(len(inputs), lambda index: _vector(call, local, inputs[index]))
     request.model = local.model_id
     answer = embedding_list(request, vectors, call.record.local_prompt_tokens)
     return {**msgspec.structs.asdict(answer), "updraft": call.record.info()}
+
+
+def _cut(encoder: TextEncoder, inputs: list[Prompt], most: int, record: RequestRecord) -> list[Prompt]:
+    """Cut the inputs to `most` tokens each, with a note."""
+    tokens = [encoder.encode_prompt(each) if isinstance(each, str) else each for each in inputs]
+    record.notes = tuple(f"input[{at}]: cut to {most} tokens" for at, each in enumerate(tokens) if len(each) > most)
+    return [each[:most] for each in tokens]
 
 
 async def _vector(call: DirectCall, local: LocalTier, prompt: Prompt) -> list[float]:

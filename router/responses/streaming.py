@@ -53,9 +53,7 @@ async def relay(
     record: RequestRecord, stream: CloudStream, *, include_usage: bool, reasoning: CloudReasoning | None = None
 ) -> AsyncGenerator[bytes]:
     """Yield the cloud's events unchanged, except that the event with the finish reason gets the `updraft` object.
-
-    `reasoning`: converter that moves reasoning from the text to its own field; None: the text stays as it is.
-    """
+    `reasoning`: converter that moves reasoning from the text to its own field; None: the text stays as it is."""
     async for event in _relayed(record, stream, None, include_usage=include_usage, reasoning=reasoning):
         yield event
     yield sse.DONE

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from ...protocol.decoding import read_switches
 from ...protocol.errors import EngineError, InvalidRequestError, UnsupportedFeatureError, UpdraftError, WrongTypeError
 from ...protocol.http import sse
 from ...protocol.prompts import Prompt
@@ -56,6 +57,7 @@ async def complete(call: DirectCall) -> DirectReply:
 
 def _device_request(body: dict[str, Any]) -> tuple[CompletionRequest | None, InvalidRequestError | None]:
     """Return the request for the local engine, or why the engine cannot take it. Raises WrongTypeError."""
+    read_switches(body, CompletionRequest)
     check_stream_options(body)
     try:
         request = read_completion({**body, "max_tokens": 1} if _wants_scores_only(body) else body)

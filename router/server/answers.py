@@ -90,10 +90,8 @@ class AnswerService:
             )
 
     async def start(self) -> None:
-        """Open the answer store now, if one is configured. Idempotent. Warns if the store cannot be opened.
-
-        Raises ConfigurationError if the file is not an answer store.
-        """
+        """Open the answer store now, if one is configured. Idempotent. Warns if the store cannot be opened. Raises
+        ConfigurationError if the file is not an answer store."""
         if self.enabled:
             try:
                 await self.use(lambda _: None)

@@ -127,9 +127,7 @@ def _stamped(response: WireResponse) -> WireResponse:
 
 def timeout_of(headers: Mapping[str, str]) -> float | None:
     """Return the seconds that the client waits: `x-updraft-timeout`, else the timeout that OpenAI's clients report.
-
-    Raises InvalidRequestError if `x-updraft-timeout` is not a positive number. Invalid OpenAI headers are ignored.
-    """
+    Raises InvalidRequestError if `x-updraft-timeout` is not a positive number. Invalid OpenAI headers are ignored."""
     given = headers.get(TIMEOUT_HEADER)
     if given is not None:
         if (seconds := _seconds(given)) is None:
@@ -168,10 +166,8 @@ class Reload:
 
 
 async def follow_settings(router: Router, reload: Reload) -> None:
-    """Apply the settings to `router` after each change of the settings file, until cancelled.
-
-    Settings that are unusable or need a restart change nothing; the log says why.
-    """
+    """Apply the settings to `router` after each change of the settings file, until cancelled. Settings that are
+    unusable or need a restart change nothing; the log says why."""
     asked = asyncio.Event()
     last = file_version(reload.file)
     with on_hangup(asked.set):

@@ -133,11 +133,9 @@ class ChatSocket:
 
 
 class ResponsesSocket(ChatSocket):
-    """Responses over one WebSocket, one after the other.
-
-    Each client message is `response.create`. The server sends the events of the stream, or an `error` event. The next
-    request may continue the last response, even if it is not stored; a failure forgets it.
-    """
+    """Responses over one WebSocket, one after the other. Each client message is `response.create`. The server sends the
+    events of the stream, or an `error` event. The next request may continue the last response, even if it is not
+    stored; a failure forgets it."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

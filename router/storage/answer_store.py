@@ -69,11 +69,8 @@ _JSON = ("metadata", "body", "input", "events")
 
 
 class AnswerStore:
-    """Store of answers, safe for concurrent use by threads and processes.
-
-    Answers older than `days`, and all but the newest `most`, are deleted. Raises ConfigurationError if the file is
-    unusable or holds something else.
-    """
+    """Store of answers, safe for concurrent use by threads and processes. Answers older than `days`, and all but the
+    newest `most`, are deleted. Raises ConfigurationError if the file is unusable or holds something else."""
 
     def __init__(self, path: Path, *, days: int, most: int) -> None:
         self._days = days

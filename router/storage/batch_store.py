@@ -70,6 +70,11 @@ class Batch(msgspec.Struct, kw_only=True):
     def is_over(self) -> bool:
         return self.status in ("failed", "completed", "expired", "cancelled")
 
+    @property
+    def files(self) -> list[str]:
+        """IDs of the input file and of the output files."""
+        return [self.input_file_id, *filter(None, (self.output_file_id, self.error_file_id))]
+
     def set_status(self, status: Status) -> None:
         self.status = status
         setattr(self, f"{status}_at", int(time.time()))
@@ -118,10 +123,8 @@ class BatchStore:
         return batches[: wanted.limit], len(batches) > wanted.limit
 
     def cancel(self, owner: str, batch_id: str) -> Batch:
-        """Cancel a batch: at once if it has not begun, else when its requests in flight have ended.
-
-        Raises NotFoundError, and InvalidRequestError if the batch is over.
-        """
+        """Cancel a batch: at once if it has not begun, else when its requests in flight have ended. Raises
+        NotFoundError, and InvalidRequestError if the batch is over."""
         self.get(owner, batch_id)
 
         def cancelling(batch: Batch) -> None:
@@ -134,6 +137,15 @@ class BatchStore:
                 raise InvalidRequestError(f"The batch is {batch.status} and can no longer be cancelled.")
 
         return self.change(batch_id, cancelling)
+
+    def delete(self, owner: str, batch_id: str) -> Batch:
+        """Delete a batch, but not its files. Raises NotFoundError, and InvalidRequestError if the batch is not over."""
+        batch = self.get(owner, batch_id)
+        if not batch.is_over:
+            raise InvalidRequestError("The batch has not ended. Wait for its end, or cancel it first.")
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM batches WHERE id = ?", (batch_id,))
+        return batch
 
     def next(self) -> BatchJob | None:
         """Return the oldest batch that is not over, or None."""

@@ -27,9 +27,7 @@ def completion_in(
     raw: bytes, url: str, provider: Provider, redact: Callable[[Any], Any], *, is_text: bool = False
 ) -> dict[str, Any]:
     """Return the answer as a completion. `is_text`: the request was a bare prompt. `redact`: hides keys in errors.
-
-    Raises CloudFailure if the body is no completion, or if it is an error with status 200.
-    """
+    Raises CloudFailure if the body is no completion, or if it is an error with status 200."""
     body = _table(raw, url, provider.read)
     if body.get("error") and not body.get("choices"):
         raise provider.reported(url, redact(body["error"]))
@@ -84,10 +82,8 @@ class CallIndices:
         self._arguments: list[str] = []  # by index of the call
 
     def numbered(self, pieces: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield pieces of calls with the index of their call.
-
-        A name starts a call if its ID is new. Without an ID, it starts a call after a call with complete arguments.
-        """
+        """Yield pieces of calls with the index of their call. A name starts a call if its ID is new. Without an ID, it
+        starts a call after a call with complete arguments."""
         for place, piece in enumerate(map(_with_text, pieces)):
             function = table(piece.get("function")) or {}
             latest = (index_of(piece, place), "")

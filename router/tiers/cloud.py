@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ import msgspec
 
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.http.forwarding import NOTHING, Forwarding, header_bytes
+from ...protocol.structured import ignored
 from .answer_shapes import completion_in, embeddings_in, models_in
 from .connection import LOCATION, CloudEndpoint, open_client
 from .continuation_check import ContinuationVerdict
@@ -40,10 +41,8 @@ T = TypeVar("T")
 
 
 class HttpCloudTier:
-    """`CloudTier` over one pooled HTTP client, which connects with the first request.
-
-    If the environment sets an unusable proxy or certificate, every request fails with an error that says so.
-    """
+    """`CloudTier` over one pooled HTTP client, which connects with the first request. If the environment sets an
+    unusable proxy or certificate, every request fails with an error that says so."""
 
     def __init__(self, endpoint: CloudEndpoint) -> None:
         self.continues = endpoint.continues
@@ -117,6 +116,10 @@ class HttpCloudTier:
             return stream
 
         return await self._ask(attempt, timeout_s, call, forwarded)
+
+    def notes(self, body: Mapping[str, Any], names: Mapping[str, str]) -> tuple[str, ...]:
+        hints = self._provider.hints
+        return () if hints is None else ignored(body, hints, names)
 
     async def takes_drafts(self, model: str, *, timeout_s: float, forwarded: Forwarding = NOTHING) -> bool:
         can = self._provider.capabilities

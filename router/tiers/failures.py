@@ -25,10 +25,8 @@ _MAX_URL = 300  # characters
 
 
 class RelayedError(UpstreamError):
-    """A cloud's own error, relayed with its HTTP status, its OpenAI-shaped `error` and its Retry-After.
-
-    The client should not retry, since the router has already retried if that could help.
-    """
+    """A cloud's own error, relayed with its HTTP status, its OpenAI-shaped `error` and its Retry-After. The client
+    should not retry, since the router has already retried if that could help."""
 
     retryable = False
 

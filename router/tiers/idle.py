@@ -25,9 +25,7 @@ T = TypeVar("T")
 
 class UnloadingLocalTier:
     """`LocalTier` that unloads the model of `tier` after `idle_s` idle seconds (None: only when `sleep()` is called).
-
-    The next request calls `load`, and raises its errors. After a failure, loading is retried only after a pause.
-    """
+    The next request calls `load`, and raises its errors. After a failure, loading is retried only after a pause."""
 
     def __init__(
         self, tier: LocalTier, load: Callable[[], LocalTier], idle_s: float | None, backoff: LoadBackoff | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, Unpack
 
@@ -124,11 +124,8 @@ class LocalTier(Protocol):
     async def start(
         self, messages: Sequence[Message], params: SamplingParams, **options: Unpack[AnswerOptions]
     ) -> LocalGeneration:
-        """Start an answer.
-
-        Raises ContextLengthError if the prompt exceeds the context window, InvalidRequestError for a constraint that is
-        invalid or too expensive to compile.
-        """
+        """Start an answer. Raises ContextLengthError if the prompt exceeds the context window, InvalidRequestError for
+        a constraint that is invalid or too expensive to compile."""
         ...
 
     async def start_text(
@@ -219,6 +216,10 @@ class CloudTier(Protocol):
 
     @property
     def continues(self) -> bool: ...
+
+    def notes(self, body: Mapping[str, Any], names: Mapping[str, str]) -> tuple[str, ...]:
+        """Return notes on the hints in `body` that the cloud ignores. `names`: the caller's names of fields."""
+        ...
 
     async def takes_drafts(self, model: str, *, timeout_s: float, forwarded: Forwarding = NOTHING) -> bool:
         """Return whether to send drafts to `model` as `prediction`. Some clouds charge for these. Never raises."""

@@ -151,11 +151,9 @@ class CloudCalls:
 
 
 async def _waited(failure: CloudFailure, backoff_s: float, until: float) -> bool:
-    """Wait before the next attempt. Return False, without waiting, if there should be no further attempt.
-
-    The wait must end before `until`. Without Retry-After, the wait must also be shorter than half of the time left,
-    since another tier may need time.
-    """
+    """Wait before the next attempt. Return False, without waiting, if there should be no further attempt. The wait must
+    end before `until`. Without Retry-After, the wait must also be shorter than half of the time left, since another
+    tier may need time."""
     if not failure.transient:
         return False
     left_s, wait_s = until - time.monotonic(), failure.retry_after_s

@@ -18,7 +18,7 @@ SUBPACKAGES = {
         "decoding telemetry",
         "safety",
         "prompts structured sampling settings",
-        "errors sampling_noise schemas sqlite unicode_forms validation_messages",
+        "errors hints sampling_noise schemas sqlite turns unicode_forms validation_messages",
     ],
     "text": [
         "echoed_prompt tokenization tool_calls tagged_calls tool_formats tool_stream",

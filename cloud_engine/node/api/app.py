@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -135,9 +135,7 @@ class _Node:
         """Serve OpenAI's Responses API as a chat request. A node stores no responses, so requests must be complete."""
         body = await read_body(request)
         asked = await off_event_loop(body, lambda: read_stateless(body))
-        answer = await self._answer(
-            request, asked.chat, partial(self._chat_job, hints=asked.hints, effort_field="reasoning.effort")
-        )
+        answer = await self._answer(request, asked.chat, partial(self._chat_job, hints=asked.hints, names=asked.names))
         return send(translated(asked, answer), request)
 
     async def compact(self, request: Request) -> Response:
@@ -157,7 +155,7 @@ class _Node:
         """Serve Anthropic's Messages API as a chat request."""
         body = await read_body(request)
         asked, chat = await off_event_loop(body, lambda: read_message(body))
-        job = await self._chat_job(chat, _tenant(request), hints=asked.hints, effort_field=asked.effort_field)
+        job = await self._chat_job(chat, _tenant(request), hints=asked.hints, names=asked.names)
 
         async def prompt_tokens() -> int:
             return len(job.generations[0].prompt_ids)
@@ -178,9 +176,13 @@ class _Node:
         return len(job.generations[0].prompt_ids)
 
     async def _chat_job(
-        self, body: bytes, tenant: str, hints: tuple[str, ...] = (), effort_field: str | None = None
+        self, body: bytes, tenant: str, hints: tuple[str, ...] = (), names: Mapping[str, str] | None = None
     ) -> PreparedRequest:
-        return await asyncio.to_thread(self._preprocessor.chat, body, tenant, hints, effort_field)
+        try:
+            return await asyncio.to_thread(self._preprocessor.chat, body, tenant, hints, names or {})
+        except UpdraftError as error:
+            error.rename(names or {})
+            raise
 
     async def complete(self, request: Request) -> Response:
         async def make_job(body: bytes, tenant: str) -> PreparedRequest:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from msgspec import UNSET, UnsetType
 
+from ....protocol.decoding import read_object
 from ....protocol.embeddings import EmbeddingRequest
 from ....protocol.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError, UnsupportedFeatureError
 from ....protocol.http.ids import new_id
 from ....protocol.prompts import Prompt
-from ....protocol.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from ....protocol.requests import ChatRequest, CompletionRequest, parse_completion, read_chat
 from ....protocol.sampling import SamplingDefaults
+from ....protocol.structured import ignored
 from ....text.templates import tool_messages as tool_turns
 from ....text.tokenizer import Tokenizer
 from ....text.tool_formats import ToolFormat
@@ -60,11 +63,10 @@ class RequestPreprocessor:
         self._sampling = sampling
         self._max_prompt_bytes = tokenizer.limit(context_length)
 
-    def chat(
-        self, body: bytes, tenant: str, hints: tuple[str, ...] = (), effort_field: str | None = None
-    ) -> PreparedRequest:
-        """Prepare a chat request. `hints`: notes for the answer. `effort_field`: the caller's name of that field."""
-        request = parse_chat(body)
+    def chat(self, body: bytes, tenant: str, hints: tuple[str, ...], names: Mapping[str, str]) -> PreparedRequest:
+        """Prepare a chat request. `hints`: notes for the answer. `names`: the caller's names of fields."""
+        fields = read_object(body)
+        request, hints = read_chat(fields), (*hints, *ignored(fields, names=names))
         offered = self._offered(request)
         tools = [] if offered is None else offered.use.tools
         texts = tool_turns.texts(request.messages, tools)
@@ -74,7 +76,7 @@ class RequestPreprocessor:
         template = self._tokenizer.chat_template
         variables = {} if template is None else template.effort_variables(effort)
         if effort not in (None, "none") and not variables:
-            hints += (f"{effort_field or field}: no effect, the model has no setting for reasoning",)
+            hints += (f"{names.get('reasoning_effort', field)}: no effect, the model has no setting for reasoning",)
         chat = self._tokenizer.chat_prompt(
             request.messages,
             tools=tools,

@@ -29,6 +29,8 @@ class StatelessResponse:
     response: dict[str, Any]
     # Notes on the parts of the request that have no effect.
     hints: tuple[str, ...]
+    # The caller's names of the chat request's fields.
+    names: dict[str, str]
 
 
 def read_stateless(body: bytes) -> StatelessResponse:
@@ -38,6 +40,7 @@ def read_stateless(body: bytes) -> StatelessResponse:
         msgspec.json.encode(chat_body(asked, items)),
         begun_response(asked, stored=False),
         (*asked.hints, *(["context_management: no effect"] if asked.compact_threshold else [])),
+        asked.names,
     )
 
 
@@ -65,7 +68,7 @@ def _checked(asked: ResponsesRequest) -> tuple[ResponsesRequest, list[Item]]:
     for param in ("store", "background", "previous_response_id", "conversation"):
         if getattr(asked, param):
             raise unsupported(param)
-    items = items_of(asked.input or [])
+    items = items_of([] if asked.input is None else asked.input)
     for index, item in enumerate(items):
         if item["type"] == "item_reference":
             raise unsupported(f"input[{index}].id")

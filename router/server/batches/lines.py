@@ -15,6 +15,8 @@ from ....protocol.http.wire import WireResponse
 from ...storage.batch_store import BatchError
 from ...storage.file_store import MB
 
+#: Endpoint whose batches are not refused for the fault of one body: that request fails.
+MESSAGES_PATH = "/v1/messages"
 MAX_LINES = 50_000
 MAX_LINE = 8 * MB  # bytes, like the limit of a request body
 _MAX_ERRORS = 100  # maximum errors reported per file
@@ -81,7 +83,6 @@ def _fault(raw: bytes, endpoint: str, known: set[str]) -> BatchError | None:
         return BatchError("line_too_long", f"A line may have at most {MAX_LINE} bytes.")
     try:
         line = read_line(raw)
-        flags = msgspec.json.decode(line.body, type=_BodyFlags)
     except UNREADABLE as error:
         return BatchError("invalid_json_line", f"The line is not a valid request: {error}"[:500])
     if not 0 < len(line.custom_id) <= _MAX_ID:
@@ -93,6 +94,15 @@ def _fault(raw: bytes, endpoint: str, known: set[str]) -> BatchError | None:
         return BatchError("invalid_method", "The method must be POST.", param="method")
     if line.url != endpoint:
         return BatchError("invalid_url", f"url must be {endpoint}, the endpoint of the batch.", param="url")
+    return None if endpoint == MESSAGES_PATH else body_fault(line)
+
+
+def body_fault(line: BatchLine) -> BatchError | None:
+    """Return the fault of a body that no batch can answer, or None."""
+    try:
+        flags = msgspec.json.decode(line.body, type=_BodyFlags)
+    except UNREADABLE as error:
+        return BatchError("invalid_json_line", f"The line is not a valid request: {error}"[:500])
     if flags.stream or flags.background:
         return BatchError("invalid_value", "A request in a batch cannot set stream or background.", param="body")
     return None

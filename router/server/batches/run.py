@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ....protocol.errors import DiskSpaceError
+from ....protocol.errors import DiskSpaceError, invalid_field
 from ....protocol.http.ids import new_id
-from ....protocol.http.wire import WireRequest, WireResponse
+from ....protocol.http.wire import WireRequest, WireResponse, error_body
 from ...request.caller import DIGEST_HEADER
 from ...storage.batch_store import Batch, BatchError, BatchErrors, BatchJob, BatchStore, Status
 from ...storage.file_store import FileMetadata, FilesDatabase, FileStore, FileWriter
 from .interactive import InteractiveRequests
-from .lines import BatchLine, answer_line, answered, expired_line, read_line, read_lines
+from .lines import BatchLine, answer_line, answered, body_fault, expired_line, read_line, read_lines
 
 #: Concurrent requests of a batch.
 CONCURRENCY = 2
@@ -115,6 +115,9 @@ class BatchRun:
 
     async def _answer(self, line: BatchLine) -> WireResponse:
         headers = {"content-type": "application/json", DIGEST_HEADER: self._job.owner.removeprefix(MESSAGES)}
+        if (fault := body_fault(line)) is not None:
+            error = invalid_field(fault.param, fault.message).to_body()["error"]
+            return WireResponse.json(error_body(error, line.url), status=400)
         request = WireRequest("POST", line.url, headers, bytes(line.body))
         for pause in RETRY_S:
             response = await self._background.ask(request)

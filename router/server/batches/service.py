@@ -51,10 +51,8 @@ class BatchService:
                 log.warning("files and batches are unavailable: %s", error.message)
 
     async def use(self, work: Callable[[Stores], T]) -> T:
-        """Return the result of `work` on the stores, in a thread. Raises the errors of `work`.
-
-        Raises NotFoundError if files are off, and StorageError if the folder or the database cannot be used.
-        """
+        """Return the result of `work` on the stores, in a thread. Raises the errors of `work`. Raises NotFoundError if
+        files are off, and StorageError if the folder or the database cannot be used."""
         try:
             return await asyncio.to_thread(lambda: work(self._open()))
         except (sqlite3.Error, OSError) as error:

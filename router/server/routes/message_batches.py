@@ -17,14 +17,14 @@ from ....protocol.http.lenient_json import json_bytes, json_of
 from ....protocol.http.wire import WireResponse
 from ...storage.batch_store import Batch, BatchStore, RequestCounts
 from ...storage.file_store import FileMetadata
-from ..batches.lines import check_lines, read_line, read_lines
+from ..batches.lines import MESSAGES_PATH, check_lines, read_line, read_lines
 from ..batches.run import MESSAGES, Stores
 from .openai.batches import check_key, find, new_batch
 from .openai.files import BATCH_DAYS
 from .openai.pagination import page_of, query_of
 from .route import RequestContext, Route
 
-_ENDPOINT, _PATH = "/v1/messages", "/v1/messages/batches"
+_PATH = f"{MESSAGES_PATH}/batches"
 _KEPT_S = BATCH_DAYS * DAY_S
 _LISTED = ("limit", "after_id")
 _MAX_LISTED, _LINES_AT_ONCE = 1000, 100
@@ -51,21 +51,21 @@ async def create(context: RequestContext) -> WireResponse:
 def _create(stores: Stores, owner: str, requests: list[dict[str, Any]]) -> Batch:
     """Write the requests to a file, as in OpenAI's batches, and create the batch. Raises InvalidRequestError."""
     writer = stores.files.begin(owner)
-    bodies = {"method": "POST", "url": _ENDPOINT}
+    bodies = {"method": "POST", "url": MESSAGES_PATH}
     lines = [{**bodies, "custom_id": each.get("custom_id"), "body": each.get("params")} for each in requests]
     try:
         try:
             writer.write(b"".join(json_bytes(line) + b"\n" for line in lines))
         finally:
             writer.close()
-        total, errors = check_lines(stores.files.path(writer.id), _ENDPOINT)
+        total, errors = check_lines(stores.files.path(writer.id), MESSAGES_PATH)
         if errors:
             raise invalid_value(f"requests[{(errors[0].line or 1) - 1}]", errors[0].message.rstrip("."))
         stores.files.complete(writer.id, FileMetadata(writer.size, "requests.jsonl", "batch", _KEPT_S))
     except BaseException:
         stores.files.discard(writer.id)
         raise
-    batch = new_batch("msgbatch", _ENDPOINT, writer.id, request_counts=RequestCounts(total))
+    batch = new_batch("msgbatch", MESSAGES_PATH, writer.id, request_counts=RequestCounts(total))
     stores.batches.create(owner, batch, _KEPT_S)
     return batch
 
@@ -88,6 +88,12 @@ async def cancel(context: RequestContext) -> WireResponse:
     return _shown(await find(context, _owner(context), BatchStore.cancel))
 
 
+async def delete(context: RequestContext) -> WireResponse:
+    batch = await find(context, _owner(context), BatchStore.delete)
+    await context.batches.use(lambda stores: [stores.files.discard(file_id) for file_id in batch.files])
+    return WireResponse.json({"id": batch.id, "type": "message_batch_deleted"})
+
+
 async def results(context: RequestContext) -> WireResponse:
     batch = await find(context, _owner(context))
     if not batch.is_over:
@@ -99,7 +105,7 @@ async def results(context: RequestContext) -> WireResponse:
 def _results(stores: Stores, batch: Batch) -> Iterator[bytes]:
     """Yield one line per request, first for the answered requests."""
     known: set[str] = set()
-    for file_id in filter(None, (batch.output_file_id, batch.error_file_id)):
+    for file_id in batch.files[1:]:
         for _, raw in read_lines(stores.files.path(file_id)):
             line: dict[str, Any] = json_of(raw, exact=True)
             known.add(line["custom_id"])
@@ -135,17 +141,13 @@ def _fields(batch: Batch) -> dict[str, Any]:
     """Return a batch as Anthropic describes it. The failed requests of an expired batch count as expired."""
     counts, over, expired = batch.request_counts, batch.is_over, batch.status == "expired"
     left = counts.total - counts.completed - counts.failed
+    failed = {"errored": 0, "expired": counts.failed} if expired else {"errored": counts.failed, "expired": 0}
+    unanswered = {"processing": 0, "canceled": left} if over else {"processing": left, "canceled": 0}
     return {
         "id": batch.id,
         "type": "message_batch",
         "processing_status": "ended" if over else "canceling" if batch.status == "cancelling" else "in_progress",
-        "request_counts": {
-            "processing": 0 if over else left,
-            "succeeded": counts.completed,
-            "errored": 0 if expired else counts.failed,
-            "canceled": left if over else 0,
-            "expired": counts.failed if expired else 0,
-        },
+        "request_counts": {"succeeded": counts.completed, **failed, **unanswered},
         "created_at": _time(batch.created_at),
         "expires_at": _time(batch.expires_at),
         "ended_at": _time(batch.completed_at or batch.cancelled_at or batch.expired_at or batch.failed_at),
@@ -164,6 +166,7 @@ ROUTES = (
     Route("POST", _PATH, create, "answer messages in the background, as in Anthropic's API", MessageBatchRequest),
     Route("GET", _PATH, list_batches, "the caller's batches of messages", query=_LISTED),
     Route("GET", _BATCH, retrieve, "one batch of messages"),
+    Route("DELETE", _BATCH, delete, "delete a batch of messages that has ended"),
     Route("GET", f"{_BATCH}/results", results, "one line per request of a batch that has ended"),
     Route("POST", f"{_BATCH}/cancel", cancel, "cancel a batch of messages; its answers so far are kept"),
 )

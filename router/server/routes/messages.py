@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import msgspec
+from msgspec import UNSET
+
 from ....protocol.dialects.messages_events import message_of
 from ....protocol.dialects.messages_request import MessagesRequest, read_count, read_message
 from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
@@ -25,14 +28,14 @@ async def count_tokens(context: RequestContext) -> WireResponse:
     """Count tokens with the tokenizer of the device's model; a cloud model may count differently."""
     request = context.request
     body = await off_event_loop(request.body, lambda: read_count(request.body))
-    return WireResponse.json({"input_tokens": (await count_input(context, body)).input_tokens})
+    return WireResponse.json(msgspec.structs.replace(await count_input(context, body), object=UNSET))
 
 
 def _read(request: WireRequest) -> tuple[MessagesRequest, WireRequest]:
     """Return the request, and the equivalent chat request without Anthropic's headers."""
     asked, body = read_message(request.body)
     headers = {name: value for name, value in request.headers.items() if not name.startswith("anthropic-")}
-    return asked, replace(request, body=body, headers=headers, hints=asked.hints, effort_field=asked.effort_field)
+    return asked, replace(request, body=body, headers=headers, hints=asked.hints, names=asked.names)
 
 
 ROUTES = (

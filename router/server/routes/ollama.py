@@ -46,7 +46,7 @@ async def answer(context: RequestContext, kind: type[OllamaChat] | type[OllamaGe
         (await context.router.names()).card(model_name(asked.model))
         return WireResponse.json(converter.loaded())
     body = await off_event_loop(request.body, lambda: msgspec.json.encode(chat_body(asked)))
-    wire = replace(request, body=body, hints=asked.hints, effort_field="think")
+    wire = replace(request, body=body, hints=asked.hints, names=asked.names)
     is_bare = isinstance(asked, OllamaGenerate) and asked.is_bare
     made = await (context.router.direct(wire, complete) if is_bare else context.router.chat(wire))
     if isinstance(made.body, bytes):
@@ -64,8 +64,8 @@ async def _embed(context: RequestContext, asked: OllamaEmbed) -> WireResponse:
     body: dict[str, Any] = {"model": model_name(asked.model), "input": asked.input, "encoding_format": "float"}
     if asked.dimensions is not None:
         body["dimensions"] = asked.dimensions
-    wire = replace(context.request, body=msgspec.json.encode(body), hints=asked.hints)
-    made = await context.router.direct(wire, vectors)
+    wire = replace(context.request, body=msgspec.json.encode(body), hints=asked.hints, names=asked.names)
+    made = await context.router.direct(wire, partial(vectors, truncate=asked.truncate))
     return translated(made, lambda answer: embeddings_of(asked.model, answer, started))
 
 

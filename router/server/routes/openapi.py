@@ -13,22 +13,6 @@ from .route import RequestContext, Route
 
 _REF = "#/components/schemas/{name}"
 _TEXT: dict[str, Any] = {"type": "string"}
-_ERROR: dict[str, Any] = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": _TEXT,
-                "type": _TEXT,
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "integer", "null"]},
-            },
-        }
-    },
-}
 #: Schemas of the query parameters that are not plain strings.
 _QUERY: dict[str, dict[str, Any]] = {
     "limit": {"type": "integer", "minimum": 1},
@@ -44,7 +28,15 @@ _FORM: dict[str, Any] = {
     "properties": {"file": {"type": "string", "contentMediaType": "application/octet-stream"}},
     "additionalProperties": _TEXT,
 }
-_OLLAMA_ERROR: dict[str, Any] = {"type": "object", "required": ["error"], "properties": {"error": _TEXT}}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+_CODE = {"type": ["string", "integer", "null"]}
+_ERROR = _object(error=_object(message=_TEXT, type=_TEXT, param={"type": ["string", "null"]}, code=_CODE))
+_OLLAMA_ERROR = _object(error=_TEXT)
 
 
 def document(routes: Sequence[Route]) -> dict[str, Any]:

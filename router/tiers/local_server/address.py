@@ -35,9 +35,7 @@ class ServerAddress:
 
 def server_address(local: str | None, model: str | None = None) -> ServerAddress | None:
     """Return the server in `local` (`ollama:MODEL` or a URL), or None for a model file. `model`: model name for a URL.
-
-    `OLLAMA_HOST` sets the address of Ollama. Raises ConfigurationError.
-    """
+    `OLLAMA_HOST` sets the address of Ollama. Raises ConfigurationError."""
     if local is None:
         return None
     if local.startswith("ollama:"):
@@ -89,10 +87,8 @@ def _checked(url: str, given: str, model: str | None, source: str) -> ServerAddr
 
 
 def check_private(address: ServerAddress) -> None:
-    """Raise ConfigurationError if the server is not on this machine or in its private network.
-
-    The server receives private prompts. Only localhost and IPs are accepted, since a name may resolve elsewhere later.
-    """
+    """Raise ConfigurationError if the server is not on this machine or in its private network. The server receives
+    private prompts. Only localhost and IPs are accepted, since a name may resolve elsewhere later."""
     host = httpx.URL(address.url).host
     if not is_private(host):
         raise ConfigurationError(

@@ -149,10 +149,8 @@ class _Calls:
             call.arguments += function.get("arguments") or ""
 
     def text(self, opener: str, use: ToolUse) -> str:
-        """Return the calls as a JSON list after `opener`, or "" without calls.
-
-        Calls that the request does not allow are dropped. Raises UpstreamError if a required call is missing.
-        """
+        """Return the calls as a JSON list after `opener`, or "" without calls. Calls that the request does not allow
+        are dropped. Raises UpstreamError if a required call is missing."""
         named = use.choice.function.name if isinstance(use.choice, NamedTool) else None
         calls = [call for call in self._calls.values() if named in (None, call.name)][: None if use.parallel else 1]
         if not calls and (named or use.choice == "required"):

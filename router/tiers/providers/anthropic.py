@@ -10,7 +10,7 @@ from typing import Any
 
 from ...request.json_narrowing import table
 from .anthropic_answers import MessageEvents, completion_of, signed_thoughts
-from .chat_fields import ChatFields, Image, add_turn
+from .chat_fields import NO_TEXT, ChatFields, Image, add_turn
 from .provider import Capabilities, ErrorMap, Provider, ProviderCall, with_query
 
 _VERSION = "2023-06-01"
@@ -22,29 +22,21 @@ class AnthropicProvider(Provider):
     """Anthropic's Messages API. `cloud_url` is https://api.anthropic.com/v1 or a compatible server."""
 
     name = "anthropic"
+    hints = ("user", "safety_identifier")
     raw_member = "input"
     capabilities = Capabilities(continuation=True, all_endpoints=False)
     errors = ErrorMap(
         statuses={
-            "invalid_request_error": 400,
-            "authentication_error": 401,
-            "billing_error": 402,
-            "permission_error": 403,
-            "not_found_error": 404,
-            "request_too_large": 413,
-            "rate_limit_error": 429,
-            "api_error": 500,
-            "timeout_error": 504,
-            "overloaded_error": 529,
+            "invalid_request_error": 400, "authentication_error": 401, "billing_error": 402, "permission_error": 403,
+            "not_found_error": 404, "request_too_large": 413, "rate_limit_error": 429, "api_error": 500,
+            "timeout_error": 504, "overloaded_error": 529,
         },
         codes={
-            "authentication_error": "invalid_api_key",
-            "billing_error": "insufficient_quota",
-            "not_found_error": "model_not_found",
-            "rate_limit_error": "rate_limit_exceeded",
+            "authentication_error": "invalid_api_key", "billing_error": "insufficient_quota",
+            "not_found_error": "model_not_found", "rate_limit_error": "rate_limit_exceeded",
             "overloaded_error": "overloaded",
         },
-    )
+    )  # fmt: skip
 
     def headers(self, api_key: str | None) -> dict[str, str]:
         return {"anthropic-version": _VERSION} | ({"x-api-key": api_key} if api_key else {})
@@ -112,7 +104,9 @@ def _turns(fields: ChatFields) -> tuple[str, list[dict[str, Any]]]:
             continue
         blocks = _tool_result(message, fields, ids) if role == "tool" else _blocks(message, fields, ids)
         add_turn(turns, "assistant" if role == "assistant" else "user", "content", blocks)
-    if turns and turns[-1]["role"] == "assistant" and "text" in (last := turns[-1]["content"][-1]):
+    if not turns:
+        turns.append({"role": "user", "content": [_block(NO_TEXT)]})
+    if turns[-1]["role"] == "assistant" and "text" in (last := turns[-1]["content"][-1]):
         last["text"] = last["text"].rstrip()  # the API refuses blanks at the end
     return "\n\n".join(text for text in system if text.strip()), turns
 
@@ -169,7 +163,7 @@ def _add_output(sent: dict[str, Any], fields: ChatFields, provider: Provider) ->
         raise provider.unsupported("response_format of type json_object")
     if schema is not None:
         output["format"] = {"type": "json_schema", "schema": schema}
-    effort = fields.take("reasoning_effort")
+    effort = fields.effort()
     if effort == "none":
         sent.setdefault("thinking", {"type": "disabled"})
     elif effort is not None:

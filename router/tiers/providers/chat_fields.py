@@ -12,29 +12,24 @@ from typing import Any
 import msgspec
 
 from ....protocol.errors import invalid_value
+from ....protocol.hints import EFFORTS, HINTS, Hints
+from ....protocol.http.lenient_json import json_bytes, raw_object
+from ....protocol.structured import function_tools
 from ...request.json_narrowing import table, tables
 from .provider import Provider
 
 #: Fields to ignore: hints that do not change the answer, and fields that the router itself handles.
-_HINTS = frozenset(
-    ("prediction", "stream", "stream_options", "add_generation_prompt", "model", "metadata", "service_tier",
-     "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")
-)  # fmt: skip
+_HINTS = frozenset(("prediction", "stream", "stream_options", "add_generation_prompt", "model", *HINTS)) - {
+    "user",
+    "safety_identifier",
+}
 #: Values that can be ignored, because they request the default behaviour.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "store": (False,),
-    "modalities": (["text"],),
-    "verbosity": ("medium",),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "parallel_tool_calls": (True,),
-    "continue_final_message": (False,),
-    "tools": ([],),
-}
+    "n": (1,), "store": (False,), "modalities": (["text"],), "verbosity": ("medium",), "logprobs": (False,),
+    "top_logprobs": (0,), "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},),
+    "parallel_tool_calls": (True,), "continue_final_message": (False,), "tools": ([],),
+}  # fmt: skip
+NO_TEXT = "(empty)"  # text of a conversation without text, which the APIs refuse
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)", re.DOTALL)
 
 
@@ -64,7 +59,8 @@ class ChatFields:
     """Fields of one request that are still to be translated."""
 
     def __init__(self, body: dict[str, Any], provider: Provider) -> None:
-        self._left = {name: value for name, value in body.items() if value is not None and name not in _HINTS}
+        read = function_tools(body).items()
+        self._left = {name: value for name, value in read if value is not None and name not in _HINTS}
         self._provider = provider
 
     def take(self, *names: str) -> Any:
@@ -88,14 +84,12 @@ class ChatFields:
         return tables(self.take("messages")) or []
 
     def tools(self) -> list[dict[str, Any]]:
-        """Return the callable functions. Raises UnsupportedFeatureError for other kinds of tools."""
-        functions: list[dict[str, Any]] = []
-        for tool in tables(self.take("tools")) or []:
-            function = table(tool.get("function"))
-            if tool.get("type") != "function" or function is None:
-                raise self._provider.unsupported(f"a tool of type {str(tool.get('type'))[:40]}")
-            functions.append(function)
-        return functions
+        """Return the callable functions."""
+        return [table(tool.get("function")) or {} for tool in tables(self.take("tools")) or []]
+
+    def effort(self) -> str | None:
+        """Return the reasoning effort, in any spelling that is left."""
+        return Hints(**{name: self.take(name) for name in EFFORTS}).effort[0]
 
     def tool_choice(self) -> str:
         """Return `auto`, `none`, `required`, or `=` and the name of a function."""
@@ -149,14 +143,9 @@ class ChatFields:
         calls: list[EarlierCall] = []
         for call in tables(message.get("tool_calls")) or []:
             function = table(call.get("function")) or {}
-            arguments = function.get("arguments") or "{}"
-            try:
-                decoded = table(msgspec.json.decode(arguments))
-            except (msgspec.DecodeError, TypeError) as error:
-                raise invalid_value("messages", f"the arguments of {function.get('name')} are not JSON") from error
-            if decoded is None:
-                raise invalid_value("messages", f"the arguments of {function.get('name')} are not a JSON object")
-            raw = msgspec.Raw(str(arguments).encode())  # undecoded, since decoding would round large numbers
+            arguments = str(function.get("arguments") or "")
+            # Undecoded, since decoding would round large numbers. The APIs take only objects.
+            raw = raw_object(arguments) or msgspec.Raw(json_bytes({"arguments": arguments}))
             calls.append(EarlierCall(str(call.get("id")), str(function.get("name")), raw, call))
         return calls
 

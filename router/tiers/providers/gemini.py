@@ -11,19 +11,14 @@ import msgspec
 
 from ...request.json_narrowing import object_in, table, tables
 from ..failures import CloudFailure
-from .chat_fields import ChatFields, EarlierCall, Image, add_turn
+from .chat_fields import NO_TEXT, ChatFields, EarlierCall, Image, add_turn
 from .gemini_answers import ContentEvents, completion_of
 from .provider import Capabilities, ErrorMap, Provider, ProviderCall, with_query
 
 _CONFIG = {
-    "temperature": "temperature",
-    "top_p": "topP",
-    "top_k": "topK",
-    "seed": "seed",
-    "n": "candidateCount",
-    "presence_penalty": "presencePenalty",
-    "frequency_penalty": "frequencyPenalty",
-}
+    "temperature": "temperature", "top_p": "topP", "top_k": "topK", "seed": "seed", "n": "candidateCount",
+    "presence_penalty": "presencePenalty", "frequency_penalty": "frequencyPenalty",
+}  # fmt: skip
 _MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
 _NO_SIGNATURE = "skip_thought_signature_validator"  # Google's placeholder signature for calls by other models
 
@@ -32,19 +27,13 @@ class GeminiProvider(Provider):
     """Gemini's API. `cloud_url` is https://generativelanguage.googleapis.com/v1beta."""
 
     name = "gemini"
+    hints = ()
     raw_member = "args"
     capabilities = Capabilities(seeds=True, lists_models=False, all_endpoints=False)
     errors = ErrorMap(
         statuses={
-            "INVALID_ARGUMENT": 400,
-            "FAILED_PRECONDITION": 400,
-            "UNAUTHENTICATED": 401,
-            "PERMISSION_DENIED": 403,
-            "NOT_FOUND": 404,
-            "RESOURCE_EXHAUSTED": 429,
-            "INTERNAL": 500,
-            "UNAVAILABLE": 503,
-            "DEADLINE_EXCEEDED": 504,
+            "INVALID_ARGUMENT": 400, "FAILED_PRECONDITION": 400, "UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403,
+            "NOT_FOUND": 404, "RESOURCE_EXHAUSTED": 429, "INTERNAL": 500, "UNAVAILABLE": 503, "DEADLINE_EXCEEDED": 504,
         },
         codes={
             "UNAUTHENTICATED": "invalid_api_key",
@@ -52,7 +41,7 @@ class GeminiProvider(Provider):
             "RESOURCE_EXHAUSTED": "rate_limit_exceeded",
             "UNAVAILABLE": "overloaded",
         },
-    )
+    )  # fmt: skip
 
     def base_path(self, query: Mapping[str, str]) -> str:  # noqa: ARG002
         return "/v1beta"
@@ -98,11 +87,10 @@ def _request(body: dict[str, Any], provider: Provider) -> dict[str, Any]:
         config["stopSequences"] = stop
     if (schema := fields.schema()) is not None:
         config |= {"responseMimeType": "application/json"} | ({"responseJsonSchema": schema} if schema else {})
-    if (effort := fields.take("reasoning_effort")) is not None:
+    if (effort := fields.effort()) is not None:
         level = {"thinkingBudget": 0} if effort == "none" else {"thinkingLevel": effort, "includeThoughts": True}
         config["thinkingConfig"] = level
-    fields.take("user")
-    fields.take("safety_identifier")
+    fields.take("user", "safety_identifier", "cache_control")
     if config:
         sent["generationConfig"] = config
     _add_tools(sent, fields)
@@ -128,6 +116,7 @@ def _contents(fields: ChatFields, model: str) -> dict[str, Any]:
             identifier = str(message.get("tool_call_id"))
             parts.append(_result(identifier, names.get(identifier, identifier), fields.text(message)))
         add_turn(turns, "model" if role == "assistant" else "user", "parts", parts)
+    turns = turns or [{"role": "user", "parts": [_part(NO_TEXT)]}]
     return {"contents": turns} | ({"systemInstruction": {"parts": system}} if system else {})
 
 

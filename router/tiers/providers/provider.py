@@ -83,6 +83,8 @@ class Provider(ABC):
     name: str
     capabilities: Capabilities
     errors: ErrorMap = ErrorMap()
+    # Hints that the translation keeps. None: all, since nothing is translated.
+    hints: tuple[str, ...] | None = None
     # Name of the field that holds a tool call's arguments as an object. `read` does not decode it (`msgspec.Raw`).
     raw_member: str = ""
 

@@ -347,15 +347,36 @@ def test_a_refusal(provider: ScriptedProvider, ask: Ask, status: int, kind: str,
         ("brand_new", 1),
         ("messages", [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]),
         ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///x"}}]}]),
-        ("messages", [{"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "{"}}]}]),
+        ("tool_choice", {"type": "custom", "custom": {"name": "f"}}),
     ],
 )
 def test_unsupported_features_are_refused_by_name(provider: ScriptedProvider, ask: Ask, field: str, value: Any) -> None:
     with pytest.raises(CloudFailure) as raised:
-        ask(NATIVE, **{field: value})
+        ask(NATIVE, **{"tools": [TOOL], field: value})
     assert (raised.value.kind, raised.value.error.status, raised.value.unbilled) == ("refused", 400, True)
     assert raised.value.error.param is not None
     assert not provider.asked
+
+
+@pytest.mark.parametrize(("arguments", "sent"), [("[1]", {"arguments": "[1]"}), ("{", {"arguments": "{"}), ("", {})])
+def test_arguments_that_are_no_object_are_wrapped(
+    provider: ScriptedProvider, ask: Ask, arguments: str, sent: dict[str, Any]
+) -> None:
+    provider.says(MESSAGE)
+    call = {**CALL, "function": {"name": "f", "arguments": arguments}}
+    ask(NATIVE, messages=[{"role": "assistant", "tool_calls": [call]}])
+    assert provider.asked[0].body["messages"][0]["content"][0]["input"] == sent
+
+
+def test_empty_conversations_vendors_tools_and_hints(provider: ScriptedProvider, ask: Ask) -> None:
+    provider.says(MESSAGE)
+    hints = {"think": True, "client_metadata": {}, "metadata": {}, "cache_control": {"type": "ephemeral"}}
+    ask(NATIVE, messages=[{"role": "user", "content": ""}], tools=[{"type": "web_search"}, TOOL], **hints)
+    sent = provider.asked[0].body
+    assert sent["messages"] == [{"role": "user", "content": [{"type": "text", "text": "(empty)"}]}]
+    assert [tool["name"] for tool in sent["tools"]] == ["weather"]
+    assert sent["output_config"] == {"effort": "medium"} and sent["cache_control"] == hints["cache_control"]
+    assert not {"think", "client_metadata"} & set(sent)
 
 
 def test_other_endpoints_and_drafts_are_not_its_own(provider: ScriptedProvider, ask: Ask) -> None:
@@ -371,6 +392,9 @@ def test_a_stream_and_an_answer_through_the_client(provider: ScriptedProvider) -
     with updraft.OpenAI(
         local=None, cloud_url=provider.url, cloud_provider="anthropic", cloud_model="m", cloud_api_key="sk-secret-1"
     ) as client:
+        provider.says(MESSAGE)
+        told: Any = client.chat.completions.create(**asked, user="ann", metadata={"a": "b"}, service_tier="flex")
+        assert told.updraft["notes"] == ["metadata, service_tier: no effect"], "the user has one"
         provider.says(events(*STREAM))
         chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
         provider.says(MESSAGE)

@@ -115,13 +115,39 @@ def test_an_expired_batch(client: anthropic.Anthropic, tmp_path: Path) -> None:
     assert results(client, over)["late"].result.type == "expired"
 
 
+def test_an_invalid_request_fails_alone(client: anthropic.Anthropic, cloud: FakeCloud) -> None:
+    faulty: list[Any] = [request("stream", stream=True), {"custom_id": "none"}, {"custom_id": "list", "params": [1]}]
+    over = end_of(client, client.messages.batches.create(requests=[*faulty, request("good")]))
+    assert (over.request_counts.succeeded, over.request_counts.errored) == (1, 3)
+    ended = results(client, over)
+    assert {name: line.result.type for name, line in ended.items()} == {
+        "stream": "errored", "none": "errored", "list": "errored", "good": "succeeded",
+    }  # fmt: skip
+    error: Any = ended["stream"].result
+    assert error.error.error.type == "invalid_request_error" and "stream" in error.error.error.message
+
+
+def test_an_ended_batch_is_deleted_with_its_files(
+    client: anthropic.Anthropic, cloud: FakeCloud, tmp_path: Path
+) -> None:
+    cloud.delay_s = 0.2
+    batch = client.messages.batches.create(requests=[request(str(number)) for number in range(200)])
+    with pytest.raises(anthropic.BadRequestError, match="cancel it first"):
+        client.messages.batches.delete(batch.id)
+    client.messages.batches.cancel(batch.id)
+    deleted = client.messages.batches.delete(end_of(client, batch).id)
+    assert deleted.to_dict() == {"id": batch.id, "type": "message_batch_deleted"}
+    for call in (client.messages.batches.retrieve, client.messages.batches.delete):
+        with pytest.raises(anthropic.NotFoundError):
+            call(batch.id)
+    assert not list((tmp_path / "files").glob("file-*"))
+
+
 @pytest.mark.parametrize(
     ("requests", "says"),
     [
         ([], "no requests"),
         ([request("a"), request("a")], r"requests\[1\]: Two lines"),
-        ([request("a", stream=True)], r"requests\[0\]: .*stream"),
-        ([{"custom_id": "a"}], r"requests\[0\]: .*object"),
         ([{"params": {}}], r"requests\[0\]: .*custom_id"),
         ([1], "object"),
     ],

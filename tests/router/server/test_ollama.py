@@ -126,7 +126,6 @@ def test_a_prompt_without_chat_template(client: ollama.Client, cloud: FakeCloud,
         ({"suffix": "x"}, "suffix"),
         ({"template": "{{ range .Messages }}{{ end }}"}, "raw: true"),
         ({"template": "{{ .Prompt }}" + "x" * 20_000}, "template"),
-        ({"raw": True, "system": "x"}, "system"),
         ({"raw": True, "images": [PIXEL]}, "images"),
         ({"raw": True, "context": [1]}, "context"),
     ):

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from .....protocol.decoding import convert, decode, prepare_types, read_object
+from .....protocol.decoding import convert, decode, prepare_types, read_object, read_switches
 from .....protocol.dialects.bodies import TranslatedBody
 from .....protocol.dialects.chat_chunks import ChatChunks
 from .....protocol.dialects.responses_request import check_metadata
@@ -83,6 +83,7 @@ def _completion_to_store(context: RequestContext) -> _StoredCompletion | None:
     if not context.answers.enabled or b'"store"' not in context.request.body:
         return None
     body = read_object(context.request.body)
+    read_switches(body, ChatRequest)
     if body.pop("store", None) is not True:
         return None
     metadata = convert({"metadata": body.pop("metadata", None)}, MetadataUpdate).metadata
@@ -164,15 +165,10 @@ async def _find(context: RequestContext) -> StoredAnswer:
 _STORED = "/v1/chat/completions/{completion}"
 ROUTES = (
     Route("POST", "/v1/chat/completions", create, "routed chat", ChatRequest, ChatCompletion, streams=True),
-    Route(
-        "GET",
-        "/v1/chat/completions",
-        list_stored,
-        "completions stored with `store: true`; these five routes need the setting `store`",
-        query=_LISTED,
-    ),
+    Route("GET", "/v1/chat/completions", list_stored,
+          "completions stored with `store: true`; these five routes need the setting `store`", query=_LISTED),
     Route("GET", _STORED, retrieve, "one stored completion"),
     Route("POST", _STORED, update, "update its `metadata`", MetadataUpdate),
     Route("DELETE", _STORED, delete, "delete it"),
     Route("GET", f"{_STORED}/messages", list_messages, "messages of the request", query=PAGE_PARAMETERS),
-)
+)  # fmt: skip

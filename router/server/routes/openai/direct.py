@@ -41,11 +41,8 @@ _SUMMARY = "passed on to a cloud that supports it; refused for `local` and priva
 PASSED_ON = tuple(
     Route("POST", f"/v1/{path}", _direct(forwarder(path, what), read_any_model), _SUMMARY, kind, form=kind is None)
     for path, what, kind in (
-        ("moderations", "moderations", dict),
-        ("rerank", "rankings", dict),
-        ("audio/speech", "voices", dict),
-        ("audio/transcriptions", "transcriptions", None),
-        ("audio/translations", "translations", None),
+        ("moderations", "moderations", dict), ("rerank", "rankings", dict), ("audio/speech", "voices", dict),
+        ("audio/transcriptions", "transcriptions", None), ("audio/translations", "translations", None),
         ("images/generations", "images", dict),
     )
-)
+)  # fmt: skip

@@ -96,7 +96,7 @@ async def create(context: RequestContext) -> WireResponse:
     response["output"] += await _compaction(context, asked, items)
     shown = [*items, *response["output"]]
     translated = await off_event_loop(body, lambda: msgspec.json.encode(chat_body(asked, shown)))
-    chat = replace(context.request, body=translated, hints=asked.hints, effort_field="reasoning.effort")
+    chat = replace(context.request, body=translated, hints=asked.hints, names=asked.names)
     creation = _Creation(context, asked, items, known, chat, response)
     if asked.background:
         await context.answers.use(lambda _: None)  # fail now if the store is unusable
@@ -135,10 +135,8 @@ async def compact(context: RequestContext) -> WireResponse:
 
 
 async def _compaction(context: RequestContext, asked: ResponsesRequest, items: list[Item]) -> list[Item]:
-    """Compact the items before the last user message if the prompt exceeds the request's threshold.
-
-    Return the compaction item. If the model fails, return nothing, since the answer may still succeed.
-    """
+    """Compact the items before the last user message if the prompt exceeds the request's threshold. Return the
+    compaction item. If the model fails, return nothing, since the answer may still succeed."""
     threshold = asked.compact_threshold
     earlier, rest = split_for_compaction(items) if threshold is not None else ([], [])
     if threshold is None or not earlier:
@@ -159,7 +157,7 @@ async def _conversation(context: RequestContext, asked: ResponsesRequest) -> tup
     """Return the items before the answer and the number stored earlier. Raises NotFoundError, InvalidRequestError."""
     if (asked.input, asked.previous_response_id, asked.conversation) == (None, None, None) and not asked.instructions:
         raise InvalidRequestError("input is required.", param="input", code="invalid_value")
-    earlier, added = await _earlier(context, asked), items_of(asked.input or [])
+    earlier, added = await _earlier(context, asked), items_of([] if asked.input is None else asked.input)
     referred = {item["id"] for item in added if item["type"] == "item_reference"}
     try:
         known = await context.answers.use(lambda store: store.items(context.owner, referred)) if referred else {}

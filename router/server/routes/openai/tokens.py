@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from .....protocol.dialects.chat_chunks import text_of
-from .....protocol.errors import UpdraftError
+from .....protocol.errors import UnsupportedFeatureError, UpdraftError
 from .....protocol.http.lenient_json import objects_of
 from .....protocol.http.wire import WireResponse, off_event_loop
-from .....protocol.requests import ChatRequest, parse_chat
+from .....protocol.requests import ChatRequest, read_chat
+from .....protocol.responses import AnswerNotes
 from .....text.tokenization import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -22,6 +25,7 @@ from .....text.tokenization import (
     parse_tokenize,
     tokenized,
 )
+from ....request.chat_request import read_model
 from ..route import RequestContext, Route
 
 T = TypeVar("T")
@@ -30,7 +34,9 @@ _CHARACTERS_PER_TOKEN = 4  # for estimates
 
 class InputTokens(msgspec.Struct):
     input_tokens: int
-    object: str = "response.input_tokens"
+    object: str | UnsetType = "response.input_tokens"
+    # Note on a count that is not by the model's own tokenizer.
+    updraft: AnswerNotes | UnsetType = UNSET
 
 
 async def tokenize(context: RequestContext) -> WireResponse:
@@ -53,29 +59,46 @@ async def input_tokens(context: RequestContext) -> WireResponse:
 
 
 async def count_input(context: RequestContext, chat: bytes) -> InputTokens:
-    """Count the tokens of a chat on the device's model. Raises the errors of `parse_chat` and `LocalTier`."""
-    request = await off_event_loop(chat, lambda: parse_chat(chat))
+    """Count the tokens of a chat on the device's model, also for a cloud, or estimate them if the device cannot. Raises
+    the errors of `read_chat`, and those of `LocalTier` if the request names the device."""
+    fields, model = await off_event_loop(chat, lambda: read_model(chat))
+    tier = (await context.router.names()).requested_tier(model)
+    may_estimate, counted = tier != "local", None
+    with suppress(*(UnsupportedFeatureError,) * may_estimate):
+        request = await off_event_loop(chat, lambda: read_chat(fields))
+        with suppress(*(UpdraftError,) * may_estimate):
+            named = None if tier == "cloud" else model
+            counted = await _encoded(context, named, lambda encoder, _: _counted(encoder, request))
+    if counted is None:
+        note = "input_tokens: an estimate, since the device cannot count this request"
+        return InputTokens(_estimate(fields), updraft=AnswerNotes(notes=[note]))
+    note = "input_tokens: counted with the device's tokenizer, the cloud may count differently"
+    return InputTokens(counted, updraft=AnswerNotes(notes=[note]) if tier == "cloud" else UNSET)
 
-    def answer(encoder: TextEncoder, _: int) -> InputTokens:
-        tokens = encoder.encode_chat(
-            request.messages,
-            tools=() if request.tool_use is None else request.tool_use.tools,
-            add_generation_prompt=request.add_generation_prompt,
-            continue_final_message=request.continue_final_message,
-            template_options=request.chat_template_kwargs,
-        )
-        return InputTokens(len(tokens))
 
-    return await _encoded(context, request.model, answer)
+def _counted(encoder: TextEncoder, request: ChatRequest) -> int:
+    tokens = encoder.encode_chat(
+        request.messages,
+        tools=() if request.tool_use is None else request.tool_use.tools,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+        template_options=request.chat_template_kwargs,
+    )
+    return len(tokens)
+
+
+def _estimate(chat: dict[str, Any]) -> int:
+    messages = objects_of(chat["messages"])
+    return 1 + sum(len(text_of(message.get("content"))) for message in messages) // _CHARACTERS_PER_TOKEN
 
 
 async def prompt_tokens(context: RequestContext, chat: bytes) -> int:
-    """Return the number of tokens of a chat on the device's model, or an estimate if the device cannot count it."""
-    try:
-        return (await count_input(context, chat)).input_tokens
-    except UpdraftError:
-        messages = objects_of(msgspec.json.decode(chat)["messages"])
-        return 1 + sum(len(text_of(message.get("content"))) for message in messages) // _CHARACTERS_PER_TOKEN
+    """Return the number of tokens of a chat on the device's model, or an estimate, as for clouds."""
+    fields: dict[str, Any] = msgspec.json.decode(chat)
+    with suppress(UpdraftError):
+        if (await context.router.names()).requested_tier(fields["model"]) != "cloud":
+            return (await count_input(context, chat)).input_tokens
+    return _estimate(fields)
 
 
 async def _encoded(context: RequestContext, model: str | None, work: Callable[[TextEncoder, int], T]) -> T:
@@ -84,21 +107,10 @@ async def _encoded(context: RequestContext, model: str | None, work: Callable[[T
 
 
 ROUTES = (
-    Route(
-        "POST",
-        "/tokenize",
-        tokenize,
-        "tokens of `prompt`, or of `messages` and `tools`, on the device's model, as in vLLM",
-        TokenizeRequest,
-        TokenizeResponse,
-    ),
+    Route("POST", "/tokenize", tokenize,
+          "tokens of `prompt`, or of `messages` and `tools`, on the device's model, as in vLLM", TokenizeRequest,
+          TokenizeResponse),
     Route("POST", "/detokenize", detokenize, "`tokens` to `prompt`, as in vLLM", DetokenizeRequest, DetokenizeResponse),
-    Route(
-        "POST",
-        "/v1/chat/completions/input_tokens",
-        input_tokens,
-        "number of tokens of a chat on the device's model, as in llama.cpp",
-        ChatRequest,
-        InputTokens,
-    ),
-)
+    Route("POST", "/v1/chat/completions/input_tokens", input_tokens,
+          "number of tokens of a chat on the device's model, as in llama.cpp", ChatRequest, InputTokens),
+)  # fmt: skip

@@ -1,0 +1,76 @@
+"""Hints: fields of some API that tell a server how to work. Requests of every API accept all of them."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+
+#: Texts for booleans. Clients send these where a boolean belongs, and templates read any other text as true.
+SWITCHES = {"true": True, "false": False}
+#: Hints that no chat API knows, and hints of OpenAI's chat requests, which translations of other APIs keep.
+UNKNOWN = ("client_metadata", "context_management", "defer_loading")
+_CACHE = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")
+_KEPT = ("user", "service_tier", "safety_identifier", *_CACHE)
+_DROPPED = (*UNKNOWN, "metadata")
+#: Hints that have no effect on an answer. `cache_control` is so common that it gets no note.
+HINTS = (*_DROPPED, *_KEPT)
+#: Spellings of the reasoning effort.
+EFFORTS = ("reasoning_effort", "output_config", "reasoning", "thinking", "think")
+_SWITCHED = {"true": "medium", "false": "none"}  # efforts of Ollama's `think`
+
+
+class Hints(msgspec.Struct, kw_only=True):
+    """Fields that no request is refused for. Subclasses narrow the types of fields that have an effect."""
+
+    reasoning_effort: Any = None
+    output_config: Any = None
+    reasoning: Any = None
+    thinking: Any = None
+    think: Any = None
+    user: Any = None
+    safety_identifier: Any = None
+    metadata: Any = None
+    client_metadata: Any = None
+    service_tier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    cache_control: Any = None
+    context_management: Any = None
+    defer_loading: Any = None
+
+    @property
+    def effort(self) -> tuple[str | None, str]:
+        """Reasoning effort, and the field that sets it."""
+        efforts = {
+            "reasoning_effort": self.reasoning_effort,
+            "output_config.effort": member(self.output_config, "effort"),
+            "reasoning.effort": member(self.reasoning, "effort"),
+            "thinking": None if self.thinking is None else _thinking_effort(self.thinking),
+            "think": _SWITCHED.get(str(self.think).lower(), self.think),
+        }
+        return next(((value, name) for name, value in efforts.items() if isinstance(value, str)), (None, ""))
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """The hints for the chat request that this request is translated to."""
+        return {name: value for name in _KEPT if (value := getattr(self, name)) is not None}
+
+    def dropped(self, *used: str) -> list[str]:
+        """Return notes on the hints that no chat request has, except `used`."""
+        return [f"{name}: no effect" for name in _DROPPED if getattr(self, name) is not None and name not in used]
+
+
+def member(value: Any, name: str) -> Any:
+    """Return a field of an object or struct; None for other values."""
+    fields: Any = msgspec.structs.asdict(value) if isinstance(value, msgspec.Struct) else value
+    return cast("dict[str, Any]", fields).get(name) if isinstance(fields, dict) else None
+
+
+def _thinking_effort(thinking: Any) -> str:
+    """Return the reasoning effort of Anthropic's `thinking`, whose budget is a number of tokens."""
+    budget = member(thinking, "budget_tokens")
+    tokens = budget if isinstance(budget, int) else 4096
+    effort = "low" if tokens < 4096 else "medium" if tokens < 16384 else "high"
+    return "none" if member(thinking, "type") == "disabled" else effort
