@@ -231,13 +231,15 @@ async def _streamed(
 
 
 def _usage(counted: dict[str, Any]) -> dict[str, Any]:
-    """Convert token counts. Unlike in OpenAI's usage, `input_tokens` excludes cached tokens."""
+    """Convert token counts. Unlike in OpenAI's usage, `input_tokens` excludes tokens read from or written to caches."""
     read, written = count_of(counted, "prompt_tokens"), count_of(counted, "completion_tokens")
     details = object_of(counted.get("completion_tokens_details"))
-    cached = min(count_of(object_of(counted.get("prompt_tokens_details")), "cached_tokens"), read)
+    inputs = object_of(counted.get("prompt_tokens_details"))
+    cached = min(count_of(inputs, "cached_tokens"), read)
+    stored = min(count_of(inputs, "cache_write_tokens"), read - cached)
     return {
-        "input_tokens": read - cached,
-        "cache_creation_input_tokens": 0,
+        "input_tokens": read - cached - stored,
+        "cache_creation_input_tokens": stored,
         "cache_read_input_tokens": cached,
         "output_tokens": written,
         "output_tokens_details": {"thinking_tokens": count_of(details, "reasoning_tokens")},

@@ -265,11 +265,12 @@ async def streamed_response(
 
 def usage_of(counted: dict[str, Any]) -> dict[str, Any]:
     read, written = count_of(counted, "prompt_tokens"), count_of(counted, "completion_tokens")
-    cached = count_of(object_of(counted.get("prompt_tokens_details")), "cached_tokens")
+    inputs = object_of(counted.get("prompt_tokens_details"))
+    details = {name: count_of(inputs, name) for name in ("cached_tokens", "cache_write_tokens")}
     reasoned = count_of(object_of(counted.get("completion_tokens_details")), "reasoning_tokens")
     return {
         "input_tokens": read,
-        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "input_tokens_details": details,
         "output_tokens": written,
         "output_tokens_details": {"reasoning_tokens": reasoned},
         "total_tokens": read + written,

@@ -59,9 +59,12 @@ class CloudCall:
     def booked(self) -> ReportedUsage:
         """Usage for the ledger and the budgets: as reported by the cloud, or else by `demand`."""
         counted, demand = self.counted, self.demand
-        if demand is None or self.unbilled or (counted.prompt_tokens and not self.is_broken):
+        is_whole = counted.prompt_tokens and counted.has_completion and not self.is_broken
+        if demand is None or self.unbilled or is_whole:
             return counted
-        return ReportedUsage(demand.fixed.cloud_tokens, max(counted.completion_tokens, self.unreported_tokens))
+        read = demand.fixed.cloud_tokens if self.is_broken else counted.prompt_tokens or demand.fixed.cloud_tokens
+        written = max(counted.completion_tokens, self.unreported_tokens)
+        return ReportedUsage(read, written, cached_tokens=counted.cached_tokens)
 
     @property
     def prompt_estimate(self) -> int:
