@@ -315,6 +315,7 @@ class Router:
             return job
         for message in tables(body.get("messages")) or ():
             message.pop("thinking_blocks", None)  # signed by the cloud; no rule can read signatures
+        job = replace(job, forwarded=replace(job.forwarded, native=None))  # no rule reads its other fields
         return replace(job, privacy_rule=await self._privacy.match({**body, "?": job.forwarded.texts}))
 
     async def _wait_for_local(self, job: RoutingRequest) -> None:

@@ -114,6 +114,8 @@ class RequestRecord:
     hints: tuple[str, ...] = ()
     # The `x-ratelimit-*` headers of the cloud's last response, which the caller gets too.
     rate_limits: dict[str, str] = field(default_factory=dict[str, str])
+    # Notes on parts of the request that the last cloud's API could not take as they were.
+    call_notes: list[str] = field(default_factory=list[str])
     # Note for the answer if the budget capped its length, else empty.
     budget_note: str = ""
     # Reason why a cloud call failed.
@@ -285,7 +287,7 @@ class RequestRecord:
             tier=self.tier,
             route=self.route or "local",
             confidence=self.decision.confidence,
-            notes=[*self.hints, *self.notes, *filter(None, [self.budget_note])] or UNSET,
+            notes=[*self.hints, *self.notes, *self.call_notes, *filter(None, [self.budget_note])] or UNSET,
             **self._facts(),
         )
 

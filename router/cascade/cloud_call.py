@@ -76,10 +76,11 @@ class CloudAttempt:
 
     def forwarded(self, given: Forwarding) -> ChargedForwarding:
         """Return `given` with the call's trace span in the headers, and `_book` as the hook before each retry."""
-        headers, limits = self.span.headers(given.headers), self.record.rate_limits
+        headers, record = self.span.headers(given.headers), self.record
         return ChargedForwarding(
-            headers, given.query, given.api_key, given.retries, book=self._book, rate_limits=limits
-        )
+            *(headers, given.query, given.api_key, given.retries), native=given.native,
+            book=self._book, rate_limits=record.rate_limits, call_notes=record.call_notes,
+        )  # fmt: skip
 
     def limit(self, tokens: int) -> None:
         """Limit the tokens of all answers together to `tokens`."""

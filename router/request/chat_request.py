@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ...protocol.decoding import convert, read_object
@@ -140,7 +140,9 @@ def read_routing_request(
         hold_tokens=hold_tokens if options.hold_tokens is None else options.hold_tokens,
         deadline=None if request.timeout_s is None else started + request.timeout_s,
         effort_field=request.effort_field,
-        forwarded=forwarded(request.headers, request.query, request.cloud_key, request.retries),
+        forwarded=replace(
+            forwarded(request.headers, request.query, request.cloud_key, request.retries), native=request.native
+        ),
     )
 
 

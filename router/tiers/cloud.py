@@ -187,10 +187,16 @@ class HttpCloudTier:
 
     def _call(self, path: str, body: dict[str, Any], forwarded: Forwarding) -> ProviderCall:
         """Translate a request for the provider. Raises CloudFailure if the provider does not support it."""
+        native = forwarded.native
         try:
-            return self._provider.call(path, body, self._endpoint.query_with(forwarded.api_key))
+            call = self._provider.call(path, body, self._endpoint.query_with(forwarded.api_key))
+            if native is not None and native.provider == self._provider.name:
+                call = self._provider.with_native(call, body, native)
         except InvalidRequestError as error:
             raise misconfigured(error) from error
+        if isinstance(forwarded, ChargedForwarding):
+            forwarded.call_notes[:] = call.notes
+        return call
 
     async def _models(self, forwarded: Forwarding) -> bytes:
         path = with_query("models", self._endpoint.query_with(forwarded.api_key))
@@ -212,11 +218,10 @@ class HttpCloudTier:
         """Send a request and return the open response. Raises CloudFailure for any status but 200."""
         if self._client is None:
             raise misconfigured(self._client_error or ConfigurationError("The cloud's HTTP client is not set up."))
-        headers = [
-            (name.encode(), header_bytes(value))
-            for name, value in forwarded.headers.items()
-            if name not in self._client.headers
-        ]
+        native = forwarded.native
+        own = native.headers if native is not None and native.provider == self._provider.name else {}
+        given = {**forwarded.headers, **own}.items()
+        headers = [(name.encode(), header_bytes(value)) for name, value in given if name not in self._client.headers]
         if content is not None:
             headers.append((b"content-type", header_bytes(content.kind)))
         request = self._client.build_request(

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
+import msgspec
+
+from ....protocol.decoding import read_object
 from ....protocol.dialects.messages_events import message_of
-from ....protocol.dialects.messages_request import MessagesRequest, read_count, read_message
+from ....protocol.dialects.messages_request import MessagesRequest, chat_body, read_count, read_messages_request
+from ....protocol.http.forwarding import NativeRequest
 from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from .openai.tokens import count_input, prompt_tokens
 from .route import RequestContext, Route
@@ -30,9 +35,16 @@ async def count_tokens(context: RequestContext) -> WireResponse:
 
 def _read(request: WireRequest) -> tuple[MessagesRequest, WireRequest]:
     """Return the request, and the equivalent chat request without Anthropic's headers."""
-    asked, body = read_message(request.body)
+    fields = read_object(request.body)
+    asked = read_messages_request(fields)
+    chat, own = (
+        chat_body(asked),
+        {name: request.headers[name] for name in ("anthropic-beta",) if name in request.headers},
+    )
     headers = {name: value for name, value in request.headers.items() if not name.startswith("anthropic-")}
-    return asked, replace(request, body=body, headers=headers, hints=asked.hints, effort_field=asked.effort_field)
+    native = NativeRequest("anthropic", fields, chat, own)
+    told: dict[str, Any] = {"hints": asked.hints, "effort_field": asked.effort_field, "native": native}
+    return asked, replace(request, body=msgspec.json.encode(chat), headers=headers, **told)
 
 
 ROUTES = (

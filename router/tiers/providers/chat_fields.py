@@ -11,7 +11,9 @@ from typing import Any
 
 import msgspec
 
+from ....protocol.dialects.chat_chunks import arguments_of
 from ....protocol.errors import invalid_value
+from ....protocol.http.lenient_json import json_bytes
 from ...request.json_narrowing import table, tables
 from .provider import Provider
 
@@ -35,6 +37,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "continue_final_message": (False,),
     "tools": ([],),
 }
+BLANK = "."  # text of a turn that must not be empty
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)", re.DOTALL)
 
 
@@ -66,6 +69,8 @@ class ChatFields:
     def __init__(self, body: dict[str, Any], provider: Provider) -> None:
         self._left = {name: value for name, value in body.items() if value is not None and name not in _HINTS}
         self._provider = provider
+        # Notes on what was changed to fit the API.
+        self.notes: list[str] = []
 
     def take(self, *names: str) -> Any:
         """Remove these fields and return the first value that is set, or None."""
@@ -146,18 +151,15 @@ class ChatFields:
         return "".join(str(part) for part in parts)
 
     def calls(self, message: dict[str, Any]) -> list[EarlierCall]:
+        """Return the tool calls. Arguments that are no object become `raw_arguments`, because the APIs need objects."""
         calls: list[EarlierCall] = []
         for call in tables(message.get("tool_calls")) or []:
             function = table(call.get("function")) or {}
-            arguments = function.get("arguments") or "{}"
-            try:
-                decoded = table(msgspec.json.decode(arguments))
-            except (msgspec.DecodeError, TypeError) as error:
-                raise invalid_value("messages", f"the arguments of {function.get('name')} are not JSON") from error
-            if decoded is None:
-                raise invalid_value("messages", f"the arguments of {function.get('name')} are not a JSON object")
-            raw = msgspec.Raw(str(arguments).encode())  # undecoded, since decoding would round large numbers
-            calls.append(EarlierCall(str(call.get("id")), str(function.get("name")), raw, call))
+            name, given = str(function.get("name")), function.get("arguments")
+            text = given if isinstance(given, str) else json_bytes({} if given is None else given).decode()
+            raw, notes = arguments_of(name, text, cut=False)  # undecoded, since decoding would round large numbers
+            self.notes += notes
+            calls.append(EarlierCall(str(call.get("id")), name, raw, call))
         return calls
 
     def _image(self, part: dict[str, Any]) -> Image:
@@ -182,3 +184,15 @@ def add_turn(turns: list[dict[str, Any]], role: str, field: str, parts: list[dic
         turns[-1][field] += parts
     elif parts:
         turns.append({"role": role, field: parts})
+
+
+def with_user_turns(
+    turns: list[dict[str, Any]], blank: dict[str, Any], notes: list[str], *, user_is_last: bool
+) -> list[dict[str, Any]]:
+    """Add a turn with the content `blank` if the user's first or last turn is missing because it was blank."""
+    turn = {"role": "user", **blank}
+    before = [] if turns and turns[0]["role"] == "user" else [turn]
+    after = [turn] if turns and user_is_last and turns[-1]["role"] != "user" else []
+    if before or after:
+        notes.append(f"messages: a blank message of the user was sent as {BLANK!r}")
+    return [*before, *turns, *after]

@@ -11,7 +11,7 @@ import msgspec
 
 from ...request.json_narrowing import object_in, table, tables
 from ..failures import CloudFailure
-from .chat_fields import ChatFields, EarlierCall, Image, add_turn
+from .chat_fields import BLANK, ChatFields, EarlierCall, Image, add_turn, with_user_turns
 from .gemini_answers import ContentEvents, completion_of
 from .provider import Capabilities, ErrorMap, Provider, ProviderCall, with_query
 
@@ -65,7 +65,7 @@ class GeminiProvider(Provider):
         model = quote(str(body.get("model", "")).removeprefix("models/"), safe="")
         method = "streamGenerateContent" if body.get("stream") else "generateContent"
         query = {**query, "alt": "sse"} if body.get("stream") else query
-        return ProviderCall(with_query(f"models/{model}:{method}", query), _request(body, self))
+        return ProviderCall(with_query(f"models/{model}:{method}", query), *_request(body, self))
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         return completion_of(body)
@@ -87,7 +87,8 @@ def _retry_delay(raw: bytes) -> str:
     return next((match[1] for delay in delays if (match := re.fullmatch(r"(\d+(?:\.\d+)?)s", delay))), "")
 
 
-def _request(body: dict[str, Any], provider: Provider) -> dict[str, Any]:
+def _request(body: dict[str, Any], provider: Provider) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the request and the notes on its changes."""
     fields = ChatFields(body, provider)
     sent = _contents(fields, str(body.get("model")))
     config: dict[str, Any] = {}
@@ -107,7 +108,7 @@ def _request(body: dict[str, Any], provider: Provider) -> dict[str, Any]:
         sent["generationConfig"] = config
     _add_tools(sent, fields)
     fields.end()
-    return sent
+    return sent, tuple(fields.notes)
 
 
 def _contents(fields: ChatFields, model: str) -> dict[str, Any]:
@@ -115,6 +116,7 @@ def _contents(fields: ChatFields, model: str) -> dict[str, Any]:
     system: list[dict[str, Any]] = []
     turns: list[dict[str, Any]] = []
     names: dict[str, str] = {}  # function names by call ID
+    role = None
     for message in fields.messages():
         role = message.get("role")
         if role in ("system", "developer"):
@@ -128,6 +130,7 @@ def _contents(fields: ChatFields, model: str) -> dict[str, Any]:
             identifier = str(message.get("tool_call_id"))
             parts.append(_result(identifier, names.get(identifier, identifier), fields.text(message)))
         add_turn(turns, "model" if role == "assistant" else "user", "parts", parts)
+    turns = with_user_turns(turns, {"parts": [{"text": BLANK}]}, fields.notes, user_is_last=role == "user")
     return {"contents": turns} | ({"systemInstruction": {"parts": system}} if system else {})
 
 

@@ -1,4 +1,4 @@
-"""Usage in the forms of several clouds, wherever their answers carry it: one count for replies, prices and the ledger."""
+"""Usage in the forms of several clouds, wherever their answers carry it: one count for replies and prices."""
 
 from __future__ import annotations
 
