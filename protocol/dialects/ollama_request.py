@@ -15,6 +15,7 @@ import msgspec
 from ..decoding import convert, prepare_types
 from ..errors import UnsupportedFeatureError, invalid_value
 from ..http.lenient_json import object_of
+from .opaque_state import blocks_of
 
 #: Ollama's options and the equivalent fields of chat requests.
 _OPTIONS = {
@@ -255,6 +256,8 @@ def _messages(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
         message: dict[str, Any] = {"role": turn.get("role"), "content": _content(turn, param)}
         if isinstance(turn.get("thinking"), str):
             message["reasoning_content"] = turn["thinking"]
+        if sealed := blocks_of(turn.get("thinking_signature")):
+            message["thinking_blocks"] = sealed
         if calls := turn.get("tool_calls"):
             if not isinstance(calls, list):
                 raise invalid_value(f"{param}.tool_calls", "must be a list")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ...protocol.decoding import convert, read_object
+from ...protocol.dialects.opaque_state import restored
 from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError, WrongTypeError
 from ...protocol.http.forwarding import NOTHING, Forwarding, forwarded
 from ...protocol.http.wire import WireRequest
@@ -126,6 +127,7 @@ def read_routing_request(
     options = take_options(body)
     check_private(options, requested_tier)
     _check_frame(body)
+    body["messages"] = [restored(message) for message in body["messages"]]
     chat, unsupported = _device_request(with_trimmed_turns(body))
     return RoutingRequest(
         requested_tier=requested_tier,

@@ -16,6 +16,7 @@ import msgspec
 
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.http.forwarding import NOTHING, Forwarding, header_bytes
+from ..request.json_narrowing import table, tables
 from .answer_shapes import completion_in, embeddings_in, models_in
 from .connection import LOCATION, CloudEndpoint, open_client
 from .continuation_check import ContinuationVerdict
@@ -70,7 +71,10 @@ class HttpCloudTier:
             return self._endpoint.redactor(forwarded.api_key).json(error)
 
         def read(raw: bytes) -> dict[str, Any]:
-            return completion_in(raw, self._url, self._provider, redact, is_text=path == "completions")
+            body = completion_in(raw, self._url, self._provider, redact, is_text=path == "completions")
+            for choice in tables(body["choices"]) or ():
+                self._endpoint.thoughts.read(table(choice.get("message")) or {})
+            return body
 
         return await self._ask_whole(path, body, read, timeout_s, forwarded)
 
@@ -187,9 +191,9 @@ class HttpCloudTier:
 
     def _call(self, path: str, body: dict[str, Any], forwarded: Forwarding) -> ProviderCall:
         """Translate a request for the provider. Raises CloudFailure if the provider does not support it."""
-        native = forwarded.native
+        native, query = forwarded.native, self._endpoint.query_with(forwarded.api_key)
         try:
-            call = self._provider.call(path, body, self._endpoint.query_with(forwarded.api_key))
+            call = self._provider.call(path, self._endpoint.thoughts.written(body), query)
             if native is not None and native.provider == self._provider.name:
                 call = self._provider.with_native(call, body, native)
         except InvalidRequestError as error:

@@ -135,6 +135,8 @@ class HttpCloudStream:
             raise invalid_answer(self._url, "its stream has a choice that is not part of a message")
         self._finished = self._finished or any(choice.get("finish_reason") for choice in choices)
         is_changed = self._choices.normalize(event)
+        for choice in choices:
+            is_changed |= self._endpoint.thoughts.read(table(choice.get("delta")) or {})
         if b"sage" in payload and (usage := ReportedUsage.of(event)):
             self._usage = usage.after(self._usage)
             given = event.get("usage")

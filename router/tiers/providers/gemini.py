@@ -125,6 +125,8 @@ def _contents(fields: ChatFields, model: str) -> dict[str, Any]:
         calls = fields.calls(message)
         names |= {call.id: call.name for call in calls}
         parts = [_part(part) for part in fields.parts(message)] if role != "tool" else []
+        if parts and role == "assistant" and (signature := _signature(message)) is not None:
+            parts[-1]["thoughtSignature"] = signature
         parts += [_call_part(call, model, first=call is calls[0]) for call in calls]
         if role == "tool":
             identifier = str(message.get("tool_call_id"))
@@ -144,12 +146,17 @@ def _part(part: str | Image) -> dict[str, Any]:
 
 def _call_part(call: EarlierCall, model: str, *, first: bool) -> dict[str, Any]:
     """Return a call with its thought signature, which newer models require on the first call of a turn."""
-    google = table((table(call.raw.get("extra_content")) or {}).get("google")) or {}
-    signature = google.get("thought_signature")
+    signature = _signature(call.raw)
     if signature is None and first and not model.removeprefix("models/").startswith(("gemini-1", "gemini-2")):
         signature = _NO_SIGNATURE
     part: dict[str, Any] = {"functionCall": {"id": call.id, "name": call.name, "args": call.arguments}}
     return part if signature is None else {**part, "thoughtSignature": signature}
+
+
+def _signature(holder: dict[str, Any]) -> Any:
+    """Return the thought signature of a message's text or of a tool call, or None."""
+    google = table((table(holder.get("extra_content")) or {}).get("google")) or {}
+    return google.get("thought_signature")
 
 
 def _result(identifier: str, name: str, text: str) -> dict[str, Any]:
