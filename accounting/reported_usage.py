@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field
 from typing import Any, cast
 
 from ..protocol.http.lenient_json import object_of
@@ -53,8 +53,7 @@ class ReportedUsage:
 
     def after(self, earlier: ReportedUsage) -> ReportedUsage:
         """Return the counts of a later event of a stream, with the counts that only an earlier event had."""
-        names = [each.name for each in fields(self)]
-        return ReportedUsage(**{name: getattr(self, name) or getattr(earlier, name) for name in names})
+        return ReportedUsage(*(mine or before for mine, before in zip(astuple(self), astuple(earlier), strict=True)))
 
     def standard(self, given: Any) -> dict[str, Any]:
         """Return the usage object `given` with OpenAI's names for the counts. Its own counts stay as they are."""
@@ -108,7 +107,7 @@ def _read(usage: dict[str, Any], prompt_estimate: int) -> ReportedUsage | None:
 
 
 def _details(usage: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    return next(filter(None, (object_of(usage.get(f"{name}_details")) for name in names)), {})
+    return object_of(next(filter(None, (usage.get(f"{name}_details") for name in names)), None))
 
 
 def _first(counts: dict[str, Any], names: tuple[str, ...]) -> int | None:

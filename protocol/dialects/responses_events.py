@@ -201,7 +201,7 @@ class ResponseEvents:
             self._close(opened, "completed")
             self._text = None
         if opened is None or opened.kind != "reasoning_text":
-            item = {"type": "reasoning", "summary": [], "content": [], "encrypted_content": sealed}
+            item: Item = {"type": "reasoning", "summary": [], "content": [], "encrypted_content": sealed}
             made = self._add(item, "reasoning_text")
             made.item["status"] = "completed"
             self._emit("response.output_item.done", output_index=made.output_index, item=made.item)

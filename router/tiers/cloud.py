@@ -222,10 +222,12 @@ class HttpCloudTier:
         """Send a request and return the open response. Raises CloudFailure for any status but 200."""
         if self._client is None:
             raise misconfigured(self._client_error or ConfigurationError("The cloud's HTTP client is not set up."))
-        native = forwarded.native
-        own = native.headers if native is not None and native.provider == self._provider.name else {}
-        given = {**forwarded.headers, **own}.items()
-        headers = [(name.encode(), header_bytes(value)) for name, value in given if name not in self._client.headers]
+        given = dict(forwarded.headers)
+        if (native := forwarded.native) is not None and native.provider == self._provider.name:
+            given |= native.headers
+        headers = [
+            (name.encode(), header_bytes(value)) for name, value in given.items() if name not in self._client.headers
+        ]
         if content is not None:
             headers.append((b"content-type", header_bytes(content.kind)))
         request = self._client.build_request(

@@ -20,11 +20,11 @@ class ThoughtForm:
 
     def read(self, said: dict[str, Any]) -> bool:
         """Move the reasoning of a message or delta to `reasoning_content`. Return whether `said` changed."""
-        parts, details = tables(said.get("content")), tables(said.get("reasoning_details"))
+        parts, details = tables(said.get("content")) or [], tables(said.get("reasoning_details"))
         given = next((name for name in (_PLAIN, *_FIELDS) if said.get(name)), None)
         self._field = given or ("reasoning" if details else self._field)
         thoughts = ""
-        if is_split := parts is not None and all(part.get("type") in ("thinking", "text") for part in parts):
+        if is_split := {"text", "thinking"}.issuperset(str(part.get("type")) for part in parts) and bool(parts):
             thoughts = "".join(text_of(part.get("thinking")) for part in parts)
             self._field = "content" if thoughts else self._field
         if is_split and self._field == "content":
@@ -49,6 +49,6 @@ class ThoughtForm:
         made = {key: value for key, value in message.items() if key != _PLAIN}
         if name != "content":
             return {name: thoughts, **made}
-        content = made.get("content") or []
+        content: Any = made.get("content")
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else tables(content) or []
         return {**made, "content": [{"type": "thinking", "thinking": [{"type": "text", "text": thoughts}]}, *parts]}

@@ -85,17 +85,12 @@ class _CombinedObjects:
     def _add(self, schema: dict[str, Any]) -> None:
         parts: dict[int, dict[str, Any]] = {}
         self._collect(schema, parts)
-        whole = {"properties": {}, "required": []}
-        for part in parts.values():
-            whole["properties"] |= object_of(part.get("properties"))
-            whole["required"] += part["required"] if isinstance(part.get("required"), list) else []
         self.open |= parts.keys() - {id(schema)}
-        if (
-            whole["properties"]
-            and _lists_properties(whole)
-            and not any(part.keys() & _UNLISTED for part in parts.values())
-        ):
-            self.names[id(schema)] = list(whole["properties"])
+        names = {name: {} for part in parts.values() for name in object_of(part.get("properties"))}
+        is_listed = not any(part.keys() & _UNLISTED for part in parts.values())
+        wholes = ({"properties": names, "required": part.get("required", [])} for part in parts.values())
+        if names and is_listed and all(map(_lists_properties, wholes)):
+            self.names[id(schema)] = list(names)
         else:
             self.open.add(id(schema))
 

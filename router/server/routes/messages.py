@@ -37,10 +37,7 @@ def _read(request: WireRequest) -> tuple[MessagesRequest, WireRequest]:
     """Return the request, and the equivalent chat request without Anthropic's headers."""
     fields = read_object(request.body)
     asked = read_messages_request(fields)
-    chat, own = (
-        chat_body(asked),
-        {name: request.headers[name] for name in ("anthropic-beta",) if name in request.headers},
-    )
+    chat, own = chat_body(asked), {name: text for name, text in request.headers.items() if name == "anthropic-beta"}
     headers = {name: value for name, value in request.headers.items() if not name.startswith("anthropic-")}
     native = NativeRequest("anthropic", fields, chat, own)
     told: dict[str, Any] = {"hints": asked.hints, "effort_field": asked.effort_field, "native": native}
