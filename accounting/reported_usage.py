@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, cast
 
 from ..protocol.http.lenient_json import object_of
 from ..protocol.responses import MAX_TOKENS
 
-_READ, _WRITTEN = ("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens")
-#: Prompt tokens from the cache, on servers that report no details.
-_CACHED = ("cached_tokens", "prompt_cache_hit_tokens", "cache_read_input_tokens")
+_USAGES = ("usage", "usageMetadata", "usage_metadata", "token_usage")
+_READ = ("prompt_tokens", "input_tokens", "promptTokenCount")
+_WRITTEN = ("completion_tokens", "output_tokens", "candidatesTokenCount")
+#: Prompt tokens read from and written to the cache, in the usage or its details.
+_CACHED = ("cached_tokens", "prompt_cache_hit_tokens", "cache_read_input_tokens", "cachedContentTokenCount")
+_STORED = ("cache_write_tokens", "cache_creation_tokens", "cache_creation_input_tokens")
 #: Parts of an answer that a model writes, or that are long.
 _SKIPPED = frozenset(
     ("content", "tool_calls", "function_call", "arguments", "input", "output", "parsed", "logprobs", "embedding")
@@ -31,6 +34,8 @@ class ReportedUsage:
     cached_tokens: int = 0
     # Whether the server reported completion tokens, by themselves or in a total.
     has_completion: bool = field(default=True, compare=False)
+    # Prompt tokens written to the server's cache.
+    stored_tokens: int = 0
 
     @staticmethod
     def of(answer: Mapping[str, Any], prompt_estimate: int = 0) -> ReportedUsage | None:
@@ -46,6 +51,25 @@ class ReportedUsage:
         """Return whether any token is reported."""
         return bool(self.prompt_tokens or self.completion_tokens)
 
+    def after(self, earlier: ReportedUsage) -> ReportedUsage:
+        """Return the counts of a later event of a stream, with the counts that only an earlier event had."""
+        return ReportedUsage(*(mine or before for mine, before in zip(astuple(self), astuple(earlier), strict=True)))
+
+    def standard(self, given: Any) -> dict[str, Any]:
+        """Return the usage object `given` with OpenAI's names for the counts. Its own counts stay as they are."""
+        usage = object_of(given)
+        read = counted(usage.get("prompt_tokens")) or self.prompt_tokens
+        made: dict[str, Any] = {**usage, "prompt_tokens": read}
+        if self.has_completion:
+            written = counted(usage.get("completion_tokens")) or self.completion_tokens
+            made |= {"completion_tokens": written, "total_tokens": usage.get("total_tokens") or read + written}
+        caches = {"cached_tokens": self.cached_tokens, "cache_write_tokens": self.stored_tokens}
+        if caches := {name: count for name, count in caches.items() if count}:
+            made["prompt_tokens_details"] = _details(usage, _READ) | caches
+        if outputs := _details(usage, _WRITTEN):
+            made["completion_tokens_details"] = outputs
+        return made
+
 
 def counted(value: Any) -> int | None:
     """Return `value` if it is a plausible token count, else None."""
@@ -59,29 +83,31 @@ def _usages(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         if isinstance(part, list):
             parts += [item for item in cast("list[Any]", part) if isinstance(item, dict)]
             continue
-        fields = cast("dict[str, Any]", part)
-        if isinstance(usage := fields.get("usage"), dict):
-            yield cast("dict[str, Any]", usage)
-        parts += [each for name, each in fields.items() if isinstance(each, dict | list) and name not in _SKIPPED]
+        members = cast("dict[str, Any]", part)
+        yield from (cast("dict[str, Any]", each) for name in _USAGES if isinstance(each := members.get(name), dict))
+        parts += [each for name, each in members.items() if isinstance(each, dict | list) and name not in _SKIPPED]
 
 
 def _read(usage: dict[str, Any], prompt_estimate: int) -> ReportedUsage | None:
-    read, written, total = _first(usage, _READ), _first(usage, _WRITTEN), counted(usage.get("total_tokens")) or 0
+    read, written = _first(usage, _READ), _first(usage, _WRITTEN)
+    total = _first(usage, ("total_tokens", "totalTokenCount")) or 0
     if read is None or written is None:
         return None
     if usage.get("prompt_tokens") is None:  # Anthropic's count excludes tokens read from or written to the cache
         read += sum(counted(usage.get(f"cache_{name}_input_tokens")) or 0 for name in ("read", "creation"))
     read = read or max(0, min(prompt_estimate, total - written))
-    inputs, outputs = (
-        object_of(usage.get(f"{names[0]}_details")) or object_of(usage.get(f"{names[1]}_details"))
-        for names in (_READ, _WRITTEN)
-    )
+    inputs, outputs = _details(usage, _READ), _details(usage, _WRITTEN)
     hidden = counted(outputs.get("reasoning_tokens")) or 0
     written = max(written, total - read, written + hidden if hidden > written else 0)  # some counts exclude reasoning
     accepted, rejected = (counted(outputs.get(f"{kind}_prediction_tokens")) or 0 for kind in ("accepted", "rejected"))
-    cached = counted(inputs.get("cached_tokens")) or _first(usage, _CACHED) or 0
+    cached, stored = ((_first(inputs, names) or _first(usage, names) or 0) for names in (_CACHED, _STORED))
+    cached = min(cached, read)
     has_completion = written > 0 or any(usage.get(name) is not None for name in _WRITTEN)
-    return ReportedUsage(read, written, accepted, rejected, min(cached, read), has_completion)
+    return ReportedUsage(read, written, accepted, rejected, cached, has_completion, min(stored, read - cached))
+
+
+def _details(usage: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return object_of(next(filter(None, (usage.get(f"{name}_details") for name in names)), None))
 
 
 def _first(counts: dict[str, Any], names: tuple[str, ...]) -> int | None:

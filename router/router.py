@@ -17,6 +17,7 @@ import msgspec
 
 from ..accounting.budget import DAY_S
 from ..accounting.ledger.writer import FLUSH_S
+from ..protocol.dialects.opaque_state import OPAQUE
 from ..protocol.errors import (
     ConfigurationError,
     EngineError,
@@ -304,7 +305,9 @@ class Router:
         if not self._privacy.is_on:
             return job
         for message in tables(body.get("messages")) or ():
-            message.pop("thinking_blocks", None)  # signed by the cloud; no rule can read signatures
+            for name in OPAQUE:  # signed by the cloud; no rule can read signatures
+                message.pop(name, None)
+        job = replace(job, forwarded=replace(job.forwarded, native=None))  # no rule reads its other fields
         return replace(job, privacy_rule=await self._privacy.match({**body, "?": job.forwarded.texts}))
 
     async def _wait_for_local(self, job: RoutingRequest) -> None:

@@ -111,8 +111,8 @@ def _typed(pairs: Iterator[tuple[str, str]], properties: Schema) -> dict[str, An
 def _value(text: str, schema: Schema) -> Any:
     """Return the value of an argument written without quotes: text if the schema allows strings, else JSON."""
     members = [schema, *map(object_of, schema.get("anyOf") or schema.get("oneOf") or ())]
-    types = {kind for each in members for kind in _listed(each.get("type"))}
-    if text in _listed(schema.get("enum")) or ("string" in types and not (text == "null" and "null" in types)):
+    types = {kind for each in members for kind in listed(each.get("type"))}
+    if text in listed(schema.get("enum")) or ("string" in types and not (text == "null" and "null" in types)):
         return text
     try:
         return _WORDS[text] if text in _WORDS else json.loads(text, parse_constant=_refuse)
@@ -120,7 +120,7 @@ def _value(text: str, schema: Schema) -> Any:
         return text
 
 
-def _listed(value: Any) -> list[Any]:
+def listed(value: Any) -> list[Any]:
     return cast("list[Any]", value) if isinstance(value, list) else [value]
 
 

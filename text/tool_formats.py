@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import string
 from collections.abc import Mapping, Sequence
@@ -16,9 +17,12 @@ from .chat import ChatTemplate
 from .control_tokens import HasSpecialTokens, marks_of
 from .grammars.compiler import inline, inline_schema
 from .tagged_calls import GEMMA, GLM, QUOTE, QWEN, Schema, TaggedCallParser
+from .tagged_grammar import GEMMA_GRAMMAR, GLM_GRAMMAR, QWEN_GRAMMAR
 from .tool_calls import FormatName, ToolCallParser, ToolSyntax
 
-_TAGGED = {"qwen3_coder": QWEN, "glm45": GLM, "gemma4": GEMMA}
+_TAGGED = {
+    "qwen3_coder": (QWEN, QWEN_GRAMMAR), "glm45": (GLM, GLM_GRAMMAR), "gemma4": (GEMMA, GEMMA_GRAMMAR),
+}  # fmt: skip
 _ANY_OBJECT = {"type": "object"}
 _ANY_TEXT = r"/(.|\n)*/"
 
@@ -91,7 +95,7 @@ class ToolFormat:
         """Return a parser for one answer. `schemas`: JSON schemas of the declared functions' arguments, by name."""
         if (tagged := _TAGGED.get(self.name)) is None:
             return ToolCallParser(self.syntax, schemas)
-        return TaggedCallParser(self.syntax, schemas, tagged)
+        return TaggedCallParser(self.syntax, schemas, tagged[0])
 
     def new_call_id(self) -> str:
         """Create a call id. Mistral's templates accept only nine letters and digits."""
@@ -125,10 +129,16 @@ class ToolFormat:
         notes = set[str]()
         functions = [_enforceable(function, notes) for function in functions]
         rules = [start, f"calls: {calls}", "call: " + " | ".join(f"call_{index}" for index in range(len(functions)))]
-        rules += [f"call_{index}: {self._call(function)}" for index, function in enumerate(functions)]
-        if self.name in _TAGGED:
+        called = [self._call(function) for function in functions]
+        rules += [f"call_{index}: {call}" for index, call in enumerate(called)]
+        if any(call.endswith(" unchecked") for call in called):
             notes.add("tools: the model's format for calls leaves arguments unchecked")
             rules += self._unchecked()
+        if self.name in _TAGGED:
+            texts = json.dumps([function.parameters for function in functions])
+            if re.search('"(pattern|format|minLength|maxLength)": ', texts):
+                notes.add("tools: the model's format for calls leaves patterns and lengths of texts unchecked")
+            rules += _TAGGED[self.name][1].rules(self._mark(QUOTE))
         return Constraint("lark", "\n".join(rules), "tools", tuple(sorted(notes)))
 
     def _calls(self, parallel: bool) -> str:
@@ -146,7 +156,9 @@ class ToolFormat:
         return "call"
 
     def _call(self, function: Function) -> str:
-        if self.name in _TAGGED:
+        if tagged := _TAGGED.get(self.name):
+            if (checked := tagged[1].call(function.name, function.parameters or {})) is not None:
+                return f"{checked} {self._mark(self.syntax.closer)}"
             lead = {"qwen3_coder": "\n<function={}>", "gemma4": "call:{}{{"}.get(self.name, "{}")
             return f"{json.dumps(lead.format(function.name))} unchecked"
         none = {"properties": {}, "additionalProperties": False}

@@ -12,6 +12,7 @@ import jiter
 import msgspec
 
 from ..http.lenient_json import json_bytes, object_of, objects_of, raw_object
+from .opaque_state import add_details
 
 #: Fields whose text is concatenated across chunks; for other fields the last value counts.
 _TEXTS = ("content", "refusal", "reasoning_content", "reasoning", "arguments")
@@ -37,6 +38,8 @@ class _Message:
                 self.texts.setdefault(name, []).append(value)
             elif name == "thinking_blocks":  # as LiteLLM names them; a chunk holds whole blocks
                 self.fields[name] = [*self.fields.get(name, ()), *objects_of(value)]
+            elif name == "reasoning_details":
+                add_details(self.fields.setdefault(name, []), objects_of(value))
             elif value is not None and name != "index":
                 self.fields[name] = value
 

@@ -23,6 +23,7 @@ from .chat_chunks import (
     with_notes,
 )
 from .messages_request import MessagesRequest
+from .opaque_state import add_details, blocks_of, id_of, seal
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 #: Initial fields of each kind of content block.
@@ -60,6 +61,7 @@ class AnthropicEvents:
         self._call: int | None = None  # index of the call in the open block
         self._calls: dict[int, dict[str, Any]] = {}  # blocks by index of the call
         self._waiting: dict[int, str] = {}  # buffered arguments of calls whose blocks have not started
+        self._state: dict[str, Any] = {}  # opaque fields of the message that are not sent yet
         self._refused = False
         self._finish_reason: str | None = None
 
@@ -85,6 +87,11 @@ class AnthropicEvents:
             self._emit_text("thinking", reasoning_of(delta))
         for block in signed:
             self._sign(block)
+        if details := objects_of(delta.get("reasoning_details")):
+            add_details(self._state.setdefault("reasoning_details", []), details)
+        if self._call is None and (delta.get("content") or delta.get("tool_calls")):
+            self._seal()
+        self._state |= {name: delta[name] for name in ("extra_content",) if delta.get(name)}
         self._emit_text("text", text_of(delta.get("content")))
         if refusal := text_of(delta.get("refusal")):
             self._refused = True
@@ -102,6 +109,7 @@ class AnthropicEvents:
             raise UpstreamError("The answer ended without a finish reason.")
         self._begin_waiting(at_end=True)
         self._close()
+        self._seal()
         notes, cut = list[str](), self._finish_reason == "length"
         for block in self.message["content"]:
             if block["type"] == "tool_use":
@@ -141,11 +149,17 @@ class AnthropicEvents:
             self._emit("content_block_delta", index=len(self.message["content"]), delta=delta)
         self._close()
 
+    def _seal(self) -> None:
+        """Send the opaque fields that Anthropic's API does not have."""
+        if sealed := seal(self._state):
+            self._state = {}
+            self._sign(blocks_of(sealed)[0])
+
     def _add_to_call(self, index: int, call: dict[str, Any]) -> None:
         function = object_of(call.get("function"))
         text = text_of(function.get("arguments"))
         if index not in self._calls:
-            call_id = call.get("id") or f"toolu_{secrets.token_hex(12)}"
+            call_id = id_of(call, f"toolu_{secrets.token_hex(12)}")
             self._calls[index] = {"type": "tool_use", "id": call_id, "name": function.get("name") or "", "input": {}}
             self._waiting[index] = ""
         if index in self._waiting:
@@ -231,13 +245,15 @@ async def _streamed(
 
 
 def _usage(counted: dict[str, Any]) -> dict[str, Any]:
-    """Convert token counts. Unlike in OpenAI's usage, `input_tokens` excludes cached tokens."""
+    """Convert token counts. Unlike in OpenAI's usage, `input_tokens` excludes tokens read from or written to caches."""
     read, written = count_of(counted, "prompt_tokens"), count_of(counted, "completion_tokens")
     details = object_of(counted.get("completion_tokens_details"))
-    cached = min(count_of(object_of(counted.get("prompt_tokens_details")), "cached_tokens"), read)
+    inputs = object_of(counted.get("prompt_tokens_details"))
+    cached = min(count_of(inputs, "cached_tokens"), read)
+    stored = min(count_of(inputs, "cache_write_tokens"), read - cached)
     return {
-        "input_tokens": read - cached,
-        "cache_creation_input_tokens": 0,
+        "input_tokens": read - cached - stored,
+        "cache_creation_input_tokens": stored,
         "cache_read_input_tokens": cached,
         "output_tokens": written,
         "output_tokens_details": {"thinking_tokens": count_of(details, "reasoning_tokens")},

@@ -12,6 +12,7 @@ from ..errors import UpstreamError
 from ..http.lenient_json import json_bytes, json_of, object_of, objects_of
 from .chat_chunks import ChatChunks, arguments_of, first_choices, reasoning_of, text_of, with_notes
 from .ollama_request import OllamaChat, OllamaGenerate
+from .opaque_state import id_of, seal
 
 CONTENT_TYPE = "application/x-ndjson"
 
@@ -55,12 +56,15 @@ class OllamaAnswer:
         message = _message(_as_chat(completion))
         calls, notes = _calls(message, completion)
         part = self.part(*_text_and_reasoning(message), calls, completion["choices"][0].get("logprobs"))
+        _sign(part, message)
         return self._ended(part, with_notes(completion, *notes))
 
     def ends(self, completion: dict[str, Any]) -> list[dict[str, Any]]:
         """Build the last lines of a stream from its assembled `completion`. Raises UpstreamError if malformed."""
-        calls, notes = _calls(_message(completion), completion)
+        message = _message(completion)
+        calls, notes = _calls(message, completion)
         ended = self._ended(self.part(""), with_notes(completion, *notes))
+        _sign(ended, message)
         return [*([self.part("", calls=calls)] if calls else []), ended]
 
     def loaded(self) -> dict[str, Any]:
@@ -138,6 +142,12 @@ def _line(part: dict[str, Any]) -> bytes:
     return json_bytes(part) + b"\n"
 
 
+def _sign(part: dict[str, Any], message: dict[str, Any]) -> None:
+    """Add the opaque fields of a chat message, for callers that send messages back as they are."""
+    if "message" in part and (sealed := seal(message)):
+        part["message"]["thinking_signature"] = sealed
+
+
 def _message(completion: dict[str, Any]) -> dict[str, Any]:
     choices = objects_of(completion.get("choices"))
     if not choices or choices[0].get("finish_reason") is None:
@@ -157,6 +167,6 @@ def _calls(message: dict[str, Any], completion: dict[str, Any]) -> tuple[list[di
         cut: bool = completion["choices"][0]["finish_reason"] == "length"
         arguments, changes = arguments_of(text_of(function.get("name")), text_of(function.get("arguments")), cut=cut)
         notes += changes
-        named = {"id": call["id"]} if call.get("id") else {}
+        named = {"id": identifier} if (identifier := id_of(call, "")) else {}
         calls.append({**named, "function": {"index": index, "name": function.get("name"), "arguments": arguments}})
     return calls, notes

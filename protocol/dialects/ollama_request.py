@@ -16,6 +16,7 @@ from ..decoding import convert, prepare_types
 from ..errors import UnsupportedFeatureError, invalid_value
 from ..hints import Hints
 from ..turns import whole_turns
+from .opaque_state import blocks_of
 
 #: Ollama's options and the equivalent fields of chat requests.
 _OPTIONS = {
@@ -261,6 +262,8 @@ def _messages(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
         message: dict[str, Any] = {"role": turn.get("role"), "content": _content(turn, f"messages[{index}]")}
         if isinstance(turn.get("thinking"), str):
             message["reasoning_content"] = turn["thinking"]
+        if sealed := blocks_of(turn.get("thinking_signature")):
+            message["thinking_blocks"] = sealed
         kept = ("tool_calls", "tool_call_id", "tool_name", "name")
         messages.append(message | {name: turn[name] for name in kept if turn.get(name) is not None})
     return [

@@ -12,6 +12,7 @@ import msgspec
 
 from ..http.lenient_json import json_of, object_of, objects_of
 from .chat_chunks import calls_of, count_of, first_choices, framed, reasoning_of, text_of
+from .opaque_state import add_details, id_of, seal
 from .responses_items import Item, item_id
 from .responses_request import ResponsesRequest
 
@@ -88,6 +89,7 @@ class ResponseEvents:
         self._sequence = sequence
         self._text: _OpenItem | None = None
         self._calls: dict[int, _OpenItem] = {}
+        self._state: dict[str, Any] = {}  # opaque fields of the message that are not sent yet
         self._finish_reason: str | None = None
 
     def begin(self) -> list[bytes]:
@@ -108,6 +110,12 @@ class ResponseEvents:
             delta = object_of(choice.get("delta") or choice.get("message"))
             logprobs = objects_of(object_of(choice.get("logprobs")).get("content"))
             self._emit_text("reasoning_text", reasoning_of(delta))
+            for name, add in (("thinking_blocks", list[Item].extend), ("reasoning_details", add_details)):
+                if given := objects_of(delta.get(name)):
+                    add(self._state.setdefault(name, []), given)
+            if delta.get("content") or delta.get("tool_calls"):
+                self._seal()
+            self._state |= {name: delta[name] for name in ("extra_content",) if delta.get(name)}
             self._emit_text("output_text", text_of(delta.get("content")), logprobs)
             self._emit_text("refusal", text_of(delta.get("refusal")))
             for index, call in calls_of(delta):
@@ -127,6 +135,7 @@ class ResponseEvents:
     def finish(self, reason: str | None) -> list[bytes]:
         """Finish the response, even without output. `reason`: why it is incomplete."""
         status, details = ("completed", None) if reason is None else ("incomplete", {"reason": reason})
+        self._seal()
         self._close_all(status)
         self.response |= {"status": status, "completed_at": int(time.time()), "incomplete_details": details}
         self._emit(f"response.{status}", response=self.response)
@@ -178,6 +187,22 @@ class ResponseEvents:
         self._emit("response.content_part.added", **self._place(opened), part=opened.part)
         return opened
 
+    def _seal(self) -> None:
+        """Send the opaque fields of the message with the open reasoning, or else as an item without a text."""
+        sealed, opened = seal(self._state), self._text
+        if not sealed:
+            return
+        self._state = {}
+        if opened is not None:
+            opened.item |= {"encrypted_content": sealed} if opened.kind == "reasoning_text" else {}
+            self._close(opened, "completed")
+            self._text = None
+        if opened is None or opened.kind != "reasoning_text":
+            item: Item = {"type": "reasoning", "summary": [], "content": [], "encrypted_content": sealed}
+            made = self._add(item, "reasoning_text")
+            made.item["status"] = "completed"
+            self._emit("response.output_item.done", output_index=made.output_index, item=made.item)
+
     def _call(self, index: int, call: Item) -> None:
         function = object_of(call.get("function"))
         opened = self._calls.get(index)
@@ -185,7 +210,7 @@ class ResponseEvents:
             if self._text is not None:
                 self._close(self._text, "completed")
                 self._text = None
-            item = {"type": "function_call", "call_id": call.get("id") or f"call_{secrets.token_hex(12)}"}
+            item = {"type": "function_call", "call_id": id_of(call, f"call_{secrets.token_hex(12)}")}
             item |= {"name": function.get("name") or "", "arguments": ""}
             opened = self._calls[index] = self._add(item, "function_call_arguments")
         if text := text_of(function.get("arguments")):
@@ -262,11 +287,12 @@ async def streamed_response(
 
 def usage_of(counted: dict[str, Any]) -> dict[str, Any]:
     read, written = count_of(counted, "prompt_tokens"), count_of(counted, "completion_tokens")
-    cached = count_of(object_of(counted.get("prompt_tokens_details")), "cached_tokens")
+    inputs = object_of(counted.get("prompt_tokens_details"))
+    details = {name: count_of(inputs, name) for name in ("cached_tokens", "cache_write_tokens")}
     reasoned = count_of(object_of(counted.get("completion_tokens_details")), "reasoning_tokens")
     return {
         "input_tokens": read,
-        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "input_tokens_details": details,
         "output_tokens": written,
         "output_tokens_details": {"reasoning_tokens": reasoned},
         "total_tokens": read + written,

@@ -11,6 +11,7 @@ from typing import Any, cast
 from ..errors import UnsupportedFeatureError, invalid_value
 from ..http.lenient_json import json_bytes, json_of, objects_of
 from .chat_chunks import content_of
+from .opaque_state import blocks_of
 
 Item = dict[str, Any]
 _PREFIXES = {
@@ -124,9 +125,12 @@ def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[st
     for index, item in enumerate(since_compaction(items)):
         kind, param = item["type"], f"input[{index}]"
         if kind == "reasoning":
-            if thoughts := _reasoning(item):
-                turn = _turn(messages, without=("content", "tool_calls"))
+            thoughts, sealed = _reasoning(item), blocks_of(item.get("encrypted_content"))
+            turn = _turn(messages, without=("content", "tool_calls") if thoughts else ()) if thoughts or sealed else {}
+            if thoughts:
                 turn["reasoning_content"] = turn.get("reasoning_content", "") + thoughts
+            if sealed:
+                turn["thinking_blocks"] = [*turn.get("thinking_blocks", ()), *sealed]
         elif kind == "function_call":
             function = {"name": item["name"], "arguments": item["arguments"]}
             call = {"id": item["call_id"], "type": "function", "function": function}
@@ -151,7 +155,7 @@ def _turn(messages: list[dict[str, Any]], without: Sequence[str] = ()) -> dict[s
 
 
 def _reasoning(item: Item) -> str:
-    """Return the text of reasoning, or else its summary; OpenAI's encrypted reasoning is dropped."""
+    """Return the text of reasoning, or else its summary."""
     parts = objects_of(item.get("content")) or objects_of(item.get("summary"))
     kinds = ("reasoning_text", "summary_text")
     return "".join(str(part.get("text", "")) for part in parts if part.get("type") in kinds)

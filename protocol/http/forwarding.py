@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 from urllib.parse import parse_qsl
 
 from ..errors import UnsupportedFeatureError
@@ -34,6 +35,19 @@ _MAX_NAME = 100
 
 
 @dataclass(frozen=True, slots=True)
+class NativeRequest:
+    """A request as the caller wrote it, for clouds of the same API, which get all unchanged parts untranslated."""
+
+    # Name of the provider with this API.
+    provider: str
+    fields: Mapping[str, Any]
+    # The chat request that `fields` were translated to.
+    chat: Mapping[str, Any]
+    # Headers that only this API has, by lower-case name.
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
 class Forwarding:
     """Headers and query parameters to forward with a request."""
 
@@ -47,6 +61,8 @@ class Forwarding:
     retries: int = 2
     # Names of headers that are not forwarded because no cloud is known to evaluate them.
     dropped: tuple[str, ...] = ()
+    # The request in the API that it was written for, if that has a provider.
+    native: NativeRequest | None = field(default=None, repr=False)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from .forwarding import NativeRequest
 from .lenient_json import json_bytes
 
 LONG_BODY = 2**16
@@ -45,6 +46,8 @@ class WireRequest:
     retries: int = 2
     # The caller's API key for the cloud. None: the key in the settings. Only the SDK sets this, never a server.
     cloud_key: str | None = field(default=None, repr=False)
+    # The request in its own API, if `body` is a translation.
+    native: NativeRequest | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

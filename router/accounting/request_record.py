@@ -61,9 +61,12 @@ class CloudCall:
     def booked(self) -> ReportedUsage:
         """Usage for the ledger and the budgets: as reported by the cloud, or else by `demand`."""
         counted, demand = self.counted, self.demand
-        if demand is None or self.unbilled or (counted.prompt_tokens and not self.is_broken):
+        is_whole = counted.prompt_tokens and counted.has_completion and not self.is_broken
+        if demand is None or self.unbilled or is_whole:
             return counted
-        return ReportedUsage(demand.fixed.cloud_tokens, max(counted.completion_tokens, self.unreported_tokens))
+        read = demand.fixed.cloud_tokens if self.is_broken else counted.prompt_tokens or demand.fixed.cloud_tokens
+        written = max(counted.completion_tokens, self.unreported_tokens)
+        return ReportedUsage(read, written, cached_tokens=counted.cached_tokens)
 
     @property
     def prompt_estimate(self) -> int:
@@ -115,6 +118,8 @@ class RequestRecord:
     device_hints: tuple[str, ...] = ()
     # The `x-ratelimit-*` headers of the cloud's last response, which the caller gets too.
     rate_limits: dict[str, str] = field(default_factory=dict[str, str])
+    # Notes on parts of the request that the last cloud's API could not take as they were.
+    call_notes: list[str] = field(default_factory=list[str])
     # Note for the answer if the budget capped its length, else empty.
     budget_note: str = ""
     # Reason why a cloud call failed.
@@ -288,7 +293,7 @@ class RequestRecord:
             tier=self.tier,
             route=self.route or "local",
             confidence=self.decision.confidence,
-            notes=[*self.hints, *ignored, *self.notes, *filter(None, [self.budget_note])] or UNSET,
+            notes=[*self.hints, *ignored, *self.notes, *self.call_notes, *filter(None, [self.budget_note])] or UNSET,
             **self._facts(),
         )
 

@@ -17,6 +17,7 @@ from ...accounting.prices import Price
 from ...accounting.reported_usage import ReportedUsage
 from ...accounting.token_estimate import LIMITS, THINKING, answer_size, capped, prompt_tokens, text_bytes
 from ...protocol.dialects.chat_chunks import index_of
+from ...protocol.dialects.opaque_state import OPAQUE
 from ...protocol.errors import BudgetExceededError, RequestTimeoutError
 from ...protocol.http.forwarding import Forwarding
 from ...protocol.http.lenient_json import json_bytes
@@ -76,10 +77,11 @@ class CloudAttempt:
 
     def forwarded(self, given: Forwarding) -> ChargedForwarding:
         """Return `given` with the call's trace span in the headers, and `_book` as the hook before each retry."""
-        headers, limits = self.span.headers(given.headers), self.record.rate_limits
+        headers, record = self.span.headers(given.headers), self.record
         return ChargedForwarding(
-            headers, given.query, given.api_key, given.retries, book=self._book, rate_limits=limits
-        )
+            *(headers, given.query, given.api_key, given.retries), native=given.native,
+            book=self._book, rate_limits=record.rate_limits, call_notes=record.call_notes,
+        )  # fmt: skip
 
     def limit(self, tokens: int) -> None:
         """Limit the tokens of all answers together to `tokens`."""
@@ -215,7 +217,7 @@ class MeteredStream:
             continues = continues or not choice.get("finish_reason")
             self._indices[index_of(choice, 0)] = None
             delta = table(choice.get("delta")) or {"content": choice.get("text")}
-            size = text_bytes({**delta, "thinking_blocks": None})  # thinking blocks repeat text or hold signatures
+            size = text_bytes({**delta, **dict.fromkeys(OPAQUE)})  # these repeat text or hold signatures
             self._answer.bytes += size if payload.isascii() and b"\\u" not in payload else 2 * size
             self._answer.texts += size > 0
         if (usage := ReportedUsage.of(event)) and event["choices"]:  # the usage so far, not the final one

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ...protocol.decoding import convert, read_object, read_switches
+from ...protocol.dialects.opaque_state import restored
 from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError, WrongTypeError
 from ...protocol.hints import UNKNOWN
 from ...protocol.http.forwarding import NOTHING, Forwarding, forwarded
@@ -133,6 +134,7 @@ def read_routing_request(
     check_private(options, requested_tier)
     _check_frame(body)
     selected = forwarded(request.headers, request.query, request.cloud_key, request.retries)
+    body["messages"] = [restored(message) for message in body["messages"]]
     chat, unsupported = _device_request(with_trimmed_turns(body))
     return RoutingRequest(
         requested_tier=requested_tier,
@@ -148,7 +150,7 @@ def read_routing_request(
         deadline=None if request.timeout_s is None else started + request.timeout_s,
         names=request.names,
         notes=(*request.hints, *selected.notes, *unknown),
-        forwarded=selected,
+        forwarded=replace(selected, native=request.native),
     )
 
 

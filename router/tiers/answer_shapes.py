@@ -33,6 +33,8 @@ def completion_in(
         raise provider.reported(url, redact(body["error"]))
     body = provider.answer(body)
     choices, usage = tables(body.get("choices")), ReportedUsage.of(body)
+    if usage and usage.prompt_tokens:
+        body["usage"] = usage.standard(body.get("usage"))
     silent = ("content_filter", "length", "stop") if usage and usage.completion_tokens else ("content_filter", "length")
     if not choices or not all(_is_text(each) if is_text else _is_choice(each, silent) for each in choices):
         raise invalid_answer(url, "its answer is not a completion")

@@ -17,6 +17,7 @@ import msgspec
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.http.forwarding import NOTHING, Forwarding, header_bytes
 from ...protocol.structured import ignored
+from ..request.json_narrowing import table, tables
 from .answer_shapes import completion_in, embeddings_in, models_in
 from .connection import LOCATION, CloudEndpoint, open_client
 from .continuation_check import ContinuationVerdict
@@ -69,7 +70,10 @@ class HttpCloudTier:
             return self._endpoint.redactor(forwarded.api_key).json(error)
 
         def read(raw: bytes) -> dict[str, Any]:
-            return completion_in(raw, self._url, self._provider, redact, is_text=path == "completions")
+            body = completion_in(raw, self._url, self._provider, redact, is_text=path == "completions")
+            for choice in tables(body["choices"]) or ():
+                self._endpoint.thoughts.read(table(choice.get("message")) or {})
+            return body
 
         return await self._ask_whole(path, body, read, timeout_s, forwarded)
 
@@ -190,10 +194,16 @@ class HttpCloudTier:
 
     def _call(self, path: str, body: dict[str, Any], forwarded: Forwarding) -> ProviderCall:
         """Translate a request for the provider. Raises CloudFailure if the provider does not support it."""
+        native, query = forwarded.native, self._endpoint.query_with(forwarded.api_key)
         try:
-            return self._provider.call(path, body, self._endpoint.query_with(forwarded.api_key))
+            call = self._provider.call(path, self._endpoint.thoughts.written(body), query)
+            if native is not None and native.provider == self._provider.name:
+                call = self._provider.with_native(call, body, native)
         except InvalidRequestError as error:
             raise misconfigured(error) from error
+        if isinstance(forwarded, ChargedForwarding):
+            forwarded.call_notes[:] = call.notes
+        return call
 
     async def _models(self, forwarded: Forwarding) -> bytes:
         path = with_query("models", self._endpoint.query_with(forwarded.api_key))
@@ -215,10 +225,11 @@ class HttpCloudTier:
         """Send a request and return the open response. Raises CloudFailure for any status but 200."""
         if self._client is None:
             raise misconfigured(self._client_error or ConfigurationError("The cloud's HTTP client is not set up."))
+        given = dict(forwarded.headers)
+        if (native := forwarded.native) is not None and native.provider == self._provider.name:
+            given |= native.headers
         headers = [
-            (name.encode(), header_bytes(value))
-            for name, value in forwarded.headers.items()
-            if name not in self._client.headers
+            (name.encode(), header_bytes(value)) for name, value in given.items() if name not in self._client.headers
         ]
         if content is not None:
             headers.append((b"content-type", header_bytes(content.kind)))

@@ -20,6 +20,7 @@ from ...protocol.http.lenient_json import json_of
 from ...protocol.safety.redaction import Redactor, is_sendable, shown_url
 from .providers.openai import OpenAIProvider
 from .providers.provider import Provider
+from .thoughts import ThoughtForm
 
 #: Header that replaces the `location` header in responses of clients from `open_client`.
 LOCATION = "x-updraft-location"
@@ -45,6 +46,8 @@ class CloudEndpoint:
     # Extra headers and extra query values to send with every request.
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     query: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    # Form of the reasoning in its messages.
+    thoughts: ThoughtForm = field(default_factory=ThoughtForm, repr=False, compare=False)
 
     def redactor(self, callers_key: str | None) -> Redactor:
         """Return a redactor that hides the keys, and header and query values whose names suggest credentials."""

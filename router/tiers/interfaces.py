@@ -193,6 +193,8 @@ class ChargedForwarding(Forwarding):
     book: Book | None = field(default=None, repr=False)
     # Filled with the `x-ratelimit-*` headers of the cloud's last response.
     rate_limits: dict[str, str] = field(default_factory=dict[str, str])
+    # Filled with the notes of the last translation of the request.
+    call_notes: list[str] = field(default_factory=list[str])
 
 
 class CloudStream(Protocol):

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from ...accounting.reported_usage import ReportedUsage
 from ...protocol.http import sse
 from ...protocol.http.lenient_json import json_bytes
 from ..request.json_narrowing import table, tables
@@ -36,6 +37,7 @@ class HttpCloudStream:
         self._chunks: AsyncIterator[bytes] = response.aiter_bytes()
         self._parser = sse.EventParser()
         self._choices = StreamedChoices()
+        self._usage = ReportedUsage(has_completion=False)  # of all events so far
         self._payloads: deque[bytes] = deque()  # received but not yet decoded events
         self._ready: deque[tuple[bytes, dict[str, Any]]] = deque()
         self._kind: str = response.headers.get("content-type", "").lower()
@@ -132,5 +134,13 @@ class HttpCloudStream:
         if not all(is_piece(choice) for choice in choices):
             raise invalid_answer(self._url, "its stream has a choice that is not part of a message")
         self._finished = self._finished or any(choice.get("finish_reason") for choice in choices)
-        payload = json_bytes(event) if self._choices.normalize(event) else payload
+        is_changed = self._choices.normalize(event)
+        for choice in choices:
+            is_changed |= self._endpoint.thoughts.read(table(choice.get("delta")) or {})
+        if b"sage" in payload and (usage := ReportedUsage.of(event)):
+            self._usage = usage.after(self._usage)
+            given = event.get("usage")
+            if self._usage.prompt_tokens and (shown := self._usage.standard(given)) != given:
+                event["usage"], is_changed = shown, True
+        payload = json_bytes(event) if is_changed else payload
         return payload.replace(b"\n", b" "), event  # put the JSON on one line, as SSE requires

@@ -21,7 +21,7 @@ SUBPACKAGES = {
         "errors hints sampling_noise schemas sqlite turns unicode_forms validation_messages",
     ],
     "text": [
-        "echoed_prompt tokenization tool_calls tagged_calls tool_formats tool_stream",
+        "echoed_prompt tokenization tool_calls tagged_calls tagged_grammar tool_formats tool_stream",
         "grammars",
         "tokenizer",
         "chat",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from updraft.protocol.requests import Message
-from updraft.protocol.structured import CalledFunction, Function, Tool, ToolCall, ToolUse
+from updraft.protocol.structured import CalledFunction, Function, FunctionName, NamedTool, Tool, ToolCall, ToolUse
 from updraft.text.chat import ChatTemplate
 from updraft.text.grammars.compiler import GrammarCompiler, Vocabulary
 from updraft.text.tokenizer import Tokenizer
@@ -165,7 +166,8 @@ def test_calls_written_by_a_models_template_are_read(file: str, name: str | None
 )
 def test_required_call_names_a_declared_function(name: str, call: str) -> None:
     tokenizer = Tokenizer.from_folder(POCKET)
-    tools = [Tool("function", Function(called, parameters=SCHEMAS[called] or None)) for called in SCHEMAS]
+    schemas = {"f": {**SCHEMAS["f"], "additionalProperties": True}, "g": None}
+    tools = [Tool("function", Function(called, parameters=schema)) for called, schema in schemas.items()]
     constraint = ToolFormat.named(name, NoTokens()).constraint(ToolUse(tools, "required"))
     assert constraint is not None
     assert constraint.notes == ("tools: the model's format for calls leaves arguments unchecked",)
@@ -173,3 +175,78 @@ def test_required_call_names_a_declared_function(name: str, call: str) -> None:
     for text, fits in ((call.replace("</tool_call> ", ""), True), (call.replace("f", "fh", 1), False), ("No.", False)):
         tokens = tokenizer.encode(text)
         assert (compiler.compile(constraint).try_consume_tokens(tokens) == len(tokens)) == fits, text
+
+
+PLAN: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"enum": ["c", "f"]},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["city", "days"],
+}
+#: A call of `plan` by its arguments, as each format writes them.
+WRITTEN: dict[str, Callable[[dict[str, str]], str]] = {
+    "qwen3_coder": lambda values: (
+        "<tool_call>\n<function=plan>\n"
+        + "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in values.items())
+        + "</function>\n</tool_call>"
+    ),
+    "glm45": lambda values: (
+        "<tool_call>plan\n"
+        + "".join(f"<arg_key>{name}</arg_key>\n<arg_value>{value}</arg_value>" for name, value in values.items())
+        + "</tool_call>"
+    ),
+    "gemma4": lambda values: (
+        "<|tool_call>call:plan{" + ",".join(f"{name}:{value}" for name, value in values.items()) + "}<tool_call|>"
+    ),
+}
+
+
+def quoted(name: str, text: str) -> str:
+    return f'<|"|>{text}<|"|>' if name == "gemma4" else text
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("choice", ["required", "named"])
+def test_arguments_of_required_calls_obey_the_schema(name: str, choice: str) -> None:
+    tokenizer = Tokenizer.from_folder(POCKET)
+    tools = [Tool("function", Function("plan", parameters=PLAN)), Tool("function", Function("stop"))]
+    wanted: Any = NamedTool(FunctionName("plan")) if choice == "named" else choice
+    format_ = ToolFormat.named(name, NoTokens())
+    constraint = format_.constraint(ToolUse(tools, wanted))
+    assert constraint is not None and constraint.notes == ()
+    compiler = GrammarCompiler(lambda: Vocabulary.of(tokenizer, tokenizer.eos_ids), tokenizer.encode)
+    city, tags = quoted(name, 'Os{lo, "x"\n</parameter'), '["a","b"]'
+    if name == "gemma4":
+        tags = '[<|"|>a<|"|>,<|"|>b<|"|>]'
+    whole = {"city": city, "days": "3", "unit": quoted(name, "f"), "tags": tags}
+    least = {"city": city, "days": "3"}
+    cases = [
+        (whole, True),
+        (least, True),
+        ({"city": city}, False),
+        ({"days": "3"}, False),
+        ({**least, "days": quoted(name, "three")}, False),
+        ({**least, "unit": quoted(name, "k")}, False),
+        ({**least, "other": "1"}, False),
+    ]
+    for values, fits in cases:
+        text = WRITTEN[name](values)
+        tokens = tokenizer.encode(text)
+        matcher = compiler.compile(constraint)
+        assert (matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()) == fits, text
+    message, _ = AnswerParser(OfferedTools(format_, ToolUse(tools, wanted))).whole(WRITTEN[name](whole), "stop")
+    (call,) = message.tool_calls or ()
+    expected = {"city": 'Os{lo, "x"\n</parameter', "days": 3, "unit": "f", "tags": ["a", "b"]}
+    assert json.loads(call.function.arguments) == expected
+
+
+def test_lengths_of_texts_have_a_note() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}}
+    use = ToolUse([Tool("function", Function("f", parameters=schema))], "required")
+    constraint = ToolFormat.named("qwen3_coder", NoTokens()).constraint(use)
+    assert constraint is not None
+    assert constraint.notes == ("tools: the model's format for calls leaves patterns and lengths of texts unchecked",)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeGuard, cast
 
+from ...protocol.http.lenient_json import object_of, objects_of
 from ...protocol.schemas.enforceable import FORMATS
 
 _ANNOTATION = re.compile(
@@ -46,7 +47,9 @@ _NEUTRAL: dict[str, Callable[[Any, dict[str, Any]], bool]] = {
 # Keywords about further properties of an object.
 _OPENING = frozenset(["additionalProperties", "patternProperties", "propertyNames", "unevaluatedProperties"])
 # Keywords whose schemas apply to the same object as the properties beside them.
-_COMBINING = frozenset(["allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas", "dependencies"])
+_CONDITIONS = frozenset(["$dynamicRef", "if", "dependentSchemas", "dependencies"])
+_COMBINING = _CONDITIONS | {"allOf", "anyOf", "oneOf", "$ref"}
+_UNLISTED = _CONDITIONS | _OPENING
 
 
 class InexactError(Exception):
@@ -57,15 +60,56 @@ def normalized(schema: Any) -> Any:
     """Close the schema's objects and remove keywords without effect on the answer.
 
     An object that lists its properties has no others, unless `additionalProperties` allows them: so do OpenAI, vLLM
-    and llama.cpp. If objects are combined (`allOf`, or a choice beside properties), all stay open, because the
-    properties of one part are additional in the other. Raises InexactError for an integer that llguidance would round.
+    and llama.cpp. Parts of one object (`allOf`, or a choice beside properties) may use each other's properties. Raises
+    InexactError for an integer that llguidance would round.
     """
-    return _essential(schema, close=not any(map(_combines, _schemas(schema))))
+    return _essential(schema, _CombinedObjects(schema))
 
 
-def _combines(schema: dict[str, Any]) -> bool:
-    every = schema.get("allOf")
-    return ("properties" in schema and bool(schema.keys() & _COMBINING)) or (isinstance(every, list) and len(every) > 1)
+class _CombinedObjects:
+    """Objects that several schemas describe together: `names` of their properties, by the identity of the schema.
+
+    `open`: identities of all other schemas that must not be closed, because a combined schema has them as parts.
+    """
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self.open, self.names = set[int](), dict[int, list[str]]()
+        for schema in _schemas(root):
+            every = schema.get("allOf")
+            is_split = isinstance(every, list) and len(cast("list[Any]", every)) > 1
+            if is_split or ("properties" in schema and schema.keys() & _COMBINING):
+                self._add(schema)
+        self.names = {key: names for key, names in self.names.items() if key not in self.open}
+
+    def _add(self, schema: dict[str, Any]) -> None:
+        parts: dict[int, dict[str, Any]] = {}
+        self._collect(schema, parts)
+        self.open |= parts.keys() - {id(schema)}
+        names = {name: {} for part in parts.values() for name in object_of(part.get("properties"))}
+        is_listed = not any(part.keys() & _UNLISTED for part in parts.values())
+        wholes = ({"properties": names, "required": part.get("required", [])} for part in parts.values())
+        if names and is_listed and all(map(_lists_properties, wholes)):
+            self.names[id(schema)] = list(names)
+        else:
+            self.open.add(id(schema))
+
+    def _collect(self, schema: Any, parts: dict[int, dict[str, Any]]) -> None:
+        """Add a schema and all schemas that apply to the same object."""
+        if not isinstance(schema, dict) or id(schema) in parts:
+            return
+        keywords = parts[id(schema)] = cast("dict[str, Any]", schema)
+        for part in (part for word in ("allOf", "anyOf", "oneOf") for part in objects_of(keywords.get(word))):
+            self._collect(part, parts)
+        if "$ref" in keywords:
+            self._collect(self._referred(str(keywords["$ref"])), parts)
+
+    def _referred(self, reference: str) -> Any:
+        """Return the schema at a pointer into the root; one with unknown properties if there is none."""
+        schema, unknown = self._root, {"unevaluatedProperties": True}
+        for step in reference.removeprefix("#").split("/")[1:]:
+            schema = object_of(schema).get(step.replace("~1", "/").replace("~0", "~"), unknown)
+        return schema if reference.startswith("#") else unknown
 
 
 def _lists_properties(schema: dict[str, Any]) -> bool:
@@ -92,12 +136,12 @@ def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
             yield from _schemas(value)
 
 
-def _essential(schema: Any, *, close: bool) -> Any:
+def _essential(schema: Any, combined: _CombinedObjects) -> Any:
     if isinstance(schema, list):
-        return [_essential(item, close=close) for item in cast("list[Any]", schema)]
+        return [_essential(item, combined) for item in cast("list[Any]", schema)]
     if not isinstance(schema, dict):
         return schema
-    keywords = cast("dict[str, Any]", schema)
+    keywords, key = cast("dict[str, Any]", schema), id(cast("object", schema))
     for word in ("const", "enum"):
         values = keywords.get(word)
         for value in cast("list[Any]", values) if isinstance(values, list) else [values]:
@@ -106,11 +150,15 @@ def _essential(schema: Any, *, close: bool) -> Any:
     if keywords.get("type") != "number":
         keywords = _with_exact_bounds(keywords)
     kept = {
-        word: _inside(word, value, close=close)
+        word: _inside(word, value, combined)
         for word, value in keywords.items()
         if not _is_redundant(word, value, keywords)
     }
-    return {**kept, "additionalProperties": False} if close and _lists_properties(keywords) else kept
+    if (names := combined.names.get(key)) is not None:
+        kept["properties"] = {name: object_of(kept.get("properties")).get(name, {}) for name in names}
+    elif key in combined.open or not _lists_properties(keywords):
+        return kept
+    return {**kept, "additionalProperties": False}
 
 
 def _with_exact_bounds(schema: dict[str, Any]) -> dict[str, Any]:
@@ -150,10 +198,10 @@ def _is_integral(value: Any) -> TypeGuard[int | float]:
     return not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))
 
 
-def _inside(word: str, value: Any, *, close: bool) -> Any:
+def _inside(word: str, value: Any, combined: _CombinedObjects) -> Any:
     if word in _BY_NAME and isinstance(value, dict):
-        return {name: _essential(item, close=close) for name, item in cast("dict[str, Any]", value).items()}
-    return _essential(value, close=close) if _SCHEMA.fullmatch(word) else value
+        return {name: _essential(item, combined) for name, item in cast("dict[str, Any]", value).items()}
+    return _essential(value, combined) if _SCHEMA.fullmatch(word) else value
 
 
 def _is_redundant(word: str, value: Any, schema: dict[str, Any]) -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
+from ....protocol.decoding import read_object
 from ....protocol.dialects.messages_events import message_of
-from ....protocol.dialects.messages_request import MessagesRequest, read_count, read_message
+from ....protocol.dialects.messages_request import MessagesRequest, chat_body, read_count, read_messages_request
+from ....protocol.http.forwarding import NativeRequest
 from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from .openai.tokens import count_input, prompt_tokens
 from .route import RequestContext, Route
@@ -33,9 +36,13 @@ async def count_tokens(context: RequestContext) -> WireResponse:
 
 def _read(request: WireRequest) -> tuple[MessagesRequest, WireRequest]:
     """Return the request, and the equivalent chat request without Anthropic's headers."""
-    asked, body = read_message(request.body)
+    fields = read_object(request.body)
+    asked = read_messages_request(fields)
+    chat, own = chat_body(asked), {name: text for name, text in request.headers.items() if name == "anthropic-beta"}
     headers = {name: value for name, value in request.headers.items() if not name.startswith("anthropic-")}
-    return asked, replace(request, body=body, headers=headers, hints=asked.hints, names=asked.names)
+    native = NativeRequest("anthropic", fields, chat, own)
+    told: dict[str, Any] = {"hints": asked.hints, "names": asked.names, "native": native}
+    return asked, replace(request, body=msgspec.json.encode(chat), headers=headers, **told)
 
 
 ROUTES = (

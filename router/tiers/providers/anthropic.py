@@ -5,16 +5,27 @@ from __future__ import annotations
 import re
 from collections import defaultdict, deque
 from collections.abc import Mapping
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
-from ...request.json_narrowing import table
+from ....protocol.dialects.messages_blocks import is_vendor_block
+from ....protocol.http.forwarding import NativeRequest
+from ...request.json_narrowing import table, tables
 from .anthropic_answers import MessageEvents, completion_of, signed_thoughts
-from .chat_fields import NO_TEXT, ChatFields, Image, add_turn
+from .chat_fields import BLANK, ChatFields, Image, add_turn, with_user_turns
 from .provider import Capabilities, ErrorMap, Provider, ProviderCall, with_query
 
 _VERSION = "2023-06-01"
 _MAX_TOKENS = 8192  # default limit of an answer, because the API requires a limit
+#: Fields of the API, with the chat fields that must be unchanged for the caller's own value to be sent.
+_OWN: dict[str, tuple[str, ...]] = {
+    "messages": ("messages",), "system": ("messages",), "tools": ("tools",),
+    "tool_choice": ("tools", "tool_choice", "parallel_tool_calls"),
+    "thinking": ("reasoning_effort", "max_tokens", "max_completion_tokens"),
+    "output_config": ("reasoning_effort", "response_format"), "metadata": ("user",),
+    **dict.fromkeys(("service_tier", "cache_control", "context_management"), ()),
+}  # fmt: skip
 _SAME = {name: name for name in ("temperature", "top_p", "top_k", "thinking", "cache_control")}
 
 
@@ -43,7 +54,25 @@ class AnthropicProvider(Provider):
 
     def call(self, path: str, body: dict[str, Any], query: Mapping[str, str]) -> ProviderCall:
         self.check(path, body)
-        return ProviderCall(with_query("messages", query), _request(body, self))
+        return ProviderCall(with_query("messages", query), *_request(body, self))
+
+    def with_native(self, call: ProviderCall, body: dict[str, Any], native: NativeRequest) -> ProviderCall:
+        sent, own, notes = dict(call.body), dict(native.fields), list(call.notes)
+        own["tools"] = [tool for tool in tables(own.get("tools")) or [] if tool.get("type") in (None, "custom")]
+        turns = tables(own.get("messages")) or []
+        if all(turn.get("role") in ("user", "assistant") for turn in turns):
+            own |= {"messages": _accepted(turns, notes), "system": _without_blanks(own.get("system"))}
+        else:
+            own |= {name: sent.get(name) for name in ("messages", "system")}
+        for name, sources in _OWN.items():
+            if all(body.get(each) == native.chat.get(each) for each in sources):
+                sent.pop(name, None)
+                sent |= {name: own[name]} if own.get(name) else {}
+        if "tools" not in sent:
+            sent.pop("tool_choice", None)
+        if not native.headers:
+            sent.pop("context_management", None)  # needs a beta header
+        return replace(call, body=sent, notes=tuple(dict.fromkeys(notes)))
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         return completion_of(body)
@@ -52,13 +81,13 @@ class AnthropicProvider(Provider):
         return MessageEvents()
 
 
-def _request(body: dict[str, Any], provider: Provider) -> dict[str, Any]:
+def _request(body: dict[str, Any], provider: Provider) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the request and the notes on its changes."""
     fields = ChatFields(body, provider)
     system, turns = _turns(fields)
     limit = fields.take("max_completion_tokens", "max_tokens")
-    sent: dict[str, Any] = {"model": body.get("model"), "messages": turns, "max_tokens": limit or _MAX_TOKENS}
-    if system:
-        sent["system"] = system
+    sent: dict[str, Any] = {"model": body.get("model"), "messages": _accepted(turns, fields.notes)}
+    sent |= {"max_tokens": limit or _MAX_TOKENS, **({"system": system} if system else {})}
     if body.get("stream"):
         sent["stream"] = True
     fields.move(sent, _SAME)
@@ -70,7 +99,7 @@ def _request(body: dict[str, Any], provider: Provider) -> dict[str, Any]:
     _add_tools(sent, fields)
     _add_output(sent, fields, provider)
     fields.end()
-    return sent
+    return sent, tuple(fields.notes)
 
 
 class _CallIds:
@@ -93,38 +122,62 @@ class _CallIds:
 
 
 def _turns(fields: ChatFields) -> tuple[str, list[dict[str, Any]]]:
-    """Return the system prompt and the turns; consecutive messages of one role are merged."""
+    """Return the system prompt and the turns, one per message."""
     system: list[str] = []
     turns: list[dict[str, Any]] = []
-    ids = _CallIds()
     for message in fields.messages():
         role = str(message.get("role"))
         if role in ("system", "developer"):
             system.append(fields.text(message))
             continue
-        blocks = _tool_result(message, fields, ids) if role == "tool" else _blocks(message, fields, ids)
-        add_turn(turns, "assistant" if role == "assistant" else "user", "content", blocks)
-    if not turns:
-        turns.append({"role": "user", "content": [_block(NO_TEXT)]})
-    if turns[-1]["role"] == "assistant" and "text" in (last := turns[-1]["content"][-1]):
-        last["text"] = last["text"].rstrip()  # the API refuses blanks at the end
+        blocks = [_block(part) for part in fields.parts(message)]
+        if role == "tool":
+            blocks = [{"type": "tool_result", "tool_use_id": str(message.get("tool_call_id")), "content": blocks}]
+        calls = [
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments}
+            for call in fields.calls(message)
+        ]
+        content = [*signed_thoughts(message.get("thinking_blocks")), *blocks, *calls]
+        turns.append({"role": "assistant" if role == "assistant" else "user", "content": content})
     return "\n\n".join(text for text in system if text.strip()), turns
 
 
-def _blocks(message: dict[str, Any], fields: ChatFields, ids: _CallIds) -> list[dict[str, Any]]:
-    blocks = signed_thoughts(message.get("thinking_blocks")) + _content(message, fields)
-    for call in fields.calls(message):
-        blocks.append({"type": "tool_use", "id": ids.of_call(call.id), "name": call.name, "input": call.arguments})
-    return blocks
+def _accepted(messages: list[dict[str, Any]], notes: list[str]) -> list[dict[str, Any]]:
+    """Return messages as the API accepts them: valid IDs, no blank texts, no unsigned thoughts, alternating roles."""
+    ids, turns, given = _CallIds(), list[dict[str, Any]](), list[dict[str, Any]]()
+    for message in messages:
+        content = message.get("content")
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else tables(content) or []
+        given.append({**message, "content": blocks})
+        accepted = [made for block in blocks if (made := _accepted_block(block, ids)) is not None]
+        add_turn(turns, str(message.get("role")), "content", accepted)
+    if turns and turns[-1]["role"] == "assistant" and "text" in (last := turns[-1]["content"][-1]):
+        turns[-1]["content"][-1] = {**last, "text": last["text"].rstrip()}  # the API refuses blanks at the end
+    is_users = bool(messages) and messages[-1].get("role") == "user"
+    turns = with_user_turns(turns, {"content": [{"type": "text", "text": BLANK}]}, notes, user_is_last=is_users)
+    return messages if turns == given else turns
 
 
-def _tool_result(message: dict[str, Any], fields: ChatFields, ids: _CallIds) -> list[dict[str, Any]]:
-    identifier = ids.of_result(str(message.get("tool_call_id")))
-    return [{"type": "tool_result", "tool_use_id": identifier, "content": _content(message, fields)}]
+def _accepted_block(block: dict[str, Any], ids: _CallIds) -> dict[str, Any] | None:
+    match block.get("type"):
+        case "text":
+            return block if str(block.get("text") or "").strip() else None
+        case "thinking" | "redacted_thinking":
+            return next(iter(signed_thoughts([block])), None)
+        case "tool_use":
+            return {**block, "id": ids.of_call(str(block.get("id")))}
+        case "tool_result":
+            named = {**block, "tool_use_id": ids.of_result(str(block.get("tool_use_id")))}
+            return {**named, "content": _without_blanks(block["content"])} if block.get("content") else named
+        case _:
+            return None if is_vendor_block(block) else block
 
 
-def _content(message: dict[str, Any], fields: ChatFields) -> list[dict[str, Any]]:
-    return [_block(part) for part in fields.parts(message) if isinstance(part, Image) or part.strip()]
+def _without_blanks(content: Any) -> Any:
+    """Return a text, or content blocks without blank texts."""
+    if isinstance(content, str):
+        return content if content.strip() else []
+    return [block for block in tables(content) or [] if block.get("type") != "text" or str(block.get("text")).strip()]
 
 
 def _block(part: str | Image) -> dict[str, Any]:

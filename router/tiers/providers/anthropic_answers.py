@@ -80,7 +80,9 @@ class MessageEvents(ChatEvents):
     def _start(self, begun: dict[str, Any]) -> list[dict[str, Any]]:
         self._chunks.id, self._chunks.model = str(begun.get("id")), str(begun.get("model"))
         self._counts = table(begun.get("usage")) or {}
-        return [self._chunks.delta({"role": "assistant", "content": ""})]
+        usage = _usage(self._counts)
+        del usage["completion_tokens"], usage["total_tokens"]  # unknown if the stream is cut
+        return [self._chunks.delta({"role": "assistant", "content": ""}), self._chunks.usage(usage)]
 
     def _begin(self, block: dict[str, Any]) -> list[dict[str, Any]]:
         self._block = block
@@ -118,6 +120,6 @@ def _finish(reason: Any) -> str | None:
 
 def _usage(counts: dict[str, Any]) -> dict[str, Any]:
     """Convert token counts to OpenAI's form, with cache reads and writes as prompt tokens."""
-    cached = whole(counts.get("cache_read_input_tokens"))
-    read = whole(counts.get("input_tokens")) + cached + whole(counts.get("cache_creation_input_tokens"))
-    return usage_of(read, whole(counts.get("output_tokens")), cached)
+    cached, stored = (whole(counts.get(f"cache_{name}_input_tokens")) for name in ("read", "creation"))
+    read = whole(counts.get("input_tokens")) + cached + stored
+    return usage_of(read, whole(counts.get("output_tokens")), cached, stored)

@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
+from ....protocol.dialects.chat_chunks import arguments_of
 from ....protocol.errors import invalid_value
 from ....protocol.hints import EFFORTS, HINTS, Hints
-from ....protocol.http.lenient_json import json_bytes, raw_object
+from ....protocol.http.lenient_json import json_bytes
 from ....protocol.structured import function_tools
 from ...request.json_narrowing import table, tables
 from .provider import Provider
@@ -25,11 +26,20 @@ _HINTS = frozenset(("prediction", "stream", "stream_options", "add_generation_pr
 }
 #: Values that can be ignored, because they request the default behaviour.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,), "store": (False,), "modalities": (["text"],), "verbosity": ("medium",), "logprobs": (False,),
-    "top_logprobs": (0,), "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},),
-    "parallel_tool_calls": (True,), "continue_final_message": (False,), "tools": ([],),
-}  # fmt: skip
-NO_TEXT = "(empty)"  # text of a conversation without text, which the APIs refuse
+    "n": (1,),
+    "store": (False,),
+    "modalities": (["text"],),
+    "verbosity": ("medium",),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "parallel_tool_calls": (True,),
+    "continue_final_message": (False,),
+    "tools": ([],),
+}
+BLANK = "."  # text of a turn that must not be empty
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)", re.DOTALL)
 
 
@@ -62,6 +72,8 @@ class ChatFields:
         read = function_tools(body).items()
         self._left = {name: value for name, value in read if value is not None and name not in _HINTS}
         self._provider = provider
+        # Notes on what was changed to fit the API.
+        self.notes: list[str] = []
 
     def take(self, *names: str) -> Any:
         """Remove these fields and return the first value that is set, or None."""
@@ -140,13 +152,15 @@ class ChatFields:
         return "".join(str(part) for part in parts)
 
     def calls(self, message: dict[str, Any]) -> list[EarlierCall]:
+        """Return the tool calls. Arguments that are no object become `raw_arguments`, because the APIs need objects."""
         calls: list[EarlierCall] = []
         for call in tables(message.get("tool_calls")) or []:
             function = table(call.get("function")) or {}
-            arguments = str(function.get("arguments") or "")
-            # Undecoded, since decoding would round large numbers. The APIs take only objects.
-            raw = raw_object(arguments) or msgspec.Raw(json_bytes({"arguments": arguments}))
-            calls.append(EarlierCall(str(call.get("id")), str(function.get("name")), raw, call))
+            name, given = str(function.get("name")), function.get("arguments")
+            text = given if isinstance(given, str) else json_bytes({} if given is None else given).decode()
+            raw, notes = arguments_of(name, text, cut=False)  # undecoded, since decoding would round large numbers
+            self.notes += notes
+            calls.append(EarlierCall(str(call.get("id")), name, raw, call))
         return calls
 
     def _image(self, part: dict[str, Any]) -> Image:
@@ -171,3 +185,15 @@ def add_turn(turns: list[dict[str, Any]], role: str, field: str, parts: list[dic
         turns[-1][field] += parts
     elif parts:
         turns.append({"role": role, field: parts})
+
+
+def with_user_turns(
+    turns: list[dict[str, Any]], blank: dict[str, Any], notes: list[str], *, user_is_last: bool
+) -> list[dict[str, Any]]:
+    """Add a turn with the content `blank` if the user's first or last turn is missing because it was blank."""
+    turn = {"role": "user", **blank}
+    before = [] if turns and turns[0]["role"] == "user" else [turn]
+    after = [turn] if turns and user_is_last and turns[-1]["role"] != "user" else []
+    if before or after:
+        notes.append(f"messages: a blank message of the user was sent as {BLANK!r}")
+    return [*before, *turns, *after]

@@ -47,10 +47,11 @@ def completion(identifier: Any, model: Any, choices: list[dict[str, Any]], usage
     }
 
 
-def usage_of(read: int, written: int, cached: int, **more: Any) -> dict[str, Any]:
-    """Return OpenAI's usage object."""
+def usage_of(read: int, written: int, cached: int, stored: int = 0, **more: Any) -> dict[str, Any]:
+    """Return OpenAI's usage object. `cached` and `stored`: tokens read from and written to the cache."""
     counts = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-    return {**counts, "prompt_tokens_details": {"cached_tokens": cached}, **more}
+    details = {"cached_tokens": cached, **({"cache_write_tokens": stored} if stored else {})}
+    return {**counts, "prompt_tokens_details": details, **more}
 
 
 class ChunkMaker:

@@ -11,7 +11,7 @@ import msgspec
 
 from ...request.json_narrowing import object_in, table, tables
 from ..failures import CloudFailure
-from .chat_fields import NO_TEXT, ChatFields, EarlierCall, Image, add_turn
+from .chat_fields import BLANK, ChatFields, EarlierCall, Image, add_turn, with_user_turns
 from .gemini_answers import ContentEvents, completion_of
 from .provider import Capabilities, ErrorMap, Provider, ProviderCall, with_query
 
@@ -54,7 +54,7 @@ class GeminiProvider(Provider):
         model = quote(str(body.get("model", "")).removeprefix("models/"), safe="")
         method = "streamGenerateContent" if body.get("stream") else "generateContent"
         query = {**query, "alt": "sse"} if body.get("stream") else query
-        return ProviderCall(with_query(f"models/{model}:{method}", query), _request(body, self))
+        return ProviderCall(with_query(f"models/{model}:{method}", query), *_request(body, self))
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         return completion_of(body)
@@ -76,7 +76,8 @@ def _retry_delay(raw: bytes) -> str:
     return next((match[1] for delay in delays if (match := re.fullmatch(r"(\d+(?:\.\d+)?)s", delay))), "")
 
 
-def _request(body: dict[str, Any], provider: Provider) -> dict[str, Any]:
+def _request(body: dict[str, Any], provider: Provider) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the request and the notes on its changes."""
     fields = ChatFields(body, provider)
     sent = _contents(fields, str(body.get("model")))
     config: dict[str, Any] = {}
@@ -95,7 +96,7 @@ def _request(body: dict[str, Any], provider: Provider) -> dict[str, Any]:
         sent["generationConfig"] = config
     _add_tools(sent, fields)
     fields.end()
-    return sent
+    return sent, tuple(fields.notes)
 
 
 def _contents(fields: ChatFields, model: str) -> dict[str, Any]:
@@ -103,6 +104,7 @@ def _contents(fields: ChatFields, model: str) -> dict[str, Any]:
     system: list[dict[str, Any]] = []
     turns: list[dict[str, Any]] = []
     names: dict[str, str] = {}  # function names by call ID
+    role = None
     for message in fields.messages():
         role = message.get("role")
         if role in ("system", "developer"):
@@ -111,12 +113,14 @@ def _contents(fields: ChatFields, model: str) -> dict[str, Any]:
         calls = fields.calls(message)
         names |= {call.id: call.name for call in calls}
         parts = [_part(part) for part in fields.parts(message)] if role != "tool" else []
+        if parts and role == "assistant" and (signature := _signature(message)) is not None:
+            parts[-1]["thoughtSignature"] = signature
         parts += [_call_part(call, model, first=call is calls[0]) for call in calls]
         if role == "tool":
             identifier = str(message.get("tool_call_id"))
             parts.append(_result(identifier, names.get(identifier, identifier), fields.text(message)))
         add_turn(turns, "model" if role == "assistant" else "user", "parts", parts)
-    turns = turns or [{"role": "user", "parts": [_part(NO_TEXT)]}]
+    turns = with_user_turns(turns, {"parts": [{"text": BLANK}]}, fields.notes, user_is_last=role == "user")
     return {"contents": turns} | ({"systemInstruction": {"parts": system}} if system else {})
 
 
@@ -130,12 +134,17 @@ def _part(part: str | Image) -> dict[str, Any]:
 
 def _call_part(call: EarlierCall, model: str, *, first: bool) -> dict[str, Any]:
     """Return a call with its thought signature, which newer models require on the first call of a turn."""
-    google = table((table(call.raw.get("extra_content")) or {}).get("google")) or {}
-    signature = google.get("thought_signature")
+    signature = _signature(call.raw)
     if signature is None and first and not model.removeprefix("models/").startswith(("gemini-1", "gemini-2")):
         signature = _NO_SIGNATURE
     part: dict[str, Any] = {"functionCall": {"id": call.id, "name": call.name, "args": call.arguments}}
     return part if signature is None else {**part, "thoughtSignature": signature}
+
+
+def _signature(holder: dict[str, Any]) -> Any:
+    """Return the thought signature of a message's text or of a tool call, or None."""
+    google = table((table(holder.get("extra_content")) or {}).get("google")) or {}
+    return google.get("thought_signature")
 
 
 def _result(identifier: str, name: str, text: str) -> dict[str, Any]:

@@ -15,9 +15,9 @@ _FINISHES = {"STOP": "stop", "MAX_TOKENS": "length"}  # all other reasons mean t
 def completion_of(body: dict[str, Any]) -> dict[str, Any]:
     choices: list[dict[str, Any]] = []
     for candidate in _candidates(body):
-        texts, reasoning, calls = _content(candidate)
+        texts, reasoning, calls, extra = _content(candidate)
         finish = _finish(candidate.get("finishReason"), called=bool(calls))
-        said = message(texts, reasoning, calls)
+        said = message(texts, reasoning, calls) | extra
         choices.append({"index": whole(candidate.get("index")), "message": said, "finish_reason": finish})
     return completion(body.get("responseId"), body.get("modelVersion"), choices, _usage(body))
 
@@ -35,9 +35,10 @@ class ContentEvents(ChatEvents):
         made: list[dict[str, Any]] = []
         for candidate in _candidates(event):
             index = whole(candidate.get("index"))
-            texts, reasoning, calls = _content(candidate)
+            texts, reasoning, calls, extra = _content(candidate)
             made += [chunks.delta({"reasoning_content": thought}, index=index) for thought in reasoning if thought]
             made += [chunks.delta({"content": text}, index=index) for text in texts if text]
+            made += [chunks.delta(extra, index=index)] if extra else []
             if calls:
                 self._called.add(index)
                 made.append(chunks.delta({"tool_calls": calls}, index=index))
@@ -55,21 +56,23 @@ def _candidates(body: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"finishReason": blocked}] if blocked and not candidates else candidates
 
 
-def _content(candidate: dict[str, Any]) -> tuple[list[str], list[str], list[dict[str, Any]]]:
-    """Return the candidate's texts, thoughts and tool calls."""
+def _content(candidate: dict[str, Any]) -> tuple[list[str], list[str], list[dict[str, Any]], dict[str, Any]]:
+    """Return the candidate's texts, thoughts, tool calls, and the field with the signature of its text."""
+    extra: dict[str, Any] = {}
     texts: list[str] = []
     reasoning: list[str] = []
     calls: list[dict[str, Any]] = []
     for part in tables((table(candidate.get("content")) or {}).get("parts")) or []:
-        call = table(part.get("functionCall"))
+        call, signature = table(part.get("functionCall")), part.get("thoughtSignature")
+        more = {} if signature is None else {"extra_content": {"google": {"thought_signature": signature}}}
         if call is not None:
             arguments = arguments_of(call.get("args"))
-            signature = part.get("thoughtSignature")
-            more = {} if signature is None else {"extra_content": {"google": {"thought_signature": signature}}}
             calls.append(tool_call(str(call.get("id") or new_id("call")), str(call.get("name")), arguments, **more))
-        elif isinstance(part.get("text"), str):
+            continue
+        extra |= more
+        if isinstance(part.get("text"), str):
             (reasoning if part.get("thought") else texts).append(part["text"])
-    return texts, reasoning, calls
+    return texts, reasoning, calls, extra
 
 
 def _finish(reason: Any, *, called: bool) -> str | None:

@@ -11,6 +11,7 @@ import httpx
 import msgspec
 
 from ....protocol.errors import UnsupportedFeatureError
+from ....protocol.http.forwarding import NativeRequest
 from ....protocol.http.lenient_json import json_keeping, json_of
 from ...request.json_narrowing import object_in, table
 from ..failures import CloudFailure, refused, reported
@@ -49,6 +50,8 @@ class ProviderCall:
 
     path: str
     body: dict[str, Any]
+    # Notes on what was changed to fit the API.
+    notes: tuple[str, ...] = ()
 
 
 class ChatEvents(ABC):
@@ -98,6 +101,10 @@ class Provider(ABC):
     @abstractmethod
     def call(self, path: str, body: dict[str, Any], query: Mapping[str, str]) -> ProviderCall:
         """Translate a request for OpenAI's endpoint `path`. Raises UnsupportedFeatureError for unsupported fields."""
+
+    def with_native(self, call: ProviderCall, body: dict[str, Any], native: NativeRequest) -> ProviderCall:  # noqa: ARG002
+        """Return `call`, with the caller's own fields for all fields of the chat request `body` that are unchanged."""
+        return call
 
     def read(self, raw: bytes) -> Any:
         """Decode the JSON of an answer or event. Raises ValueError."""

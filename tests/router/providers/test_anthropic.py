@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 import updraft
+from router_fakes import tiers
 from scripted_provider import CALL, IMAGE, TALK, TOOL, Ask, ScriptedProvider, deltas, events
+from serving import serving
 from updraft.protocol.errors import ConfigurationError
 from updraft.router.config import RouterConfig
+from updraft.router.router import Router
+from updraft.router.server.app import daemon_app
 from updraft.router.tiers.failures import CloudFailure
 from updraft.router.tiers.providers.anthropic import AnthropicProvider
 
@@ -186,6 +192,15 @@ def test_a_stream(provider: ScriptedProvider, ask: Ask) -> None:
     assert chunks[-1]["usage"]["prompt_tokens"] == 25
     assert chunks[-1]["usage"]["completion_tokens"] == 9
     assert {chunk["id"] for chunk in chunks} == {"msg_1"}
+
+
+@pytest.fixture(scope="module")
+def daemon(server: ScriptedProvider) -> Iterator[str]:
+    """URL of a daemon without a device, whose cloud is the scripted provider."""
+    key: dict[str, Any] = {"cloud_url": server.url, "cloud_model": "m", "cloud_api_key": "sk-secret-1", **NATIVE}
+    config = RouterConfig(local=None, ledger=None, **key)
+    with serving(daemon_app(Router(config, tiers(None, config))), lifespan=True) as url:
+        yield url
 
 
 def blocks_of(provider: ScriptedProvider) -> list[dict[str, Any]]:
@@ -403,3 +418,118 @@ def test_a_stream_and_an_answer_through_the_client(provider: ScriptedProvider) -
     assert [chunk.usage.total_tokens for chunk in chunks if chunk.usage] == [34]
     assert whole.choices[0].message.content == "Take a coat."
     assert whole.model_extra is not None and whole.model_extra["updraft"]["tier"] == "cloud"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sent"),
+    [
+        ("[1]", {"raw_arguments": "[1]"}),
+        ('"Oslo"', {"raw_arguments": '"Oslo"'}),
+        ("{bad", {"raw_arguments": "{bad"}),
+        ("", {}),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_arguments_become_objects(
+    daemon: str, provider: ScriptedProvider, path: str, arguments: Any, sent: Any
+) -> None:
+    provider.says(MESSAGE)
+    call = {**CALL, "function": {"name": "weather", "arguments": arguments}}
+    said: list[Any] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    body: dict[str, Any] = {"messages": [*said, {"role": "tool", "tool_call_id": "call_1", "content": "rain"}]}
+    if path == "/v1/responses":
+        made = {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": arguments}
+        body = {"input": [said[0], made, {"type": "function_call_output", "call_id": "call_1", "output": "rain"}]}
+    reply = httpx.post(f"{daemon}{path}", json={"model": "cloud", **body}, timeout=60)
+    assert reply.status_code == 200, reply.text
+    assert [block["input"] for block in blocks_of(provider) if block["type"] == "tool_use"] == [sent]
+    notes = reply.json()["updraft"].get("notes", [])
+    assert any("are not a JSON object" in note for note in notes) == ("raw_arguments" in sent), notes
+
+
+@pytest.mark.parametrize(
+    ("given", "roles"),
+    [
+        (["user"], ["user"]),
+        (["user", "assistant", "user"], ["user", "assistant", "user"]),
+        (["assistant"], ["user", "assistant"]),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_a_blank_message_of_the_user(
+    daemon: str, provider: ScriptedProvider, path: str, given: list[str], roles: list[str]
+) -> None:
+    provider.says(MESSAGE)
+    messages = [{"role": role, "content": "Yes." if role == "assistant" else " "} for role in given]
+    reply = httpx.post(f"{daemon}{path}", json={"model": "cloud", "messages": messages, "max_tokens": 9}, timeout=60)
+    assert reply.status_code == 200, reply.text
+    assert [turn["role"] for turn in provider.asked[-1].body["messages"]] == roles
+    assert all(block["text"].strip() for block in blocks_of(provider))
+    assert any("blank message" in note for note in reply.json()["updraft"]["notes"])
+
+
+OWN: dict[str, Any] = {
+    "model": "cloud",
+    "max_tokens": 9000,
+    "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
+    "messages": [
+        {"role": "user", "content": "Hi"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": "c2ln"},
+                {"type": "text", "text": "I look."},
+                {"type": "redacted_thinking", "data": "c2VjcmV0"},
+                {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Oslo"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "toolu_1", "content": "no city", "is_error": True},
+                {"type": "text", "text": "So?", "cache_control": {"type": "ephemeral"}},
+            ],
+        },
+    ],
+    "tools": [
+        {"name": "weather", "input_schema": {"type": "object"}, "cache_control": {"type": "ephemeral"}, "strict": True}
+    ],
+    "thinking": {"type": "enabled", "budget_tokens": 5000},
+    "service_tier": "standard_only",
+    "metadata": {"user_id": "u1"},
+    "cache_control": {"type": "ephemeral"},
+    "stop_sequences": ["END"],
+    "temperature": 1.0,
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_in_the_clouds_own_api_stays_as_it_is(daemon: str, provider: ScriptedProvider, stream: bool) -> None:
+    more = {"stream": True} if stream else {}
+    provider.says(events(*STREAM) if stream else MESSAGE)
+    headers = {"anthropic-version": "2023-01-01", "anthropic-beta": "context-1m-2025-08-07"}
+    reply = httpx.post(f"{daemon}/v1/messages", json=OWN | more, headers=headers, timeout=60)
+    assert reply.status_code == 200, reply.text
+    assert provider.asked[-1].body == {**OWN, "model": "m", **more}
+    assert provider.asked[-1].headers["anthropic-beta"] == "context-1m-2025-08-07"
+    assert provider.asked[-1].headers["anthropic-version"] == "2023-06-01"
+
+
+def test_only_unacceptable_parts_of_an_own_request_change(daemon: str, provider: ScriptedProvider) -> None:
+    provider.says(MESSAGE)
+    asked = json.loads(json.dumps(OWN))
+    asked["tools"] += [{"type": "web_search_20250305", "name": "web_search"}]
+    asked["messages"][1]["content"][3]["id"] = asked["messages"][2]["content"][0]["tool_use_id"] = "functions.weather:0"
+    asked["messages"][1]["content"][0]["signature"] = ""
+    asked["messages"].insert(1, {"role": "assistant", "content": [{"type": "text", "text": "\n"}]})
+    assert httpx.post(f"{daemon}/v1/messages", json=asked, timeout=60).status_code == 200
+    _, said, result = OWN["messages"]
+    use = {**said["content"][3], "id": "functions_weather_0"}
+    failed = {**result["content"][0], "tool_use_id": "functions_weather_0"}
+    first = {"role": "user", "content": [{"type": "text", "text": "Hi"}]}
+    changed = [
+        first,
+        {**said, "content": [*said["content"][1:3], use]},
+        {**result, "content": [failed, result["content"][1]]},
+    ]
+    assert provider.asked[-1].body == {**OWN, "model": "m", "messages": changed}

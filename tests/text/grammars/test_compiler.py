@@ -230,6 +230,41 @@ def test_objects_that_list_their_properties_are_closed(
         assert accepts(compiler, tokenizer, "json_schema", schema, '{"a":true}')
 
 
+OTHER = {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}
+PAIR = {"$defs": {"n": NAMED, "o": OTHER}, "allOf": [{"$ref": "#/$defs/n"}, {"$ref": "#/$defs/o"}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "closed"),
+    [
+        ({"allOf": [NAMED, OTHER]}, True),
+        (PAIR, True),
+        ({**NAMED, "allOf": [OTHER]}, True),
+        ({**NAMED, "anyOf": [OTHER, {"properties": {"b": {"type": "integer"}, "d": {"const": 1}}}]}, True),
+        ({"allOf": [NAMED, {"allOf": [OTHER, {"properties": {"d": {}}}]}]}, True),
+        ({"allOf": [NAMED, {**OTHER, "additionalProperties": True}]}, False),
+        ({"allOf": [NAMED, OTHER, {"required": ["c"]}]}, False),
+        ({"allOf": [NAMED, OTHER, {"patternProperties": {"^c$": {}}}]}, False),
+    ],
+)
+def test_combined_objects_have_the_properties_of_all_parts(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, schema: dict[str, Any], *, closed: bool
+) -> None:
+    definitions = {name: schema[name] for name in ("$defs",) if name in schema}
+    for inner, form in ((schema, "%s"), ({"type": "array", "items": schema, **definitions}, "[%s]")):
+        assert accepts(compiler, tokenizer, "json_schema", inner, form % '{"a":true,"b":1,"c":2}') is not closed
+        if closed:
+            assert accepts(compiler, tokenizer, "json_schema", inner, form % '{"a":true,"b":1}')
+
+
+def test_a_definition_inside_a_combined_object_closes_its_own_objects(
+    compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    deep = {"allOf": [{"properties": {"inner": NAMED}, "required": ["inner"]}, {"properties": {"b": {}}}]}
+    assert accepts(compiler, tokenizer, "json_schema", deep, '{"inner":{"a":true},"b":1}')
+    assert not accepts(compiler, tokenizer, "json_schema", deep, '{"inner":{"a":true,"b":1}}')
+
+
 def test_parameters_of_tools_are_closed(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     grammar = f"start: {inline_schema(NAMED)}"
     assert accepts(compiler, tokenizer, "lark", grammar, '{"a":true}')
