@@ -103,7 +103,7 @@ def body_fault(line: BatchLine) -> BatchError | None:
         flags = msgspec.json.decode(line.body, type=_BodyFlags)
     except UNREADABLE as error:
         return BatchError("invalid_json_line", f"The line is not a valid request: {error}"[:500])
-    if flags.stream or flags.background:
+    if any(flag and str(flag).lower() != "false" for flag in (flags.stream, flags.background)):
         return BatchError("invalid_value", "A request in a batch cannot set stream or background.", param="body")
     return None
 

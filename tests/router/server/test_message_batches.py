@@ -117,7 +117,7 @@ def test_an_expired_batch(client: anthropic.Anthropic, tmp_path: Path) -> None:
 
 def test_an_invalid_request_fails_alone(client: anthropic.Anthropic, cloud: FakeCloud) -> None:
     faulty: list[Any] = [request("stream", stream=True), {"custom_id": "none"}, {"custom_id": "list", "params": [1]}]
-    over = end_of(client, client.messages.batches.create(requests=[*faulty, request("good")]))
+    over = end_of(client, client.messages.batches.create(requests=[*faulty, request("good", stream="false")]))
     assert (over.request_counts.succeeded, over.request_counts.errored) == (1, 3)
     ended = results(client, over)
     assert {name: line.result.type for name, line in ended.items()} == {
