@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
+from typing import Any, cast
 
 from ..http.lenient_json import json_bytes, json_of, object_of, objects_of
 
@@ -14,7 +14,7 @@ _IN_ID = "__updraft_"
 
 
 def seal(message: dict[str, Any]) -> str:
-    """Return the opaque fields of a message as one text; an empty text if there are none."""
+    """Return the opaque fields of a message as one text, which is empty without such fields."""
     state = {name: message[name] for name in OPAQUE if message.get(name)}
     return _SEALED + base64.urlsafe_b64encode(json_bytes(state)).decode() if state else ""
 
@@ -35,22 +35,21 @@ def id_of(call: dict[str, Any], otherwise: str) -> str:
 def restored(message: dict[str, Any]) -> dict[str, Any]:
     """Return a chat message with the fields that its thinking blocks and IDs carry."""
     made, blocks = dict(message), list[dict[str, Any]]()
-    for block in objects_of(message.get("thinking_blocks")):
+    given = objects_of(message.get("thinking_blocks"))
+    for block in given:
         if not blocks_of(block.get("data")):
             blocks.append(block)
             continue
         state = _decoded(block["data"][len(_SEALED) :])
         blocks += objects_of(state.get("thinking_blocks"))
         made |= {name: state[name] for name in OPAQUE[1:] if name in state}
-    if blocks:
+    if given:
         made["thinking_blocks"] = blocks
-    else:
-        made.pop("thinking_blocks", None)
-    if calls := objects_of(message.get("tool_calls")):
-        made["tool_calls"] = [_call(call) for call in calls]
+    if isinstance(calls := message.get("tool_calls"), list):
+        made["tool_calls"] = [_call(call) for call in cast("list[Any]", calls)]
     if isinstance(answered := message.get("tool_call_id"), str):
         made["tool_call_id"] = answered.partition(_IN_ID)[0]
-    return made
+    return {name: value for name, value in made.items() if value or name not in OPAQUE}
 
 
 def add_details(details: list[dict[str, Any]], pieces: list[dict[str, Any]]) -> None:
@@ -64,8 +63,8 @@ def add_details(details: list[dict[str, Any]], pieces: list[dict[str, Any]]) -> 
         details[-1] = last | {name: value for name, value in piece.items() if value is not None} | texts
 
 
-def _call(call: dict[str, Any]) -> dict[str, Any]:
-    identifier, _, state = str(call.get("id")).partition(_IN_ID)
+def _call(call: Any) -> Any:
+    identifier, _, state = str(object_of(call).get("id")).partition(_IN_ID)
     return {**call, "id": identifier, "extra_content": _decoded(state)} if state else call
 
 
