@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from ..errors import UpstreamError
+from ..errors import UpdraftError, UpstreamError
 from ..http.lenient_json import json_of, object_of, objects_of
 from ..http.wire import WireResponse, anthropic_error
 from .bodies import TranslatedBody
@@ -208,7 +208,12 @@ def message_of(request: MessagesRequest, answer: WireResponse, count: Callable[[
     """Translate a successful chat answer. `count` returns the number of prompt tokens. Raises UpstreamError."""
     if isinstance(answer.body, bytes):
         return WireResponse.json(whole_message(request, json_of(answer.body, exact=True)), headers=answer.headers)
-    return replace(answer, body=TranslatedBody(answer.body, lambda payloads: _streamed(request, payloads, count)))
+    body = TranslatedBody(answer.body, lambda payloads: _streamed(request, payloads, count), _error_event)
+    return replace(answer, body=body)
+
+
+def _error_event(error: UpdraftError) -> bytes:
+    return framed(anthropic_error(error.to_body()["error"]))
 
 
 async def _streamed(
@@ -217,17 +222,14 @@ async def _streamed(
     """Yield the events of a message. The first has the counted prompt tokens, the last the usage of the stream."""
     events = AnthropicEvents(request, await count())
     yield b"".join(events.begin())
-    try:
-        async for payload in payloads:
-            chunk = object_of(json_of(payload, exact=True))
-            if error := object_of(chunk.get("error")):
-                yield framed(anthropic_error(error))
-                return
-            if made := events.read(chunk):
-                yield b"".join(made)
-        yield b"".join(events.end())
-    except UpstreamError as error:
-        yield framed(anthropic_error(error.to_body()["error"]))
+    async for payload in payloads:
+        chunk = object_of(json_of(payload, exact=True))
+        if error := object_of(chunk.get("error")):
+            yield framed(anthropic_error(error))
+            return
+        if made := events.read(chunk):
+            yield b"".join(made)
+    yield b"".join(events.end())
 
 
 def _usage(counted: dict[str, Any]) -> dict[str, Any]:

@@ -25,30 +25,11 @@ log = logging.getLogger("updraft.router")
 
 #: The first matching route wins, so a plain path precedes a template that also matches.
 ROUTES: tuple[Route, ...] = (
-    *tokens.ROUTES,
-    *chat_completions.ROUTES,
-    direct.COMPLETIONS,
-    *responses.ROUTES,
-    *conversations.ROUTES,
-    *messages.ROUTES,
-    *message_batches.ROUTES,
-    *ollama.ROUTES,
-    direct.EMBEDDINGS,
-    *direct.PASSED_ON,
-    *files.ROUTES,
-    *batches.ROUTES,
-    *models.ROUTES,
-    *requests.ROUTES,
-    *health.ROUTES,
-    *openapi.ROUTES,
-    *assets.ROUTES,
-    *overview.ROUTES,
-    *savings.ROUTES,
-    *charts.ROUTES,
-    *trace.ROUTES,
-    *device_models.ROUTES,
-    *markdown.ROUTES,
-)
+    *tokens.ROUTES, *chat_completions.ROUTES, direct.COMPLETIONS, *responses.ROUTES, *conversations.ROUTES,
+    *messages.ROUTES, *message_batches.ROUTES, *ollama.ROUTES, direct.EMBEDDINGS, *direct.PASSED_ON, *files.ROUTES,
+    *batches.ROUTES, *models.ROUTES, *requests.ROUTES, *health.ROUTES, *openapi.ROUTES, *assets.ROUTES,
+    *overview.ROUTES, *savings.ROUTES, *charts.ROUTES, *trace.ROUTES, *device_models.ROUTES, *markdown.ROUTES,
+)  # fmt: skip
 
 
 class Endpoints:

@@ -12,9 +12,8 @@ from starlette.requests import Request
 from starlette.types import Send
 
 from ....accounting.token_estimate import ATTACHED_TOKENS, LENGTH_FIELDS, LIMITS, STEP_TOKENS, AnswerSize, capped
-from ....protocol.decoding import UNREADABLE, check_entries, prepare_types, refusal
+from ....protocol.decoding import UNREADABLE, check_entries, prepare_types, refusal, unreadable
 from ....protocol.dialects.multipart import read_upload
-from ....protocol.errors import InvalidRequestError
 from ....protocol.http.body_memory import SMALL_BYTES
 from ....protocol.http.forwarding import forwarded
 from ....protocol.safety.names import MAX_NAME
@@ -27,7 +26,7 @@ from ..limits.request_size import RequestSize, SizeFields, size_of
 from ..upstream.client import JSON, Response
 from .answer_checks import CHAT, COMPLETIONS
 from .continuation import PartialAnswer
-from .field_names import OFFICIAL, checked_names
+from .field_names import OFFICIAL, check_models, checked_names
 from .passthrough import COUNTS, PATHS, UPLOADS, PassthroughUsage
 from .usage import UsageOptions
 
@@ -183,6 +182,7 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
     route, content_type = request.scope["path"], JSON
     if route in UPLOADS:
         upload = read_upload(form := request.headers.get("content-type", ""), body)
+        check_models(upload.names)
         content_type = form.encode("latin-1")
         peek = _RequestFields(model=upload.model, stream=upload.stream)
         size = RequestSize(ATTACHED_TOKENS, AnswerSize(STEP_TOKENS))
@@ -209,4 +209,4 @@ def _peek(body: bytes) -> _RequestFields:
     except msgspec.ValidationError as error:
         raise refusal(str(error)) from error
     except UNREADABLE as error:
-        raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
+        raise unreadable(body, error) from error

@@ -28,6 +28,12 @@ _TRUSTED = re.compile(
     r"(kv|ec)_transfer_params|vllm_xargs|logits_processors|custom_logit_processor|bootstrap_(host|port|room)|rid|id_slot"
     r"|routed_dp_rank|disagg_prefill_dp_rank|data_parallel_rank|lora_(path|request)|session_params|ngram_corpus_id"
 )
+#: Fields by which a foreign node answers with another model than `model`, which the key and its limits do not cover.
+_FURTHER_MODELS = re.compile(
+    r"models|model_list|route|preset|(\w+_)?fallbacks?|(draft|speculative)_(model|config)\w*|(lora|adapter)(s|_\w+)?",
+    re.IGNORECASE,
+)
+_EXTRA = ("extra_body", "parameters")  # objects whose fields some servers read like those of the request
 OFFICIAL = frozenset((*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *_NESTED))
 
 
@@ -39,10 +45,19 @@ def checked_names(body: bytes, known: frozenset[str]) -> Iterable[str]:
     fields = _checked(body, known, "")
     if name := next(filter(_TRUSTED.fullmatch, fields), None):
         raise UnsupportedFeatureError(f"The field {name!r} is for a node's operator only: leave it out.", param=name)
+    extra = [fields[name] for name in _EXTRA if bytes(fields.get(name, b"")).startswith(b"{")]
+    check_models([*fields, *(name for each in extra for name in _FIELDS.decode(each))])
     for name, nested_names in _NESTED.items():
         if (nested := fields.get(name)) is not None and (value := bytes(nested)).startswith(b"{"):
             _checked(value, nested_names, f"{name}.")
     return fields
+
+
+def check_models(names: Iterable[str]) -> None:
+    """Refuse fields that name further models. Raises UnsupportedFeatureError."""
+    if name := next(filter(_FURTHER_MODELS.fullmatch, names), None):
+        shown = name[:_MAX_SHOWN]
+        raise UnsupportedFeatureError(f"The field {shown!r} names further models: send one `model` only.", param=shown)
 
 
 def _checked(value: bytes, known: frozenset[str], prefix: str) -> dict[str, msgspec.Raw]:

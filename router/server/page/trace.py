@@ -28,12 +28,6 @@ async def trace(context: RequestContext) -> WireResponse:
 
 
 ROUTES = (
-    Route(
-        "POST",
-        "/updraft/trace",
-        trace,
-        "gate verdicts on a chat request, without asking a cloud or writing a ledger row",
-        ChatRequest,
-        Trace,
-    ),
-)
+    Route("POST", "/updraft/trace", trace,
+          "gate verdicts on a chat request, without asking a cloud or writing a ledger row", ChatRequest, Trace),
+)  # fmt: skip

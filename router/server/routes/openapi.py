@@ -13,22 +13,17 @@ from .route import RequestContext, Route
 
 _REF = "#/components/schemas/{name}"
 _TEXT: dict[str, Any] = {"type": "string"}
-_ERROR: dict[str, Any] = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": _TEXT,
-                "type": _TEXT,
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "integer", "null"]},
-            },
-        }
-    },
-}
+
+
+def _object(**properties: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of an object with these fields, all of which are required."""
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+_CODE: dict[str, Any] = {"type": ["string", "integer", "null"]}
+_ERROR = _object(error=_object(message=_TEXT, type=_TEXT, param={"type": ["string", "null"]}, code=_CODE))
+_OLLAMA_ERROR = _object(error=_TEXT)
+_FILE = _object(file={"type": "string", "contentMediaType": "application/octet-stream"})
 #: Schemas of the query parameters that are not plain strings.
 _QUERY: dict[str, dict[str, Any]] = {
     "limit": {"type": "integer", "minimum": 1},
@@ -38,13 +33,6 @@ _QUERY: dict[str, dict[str, Any]] = {
     "days": {"type": "integer", "minimum": 1},
     "metadata": {"type": "object", "additionalProperties": _TEXT},
 }
-_FORM: dict[str, Any] = {
-    "type": "object",
-    "required": ["file"],
-    "properties": {"file": {"type": "string", "contentMediaType": "application/octet-stream"}},
-    "additionalProperties": _TEXT,
-}
-_OLLAMA_ERROR: dict[str, Any] = {"type": "object", "required": ["error"], "properties": {"error": _TEXT}}
 
 
 def document(routes: Sequence[Route]) -> dict[str, Any]:
@@ -86,7 +74,10 @@ def _operation(route: Route, schema_of: dict[type, dict[str, Any]]) -> dict[str,
         },
     }
     if route.form:
-        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"multipart/form-data": {"schema": {**_FILE, "additionalProperties": _TEXT}}},
+        }
     elif route.request_type is not None:
         schema = schema_of[route.request_type]
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}

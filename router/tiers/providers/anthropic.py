@@ -26,25 +26,16 @@ class AnthropicProvider(Provider):
     capabilities = Capabilities(continuation=True, all_endpoints=False)
     errors = ErrorMap(
         statuses={
-            "invalid_request_error": 400,
-            "authentication_error": 401,
-            "billing_error": 402,
-            "permission_error": 403,
-            "not_found_error": 404,
-            "request_too_large": 413,
-            "rate_limit_error": 429,
-            "api_error": 500,
-            "timeout_error": 504,
-            "overloaded_error": 529,
+            "invalid_request_error": 400, "authentication_error": 401, "billing_error": 402, "permission_error": 403,
+            "not_found_error": 404, "request_too_large": 413, "rate_limit_error": 429, "api_error": 500,
+            "timeout_error": 504, "overloaded_error": 529,
         },
         codes={
-            "authentication_error": "invalid_api_key",
-            "billing_error": "insufficient_quota",
-            "not_found_error": "model_not_found",
-            "rate_limit_error": "rate_limit_exceeded",
+            "authentication_error": "invalid_api_key", "billing_error": "insufficient_quota",
+            "not_found_error": "model_not_found", "rate_limit_error": "rate_limit_exceeded",
             "overloaded_error": "overloaded",
         },
-    )
+    )  # fmt: skip
 
     def headers(self, api_key: str | None) -> dict[str, str]:
         return {"anthropic-version": _VERSION} | ({"x-api-key": api_key} if api_key else {})

@@ -22,19 +22,10 @@ _HINTS = frozenset(
 )  # fmt: skip
 #: Values that can be ignored, because they request the default behaviour.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "store": (False,),
-    "modalities": (["text"],),
-    "verbosity": ("medium",),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "parallel_tool_calls": (True,),
-    "continue_final_message": (False,),
-    "tools": ([],),
-}
+    "n": (1,), "store": (False,), "modalities": (["text"],), "verbosity": ("medium",), "logprobs": (False,),
+    "top_logprobs": (0,), "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},), "tools": ([],),
+    "parallel_tool_calls": (True,), "continue_final_message": (False,),
+}  # fmt: skip
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)", re.DOTALL)
 
 

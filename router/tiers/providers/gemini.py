@@ -36,23 +36,14 @@ class GeminiProvider(Provider):
     capabilities = Capabilities(seeds=True, lists_models=False, all_endpoints=False)
     errors = ErrorMap(
         statuses={
-            "INVALID_ARGUMENT": 400,
-            "FAILED_PRECONDITION": 400,
-            "UNAUTHENTICATED": 401,
-            "PERMISSION_DENIED": 403,
-            "NOT_FOUND": 404,
-            "RESOURCE_EXHAUSTED": 429,
-            "INTERNAL": 500,
-            "UNAVAILABLE": 503,
-            "DEADLINE_EXCEEDED": 504,
+            "INVALID_ARGUMENT": 400, "FAILED_PRECONDITION": 400, "UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403,
+            "NOT_FOUND": 404, "RESOURCE_EXHAUSTED": 429, "INTERNAL": 500, "UNAVAILABLE": 503, "DEADLINE_EXCEEDED": 504,
         },
         codes={
-            "UNAUTHENTICATED": "invalid_api_key",
-            "NOT_FOUND": "model_not_found",
-            "RESOURCE_EXHAUSTED": "rate_limit_exceeded",
-            "UNAVAILABLE": "overloaded",
+            "UNAUTHENTICATED": "invalid_api_key", "NOT_FOUND": "model_not_found",
+            "RESOURCE_EXHAUSTED": "rate_limit_exceeded", "UNAVAILABLE": "overloaded",
         },
-    )
+    )  # fmt: skip
 
     def base_path(self, query: Mapping[str, str]) -> str:  # noqa: ARG002
         return "/v1beta"

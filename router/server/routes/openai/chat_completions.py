@@ -49,18 +49,8 @@ class _StoredCompletion:
         """Add the ID and the metadata to the completion and store it. Return False if storing fails."""
         completion |= {"id": completion_id, "metadata": self.metadata}
         messages = [{**each, "id": f"{completion_id}-{index}"} for index, each in enumerate(self.body["messages"])]
-        return await self.context.answers.keep(
-            StoredAnswer(
-                owner=self.context.owner,
-                kind=_KIND,
-                id=completion_id,
-                created=time.time(),
-                model=str(completion.get("model")),
-                metadata=self.metadata,
-                body=completion,
-                input=messages,
-            )
-        )
+        about = completion_id, time.time(), str(completion.get("model")), self.metadata
+        return await self.context.answers.keep(StoredAnswer(self.context.owner, _KIND, *about, completion, messages))
 
 
 async def create(context: RequestContext) -> WireResponse:
@@ -164,15 +154,10 @@ async def _find(context: RequestContext) -> StoredAnswer:
 _STORED = "/v1/chat/completions/{completion}"
 ROUTES = (
     Route("POST", "/v1/chat/completions", create, "routed chat", ChatRequest, ChatCompletion, streams=True),
-    Route(
-        "GET",
-        "/v1/chat/completions",
-        list_stored,
-        "completions stored with `store: true`; these five routes need the setting `store`",
-        query=_LISTED,
-    ),
+    Route("GET", "/v1/chat/completions", list_stored,
+          "completions stored with `store: true`; these five routes need the setting `store`", query=_LISTED),
     Route("GET", _STORED, retrieve, "one stored completion"),
     Route("POST", _STORED, update, "update its `metadata`", MetadataUpdate),
     Route("DELETE", _STORED, delete, "delete it"),
     Route("GET", f"{_STORED}/messages", list_messages, "messages of the request", query=PAGE_PARAMETERS),
-)
+)  # fmt: skip

@@ -15,7 +15,7 @@ from ..route import Handler, RequestContext, Route
 
 def _direct(handler: DirectHandler, read: BodyReader = read_json) -> Handler:
     async def create(context: RequestContext) -> WireResponse:
-        return await context.router.direct(context.request, handler, read)
+        return await context.router.direct(context.request, handler, read=read)
 
     return create
 
