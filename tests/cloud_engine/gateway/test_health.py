@@ -172,9 +172,11 @@ def breaking_node() -> Iterator[tuple[str, Event]]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Node) as server:
         server.daemon_threads = True
         Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", done
-        done.set()
-        server.shutdown()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", done
+        finally:
+            done.set()
+            server.shutdown()
 
 
 def test_health_is_degraded_while_requests_use_the_last_resort(spawn: Any, tmp_path: Path) -> None:
@@ -185,9 +187,11 @@ def test_health_is_degraded_while_requests_use_the_last_resort(spawn: Any, tmp_p
 
     with breaking_node() as (node, done):
         command = ["--node", node, "--no-auth", "--db", str(tmp_path / "usage.sqlite3"), "--exit-with-parent"]
-        gateway = httpx.Client(base_url=spawn("-m", "updraft", "gateway", "--port", "0", *command).url)
-        chat = "/v1/chat/completions"
-        with gateway.stream("POST", chat, **ask("stream", stream=True)) as stream:
+        chat, url = "/v1/chat/completions", spawn("-m", "updraft", "gateway", "--port", "0", *command).url
+        with (
+            httpx.Client(base_url=url) as gateway,
+            gateway.stream("POST", chat, **ask("stream", stream=True)) as stream,
+        ):
             next(stream.iter_bytes())  # from now on, late probes say nothing about the node
             assert gateway.get("/health").json()["status"] == "ok"
             assert gateway.post(chat, **ask("break")).status_code >= 500
