@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.types import Send
 
 from ....accounting.token_estimate import ATTACHED_TOKENS, LENGTH_FIELDS, LIMITS, STEP_TOKENS, AnswerSize, capped
-from ....protocol.decoding import UNREADABLE, check_entries, prepare_types, refusal, unreadable
+from ....protocol.decoding import UNREADABLE, check_entries, prepare_types, refusal, unreadable, unsupported
 from ....protocol.dialects.multipart import read_upload
 from ....protocol.http.body_memory import SMALL_BYTES
 from ....protocol.http.forwarding import forwarded
@@ -24,7 +24,7 @@ from ..ledger.metering import RESPONSE_CACHE, UsageRow
 from ..limits.accounting import Account
 from ..limits.request_size import RequestSize, SizeFields, size_of
 from ..upstream.client import JSON, Response
-from .answer_checks import CHAT, COMPLETIONS
+from .answer_checks import CHAT, COMPLETIONS, RESPONSES
 from .continuation import PartialAnswer
 from .field_names import OFFICIAL, check_models, checked_names
 from .passthrough import COUNTS, PATHS, UPLOADS, PassthroughUsage
@@ -47,6 +47,7 @@ class _RequestFields(SizeFields, kw_only=True):
     prompt_cache_key: str | None = None
     # At a node with --scheduling-policy priority, lower values run first: a caller can only lower its own rank.
     priority: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    background: Any = None
 
 
 prepare_types(_RequestFields)
@@ -188,6 +189,8 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
         size = RequestSize(ATTACHED_TOKENS, AnswerSize(STEP_TOKENS))
     else:
         peek = _peek(body)
+        if route == RESPONSES and peek.background:  # its cost would be known only after the answer
+            raise unsupported("background")
         size = size_of(body, peek, route.removeprefix("/v1/"), checked_names(body, _KNOWN))
         if route in COUNTS:
             size = RequestSize()
