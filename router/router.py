@@ -28,6 +28,7 @@ from ..protocol.errors import (
 )
 from ..protocol.http import prometheus, sse
 from ..protocol.http.wire import WireRequest, WireResponse, off_event_loop
+from ..protocol.safety.names import check_models
 from ..protocol.telemetry.tracing import Tracer
 from .accounting.budget import SCOPES, Budget, InFlight
 from .accounting.ledger import Ledger, LedgerRow
@@ -312,7 +313,9 @@ class Router:
         return record, cascade.local_text
 
     async def _ruled(self, job: RoutingRequest, body: dict[str, Any]) -> RoutingRequest:
-        """Return the request with the privacy rule that it matches, if any."""
+        """Return the request with the privacy rule that it matches, if any. Checks that its model has a price."""
+        if self.config.counts_usd:
+            check_models(body)
         if not self._privacy.is_on:
             return job
         for message in tables(body.get("messages")) or ():

@@ -13,8 +13,8 @@ from ..http.wire import close_body
 class TranslatedBody:
     """Stream of events that `events` encodes from the payloads of `body`. `aclose` also closes an unread `body`.
 
-    `error_event` encodes an UpstreamError of `events`. If `body` has a method `hold_end`, the translation decides the
-    status in the request's row.
+    `error_event` encodes an UpstreamError of `events`, unless their last event does. If `body` has a method `hold_end`,
+    the translation decides the status in the request's row.
     """
 
     def __init__(
@@ -45,9 +45,10 @@ class TranslatedBody:
                 raise
         except UpstreamError as error:
             await self._finish(error.status)
-            if self._error_event is None:
+            if self._error_event is not None:
+                events.append(self._error_event(error))
+            elif not events:
                 raise
-            events.append(self._error_event(error))
         except BaseException as error:
             await self._finish(500 if isinstance(error, Exception) else 499)
             raise

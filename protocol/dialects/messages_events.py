@@ -5,9 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from ..errors import UpdraftError, UpstreamError
+from ..errors import UpstreamError
 from ..http.lenient_json import json_of, object_of, objects_of
 from ..http.wire import WireResponse, anthropic_error
 from .bodies import TranslatedBody
@@ -208,16 +209,13 @@ def message_of(request: MessagesRequest, answer: WireResponse, count: Callable[[
     """Translate a successful chat answer. `count` returns the number of prompt tokens. Raises UpstreamError."""
     if isinstance(answer.body, bytes):
         return WireResponse.json(whole_message(request, json_of(answer.body, exact=True)), headers=answer.headers)
-    body = TranslatedBody(answer.body, lambda payloads: _streamed(request, payloads, count), _error_event)
+    events = partial(_streamed, request, count)
+    body = TranslatedBody(answer.body, events, lambda error: framed(anthropic_error(error.to_body()["error"])))
     return replace(answer, body=body)
 
 
-def _error_event(error: UpdraftError) -> bytes:
-    return framed(anthropic_error(error.to_body()["error"]))
-
-
 async def _streamed(
-    request: MessagesRequest, payloads: AsyncIterator[bytes], count: Callable[[], Awaitable[int]]
+    request: MessagesRequest, count: Callable[[], Awaitable[int]], payloads: AsyncIterator[bytes]
 ) -> AsyncGenerator[bytes]:
     """Yield the events of a message. The first has the counted prompt tokens, the last the usage of the stream."""
     events = AnthropicEvents(request, await count())

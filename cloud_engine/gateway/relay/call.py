@@ -16,7 +16,7 @@ from ....protocol.decoding import UNREADABLE, check_entries, prepare_types, refu
 from ....protocol.dialects.multipart import read_upload
 from ....protocol.http.body_memory import SMALL_BYTES
 from ....protocol.http.forwarding import forwarded
-from ....protocol.safety.names import MAX_NAME
+from ....protocol.safety.names import MAX_NAME, check_models
 from ....protocol.telemetry.tracing import Span
 from ..balancing.node import Node
 from ..balancing.request_queue import QueuePlace
@@ -26,7 +26,7 @@ from ..limits.request_size import RequestSize, SizeFields, size_of
 from ..upstream.client import JSON, Response
 from .answer_checks import CHAT, COMPLETIONS, RESPONSES
 from .continuation import PartialAnswer
-from .field_names import OFFICIAL, check_models, checked_names
+from .field_names import OFFICIAL, checked_names
 from .passthrough import COUNTS, PATHS, UPLOADS, PassthroughUsage
 from .usage import UsageOptions
 

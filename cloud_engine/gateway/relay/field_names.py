@@ -12,6 +12,7 @@ import msgspec
 
 from ....protocol.errors import InvalidRequestError, UnsupportedFeatureError
 from ....protocol.requests import ChatRequest, CompletionRequest
+from ....protocol.safety.names import check_models
 from .usage import UsageOptions
 
 _NAME = re.compile(rb'\s*("(?:[^"\\]|\\.)*+")\s*:\s*', re.DOTALL)
@@ -27,11 +28,6 @@ _NESTED = {
 _TRUSTED = re.compile(
     r"(kv|ec)_transfer_params|vllm_xargs|logits_processors|custom_logit_processor|bootstrap_(host|port|room)|rid|id_slot"
     r"|routed_dp_rank|disagg_prefill_dp_rank|data_parallel_rank|lora_(path|request)|session_params|ngram_corpus_id"
-)
-#: Fields by which a foreign node answers with another model than `model`, which the key and its limits do not cover.
-_FURTHER_MODELS = re.compile(
-    r"models|model_list|route|preset|(\w+_)?fallbacks?|(draft|speculative)_(model|config)\w*|(lora|adapter)(s|_\w+)?",
-    re.IGNORECASE,
 )
 _EXTRA = ("extra_body", "parameters")  # objects whose fields some servers read like those of the request
 OFFICIAL = frozenset((*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *_NESTED))
@@ -51,13 +47,6 @@ def checked_names(body: bytes, known: frozenset[str]) -> Iterable[str]:
         if (nested := fields.get(name)) is not None and (value := bytes(nested)).startswith(b"{"):
             _checked(value, nested_names, f"{name}.")
     return fields
-
-
-def check_models(names: Iterable[str]) -> None:
-    """Refuse fields that name further models. Raises UnsupportedFeatureError."""
-    if name := next(filter(_FURTHER_MODELS.fullmatch, names), None):
-        shown = name[:_MAX_SHOWN]
-        raise UnsupportedFeatureError(f"The field {shown!r} names further models: send one `model` only.", param=shown)
 
 
 def _checked(value: bytes, known: frozenset[str], prefix: str) -> dict[str, msgspec.Raw]:

@@ -135,17 +135,13 @@ def _fields(batch: Batch) -> dict[str, Any]:
     """Return a batch as Anthropic describes it. The failed requests of an expired batch count as expired."""
     counts, over, expired = batch.request_counts, batch.is_over, batch.status == "expired"
     left = counts.total - counts.completed - counts.failed
+    failed = {"errored": 0 if expired else counts.failed, "canceled": left if over else 0}
+    failed["expired"] = counts.failed if expired else 0
     return {
         "id": batch.id,
         "type": "message_batch",
         "processing_status": "ended" if over else "canceling" if batch.status == "cancelling" else "in_progress",
-        "request_counts": {
-            "processing": 0 if over else left,
-            "succeeded": counts.completed,
-            "errored": 0 if expired else counts.failed,
-            "canceled": left if over else 0,
-            "expired": counts.failed if expired else 0,
-        },
+        "request_counts": {"processing": 0 if over else left, "succeeded": counts.completed, **failed},
         "created_at": _time(batch.created_at),
         "expires_at": _time(batch.expires_at),
         "ended_at": _time(batch.completed_at or batch.cancelled_at or batch.expired_at or batch.failed_at),

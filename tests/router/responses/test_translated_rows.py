@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages": {"model": "cloud", "max_tokens": 9, "messages": HELLO},
     "/api/chat": {"model": "cloud", "messages": HELLO},
     "/api/generate": {"model": "cloud", "prompt": "hello"},
+    "/v1/responses": {"model": "cloud", "input": HELLO},
     "/v1/responses/compact": {"model": "cloud", "input": HELLO},
 }
 
@@ -59,6 +61,29 @@ def test_stream_that_cannot_be_translated_to_its_end(cloud: FakeCloud, tmp_path:
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/api/chat", "/api/generate"])
+@pytest.mark.parametrize("reason", [{"a": 1}, ["stop"], 7])
+@pytest.mark.parametrize("path", ["/v1/messages", "/api/chat", "/v1/responses"])
+def test_stream_with_a_finish_reason_of_another_type(cloud: FakeCloud, tmp_path: Path, path: str, reason: Any) -> None:
+    cloud_streams(cloud, {"content": "Hello"}, finish_reason=reason)
+    answer, row = answered(cloud, tmp_path, path, stream=True)
+    assert "error" in answer.text, "the stream ends with an event"
+    assert row.status == 502
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_response_without_a_first_choice(cloud: FakeCloud, tmp_path: Path, stream: bool) -> None:
+    message = {"role": "assistant", "content": "Hello"}
+    choice = {"index": 1, "message": message, "delta": message, "finish_reason": "stop"}
+    body = json.dumps(
+        {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+    ).encode()
+    cloud.says = (200, b"data: " + body + b"\n\ndata: [DONE]\n\n" if stream else body)
+    answer, row = answered(cloud, tmp_path, "/v1/responses", stream=stream)
+    assert (answer.status_code, row.status) == (200 if stream else 502, 502)
+    assert answer.text.count("event: response.failed") == stream
+    assert "finish reason" in answer.text
+
+
 def test_stream_that_is_translated(cloud: FakeCloud, tmp_path: Path, path: str) -> None:
     cloud_streams(cloud, {"content": "Hello"}, {"content": " there"})
     answer, row = answered(cloud, tmp_path, path, stream=True)
