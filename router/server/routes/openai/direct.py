@@ -20,9 +20,11 @@ def _direct(handler: DirectHandler, read: BodyReader = read_json) -> Handler:
     return create
 
 
-COMPLETIONS = Route("POST", "/v1/completions", _direct(complete),
-                    "answer to a bare prompt, not judged: from the cloud if there is one, from the device with `local`",
-                    CompletionRequest, TextCompletion, streams=True)  # fmt: skip
+COMPLETIONS = Route(
+    "POST", "/v1/completions", _direct(complete),
+    "answer to a bare prompt, not judged: from the cloud if there is one, from the device with `local`",
+    CompletionRequest, TextCompletion, streams=True,
+)  # fmt: skip
 EMBEDDINGS = Route(
     "POST", "/v1/embeddings", _direct(embed),
     "from the cloud if there is one, from the device with `local` (the last token's hidden state, normalized)",
