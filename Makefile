@@ -48,7 +48,7 @@ test: check fetched  ## run everything that CI runs: lint, formatting, types and
 
 test-openai:  ## run the SDK's tests with version 2 of the openai client
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target out/openai2 "openai==2.*" distro
-	@PYTHONPATH="$(CURDIR)/out/openai2$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -m pytest $(XDIST) tests/sdk
+	@PYTHONPATH="$(CURDIR)/out/openai2$${PYTHONPATH:+:$$PYTHONPATH}" $(BIN)/python -m pytest $(XDIST) tests/sdk tests/security/test_keys_of_callers.py
 
 LOWEST := $(CURDIR)/out/lowest
 test-floors:  ## run the main tests with the lowest allowed version of each dependency but torch (VERSIONS=--newest: the newest)

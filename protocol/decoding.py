@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -32,6 +33,7 @@ MAX_ENTRIES = 200_000  # maximum objects, lists and fields per request, because 
 _MARKS = (b"{", b"[", b":")  # each object, list or field has one of these bytes
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _MEDIA = {"image_url": "Image", "input_audio": "Audio", "file": "File"}  # parts that only some clouds support
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_NESTED = 8  # depth of tool calls in messages; nulls in deeper values are not dropped
 _MAX_NAME = 100  # maximum characters of a field's name in an error
 _MAX_WORDS = 500  # maximum characters of a message about types in an error
@@ -49,7 +51,33 @@ def read_object(body: bytes) -> dict[str, Any]:
         fault = "holds a number out of range" if "out of range" in str(error) else "must be a JSON object"
         raise invalid_field(_param_of(str(error)), f"The request body {fault}.") from error
     except UNREADABLE as error:
-        raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
+        raise unreadable(body, error) from error
+
+
+def unreadable(body: bytes, error: Exception) -> InvalidRequestError:
+    """Return the error for a body that msgspec cannot decode. Names the field of an unpaired surrogate."""
+    try:
+        field = _surrogate_in(json.loads(body))
+    except (ValueError, RecursionError):
+        field = None
+    if field is None:
+        return InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json")
+    fault = r"is not valid Unicode: it holds half of a surrogate pair such as \ud83d. Send whole characters"
+    return invalid_field(field or None, f"{field or 'A field name'} {fault}.")
+
+
+def _surrogate_in(value: Any) -> str | None:
+    """Return the path of a text with an unpaired surrogate, or of an object with one in a field name, or None."""
+    waiting: list[tuple[str, Any]] = [("", value)]
+    for path, each in waiting:  # grows meanwhile; recursion would be slow for deep values
+        if isinstance(each, dict):
+            for name, item in cast("dict[str, Any]", each).items():
+                waiting += [(path, name), (f"{path}.{name}".lstrip(".")[:_MAX_NAME], item)]
+        elif isinstance(each, list):
+            waiting += [(f"{path}[{index}]"[:_MAX_NAME], item) for index, item in enumerate(cast("list[Any]", each))]
+        elif isinstance(each, str) and _SURROGATE.search(each):
+            return path
+    return None
 
 
 def check_entries(body: bytes) -> None:
@@ -66,8 +94,22 @@ def check_entries(body: bytes) -> None:
 
 
 def decode(body: bytes, kind: type[R]) -> R:
-    """Decode a JSON object into a struct. Raises the errors of `read_object` and `convert`."""
-    return convert(read_object(body), kind)
+    """Decode a JSON object into a struct. Raises the errors of `read_object` and `convert`, and for repeated names."""
+    fields = read_object(body)
+    try:
+        json.loads(body, object_pairs_hook=_check_once, parse_int=str)
+    except RecursionError as error:  # msgspec allows a few more levels
+        raise unreadable(body, error) from error
+    return convert(fields, kind)
+
+
+def _check_once(pairs: list[tuple[str, Any]]) -> None:
+    """Refuse an object with a repeated name, because parsers differ on which value counts."""
+    seen = set[str]()
+    for name, _ in pairs:
+        if name in seen:
+            raise invalid_field(name[:_MAX_NAME], f"The field {name[:_MAX_NAME]!r} is given twice: send it once.")
+        seen.add(name)
 
 
 def convert(fields: Mapping[str, Any], kind: type[R]) -> R:

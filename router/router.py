@@ -29,6 +29,7 @@ from ..protocol.errors import (
 )
 from ..protocol.http import prometheus, sse
 from ..protocol.http.wire import WireRequest, WireResponse, off_event_loop
+from ..protocol.safety.names import check_models
 from ..protocol.structured import ignored
 from ..protocol.telemetry.tracing import Tracer
 from .accounting.budget import SCOPES, Budget, InFlight
@@ -64,6 +65,8 @@ RETRY_S = 30.0
 
 #: Function that returns the decoded body of a request and the requested model.
 BodyReader = Callable[[WireRequest], tuple[dict[str, Any], str]]
+#: Function that converts an answer to another API. Raises UpstreamError if the answer does not fit.
+Translation = Callable[[WireResponse], WireResponse]
 
 
 def read_json(request: WireRequest) -> tuple[dict[str, Any], str]:
@@ -253,9 +256,9 @@ class Router:
         has = self._state().availability()
         return has.local_missing if has.cloud_missing is not None or has.offline else None
 
-    async def chat(self, request: WireRequest) -> WireResponse:
+    async def chat(self, request: WireRequest, translate: Translation | None = None) -> WireResponse:
         """Answer a chat request and write a ledger row. Failures become error bodies; only cancellation is raised."""
-        return await self._guarded(request, self._chat)
+        return await self._guarded(request, self._chat, translate)
 
     async def _chat(self, request: WireRequest, answering: _RequestInProgress) -> WireResponse:
         record = answering.record
@@ -301,7 +304,9 @@ class Router:
         return record, cascade.local_text
 
     async def _ruled(self, job: RoutingRequest, body: dict[str, Any]) -> RoutingRequest:
-        """Return the request with the privacy rule that it matches, if any."""
+        """Return the request with the privacy rule that it matches, if any. Checks that its model has a price."""
+        if self.config.counts_usd:
+            check_models(body)
         if not self._privacy.is_on:
             return job
         for message in tables(body.get("messages")) or ():
@@ -316,7 +321,13 @@ class Router:
             async with asyncio.timeout(None if job.deadline is None else job.remaining_s):
                 await asyncio.shield(retry)
 
-    async def direct(self, request: WireRequest, handler: DirectHandler, read: BodyReader = read_json) -> WireResponse:
+    async def direct(
+        self,
+        request: WireRequest,
+        handler: DirectHandler,
+        translate: Translation | None = None,
+        read: BodyReader = read_json,
+    ) -> WireResponse:
         """Answer a request that no gate judges, and write a ledger row. Failures become error bodies as in `chat`."""
 
         async def answered(request: WireRequest, answering: _RequestInProgress) -> WireResponse:
@@ -333,17 +344,24 @@ class Router:
                 reply = await handler(call)
             return await self._reply_to(call, reply)
 
-        return await self._guarded(request, answered)
+        return await self._guarded(request, answered, translate)
 
     async def _guarded(
-        self, request: WireRequest, work: Callable[[WireRequest, _RequestInProgress], Awaitable[WireResponse]]
+        self,
+        request: WireRequest,
+        work: Callable[[WireRequest, _RequestInProgress], Awaitable[WireResponse]],
+        translate: Translation | None,
     ) -> WireResponse:
-        """Return the response of `work`. On failure, close the call and return an OpenAI error body."""
+        """Return the translated response of `work`. On failure, close the call and return an OpenAI error body."""
         span, caller = self._tracer.request(request.path, request.headers, "INTERNAL"), caller_of(request.headers)
         record = RequestRecord(self.config.prices, self.config.cloud_model, caller=caller, span=span, keep=self._keep)
         answering = _RequestInProgress(record)
         try:
             response = await work(request, answering)
+            if translate is not None:
+                response = translate(response)
+            if isinstance(response.body, bytes):
+                self._write(record, 200)
             return replace(response, headers={**response.headers, **record.rate_limits})
         except asyncio.CancelledError:
             await self._end(record, answering.call, 499)
@@ -358,7 +376,7 @@ class Router:
                 failure = answer.internal_error()
             else:  # at exit, no thread can be started
                 log.debug("request %s failed at exit", record.request_id, exc_info=True)
-                failure = interpreter_ends()
+                failure = InterpreterExitError()
         record.route = None
         try:
             if answering.call is not None:
@@ -375,7 +393,7 @@ class Router:
         record = call.record
         if isinstance(reply, AsyncGenerator):
             return self._stream(record, call, cast("AsyncGenerator[bytes]", reply))
-        await self._end(record, call, 200)
+        await call.aclose()
         if isinstance(reply, CloudContent):
             headers = {"content-type": reply.kind, **answer.headers(record.info())}
             return WireResponse(200, {name: value for name, value in headers.items() if value}, reply.body)
@@ -400,7 +418,6 @@ class Router:
         response = WireResponse.json(completion, headers=answer.headers(info))
         if slot is not None:
             slot.keep(msgspec.to_builtins(completion), record)
-        self._write(record, 200)
         self._learn(cascade, reply.completion if isinstance(reply, CloudReply) else None)
         return response
 
@@ -409,7 +426,6 @@ class Router:
         completion = answer_of(kept, record)
         if job.stream:
             return self._stream(record, None, stream_of(completion, include_usage=job.include_usage))
-        self._write(record, 200)
         return WireResponse.json(completion, headers=answer.headers(record.info()))
 
     def _stream(
@@ -535,11 +551,18 @@ class Router:
         return self._tiers
 
 
-def interpreter_ends() -> OverloadedError:
-    return OverloadedError(
-        "The Python interpreter is shutting down. Send requests before the main thread ends, not in atexit handlers.",
-        code="interpreter_shutdown",
-    )
+class InterpreterExitError(OverloadedError):
+    """The interpreter is shutting down and starts no threads, so a retry will not help."""
+
+    default_code = "interpreter_shutdown"
+    retryable = False
+    retry_after_s = None
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The Python interpreter is shutting down. Send requests before the main thread ends, not in atexit "
+            "handlers: in the main thread, join() the threads that send requests."
+        )
 
 
 def _used(config: RouterConfig) -> tuple[str, ...]:

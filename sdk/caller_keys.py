@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,9 +35,10 @@ class CallerKeys:
                 code="unsupported_parameter",
             )
 
-    def named_in(self, headers: Mapping[str, str]) -> str | None:
+    def named_in(self, headers: Mapping[str, str], authorizations: Iterable[str]) -> str | None:
         """Return the request's own API key, or None to use the key in the settings. `headers` have lower-case names.
 
+        `authorizations`: all values of the header; openai 2 keeps the client's before a caller's `authorization`.
         Raises InvalidRequestError for two different keys, for a header without a key, and for a request from which the
         caller removed openai's Authorization header. Requests that openai's methods did not send need no key.
         """
@@ -47,8 +48,8 @@ class CallerKeys:
             if name.endswith("api-key") and name not in _OTHER_HEADERS:
                 raise _refused(name, "is not supported for a key. Use Authorization")
         keys = {headers[name]: name for name in _OTHER_HEADERS if name in headers}
-        if "authorization" in headers:
-            scheme, _, key = headers["authorization"].partition(" ")
+        for value in authorizations:
+            scheme, _, key = value.partition(" ")
             keys[key.strip() if scheme.lower() == "bearer" else ""] = "authorization"
         if not keys and _OPENAI_HEADER in headers:  # openai's methods send a key unless the caller removes it
             raise _refused("authorization", "is missing: this request has no API key")

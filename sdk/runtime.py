@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from ..protocol.errors import OverloadedError
 from ..protocol.http.wire import WireRequest, WireResponse
 from ..router.config import RouterConfig
-from ..router.router import Router, interpreter_ends
+from ..router.router import InterpreterExitError, Router
 from ..router.server.endpoints import Endpoints
 from .read_ahead import ReadAhead
 
@@ -79,7 +79,7 @@ class Runtime:
                     thread.start()
                 except RuntimeError as error:  # threads cannot start in an atexit handler
                     loop.close()
-                    raise interpreter_ends() from error
+                    raise InterpreterExitError from error
                 self._loop, self._thread = loop, thread
                 self._endpoints = Endpoints(self._make_router(self.config))
                 self._pid = os.getpid()

@@ -130,9 +130,12 @@ class _Bridge:
     def wire(self, request: Any, body: bytes) -> WireRequest | WireResponse:
         """Return the request for the router, or an error response if the request's key or URL is refused."""
         headers = {name.lower(): value for name, value in request.headers.items()} | dict(callers_headers())
+        authorizations: list[str] = request.headers.get_list("authorization")
+        if authorizations:
+            headers["authorization"] = authorizations[-1]
         try:
             self._keys.check_url(request.url)
-            key = self._keys.named_in(headers)
+            key = self._keys.named_in(headers, authorizations)
         except UpdraftError as error:
             return failure(error)
         if key is not None:

@@ -60,7 +60,7 @@ _GATEWAY = {
     "/v1/audio/translations": "relayed; nodes without this route answer 404",
     "/v1/models": "the models of all nodes that are up, with the smallest `max_model_len` of their nodes",
     "/v1/models/{model}": "the model of this name, with the smallest `max_model_len` of its nodes",
-    "/health": "200 while any node is up, else 503; `degraded` while `ledger`, `keys` or `limits` is `unavailable`",
+    "/health": "200 while a node may answer, else 503; `degraded` without healthy nodes, `ledger`, `keys` or `limits`",
     "/metrics": "see [metrics](metrics.md)",
     "/admin/nodes": "GET: the nodes, with the reason if a node is down; scope `admin`. "
     "POST: heartbeat of a node; DELETE: end of its registration; scope `node`",

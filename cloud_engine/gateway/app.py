@@ -90,12 +90,12 @@ class _Routes:
 
     async def health(self, _request: Request) -> Response:
         healthy = sum(node.healthy for node in self._registry.nodes)
-        if not healthy:
+        if not self._registry.candidates:
             return error_response(OverloadedError("No node is healthy."))
         limits = self._accounting.limiter.store.failing
         failing = {"ledger": self._accounting.ledger.failing, "keys": self._keys.failing, "limits": limits}
         problems = {part: "unavailable" for part, is_failing in failing.items() if is_failing}
-        status = "degraded" if problems else "ok"
+        status = "degraded" if problems or not healthy else "ok"
         return send_json({"status": status, "nodes": len(self._registry.nodes), "healthy_nodes": healthy, **problems})
 
     async def metrics(self, request: Request) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..errors import UpstreamError
@@ -222,26 +223,25 @@ def message_of(request: MessagesRequest, answer: WireResponse, count: Callable[[
     """Translate a successful chat answer. `count` returns the number of prompt tokens. Raises UpstreamError."""
     if isinstance(answer.body, bytes):
         return WireResponse.json(whole_message(request, json_of(answer.body, exact=True)), headers=answer.headers)
-    return replace(answer, body=TranslatedBody(answer.body, lambda payloads: _streamed(request, payloads, count)))
+    events = partial(_streamed, request, count)
+    body = TranslatedBody(answer.body, events, lambda error: framed(anthropic_error(error.to_body()["error"])))
+    return replace(answer, body=body)
 
 
 async def _streamed(
-    request: MessagesRequest, payloads: AsyncIterator[bytes], count: Callable[[], Awaitable[int]]
+    request: MessagesRequest, count: Callable[[], Awaitable[int]], payloads: AsyncIterator[bytes]
 ) -> AsyncGenerator[bytes]:
     """Yield the events of a message. The first has the counted prompt tokens, the last the usage of the stream."""
     events = AnthropicEvents(request, await count())
     yield b"".join(events.begin())
-    try:
-        async for payload in payloads:
-            chunk = object_of(json_of(payload, exact=True))
-            if error := object_of(chunk.get("error")):
-                yield framed(anthropic_error(error))
-                return
-            if made := events.read(chunk):
-                yield b"".join(made)
-        yield b"".join(events.end())
-    except UpstreamError as error:
-        yield framed(anthropic_error(error.to_body()["error"]))
+    async for payload in payloads:
+        chunk = object_of(json_of(payload, exact=True))
+        if error := object_of(chunk.get("error")):
+            yield framed(anthropic_error(error))
+            return
+        if made := events.read(chunk):
+            yield b"".join(made)
+    yield b"".join(events.end())
 
 
 def _usage(counted: dict[str, Any]) -> dict[str, Any]:

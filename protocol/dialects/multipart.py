@@ -133,6 +133,8 @@ class Upload:
     place: slice
     # Whether a streamed answer is requested.
     stream: bool
+    # Names of all fields.
+    names: frozenset[str]
 
 
 def read_upload(content_type: str, body: bytes) -> Upload:
@@ -158,7 +160,7 @@ def read_upload(content_type: str, body: bytes) -> Upload:
     given = body[models[0]] if models else b""
     if not 0 < len(given) <= 4 * MAX_NAME or len(model := given.decode(errors="replace")) > MAX_NAME:
         raise InvalidRequestError("The form must have a field model with the model's name.", param="model")
-    return Upload(model, models[0], stream in (b"true", b"1"))
+    return Upload(model, models[0], stream in (b"true", b"1"), frozenset(seen))
 
 
 def _broken(fault: str) -> InvalidRequestError:

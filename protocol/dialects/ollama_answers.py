@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..errors import UpstreamError
-from ..http.lenient_json import json_bytes, json_of, object_of, objects_of
+from ..http.lenient_json import json_line, json_of, object_of, objects_of
 from .chat_chunks import ChatChunks, arguments_of, first_choices, reasoning_of, text_of, with_notes
 from .ollama_request import OllamaChat, OllamaGenerate
 from .opaque_state import id_of, seal
@@ -99,21 +99,18 @@ def _as_chat(completion: dict[str, Any]) -> dict[str, Any]:
 
 
 async def streamed_lines(answer: OllamaAnswer, payloads: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-    """Yield the lines of an answer from the payloads of a chat stream."""
+    """Yield the lines of an answer from the payloads of a chat stream. Raises UpstreamError."""
     chunks = ChatChunks()
-    try:
-        async for payload in payloads:
-            chunk = object_of(json_of(payload, exact=True))
-            if error := object_of(chunk.get("error")):
-                yield _line({"error": str(error.get("message"))})
-                return
-            chunks.read(_as_chat(chunk))
-            if (part := answer.delta(chunk)) is not None:
-                yield _line(part)
-        for part in answer.ends(chunks.whole()):
-            yield _line(part)
-    except UpstreamError as error:
-        yield _line({"error": error.message})
+    async for payload in payloads:
+        chunk = object_of(json_of(payload, exact=True))
+        if error := object_of(chunk.get("error")):
+            yield error_line(str(error.get("message")))
+            return
+        chunks.read(_as_chat(chunk))
+        if (part := answer.delta(chunk)) is not None:
+            yield json_line(part)
+    for part in answer.ends(chunks.whole()):
+        yield json_line(part)
 
 
 def embeddings_of(model: str, vectors: dict[str, Any], started: int) -> dict[str, Any]:
@@ -131,15 +128,15 @@ def embeddings_of(model: str, vectors: dict[str, Any], started: int) -> dict[str
 def pull_line(event: dict[str, Any]) -> bytes:
     """Convert a download event: progress in `done` bytes, completion with `name`, or `error`."""
     if "error" in event:
-        return _line({"error": event["error"]["message"]})
+        return error_line(event["error"]["message"])
     if "name" in event:
-        return _line({"status": "success"})
+        return json_line({"status": "success"})
     total = {} if event["total"] is None else {"total": event["total"]}
-    return _line({"status": event["message"] or "pulling", **total, "completed": event["done"]})
+    return json_line({"status": event["message"] or "pulling", **total, "completed": event["done"]})
 
 
-def _line(part: dict[str, Any]) -> bytes:
-    return json_bytes(part) + b"\n"
+def error_line(message: str) -> bytes:
+    return json_line({"error": message})
 
 
 def _sign(part: dict[str, Any], message: dict[str, Any]) -> None:

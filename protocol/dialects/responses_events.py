@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from ..errors import UpstreamError
 from ..http.lenient_json import json_of, object_of, objects_of
 from .chat_chunks import calls_of, count_of, first_choices, framed, reasoning_of, text_of
 from .opaque_state import add_details, id_of, seal
@@ -262,17 +263,18 @@ class ResponseEvents:
 
 
 def whole_response(response: dict[str, Any], completion: dict[str, Any]) -> dict[str, Any]:
-    """Convert a whole completion to a Response object."""
+    """Convert a whole completion to a Response object. Raises UpstreamError if it has no finish reason."""
     events = ResponseEvents(response)
     events.read(completion)
     events.end()
+    _check(events.response)
     return events.response
 
 
 async def streamed_response(
     response: dict[str, Any], payloads: AsyncIterator[bytes]
 ) -> AsyncGenerator[tuple[list[bytes], dict[str, Any]]]:
-    """Yield batches of events with the response so far, from the payloads of a chat stream."""
+    """Yield batches of events with the response so far, from the payloads of a chat stream. Raises UpstreamError."""
     events = ResponseEvents(response)
     yield events.begin(), response
     async for payload in payloads:
@@ -283,6 +285,13 @@ async def streamed_response(
         if made := events.read(chunk):
             yield made, response
     yield events.end(), response
+    _check(response)
+
+
+def _check(response: dict[str, Any]) -> None:
+    """Raise UpstreamError if the response has failed."""
+    if response["status"] == "failed":
+        raise UpstreamError(response["error"]["message"])
 
 
 def usage_of(counted: dict[str, Any]) -> dict[str, Any]:

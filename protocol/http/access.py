@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 
 from starlette.types import Scope
 
-from ..errors import AuthenticationError, ConfigurationError, PermissionDeniedError
+from ..errors import AuthenticationError, ConfigurationError, InvalidRequestError, PermissionDeniedError
 from ..safety.system import connection_user, own_user
 
 #: Key of the connection's `PeerUser` in the request's state.
@@ -96,6 +96,7 @@ class Access:
                     f"Web pages of {origin[:100]!r} may not use this server: "
                     "to allow them, set allowed_origins (--allowed-origins)."
                 )
+        _check_one_key(sent)
         if scope["path"] in self.public_paths:
             return
         if self.own_user and (peer := scope.get("state", {}).get(PEER)) is not None and peer.is_other_user:
@@ -121,6 +122,14 @@ class Access:
             return True
         scheme, _, authority = origin.partition("://")
         return scheme in ("http", "https") and (is_loopback(_host_of(authority)) or authority in hosts)
+
+
+def _check_one_key(sent: dict[bytes, list[str]]) -> None:
+    """Refuse a request with two different API keys, because it would depend on the server which key pays."""
+    keys = {key.partition(" ")[2].strip() if " " in key else key for key in sent.get(b"authorization", ())}
+    if len({*keys, *sent.get(b"x-api-key", ())} - {""}) > 1:
+        fault = "names two API keys, in Authorization or x-api-key. Send only one"
+        raise InvalidRequestError(f"The request {fault}.", param="authorization", code="invalid_value")
 
 
 def key_proof(key: str, url: str) -> str:

@@ -26,7 +26,8 @@ from ..safety.redaction import paired
 _MAX_MESSAGE, _MAX_EXCERPT = 2000, 300  # characters
 _MAX_NESTED = 4  # maximum depth at which an error message is searched for
 _MESSAGES = ("message", "error", "detail", "msg", "errors", "title", "description", "error_description")
-_LINE_ENDS = {0x0A: " ", 0x0D: " "}  # valid JSON has line ends only between tokens
+_LINE_ENDS = bytes.maketrans(b"\n\r", b"  ")  # valid JSON has line ends only between tokens
+_OTHER_LINE_ENDS = tuple((end.encode(), b"\\u%04x" % ord(end)) for end in "\x85\u2028\u2029")
 _KINDS = (AuthenticationError, PermissionDeniedError, NotFoundError, RateLimitError, OverloadedError)
 _ERRORS: dict[int, type[UpdraftError]] = {
     **{kind.status: kind for kind in _KINDS},
@@ -76,10 +77,18 @@ def json_bytes(value: Any) -> bytes:
         return json.dumps(value, default=_plain, separators=(",", ":")).encode()
 
 
+def json_line(value: Any) -> bytes:
+    """Encode as a line of JSON. Escapes Unicode's line ends, at which clients may split lines (`str.splitlines`)."""
+    line = json_bytes(value).translate(_LINE_ENDS)
+    for end, instead in _OTHER_LINE_ENDS:
+        line = line.replace(end, instead)
+    return line + b"\n"
+
+
 def raw_object(text: str) -> msgspec.Raw | None:
     """Return the JSON object in `text` unchanged but on one line; `{}` for blank text; None if not an object."""
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")  # joins split surrogate pairs
-    raw = (text if text.strip() else "{}").translate(_LINE_ENDS).encode(errors="backslashreplace")
+    raw = (text if text.strip() else "{}").encode(errors="backslashreplace").translate(_LINE_ENDS)
     try:
         msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
         return msgspec.Raw(raw)

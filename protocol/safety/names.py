@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from ..errors import invalid_field
+from ..errors import UnsupportedFeatureError, invalid_field
 
 MAX_NAME = 256  # maximum characters of a model's or tool's name
 _MAX_LABEL = 1024  # maximum characters of a caller's or request's identifier
@@ -14,6 +15,19 @@ _BOUNDS = {
     **dict.fromkeys(("model", "reasoning_effort", "service_tier", "verbosity", "prompt_cache_retention"), MAX_NAME),
     **dict.fromkeys(("user", "cache_salt", "safety_identifier", "prompt_cache_key"), _MAX_LABEL),
 }
+
+#: Fields by which OpenRouter and others answer with another model than `model`, which no right or price covers.
+_FURTHER_MODELS = re.compile(
+    r"models|model_list|route|preset|(\w+_)?fallbacks?|(draft|speculative)_(model|config)\w*|(lora|adapter)(s|_\w+)?",
+    re.IGNORECASE,
+)
+
+
+def check_models(fields: Iterable[str]) -> None:
+    """Refuse fields that name further models. Raises UnsupportedFeatureError."""
+    if name := next(filter(_FURTHER_MODELS.fullmatch, fields), None):
+        shown = name[:MAX_NAME]
+        raise UnsupportedFeatureError(f"The field {shown!r} names further models: send one `model` only.", param=shown)
 
 
 def check_names(fields: Mapping[str, Any]) -> None:

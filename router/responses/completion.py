@@ -190,14 +190,6 @@ class ChunkWriter:
         return {**event, "id": self._record.request_id, "model": self._model, "created": self._created}
 
     def _chunk(self, choices: list[ChunkChoice], **more: Any) -> bytes:
-        fields: dict[str, Any] = {"usage": None if self._include_usage else UNSET, **more}
-        return sse.event(
-            ChatCompletionChunk(
-                id=self._record.request_id,
-                model=self._model,
-                system_fingerprint=fingerprint(self._model),
-                created=self._created,
-                choices=choices,
-                **fields,
-            )
-        )
+        about = {"model": self._model, "system_fingerprint": fingerprint(self._model), "created": self._created}
+        fields: dict[str, Any] = {"usage": None if self._include_usage else UNSET, **about, **more}
+        return sse.event(ChatCompletionChunk(id=self._record.request_id, choices=choices, **fields))

@@ -21,7 +21,12 @@ class StreamBody:
     def __init__(self, events: AsyncGenerator[bytes], end: Callable[[int], Awaitable[None]]) -> None:
         self._events = events
         self._end = end
-        self._ended = False
+        self._ended = self._is_held = False
+
+    def hold_end(self) -> Callable[[int], Awaitable[None]]:
+        """Return `end` for a translation of this stream. The stream then calls `end` only if it fails or is closed."""
+        self._is_held = True
+        return self._finish
 
     def __aiter__(self) -> StreamBody:
         return self
@@ -32,7 +37,7 @@ class StreamBody:
         try:
             event = await anext(self._events)
         except StopAsyncIteration:
-            await self._finish(200)
+            await self._succeed()
             raise
         except streams.StreamError as error:
             await self._finish(error.status)
@@ -44,12 +49,16 @@ class StreamBody:
             log.exception("stream failed")
             return sse.event(answer.internal_error().to_body())
         if event.endswith(sse.DONE):  # end now, because the client may stop reading after the end mark
-            await self._finish(200)
+            await self._succeed()
         return event
 
     async def aclose(self) -> None:
         """Stop the answer. Idempotent. A consumer must first cancel its pending `__anext__`."""
         await self._finish(499)
+
+    async def _succeed(self) -> None:
+        if not self._is_held:
+            await self._finish(200)
 
     async def _finish(self, status: int) -> None:
         if self._ended:

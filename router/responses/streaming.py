@@ -6,6 +6,7 @@ Each stream is an async generator of SSE bytes. No cancel scope spans a `yield`,
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -49,16 +50,6 @@ async def replay(cascade: Cascade, answer: LocalAnswer) -> AsyncGenerator[bytes]
     yield writer.chunks.finish(writer.finish_reason, answer.usage(), answer)
 
 
-async def relay(
-    record: RequestRecord, stream: CloudStream, *, include_usage: bool, reasoning: CloudReasoning | None = None
-) -> AsyncGenerator[bytes]:
-    """Yield the cloud's events unchanged, except that the event with the finish reason gets the `updraft` object.
-    `reasoning`: converter that moves reasoning from the text to its own field; None: the text stays as it is."""
-    async for event in _relayed(record, stream, None, include_usage=include_usage, reasoning=reasoning):
-        yield event
-    yield sse.DONE
-
-
 async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
     """Yield a local answer while it is generated. If gate 2 escalates, the cloud continues the streamed text."""
     writer = _LocalText(cascade, ChunkWriter(cascade))
@@ -78,8 +69,9 @@ async def live(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[bytes]:
         collapsed = True
     if collapsed:
         await cascade.stop_local()
-        async for event in _continue_in_cloud(cascade, writer, run.answer):
-            yield event
+        async with aclosing(_continue_in_cloud(cascade, writer, run.answer)) as events:
+            async for event in events:
+                yield event
         return
     if chunk := writer.rest(run.answer):
         yield chunk
@@ -213,8 +205,10 @@ async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: Local
         return
     cascade.record.route = "escalated"
     cascade.record.note = "the cloud continued the streamed text"
-    async for event in _relayed(cascade.record, stream, writer.chunks, reasoning=cloud_reasoning(cascade)):
-        yield event
+    relayed = relay(cascade.record, stream, reasoning=cloud_reasoning(cascade), adopt=writer.chunks)
+    async with aclosing(relayed) as events:
+        async for event in events:
+            yield event
     if cascade.job.include_usage:
         usage = answer.usage(cascade.record.cloud.completion_tokens)
         yield sse.event(writer.chunks.adopt({"object": "chat.completion.chunk", "choices": [], "usage": usage}))
@@ -233,15 +227,19 @@ async def _continue_on_device(
     yield writer.chunks.finish(tail.finish_reason, begun.usage(len(run.answer.tokens)), run.answer)
 
 
-async def _relayed(
+async def relay(
     record: RequestRecord,
     stream: CloudStream,
-    adopt: ChunkWriter | None,
     *,
     include_usage: bool = False,
-    reasoning: CloudReasoning | None,
+    reasoning: CloudReasoning | None = None,
+    adopt: ChunkWriter | None = None,
 ) -> AsyncGenerator[bytes]:
-    """Yield the cloud's events without the end mark. The finish reason comes last, with the usage in `updraft`."""
+    """Yield the cloud's events unchanged. The finish reason comes last, with the usage in `updraft`.
+
+    `reasoning`: converter that moves reasoning from the text to its own field; None: the text stays as it is.
+    `adopt`: writer of the stream that the cloud continues, which also writes the end mark.
+    """
     finish: dict[str, Any] | None = None
     counted: bytes | None = None
     written = 0
@@ -268,17 +266,16 @@ async def _relayed(
             as_it_is = adopt is None and reasoning is None
             yield b"data: " + payload + b"\n\n" if as_it_is else sse.event(event)
     except CloudFailure as failure:
-        record.cloud.completion_tokens = record.cloud.completion_tokens or written
         record.failed(failure)
         raise StreamError(failure.error) from failure
-    if not record.cloud.completion_tokens:
-        record.cloud.completion_tokens = written  # estimate for a server without usage: one token per chunk
+    finally:  # also if the caller leaves; without the server's usage, estimate one token per chunk
+        record.cloud.completion_tokens = record.cloud.completion_tokens or written
     if finish is None:
         raise StreamError(EngineError("The cloud's stream ended without a finish reason."))
     record.notes = notes_in(finish)
     yield sse.event({**finish, "updraft": record.info()})
-    if counted is not None and adopt is None and include_usage:
-        yield b"data: " + counted + b"\n\n"
+    if adopt is None:
+        yield (b"data: " + counted + b"\n\n" if counted is not None and include_usage else b"") + sse.DONE
 
 
 def cloud_reasoning(cascade: Cascade) -> CloudReasoning | None:

@@ -72,8 +72,8 @@ def has_content(event: dict[str, Any]) -> bool:
 
 
 def is_piece(choice: dict[str, Any]) -> bool:
-    delta = choice.get("delta")
-    return delta is None or (table(delta) is not None and _is_content(delta))
+    delta, reason = choice.get("delta"), choice.get("finish_reason") or None
+    return isinstance(reason, str | None) and (delta is None or (table(delta) is not None and _is_content(delta)))
 
 
 class CallIndices:

@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from openai.types import completion_create_params as text_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.embedding_create_params import EmbeddingCreateParams
 from updraft.cloud_engine.gateway.limits.request_size import size_of
 from updraft.cloud_engine.gateway.relay.call import _peek
-from updraft.protocol.decoding import MAX_ENTRIES, UNSUPPORTED, read_object
+from updraft.protocol.decoding import MAX_ENTRIES, UNSUPPORTED, decode, read_object
 from updraft.protocol.dialects.responses_request import ResponsesRequest
 from updraft.protocol.embeddings import EmbeddingRequest
 from updraft.protocol.errors import InvalidRequestError, RequestTooLargeError, UnsupportedFeatureError, WrongTypeError
@@ -217,3 +218,51 @@ def test_more_entries_than_anybody_sends_are_refused_unread(part: bytes) -> None
 def test_marks_in_texts_and_numbers_in_lists_are_no_entries() -> None:
     fields = {"text": '[{"a": ["\\"]}]' * MAX_ENTRIES, "tokens": list(range(2 * MAX_ENTRIES))}
     assert read_object(json.dumps(fields).encode()) == fields
+
+
+HALF = "\ud83d"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"model": "m", "messages": [{"role": "user", "content": f"a{HALF}"}]}, "messages[0].content"),
+        ({"messages": [{"content": "\U0001f600"}, {"content": [{"type": "text", "text": HALF}]}]},
+         "messages[1].content[0].text"),
+        ({"model": HALF}, "model"),
+        ({"metadata": {f"a{HALF}": 1}}, "metadata"),
+        ({HALF: 1}, None),
+    ],
+)  # fmt: skip
+def test_half_of_a_surrogate_pair_is_named(fields: dict[str, Any], param: str | None) -> None:
+    with pytest.raises(InvalidRequestError, match="surrogate pair") as caught:
+        read_object(json.dumps(fields).encode())
+    assert (caught.value.param, caught.value.code) == (param, "invalid_value")
+    assert caught.value.message.startswith(param or "A field name")
+
+
+@pytest.mark.parametrize("body", [b"{", b'{"a": "\xff"}', b'{"a": "\\ud83d", }', b'{"a": ' * 10_000])
+def test_other_bodies_that_are_no_json_are_told_apart(body: bytes) -> None:
+    with pytest.raises(InvalidRequestError, match="not valid JSON") as caught:
+        read_object(body)
+    assert caught.value.code == "invalid_json"
+
+
+class _Limits(msgspec.Struct):
+    most: int = 0
+    nested: dict[str, int] = {}
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (b'{"most": 1, "most": 1}', "most"),
+        (b'{"most": 1, "m\\u006fst": 2}', "most"),
+        (b'{"nested": {"a": 1, "b": 2, "a": null}}', "a"),
+    ],
+)
+def test_repeated_names_in_settings_are_refused(body: bytes, name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"'{name}' is given twice") as caught:
+        decode(body, _Limits)
+    assert (caught.value.param, caught.value.code) == (name, "invalid_value")
+    assert decode(b'{"most": 1, "nested": {"most": 2, "a": 3}}', _Limits).nested["most"] == 2

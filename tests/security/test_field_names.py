@@ -72,6 +72,52 @@ def test_fields_for_trusted_callers_are_refused_by_name(gateway: Any, name: str,
     assert "operator only" in refused.json()["error"]["message"]
 
 
+MODELS = ["echo", "expensive"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["models", "Models", "route", "fallbacks", "context_window_fallbacks", "model_list", "preset", "draft_model",
+     "speculative_model", "speculative_config", "adapters", "adapter_id", "lora", "lora_name", "loras"],
+)  # fmt: skip
+def test_fields_that_name_further_models_are_refused(gateway: Any, name: str) -> None:
+    """A key may be limited to models, and a model has a price: a node must not answer with another model."""
+    for fields in (f'"{name}": {json.dumps(MODELS)}', f'"extra_body": {{"{name}": {json.dumps(MODELS)}}}'):
+        refused = post(gateway, f'{{"model": "echo", {HI}, {fields}}}')
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+        assert "further models" in refused.json()["error"]["message"]
+
+
+def test_forms_that_name_further_models_are_refused(gateway: Any) -> None:
+    form = {"model": "echo", "fallbacks": "expensive"}
+    refused = httpx.post(
+        f"{gateway.url}/v1/audio/transcriptions", data=form, files={"file": b"x"}, headers=gateway.headers, timeout=60
+    )
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "fallbacks")
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ('{"name": "a", "tenant": "free", "tenant": "paying"}', "tenant"),
+        ('{"name": "a", "limits": {"usd_per_day": 1, "usd_per_day": 1000}}', "usd_per_day"),
+        ('{"name": "a", "models": ["echo"], "models": []}', "models"),
+    ],
+)
+def test_fields_of_a_new_key_are_given_once(gateway: Any, body: str, name: str) -> None:
+    refused = httpx.post(f"{gateway.url}/admin/keys", content=body, headers=gateway.admin, timeout=60)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, name), refused.text
+    assert "twice" in refused.json()["error"]["message"]
+
+
+def test_half_of_a_surrogate_pair_is_named(gateway: Any) -> None:
+    refused = post(gateway, f'{{"model": "echo\\ud83d", {HI}}}')
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
+    assert "surrogate pair" in refused.json()["error"]["message"]
+    for fields in ('"\\ud83d": 1', '"metadata": {"a": "\\ud83d"}'):
+        assert post(gateway, f'{{"model": "echo", {HI}, {fields}}}').status_code in (200, 400), fields
+
+
 @pytest.mark.parametrize("indent", [None, 2])
 def test_names_within_texts_and_tools_are_allowed(gateway: Any, indent: int | None) -> None:
     text = 'Say {"model": 1, "model": 2, "Stream": true} and \\ "'

@@ -352,6 +352,20 @@ def test_the_daemon_keeps_its_callers_keys_to_itself(config: RouterConfig, cloud
             assert cloud.keys == [f"Bearer {A}"]
 
 
+@pytest.mark.parametrize("other", [("authorization", "Bearer another"), ("x-api-key", "another")])
+def test_two_keys_in_one_request_are_refused_by_every_server(
+    config: RouterConfig, cloud: Cloud, gateway: Any, other: tuple[str, str]
+) -> None:
+    body = {"model": "cloud", "messages": USER}
+    with serving(daemon_app(Router(config)), lifespan=True) as url:
+        for server, key in ((url, B), (gateway.url, gateway.key)):
+            for order in ([("authorization", f"Bearer {key}"), other], [other, ("authorization", f"Bearer {key}")]):
+                refused = httpx.post(f"{server}/v1/chat/completions", json=body, headers=order, timeout=60)
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, "authorization")
+                assert "Send only one" in refused.json()["error"]["message"]
+    assert cloud.seen == []
+
+
 def test_a_library_on_the_transport_is_told_apart_by_its_key_alone(config: RouterConfig, cloud: Cloud) -> None:
     http = updraft.transport(config)
     with openai.OpenAI(api_key=B, http_client=httpx_of_openai().Client(transport=http)) as client:

@@ -6,6 +6,7 @@ A key is shown once, at creation. Only its SHA-256 is stored.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import secrets
 import sqlite3
@@ -138,8 +139,9 @@ class KeyDatabase:
         try:
             lines = text.splitlines()
             if text.lstrip().startswith("{"):
-                hashes = msgspec.json.decode(text, type=dict[str, str])
-                lines = [f"{name}:{digest}" for name, digest in hashes.items()]
+                msgspec.json.decode(text, type=dict[str, str])
+                pairs = json.loads(text, object_pairs_hook=list)  # keeps repeated names, which are refused below
+                lines = [f"{name}:{digest}" for name, digest in pairs]
         except msgspec.DecodeError as error:
             raise ConfigurationError("The key file is not a JSON object of names and hashes.") from error
         records: list[KeyRecord] = []

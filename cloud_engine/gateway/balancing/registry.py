@@ -155,9 +155,14 @@ class NodeRegistry:
                 _log.error("Cannot read the node directory, registered nodes stay unchanged: %s", error)
             self._fails_to_follow = True
 
+    @property
+    def candidates(self) -> list[Node]:
+        """Healthy nodes, and nodes that only broke off an answer: one request must not deprive all others of these."""
+        return [node for node in self.nodes if node.healthy or node.is_suspect]
+
     def models(self) -> list[ModelCard]:
-        """Return the models of all healthy nodes, each with the earliest creation time and the shortest context."""
-        listed = sorted((card for node in self.nodes if node.healthy for card in node.cards), key=lambda card: card.id)
+        """Return the models of all usable nodes, each with the earliest creation time and the shortest context."""
+        listed = sorted((card for node in self.candidates for card in node.cards), key=lambda card: card.id)
         return [_card(name, list(group)) for name, group in groupby(listed, key=lambda card: card.id)]
 
     @asynccontextmanager
@@ -212,8 +217,8 @@ class NodeRegistry:
     def _take(self, placement: Placement, tried: Collection[Node]) -> Node | None:
         """Reserve the best node with capacity; None if all are full. Raises UpdraftError if no node is left to try."""
         usable = self._usable(placement.model, tried)
-        if not usable and not tried:  # one request must not deprive all others of nodes that may be up
-            usable = [node for node in self.nodes if node.is_suspect and placement.model in node.models]
+        if not usable and not tried:
+            usable = [node for node in self.candidates if placement.model in node.models]
         if not usable:
             raise self.refusal(placement.model)
         with_capacity = [node for node in usable if node.has_capacity]

@@ -5,19 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.types import Send
 
 from ....accounting.token_estimate import ATTACHED_TOKENS, LENGTH_FIELDS, LIMITS, STEP_TOKENS, AnswerSize, capped
-from ....protocol.decoding import UNREADABLE, check_entries, prepare_types, refusal
+from ....protocol.decoding import UNREADABLE, check_entries, prepare_types, refusal, unreadable, unsupported
 from ....protocol.dialects.multipart import read_upload
-from ....protocol.errors import InvalidRequestError
 from ....protocol.http.body_memory import SMALL_BYTES
 from ....protocol.http.forwarding import forwarded
-from ....protocol.safety.names import MAX_NAME
+from ....protocol.safety.names import MAX_NAME, check_models
 from ....protocol.telemetry.tracing import Span
 from ..balancing.node import Node
 from ..balancing.request_queue import QueuePlace
@@ -25,7 +24,7 @@ from ..ledger.metering import RESPONSE_CACHE, UsageRow
 from ..limits.accounting import Account
 from ..limits.request_size import RequestSize, SizeFields, size_of
 from ..upstream.client import JSON, Response
-from .answer_checks import CHAT, COMPLETIONS
+from .answer_checks import CHAT, COMPLETIONS, RESPONSES
 from .continuation import PartialAnswer
 from .field_names import OFFICIAL, checked_names
 from .passthrough import COUNTS, PATHS, UPLOADS, PassthroughUsage
@@ -48,6 +47,7 @@ class _RequestFields(SizeFields, kw_only=True):
     prompt_cache_key: str | None = None
     # At a node with --scheduling-policy priority, lower values run first: a caller can only lower its own rank.
     priority: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    background: Any = None
 
 
 prepare_types(_RequestFields)
@@ -183,11 +183,14 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
     route, content_type = request.scope["path"], JSON
     if route in UPLOADS:
         upload = read_upload(form := request.headers.get("content-type", ""), body)
+        check_models(upload.names)
         content_type = form.encode("latin-1")
         peek = _RequestFields(model=upload.model, stream=upload.stream)
         size = RequestSize(ATTACHED_TOKENS, AnswerSize(STEP_TOKENS))
     else:
         peek = _peek(body)
+        if route == RESPONSES and peek.background:  # its cost would be known only after the answer
+            raise unsupported("background")
         size = size_of(body, peek, route.removeprefix("/v1/"), checked_names(body, _KNOWN))
         if route in COUNTS:
             size = RequestSize()
@@ -209,4 +212,4 @@ def _peek(body: bytes) -> _RequestFields:
     except msgspec.ValidationError as error:
         raise refusal(str(error)) from error
     except UNREADABLE as error:
-        raise InvalidRequestError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
+        raise unreadable(body, error) from error

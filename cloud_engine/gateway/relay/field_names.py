@@ -12,6 +12,7 @@ import msgspec
 
 from ....protocol.errors import InvalidRequestError, UnsupportedFeatureError
 from ....protocol.requests import ChatRequest, CompletionRequest
+from ....protocol.safety.names import check_models
 from .usage import UsageOptions
 
 _NAME = re.compile(rb'\s*("(?:[^"\\]|\\.)*+")\s*:\s*', re.DOTALL)
@@ -28,6 +29,7 @@ _TRUSTED = re.compile(
     r"(kv|ec)_transfer_params|vllm_xargs|logits_processors|custom_logit_processor|bootstrap_(host|port|room)|rid|id_slot"
     r"|routed_dp_rank|disagg_prefill_dp_rank|data_parallel_rank|lora_(path|request)|session_params|ngram_corpus_id"
 )
+_EXTRA = ("extra_body", "parameters")  # objects whose fields some servers read like those of the request
 OFFICIAL = frozenset((*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *_NESTED))
 
 
@@ -39,6 +41,8 @@ def checked_names(body: bytes, known: frozenset[str]) -> Iterable[str]:
     fields = _checked(body, known, "")
     if name := next(filter(_TRUSTED.fullmatch, fields), None):
         raise UnsupportedFeatureError(f"The field {name!r} is for a node's operator only: leave it out.", param=name)
+    extra = [fields[name] for name in _EXTRA if bytes(fields.get(name, b"")).startswith(b"{")]
+    check_models([*fields, *(name for each in extra for name in _FIELDS.decode(each))])
     for name, nested_names in _NESTED.items():
         if (nested := fields.get(name)) is not None and (value := bytes(nested)).startswith(b"{"):
             _checked(value, nested_names, f"{name}.")

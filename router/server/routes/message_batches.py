@@ -13,7 +13,7 @@ import msgspec
 from ....accounting.budget import DAY_S
 from ....protocol.decoding import convert, prepare_types, read_object
 from ....protocol.errors import InvalidRequestError, invalid_value
-from ....protocol.http.lenient_json import json_bytes, json_of
+from ....protocol.http.lenient_json import json_keeping, json_line
 from ....protocol.http.wire import WireResponse
 from ...storage.batch_store import Batch, BatchStore, RequestCounts
 from ...storage.file_store import FileMetadata
@@ -55,7 +55,7 @@ def _create(stores: Stores, owner: str, requests: list[dict[str, Any]]) -> Batch
     lines = [{**bodies, "custom_id": each.get("custom_id"), "body": each.get("params")} for each in requests]
     try:
         try:
-            writer.write(b"".join(json_bytes(line) + b"\n" for line in lines))
+            writer.write(b"".join(map(json_line, lines)))
         finally:
             writer.close()
         total, errors = check_lines(stores.files.path(writer.id), MESSAGES_PATH)
@@ -107,7 +107,7 @@ def _results(stores: Stores, batch: Batch) -> Iterator[bytes]:
     known: set[str] = set()
     for file_id in batch.files[1:]:
         for _, raw in read_lines(stores.files.path(file_id)):
-            line: dict[str, Any] = json_of(raw, exact=True)
+            line: dict[str, Any] = json_keeping(raw, "body")
             known.add(line["custom_id"])
             if line["error"] is not None:
                 yield _result(line, type="expired")
@@ -121,7 +121,7 @@ def _results(stores: Stores, batch: Batch) -> Iterator[bytes]:
 
 
 def _result(line: dict[str, Any], **result: Any) -> bytes:
-    return json_bytes({"custom_id": line["custom_id"], "result": result}) + b"\n"
+    return json_line({"custom_id": line["custom_id"], "result": result})
 
 
 async def _sent(lines: Iterator[bytes]) -> AsyncGenerator[bytes]:

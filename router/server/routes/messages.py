@@ -21,10 +21,8 @@ from .route import RequestContext, Route
 async def create(context: RequestContext) -> WireResponse:
     request = context.request
     asked, chat = await off_event_loop(request.body, lambda: _read(request))
-    made = await context.router.chat(chat)
-    if made.status != 200:
-        return made
-    return message_of(asked, made, partial(prompt_tokens, context, chat.body))
+    count = partial(prompt_tokens, context, chat.body)
+    return await context.router.chat(chat, lambda made: message_of(asked, made, count))
 
 
 async def count_tokens(context: RequestContext) -> WireResponse:

@@ -13,7 +13,7 @@ import msgspec
 
 from ....protocol.decoding import read_object
 from ....protocol.dialects.bodies import TranslatedBody
-from ....protocol.dialects.ollama_answers import CONTENT_TYPE, OllamaAnswer, embeddings_of, streamed_lines
+from ....protocol.dialects.ollama_answers import CONTENT_TYPE, OllamaAnswer, embeddings_of, error_line, streamed_lines
 from ....protocol.dialects.ollama_request import (
     OllamaChat,
     OllamaEmbed,
@@ -48,11 +48,16 @@ async def answer(context: RequestContext, kind: type[OllamaChat] | type[OllamaGe
     body = await off_event_loop(request.body, lambda: msgspec.json.encode(chat_body(asked)))
     wire = replace(request, body=body, hints=asked.hints, names=asked.names)
     is_bare = isinstance(asked, OllamaGenerate) and asked.is_bare
-    made = await (context.router.direct(wire, complete) if is_bare else context.router.chat(wire))
-    if isinstance(made.body, bytes):
-        return translated(made, converter.whole)
-    headers = {**made.headers, "content-type": CONTENT_TYPE}
-    return WireResponse(200, headers, TranslatedBody(made.body, lambda payloads: streamed_lines(converter, payloads)))
+
+    def in_ollamas_form(made: WireResponse) -> WireResponse:
+        if isinstance(made.body, bytes):
+            return translated(made, converter.whole)
+        headers = {**made.headers, "content-type": CONTENT_TYPE}
+        lines = partial(streamed_lines, converter)
+        return WireResponse(200, headers, TranslatedBody(made.body, lines, lambda error: error_line(error.message)))
+
+    chat = context.router.chat
+    return await (context.router.direct(wire, complete, in_ollamas_form) if is_bare else chat(wire, in_ollamas_form))
 
 
 async def embed(context: RequestContext) -> WireResponse:
@@ -65,8 +70,11 @@ async def _embed(context: RequestContext, asked: OllamaEmbed) -> WireResponse:
     if asked.dimensions is not None:
         body["dimensions"] = asked.dimensions
     wire = replace(context.request, body=msgspec.json.encode(body), hints=asked.hints, names=asked.names)
-    made = await context.router.direct(wire, partial(vectors, truncate=asked.truncate))
-    return translated(made, lambda answer: embeddings_of(asked.model, answer, started))
+
+    def in_ollamas_form(made: WireResponse) -> WireResponse:
+        return translated(made, lambda answer: embeddings_of(asked.model, answer, started))
+
+    return await context.router.direct(wire, partial(vectors, truncate=asked.truncate), in_ollamas_form)
 
 
 async def embed_one(context: RequestContext) -> WireResponse:

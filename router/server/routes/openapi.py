@@ -78,7 +78,10 @@ def _operation(route: Route, schema_of: dict[type, dict[str, Any]]) -> dict[str,
         },
     }
     if route.form:
-        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"multipart/form-data": {"schema": _FORM}},
+        }
     elif route.request_type is not None:
         schema = schema_of[route.request_type]
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}

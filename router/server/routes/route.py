@@ -69,7 +69,10 @@ class Route:
 
 
 def translated(made: WireResponse, translate: Callable[[dict[str, Any]], object]) -> WireResponse:
-    """Return a JSON answer in the form that `translate` gives it. Errors and streams stay unchanged."""
+    """Return a JSON answer in the form that `translate` gives it. Errors and streams stay unchanged.
+
+    Call this in the router's `chat` or `direct` if `translate` may fail, so that the request's row tells the failure.
+    """
     if made.status != 200 or not isinstance(made.body, bytes):
         return made
     return WireResponse.json(translate(json_of(made.body, exact=True)), headers=made.headers)

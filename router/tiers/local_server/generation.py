@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from ....accounting.reported_usage import ReportedUsage
+from ....protocol.dialects.chat_chunks import text_of
 from ....protocol.errors import UnsupportedFeatureError, UpdraftError, UpstreamError
 from ....protocol.http import sse
 from ....protocol.http.lenient_json import error_in, json_bytes, json_of
@@ -126,7 +127,7 @@ class ServerGeneration:
     def _take_choices(self, choices: list[dict[str, Any]]) -> None:
         for choice in choices:
             delta = table(choice.get("delta")) or {}
-            text = str(delta.get("content") or "")
+            text = text_of(delta.get("content"))
             calls = tables(delta.get("tool_calls")) or []
             self._calls.add(calls)
             reported = reported_in(choice) if text or calls else []  # skip tokens of reasoning

@@ -37,14 +37,8 @@ def message(texts: list[str], reasoning: list[str], calls: list[dict[str, Any]])
 
 
 def completion(identifier: Any, model: Any, choices: list[dict[str, Any]], usage: Any) -> dict[str, Any]:
-    return {
-        "id": str(identifier),
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": str(model),
-        "choices": choices,
-        "usage": usage,
-    }
+    about = {"id": str(identifier), "object": "chat.completion", "created": int(time.time()), "model": str(model)}
+    return {**about, "choices": choices, "usage": usage}
 
 
 def usage_of(read: int, written: int, cached: int, stored: int = 0, **more: Any) -> dict[str, Any]:
@@ -69,10 +63,5 @@ class ChunkMaker:
         return {**self._chunk([]), "usage": usage}
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": "chat.completion.chunk",
-            "created": self._created,
-            "model": self.model,
-            "choices": choices,
-        }
+        about = {"id": self.id, "object": "chat.completion.chunk", "created": self._created, "model": self.model}
+        return {**about, "choices": choices}

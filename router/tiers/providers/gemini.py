@@ -36,10 +36,8 @@ class GeminiProvider(Provider):
             "NOT_FOUND": 404, "RESOURCE_EXHAUSTED": 429, "INTERNAL": 500, "UNAVAILABLE": 503, "DEADLINE_EXCEEDED": 504,
         },
         codes={
-            "UNAUTHENTICATED": "invalid_api_key",
-            "NOT_FOUND": "model_not_found",
-            "RESOURCE_EXHAUSTED": "rate_limit_exceeded",
-            "UNAVAILABLE": "overloaded",
+            "UNAUTHENTICATED": "invalid_api_key", "NOT_FOUND": "model_not_found",
+            "RESOURCE_EXHAUSTED": "rate_limit_exceeded", "UNAVAILABLE": "overloaded",
         },
     )  # fmt: skip
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
 
+import httpx
 import pytest
 from updraft.cloud_engine.gateway.balancing import health
 from updraft.cloud_engine.gateway.balancing.health import HealthWatch, ProbeTimeout
@@ -124,3 +130,74 @@ def test_gateway_fault_excludes_the_node_and_probing_continues(
         return 200, b'{"data": [{"id": "m"}]}'
 
     asyncio.run(run())
+
+
+@contextmanager
+def breaking_node() -> Iterator[tuple[str, Event]]:
+    """A node that breaks off an answer to `break`, streams to `stream` until the event, and holds probes from then."""
+    done, broke = Event(), Event()
+
+    class Node(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if broke.is_set():
+                done.wait(300)
+            self.reply(b'{"data": [{"id": "m", "owned_by": "vllm"}]}')
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            if b"stream" in body:
+                self.reply(b"", "text/event-stream")
+                while not done.wait(0.05):
+                    self.wfile.write(b'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n')
+            elif b"break" in body:
+                broke.set()
+                self.reply(b'{"id": "x", ', length=999)
+                self.close_connection = True
+            else:
+                message = {"role": "assistant", "content": "hi"}
+                choice = {"index": 0, "finish_reason": "stop", "message": message}
+                self.reply(json.dumps({"id": "x", "choices": [choice]}).encode())
+
+        def reply(self, body: bytes, kind: str = "application/json", length: int | None = None) -> None:
+            self.send_response(200)
+            self.send_header("content-type", kind)
+            if body:
+                self.send_header("content-length", str(length or len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_arguments: object) -> None:
+            """Keep the test's output clean."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Node) as server:
+        server.daemon_threads = True
+        Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", done
+        finally:
+            done.set()
+            server.shutdown()
+
+
+def test_health_is_degraded_while_requests_use_the_last_resort(spawn: Any, tmp_path: Path) -> None:
+    """A load balancer must not take out a gateway that still answers."""
+
+    def ask(text: str, **fields: Any) -> dict[str, Any]:
+        return {"json": {"model": "m", "messages": [{"role": "user", "content": text}], **fields}, "timeout": 60}
+
+    with breaking_node() as (node, done):
+        command = ["--node", node, "--no-auth", "--db", str(tmp_path / "usage.sqlite3"), "--exit-with-parent"]
+        chat, url = "/v1/chat/completions", spawn("-m", "updraft", "gateway", "--port", "0", *command).url
+        with (
+            httpx.Client(base_url=url) as gateway,
+            gateway.stream("POST", chat, **ask("stream", stream=True)) as stream,
+        ):
+            next(stream.iter_bytes())  # from now on, late probes say nothing about the node
+            assert gateway.get("/health").json()["status"] == "ok"
+            assert gateway.post(chat, **ask("break")).status_code >= 500
+            health = gateway.get("/health")
+            assert (health.status_code, health.json()["status"]) == (200, "degraded"), health.text
+            assert health.json()["healthy_nodes"] == 0
+            assert [each["id"] for each in gateway.get("/v1/models").json()["data"]] == ["m"]
+            assert gateway.post(chat, **ask("hi")).status_code == 200
+            done.set()

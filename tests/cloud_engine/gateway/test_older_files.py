@@ -85,3 +85,12 @@ def test_a_key_file_is_no_database_and_the_error_names_the_command(tmp_path: Pat
     old.write_text(f"team-a:{'0' * 64}\n" * 20)
     with pytest.raises(ConfigurationError, match="updraft keys import"):
         KeyDatabase.existing(old)
+
+
+def test_a_repeated_name_in_a_key_file_imports_nothing(tmp_path: Path) -> None:
+    database = KeyDatabase(tmp_path / "keys")
+    for digests in (("0", "1"), ("0", "0")):
+        pairs = ", ".join(f'"team-a": "{digest * 64}"' for digest in digests)
+        with pytest.raises(ConfigurationError, match="'team-a' already exists"):
+            database.take_over(f"{{{pairs}}}", "test")
+    assert database.keys() == []

@@ -165,6 +165,14 @@ def test_whole_answers_and_what_a_prompt_would_cost(setup: GatewaySetup) -> None
         assert counted(setup.last_row()) == (200, 0, 0, 0)
 
 
+@pytest.mark.parametrize("field", ["background", "Background"])
+def test_responses_in_the_background_are_refused(setup: GatewaySetup, field: str) -> None:
+    """The node would answer at once, without usage, and write the answer later, at nobody's cost."""
+    refused = setup.post("/v1/responses", **{field: True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+    assert not any(node.asked for node in setup.nodes)
+
+
 def test_the_node_that_has_the_route_answers(setup: GatewaySetup) -> None:
     without, having = setup.nodes
     without.answer = lambda: JSONResponse({"detail": "Not Found"}, 404)

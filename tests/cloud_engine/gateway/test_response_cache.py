@@ -20,6 +20,7 @@ import pytest
 from gateway_keys import make_key
 from hypothesis import given
 from hypothesis import strategies as st
+from updraft.cloud_engine.gateway.access.principal import Priority
 from updraft.cloud_engine.gateway.balancing.registry import NodeRegistry
 from updraft.cloud_engine.gateway.balancing.request_queue import QueuePlace
 from updraft.cloud_engine.gateway.ledger.metering import UsageRow
@@ -199,6 +200,45 @@ def test_waiter_of_a_failed_request_sends_its_own() -> None:
             await first
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "waits"),
+    [
+        ("batch", "interactive", False),
+        ("escalation", "interactive", False),
+        ("batch", "escalation", False),
+        ("batch", "batch", True),
+        ("interactive", "batch", True),
+        ("interactive", "interactive", True),
+    ],
+)
+def test_no_request_waits_for_lower_priority(first: Priority, second: Priority, waits: bool) -> None:
+    async def run() -> list[str]:
+        cache = ResponseCache(2**20, cast(NodeRegistry, UpdraftNodes()))
+        asked: list[str] = []
+        begun, go = asyncio.Event(), asyncio.Event()
+
+        async def ask(call: Call) -> None:
+            asked.append(call.place.priority)
+            begun.set()
+            await go.wait()
+            await call.emit(b"{}", more=False)
+
+        calls = [call_of(GREEDY, "a")[0] for _ in range(2)]
+        tasks: list[asyncio.Task[None]] = []
+        for call, priority in zip(calls, (first, second), strict=True):
+            call.place = QueuePlace(priority, "a")
+            tasks.append(asyncio.create_task(cache.answer(call, ask)))
+            await begun.wait()
+            await asyncio.sleep(0)
+        seen = asked.copy()
+        go.set()
+        await asyncio.gather(*tasks)
+        assert not cache._asked
+        return seen
+
+    assert asyncio.run(run()) == ([first] if waits else [first, second])
 
 
 def test_no_request_waits_for_the_client_of_another() -> None:

@@ -8,7 +8,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.testclient import TestClient
-from updraft.protocol.errors import AuthenticationError, ConfigurationError, PermissionDeniedError
+from updraft.protocol.errors import AuthenticationError, ConfigurationError, InvalidRequestError, PermissionDeniedError
 from updraft.protocol.http.access import Access, check_keyless
 from updraft.protocol.http.app import create_app
 
@@ -180,3 +180,25 @@ def test_localhost_is_what_the_system_says_it_is(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("socket.getaddrinfo", lambda *_words, **_options: addresses)
     with pytest.raises(ConfigurationError, match="opens the port"):
         check_keyless("localhost", "set one")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        (("authorization", "Bearer a"), ("authorization", "Bearer b")),
+        (("authorization", "Bearer a"), ("x-api-key", "b")),
+        (("authorization", "Basic a"), ("authorization", "Bearer b")),
+        (("x-api-key", "a"), ("x-api-key", "b")),
+    ],
+)
+@pytest.mark.parametrize("required", ["a", "b", None])
+def test_two_keys_are_refused_in_any_order(keys: tuple[tuple[str, str], ...], required: str | None) -> None:
+    for order in (keys, keys[::-1]):
+        with pytest.raises(InvalidRequestError, match="Send only one") as caught:
+            lets_in(Access(api_key=required), ("host", "localhost"), *order)
+        assert caught.value.param == "authorization"
+
+
+def test_the_same_key_twice_is_one_key() -> None:
+    keys = (("authorization", "Bearer a"), ("authorization", "bearer  a"), ("x-api-key", "a"), ("authorization", ""))
+    assert lets_in(Access(api_key="a"), ("host", "localhost"), *keys)

@@ -97,6 +97,24 @@ ask(1)
     assert done.stderr == ""
 
 
+def test_first_requests_of_threads_after_the_main_thread_are_refused_by_name(cloud: FakeCloud, tmp_path: Path) -> None:
+    """No thread pool starts at this point, so a retry would only wait."""
+    program = """
+def late(client):
+    threading.main_thread().join()
+    try:
+        ask(1, client)
+    except Exception as error:
+        print(error.response.headers["x-should-retry"], error, flush=True)
+
+threading.Thread(target=late, args=(client.with_options(max_retries=5),)).start()
+"""
+    done = run(program, tmp_path, cloud)
+    assert done.stdout.startswith("false "), done.stdout
+    assert "join() the threads" in done.stdout
+    assert done.stderr == ""
+
+
 FORKS = """
 ends = threading.Event()
 

@@ -66,6 +66,23 @@ def test_a_hundred_long_answers_at_once_stay_within_the_limit(
         run(test(cloud))
 
 
+@pytest.mark.parametrize("field", ["models", "fallbacks", "preset"])
+def test_models_without_a_price_are_refused(spending: Callable[..., Any], field: str) -> None:
+    """OpenRouter would answer with another model, at the price of `model`."""
+
+    async def test(cloud: LongCloud) -> None:
+        further = {field: ["expensive"], "max_tokens": 5}
+        async with spending(cloud) as b:
+            refused = await b.answer("cloud", **further)
+        assert refused["error"]["param"] == field
+        assert not cloud.requests
+        async with spending(cloud, BudgetLimits(cloud_tokens=10**6)) as b:
+            assert "choices" in await b.answer("cloud", **further), "tokens are counted at any price"
+
+    with long_cloud() as cloud:
+        run(test(cloud))
+
+
 def test_streams_are_capped_where_their_reservation_ends(spending: Callable[..., Any]) -> None:
     async def test(cloud: LongCloud) -> None:
         async with spending(cloud) as b:

@@ -115,6 +115,15 @@ def test_without_logprobs_it_answers_where_it_is_asked_for(bare: ScriptedProvide
             client.chat.completions.create(model="auto", messages=USER, extra_body={"updraft": {"confidence": 0.5}})
 
 
+@pytest.mark.parametrize("content", ["Hi.", [{"type": "text", "text": "Hi."}], [{"text": "Hi"}, {"text": "."}]])
+def test_parts_of_a_content_are_joined(bare: ScriptedProvider, content: Any) -> None:
+    chunk = {"choices": [{"index": 0, "delta": {"content": content}, "finish_reason": None}]}
+    odd = {"choices": [{"index": 0, "delta": {"content": ["x"]}, "finish_reason": "stop"}]}
+    with updraft.OpenAI(config=RouterConfig(local=bare.url)) as client:
+        bare.says(events(chunk, odd))
+        assert client.chat.completions.create(model="local", messages=USER).choices[0].message.content == "Hi."
+
+
 def test_a_target_without_logprobs_is_an_error_at_once(bare: ScriptedProvider) -> None:
     with pytest.raises(ConfigurationError, match="no log-probabilities for small"):
         asyncio.run(load_tiers(RouterConfig(local=bare.url, confidence=0.5)))

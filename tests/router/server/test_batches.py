@@ -303,6 +303,7 @@ def test_at_whatever_byte_the_process_ended_each_line_is_answered_once(output: f
         (b'{"a":\n 1.10,\r\n "b": 12345678901234567890123}', {"a": 1.1, "b": 12345678901234567890123}),
         ('{"a": "x\u2028y\u2029z\x85"}'.encode(), {"a": "x\u2028y\u2029z\x85"}),
         (b'{"a":\n "\\ud83d"}', {"a": "\ud83d"}),
+        (b'{"input":\n {"a":\r\n 1e400}}', {"input": {"a": float("inf")}}),
         (b'\xef\xbb\xbf{"a": NaN\n}', {"a": None}),
         ('{"a": 1}'.encode("utf-16"), {"a": 1}),
         (b"<html>\nGateway\xff</html>", "<html>\nGateway\ufffd</html>"),

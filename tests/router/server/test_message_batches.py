@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 from anthropic.types.messages import MessageBatch, MessageBatchIndividualResponse
 from router_fakes import CLOUD_TEXT, FakeCloud
+from scripted_cloud import cloud_says
 from serving import serving
 from updraft.protocol.safety.system import try_lock
 from updraft.router.config import RouterConfig
@@ -79,6 +81,18 @@ def test_each_request_has_its_result(client: anthropic.Anthropic, url: str, clou
     ):
         with pytest.raises(anthropic.NotFoundError):
             attempt()
+
+
+def test_arguments_of_calls_are_unchanged(client: anthropic.Anthropic, url: str, cloud: FakeCloud) -> None:
+    arguments = '{"a": 3.14159265358979323846, "b": 1e400, "c": "x\u2028y", "a": 12345678901234567890123}'
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    cloud_says(cloud, {"content": None, "tool_calls": [call]}, "tool_calls")
+    tools = [{"name": "f", "input_schema": {"type": "object"}}]
+    over = end_of(client, client.messages.batches.create(requests=[request("one", tools=tools)]))
+    headers = {"authorization": "Bearer ann"}
+    told = httpx.get(f"{url}/v1/messages/batches/{over.id}/results", headers=headers).text
+    assert len(told.splitlines()) == 1
+    assert f'"input":{arguments}'.replace("\u2028", "\\u2028") in told
 
 
 def test_batches_are_listed_newest_first(client: anthropic.Anthropic) -> None:

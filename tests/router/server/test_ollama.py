@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,19 @@ def test_tools_thinking_and_pictures(client: ollama.Client, cloud: FakeCloud) ->
         assert cloud.requests[-1].get("reasoning_effort") == effort
 
 
+@pytest.mark.parametrize("end", ["\x85", "\u2028", "\u2029", "\x0b", "\x1e"])
+def test_unicode_line_ends_do_not_split_a_line(client: ollama.Client, cloud: FakeCloud, end: str) -> None:
+    """The client splits the stream with `str.splitlines`."""
+    text = f"a{end}b"
+    cloud_streams(cloud, {"content": text})
+    assert "".join(part.message.content or "" for part in client.chat("cloud", HELLO, stream=True)) == text
+    arguments = json.dumps({"city": text}, ensure_ascii=False)
+    call = {**CALL, "index": 0, "function": {"name": "weather", "arguments": arguments}}
+    cloud_streams(cloud, {"tool_calls": [call]}, finish_reason="tool_calls")
+    parts = client.chat("cloud", HELLO, stream=True, tools=[TOOL])
+    assert [made.function.arguments for part in parts for made in part.message.tool_calls or ()] == [{"city": text}]
+
+
 def test_results_that_name_no_call_belong_to_the_calls_in_order(client: ollama.Client, cloud: FakeCloud) -> None:
     calls = [{"function": {"name": name, "arguments": {}}} for name in ("a", "b", "c")]
     results = [
@@ -220,6 +234,11 @@ def test_a_pull_tells_how_far_it_is(client: ollama.Client, monkeypatch: pytest.M
         for stream in (False, True):
             with pytest.raises(ollama.ResponseError, match="nothing"):
                 list(client.pull("hf.co/owner/nothing", stream=stream))
+    for name in ("hf.co/../etc", "hf:owner/repo/../x y", "pypi:../m.whl", "pypi:m-1.tar.gz", "pypi:a b"):
+        for stream in (False, True):
+            with pytest.raises(ollama.ResponseError, match="is not of the form") as caught:
+                list(client.pull(name, stream=stream))
+            assert caught.value.status_code == 400, "the caller's mistake"
     with pytest.raises(ollama.ResponseError, match="smollm2"):
         client.pull("llama3")
     for fields in ({"name": "llama3"}, {"model": "llama3", "stream": "false"}):  # `name` is an older name of the field

@@ -49,18 +49,8 @@ class _StoredCompletion:
         """Add the ID and the metadata to the completion and store it. Return False if storing fails."""
         completion |= {"id": completion_id, "metadata": self.metadata}
         messages = [{**each, "id": f"{completion_id}-{index}"} for index, each in enumerate(self.body["messages"])]
-        return await self.context.answers.keep(
-            StoredAnswer(
-                owner=self.context.owner,
-                kind=_KIND,
-                id=completion_id,
-                created=time.time(),
-                model=str(completion.get("model")),
-                metadata=self.metadata,
-                body=completion,
-                input=messages,
-            )
-        )
+        about = completion_id, time.time(), str(completion.get("model")), self.metadata
+        return await self.context.answers.keep(StoredAnswer(self.context.owner, _KIND, *about, completion, messages))
 
 
 async def create(context: RequestContext) -> WireResponse:

@@ -15,28 +15,21 @@ from ..route import Handler, RequestContext, Route
 
 def _direct(handler: DirectHandler, read: BodyReader = read_json) -> Handler:
     async def create(context: RequestContext) -> WireResponse:
-        return await context.router.direct(context.request, handler, read)
+        return await context.router.direct(context.request, handler, read=read)
 
     return create
 
 
 COMPLETIONS = Route(
-    "POST",
-    "/v1/completions",
-    _direct(complete),
+    "POST", "/v1/completions", _direct(complete),
     "answer to a bare prompt, not judged: from the cloud if there is one, from the device with `local`",
-    CompletionRequest,
-    TextCompletion,
-    streams=True,
-)
+    CompletionRequest, TextCompletion, streams=True,
+)  # fmt: skip
 EMBEDDINGS = Route(
-    "POST",
-    "/v1/embeddings",
-    _direct(embed),
+    "POST", "/v1/embeddings", _direct(embed),
     "from the cloud if there is one, from the device with `local` (the last token's hidden state, normalized)",
-    EmbeddingRequest,
-    EmbeddingList,
-)
+    EmbeddingRequest, EmbeddingList,
+)  # fmt: skip
 _SUMMARY = "passed on to a cloud that supports it; refused for `local` and private requests"
 PASSED_ON = tuple(
     Route("POST", f"/v1/{path}", _direct(forwarder(path, what), read_any_model), _SUMMARY, kind, form=kind is None)

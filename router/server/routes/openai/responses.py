@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -59,6 +60,13 @@ class _Creation:
     # Response so far.
     response: dict[str, Any]
 
+    def read(self, made: WireResponse, events: Callable[[AsyncIterator[bytes]], AsyncGenerator[bytes]]) -> WireResponse:
+        """Return a stream translated by `events`. A whole answer completes `response` instead."""
+        if not isinstance(made.body, bytes):
+            return replace(made, body=TranslatedBody(made.body, events))
+        whole_response(self.response, json_of(made.body, exact=True))
+        return made
+
     async def keep(self, events: Sequence[bytes] = ()) -> bool:
         """Store the response and extend its conversation, as requested. On failure unset `store` and return False."""
         response, unstored = self.response, self.context.request.unstored
@@ -106,12 +114,9 @@ async def create(context: RequestContext) -> WireResponse:
         streamed = b"".join([*events.begin(), *events.finish(None)])
         await creation.keep()
         return WireResponse(200, sse.HEADERS, _replayed(streamed)) if asked.stream else WireResponse.json(response)
-    made = await context.router.chat(chat)
-    if made.status != 200:
+    made = await context.router.chat(chat, partial(creation.read, events=partial(_events, creation)))
+    if made.status != 200 or not isinstance(made.body, bytes):
         return made
-    if not isinstance(made.body, bytes):
-        return replace(made, body=TranslatedBody(made.body, lambda payloads: _events(creation, payloads)))
-    whole_response(response, json_of(made.body, exact=True))
     await creation.keep()
     return WireResponse.json(response, headers=made.headers)
 
@@ -130,8 +135,8 @@ async def compact(context: RequestContext) -> WireResponse:
     body = context.request.body
     asked = await off_event_loop(body, lambda: read_compact_request(body))
     items, _ = await _conversation(context, asked)
-    made = await context.router.chat(replace(context.request, body=summary_body(asked, items), hints=asked.hints))
-    return translated(made, compacted_response)
+    chat = replace(context.request, body=summary_body(asked, items), hints=asked.hints)
+    return await context.router.chat(chat, lambda made: translated(made, compacted_response))
 
 
 async def _compaction(context: RequestContext, asked: ResponsesRequest, items: list[Item]) -> list[Item]:
@@ -218,14 +223,12 @@ async def _run(creation: _Creation, running: BackgroundResponse) -> None:
     response = creation.response
     response["status"] = "in_progress"
     try:
-        made = await creation.context.router.chat(replace(creation.chat, timeout_s=None))
+        chat, events = replace(creation.chat, timeout_s=None), partial(_logged, running)
+        made = await creation.context.router.chat(chat, partial(creation.read, events=events))
         if not isinstance(made.body, bytes):
-            async with aclosing(TranslatedBody(made.body, lambda payloads: _logged(running, payloads))) as body:
-                async for _ in body:
-                    pass
-        elif made.status == 200:
-            whole_response(response, json_of(made.body, exact=True))
-        else:
+            async for _ in made.body:
+                pass
+        elif made.status != 200:
             running.fail(msgspec.json.decode(made.body)["error"])
     except Exception:
         log.exception("background response %s failed", response["id"])
@@ -308,17 +311,8 @@ async def _find(context: RequestContext) -> StoredAnswer:
 
 
 def _stored(owner: str, response: dict[str, Any], items: list[Item], events: Sequence[bytes]) -> StoredAnswer:
-    return StoredAnswer(
-        owner=owner,
-        kind=_KIND,
-        id=response["id"],
-        created=response["created_at"],
-        model=response["model"],
-        metadata=response["metadata"],
-        body=response,
-        input=items,
-        events=[event.decode() for event in events],
-    )
+    about = response["id"], response["created_at"], response["model"], response["metadata"]
+    return StoredAnswer(owner, _KIND, *about, response, items, [event.decode() for event in events])
 
 
 ROUTES = (
