@@ -7,9 +7,15 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 _EXPECTED = MappingProxyType(
-    {"array": "a list", "object": "an object", "str": "a string", "int": "an integer", "float": "a number",
-     "bool": "true or false"}
-)  # fmt: skip
+    {
+        "array": "a list",
+        "object": "an object",
+        "str": "a string",
+        "int": "an integer",
+        "float": "a number",
+        "bool": "true or false",
+    }
+)
 _ACTUAL = MappingProxyType({**_EXPECTED, "float": "a fraction", "bool": "a boolean", "null": "null"})
 _COMPARISONS = MappingProxyType({">=": "at least ", "<=": "at most ", ">": "above ", "<": "below "})
 _TYPE = re.compile(r"Expected `(.+)`, got `(.+)`")

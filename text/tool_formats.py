@@ -21,8 +21,10 @@ from .tagged_grammar import GEMMA_GRAMMAR, GLM_GRAMMAR, QWEN_GRAMMAR
 from .tool_calls import FormatName, ToolCallParser, ToolSyntax
 
 _TAGGED = {
-    "qwen3_coder": (QWEN, QWEN_GRAMMAR), "glm45": (GLM, GLM_GRAMMAR), "gemma4": (GEMMA, GEMMA_GRAMMAR),
-}  # fmt: skip
+    "qwen3_coder": (QWEN, QWEN_GRAMMAR),
+    "glm45": (GLM, GLM_GRAMMAR),
+    "gemma4": (GEMMA, GEMMA_GRAMMAR),
+}
 _ANY_OBJECT = {"type": "object"}
 _ANY_TEXT = r"/(.|\n)*/"
 

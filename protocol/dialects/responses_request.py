@@ -17,10 +17,15 @@ from .responses_items import Item, is_vendor_item, messages_of
 LOGPROBS = "message.output_text.logprobs"
 #: Accepted values of `include`. Only LOGPROBS has an effect, because built-in tools are refused.
 _INCLUDABLE = (
-    LOGPROBS, "reasoning.encrypted_content", "message.input_image.image_url", "web_search_call.action.sources",
-    "web_search_call.results", "file_search_call.results", "code_interpreter_call.outputs",
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+    "file_search_call.results",
+    "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
-)  # fmt: skip
+)
 #: Fields with the same name in chat requests.
 _SAME = (
     "model", "temperature", "top_p", "top_k", "parallel_tool_calls", "presence_penalty", "frequency_penalty", "updraft",

@@ -79,9 +79,12 @@ class CloudAttempt:
         """Return `given` with the call's trace span in the headers, and `_book` as the hook before each retry."""
         headers, record = self.span.headers(given.headers), self.record
         return ChargedForwarding(
-            *(headers, given.query, given.api_key, given.retries), native=given.native,
-            book=self._book, rate_limits=record.rate_limits, call_notes=record.call_notes,
-        )  # fmt: skip
+            *(headers, given.query, given.api_key, given.retries),
+            native=given.native,
+            book=self._book,
+            rate_limits=record.rate_limits,
+            call_notes=record.call_notes,
+        )
 
     def limit(self, tokens: int) -> None:
         """Limit the tokens of all answers together to `tokens`."""

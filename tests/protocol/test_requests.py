@@ -227,13 +227,15 @@ HALF = "\ud83d"
     ("fields", "param"),
     [
         ({"model": "m", "messages": [{"role": "user", "content": f"a{HALF}"}]}, "messages[0].content"),
-        ({"messages": [{"content": "\U0001f600"}, {"content": [{"type": "text", "text": HALF}]}]},
-         "messages[1].content[0].text"),
+        (
+            {"messages": [{"content": "\U0001f600"}, {"content": [{"type": "text", "text": HALF}]}]},
+            "messages[1].content[0].text",
+        ),
         ({"model": HALF}, "model"),
         ({"metadata": {f"a{HALF}": 1}}, "metadata"),
         ({HALF: 1}, None),
     ],
-)  # fmt: skip
+)
 def test_half_of_a_surrogate_pair_is_named(fields: dict[str, Any], param: str | None) -> None:
     with pytest.raises(InvalidRequestError, match="surrogate pair") as caught:
         read_object(json.dumps(fields).encode())

@@ -204,11 +204,17 @@ def test_incomplete_histories_are_completed(
     ]
     ask(client, "/v1/chat/completions", messages=chat, model=model)
     blocks = [{"type": "tool_use", "name": "weather", "input": {"city": "Oslo", "at": None}}]
-    ask(client, "/v1/messages", max_tokens=9, model=model, messages=[
-        USER,
-        {"role": "assistant", "content": blocks},
-        {"role": "user", "content": [{"type": "tool_result", "content": "rain"}]},
-    ])  # fmt: skip
+    ask(
+        client,
+        "/v1/messages",
+        max_tokens=9,
+        model=model,
+        messages=[
+            USER,
+            {"role": "assistant", "content": blocks},
+            {"role": "user", "content": [{"type": "tool_result", "content": "rain"}]},
+        ],
+    )
     items: list[Any] = [
         {"type": "function_call", "id": "fc_1", "name": "weather", "arguments": {"city": "Oslo", "at": None}},
         {"type": "function_call_output", "call_id": "fc_1", "output": "rain"},
@@ -238,8 +244,17 @@ def test_numbers_beyond_64_bits_do_not_fail_here(client: httpx.Client, cloud: Fa
 
 def test_texts_for_booleans(client: httpx.Client, cloud: FakeCloud, local: ScriptedLocal) -> None:
     for model, text in (("local", LOCAL_TEXT), ("cloud", CLOUD_TEXT)):
-        chat = ask(client, "/v1/chat/completions", messages=[USER], model=model, stream="false", logprobs="False",
-                   store="false", parallel_tool_calls="true", tools=[TOOL])  # fmt: skip
+        chat = ask(
+            client,
+            "/v1/chat/completions",
+            messages=[USER],
+            model=model,
+            stream="false",
+            logprobs="False",
+            store="false",
+            parallel_tool_calls="true",
+            tools=[TOOL],
+        )
         assert chat["choices"][0]["message"]["content"] == text
         assert ask(client, "/v1/completions", prompt="a", model=model, stream="false", echo="false")["choices"]
         assert ask(client, "/v1/messages", **ENDPOINTS["/v1/messages"], model=model, stream="false")["content"]

@@ -77,9 +77,24 @@ MODELS = ["echo", "expensive"]
 
 @pytest.mark.parametrize(
     "name",
-    ["models", "Models", "route", "fallbacks", "context_window_fallbacks", "model_list", "preset", "draft_model",
-     "speculative_model", "speculative_config", "adapters", "adapter_id", "lora", "lora_name", "loras"],
-)  # fmt: skip
+    [
+        "models",
+        "Models",
+        "route",
+        "fallbacks",
+        "context_window_fallbacks",
+        "model_list",
+        "preset",
+        "draft_model",
+        "speculative_model",
+        "speculative_config",
+        "adapters",
+        "adapter_id",
+        "lora",
+        "lora_name",
+        "loras",
+    ],
+)
 def test_fields_that_name_further_models_are_refused(gateway: Any, name: str) -> None:
     """A key may be limited to models, and a model has a price: a node must not answer with another model."""
     for fields in (f'"{name}": {json.dumps(MODELS)}', f'"extra_body": {{"{name}": {json.dumps(MODELS)}}}'):

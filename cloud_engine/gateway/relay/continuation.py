@@ -26,12 +26,20 @@ _MAX_TEXT = 2**20  # maximum text to continue from, in bytes of JSON
 _DEFAULT_COMPLETION = 16  # default max_tokens of text completions in OpenAI's API
 #: Request fields that rule out a continuation on another node, unless they have one of these neutral values.
 _INEXACT: dict[str, tuple[Any, ...]] = {
-    "n": (1,), "best_of": (1,), "use_beam_search": (False,), "logprobs": (False,), "prompt_logprobs": (),
-    "echo": (False,), "suffix": ("",), "frequency_penalty": (0,), "presence_penalty": (0,), "repetition_penalty": (1,),
+    "n": (1,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "logprobs": (False,),
+    "prompt_logprobs": (),
+    "echo": (False,),
+    "suffix": ("",),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     **dict.fromkeys(("structured_outputs", "grammar", "json_schema", "regex", "ebnf"), ()),
     **{f"guided_{name}": () for name in ("json", "regex", "choice", "grammar")},
-}  # fmt: skip
+}
 _CHAT, _COMPLETIONS = b"/v1/chat/completions", b"/v1/completions"
 
 

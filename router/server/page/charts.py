@@ -89,6 +89,11 @@ _CHARTS: dict[str, Callable[[Router, bool], Awaitable[bytes]]] = {
     "reliability": _reliability,
 }
 ROUTES = (
-    Route("GET", "/updraft/charts/{chart}", chart,
-          "`savings`, `curve` or `reliability` as SVG; `?dark` for a dark page", query=("dark",)),
-)  # fmt: skip
+    Route(
+        "GET",
+        "/updraft/charts/{chart}",
+        chart,
+        "`savings`, `curve` or `reliability` as SVG; `?dark` for a dark page",
+        query=("dark",),
+    ),
+)

@@ -170,8 +170,19 @@ def _reliability(policy: Policy) -> list[CalibrationBin]:
 
 ROUTES = (
     Route("GET", "/updraft/status", status, "the tiers and the target", response_type=Status),
-    Route("POST", "/updraft/target", set_target, "set the target `quality` until the settings are reloaded",
-          TargetRequest, Status),
-    Route("GET", "/updraft/policy", policy, "the calibrated policy: promise, curve, reliability, drift",
-          response_type=PolicyReport),
-)  # fmt: skip
+    Route(
+        "POST",
+        "/updraft/target",
+        set_target,
+        "set the target `quality` until the settings are reloaded",
+        TargetRequest,
+        Status,
+    ),
+    Route(
+        "GET",
+        "/updraft/policy",
+        policy,
+        "the calibrated policy: promise, curve, reliability, drift",
+        response_type=PolicyReport,
+    ),
+)

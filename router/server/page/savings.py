@@ -126,8 +126,20 @@ def _number(query: Mapping[str, str], name: str, default: int, most: int) -> int
 
 
 ROUTES = (
-    Route("GET", "/updraft/savings", savings, "ledger totals of the last `days` (default 30)", response_type=Savings,
-          query=("days",)),
-    Route("GET", "/updraft/requests", requests, "newest `limit` ledger rows (default 100), optionally of one `tier`",
-          response_type=RequestList, query=_FILTERS),
-)  # fmt: skip
+    Route(
+        "GET",
+        "/updraft/savings",
+        savings,
+        "ledger totals of the last `days` (default 30)",
+        response_type=Savings,
+        query=("days",),
+    ),
+    Route(
+        "GET",
+        "/updraft/requests",
+        requests,
+        "newest `limit` ledger rows (default 100), optionally of one `tier`",
+        response_type=RequestList,
+        query=_FILTERS,
+    ),
+)

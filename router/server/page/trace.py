@@ -28,6 +28,12 @@ async def trace(context: RequestContext) -> WireResponse:
 
 
 ROUTES = (
-    Route("POST", "/updraft/trace", trace,
-          "gate verdicts on a chat request, without asking a cloud or writing a ledger row", ChatRequest, Trace),
-)  # fmt: skip
+    Route(
+        "POST",
+        "/updraft/trace",
+        trace,
+        "gate verdicts on a chat request, without asking a cloud or writing a ledger row",
+        ChatRequest,
+        Trace,
+    ),
+)

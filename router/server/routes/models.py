@@ -16,8 +16,12 @@ async def retrieve(context: RequestContext) -> WireResponse:
 
 
 ROUTES = (
-    Route("GET", "/v1/models", list_models,
-          "`auto`, `local`, `cloud`, and their models; the device's model with `max_model_len`",
-          response_type=ModelList),
+    Route(
+        "GET",
+        "/v1/models",
+        list_models,
+        "`auto`, `local`, `cloud`, and their models; the device's model with `max_model_len`",
+        response_type=ModelList,
+    ),
     Route("GET", "/v1/models/{model:path}", retrieve, "one model", response_type=ModelCard),
-)  # fmt: skip
+)

@@ -35,7 +35,12 @@ async def give_feedback(context: RequestContext) -> WireResponse:
 
 ROUTES = (
     Route("GET", "/updraft/requests/{id}", why, "one request, as in `updraft why`", response_type=Explanation),
-    Route("POST", "/updraft/requests/{id}/feedback", give_feedback,
-          "record the `thumb` (`up` or `down`) in the ledger and, if experience is kept, for `updraft learn`", Feedback,
-          FeedbackNote),
-)  # fmt: skip
+    Route(
+        "POST",
+        "/updraft/requests/{id}/feedback",
+        give_feedback,
+        "record the `thumb` (`up` or `down`) in the ledger and, if experience is kept, for `updraft learn`",
+        Feedback,
+        FeedbackNote,
+    ),
+)

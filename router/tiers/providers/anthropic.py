@@ -20,12 +20,15 @@ _VERSION = "2023-06-01"
 _MAX_TOKENS = 8192  # default limit of an answer, because the API requires a limit
 #: Fields of the API, with the chat fields that must be unchanged for the caller's own value to be sent.
 _OWN: dict[str, tuple[str, ...]] = {
-    "messages": ("messages",), "system": ("messages",), "tools": ("tools",),
+    "messages": ("messages",),
+    "system": ("messages",),
+    "tools": ("tools",),
     "tool_choice": ("tools", "tool_choice", "parallel_tool_calls"),
     "thinking": ("reasoning_effort", "max_tokens", "max_completion_tokens"),
-    "output_config": ("reasoning_effort", "response_format"), "metadata": ("user",),
+    "output_config": ("reasoning_effort", "response_format"),
+    "metadata": ("user",),
     **dict.fromkeys(("service_tier", "cache_control", "context_management"), ()),
-}  # fmt: skip
+}
 _SAME = {name: name for name in ("temperature", "top_p", "top_k", "thinking", "cache_control")}
 
 
@@ -38,16 +41,25 @@ class AnthropicProvider(Provider):
     capabilities = Capabilities(continuation=True, all_endpoints=False)
     errors = ErrorMap(
         statuses={
-            "invalid_request_error": 400, "authentication_error": 401, "billing_error": 402, "permission_error": 403,
-            "not_found_error": 404, "request_too_large": 413, "rate_limit_error": 429, "api_error": 500,
-            "timeout_error": 504, "overloaded_error": 529,
+            "invalid_request_error": 400,
+            "authentication_error": 401,
+            "billing_error": 402,
+            "permission_error": 403,
+            "not_found_error": 404,
+            "request_too_large": 413,
+            "rate_limit_error": 429,
+            "api_error": 500,
+            "timeout_error": 504,
+            "overloaded_error": 529,
         },
         codes={
-            "authentication_error": "invalid_api_key", "billing_error": "insufficient_quota",
-            "not_found_error": "model_not_found", "rate_limit_error": "rate_limit_exceeded",
+            "authentication_error": "invalid_api_key",
+            "billing_error": "insufficient_quota",
+            "not_found_error": "model_not_found",
+            "rate_limit_error": "rate_limit_exceeded",
             "overloaded_error": "overloaded",
         },
-    )  # fmt: skip
+    )
 
     def headers(self, api_key: str | None) -> dict[str, str]:
         return {"anthropic-version": _VERSION} | ({"x-api-key": api_key} if api_key else {})

@@ -16,9 +16,14 @@ from .gemini_answers import ContentEvents, completion_of
 from .provider import Capabilities, ErrorMap, Provider, ProviderCall, with_query
 
 _CONFIG = {
-    "temperature": "temperature", "top_p": "topP", "top_k": "topK", "seed": "seed", "n": "candidateCount",
-    "presence_penalty": "presencePenalty", "frequency_penalty": "frequencyPenalty",
-}  # fmt: skip
+    "temperature": "temperature",
+    "top_p": "topP",
+    "top_k": "topK",
+    "seed": "seed",
+    "n": "candidateCount",
+    "presence_penalty": "presencePenalty",
+    "frequency_penalty": "frequencyPenalty",
+}
 _MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
 _NO_SIGNATURE = "skip_thought_signature_validator"  # Google's placeholder signature for calls by other models
 
@@ -32,14 +37,23 @@ class GeminiProvider(Provider):
     capabilities = Capabilities(seeds=True, lists_models=False, all_endpoints=False)
     errors = ErrorMap(
         statuses={
-            "INVALID_ARGUMENT": 400, "FAILED_PRECONDITION": 400, "UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403,
-            "NOT_FOUND": 404, "RESOURCE_EXHAUSTED": 429, "INTERNAL": 500, "UNAVAILABLE": 503, "DEADLINE_EXCEEDED": 504,
+            "INVALID_ARGUMENT": 400,
+            "FAILED_PRECONDITION": 400,
+            "UNAUTHENTICATED": 401,
+            "PERMISSION_DENIED": 403,
+            "NOT_FOUND": 404,
+            "RESOURCE_EXHAUSTED": 429,
+            "INTERNAL": 500,
+            "UNAVAILABLE": 503,
+            "DEADLINE_EXCEEDED": 504,
         },
         codes={
-            "UNAUTHENTICATED": "invalid_api_key", "NOT_FOUND": "model_not_found",
-            "RESOURCE_EXHAUSTED": "rate_limit_exceeded", "UNAVAILABLE": "overloaded",
+            "UNAUTHENTICATED": "invalid_api_key",
+            "NOT_FOUND": "model_not_found",
+            "RESOURCE_EXHAUSTED": "rate_limit_exceeded",
+            "UNAVAILABLE": "overloaded",
         },
-    )  # fmt: skip
+    )
 
     def base_path(self, query: Mapping[str, str]) -> str:  # noqa: ARG002
         return "/v1beta"

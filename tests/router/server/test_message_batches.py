@@ -135,8 +135,11 @@ def test_an_invalid_request_fails_alone(client: anthropic.Anthropic, cloud: Fake
     assert (over.request_counts.succeeded, over.request_counts.errored) == (1, 3)
     ended = results(client, over)
     assert {name: line.result.type for name, line in ended.items()} == {
-        "stream": "errored", "none": "errored", "list": "errored", "good": "succeeded",
-    }  # fmt: skip
+        "stream": "errored",
+        "none": "errored",
+        "list": "errored",
+        "good": "succeeded",
+    }
     error: Any = ended["stream"].result
     assert error.error.error.type == "invalid_request_error" and "stream" in error.error.error.message
 

@@ -155,10 +155,15 @@ async def _find(context: RequestContext) -> StoredAnswer:
 _STORED = "/v1/chat/completions/{completion}"
 ROUTES = (
     Route("POST", "/v1/chat/completions", create, "routed chat", ChatRequest, ChatCompletion, streams=True),
-    Route("GET", "/v1/chat/completions", list_stored,
-          "completions stored with `store: true`; these five routes need the setting `store`", query=_LISTED),
+    Route(
+        "GET",
+        "/v1/chat/completions",
+        list_stored,
+        "completions stored with `store: true`; these five routes need the setting `store`",
+        query=_LISTED,
+    ),
     Route("GET", _STORED, retrieve, "one stored completion"),
     Route("POST", _STORED, update, "update its `metadata`", MetadataUpdate),
     Route("DELETE", _STORED, delete, "delete it"),
     Route("GET", f"{_STORED}/messages", list_messages, "messages of the request", query=PAGE_PARAMETERS),
-)  # fmt: skip
+)

@@ -21,21 +21,31 @@ def _direct(handler: DirectHandler, read: BodyReader = read_json) -> Handler:
 
 
 COMPLETIONS = Route(
-    "POST", "/v1/completions", _direct(complete),
+    "POST",
+    "/v1/completions",
+    _direct(complete),
     "answer to a bare prompt, not judged: from the cloud if there is one, from the device with `local`",
-    CompletionRequest, TextCompletion, streams=True,
-)  # fmt: skip
+    CompletionRequest,
+    TextCompletion,
+    streams=True,
+)
 EMBEDDINGS = Route(
-    "POST", "/v1/embeddings", _direct(embed),
+    "POST",
+    "/v1/embeddings",
+    _direct(embed),
     "from the cloud if there is one, from the device with `local` (the last token's hidden state, normalized)",
-    EmbeddingRequest, EmbeddingList,
-)  # fmt: skip
+    EmbeddingRequest,
+    EmbeddingList,
+)
 _SUMMARY = "passed on to a cloud that supports it; refused for `local` and private requests"
 PASSED_ON = tuple(
     Route("POST", f"/v1/{path}", _direct(forwarder(path, what), read_any_model), _SUMMARY, kind, form=kind is None)
     for path, what, kind in (
-        ("moderations", "moderations", dict), ("rerank", "rankings", dict), ("audio/speech", "voices", dict),
-        ("audio/transcriptions", "transcriptions", None), ("audio/translations", "translations", None),
+        ("moderations", "moderations", dict),
+        ("rerank", "rankings", dict),
+        ("audio/speech", "voices", dict),
+        ("audio/transcriptions", "transcriptions", None),
+        ("audio/translations", "translations", None),
         ("images/generations", "images", dict),
     )
-)  # fmt: skip
+)

@@ -107,10 +107,21 @@ async def _encoded(context: RequestContext, model: str | None, work: Callable[[T
 
 
 ROUTES = (
-    Route("POST", "/tokenize", tokenize,
-          "tokens of `prompt`, or of `messages` and `tools`, on the device's model, as in vLLM", TokenizeRequest,
-          TokenizeResponse),
+    Route(
+        "POST",
+        "/tokenize",
+        tokenize,
+        "tokens of `prompt`, or of `messages` and `tools`, on the device's model, as in vLLM",
+        TokenizeRequest,
+        TokenizeResponse,
+    ),
     Route("POST", "/detokenize", detokenize, "`tokens` to `prompt`, as in vLLM", DetokenizeRequest, DetokenizeResponse),
-    Route("POST", "/v1/chat/completions/input_tokens", input_tokens,
-          "number of tokens of a chat on the device's model, as in llama.cpp", ChatRequest, InputTokens),
-)  # fmt: skip
+    Route(
+        "POST",
+        "/v1/chat/completions/input_tokens",
+        input_tokens,
+        "number of tokens of a chat on the device's model, as in llama.cpp",
+        ChatRequest,
+        InputTokens,
+    ),
+)
