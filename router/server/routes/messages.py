@@ -14,6 +14,7 @@ from ....protocol.dialects.messages_events import message_of
 from ....protocol.dialects.messages_request import MessagesRequest, chat_body, read_count, read_messages_request
 from ....protocol.http.forwarding import NativeRequest
 from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
+from ....protocol.turns import whole_turns
 from .openai.tokens import count_input, prompt_tokens
 from .route import RequestContext, Route
 
@@ -36,7 +37,8 @@ def _read(request: WireRequest) -> tuple[MessagesRequest, WireRequest]:
     """Return the request, and the equivalent chat request without Anthropic's headers."""
     fields = read_object(request.body)
     asked = read_messages_request(fields)
-    chat, own = chat_body(asked), {name: text for name, text in request.headers.items() if name == "anthropic-beta"}
+    chat = whole_turns(chat_body(asked))  # as the router completes it, so that unchanged fields compare equal
+    own = {name: text for name, text in request.headers.items() if name == "anthropic-beta"}
     headers = {name: value for name, value in request.headers.items() if not name.startswith("anthropic-")}
     native = NativeRequest("anthropic", fields, chat, own)
     told: dict[str, Any] = {"hints": asked.hints, "names": asked.names, "native": native}

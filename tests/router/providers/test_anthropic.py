@@ -373,22 +373,12 @@ def test_unsupported_features_are_refused_by_name(provider: ScriptedProvider, as
     assert not provider.asked
 
 
-@pytest.mark.parametrize(("arguments", "sent"), [("[1]", {"arguments": "[1]"}), ("{", {"arguments": "{"}), ("", {})])
-def test_arguments_that_are_no_object_are_wrapped(
-    provider: ScriptedProvider, ask: Ask, arguments: str, sent: dict[str, Any]
-) -> None:
-    provider.says(MESSAGE)
-    call = {**CALL, "function": {"name": "f", "arguments": arguments}}
-    ask(NATIVE, messages=[{"role": "assistant", "tool_calls": [call]}])
-    assert provider.asked[0].body["messages"][0]["content"][0]["input"] == sent
-
-
 def test_empty_conversations_vendors_tools_and_hints(provider: ScriptedProvider, ask: Ask) -> None:
     provider.says(MESSAGE)
     hints = {"think": True, "client_metadata": {}, "metadata": {}, "cache_control": {"type": "ephemeral"}}
     ask(NATIVE, messages=[{"role": "user", "content": ""}], tools=[{"type": "web_search"}, TOOL], **hints)
     sent = provider.asked[0].body
-    assert sent["messages"] == [{"role": "user", "content": [{"type": "text", "text": "(empty)"}]}]
+    assert sent["messages"] == [{"role": "user", "content": [{"type": "text", "text": "."}]}]
     assert [tool["name"] for tool in sent["tools"]] == ["weather"]
     assert sent["output_config"] == {"effort": "medium"} and sent["cache_control"] == hints["cache_control"]
     assert not {"think", "client_metadata"} & set(sent)
