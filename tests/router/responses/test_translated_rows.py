@@ -60,7 +60,6 @@ def test_stream_that_cannot_be_translated_to_its_end(cloud: FakeCloud, tmp_path:
     assert row.cloud_tokens
 
 
-@pytest.mark.parametrize("path", ["/v1/messages", "/api/chat", "/api/generate"])
 @pytest.mark.parametrize("reason", [{"a": 1}, ["stop"], 7])
 @pytest.mark.parametrize("path", ["/v1/messages", "/api/chat", "/v1/responses"])
 def test_stream_with_a_finish_reason_of_another_type(cloud: FakeCloud, tmp_path: Path, path: str, reason: Any) -> None:
@@ -84,6 +83,7 @@ def test_response_without_a_first_choice(cloud: FakeCloud, tmp_path: Path, strea
     assert "finish reason" in answer.text
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/api/chat", "/api/generate"])
 def test_stream_that_is_translated(cloud: FakeCloud, tmp_path: Path, path: str) -> None:
     cloud_streams(cloud, {"content": "Hello"}, {"content": " there"})
     answer, row = answered(cloud, tmp_path, path, stream=True)
