@@ -77,9 +77,8 @@ class CloudAttempt:
     def forwarded(self, given: Forwarding) -> ChargedForwarding:
         """Return `given` with the call's trace span in the headers, and `_book` as the hook before each retry."""
         headers, limits = self.span.headers(given.headers), self.record.rate_limits
-        return ChargedForwarding(
-            headers, given.query, given.api_key, given.retries, book=self._book, rate_limits=limits
-        )
+        shared = headers, given.query, given.api_key, given.retries, (), self._book, limits, self.call.hints
+        return ChargedForwarding(*shared)
 
     def limit(self, tokens: int) -> None:
         """Limit the tokens of all answers together to `tokens`."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, TypeVar
@@ -117,10 +117,6 @@ class HttpCloudTier:
 
         return await self._ask(attempt, timeout_s, call, forwarded)
 
-    def notes(self, body: Mapping[str, Any], names: Mapping[str, str]) -> tuple[str, ...]:
-        hints = self._provider.hints
-        return () if hints is None else ignored(body, hints, names)
-
     async def takes_drafts(self, model: str, *, timeout_s: float, forwarded: Forwarding = NOTHING) -> bool:
         can = self._provider.capabilities
         if self._drafts_refused or self._calls.is_open or not can.predictions:
@@ -190,6 +186,8 @@ class HttpCloudTier:
 
     def _call(self, path: str, body: dict[str, Any], forwarded: Forwarding) -> ProviderCall:
         """Translate a request for the provider. Raises CloudFailure if the provider does not support it."""
+        if isinstance(forwarded, ChargedForwarding) and self._provider.hints is not None:
+            forwarded.hints[:] = ignored(body, self._provider.hints)
         try:
             return self._provider.call(path, body, self._endpoint.query_with(forwarded.api_key))
         except InvalidRequestError as error:

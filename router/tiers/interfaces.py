@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, Unpack
 
@@ -193,6 +193,8 @@ class ChargedForwarding(Forwarding):
     book: Book | None = field(default=None, repr=False)
     # Filled with the `x-ratelimit-*` headers of the cloud's last response.
     rate_limits: dict[str, str] = field(default_factory=dict[str, str])
+    # Filled with notes on the hints that the cloud's provider ignores.
+    hints: list[str] = field(default_factory=list[str])
 
 
 class CloudStream(Protocol):
@@ -216,10 +218,6 @@ class CloudTier(Protocol):
 
     @property
     def continues(self) -> bool: ...
-
-    def notes(self, body: Mapping[str, Any], names: Mapping[str, str]) -> tuple[str, ...]:
-        """Return notes on the hints in `body` that the cloud ignores. `names`: the caller's names of fields."""
-        ...
 
     async def takes_drafts(self, model: str, *, timeout_s: float, forwarded: Forwarding = NOTHING) -> bool:
         """Return whether to send drafts to `model` as `prediction`. Some clouds charge for these. Never raises."""
