@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -98,9 +98,6 @@ class ComparisonTier:
 
     async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarding = NOTHING) -> dict[str, Any]:
         return await self._cloud.embed(body, timeout_s=timeout_s, forwarded=forwarded)
-
-    def notes(self, body: Mapping[str, Any], names: Mapping[str, str]) -> tuple[str, ...]:  # noqa: ARG002
-        return ()
 
     async def takes_drafts(self, model: str, *, timeout_s: float, forwarded: Forwarding = NOTHING) -> bool:  # noqa: ARG002
         return True

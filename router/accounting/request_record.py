@@ -49,7 +49,7 @@ class CloudCall:
     # Usage reported by the cloud so far.
     counted: ReportedUsage = field(default_factory=ReportedUsage)
     # Notes on hints that the cloud ignores.
-    hints: tuple[str, ...] = ()
+    hints: list[str] = field(default_factory=list[str])
     # Whether the call is free: the cloud refused it or was not reached.
     unbilled: bool = False
     # Whether the connection broke, so that `counted` is an estimate.

@@ -214,7 +214,6 @@ class Escalation:
             try:
                 async with cloud_call(self.state, self.record, sent, self._path, draft=draft) as attempt:
                     self._forwarded = attempt.forwarded(self.job.forwarded)
-                    attempt.call.hints = candidate.tier.notes(sent, self.job.names)
                     return await self._sent(candidate.tier, attempt, send, time_left_s)
             except CloudFailure as failure:
                 if candidate is candidates[-1] or isinstance(failure, CloudForbidden):

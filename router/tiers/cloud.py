@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ import httpx
 import msgspec
 
 from ...protocol.errors import ConfigurationError, InvalidRequestError
-from ...protocol.http.forwarding import NOTHING, Forwarding, header_bytes
+from ...protocol.http.forwarding import NOTHING, Forwarding, NativeRequest, header_bytes
 from ...protocol.structured import ignored
 from ..request.json_narrowing import table, tables
 from .answer_shapes import completion_in, embeddings_in, models_in
@@ -121,10 +121,6 @@ class HttpCloudTier:
 
         return await self._ask(attempt, timeout_s, call, forwarded)
 
-    def notes(self, body: Mapping[str, Any], names: Mapping[str, str]) -> tuple[str, ...]:
-        hints = self._provider.hints
-        return () if hints is None else ignored(body, hints, names)
-
     async def takes_drafts(self, model: str, *, timeout_s: float, forwarded: Forwarding = NOTHING) -> bool:
         can = self._provider.capabilities
         if self._drafts_refused or self._calls.is_open or not can.predictions:
@@ -194,16 +190,24 @@ class HttpCloudTier:
 
     def _call(self, path: str, body: dict[str, Any], forwarded: Forwarding) -> ProviderCall:
         """Translate a request for the provider. Raises CloudFailure if the provider does not support it."""
-        native, query = forwarded.native, self._endpoint.query_with(forwarded.api_key)
+        native, query = self._native(forwarded), self._endpoint.query_with(forwarded.api_key)
+        if isinstance(forwarded, ChargedForwarding) and self._provider.hints is not None:
+            own = () if native is None else tuple(native.fields)
+            forwarded.hints[:] = ignored(body, (*self._provider.hints, *own))
         try:
             call = self._provider.call(path, self._endpoint.thoughts.written(body), query)
-            if native is not None and native.provider == self._provider.name:
+            if native is not None:
                 call = self._provider.with_native(call, body, native)
         except InvalidRequestError as error:
             raise misconfigured(error) from error
         if isinstance(forwarded, ChargedForwarding):
             forwarded.call_notes[:] = call.notes
         return call
+
+    def _native(self, forwarded: Forwarding) -> NativeRequest | None:
+        """Return the caller's own request if it is written for this cloud's API."""
+        native = forwarded.native
+        return native if native is not None and native.provider == self._provider.name else None
 
     async def _models(self, forwarded: Forwarding) -> bytes:
         path = with_query("models", self._endpoint.query_with(forwarded.api_key))
@@ -226,7 +230,7 @@ class HttpCloudTier:
         if self._client is None:
             raise misconfigured(self._client_error or ConfigurationError("The cloud's HTTP client is not set up."))
         given = dict(forwarded.headers)
-        if (native := forwarded.native) is not None and native.provider == self._provider.name:
+        if (native := self._native(forwarded)) is not None:
             given |= native.headers
         headers = [
             (name.encode(), header_bytes(value)) for name, value in given.items() if name not in self._client.headers

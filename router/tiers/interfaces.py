@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, Unpack
 
@@ -195,6 +195,8 @@ class ChargedForwarding(Forwarding):
     rate_limits: dict[str, str] = field(default_factory=dict[str, str])
     # Filled with the notes of the last translation of the request.
     call_notes: list[str] = field(default_factory=list[str])
+    # Filled with notes on the hints that the cloud's provider ignores.
+    hints: list[str] = field(default_factory=list[str])
 
 
 class CloudStream(Protocol):
@@ -218,10 +220,6 @@ class CloudTier(Protocol):
 
     @property
     def continues(self) -> bool: ...
-
-    def notes(self, body: Mapping[str, Any], names: Mapping[str, str]) -> tuple[str, ...]:
-        """Return notes on the hints in `body` that the cloud ignores. `names`: the caller's names of fields."""
-        ...
 
     async def takes_drafts(self, model: str, *, timeout_s: float, forwarded: Forwarding = NOTHING) -> bool:
         """Return whether to send drafts to `model` as `prediction`. Some clouds charge for these. Never raises."""

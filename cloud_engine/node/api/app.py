@@ -179,7 +179,7 @@ class _Node:
         self, body: bytes, tenant: str, hints: tuple[str, ...] = (), names: Mapping[str, str] | None = None
     ) -> PreparedRequest:
         try:
-            return await asyncio.to_thread(self._preprocessor.chat, body, tenant, hints, names or {})
+            return await asyncio.to_thread(self._preprocessor.chat, body, tenant, hints, names)
         except UpdraftError as error:
             error.rename(names or {})
             raise

@@ -63,7 +63,9 @@ class RequestPreprocessor:
         self._sampling = sampling
         self._max_prompt_bytes = tokenizer.limit(context_length)
 
-    def chat(self, body: bytes, tenant: str, hints: tuple[str, ...], names: Mapping[str, str]) -> PreparedRequest:
+    def chat(
+        self, body: bytes, tenant: str, hints: tuple[str, ...] = (), names: Mapping[str, str] | None = None
+    ) -> PreparedRequest:
         """Prepare a chat request. `hints`: notes for the answer. `names`: the caller's names of fields."""
         fields = read_object(body)
         request, hints = read_chat(fields), (*hints, *ignored(fields, names=names))
@@ -76,7 +78,9 @@ class RequestPreprocessor:
         template = self._tokenizer.chat_template
         variables = {} if template is None else template.effort_variables(effort)
         if effort not in (None, "none") and not variables:
-            hints += (f"{names.get('reasoning_effort', field)}: no effect, the model has no setting for reasoning",)
+            hints += (
+                f"{(names or {}).get('reasoning_effort', field)}: no effect, the model has no setting for reasoning",
+            )
         chat = self._tokenizer.chat_prompt(
             request.messages,
             tools=tools,

@@ -72,7 +72,6 @@ def test_private_requests_stay_and_the_option_does_not_travel(bench: Any, cloud:
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
         {"best_of": 2},
         {"use_beam_search": True},
-        {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
         {
             "messages": [
                 {"role": "user", "content": "Hi"},
