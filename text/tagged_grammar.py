@@ -47,7 +47,7 @@ class TaggedGrammar:
         return [*rules, "free: quote quoted", f"quoted[lazy]: ARGUMENT {quote}"]
 
     def _arguments(self, schema: Schema, root: Schema) -> str | None:
-        """Return the grammar of required arguments in their order, followed by others."""
+        """Return the grammar of required arguments in their order, followed by the optional ones."""
         properties, required = schema.get("properties"), {str(name) for name in listed(schema.get("required") or [])}
         is_open = schema.get("additionalProperties") not in (None, False) or any(word in schema for word in _OPEN)
         if not isinstance(properties, dict) or is_open or not required <= object_of(properties).keys():
@@ -56,12 +56,12 @@ class TaggedGrammar:
         if not all(pairs.values()):
             return None
         first = [pair for name, pair in pairs.items() if pair and name in required]
-        others = f"({' | '.join(pair for name, pair in pairs.items() if pair and name not in required)})"
+        optional = f"({' | '.join(pair for name, pair in pairs.items() if pair and name not in required)})"
         between = json.dumps(self.between) if self.between else ""
-        more = "" if others == "()" else f"({_joined(between, others)})*"
+        more = "" if optional == "()" else f"({_joined(between, optional)})*"
         if first or not between:
             return _joined(f" {between} ".join(first), more)
-        return more and f"({others} {more})?"
+        return more and f"({optional} {more})?"
 
     def _pair(self, name: str, schema: Schema, root: Schema) -> str | None:
         if (value := self._value(schema, root)) is None or not re.fullmatch(r"[\w.-]+", name):

@@ -105,7 +105,7 @@ class _CombinedObjects:
             self._collect(self._referred(str(keywords["$ref"])), parts)
 
     def _referred(self, reference: str) -> Any:
-        """Return the schema at a pointer into the root. A dangling one leads to a schema with unknown properties."""
+        """Return the schema at a pointer into the root, or else a schema with unknown properties."""
         schema, unknown = self._root, {"unevaluatedProperties": True}
         for step in reference.removeprefix("#").split("/")[1:]:
             schema = object_of(schema).get(step.replace("~1", "/").replace("~0", "~"), unknown)
