@@ -15,6 +15,7 @@ import msgspec
 from ..decoding import convert, prepare_types
 from ..errors import UnsupportedFeatureError, invalid_value
 from ..hints import Hints
+from ..http.lenient_json import object_of
 from ..turns import whole_turns
 from .opaque_state import blocks_of
 
@@ -264,12 +265,23 @@ def _messages(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
             message["reasoning_content"] = turn["thinking"]
         if sealed := blocks_of(turn.get("thinking_signature")):
             message["thinking_blocks"] = sealed
-        kept = ("tool_calls", "tool_call_id", "tool_name", "name")
+        if calls := turn.get("tool_calls"):
+            message["tool_calls"] = (
+                [_call(call) for call in cast("list[Any]", calls)] if isinstance(calls, list) else calls
+            )
+        kept = ("tool_call_id", "tool_name", "name")
         messages.append(message | {name: turn[name] for name in kept if turn.get(name) is not None})
     return [
         {name: value for name, value in message.items() if name not in ("tool_name", "name")}
         for message in whole_turns({"messages": messages})["messages"]
     ]
+
+
+def _call(call: Any) -> Any:
+    """Return a tool call without Ollama's own fields, such as the function's `index`. Malformed calls stay."""
+    function = object_of(object_of(call).get("function"))
+    kept = {name: value for name, value in function.items() if name in ("name", "arguments")}
+    return {"type": "function", **call, "function": kept} if function else call
 
 
 def _content(turn: dict[str, Any], param: str) -> str | list[dict[str, Any]]:
