@@ -179,11 +179,10 @@ class ResponseEvents:
         else:
             if before is not None:
                 self._close(before, "completed")
-            is_reasoning = kind == "reasoning_text"
-            item: Item = (
-                {"type": "reasoning", "summary": []} if is_reasoning else {"type": "message", "role": "assistant"}
-            )
-            self._text = self._add({**item, "content": []}, kind)
+            item: Item = {"type": "message", "role": "assistant", "content": []}
+            if kind == "reasoning_text":
+                item = {"type": "reasoning", "summary": [], "content": []}
+            self._text = self._add(item, kind)
         opened = self._text
         self._emit("response.content_part.added", **self._place(opened), part=opened.part)
         return opened
