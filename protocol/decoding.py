@@ -195,7 +195,7 @@ def _without_nulls(value: Any, depth: int) -> Any:
         if {dict, list}.isdisjoint(map(type, items)):  # no copy, because a list may hold millions of ids
             return items
         return [_without_nulls(item, depth + 1) for item in items]
-    return value
+    return cast("Any", value)
 
 
 @cache
