@@ -114,7 +114,7 @@ def _check_once(pairs: list[tuple[str, Any]]) -> None:
 
 def convert(fields: Mapping[str, Any], kind: type[R]) -> R:
     """Convert a decoded object to a struct. Raises InvalidRequestError or UnsupportedFeatureError, naming the field."""
-    present = _present(fields, 0)
+    present: dict[str, Any] = _without_nulls(dict(fields), 0)
     read_switches(present, kind)
     for name, types in _types(kind).items():
         if int in types and float not in types and name in present:
@@ -180,25 +180,22 @@ def read_switches(fields: dict[str, Any], kind: type) -> None:
                     read_switches(part, inner)
 
 
-def _present(fields: Mapping[str, Any], depth: int) -> dict[str, Any]:
-    """Drop null fields, also in nested objects."""
-    opaque = _OPAQUE if depth else (*_OPAQUE, "json_schema")
-    return {
-        name: value if name in opaque or depth > _MAX_NESTED else _without_nulls(value, depth + 1)
-        for name, value in fields.items()
-        if value is not None
-    }
-
-
-def _without_nulls(value: Any, depth: int) -> object:
+def _without_nulls(value: Any, depth: int) -> Any:
+    """Drop null fields of objects, also of nested objects."""
     if isinstance(value, dict):
-        return _present(cast("dict[str, Any]", value), depth)
+        fields = cast("dict[str, Any]", value).items()
+        opaque = _OPAQUE if depth else (*_OPAQUE, "json_schema")
+        return {
+            name: item if name in opaque or depth > _MAX_NESTED else _without_nulls(item, depth + 1)
+            for name, item in fields
+            if item is not None
+        }
     if isinstance(value, list) and depth <= _MAX_NESTED:
         items = cast("list[Any]", value)
         if {dict, list}.isdisjoint(map(type, items)):  # no copy, because a list may hold millions of ids
             return items
-        return [_without_nulls(item, depth + 1) if isinstance(item, dict | list) else item for item in items]
-    return cast("object", value)
+        return [_without_nulls(item, depth + 1) for item in items]
+    return cast("Any", value)
 
 
 @cache
@@ -221,8 +218,5 @@ def _member_types(hint: Any) -> set[Any]:
 
 def _param_of(message: str) -> str | None:
     """Extract the field from a msgspec message: ``- at `$.messages[0].role` `` or ``unknown field `x` ``."""
-    for opening in ("at `$.", "field `"):
-        _, separator, rest = message.partition(opening)
-        if separator:
-            return rest.partition("`")[0][:_MAX_NAME]
-    return None
+    match = re.search(r"at `\$\.([^`]*)", message) or re.search(r"field `([^`]*)", message)
+    return None if match is None else match[1][:_MAX_NAME]

@@ -52,20 +52,23 @@ class Hints(msgspec.Struct, kw_only=True):
         }
         return next(((value, name) for name, value in efforts.items() if isinstance(value, str)), (None, ""))
 
-    @property
-    def kept(self) -> dict[str, Any]:
-        """The hints for the chat request that this request is translated to."""
-        return {name: value for name in _KEPT if (value := getattr(self, name)) is not None}
+    def kept(self, *same: str) -> dict[str, Any]:
+        """Return the hints, and the fields `same`, for the chat request that this request is translated to."""
+        return {name: value for name in (*same, *_KEPT) if (value := getattr(self, name)) is not None}
 
     def dropped(self, *used: str) -> list[str]:
         """Return notes on the hints that no chat request has, except `used`."""
         return [f"{name}: no effect" for name in _DROPPED if getattr(self, name) is not None and name not in used]
 
 
+def object_of(value: Any) -> dict[str, Any]:
+    """Return `value` if it is an object, else an empty object."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
 def member(value: Any, name: str) -> Any:
     """Return a field of an object or struct; None for other values."""
-    fields: Any = msgspec.structs.asdict(value) if isinstance(value, msgspec.Struct) else value
-    return cast("dict[str, Any]", fields).get(name) if isinstance(fields, dict) else None
+    return object_of(msgspec.structs.asdict(value) if isinstance(value, msgspec.Struct) else value).get(name)
 
 
 def _thinking_effort(thinking: Any) -> str:

@@ -28,9 +28,9 @@ from .structured import (
     ToolChoice,
     ToolUse,
     check_tools,
+    checked_source,
     format_constraint,
     function_tools,
-    gbnf_constraint,
     outputs_constraint,
 )
 from .turns import whole_turns
@@ -191,7 +191,7 @@ class _CommonFields(Hints, forbid_unknown_fields=True, kw_only=True):
         if len(given) > 1:
             raise InvalidRequestError(f"{' and '.join(given)} exclude each other: leave one out.", param=given[0])
         if self.grammar:
-            return gbnf_constraint(self.grammar)
+            return Constraint("gbnf", checked_source(self.grammar, "grammar"), "grammar")
         wanted = self.structured_outputs if self.json_schema is None else StructuredOutputs(json=self.json_schema)
         return None if wanted is None else outputs_constraint(wanted)
 
@@ -354,18 +354,11 @@ def check_messages(messages: list[Message], *, add_generation_prompt: bool, cont
     if not messages:
         raise invalid_field("messages", "messages must hold at least one message.")
     check_message_count(len(messages))
-    if continue_final_message:
-        fault = ""
+    if continue_final_message and (messages[-1].role != "assistant" or add_generation_prompt):
+        fault = "and add_generation_prompt exclude each other: set add_generation_prompt=false"
         if messages[-1].role != "assistant":
             fault = "needs the last message to be from the assistant"
-        elif add_generation_prompt:
-            fault = "and add_generation_prompt exclude each other: set add_generation_prompt=false"
-        if fault:
-            raise InvalidRequestError(f"continue_final_message {fault}.", param="continue_final_message")
-    _check_turns(messages)
-
-
-def _check_turns(messages: list[Message]) -> None:
+        raise InvalidRequestError(f"continue_final_message {fault}.", param="continue_final_message")
     for index, message in enumerate(messages):
         for field in ("function_call", "audio"):
             if getattr(message, field) is not None:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict, cast
 import msgspec
 
 from .errors import UnsupportedFeatureError, invalid_value
-from .hints import EFFORTS, HINTS, member
+from .hints import EFFORTS, HINTS, member, object_of
 from .schemas.enforceable import enforceable
 
 MAX_CONSTRAINT_CHARS = 2**17
@@ -21,13 +21,16 @@ MAX_DEPTH = 64
 TOOL_HINTS = ("allowed_callers", "cache_control", "defer_loading", "eager_input_streaming", "input_examples")
 _TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+ConstraintKind = Literal["json_schema", "regex", "choice", "lark", "gbnf"]
+#: Kinds of constraints by the field of `structured_outputs`.
+_KINDS: dict[str, ConstraintKind] = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "lark"}
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
     """Grammar that the answer must match. Holds only text, so it can be sent to other processes and used as a key."""
 
-    kind: Literal["json_schema", "regex", "choice", "lark", "gbnf"]
+    kind: ConstraintKind
     # A JSON schema, a regular expression, a JSON list of choices, or a Lark or GBNF grammar, according to `kind`.
     source: str
     # Request field that the constraint came from, for error messages.
@@ -142,32 +145,22 @@ def format_constraint(wanted: ResponseFormat) -> Constraint | None:
     if wanted.json_schema is not None:
         schema, param, notes = wanted.json_schema.schema, "response_format", set[str]()
         _check_depth(schema, param)
-        text = _schema_text(enforceable(schema, notes, strict=wanted.json_schema.strict is True), param)
-        return Constraint("json_schema", text, param, tuple(sorted(notes)))
+        text = _encoded(enforceable(schema, notes, strict=wanted.json_schema.strict is True), param)
+        return Constraint("json_schema", checked_source(text, param), param, tuple(sorted(notes)))
     return None if wanted.type == "text" else Constraint("json_schema", '{"type":"object"}', "response_format")
 
 
 def outputs_constraint(wanted: StructuredOutputs) -> Constraint:
     """Return the constraint of `structured_outputs`. Raises InvalidRequestError unless exactly one kind is given."""
-    param = "structured_outputs"
-    given = [name for name in wanted.__struct_fields__ if getattr(wanted, name) is not None]
+    param, names = "structured_outputs", wanted.__struct_fields__
+    given = [name for name in names if getattr(wanted, name) is not None]
     if len(given) != 1:
-        raise invalid_value(param, f"give exactly one of {', '.join(wanted.__struct_fields__)}, got {given or 'none'}")
-    if wanted.json is not None:
-        schema = wanted.json if isinstance(wanted.json, str) else _schema_text(wanted.json, param)
-        return Constraint("json_schema", _checked(schema, param), param)
-    if wanted.choice is not None:
-        if not wanted.choice or not all(wanted.choice):
-            raise invalid_value(param, "choice must be a list of non-empty answers")
-        return Constraint("choice", _checked(msgspec.json.encode(wanted.choice).decode(), param), param)
-    if wanted.regex is not None:
-        return Constraint("regex", _checked(wanted.regex, param), param)
-    return Constraint("lark", _checked(wanted.grammar or "", param), param)
-
-
-def gbnf_constraint(grammar: str) -> Constraint:
-    """Return the constraint of llama.cpp's `grammar`. Raises InvalidRequestError if the grammar is too long."""
-    return Constraint("gbnf", _checked(grammar, "grammar"), "grammar")
+        raise invalid_value(param, f"give exactly one of {', '.join(names)}, got {given or 'none'}")
+    if wanted.choice is not None and not (wanted.choice and all(wanted.choice)):
+        raise invalid_value(param, "choice must be a list of non-empty answers")
+    value: Any = getattr(wanted, given[0])
+    source = value if isinstance(value, str) else _encoded(value, param)
+    return Constraint(_KINDS[given[0]], checked_source(source, param), param)
 
 
 def function_tools(fields: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -193,14 +186,13 @@ def function_tools(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _without_hints(tool: dict[str, Any]) -> dict[str, Any]:
     plain = {name: value for name, value in tool.items() if name not in TOOL_HINTS}
-    function = plain.get("function")
-    return {**plain, "function": _without_hints(cast("dict[str, Any]", function))} if _name_of(plain) else plain
+    return {**plain, "function": _without_hints(plain["function"])} if _name_of(plain) else plain
 
 
 def _allowed(choice: dict[str, Any], tools: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
     """Return the allowed functions, and whether one must be called. Raises InvalidRequestError."""
-    allowed: Any = member(choice, "allowed_tools")
-    mode, listed = member(allowed, "mode"), member(allowed, "tools")
+    allowed = object_of(choice.get("allowed_tools"))
+    mode, listed = allowed.get("mode"), allowed.get("tools")
     given = cast("list[Any]", listed) if isinstance(listed, list) else []
     names = [_name_of(tool) for tool in given if member(tool, "type") == "function"]
     kept = [tool for tool in tools if _name_of(tool) in names]
@@ -279,17 +271,18 @@ def _children(value: Any) -> list[Any]:
     return [item for item in items if isinstance(item, list | dict)]
 
 
-def _check_depth(schema: dict[str, Any], param: str) -> None:
+def _check_depth(schema: Any, param: str) -> None:
     if depth_of(schema) > MAX_DEPTH:
         raise invalid_value(param, f"the schema is nested deeper than {MAX_DEPTH} levels")
 
 
-def _schema_text(schema: dict[str, Any], param: str) -> str:
-    _check_depth(schema, param)
-    return _checked(msgspec.json.encode(schema).decode(), param)
+def _encoded(value: Any, param: str) -> str:
+    _check_depth(value, param)
+    return msgspec.json.encode(value).decode()
 
 
-def _checked(source: str, param: str) -> str:
+def checked_source(source: str, param: str) -> str:
+    """Return the source of a constraint. Raises InvalidRequestError if the source is too long."""
     if len(source) > MAX_CONSTRAINT_CHARS:
         raise invalid_value(param, f"{len(source)} characters; at most {MAX_CONSTRAINT_CHARS} are supported")
     return source

@@ -7,6 +7,8 @@ from typing import Any, cast
 
 import msgspec
 
+from .hints import object_of
+
 _Object = dict[str, Any]
 #: Fields of assistant messages that may stand instead of a content.
 _CONTENTS = ("refusal", "reasoning_content", "reasoning", "audio", "function_call", "tool_calls")
@@ -19,11 +21,7 @@ def whole_turns(fields: Mapping[str, Any]) -> Mapping[str, Any]:
         return fields
     calls: list[_Object] = []
     turns = enumerate(cast("list[Any]", messages))
-    return {**fields, "messages": [_whole(_object(each), index, calls) or each for index, each in turns]}
-
-
-def _object(value: Any) -> _Object:
-    return cast("_Object", value) if isinstance(value, dict) else {}
+    return {**fields, "messages": [_whole(object_of(each), index, calls) or each for index, each in turns]}
 
 
 def _whole(turn: _Object, index: int, unanswered: list[_Object]) -> _Object:
@@ -31,11 +29,11 @@ def _whole(turn: _Object, index: int, unanswered: list[_Object]) -> _Object:
     role, calls = turn.get("role"), turn.get("tool_calls")
     if role == "assistant" and isinstance(calls, list) and calls:
         whole = [_whole_call(call, f"call_{index}_{at}") for at, call in enumerate(cast("list[Any]", calls))]
-        unanswered[:] = filter(_object, whole)
+        unanswered[:] = filter(object_of, whole)
         turn = {**turn, "tool_calls": whole}
     elif role == "tool":
         call_id, name = turn.get("tool_call_id"), turn.get("tool_name") or turn.get("name")
-        names = [_object(call.get("function")).get("name") if call_id is None else None for call in unanswered]
+        names = [object_of(call.get("function")).get("name") if call_id is None else None for call in unanswered]
         ids = [call.get("id") for call in unanswered]
         at = ids.index(call_id) if call_id in ids else names.index(name) if name in names else 0
         if ids and (call_id is None or call_id in ids):
@@ -46,7 +44,7 @@ def _whole(turn: _Object, index: int, unanswered: list[_Object]) -> _Object:
 
 def _whole_call(call: Any, otherwise: str) -> Any:
     """Return a call with an id, or else the id `otherwise`, and with arguments as text."""
-    whole, function = _object(call), _object(_object(call).get("function"))
+    whole, function = object_of(call), object_of(object_of(call).get("function"))
     arguments = function.get("arguments")
     if function and not isinstance(arguments, str):
         text = "{}" if arguments is None else msgspec.json.encode(arguments).decode()

@@ -13,8 +13,8 @@ from ..http.wire import close_body
 class TranslatedBody:
     """Stream of events that `events` encodes from the payloads of `body`. `aclose` also closes an unread `body`.
 
-    `error_event` encodes an UpstreamError of `events`, which else send their own. If `body` has a method `hold_end`,
-    the translation decides the status in the request's row.
+    `error_event` encodes an UpstreamError of `events`. None: their last event encodes the error.
+    If `body` has a method `hold_end`, the translation decides the status in the request's row.
     """
 
     def __init__(

@@ -151,7 +151,7 @@ class AnthropicEvents:
         self._close()
 
     def _seal(self) -> None:
-        """Send the opaque fields that are foreign to Anthropic's API."""
+        """Send the opaque fields, which have no equivalent in Anthropic's API."""
         if sealed := seal(self._state):
             self._state = {}
             self._sign(blocks_of(sealed)[0])

@@ -94,8 +94,7 @@ def read_count(body: bytes) -> bytes:
 
 def chat_body(request: MessagesRequest) -> dict[str, Any]:
     """Translate to a chat request. Raises InvalidRequestError or UnsupportedFeatureError."""
-    given = {name: getattr(request, name) for name in _SAME}
-    body = {name: value for name, value in given.items() if value is not None} | request.kept
+    body = request.kept(*_SAME)
     body |= {"messages": messages_of(request.messages, request.system), "max_completion_tokens": request.max_tokens}
     last: Block = body["messages"][-1]
     if last["role"] == "assistant" and "tool_calls" not in last:  # the answer is prefilled, so continue it

@@ -53,17 +53,15 @@ class OllamaAnswer:
 
     def whole(self, completion: dict[str, Any]) -> dict[str, Any]:
         """Convert a whole completion. Raises UpstreamError if it is malformed."""
-        message = _message(_as_chat(completion))
-        calls, notes = _calls(message, completion)
+        message, calls, noted = _read(_as_chat(completion))
         part = self.part(*_text_and_reasoning(message), calls, completion["choices"][0].get("logprobs"))
         _sign(part, message)
-        return self._ended(part, with_notes(completion, *notes))
+        return self._ended(part, noted)
 
     def ends(self, completion: dict[str, Any]) -> list[dict[str, Any]]:
         """Build the last lines of a stream from its assembled `completion`. Raises UpstreamError if malformed."""
-        message = _message(completion)
-        calls, notes = _calls(message, completion)
-        ended = self._ended(self.part(""), with_notes(completion, *notes))
+        message, calls, noted = _read(completion)
+        ended = self._ended(self.part(""), noted)
         _sign(ended, message)
         return [*([self.part("", calls=calls)] if calls else []), ended]
 
@@ -145,25 +143,22 @@ def _sign(part: dict[str, Any], message: dict[str, Any]) -> None:
         part["message"]["thinking_signature"] = sealed
 
 
-def _message(completion: dict[str, Any]) -> dict[str, Any]:
-    choices = objects_of(completion.get("choices"))
-    if not choices or choices[0].get("finish_reason") is None:
-        raise UpstreamError("The answer ended without a finish reason.")
-    return object_of(choices[0].get("message"))
-
-
 def _text_and_reasoning(message: dict[str, Any]) -> tuple[str, str]:
     return text_of(message.get("content")) + text_of(message.get("refusal")), reasoning_of(message)
 
 
-def _calls(message: dict[str, Any], completion: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Convert the tool calls of a completion's message, and return notes on changed arguments."""
+def _read(completion: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
+    """Return the message, its converted tool calls, and the completion with notes on changed arguments. Raises
+    UpstreamError if the completion has no finish reason."""
+    choices = objects_of(completion.get("choices"))
+    if not choices or choices[0].get("finish_reason") is None:
+        raise UpstreamError("The answer ended without a finish reason.")
+    message, cut = object_of(choices[0].get("message")), choices[0]["finish_reason"] == "length"
     calls, notes = list[dict[str, Any]](), list[str]()
     for index, call in enumerate(objects_of(message.get("tool_calls"))):
         function = object_of(call.get("function"))
-        cut: bool = completion["choices"][0]["finish_reason"] == "length"
         arguments, changes = arguments_of(text_of(function.get("name")), text_of(function.get("arguments")), cut=cut)
         notes += changes
         named = {"id": identifier} if (identifier := id_of(call, "")) else {}
         calls.append({**named, "function": {"index": index, "name": function.get("name"), "arguments": arguments}})
-    return calls, notes
+    return message, calls, with_notes(completion, *notes)

@@ -106,7 +106,13 @@ class ResponseEvents:
 
     def read(self, chunk: dict[str, Any]) -> list[bytes]:
         """Read a streamed chunk or a whole completion."""
-        self._note(chunk)
+        self.response["model"] = chunk.get("model") or self.response["model"]
+        if chunk.get("updraft") is not None:
+            self.response["updraft"] = chunk["updraft"]
+        used = {**object_of(chunk.get("sampling")), "service_tier": chunk.get("service_tier")}
+        self.response |= {name: used[name] for name in _EFFECTIVE if used.get(name) is not None}
+        if usage := object_of(chunk.get("usage")):
+            self.response["usage"] = usage_of(usage)
         for choice in first_choices(chunk):
             delta = object_of(choice.get("delta") or choice.get("message"))
             logprobs = objects_of(object_of(choice.get("logprobs")).get("content"))
@@ -151,15 +157,6 @@ class ResponseEvents:
         self._emit("response.failed", response=self.response)
         return self._taken()
 
-    def _note(self, chunk: dict[str, Any]) -> None:
-        self.response["model"] = chunk.get("model") or self.response["model"]
-        if chunk.get("updraft") is not None:
-            self.response["updraft"] = chunk["updraft"]
-        used = {**object_of(chunk.get("sampling")), "service_tier": chunk.get("service_tier")}
-        self.response |= {name: used[name] for name in _EFFECTIVE if used.get(name) is not None}
-        if usage := object_of(chunk.get("usage")):
-            self.response["usage"] = usage_of(usage)
-
     def _emit_text(self, kind: _Kind, text: str, logprobs: Sequence[Item] = ()) -> None:
         if not text and not logprobs:
             return
@@ -179,11 +176,10 @@ class ResponseEvents:
         else:
             if before is not None:
                 self._close(before, "completed")
-            is_reasoning = kind == "reasoning_text"
-            item: Item = (
-                {"type": "reasoning", "summary": []} if is_reasoning else {"type": "message", "role": "assistant"}
-            )
-            self._text = self._add({**item, "content": []}, kind)
+            item: Item = {"type": "message", "role": "assistant", "content": []}
+            if kind == "reasoning_text":
+                item = {"type": "reasoning", "summary": [], "content": []}
+            self._text = self._add(item, kind)
         opened = self._text
         self._emit("response.content_part.added", **self._place(opened), part=opened.part)
         return opened

@@ -156,8 +156,7 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
 
 def chat_body(request: ResponsesRequest, items: Sequence[Item]) -> dict[str, Any]:
     """Translate the request, with `items` as the conversation, to a chat request. Raises InvalidRequestError."""
-    given = {name: getattr(request, name) for name in _SAME}
-    body = {name: value for name, value in given.items() if value is not None} | request.kept
+    body = request.kept(*_SAME)
     body["messages"] = messages_of(items, request.instructions)
     if request.max_output_tokens is not None:
         body["max_completion_tokens"] = request.max_output_tokens

@@ -128,8 +128,8 @@ def _check_one_key(sent: dict[bytes, list[str]]) -> None:
     """Refuse a request with two different API keys, because it would depend on the server which key pays."""
     keys = {key.partition(" ")[2].strip() if " " in key else key for key in sent.get(b"authorization", ())}
     if len({*keys, *sent.get(b"x-api-key", ())} - {""}) > 1:
-        fault = "names two API keys, in Authorization or x-api-key. Send only one"
-        raise InvalidRequestError(f"The request {fault}.", param="authorization", code="invalid_value")
+        fault = "The request names two API keys, in Authorization or x-api-key. Send only one."
+        raise InvalidRequestError(fault, param="authorization", code="invalid_value")
 
 
 def key_proof(key: str, url: str) -> str:

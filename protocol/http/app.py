@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -79,7 +78,6 @@ def create_app(
     access = access or Access()
     app = HttpApp(title=title, lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.state.traffic = Traffic()
     limits = BodyLimits(max_body_bytes, max_upload_bytes or {}, BodyMemory())
     app.layers.append(Middleware(_OuterMiddleware, access=access, limits=limits, traffic=app.state.traffic))
@@ -145,16 +143,11 @@ async def read_body(request: Request, most_s: float = BODY_S) -> bytes:
 
     Raises RequestTooLargeError, RequestTimeoutError, RequestCancelledError, and the errors of `BodyMemory.take`.
     """
-    pieces: list[bytes] = []
     try:
         async with asyncio.timeout(min(most_s, BODY_S)):
-            while (message := await request.receive())["type"] == "http.request":
-                pieces.append(message.get("body", b""))
-                if not message.get("more_body"):
-                    return b"".join(pieces)
+            return b"".join([piece async for piece in _pieces(request)])
     except TimeoutError as error:
         raise RequestTimeoutError("The request body did not arrive in time: send it faster.") from error
-    raise RequestCancelledError("The client closed the connection while sending.")
 
 
 async def read_wire_request(request: Request) -> WireRequest:
@@ -357,13 +350,12 @@ def _check_framing(scope: Scope) -> None:
         raise _FramingError("Transfer-Encoding rules out Content-Length and HTTP/1.0.")
     if coding is not None and coding.lower() != b"chunked":
         raise _FramingError("The only supported Transfer-Encoding is chunked.")
-    names = [name for name, _ in headers] if len(sent) < len(headers) else []
-    if (names and max(map(names.count, _SINGLE)) > 1) or version not in _VERSIONS:
-        message = "A request must have one Host, at most one Transfer-Encoding, and a known HTTP version."
-        raise _FramingError(message)
+    names = [name for name, _ in headers]
+    if max(map(names.count, _SINGLE)) > 1 or version not in _VERSIONS:
+        raise _FramingError("A request must have one Host, at most one Transfer-Encoding, and a known HTTP version.")
     if len(headers) > _MAX_HEADERS:
         raise _FramingError(f"More than {_MAX_HEADERS} headers: send fewer.", code="too_many_headers")
-    if any(name == b"content-encoding" and value.lower() not in (b"", b"identity") for name, value in scope["headers"]):
+    if any(name == b"content-encoding" and value.lower() not in (b"", b"identity") for name, value in headers):
         raise _FramingError("Content-Encoding is not supported: send the body uncompressed.")
 
 
@@ -489,7 +481,3 @@ def _as_updraft_error(request: Request, error: HTTPException) -> UpdraftError:
         allowed = (error.headers or {}).get("Allow", "none")
         return MethodNotAllowedError(f"{route} is not allowed; allowed: {allowed}.{elsewhere}")
     return InvalidRequestError(str(error.detail))
-
-
-async def _on_validation_error(_request: Request, error: Exception) -> Response:
-    return error_response(InvalidRequestError(f"Invalid request: {error}"))

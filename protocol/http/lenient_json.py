@@ -21,6 +21,7 @@ from ..errors import (
     UpdraftError,
     UpstreamError,
 )
+from ..hints import object_of
 from ..safety.redaction import paired
 
 _MAX_MESSAGE, _MAX_EXCERPT = 2000, 300  # characters
@@ -109,11 +110,6 @@ def _finite(number: str) -> float | None:
 def _plain(value: Any) -> Any:
     """Convert a struct or raw JSON to types that `json.dumps` accepts."""
     return json_of(bytes(value), exact=True) if isinstance(value, msgspec.Raw) else msgspec.to_builtins(value)
-
-
-def object_of(value: Any) -> dict[str, Any]:
-    """Return `value` if it is an object, else an empty object."""
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def objects_of(value: Any) -> list[dict[str, Any]]:

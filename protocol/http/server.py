@@ -57,8 +57,7 @@ def serve(  # noqa: PLR0913
     `drain_s` seconds are ended by the app's `Traffic.at_deadline`, or else cut off.
 
     When ready, prints `ready http://HOST:PORT` (https with `tls`), writes that URL to `ready_file` and calls `on_ready`
-    with the URL. `announces=False` skips all three, for several processes sharing a port. `websockets` allows WebSocket
-    connections.
+    with the URL. `announces=False` skips all three, for several processes sharing a port.
     Raises PortInUseError, ConfigurationError, or the error with which `app` failed to start.
     """
     if not (drain_s >= 0 and math.isfinite(drain_s)):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from ..errors import UnsupportedFeatureError, invalid_field
+from ..hints import object_of
 
 MAX_NAME = 256  # maximum characters of a model's or tool's name
 _MAX_LABEL = 1024  # maximum characters of a caller's or request's identifier
@@ -34,27 +35,18 @@ def check_names(fields: Mapping[str, Any]) -> None:
     """Check the lengths of names. Raises InvalidRequestError. Skips values of other types, which decoding reports."""
     for field, most in _BOUNDS.items():
         _check(field, fields.get(field), most)
-    metadata: Any = fields.get("metadata")
-    if isinstance(metadata, dict):
-        pairs = cast("dict[str, Any]", metadata)
-        if len(pairs) > _MAX_PAIRS:
-            raise invalid_field("metadata", f"metadata has {len(pairs)} pairs, at most {_MAX_PAIRS} are allowed")
-        for name, value in pairs.items():
-            _check("metadata", name, MAX_NAME)
-            _check("metadata", value, _MAX_VALUE)
-    for path, name in _tool_names(fields):
-        _check(path, name, MAX_NAME)
-
-
-def _tool_names(fields: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    pairs = object_of(fields.get("metadata"))
+    if len(pairs) > _MAX_PAIRS:
+        raise invalid_field("metadata", f"metadata has {len(pairs)} pairs, at most {_MAX_PAIRS} are allowed")
+    for name, value in pairs.items():
+        _check("metadata", name, MAX_NAME)
+        _check("metadata", value, _MAX_VALUE)
     tools: Any = fields.get("tools")
     named = [("tool_choice", fields.get("tool_choice"))]
     if isinstance(tools, list):
         named += [(f"tools[{index}]", tool) for index, tool in enumerate(cast("list[Any]", tools))]
     for path, tool in named:
-        function: Any = cast("dict[str, Any]", tool).get("function") if isinstance(tool, dict) else None
-        if isinstance(function, dict):
-            yield f"{path}.function.name", cast("dict[str, Any]", function).get("name")
+        _check(f"{path}.function.name", object_of(object_of(tool).get("function")).get("name"), MAX_NAME)
 
 
 def _check(param: str, value: Any, most: int) -> None:
