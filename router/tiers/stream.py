@@ -23,7 +23,7 @@ _NO_STREAM = "it answered a streamed request with something other than an event 
 _LAST_BYTES_S = 0.2  # seconds that a server has to end its response after the end mark
 
 
-class HttpCloudStream:
+class HttpCloudStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
     """`CloudStream` over one open response of a cloud."""
 
     def __init__(self, response: httpx.Response, endpoint: CloudEndpoint, callers_key: str | None = None) -> None:
@@ -67,9 +67,6 @@ class HttpCloudStream:
                 break
         self._ready = continuation.events + self._ready
         return verdict
-
-    def __aiter__(self) -> HttpCloudStream:
-        return self
 
     async def __anext__(self) -> tuple[bytes, dict[str, Any]]:
         while not self._ready:
