@@ -56,12 +56,11 @@ class HttpCloudTier:
         self._node_models: frozenset[str] = frozenset()
         self._ask_for_models_at = 0.0
         self._models_lock = asyncio.Lock()  # lets concurrent callers share one request for the list
-        self._client: httpx.AsyncClient | None = None
-        self._client_error: ConfigurationError | None = None
+        self._client: httpx.AsyncClient | ConfigurationError
         try:
             self._client = open_client(endpoint)
         except ConfigurationError as error:
-            self._client_error = error
+            self._client = error
             log.warning("%s", error.message)
 
     async def complete(
@@ -142,7 +141,7 @@ class HttpCloudTier:
 
     async def aclose(self) -> None:
         await self._calls.aclose()
-        if self._client is not None:
+        if isinstance(self._client, httpx.AsyncClient):
             await self._client.aclose()
 
     async def _ask_whole(
@@ -215,8 +214,8 @@ class HttpCloudTier:
 
     async def _send(self, method: str, path: str, content: Content | None, forwarded: Forwarding) -> httpx.Response:
         """Send a request and return the open response. Raises CloudFailure for any status but 200."""
-        if self._client is None:
-            raise misconfigured(self._client_error or ConfigurationError("The cloud's HTTP client is not set up."))
+        if isinstance(self._client, ConfigurationError):
+            raise misconfigured(self._client)
         given = dict(forwarded.headers)
         if (native := forwarded.native) is not None and native.provider == self._provider.name:
             given |= native.headers
