@@ -421,10 +421,9 @@ class Cascade:
     def _may_stream(self, answer: LocalAnswer) -> bool:
         """Return whether to start the stream: at once if no gates follow, else after `hold_tokens` tokens. A request
         sampled for exploration waits for all gates, because a stream that has begun cannot escalate."""
-        gated = self.ruling.open
-        return self.job.stream and (
-            not gated or (self._is_past_hold(answer) and not self.record.decision.exploration_chance)
-        )
+        if not self.ruling.open:
+            return self.job.stream
+        return self._is_past_hold(answer) and not self.record.decision.exploration_chance
 
     def _is_past_hold(self, answer: LocalAnswer) -> bool:
         """Return whether the answer is long enough to be streamed before gate 3, and more than white space. A

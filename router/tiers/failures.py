@@ -72,6 +72,8 @@ class CloudFailure(Exception):
 
     @property
     def phrase(self) -> str:
+        if self.kind == "not_asked":
+            return self.cause
         return f"the cloud failed: {self.cause}" + (f" ({self.url})" if self.url else "")
 
     @property
@@ -107,10 +109,6 @@ class CloudForbidden(CloudFailure):
 
     def __init__(self, error: UpdraftError, cause: str | None = None) -> None:
         super().__init__(error.message if cause is None else cause, error, "not_asked", reached=False)
-
-    @property
-    def phrase(self) -> str:
-        return self.cause
 
 
 def refused(url: str, status: int, headers: Mapping[str, str], raw: bytes) -> CloudFailure:

@@ -33,7 +33,6 @@ class HttpCloudStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
         self._endpoint = endpoint
         self._url = endpoint.url
         self._translator = endpoint.provider.events()
-        self._idle_timeout_s = endpoint.timeout_s
         self._chunks: AsyncIterator[bytes] = response.aiter_bytes()
         self._parser = sse.EventParser()
         self._choices = StreamedChoices()
@@ -78,10 +77,10 @@ class HttpCloudStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
                     raise StopAsyncIteration
                 return json_bytes(finish), finish
             try:
-                async with asyncio.timeout(self._idle_timeout_s):
+                async with asyncio.timeout(self._endpoint.timeout_s):
                     chunk = await anext(self._chunks, None)
             except TimeoutError as error:
-                raise timed_out(self._url, self._idle_timeout_s) from error
+                raise timed_out(self._url, self._endpoint.timeout_s) from error
             except httpx.HTTPError as error:
                 raise cut(self._url, str(error) or type(error).__name__) from error
             if chunk is None:
