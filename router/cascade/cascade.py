@@ -40,23 +40,15 @@ _T = TypeVar("_T")
 
 
 class State(StrEnum):
-    RULES = "rules"
-    BEFORE = "before"
-    LOCAL = "local"
-    AFTER = "after"
-    CLOUD = "cloud"
-    FALLBACK = "fallback"
+    """States of a request, with the names of their trace spans."""
+
+    RULES = "gate rules"
+    BEFORE = "gate before"
+    LOCAL = "generate local"
+    AFTER = "gate after"
+    CLOUD = "escalate"
+    FALLBACK = "fall back"
     DONE = "done"
-
-
-_SPANS = {
-    State.RULES: "gate rules",
-    State.BEFORE: "gate before",
-    State.LOCAL: "generate local",
-    State.AFTER: "gate after",
-    State.CLOUD: "escalate",
-    State.FALLBACK: "fall back",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +72,7 @@ Reply = LocalReply | LiveReply | CloudReply | CloudStreamReply
 class Cascade:
     """Cascade of one request. Call `run()` once for the reply, and `aclose()` when the answer is delivered or dropped.
 
-    `trail` lists the states of the request so far. Raises UpdraftError or CloudFailure only if no answer is possible.
+    Raises UpdraftError or CloudFailure only if no answer is possible.
     """
 
     def __init__(self, job: RoutingRequest, router_state: RouterState, record: RequestRecord) -> None:
@@ -88,7 +80,6 @@ class Cascade:
         self.router_state = router_state
         self.tiers = router_state.tiers
         self.record = record
-        self.trail: list[State] = []
         self.ruling = Ruling(local=False, cloud=False, reason="")
         self._gates = router_state.tiers.gates
         self._plan = DeadlinePlan("both")
@@ -111,10 +102,8 @@ class Cascade:
     async def run(self) -> Reply:
         state = State.RULES
         while state is not State.DONE:
-            self.trail.append(state)
-            with self.record.span.child(_SPANS[state]):
+            with self.record.span.child(state.value):
                 state = await self._steps[state]()
-        self.trail.append(state)
         if isinstance(self._reply, LocalReply | LiveReply):
             run = self._reply if isinstance(self._reply, LocalReply) else self._reply.run
             await self.escalation.stop_race(run.answer, "the cloud lost the race")
@@ -126,7 +115,6 @@ class Cascade:
         """Run until a cloud would be called or the local answer is accepted. Call this instead of `run()`."""
         state = State.RULES
         while state not in (State.CLOUD, State.DONE):
-            self.trail.append(state)
             state = await self._steps[state]()
 
     async def aclose(self) -> None:
@@ -154,12 +142,14 @@ class Cascade:
         if self._plan.tiers == "one":
             decision = replace(decision, reason=f"{decision.reason}; {self._plan.reason}")
             self.ruling = self.ruling if decision.escalate else Ruling(True, False, self._plan.reason)
-        state = self._judge(decision, State.LOCAL)
+        self.decide(decision)
+        if decision.escalate:
+            return State.CLOUD
         above = self.router_state.config.race_above
         races = above is not None and (decision.p_gain or 0.0) >= above and not decision.exploration_chance
-        if state is State.LOCAL and self.ruling.open and races:
+        if self.ruling.open and races:
             self.escalation.race(self.cloud_time_left_s)
-        return state
+        return State.LOCAL
 
     async def _local(self) -> State:
         try:
@@ -215,8 +205,9 @@ class Cascade:
         answer = self._answer
         if answer is None:
             raise EngineError("Gate 3 has no answer to judge.")
-        state = self._judge(await self.read(lambda: self._judged(answer), answer), State.DONE)
-        return self._done(LocalReply(answer)) if state is State.DONE else state
+        decision = await self.read(lambda: self._judged(answer), answer)
+        self.decide(decision)
+        return State.CLOUD if decision.escalate else self._done(LocalReply(answer))
 
     async def _cloud(self) -> State:
         if self.escalation.races_excluded_cloud:
@@ -393,10 +384,6 @@ class Cascade:
         self.ruling = Ruling(local=True, cloud=False, reason=reason)
         return State.LOCAL
 
-    def _judge(self, decision: GateDecision, otherwise: State) -> State:
-        self.decide(decision)
-        return State.CLOUD if decision.escalate else otherwise
-
     @property
     def _hold(self) -> int | None:
         """Number of tokens to generate before a stream starts. None: no cloud could continue the stream."""
@@ -434,10 +421,9 @@ class Cascade:
     def _may_stream(self, answer: LocalAnswer) -> bool:
         """Return whether to start the stream: at once if no gates follow, else after `hold_tokens` tokens. A request
         sampled for exploration waits for all gates, because a stream that has begun cannot escalate."""
-        gated = self.ruling.open
-        return self.job.stream and (
-            not gated or (self._is_past_hold(answer) and not self.record.decision.exploration_chance)
-        )
+        if not self.ruling.open:
+            return self.job.stream
+        return self._is_past_hold(answer) and not self.record.decision.exploration_chance
 
     def _is_past_hold(self, answer: LocalAnswer) -> bool:
         """Return whether the answer is long enough to be streamed before gate 3, and more than white space. A

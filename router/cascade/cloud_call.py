@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -192,7 +192,7 @@ def bound_unreported(record: RequestRecord, completion: dict[str, Any]) -> None:
     call.unreported_tokens = max(answer.bound, answer.reserved if call.is_reasoning else 0)
 
 
-class MeteredStream:
+class MeteredStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
     """A cloud's stream under a budget. If the budget is used up, the stream ends with the finish reason `length`."""
 
     def __init__(self, stream: CloudStream, state: RouterState, record: RequestRecord) -> None:
@@ -203,9 +203,6 @@ class MeteredStream:
         self._answer = StreamTokenEstimate(0 if record.reserved is None else record.reserved.tokens)
         self._indices: dict[int, None] = {}
         self._ended = False
-
-    def __aiter__(self) -> MeteredStream:
-        return self
 
     async def __anext__(self) -> tuple[bytes, dict[str, Any]]:
         if self._ended:

@@ -100,23 +100,15 @@ def rule(job: RoutingRequest, availability: TierAvailability) -> Ruling:
 
 def device_only_error(privacy_rule: str, no_local: UpdraftError | None = None) -> InvalidRequestError:
     """Return the error for a request that must stay on the device. `no_local`: why the device cannot answer it."""
-    if no_local is not None:
-        return InvalidRequestError(
-            f"This request must stay on the device because of {_cause(privacy_rule)}, but the device cannot answer it: "
-            f"{no_local.message}",
-            code="private",
-        )
-    return InvalidRequestError(
-        f"This request must stay on the device because of {_cause(privacy_rule)}: model='cloud' and embeddings are not "
-        "allowed. Use model='auto' or 'local', or remove the private content.",
-        code="private",
-    )
-
-
-def _cause(privacy_rule: str) -> str:
+    cause = f"the privacy rule {privacy_rule!r}"
     if privacy_rule in UNREADABLE:
-        return f"its privacy rules, which cannot read {privacy_rule}"
-    return f"the privacy rule {privacy_rule!r}"
+        cause = f"its privacy rules, which cannot read {privacy_rule}"
+    fault = (
+        ": model='cloud' and embeddings are not allowed. Use model='auto' or 'local', or remove the private content."
+    )
+    if no_local is not None:
+        fault = f", but the device cannot answer it: {no_local.message}"
+    return InvalidRequestError(f"This request must stay on the device because of {cause}{fault}", code="private")
 
 
 def _why_local(job: RoutingRequest) -> str:

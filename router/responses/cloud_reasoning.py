@@ -9,8 +9,12 @@ from ..request.json_narrowing import table, tables
 
 
 def whole(completion: dict[str, Any]) -> dict[str, Any]:
-    choices = tables(completion.get("choices")) or []
-    return {**completion, "choices": [{**each, "message": _message(table(each.get("message")))} for each in choices]}
+    """Convert the reasoning in a whole completion."""
+    choices = [
+        {**each, "message": _converted(table(each.get("message")) or {}, ReasoningSplitter(), ended=True)}
+        for each in tables(completion.get("choices")) or []
+    ]
+    return {**completion, "choices": choices}
 
 
 class CloudReasoning:
@@ -23,24 +27,17 @@ class CloudReasoning:
         return {**event, "choices": [self._choice(each) for each in tables(event.get("choices")) or []]}
 
     def _choice(self, choice: dict[str, Any]) -> dict[str, Any]:
-        delta = table(choice.get("delta")) or {}
-        text = delta.get("content")
         splitter = self._splitters.setdefault(choice.get("index"), ReasoningSplitter())
-        thoughts, shown = splitter.push(text) if isinstance(text, str) else ("", "")
-        if choice.get("finish_reason"):
-            rest = splitter.flush()
-            thoughts, shown = thoughts + rest[0], shown + rest[1]
-        said = {"content": shown} if shown or isinstance(text, str) else {}
-        thought = {"reasoning_content": thoughts} if thoughts else {}
-        return {**choice, "delta": {**delta, **said, **thought}}
+        delta = table(choice.get("delta")) or {}
+        return {**choice, "delta": _converted(delta, splitter, ended=bool(choice.get("finish_reason")))}
 
 
-def _message(message: dict[str, Any] | None) -> dict[str, Any]:
-    message = message or {}
-    text = message.get("content")
-    if not isinstance(text, str):
-        return message
-    splitter = ReasoningSplitter()
-    parts = [splitter.push(text), splitter.flush()]
-    thoughts, shown = ("".join(each) for each in zip(*parts, strict=True))
-    return {**message, "content": shown} | ({"reasoning_content": thoughts} if thoughts else {})
+def _converted(said: dict[str, Any], splitter: ReasoningSplitter, *, ended: bool) -> dict[str, Any]:
+    """Return a message or delta with its reasoning in `reasoning_content`. `ended`: no more text follows."""
+    text = said.get("content")
+    thoughts, shown = splitter.push(text) if isinstance(text, str) else ("", "")
+    if ended:
+        rest = splitter.flush()
+        thoughts, shown = thoughts + rest[0], shown + rest[1]
+    content = {"content": shown} if shown or isinstance(text, str) else {}
+    return {**said, **content, **({"reasoning_content": thoughts} if thoughts else {})}

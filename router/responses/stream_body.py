@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 
 from ...protocol.errors import EngineError
@@ -15,7 +15,7 @@ from . import streaming as streams
 log = logging.getLogger("updraft.router")
 
 
-class StreamBody:
+class StreamBody(AsyncIterator[bytes]):
     """Streamed body that calls `end` exactly once, with a status: when exhausted, failed, or closed by its consumer."""
 
     def __init__(self, events: AsyncGenerator[bytes], end: Callable[[int], Awaitable[None]]) -> None:
@@ -27,9 +27,6 @@ class StreamBody:
         """Return `end` for a translation of this stream. The stream then calls `end` only if it fails or is closed."""
         self._is_held = True
         return self._finish
-
-    def __aiter__(self) -> StreamBody:
-        return self
 
     async def __anext__(self) -> bytes:
         if self._ended:

@@ -14,7 +14,7 @@ from ...accounting.reported_usage import ReportedUsage
 from ...protocol.errors import EngineError, UpdraftError
 from ...protocol.http import sse
 from ...protocol.http.lenient_json import split_final_event
-from ...protocol.requests import ChatRequest, Message
+from ...protocol.requests import ChatRequest
 from ...protocol.responses import ChoiceLogprobs, Delta, FinishReason
 from ...protocol.safety.redaction import paired
 from ...protocol.sampling import SamplingParams
@@ -42,11 +42,8 @@ async def replay(cascade: Cascade, answer: LocalAnswer) -> AsyncGenerator[bytes]
     """Yield a complete local answer, token by token."""
     writer = _LocalText(cascade, ChunkWriter(cascade))
     yield writer.chunks.role()
-    for token in answer.tokens:
-        if chunk := writer.token(token):
-            yield chunk
-    if chunk := writer.rest(answer):
-        yield chunk
+    async for event in _written(writer, answer):
+        yield event
     yield writer.chunks.finish(writer.finish_reason, answer.usage(), answer)
 
 
@@ -89,7 +86,7 @@ async def unjudged(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[byt
             run = run if chunks.index == 0 else await cascade.start_local(chunks.index)
             writer = _LocalText(cascade, chunks)
             yield chunks.role()
-            async for event in _written(writer, run):
+            async for event in _written(writer, run.answer, run):
                 yield event
             await cascade.stop_local()
             later_tokens += 0 if run.answer is first else len(run.answer.tokens)
@@ -101,15 +98,18 @@ async def unjudged(cascade: Cascade, run: LocalGeneration) -> AsyncGenerator[byt
         raise StreamError(error) from error
 
 
-async def _written(writer: _LocalText, run: LocalGeneration) -> AsyncGenerator[bytes]:
-    """Yield all text of a run, from its beginning."""
-    for token in run.answer.tokens.copy():  # tokens generated before the stream started
+async def _written(
+    writer: _LocalText, answer: LocalAnswer, run: LocalGeneration | None = None
+) -> AsyncGenerator[bytes]:
+    """Yield all text of an answer, from its beginning. `run`: the run that still generates the answer, if any."""
+    for token in answer.tokens.copy():  # tokens generated before the stream started
         if chunk := writer.token(token):
             yield chunk
-    async for token in run:
-        if chunk := writer.token(token):
-            yield chunk
-    if chunk := writer.rest(run.answer):
+    if run is not None:
+        async for token in run:
+            if chunk := writer.token(token):
+                yield chunk
+    if chunk := writer.rest(answer):
         yield chunk
 
 
@@ -174,7 +174,7 @@ async def _judge_streamed(cascade: Cascade, answer: LocalAnswer) -> None:
 
 
 async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) -> AsyncGenerator[bytes]:
-    """Let the cloud continue the streamed text. If the cloud fails, the local model may continue."""
+    """Let the cloud continue the streamed text. If the cloud fails, the local model may continue, without gates."""
     chat = cascade.chat
     messages = continued(chat.messages, paired(writer.sent), continues=chat.continue_final_message)
     last = {"role": "assistant", "content": messages[-1].text}
@@ -198,8 +198,12 @@ async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: Local
             raise StreamError(failure.error) from failure
         cascade.record.fell_back(failure)
         try:
-            async for event in _continue_on_device(cascade, writer, answer, messages, left):
+            run = await cascade.continue_local(messages, left)
+            tail = _LocalText(cascade, writer.chunks, writer.reader)
+            async for event in _written(tail, run.answer, run):
                 yield event
+            await cascade.stop_local()
+            yield writer.chunks.finish(tail.finish_reason, answer.usage(len(run.answer.tokens)), run.answer)
         except UpdraftError as error:
             raise StreamError(error) from error
         return
@@ -213,18 +217,6 @@ async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: Local
         usage = answer.usage(cascade.record.cloud.completion_tokens)
         yield sse.event(writer.chunks.adopt({"object": "chat.completion.chunk", "choices": [], "usage": usage}))
     yield sse.DONE
-
-
-async def _continue_on_device(
-    cascade: Cascade, writer: _LocalText, begun: LocalAnswer, messages: list[Message], left: SamplingParams
-) -> AsyncGenerator[bytes]:
-    """Continue the local answer on the device, without gates."""
-    run = await cascade.continue_local(messages, left)
-    tail = _LocalText(cascade, writer.chunks, writer.reader)
-    async for event in _written(tail, run):
-        yield event
-    await cascade.stop_local()
-    yield writer.chunks.finish(tail.finish_reason, begun.usage(len(run.answer.tokens)), run.answer)
 
 
 async def relay(

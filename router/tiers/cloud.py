@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ import msgspec
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.http.forwarding import NOTHING, Forwarding, NativeRequest, header_bytes
 from ...protocol.structured import ignored
-from ..request.json_narrowing import table, tables
+from ..request.json_narrowing import table
 from .answer_shapes import completion_in, embeddings_in, models_in
 from .connection import LOCATION, CloudEndpoint, open_client
 from .continuation_check import ContinuationVerdict
@@ -55,32 +56,27 @@ class HttpCloudTier:
         self._node_models: frozenset[str] = frozenset()
         self._ask_for_models_at = 0.0
         self._models_lock = asyncio.Lock()  # lets concurrent callers share one request for the list
-        self._client: httpx.AsyncClient | None = None
-        self._client_error: ConfigurationError | None = None
+        self._client: httpx.AsyncClient | ConfigurationError
         try:
             self._client = open_client(endpoint)
         except ConfigurationError as error:
-            self._client_error = error
+            self._client = error
             log.warning("%s", error.message)
 
     async def complete(
         self, path: str, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarding = NOTHING
     ) -> dict[str, Any]:
-        def redact(error: Any) -> Any:
-            return self._endpoint.redactor(forwarded.api_key).json(error)
-
         def read(raw: bytes) -> dict[str, Any]:
-            body = completion_in(raw, self._url, self._provider, redact, is_text=path == "completions")
-            for choice in tables(body["choices"]) or ():
+            redact, is_text = self._endpoint.redactor(forwarded.api_key).json, path == "completions"
+            answer = completion_in(raw, self._url, self._provider, redact, is_text=is_text)
+            for choice in answer["choices"]:
                 self._endpoint.thoughts.read(table(choice.get("message")) or {})
-            return body
+            return answer
 
         return await self._ask_whole(path, body, read, timeout_s, forwarded)
 
     async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarding = NOTHING) -> dict[str, Any]:
-        def read(raw: bytes) -> dict[str, Any]:
-            return embeddings_in(raw, self._url, body.get("encoding_format"))
-
+        read = partial(embeddings_in, url=self._url, encoding=body.get("encoding_format"))
         return await self._ask_whole("embeddings", body, read, timeout_s, forwarded)
 
     async def pass_on(self, path: str, content: Content, *, timeout_s: float, forwarded: Forwarding) -> CloudContent:
@@ -141,7 +137,7 @@ class HttpCloudTier:
 
     async def aclose(self) -> None:
         await self._calls.aclose()
-        if self._client is not None:
+        if isinstance(self._client, httpx.AsyncClient):
             await self._client.aclose()
 
     async def _ask_whole(
@@ -151,7 +147,8 @@ class HttpCloudTier:
         call = self._call(path, body, forwarded)
 
         async def attempt() -> T:
-            return read(await self._whole("POST", call.path, json_content(call.body), forwarded))
+            response = await self._send("POST", call.path, json_content(call.body), forwarded)
+            return read(await self._read_whole(response))
 
         return await self._ask(attempt, timeout_s, call, forwarded)
 
@@ -211,24 +208,18 @@ class HttpCloudTier:
 
     async def _models(self, forwarded: Forwarding) -> bytes:
         path = with_query("models", self._endpoint.query_with(forwarded.api_key))
-        return await self._whole("GET", path, None, Forwarding(api_key=forwarded.api_key))
-
-    async def _whole(self, method: str, path: str, content: Content | None, forwarded: Forwarding) -> bytes:
-        return await self._read_whole(await self._send(method, path, content, forwarded))
+        return await self._read_whole(await self._send("GET", path, None, Forwarding(api_key=forwarded.api_key)))
 
     async def _read_whole(self, response: httpx.Response) -> bytes:
-        try:
-            raw = await _read(response, MAX_BODY_BYTES)
-            if len(raw) > MAX_BODY_BYTES:
-                raise invalid_answer(self._url, f"its answer exceeds {MAX_BODY_BYTES} bytes")
-            return raw
-        finally:
-            await response.aclose()
+        raw = await _read(response, MAX_BODY_BYTES)
+        if len(raw) > MAX_BODY_BYTES:
+            raise invalid_answer(self._url, f"its answer exceeds {MAX_BODY_BYTES} bytes")
+        return raw
 
     async def _send(self, method: str, path: str, content: Content | None, forwarded: Forwarding) -> httpx.Response:
         """Send a request and return the open response. Raises CloudFailure for any status but 200."""
-        if self._client is None:
-            raise misconfigured(self._client_error or ConfigurationError("The cloud's HTTP client is not set up."))
+        if isinstance(self._client, ConfigurationError):
+            raise misconfigured(self._client)
         given = dict(forwarded.headers)
         if (native := self._native(forwarded)) is not None:
             given |= native.headers
@@ -254,11 +245,8 @@ class HttpCloudTier:
         if response.status_code == 200:
             return response
         raw = b""
-        try:
-            with suppress(httpx.HTTPError):  # if the body cannot be read, the status is enough
-                raw = await _read(response, _MAX_ERROR_BYTES)
-        finally:
-            await response.aclose()
+        with suppress(httpx.HTTPError):  # if the body cannot be read, the status is enough
+            raw = await _read(response, _MAX_ERROR_BYTES)
         reason = self._endpoint.redacted_error(raw, forwarded.api_key)
         headers = {**response.headers, "location": response.headers.get(LOCATION, "")}
         raise self._provider.refused(self._url, response.status_code, headers, reason)
@@ -293,10 +281,13 @@ async def _chunks(response: httpx.Response, url: str) -> AsyncGenerator[bytes]:
 
 
 async def _read(response: httpx.Response, most: int) -> bytes:
-    """Read the body, but stop soon after `most` bytes."""
+    """Read the body, but stop soon after `most` bytes. Close the response."""
     raw = bytearray()
-    async for chunk in response.aiter_bytes():
-        raw += chunk
-        if len(raw) > most:
-            break
+    try:
+        async for chunk in response.aiter_bytes():
+            raw += chunk
+            if len(raw) > most:
+                break
+    finally:
+        await response.aclose()
     return bytes(raw)

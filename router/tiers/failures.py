@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ import httpx
 
 from ...protocol.errors import CloudUnreachableError, RequestTimeoutError, UpdraftError, UpstreamError
 from ...protocol.http.lenient_json import completed, error_in
+from ...protocol.safety.redaction import shown_url
 from ..request.json_narrowing import table
 from .interfaces import Fallback
 
@@ -70,6 +72,8 @@ class CloudFailure(Exception):
 
     @property
     def phrase(self) -> str:
+        if self.kind == "not_asked":
+            return self.cause
         return f"the cloud failed: {self.cause}" + (f" ({self.url})" if self.url else "")
 
     @property
@@ -105,10 +109,6 @@ class CloudForbidden(CloudFailure):
 
     def __init__(self, error: UpdraftError, cause: str | None = None) -> None:
         super().__init__(error.message if cause is None else cause, error, "not_asked", reached=False)
-
-    @property
-    def phrase(self) -> str:
-        return self.cause
 
 
 def refused(url: str, status: int, headers: Mapping[str, str], raw: bytes) -> CloudFailure:
@@ -188,7 +188,9 @@ def _relayed(cause: str, status: int, error: RelayedError, should_retry: str | N
 
 
 def _redirected(url: str, status: int, location: str) -> CloudFailure:
-    target = _shown_url(url, location)
+    target = "an unknown target"
+    with suppress(httpx.InvalidURL, ValueError):
+        target = shown_url(str(httpx.URL(url).join(location)))[:_MAX_URL] if location else target
     cause = f"it answered {status}, a redirect to {target}"
     message = (
         f"The cloud at {url} answered {status}, a redirect to {target}. Redirects are never followed, since the target "
@@ -196,17 +198,6 @@ def _redirected(url: str, status: int, location: str) -> CloudFailure:
     )
     error = RelayedError(502, completed({"message": message, "code": "redirected"}, 502, ""))
     return CloudFailure(cause, error, "refused", status=status)
-
-
-def _shown_url(base: str, location: str) -> str:
-    """Return the target of a redirect without credentials and query."""
-    try:
-        url = httpx.URL(base).join(location) if location else None
-    except (httpx.InvalidURL, ValueError):
-        url = None
-    if url is None:
-        return "an unknown target"
-    return str(url.copy_with(username=None, password=None, query=None, fragment=None))[:_MAX_URL]
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:

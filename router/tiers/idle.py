@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from ...protocol.errors import ConfigurationError, OverloadedError, UpdraftError
@@ -143,7 +143,7 @@ class UnloadingLocalTier:
             await tier.aclose()
 
 
-class IdleGeneration:
+class IdleGeneration(AsyncIterator[Token]):
     """`LocalGeneration` that calls `done` once it is closed."""
 
     def __init__(self, run: LocalGeneration, done: Callable[[], None]) -> None:
@@ -151,9 +151,6 @@ class IdleGeneration:
         self._run = run
         self._done = done
         self._ended = False
-
-    def __aiter__(self) -> IdleGeneration:
-        return self
 
     async def __anext__(self) -> Token:
         return await anext(self._run)

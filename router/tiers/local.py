@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from ...protocol.prompts import Prompt
@@ -73,16 +73,13 @@ class EngineLocalTier:
         self._engine.close()
 
 
-class EngineGeneration:
+class EngineGeneration(AsyncIterator[Token]):
     """`LocalGeneration` of the engine, which decodes ahead while the event loop consumes tokens."""
 
     def __init__(self, run: LocalRun) -> None:
         self.answer = LocalAnswer(run.prompt_tokens, sampling=run.sampling, reasoning=run.reasoning)
         self._run = run
         self._closed = False
-
-    def __aiter__(self) -> EngineGeneration:
-        return self
 
     async def __anext__(self) -> Token:
         if self._closed:

@@ -23,7 +23,7 @@ _NO_STREAM = "it answered a streamed request with something other than an event 
 _LAST_BYTES_S = 0.2  # seconds that a server has to end its response after the end mark
 
 
-class HttpCloudStream:
+class HttpCloudStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
     """`CloudStream` over one open response of a cloud."""
 
     def __init__(self, response: httpx.Response, endpoint: CloudEndpoint, callers_key: str | None = None) -> None:
@@ -33,7 +33,6 @@ class HttpCloudStream:
         self._endpoint = endpoint
         self._url = endpoint.url
         self._translator = endpoint.provider.events()
-        self._idle_timeout_s = endpoint.timeout_s
         self._chunks: AsyncIterator[bytes] = response.aiter_bytes()
         self._parser = sse.EventParser()
         self._choices = StreamedChoices()
@@ -68,9 +67,6 @@ class HttpCloudStream:
         self._ready = continuation.events + self._ready
         return verdict
 
-    def __aiter__(self) -> HttpCloudStream:
-        return self
-
     async def __anext__(self) -> tuple[bytes, dict[str, Any]]:
         while not self._ready:
             if self._payloads:
@@ -81,10 +77,10 @@ class HttpCloudStream:
                     raise StopAsyncIteration
                 return json_bytes(finish), finish
             try:
-                async with asyncio.timeout(self._idle_timeout_s):
+                async with asyncio.timeout(self._endpoint.timeout_s):
                     chunk = await anext(self._chunks, None)
             except TimeoutError as error:
-                raise timed_out(self._url, self._idle_timeout_s) from error
+                raise timed_out(self._url, self._endpoint.timeout_s) from error
             except httpx.HTTPError as error:
                 raise cut(self._url, str(error) or type(error).__name__) from error
             if chunk is None:

@@ -38,7 +38,7 @@ class AnswerForm:
     begun: str | None = None
 
 
-class ServerGeneration:
+class ServerGeneration(AsyncIterator[Token]):
     """`LocalGeneration` over one streamed response."""
 
     def __init__(self, response: httpx.Response, url: str, vocabulary: SeenVocabulary, form: AnswerForm) -> None:
@@ -54,9 +54,6 @@ class ServerGeneration:
         self._ready: deque[ServerToken] = deque()
         self._finish: str | None = None
         self._ended = False
-
-    def __aiter__(self) -> ServerGeneration:
-        return self
 
     async def __anext__(self) -> Token:
         while not self._ready:
