@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, cast, get_args, get_type_hints
@@ -18,25 +18,18 @@ from ..protocol.errors import ConfigurationError
 from ..protocol.safety.private_files import has_file, restrict_to_owner
 from ..protocol.safety.system import is_changeable_by_others
 from ..protocol.validation_messages import plain_words
-from .accounting.budget import BudgetLimits
-from .accounting.prices import Prices
-from .config import OF_CLOUD_URL, TARGETS, CacheSettings, CloudTierConfig, LocalModelOptions, RouterConfig
-from .privacy.rules import Privacy
+from .config import OF_CLOUD_URL, TARGETS, CloudTierConfig, RouterConfig
 from .request.json_narrowing import rows, table
 
 _KNOWN = tuple(item.name for item in fields(RouterConfig))
-# Settings that are tables. In the environment, `UPDRAFT_PRICES_CLOUD_INPUT` sets `cloud_input` of `prices`.
+_HINTS: dict[str, Any] = get_type_hints(RouterConfig)
+# Settings that are tables, `budget_per_key` before its prefix `budget`.
+# In the environment, `UPDRAFT_PRICES_CLOUD_INPUT` sets `cloud_input` of `prices`.
 _TABLES: dict[str, type[Any]] = {
-    "prices": Prices,
-    "budget_per_key": BudgetLimits,
-    "budget_per_user": BudgetLimits,
-    "privacy": Privacy,
-    "cache": CacheSettings,
-    "local_options": LocalModelOptions,
-    "budget": BudgetLimits,  # last: variables are matched by prefix, and `budget` is a prefix of two names above
+    name: kind for name, kind in sorted(_HINTS.items(), reverse=True) if isinstance(kind, type) and is_dataclass(kind)
 }
 _PAIRS = ("cloud_headers", "cloud_query")
-_OPTIONAL = frozenset(name for name, kind in get_type_hints(RouterConfig).items() if NoneType in get_args(kind))
+_OPTIONAL = frozenset(name for name, kind in _HINTS.items() if NoneType in get_args(kind))
 _SWITCHES: dict[Any, bool] = {True: True, "true": True, False: False, "false": False}
 
 

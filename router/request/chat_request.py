@@ -58,7 +58,6 @@ class RoutingRequest:
     # Whether the caller requires that the request stays on the device.
     private: bool = False
     quality: float | None = None
-    quality_given: bool = False
     # Confidence below which the local answer escalates, if the request sets it.
     confidence: float | None = None
     # Signal from which the confidence is computed. None: the signal in the settings.
@@ -143,7 +142,6 @@ def read_routing_request(
         unsupported=unsupported,
         private=options.private,
         quality=options.quality,
-        quality_given=options.quality is not None,
         confidence=options.confidence,
         confidence_signal=options.confidence_signal,
         hold_tokens=hold_tokens if options.hold_tokens is None else options.hold_tokens,
