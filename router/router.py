@@ -278,9 +278,9 @@ class Router:
         if slot is not None and (kept := slot.get()) is not None:
             return self._repeat(job, kept, record)
         job = await self._ruled(job, body)
-        await self._wait_for_local(job)
-        answering.call = cascade = Cascade(job, self._state(), record)
         async with asyncio.timeout(None if job.deadline is None else job.remaining_s):
+            await self._wait_for_local(job)
+            answering.call = cascade = Cascade(job, self._state(), record)
             reply = await cascade.run()
         return self._respond(cascade, reply, slot)
 
@@ -316,10 +316,9 @@ class Router:
         return replace(job, privacy_rule=await self._privacy.match({**body, "?": job.forwarded.texts}))
 
     async def _wait_for_local(self, job: RoutingRequest) -> None:
-        """Wait for a pending reload of the local model if only the device may answer. Raises TimeoutError."""
+        """Wait for a pending reload of the local model if only the device may answer."""
         if (retry := self._local_retry) is not None and job.only_local:
-            async with asyncio.timeout(None if job.deadline is None else job.remaining_s):
-                await asyncio.shield(retry)
+            await asyncio.shield(retry)
 
     async def direct(
         self,

@@ -28,6 +28,7 @@ from ..router import Router
 from ..settings_checks import check_settings
 from ..storage.file_store import MB
 from . import chat_socket
+from .batches.interactive import is_set_within
 from .endpoints import Endpoints
 from .page.assets import public_paths
 from .routes.openai.files import MAX_UPLOAD, UPLOADS
@@ -172,12 +173,8 @@ async def follow_settings(router: Router, reload: Reload) -> None:
     last = file_version(reload.file)
     with on_hangup(asked.set):
         while True:
-            try:
-                async with asyncio.timeout(POLL_S):
-                    await asked.wait()
-            except TimeoutError:
-                if file_version(reload.file) == last:
-                    continue
+            if not await is_set_within(asked, POLL_S) and file_version(reload.file) == last:
+                continue
             asked.clear()
             last = file_version(reload.file)
             await _apply(router, reload.load)

@@ -28,16 +28,11 @@ class InteractiveRequests:
         if isinstance(response.body, bytes):
             self._end()
             return response
-        return replace(response, body=_TrackedBody(response.body, self._end))
+        return replace(response, body=TrackedBody(response.body, self._end))
 
     async def wait_until_idle(self, timeout_s: float) -> bool:
         """Wait until no request is in progress. Return False if `timeout_s` seconds are not enough."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._none.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await is_set_within(self._none, timeout_s)
 
     def _end(self) -> None:
         self._running -= 1
@@ -45,14 +40,23 @@ class InteractiveRequests:
             self._none.set()
 
 
-class _TrackedBody:
+async def is_set_within(event: asyncio.Event, timeout_s: float) -> bool:
+    """Wait for `event`. Return False if `timeout_s` seconds are not enough."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await event.wait()
+    except TimeoutError:
+        return False
+
+
+class TrackedBody:
     """Streamed body that calls `end` once, when the stream ends or is closed."""
 
     def __init__(self, body: AsyncIterator[bytes], end: Callable[[], None]) -> None:
         self._body = body
         self._end: Callable[[], None] | None = end
 
-    def __aiter__(self) -> _TrackedBody:
+    def __aiter__(self) -> TrackedBody:
         return self
 
     async def __anext__(self) -> bytes:

@@ -18,6 +18,7 @@ from ....protocol.safety.system import try_lock
 from ...config import RouterConfig
 from ...storage.batch_store import Batch, BatchError, BatchErrors, BatchJob, BatchStore
 from ...storage.file_store import DATABASE, MB, FilesDatabase, FileStore
+from .interactive import is_set_within
 from .lines import check_lines
 from .run import POLL_S, Background, BatchRun, Stores
 
@@ -95,12 +96,8 @@ class BatchService:
                 job = await asyncio.to_thread(_next, stores) if try_lock(lock) else None
                 if job is not None:
                     await self._work_on(stores, job)
-                    continue
-                try:
-                    async with asyncio.timeout(POLL_S):
-                        await self._more.wait()
-                except TimeoutError:
-                    pass
+                else:
+                    await is_set_within(self._more, POLL_S)
         finally:
             os.close(lock)
 
