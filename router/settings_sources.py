@@ -38,9 +38,8 @@ def load_config(
 ) -> RouterConfig:
     """Return the user's settings: TOML file, then `UPDRAFT_*`, then `overrides` (as `RouterConfig` fields; tables
     such as `prices` may be mappings). A cloud key counts only if it is set by the source that sets the cloud's URL, or
-    by a later source. By default the state folder holds the ledger and the files and, while exploring, the experience
-    (the judged answers to learn from). Raises ConfigurationError.
-    """
+    by a later source. By default the state folder holds the ledger, the files and, while exploring, the experience.
+    Raises ConfigurationError."""
     path = settings.config_file() if file is None else file
     given = read_settings(path)
     given.pop("serve", None)  # options of `updraft serve`, which reads them itself
@@ -66,10 +65,8 @@ def load_config(
 
 def read_settings(path: Path) -> dict[str, Any]:
     """Return the settings in a file; empty if it is missing. A file in one of Updraft's own folders is made private.
-
-    Raises ConfigurationError for a faulty file, and if the file that `UPDRAFT_CONFIG` names is missing: without it, the
-    user's privacy rules and budgets would not apply.
-    """
+    Raises ConfigurationError for a faulty file, and if the file that `UPDRAFT_CONFIG` names is missing, since the
+    user's privacy rules and budgets would not apply."""
     if has_file(path):
         if is_changeable_by_others(path):
             raise ConfigurationError(

@@ -130,13 +130,11 @@ def timeout_of(headers: Mapping[str, str]) -> float | None:
     """Return the seconds that the client waits: `x-updraft-timeout`, else the timeout that OpenAI's clients report.
     Raises InvalidRequestError if `x-updraft-timeout` is not a positive number. Invalid OpenAI headers are ignored."""
     given = headers.get(TIMEOUT_HEADER)
-    if given is not None:
-        if (seconds := _seconds(given)) is None:
-            raise InvalidRequestError(
-                f"{TIMEOUT_HEADER} must be a positive number of seconds, not {given[:40]!r}.", param=TIMEOUT_HEADER
-            )
-        return seconds
-    timeouts = (_seconds(headers.get(name, "")) for name in _CLIENTS_TIMEOUTS)
+    if given is not None and _seconds(given) is None:
+        raise InvalidRequestError(
+            f"{TIMEOUT_HEADER} must be a positive number of seconds, not {given[:40]!r}.", param=TIMEOUT_HEADER
+        )
+    timeouts = (_seconds(headers.get(name, "")) for name in (TIMEOUT_HEADER, *_CLIENTS_TIMEOUTS))
     return next((seconds for seconds in timeouts if seconds is not None), None)
 
 
