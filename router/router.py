@@ -8,7 +8,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -296,11 +296,8 @@ class Router:
         )
         job = await self._ruled(job, body)
         record = RequestRecord(self.config.prices, self.config.cloud_model, model=model)
-        cascade = Cascade(job, self._state().unobserved(), record)
-        try:
+        async with aclosing(Cascade(job, self._state().unobserved(), record)) as cascade:
             await cascade.decide_only()
-        finally:
-            await cascade.aclose()
         return record, cascade.local_text
 
     async def _ruled(self, job: RoutingRequest, body: dict[str, Any]) -> RoutingRequest:

@@ -8,6 +8,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -104,11 +105,8 @@ class BatchService:
     async def _work_on(self, stores: Stores, job: BatchJob) -> None:
         try:
             if (begun := job if job.output_id else await asyncio.to_thread(_begin, stores, job)) is not None:
-                run = await asyncio.to_thread(BatchRun, stores, begun, self._background)
-                try:
+                with closing(await asyncio.to_thread(BatchRun, stores, begun, self._background)) as run:
                     await run.run()
-                finally:
-                    run.close()
         except Exception as error:
             log.exception("batch %s failed", job.batch.id)
             fault = BatchError("internal_error", f"The router failed to run this batch ({type(error).__name__}).")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from io import BytesIO
 from typing import BinaryIO
 
@@ -63,10 +63,8 @@ def expires_s(anchor: str, seconds: int) -> int:
 async def create(context: RequestContext) -> WireResponse:
     writer = await context.batches.use(lambda stores: stores.files.begin(context.owner))
     try:
-        try:
+        with closing(writer):
             label = await _receive(context.request, writer)
-        finally:
-            writer.close()
         made = await context.batches.use(lambda stores: stores.files.complete(writer.id, label))
     except BaseException:
         await asyncio.shield(context.batches.use(lambda stores: stores.files.discard(writer.id)))
