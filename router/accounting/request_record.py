@@ -174,12 +174,8 @@ class RequestRecord:
     @property
     def cost_usd(self) -> float | None:
         """Total cost in US dollars; None if a cloud model without a price was called."""
-        total = self._local_usd
-        for each in self.cloud_calls:
-            if (usd := each.usd(self.prices)) is None:
-                return None
-            total += usd
-        return total
+        costs = [each.usd(self.prices) for each in self.cloud_calls]
+        return None if None in costs else sum(filter(None, costs), self._local_usd)
 
     @property
     def _local_usd(self) -> float:

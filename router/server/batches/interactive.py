@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import replace
 
 from ....protocol.http.wire import WireResponse, close_body
@@ -54,7 +55,8 @@ class TrackedBody:
 
     def __init__(self, body: AsyncIterator[bytes], end: Callable[[], None]) -> None:
         self._body = body
-        self._end: Callable[[], None] | None = end
+        self._ending = ExitStack()  # calls `end` only once
+        self._ending.callback(end)
 
     def __aiter__(self) -> TrackedBody:
         return self
@@ -63,14 +65,9 @@ class TrackedBody:
         try:
             return await anext(self._body)
         except BaseException:
-            self._end_once()
+            self._ending.close()
             raise
 
     async def aclose(self) -> None:
-        self._end_once()
+        self._ending.close()
         await close_body(self._body)
-
-    def _end_once(self) -> None:
-        end, self._end = self._end, None
-        if end is not None:
-            end()

@@ -15,7 +15,7 @@ from .....protocol.dialects.responses_items import Item, is_vendor_item, items_o
 from .....protocol.dialects.responses_request import check_metadata
 from .....protocol.errors import UnsupportedFeatureError
 from .....protocol.http.wire import WireResponse
-from ....storage.answer_store import StoredAnswer, missing
+from ....storage.answer_store import StoredAnswer, missing, only
 from ..route import RequestContext, Route
 from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of
 
@@ -76,11 +76,8 @@ async def list_items(context: RequestContext) -> WireResponse:
 
 
 async def retrieve_item(context: RequestContext) -> WireResponse:
-    item_id = context.parameters["item"]
-    for item in (await context.stored(_KIND, context.parameters[_KIND])).input:
-        if item["id"] == item_id:
-            return WireResponse.json(item)
-    raise missing(item_id)
+    item_id, items = context.parameters["item"], (await context.stored(_KIND, context.parameters[_KIND])).input
+    return WireResponse.json(only([item for item in items if item["id"] == item_id], item_id))
 
 
 async def delete_item(context: RequestContext) -> WireResponse:
