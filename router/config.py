@@ -110,10 +110,7 @@ class CloudTierConfig:
         _check(bool(self.model), "middle_tiers.model", "the name of a model")
         check_headers(self.headers, "middle_tiers.headers")
         _check(self.skip_above is None or 0 <= self.skip_above <= 1, "middle_tiers.skip_above", "from 0 to 1")
-        _parsed(self.url, "middle_tiers.url")
-        provider = provider_of(self.provider, self.url)
-        _check_continuation(provider, "middle_tiers.continues", self.continues)
-        url = _base_url(self.url, provider.base_path(self.query), "middle_tiers.url", "middle_tiers.api_key")
+        url, _ = _checked_cloud("middle_tiers.", self.url, self.provider, self.query, continues=self.continues)
         object.__setattr__(self, "url", url)
 
 
@@ -288,16 +285,15 @@ class RouterConfig:
         self._check_local()
         check_headers(self.cloud_headers, "cloud_headers")
         if self.cloud_url is not None:
-            _parsed(self.cloud_url, "cloud_url")
-            provider = provider_of(self.cloud_provider, self.cloud_url)
-            _check_continuation(provider, "cloud_continues", self.cloud_continues)
+            url, provider = _checked_cloud(
+                "cloud_", self.cloud_url, self.cloud_provider, self.cloud_query, continues=self.cloud_continues
+            )
+            object.__setattr__(self, "cloud_url", url)
             _check(
                 provider.capabilities.predictions or not self.send_drafts,
                 "send_drafts",
                 f"false, because the provider {provider.name} takes no drafts",
             )
-            url = _base_url(self.cloud_url, provider.base_path(self.cloud_query), "cloud_url", "cloud_api_key")
-            object.__setattr__(self, "cloud_url", url)
             _check(
                 bool(self.cloud_model),
                 "cloud_model",
@@ -405,27 +401,26 @@ def _resolved(aliases: dict[str, str], names: tuple[str, ...]) -> dict[str, str]
     return resolved
 
 
-def _check_continuation(provider: Provider, param: str, continues: bool) -> None:
-    _check(provider.capabilities.continuation or not continues, param, f"false for the provider {provider.name}")
-
-
-def _parsed(url: str, name: str) -> httpx.URL:
+def _checked_cloud(
+    prefix: str, url: str, provider_name: str, query: Mapping[str, str], *, continues: bool
+) -> tuple[str, Provider]:
+    """Return the base URL and the provider of a cloud whose settings begin with `prefix`. Raises ConfigurationError."""
+    name = f"{prefix}url"
     try:
-        return checked_url(url)
+        parsed = checked_url(url)
     except (httpx.InvalidURL, TypeError, ValueError) as error:
         raise ConfigurationError(f"{name} {shown_url(str(url))!r} is not a URL.", param=name) from error
-
-
-def _base_url(url: str, path: str, name: str, key: str) -> str:
-    parsed = _parsed(url, name)
+    provider = provider_of(provider_name, url)
+    allowed = provider.capabilities.continuation or not continues
+    _check(allowed, f"{prefix}continues", f"false for the provider {provider.name}")
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ConfigurationError(f"{name} {shown_url(url)!r} must start with http:// or https://.", param=name)
     if parsed.userinfo:
-        raise ConfigurationError(f"{name} must not contain credentials. Set {key} instead.", param=name)
+        raise ConfigurationError(f"{name} must not contain credentials. Set {prefix}api_key instead.", param=name)
     if parsed.query or parsed.fragment:
-        query = key.replace("api_key", "query")
-        raise ConfigurationError(f"{name} must end with its path. Set {query} for query parameters.", param=name)
-    return str(parsed.copy_with(path=parsed.path.rstrip("/") or path, query=None, fragment=None))
+        raise ConfigurationError(f"{name} must end with its path. Set {prefix}query for query parameters.", param=name)
+    path = parsed.path.rstrip("/") or provider.base_path(query)
+    return str(parsed.copy_with(path=path, query=None, fragment=None)), provider
 
 
 def _check(holds: bool, name: str, wanted: str) -> None:

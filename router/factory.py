@@ -156,10 +156,8 @@ def tier_endpoint(config: RouterConfig, tier: CloudTierConfig) -> CloudEndpoint:
 
 async def with_local(config: RouterConfig, tiers: Tiers, timeout_s: float | None = None) -> Tiers:
     """Return `tiers` with the configured local model. If loading fails and there is a cloud, the cloud answers alone.
-
-    `timeout_s`: maximum wait for a local server, which may have to load the model first.
-    Raises the errors of `open_local` if there is no cloud, and ConfigurationError for an unusable policy.
-    """
+    `timeout_s`: maximum wait for a local server, which may have to load the model first. Raises the errors of
+    `open_local` if there is no cloud, and ConfigurationError for an unusable policy."""
     if config.local is None:
         return tiers
     try:
@@ -302,9 +300,8 @@ def options_of(config: RouterConfig) -> LocalOptions:
 
 
 def load_learner(config: RouterConfig, tiers: Tiers) -> ExperienceCollector | None:
-    """Return the collector of experience, the judged answers to learn from; None if a tier or the file is missing.
-    A missing file must not prevent answers. Without a collector, exploration is switched off.
-    """
+    """Return the collector of judged answers to learn from. If a tier or the file is missing, return None and switch
+    exploration off."""
     if tiers.local is None or tiers.cloud is None:
         return None
     gates = tiers.gates if isinstance(tiers.gates, ExplorationGates) else None

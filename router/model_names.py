@@ -52,8 +52,7 @@ class ModelNames:
 
     def direct_tier(self, body: dict[str, Any], model: str) -> RequestedTier:
         """Return the tier that `model` selects, and resolve its alias in `body`. Unknown names select the cloud, which
-        also has models that are not for chat.
-        """
+        also has models that are not for chat."""
         target = self.config.aliases.get(model, model)
         if "model" in body:
             body["model"] = target

@@ -8,7 +8,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -91,7 +91,7 @@ class Router:
         self._tiers = tiers
         self._ledger: Ledger | None = None
         self._ledger_writer: RequestWriter | None = None
-        self._privacy, self._used = PrivacyRules(config.privacy), _used(config)
+        self._privacy = PrivacyRules(config.privacy)
         self._cache = AnswerCache(int(config.cache.max_mb * 2**20), config.cache.ttl_s) if config.cache else None
         self._latency = LatencyEstimates()
         self._budget: Budget | None = None
@@ -219,7 +219,7 @@ class Router:
             gates = await asyncio.to_thread(load_gates_of, config, tiers.local)
             gates.follow(tiers.gates, learns=self._learner is not None)
             self._tiers = replace(tiers, gates=gates)
-        self.config, self._privacy, self._used = config, privacy, _used(config)
+        self.config, self._privacy = config, privacy
         self._set_budget()
         return changed
 
@@ -274,13 +274,13 @@ class Router:
             lambda: read_routing_request(request, body, tier, hold_tokens=hold_tokens, started=record.started),
         )
         record.hints = job.notes
-        record.device_hints = ignored(body, self._used, request.names)
+        record.device_hints = ignored(body, _used(self.config), request.names)
         if slot is not None and (kept := slot.get()) is not None:
             return self._repeat(job, kept, record)
         job = await self._ruled(job, body)
-        await self._wait_for_local(job)
-        answering.call = cascade = Cascade(job, self._state(), record)
         async with asyncio.timeout(None if job.deadline is None else job.remaining_s):
+            await self._wait_for_local(job)
+            answering.call = cascade = Cascade(job, self._state(), record)
             reply = await cascade.run()
         return self._respond(cascade, reply, slot)
 
@@ -296,11 +296,8 @@ class Router:
         )
         job = await self._ruled(job, body)
         record = RequestRecord(self.config.prices, self.config.cloud_model, model=model)
-        cascade = Cascade(job, self._state().unobserved(), record)
-        try:
+        async with aclosing(Cascade(job, self._state().unobserved(), record)) as cascade:
             await cascade.decide_only()
-        finally:
-            await cascade.aclose()
         return record, cascade.local_text
 
     async def _ruled(self, job: RoutingRequest, body: dict[str, Any]) -> RoutingRequest:
@@ -316,10 +313,9 @@ class Router:
         return replace(job, privacy_rule=await self._privacy.match({**body, "?": job.forwarded.texts}))
 
     async def _wait_for_local(self, job: RoutingRequest) -> None:
-        """Wait for a pending reload of the local model if only the device may answer. Raises TimeoutError."""
+        """Wait for a pending reload of the local model if only the device may answer."""
         if (retry := self._local_retry) is not None and job.only_local:
-            async with asyncio.timeout(None if job.deadline is None else job.remaining_s):
-                await asyncio.shield(retry)
+            await asyncio.shield(retry)
 
     async def direct(
         self,
@@ -337,7 +333,7 @@ class Router:
                 body, record.model = await off_event_loop(request.body, lambda: read(request))
                 record.caller = record.caller.with_user(body)
                 job = direct_job(request, body, names.direct_tier(body, record.model), record)
-                record.device_hints = ignored(body, self._used, request.names, reasons=False)
+                record.device_hints = ignored(body, _used(self.config), request.names, reasons=False)
                 job = await self._ruled(job, body)
                 await self._wait_for_local(job)
                 answering.call = call = DirectCall(request, job, self._state(), record)

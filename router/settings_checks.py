@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import get_args
 
@@ -44,13 +44,11 @@ def _check_ledger(path: Path | None) -> None:
     """Raise ConfigurationError for a file that is not a ledger or has a newer version. Unreadable files are allowed."""
     if path is None:
         return
-    try:
+    with suppress(StorageError, OSError):
         if path.exists() and not path.is_file():
             raise ConfigurationError(f"ledger: {path} is a {'folder' if path.is_dir() else 'device'}.", param="ledger")
         if path.is_file():
             Ledger(path, read_only=True).close()
-    except (StorageError, OSError):
-        return
 
 
 def _check_database(setting: str, path: Path | None, table: str) -> None:

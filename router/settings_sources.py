@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, cast, get_args, get_type_hints
@@ -18,25 +18,18 @@ from ..protocol.errors import ConfigurationError
 from ..protocol.safety.private_files import has_file, restrict_to_owner
 from ..protocol.safety.system import is_changeable_by_others
 from ..protocol.validation_messages import plain_words
-from .accounting.budget import BudgetLimits
-from .accounting.prices import Prices
-from .config import OF_CLOUD_URL, TARGETS, CacheSettings, CloudTierConfig, LocalModelOptions, RouterConfig
-from .privacy.rules import Privacy
+from .config import OF_CLOUD_URL, TARGETS, CloudTierConfig, RouterConfig
 from .request.json_narrowing import rows, table
 
 _KNOWN = tuple(item.name for item in fields(RouterConfig))
-# Settings that are tables. In the environment, `UPDRAFT_PRICES_CLOUD_INPUT` sets `cloud_input` of `prices`.
+_HINTS: dict[str, Any] = get_type_hints(RouterConfig)
+# Settings that are tables, `budget_per_key` before its prefix `budget`.
+# In the environment, `UPDRAFT_PRICES_CLOUD_INPUT` sets `cloud_input` of `prices`.
 _TABLES: dict[str, type[Any]] = {
-    "prices": Prices,
-    "budget_per_key": BudgetLimits,
-    "budget_per_user": BudgetLimits,
-    "privacy": Privacy,
-    "cache": CacheSettings,
-    "local_options": LocalModelOptions,
-    "budget": BudgetLimits,  # last: variables are matched by prefix, and `budget` is a prefix of two names above
+    name: kind for name, kind in sorted(_HINTS.items(), reverse=True) if isinstance(kind, type) and is_dataclass(kind)
 }
 _PAIRS = ("cloud_headers", "cloud_query")
-_OPTIONAL = frozenset(name for name, kind in get_type_hints(RouterConfig).items() if NoneType in get_args(kind))
+_OPTIONAL = frozenset(name for name, kind in _HINTS.items() if NoneType in get_args(kind))
 _SWITCHES: dict[Any, bool] = {True: True, "true": True, False: False, "false": False}
 
 
@@ -45,9 +38,8 @@ def load_config(
 ) -> RouterConfig:
     """Return the user's settings: TOML file, then `UPDRAFT_*`, then `overrides` (as `RouterConfig` fields; tables
     such as `prices` may be mappings). A cloud key counts only if it is set by the source that sets the cloud's URL, or
-    by a later source. By default the state folder holds the ledger and the files and, while exploring, the experience
-    (the judged answers to learn from). Raises ConfigurationError.
-    """
+    by a later source. By default the state folder holds the ledger, the files and, while exploring, the experience.
+    Raises ConfigurationError."""
     path = settings.config_file() if file is None else file
     given = read_settings(path)
     given.pop("serve", None)  # options of `updraft serve`, which reads them itself
@@ -73,10 +65,8 @@ def load_config(
 
 def read_settings(path: Path) -> dict[str, Any]:
     """Return the settings in a file; empty if it is missing. A file in one of Updraft's own folders is made private.
-
-    Raises ConfigurationError for a faulty file, and if the file that `UPDRAFT_CONFIG` names is missing: without it, the
-    user's privacy rules and budgets would not apply.
-    """
+    Raises ConfigurationError for a faulty file, and if the file that `UPDRAFT_CONFIG` names is missing, since the
+    user's privacy rules and budgets would not apply."""
     if has_file(path):
         if is_changeable_by_others(path):
             raise ConfigurationError(

@@ -30,15 +30,6 @@ MAX_MODEL_CHARS, MAX_REASON_CHARS = 100, 500
 Route = Literal["local", "cloud", "escalated", "fallback", "cache"]
 
 
-@dataclass(frozen=True, slots=True)
-class CacheHit:
-    """The origin of a cached answer: the tier that generated the answer, and the tokens used for it."""
-
-    tier: Literal["local", "cloud"]
-    prompt_tokens: int
-    completion_tokens: int
-
-
 @dataclass(slots=True)
 class CloudCall:
     model: str
@@ -143,15 +134,14 @@ class RequestRecord:
     waits_until: float = 0.0
     # Whether the route depended on the current state, such as load or budgets, so that the answer must not be cached.
     time_dependent: bool = False
-    # Origin of the answer, if it came from the cache.
-    cache_hit: CacheHit | None = None
+    # Tier that generated the cached answer, and the tokens used for it. None: the answer is not from the cache.
+    cached_tier: Literal["local", "cloud"] | None = None
+    cached_usage: ReportedUsage = field(default_factory=ReportedUsage)
     span: Span = field(default_factory=Span)
 
     @property
     def tier(self) -> Literal["local", "cloud"]:
-        if self.cache_hit is not None:
-            return self.cache_hit.tier
-        return "cloud" if self.route in ("cloud", "escalated") else "local"
+        return self.cached_tier or ("cloud" if self.route in ("cloud", "escalated") else "local")
 
     @property
     def reason(self) -> str:
@@ -184,12 +174,8 @@ class RequestRecord:
     @property
     def cost_usd(self) -> float | None:
         """Total cost in US dollars; None if a cloud model without a price was called."""
-        total = self._local_usd
-        for each in self.cloud_calls:
-            if (usd := each.usd(self.prices)) is None:
-                return None
-            total += usd
-        return total
+        costs = [each.usd(self.prices) for each in self.cloud_calls]
+        return None if None in costs else sum(filter(None, costs), self._local_usd)
 
     @property
     def _local_usd(self) -> float:
@@ -200,10 +186,10 @@ class RequestRecord:
         """US dollars saved (if negative, lost) against an equally long answer of `top_model`; None without prices."""
         if self.route is None:
             return 0.0
-        if self.cache_hit is not None:
-            alone = ReportedUsage(self.cache_hit.prompt_tokens, self.cache_hit.completion_tokens)
+        if self.cached_tier is not None:
+            alone = self.cached_usage
         elif self.tier == "cloud":
-            alone = self.cloud_calls[-1].booked if self.cloud_calls else self.cloud
+            alone = self.cloud_calls[-1].booked if self.cloud_calls else ReportedUsage()
         else:
             alone = ReportedUsage(self.local_prompt_tokens, self.local_tokens)
         cost, cost_alone = self.cost_usd, CloudCall(self.top_model, counted=alone).usd(self.prices)
@@ -231,8 +217,8 @@ class RequestRecord:
     def repeat(self, tier: Literal["local", "cloud"], usage: dict[str, Any], age_s: float) -> None:
         """Record that the answer comes from the cache. `tier` generated it `age_s` seconds ago, with this `usage`."""
         counted = ReportedUsage.of({"usage": usage}) or ReportedUsage()
-        self.route = "cache"
-        self.cache_hit = CacheHit(tier, counted.prompt_tokens, counted.completion_tokens)
+        self.route, self.cached_tier = "cache", tier
+        self.cached_usage = ReportedUsage(counted.prompt_tokens, counted.completion_tokens)
         self.decide(GateDecision(0, escalate=False, reason=f"cached answer of the {tier} tier, {age_s:.0f} s old"))
 
     def usage(self) -> Usage:
@@ -287,7 +273,7 @@ class RequestRecord:
 
     def info(self) -> UpdraftInfo:
         calls = self.cloud_calls if self.tier == "cloud" else []
-        ignored = () if self.cache_hit else calls[-1].hints if calls else self.device_hints
+        ignored = () if self.cached_tier else calls[-1].hints if calls else self.device_hints
         return UpdraftInfo(
             request_id=self.request_id,
             tier=self.tier,

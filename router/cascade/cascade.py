@@ -367,7 +367,7 @@ class Cascade:
         if job.confidence is not None and self._gates is not None:
             signal = job.confidence_signal or self.router_state.config.confidence_signal
             self._gates = by_confidence(self._gates, job.confidence, signal)
-        if job.quality_given and missing is None:
+        if job.quality is not None and missing is None:
             check_quality(self._gates or NoPolicyGates(), job.quality)
 
     def _plan_for_deadline(self) -> State:

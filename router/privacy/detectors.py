@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import accumulate, takewhile
 
 from ...protocol.errors import ConfigurationError
 
@@ -124,12 +125,7 @@ def _joined(groups: list[str], longest: int) -> Iterator[str]:
 
 
 def _prefixes(groups: list[str], longest: int) -> Iterator[str]:
-    word = ""
-    for group in groups:
-        word += group
-        if len(word) > longest:
-            return
-        yield word
+    return takewhile(lambda word: len(word) <= longest, accumulate(groups))
 
 
 def _luhn(digits: str) -> bool:

@@ -83,9 +83,8 @@ class ReadingBudget:
 
 
 def decoded(text: str) -> Iterator[str]:
-    """Yield `text` with its escapes decoded, once, twice and so on, and then without marks of
-    HTML and Markdown. Raises TooLongError for too many nested escapes.
-    """
+    """Yield `text` with each level of escapes decoded, and then without marks of HTML and Markdown. Raises TooLongError
+    for too many nested escapes."""
     layers = 0
     while (meant := unescaped(text)) != text:
         if (layers := layers + 1) > _LAYERS:

@@ -16,8 +16,7 @@ _MIN_SCORE = 0.5  # minimum score of a finding
 
 def presidio_detector(entities: tuple[str, ...], language: str, model: str) -> Callable[[str], bool] | None:
     """Return a detector of `entities`, or None without entities. Raises MissingDependencyError, and ConfigurationError
-    for a missing model, which Presidio would otherwise download.
-    """
+    for a missing model, which Presidio would otherwise download."""
     if not entities:
         return None
     analyzer = _module("presidio_analyzer", "pip install presidio-analyzer")

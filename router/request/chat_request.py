@@ -58,7 +58,6 @@ class RoutingRequest:
     # Whether the caller requires that the request stays on the device.
     private: bool = False
     quality: float | None = None
-    quality_given: bool = False
     # Confidence below which the local answer escalates, if the request sets it.
     confidence: float | None = None
     # Signal from which the confidence is computed. None: the signal in the settings.
@@ -143,7 +142,6 @@ def read_routing_request(
         unsupported=unsupported,
         private=options.private,
         quality=options.quality,
-        quality_given=options.quality is not None,
         confidence=options.confidence,
         confidence_signal=options.confidence_signal,
         hold_tokens=hold_tokens if options.hold_tokens is None else options.hold_tokens,
@@ -267,11 +265,8 @@ def unsupported_on_device(request: ChatRequest | CompletionRequest) -> Unsupport
 
 
 def with_trimmed_turns(body: dict[str, Any]) -> dict[str, Any]:
-    """Return `body` with the text of its user turns trimmed, for the local model.
-
-    Whitespace around a turn has no meaning, but a small model may answer worse because of it. The inside of a turn
-    stays unchanged. Clouds get every turn unchanged.
-    """
+    """Return `body` with trimmed user turns, since blanks around a turn mean nothing but may mislead a small model. The
+    inside of a turn stays unchanged. Clouds get every turn unchanged."""
     messages = tables(body.get("messages"))
     if messages is None:
         return body
@@ -281,10 +276,8 @@ def with_trimmed_turns(body: dict[str, Any]) -> dict[str, Any]:
 
 def trimmed(text: str) -> str:
     """Return `text` without blank lines at the start, blanks and line feeds at the end, and the indentation of the
-    first line unless another line is indented too.
-
-    A text of only whitespace stays unchanged, as does the end of a code block that is left open.
-    """
+    first line unless another line is indented too. A text of only whitespace and the end of an open code block stay
+    unchanged."""
     return _end_trimmed(_start_trimmed(text)) or text
 
 
@@ -295,9 +288,8 @@ def _trimmed_turn(message: dict[str, Any]) -> dict[str, Any]:
     parts = tables(content)
     if not parts:
         return message
-    ends = ((0, _start_trimmed), (-1, _end_trimmed))
     parts = list(parts)
-    for at, trim in ends:
+    for at, trim in ((0, _start_trimmed), (-1, _end_trimmed)):
         part = table(parts[at]) or {}
         if part.get("type") == "text" and isinstance(part.get("text"), str):
             parts[at] = {**part, "text": trim(part["text"]) or part["text"]}

@@ -28,6 +28,7 @@ from ..router import Router
 from ..settings_checks import check_settings
 from ..storage.file_store import MB
 from . import chat_socket
+from .batches.interactive import is_set_within
 from .endpoints import Endpoints
 from .page.assets import public_paths
 from .routes.openai.files import MAX_UPLOAD, UPLOADS
@@ -129,13 +130,11 @@ def timeout_of(headers: Mapping[str, str]) -> float | None:
     """Return the seconds that the client waits: `x-updraft-timeout`, else the timeout that OpenAI's clients report.
     Raises InvalidRequestError if `x-updraft-timeout` is not a positive number. Invalid OpenAI headers are ignored."""
     given = headers.get(TIMEOUT_HEADER)
-    if given is not None:
-        if (seconds := _seconds(given)) is None:
-            raise InvalidRequestError(
-                f"{TIMEOUT_HEADER} must be a positive number of seconds, not {given[:40]!r}.", param=TIMEOUT_HEADER
-            )
-        return seconds
-    timeouts = (_seconds(headers.get(name, "")) for name in _CLIENTS_TIMEOUTS)
+    if given is not None and _seconds(given) is None:
+        raise InvalidRequestError(
+            f"{TIMEOUT_HEADER} must be a positive number of seconds, not {given[:40]!r}.", param=TIMEOUT_HEADER
+        )
+    timeouts = (_seconds(headers.get(name, "")) for name in (TIMEOUT_HEADER, *_CLIENTS_TIMEOUTS))
     return next((seconds for seconds in timeouts if seconds is not None), None)
 
 
@@ -172,12 +171,8 @@ async def follow_settings(router: Router, reload: Reload) -> None:
     last = file_version(reload.file)
     with on_hangup(asked.set):
         while True:
-            try:
-                async with asyncio.timeout(POLL_S):
-                    await asked.wait()
-            except TimeoutError:
-                if file_version(reload.file) == last:
-                    continue
+            if not await is_set_within(asked, POLL_S) and file_version(reload.file) == last:
+                continue
             asked.clear()
             last = file_version(reload.file)
             await _apply(router, reload.load)

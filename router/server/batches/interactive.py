@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import replace
 
 from ....protocol.http.wire import WireResponse, close_body
@@ -28,16 +29,11 @@ class InteractiveRequests:
         if isinstance(response.body, bytes):
             self._end()
             return response
-        return replace(response, body=_TrackedBody(response.body, self._end))
+        return replace(response, body=TrackedBody(response.body, self._end))
 
     async def wait_until_idle(self, timeout_s: float) -> bool:
         """Wait until no request is in progress. Return False if `timeout_s` seconds are not enough."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._none.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await is_set_within(self._none, timeout_s)
 
     def _end(self) -> None:
         self._running -= 1
@@ -45,28 +41,33 @@ class InteractiveRequests:
             self._none.set()
 
 
-class _TrackedBody:
+async def is_set_within(event: asyncio.Event, timeout_s: float) -> bool:
+    """Wait for `event`. Return False if `timeout_s` seconds are not enough."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await event.wait()
+    except TimeoutError:
+        return False
+
+
+class TrackedBody:
     """Streamed body that calls `end` once, when the stream ends or is closed."""
 
     def __init__(self, body: AsyncIterator[bytes], end: Callable[[], None]) -> None:
         self._body = body
-        self._end: Callable[[], None] | None = end
+        self._ending = ExitStack()  # calls `end` only once
+        self._ending.callback(end)
 
-    def __aiter__(self) -> _TrackedBody:
+    def __aiter__(self) -> TrackedBody:
         return self
 
     async def __anext__(self) -> bytes:
         try:
             return await anext(self._body)
         except BaseException:
-            self._end_once()
+            self._ending.close()
             raise
 
     async def aclose(self) -> None:
-        self._end_once()
+        self._ending.close()
         await close_body(self._body)
-
-    def _end_once(self) -> None:
-        end, self._end = self._end, None
-        if end is not None:
-            end()

@@ -43,9 +43,7 @@ class _BodyFlags(msgspec.Struct):
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield non-blank lines with their numbers from 1. A line over `MAX_LINE` bytes is cut off and is the last."""
     with path.open("rb") as file:
-        number = 0
-        while line := file.readline(MAX_LINE + 1):
-            number += 1
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 1):
             if line.strip():
                 yield number, line
             if len(line) > MAX_LINE:

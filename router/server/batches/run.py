@@ -8,8 +8,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
-import msgspec
-
 from ....protocol.errors import DiskSpaceError, invalid_field
 from ....protocol.http.ids import new_id
 from ....protocol.http.wire import WireRequest, WireResponse, error_body
@@ -178,6 +176,5 @@ class BatchRun:
         return self._stores.batches.finish(name, finish, outputs)
 
     def _count(self, batch: Batch) -> None:
-        batch.request_counts = msgspec.structs.replace(
-            batch.request_counts, completed=self._completed, failed=self._failed
-        )
+        batch.request_counts.completed = self._completed
+        batch.request_counts.failed = self._failed

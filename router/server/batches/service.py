@@ -8,6 +8,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -18,6 +19,7 @@ from ....protocol.safety.system import try_lock
 from ...config import RouterConfig
 from ...storage.batch_store import Batch, BatchError, BatchErrors, BatchJob, BatchStore
 from ...storage.file_store import DATABASE, MB, FilesDatabase, FileStore
+from .interactive import is_set_within
 from .lines import check_lines
 from .run import POLL_S, Background, BatchRun, Stores
 
@@ -95,23 +97,16 @@ class BatchService:
                 job = await asyncio.to_thread(_next, stores) if try_lock(lock) else None
                 if job is not None:
                     await self._work_on(stores, job)
-                    continue
-                try:
-                    async with asyncio.timeout(POLL_S):
-                        await self._more.wait()
-                except TimeoutError:
-                    pass
+                else:
+                    await is_set_within(self._more, POLL_S)
         finally:
             os.close(lock)
 
     async def _work_on(self, stores: Stores, job: BatchJob) -> None:
         try:
             if (begun := job if job.output_id else await asyncio.to_thread(_begin, stores, job)) is not None:
-                run = await asyncio.to_thread(BatchRun, stores, begun, self._background)
-                try:
+                with closing(await asyncio.to_thread(BatchRun, stores, begun, self._background)) as run:
                     await run.run()
-                finally:
-                    run.close()
         except Exception as error:
             log.exception("batch %s failed", job.batch.id)
             fault = BatchError("internal_error", f"The router failed to run this batch ({type(error).__name__}).")

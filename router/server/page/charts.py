@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
 from ....classifier.optional_imports import load_module
 from ....protocol.errors import NotFoundError
 from ....protocol.http.wire import WireResponse
-from ...router import Router
 from ..routes.openai.pagination import query_of, switch_of
 from ..routes.route import RequestContext, Route
 from . import overview, savings
@@ -20,58 +19,49 @@ _DAYS = 30
 
 
 async def chart(context: RequestContext) -> WireResponse:
-    draw = _CHARTS.get(context.parameters["chart"])
-    if draw is None:
+    plot, router = _CHARTS.get(context.parameters["chart"]), context.router
+    if plot is None:
         raise NotFoundError(f"Unknown chart. Known charts: {', '.join(_CHARTS)}.")
-    await context.router.start()
+    await router.start()
     dark = switch_of(query_of(context.request.query, ("dark",)), "dark")
-    return WireResponse(200, {"content-type": "image/svg+xml"}, await draw(context.router, dark))
+    if plot is _savings:
+        data = await router.read_ledger(lambda ledger: savings.summed(ledger, _DAYS))
+    else:
+        data = await asyncio.to_thread(overview.report, router)
+    return WireResponse(200, {"content-type": "image/svg+xml"}, await asyncio.to_thread(_drawn, plot, data, dark))
 
 
-async def _savings(router: Router, dark: bool) -> bytes:
-    totals = await router.read_ledger(lambda ledger: savings.summed(ledger, _DAYS))
+def _savings(axes: Any, totals: savings.Savings, first: str, second: str) -> None:
     days = [day.group[5:] for day in totals.by_day]
     spent = [day.cost_usd or 0.0 for day in totals.by_day]
-    saved = [day.saved_usd or 0.0 for day in totals.by_day]
-
-    def plot(axes: Any, first: str, second: str) -> None:
-        axes.bar(days, spent, color=first, label="spent")
-        axes.bar(days, saved, bottom=spent, color=second, label="saved")
-
-    return await asyncio.to_thread(_drawn, plot, ("day", "US dollars"), dark)
+    axes.bar(days, spent, color=first, label="spent")
+    axes.bar(days, [day.saved_usd or 0.0 for day in totals.by_day], bottom=spent, color=second, label="saved")
+    axes.set(xlabel="day", ylabel="US dollars")
 
 
-async def _curve(router: Router, dark: bool) -> bytes:
-    curve = (await asyncio.to_thread(overview.report, router)).curve
-    shares = [point.cloud_share for point in curve]
-
-    def plot(axes: Any, first: str, second: str) -> None:
-        axes.plot(shares, [point.quality for point in curve], "o-", color=first, label="observed")
-        axes.plot(shares, [point.target for point in curve], "s--", color=second, label="target")
-
-    return await asyncio.to_thread(_drawn, plot, ("share sent to the cloud", "quality kept"), dark)
+def _curve(axes: Any, report: overview.PolicyReport, first: str, second: str) -> None:
+    shares = [point.cloud_share for point in report.curve]
+    axes.plot(shares, [point.quality for point in report.curve], "o-", color=first, label="observed")
+    axes.plot(shares, [point.target for point in report.curve], "s--", color=second, label="target")
+    axes.set(xlabel="share sent to the cloud", ylabel="quality kept")
 
 
-async def _reliability(router: Router, dark: bool) -> bytes:
-    bins = (await asyncio.to_thread(overview.report, router)).reliability
-
-    def plot(axes: Any, first: str, second: str) -> None:
-        axes.plot(
-            [each.predicted for each in bins], [each.observed for each in bins], "o-", color=first, label="observed"
-        )
-        axes.plot((0, 1), (0, 1), "--", color=second, label="exact")
-
-    return await asyncio.to_thread(_drawn, plot, ("P(gain) of the last gate", "share on which the cloud gains"), dark)
+def _reliability(axes: Any, report: overview.PolicyReport, first: str, second: str) -> None:
+    predicted = [each.predicted for each in report.reliability]
+    observed = [each.observed for each in report.reliability]
+    axes.plot(predicted, observed, "o-", color=first, label="observed")
+    axes.plot((0, 1), (0, 1), "--", color=second, label="exact")
+    axes.set(xlabel="P(gain) of the last gate", ylabel="share on which the cloud gains")
 
 
-def _drawn(plot: Callable[[Any, str, str], None], titles: tuple[str, str], dark: bool) -> bytes:
-    """Return the drawing of `plot` as SVG, with axis `titles`. Raises MissingDependencyError without matplotlib."""
+def _drawn(plot: Callable[[Any, Any, str, str], None], data: object, dark: bool) -> bytes:
+    """Return the plot of `data` as SVG. Raises MissingDependencyError without matplotlib."""
     first, second, ink = _COLOURS[dark]
     figure = load_module("matplotlib.figure", "ui").Figure(figsize=(7.2, 3.6), layout="constrained")
     axes = figure.add_subplot()
-    plot(axes, first, second)
-    for text, name in zip((axes.set_xlabel, axes.set_ylabel), titles, strict=True):
-        text(name, color=ink)
+    plot(axes, data, first, second)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.label.set_color(ink)
     axes.tick_params(colors=ink)
     axes.set_facecolor("none")
     for spine in axes.spines.values():
@@ -83,7 +73,7 @@ def _drawn(plot: Callable[[Any, str, str], None], titles: tuple[str, str], dark:
     return picture.getvalue()
 
 
-_CHARTS: dict[str, Callable[[Router, bool], Awaitable[bytes]]] = {
+_CHARTS: dict[str, Callable[[Any, Any, str, str], None]] = {
     "savings": _savings,
     "curve": _curve,
     "reliability": _reliability,

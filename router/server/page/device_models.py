@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -119,7 +120,7 @@ async def remove(context: RequestContext) -> WireResponse:
     from ....local_engine.store.library import Library
 
     name, library = context.parameters["name"], Library()
-    if _is_running(context.router, str(library.path(name))):
+    if _is_running(context.router, library.path(name)):
         raise InvalidRequestError(f"{name} is the running model. Choose another first.", param="name", code="in_use")
     return WireResponse.json(RemovedModel(name, await asyncio.to_thread(library.remove, name)))
 
@@ -152,13 +153,13 @@ def _listed(router: Router) -> DeviceModels:
             each.size,
             each.source,
             None if each.manifest is None else each.manifest.licence,
-            running=_is_running(router, str(library.path(each.name))),
+            running=_is_running(router, library.path(each.name)),
         )
         for each in library.entries()
     ]
     for model in models:
         if model.state == "ready":
-            model.memory = _memory_of(str(library.path(model.name)))
+            model.memory = _memory_of(library.path(model.name))
             model.fits = None if model.memory is None else model.running or model.memory <= free
     here = {model.name for model in models}
     models += [
@@ -176,20 +177,18 @@ def _listed(router: Router) -> DeviceModels:
     )
 
 
-def _memory_of(path: str) -> int | None:
-    from pathlib import Path
-
+def _memory_of(path: Path) -> int | None:
     from ....local_engine.machine.memory_fit import DEFAULT_CELLS, MemoryPlan, estimate
     from ....model_files.gguf_reader import read_header
 
     try:
-        return estimate(read_header(Path(path)), MemoryPlan(DEFAULT_CELLS)).total
+        return estimate(read_header(path), MemoryPlan(DEFAULT_CELLS)).total
     except UpdraftError:
         return None
 
 
-def _is_running(router: Router, path: str) -> bool:
-    return has_model_file(router.config) and str(model_file(router.config)) == path
+def _is_running(router: Router, path: Path) -> bool:
+    return has_model_file(router.config) and model_file(router.config) == path
 
 
 @dataclass(slots=True)
@@ -213,9 +212,6 @@ class _Progress:
     def say(self, line: str) -> None:
         self.message = line
 
-    def event(self) -> dict[str, Any]:
-        return {"done": self.done, "total": self.total, "message": self.message}
-
 
 async def _pulling(wanted: str, pulling: asyncio.Semaphore, encode: EventEncoder, end: bytes) -> AsyncGenerator[bytes]:
     """Yield events with `done` and `total` bytes, then `name` or `error`. Closing the stream stops the pull."""
@@ -226,7 +222,7 @@ async def _pulling(wanted: str, pulling: asyncio.Semaphore, encode: EventEncoder
     try:
         while not task.done():
             await asyncio.wait([task], timeout=_PROGRESS_S)
-            yield encode(progress.event())
+            yield encode({"done": progress.done, "total": progress.total, "message": progress.message})
         try:
             yield encode({"name": task.result()})
         except UpdraftError as error:

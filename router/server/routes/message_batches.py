@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -54,10 +55,8 @@ def _create(stores: Stores, owner: str, requests: list[dict[str, Any]]) -> Batch
     bodies = {"method": "POST", "url": MESSAGES_PATH}
     lines = [{**bodies, "custom_id": each.get("custom_id"), "body": each.get("params")} for each in requests]
     try:
-        try:
+        with closing(writer):
             writer.write(b"".join(map(json_line, lines)))
-        finally:
-            writer.close()
         total, errors = check_lines(stores.files.path(writer.id), MESSAGES_PATH)
         if errors:
             raise invalid_value(f"requests[{(errors[0].line or 1) - 1}]", errors[0].message.rstrip("."))

@@ -22,12 +22,6 @@ _QUERY: dict[str, dict[str, Any]] = {
     "days": {"type": "integer", "minimum": 1},
     "metadata": {"type": "object", "additionalProperties": _TEXT},
 }
-_FORM: dict[str, Any] = {
-    "type": "object",
-    "required": ["file"],
-    "properties": {"file": {"type": "string", "contentMediaType": "application/octet-stream"}},
-    "additionalProperties": _TEXT,
-}
 
 
 def _object(**properties: Any) -> dict[str, Any]:
@@ -37,6 +31,8 @@ def _object(**properties: Any) -> dict[str, Any]:
 _CODE = {"type": ["string", "integer", "null"]}
 _ERROR = _object(error=_object(message=_TEXT, type=_TEXT, param={"type": ["string", "null"]}, code=_CODE))
 _OLLAMA_ERROR = _object(error=_TEXT)
+_FILE: dict[str, Any] = {"type": "string", "contentMediaType": "application/octet-stream"}
+_FORM = {**_object(file=_FILE), "additionalProperties": _TEXT}
 
 
 def document(routes: Sequence[Route]) -> dict[str, Any]:
@@ -77,14 +73,10 @@ def _operation(route: Route, schema_of: dict[type, dict[str, Any]]) -> dict[str,
             "5XX": failure,
         },
     }
-    if route.form:
-        operation["requestBody"] = {
-            "required": True,
-            "content": {"multipart/form-data": {"schema": _FORM}},
-        }
-    elif route.request_type is not None:
-        schema = schema_of[route.request_type]
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if route.form or route.request_type is not None:
+        schema = _FORM if route.request_type is None else schema_of[route.request_type]
+        kind = "multipart/form-data" if route.form else "application/json"
+        operation["requestBody"] = {"required": True, "content": {kind: {"schema": schema}}}
     return operation
 
 

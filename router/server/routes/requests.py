@@ -22,7 +22,6 @@ prepare_types(Feedback)
 
 
 async def why(context: RequestContext) -> WireResponse:
-    await context.router.start()
     return WireResponse.json(explanation_of(await context.router.request(context.parameters["id"])))
 
 

@@ -11,6 +11,7 @@ from ....protocol.http.lenient_json import json_of
 from ....protocol.http.wire import WireRequest, WireResponse
 from ...request.caller import caller_of
 from ...router import Router
+from ...storage.answer_store import Kind, StoredAnswer
 from ..answers import AnswerService
 from ..batches.service import BatchService
 
@@ -34,6 +35,10 @@ class RequestContext:
     def owner(self) -> str:
         """Digest of the caller's key, which identifies the owner of files, batches and answers."""
         return caller_of(self.request.headers).key
+
+    async def stored(self, kind: Kind, answer_id: str) -> StoredAnswer:
+        """Return a stored answer of the caller. Raises NotFoundError."""
+        return await self.answers.use(lambda store: store.get(self.owner, kind, answer_id))
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ async def list_stored(context: RequestContext) -> WireResponse:
 
 
 async def retrieve(context: RequestContext) -> WireResponse:
-    return WireResponse.json((await _find(context)).body)
+    return WireResponse.json((await context.stored(_KIND, context.parameters["completion"])).body)
 
 
 async def update(context: RequestContext) -> WireResponse:
@@ -137,8 +137,8 @@ async def delete(context: RequestContext) -> WireResponse:
 
 async def list_messages(context: RequestContext) -> WireResponse:
     page = page_of(query_of(context.request.query, PAGE_PARAMETERS), newest_first=False)
-    data, more = page_in([_shown(message) for message in (await _find(context)).input], page)
-    return list_of(data, has_more=more)
+    stored = await context.stored(_KIND, context.parameters["completion"])
+    return page_in([_shown(message) for message in stored.input], page)
 
 
 def _shown(message: dict[str, Any]) -> dict[str, Any]:
@@ -146,10 +146,6 @@ def _shown(message: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(message.get("content"), list):
         return {"content": None, "refusal": None, "content_parts": None, **message}
     return {**message, "refusal": None, "content": None, "content_parts": message["content"]}
-
-
-async def _find(context: RequestContext) -> StoredAnswer:
-    return await context.answers.use(lambda store: store.get(context.owner, _KIND, context.parameters["completion"]))
 
 
 _STORED = "/v1/chat/completions/{completion}"

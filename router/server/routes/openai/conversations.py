@@ -15,7 +15,7 @@ from .....protocol.dialects.responses_items import Item, is_vendor_item, items_o
 from .....protocol.dialects.responses_request import check_metadata
 from .....protocol.errors import UnsupportedFeatureError
 from .....protocol.http.wire import WireResponse
-from ....storage.answer_store import StoredAnswer, missing
+from ....storage.answer_store import StoredAnswer, missing, only
 from ..route import RequestContext, Route
 from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of
 
@@ -31,11 +31,6 @@ class ConversationRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 prepare_types(ConversationRequest)
-
-
-async def find(context: RequestContext, conversation_id: str) -> StoredAnswer:
-    """Return a conversation of the caller. Raises NotFoundError."""
-    return await context.answers.use(lambda store: store.get(context.owner, _KIND, conversation_id))
 
 
 async def extend(context: RequestContext, conversation_id: str, items: Sequence[Item]) -> None:
@@ -54,7 +49,7 @@ async def create(context: RequestContext) -> WireResponse:
 
 
 async def retrieve(context: RequestContext) -> WireResponse:
-    return WireResponse.json((await find(context, context.parameters[_KIND])).body)
+    return WireResponse.json((await context.stored(_KIND, context.parameters[_KIND])).body)
 
 
 async def update(context: RequestContext) -> WireResponse:
@@ -77,16 +72,12 @@ async def add_items(context: RequestContext) -> WireResponse:
 
 async def list_items(context: RequestContext) -> WireResponse:
     page = page_of(query_of(context.request.query, _LISTED), newest_first=True)
-    data, more = page_in((await find(context, context.parameters[_KIND])).input, page)
-    return list_of(data, has_more=more)
+    return page_in((await context.stored(_KIND, context.parameters[_KIND])).input, page)
 
 
 async def retrieve_item(context: RequestContext) -> WireResponse:
-    conversation, item_id = await find(context, context.parameters[_KIND]), context.parameters["item"]
-    for item in conversation.input:
-        if item["id"] == item_id:
-            return WireResponse.json(item)
-    raise missing(item_id)
+    item_id, items = context.parameters["item"], (await context.stored(_KIND, context.parameters[_KIND])).input
+    return WireResponse.json(only([item for item in items if item["id"] == item_id], item_id))
 
 
 async def delete_item(context: RequestContext) -> WireResponse:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from io import BufferedReader
+from contextlib import aclosing, closing
+from io import BytesIO
+from typing import BinaryIO
 
 import msgspec
 
@@ -14,6 +15,7 @@ from .....protocol.dialects.multipart import FormPart, read_form
 from .....protocol.errors import InvalidRequestError, RequestTooLargeError
 from .....protocol.http.wire import WireRequest, WireResponse
 from ....storage.file_store import MB, FileMetadata, FileObject, FileWriter
+from ...batches.interactive import TrackedBody
 from ..route import RequestContext, Route
 from .pagination import PAGE_PARAMETERS, list_of, page_of, query_of
 
@@ -61,10 +63,8 @@ def expires_s(anchor: str, seconds: int) -> int:
 async def create(context: RequestContext) -> WireResponse:
     writer = await context.batches.use(lambda stores: stores.files.begin(context.owner))
     try:
-        try:
+        with closing(writer):
             label = await _receive(context.request, writer)
-        finally:
-            writer.close()
         made = await context.batches.use(lambda stores: stores.files.complete(writer.id, label))
     except BaseException:
         await asyncio.shield(context.batches.use(lambda stores: stores.files.discard(writer.id)))
@@ -76,7 +76,7 @@ async def create(context: RequestContext) -> WireResponse:
 async def _receive(request: WireRequest, writer: FileWriter) -> FileMetadata:
     """Write the file as it arrives. Raises InvalidRequestError, RequestTooLargeError and DiskSpaceError."""
     filename, fields, name = None, dict[str, str](), ""
-    pieces = _pieces(request.body) if request.upload is None else request.upload
+    pieces = _pieces(BytesIO(request.body)) if request.upload is None else request.upload
     async with aclosing(read_form(request.headers.get("content-type", ""), pieces)) as parts:
         async for part in parts:
             if isinstance(part, FormPart):
@@ -98,9 +98,9 @@ async def _receive(request: WireRequest, writer: FileWriter) -> FileMetadata:
     return _label(filename, fields, writer.size)
 
 
-async def _pieces(body: bytes) -> AsyncGenerator[bytes]:
-    for start in range(0, len(body), _PIECE):
-        yield body[start : start + _PIECE]
+async def _pieces(file: BinaryIO) -> AsyncGenerator[bytes]:
+    while piece := await asyncio.to_thread(file.read, _PIECE):
+        yield piece
 
 
 async def list_files(context: RequestContext) -> WireResponse:
@@ -117,27 +117,7 @@ async def retrieve(context: RequestContext) -> WireResponse:
 async def content(context: RequestContext) -> WireResponse:
     entry = await _find(context)
     file = await context.batches.use(lambda stores: stores.files.path(entry.id).open("rb"))
-    return WireResponse(200, {"content-type": "application/octet-stream"}, _FileBody(file))
-
-
-class _FileBody:
-    """File content in pieces. The file is closed at its end or by `aclose`."""
-
-    def __init__(self, file: BufferedReader) -> None:
-        self._file = file
-
-    def __aiter__(self) -> _FileBody:
-        return self
-
-    async def __anext__(self) -> bytes:
-        piece = await asyncio.to_thread(self._file.read, _PIECE)
-        if not piece:
-            self._file.close()
-            raise StopAsyncIteration
-        return piece
-
-    async def aclose(self) -> None:
-        self._file.close()
+    return WireResponse(200, {"content-type": "application/octet-stream"}, TrackedBody(_pieces(file), file.close))
 
 
 async def delete(context: RequestContext) -> WireResponse:

@@ -41,8 +41,8 @@ def page_of(query: dict[str, str], *, newest_first: bool, most: int = _MAX_LIMIT
     return Page(int(limit), query.get("after"), order == "desc")
 
 
-def page_in(entries: Sequence[dict[str, Any]], page: Page) -> tuple[list[dict[str, Any]], bool]:
-    """Return a page of `entries` (oldest first) and whether more follow. Raises NotFoundError if `after` is unknown."""
+def page_in(entries: Sequence[dict[str, Any]], page: Page) -> WireResponse:
+    """Return a page of `entries` (oldest first). Raises NotFoundError if `after` is unknown."""
     ordered = list(reversed(entries)) if page.newest_first else list(entries)
     begin = 0
     if page.after is not None:
@@ -50,7 +50,7 @@ def page_in(entries: Sequence[dict[str, Any]], page: Page) -> tuple[list[dict[st
         if page.after not in ids:
             raise NotFoundError(f"after: {page.after[:100]!r} is not in this list.", param="after")
         begin = ids.index(page.after) + 1
-    return ordered[begin : begin + page.limit], len(ordered) > begin + page.limit
+    return list_of(ordered[begin : begin + page.limit], has_more=len(ordered) > begin + page.limit)
 
 
 def list_of(entries: Sequence[dict[str, Any]], *, has_more: bool) -> WireResponse:

@@ -34,8 +34,8 @@ from ....storage.answer_store import StoredAnswer
 from ...answers import BackgroundResponse, is_ended, not_stored
 from ..route import RequestContext, Route, translated
 from . import tokens
-from .conversations import extend, find
-from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of, switch_of
+from .conversations import extend
+from .pagination import PAGE_PARAMETERS, page_in, page_of, query_of, switch_of
 
 log = logging.getLogger("updraft.router")
 
@@ -179,19 +179,19 @@ async def _conversation(context: RequestContext, asked: ResponsesRequest) -> tup
 
 async def _earlier(context: RequestContext, asked: ResponsesRequest) -> list[Item]:
     """Return the items of the conversation or the previous response. Raises NotFoundError or InvalidRequestError."""
-    owner, previous, conversation = context.owner, asked.previous_response_id, asked.conversation_id
+    previous, conversation = asked.previous_response_id, asked.conversation_id
     if conversation is not None:
         if previous is not None:
             raise invalid_value("conversation", "leave out previous_response_id, or this field")
         context.answers.wanted("conversation")
-        return (await find(context, conversation)).input
+        return (await context.stored("conversation", conversation)).input
     if previous is None:
         return []
-    if context.answers.running(owner, previous) is not None:
+    if context.answers.running(context.owner, previous) is not None:
         raise InvalidRequestError(f"{previous} is still running. Wait for it to end.", param="previous_response_id")
     stored: StoredAnswer | None = (context.request.unstored or {}).pop(previous, None)
     try:
-        stored = stored or await context.answers.use(lambda store: store.get(owner, _KIND, previous))
+        stored = stored or await context.stored(_KIND, previous)
     except NotFoundError as error:
         code = "previous_response_not_found"
         raise NotFoundError(error.message, param="previous_response_id", code=code) from error
@@ -251,7 +251,7 @@ async def retrieve(context: RequestContext) -> WireResponse:
         return WireResponse.json(running.response)
     if running is not None and running.streamed:
         return WireResponse(200, sse.HEADERS, running.follow(after))
-    stored = None if running is not None else await _find(context)
+    stored = None if running is not None else await context.stored(_KIND, context.parameters["response"])
     if stored is not None and not streams:
         return WireResponse.json(stored.body)
     if stored is None or not stored.events:
@@ -282,7 +282,7 @@ async def delete(context: RequestContext) -> WireResponse:
 async def cancel(context: RequestContext) -> WireResponse:
     running = _running(context)
     if running is None:
-        stored = await _find(context)
+        stored = await context.stored(_KIND, context.parameters["response"])
         if not stored.body["background"]:
             raise InvalidRequestError("Only a response created with background=true can be cancelled.")
         return WireResponse.json(stored.body)
@@ -295,19 +295,13 @@ async def cancel(context: RequestContext) -> WireResponse:
 
 
 async def input_items(context: RequestContext) -> WireResponse:
-    query = query_of(context.request.query, _LISTED)
-    running = _running(context)
-    items = (await _find(context)).input if running is None else running.input
-    data, more = page_in(items, page_of(query, newest_first=True))
-    return list_of(data, has_more=more)
+    page, running = page_of(query_of(context.request.query, _LISTED), newest_first=True), _running(context)
+    items = (await context.stored(_KIND, context.parameters["response"])).input if running is None else running.input
+    return page_in(items, page)
 
 
 def _running(context: RequestContext) -> BackgroundResponse | None:
     return context.answers.running(context.owner, context.parameters["response"])
-
-
-async def _find(context: RequestContext) -> StoredAnswer:
-    return await context.answers.use(lambda store: store.get(context.owner, _KIND, context.parameters["response"]))
 
 
 def _stored(owner: str, response: dict[str, Any], items: list[Item], events: Sequence[bytes]) -> StoredAnswer:
