@@ -209,7 +209,7 @@ class MeteredStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
             raise StopAsyncIteration
         try:
             payload, event = await anext(self._stream)
-        except StopAsyncIteration:
+        except (StopAsyncIteration, CloudFailure):  # also a stream that breaks may have cost all that was reserved
             answer = self._answer  # used as the charge only if the cloud reports no usage
             self._call.unreported_tokens = max(answer.bound, answer.reserved if self._call.is_reasoning else 0)
             raise

@@ -31,6 +31,8 @@ class LongCloud:
     honours: bool = True
     # Requests whose connection breaks before the answer.
     breaks: int = 0
+    # Whether streams end without a finish reason.
+    cuts: bool = False
     # Messages with which fields are refused.
     refuses: dict[str, str] = field(default_factory=dict)
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -121,6 +123,8 @@ def _handler(cloud: LongCloud) -> type[BaseHTTPRequestHandler]:
                     self.event({**head, "choices": [piece]})
                     written += tokens
                     cloud.stopped.wait(tokens / 20_000)
+                if cloud.cuts:
+                    return
                 last = {"index": 0, "delta": {}, "finish_reason": "length" if length < cloud.tokens else "stop"}
                 self.event({**head, "choices": [last]})
                 if cloud.reports:

@@ -44,7 +44,7 @@ def completion_of(body: dict[str, Any]) -> dict[str, Any]:
     said = message(texts, reasoning, calls)
     if signed := signed_thoughts(body.get("content")):
         said["thinking_blocks"] = signed
-    choice = {"index": 0, "message": said, "finish_reason": _finish(body.get("stop_reason"))}
+    choice = {"index": 0, "message": said, "finish_reason": _finish(body.get("stop_reason")), **_stopped_by(body)}
     return completion(
         body.get("id"), body.get("model"), [choice] if known else [], _usage(table(body.get("usage")) or {})
     )
@@ -72,17 +72,17 @@ class MessageEvents(ChatEvents):
             return self._end()
         if kind == "message_delta":
             self._counts |= table(event.get("usage")) or {}
-            finish = _finish((table(event.get("delta")) or {}).get("stop_reason"))
-            if finish is not None:
-                return [self._chunks.delta({}, finish), self._chunks.usage(_usage(self._counts))]
+            delta = table(event.get("delta")) or {}
+            if (finish := _finish(delta.get("stop_reason"))) is not None:
+                last = self._chunks.delta({}, finish)
+                last["choices"][0] |= _stopped_by(delta)
+                return [last, self._chunks.usage(_usage(self._counts))]
         return []  # a ping, `message_stop`, or an unknown event
 
     def _start(self, begun: dict[str, Any]) -> list[dict[str, Any]]:
         self._chunks.id, self._chunks.model = str(begun.get("id")), str(begun.get("model"))
-        self._counts = table(begun.get("usage")) or {}
-        usage = _usage(self._counts)
-        del usage["completion_tokens"], usage["total_tokens"]  # unknown if the stream is cut
-        return [self._chunks.delta({"role": "assistant", "content": ""}), self._chunks.usage(usage)]
+        self._counts = {**(table(begun.get("usage")) or {}), "output_tokens": None}  # counted at the end
+        return [self._chunks.delta({"role": "assistant", "content": ""}), self._chunks.usage(_usage(self._counts))]
 
     def _begin(self, block: dict[str, Any]) -> list[dict[str, Any]]:
         self._block = block
@@ -118,8 +118,15 @@ def _finish(reason: Any) -> str | None:
     return None if reason is None else _FINISHES.get(str(reason), "stop")
 
 
+def _stopped_by(ended: dict[str, Any]) -> dict[str, Any]:
+    """Return vLLM's field for the stop sequence that ended the answer."""
+    return {} if ended.get("stop_sequence") is None else {"stop_reason": ended["stop_sequence"]}
+
+
 def _usage(counts: dict[str, Any]) -> dict[str, Any]:
     """Convert token counts to OpenAI's form, with cache reads and writes as prompt tokens."""
     cached, stored = (whole(counts.get(f"cache_{name}_input_tokens")) for name in ("read", "creation"))
     read = whole(counts.get("input_tokens")) + cached + stored
-    return usage_of(read, whole(counts.get("output_tokens")), cached, stored)
+    usage = usage_of(read, whole(counts.get("output_tokens")), cached, stored)
+    known = usage if counts.get("output_tokens") is not None else ("prompt_tokens", "prompt_tokens_details")
+    return {name: usage[name] for name in known}

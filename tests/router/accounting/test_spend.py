@@ -313,6 +313,17 @@ def test_reasoning_that_no_usage_counts_keeps_its_reservation(
         run(test(cloud))
 
 
+def test_reasoning_in_a_broken_stream_keeps_its_reservation(spending: Callable[..., Any]) -> None:
+    async def test(cloud: LongCloud) -> None:
+        async with spending(cloud) as b:
+            await b.stream("cloud", max_tokens=9_000, reasoning_effort="high")
+            await asyncio.to_thread(b.router.flush_ledger)
+            assert cloud.usd(INPUT, OUTPUT) <= spent(b.ledger)[2] < 0.046
+
+    with long_cloud(reports=False, hidden=8_000, tokens=9_000, cuts=True) as cloud:
+        run(test(cloud))
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_reasoning_that_only_the_total_counts_is_booked(spending: Callable[..., Any], stream: bool) -> None:
     async def test(cloud: LongCloud) -> None:

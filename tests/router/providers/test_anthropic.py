@@ -458,6 +458,32 @@ def test_a_blank_message_of_the_user(
     assert any("blank message" in note for note in reply.json()["updraft"]["notes"])
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_stop_sequence_reaches_the_caller(daemon: str, provider: ScriptedProvider, stream: bool) -> None:
+    ended = {"stop_reason": "stop_sequence", "stop_sequence": "END"}
+    start, *middle = STREAM[:1] + STREAM[5:9]
+    last = [{"type": "message_delta", "delta": ended, "usage": {"output_tokens": 3}}, {"type": "message_stop"}]
+    provider.says(events(start, *middle, *last) if stream else {**MESSAGE, **ended})
+    asked = {
+        "model": "cloud",
+        "max_tokens": 9,
+        "stop_sequences": ["END"],
+        "messages": [{"role": "user", "content": "x"}],
+    }
+    reply = httpx.post(f"{daemon}/v1/messages", json={**asked, "stream": stream}, timeout=60)
+    assert '"stop_reason":"stop_sequence","stop_sequence":"END"' in reply.text.replace(" ", "")
+
+
+def test_the_count_at_the_start_of_a_stream_is_not_the_answers(provider: ScriptedProvider) -> None:
+    with updraft.OpenAI(local=None, cloud_url=provider.url, cloud_provider="anthropic", cloud_model="m") as client:
+        silent = [{**event, "usage": {}} if event["type"] == "message_delta" else event for event in STREAM]
+        provider.says(events(*silent))
+        asked: Any = {"model": "cloud", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+        chunks = list(client.chat.completions.create(**asked, stream_options={"include_usage": True}))
+    reported = [chunk.usage.model_dump(exclude_unset=True) for chunk in chunks if chunk.usage]
+    assert all("completion_tokens" not in usage or usage["completion_tokens"] > 1 for usage in reported), reported
+
+
 OWN: dict[str, Any] = {
     "model": "cloud",
     "max_tokens": 9000,
