@@ -27,7 +27,7 @@ app = CommandLine(
     name="updraft",
     help="""Answers on the device when the small model is good enough, and in the cloud when it is not.
 
-    The small model's answer is never thrown away: the large model verifies it as a draft.
+    An Updraft node gets the local answer as a draft, which the large model verifies.
     The package includes a pair of tiny models, so everything below works without a download.
 
     First steps
@@ -40,7 +40,7 @@ app = CommandLine(
       updraft serve                an OpenAI-compatible server for any app
       updraft doctor               check the installation, and get a fix for each problem
 
-    Settings come from a TOML file, the environment (UPDRAFT_*) and flags; flags win.
+    Settings come from a TOML file, the environment (UPDRAFT_*) and options; options win.
     UPDRAFT_DEBUG=1 shows tracebacks.""",
 )
 

@@ -108,7 +108,7 @@ class RegistrationFlags:
                 raise ConfigurationError("--register-api-key-file and --register-as need --register.", param="register")
             return None
         if key is None:
-            raise ConfigurationError("--register needs --register-api-key-file.", param="register_api_key_file")
+            raise ConfigurationError("--register needs --register-api-key-file or --register-api-key-env.")
         return RegistrationOptions(self.register, key, self.register_as)
 
 

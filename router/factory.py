@@ -51,8 +51,9 @@ def check_configured(config: RouterConfig) -> None:
     if config.local is None and not cloud:
         raise ConfigurationError(
             "No model is configured. Set local (a GGUF file, or a model fetched with `updraft pull`), or cloud_url and "
-            "cloud_model (an OpenAI-compatible server), or both: as arguments, as UPDRAFT_LOCAL, UPDRAFT_CLOUD_URL and "
-            f"UPDRAFT_CLOUD_MODEL, or in {config_file()}, which `updraft init` writes."
+            "cloud_model (an OpenAI-compatible server), or both: as arguments, as options (--local, --cloud-url and "
+            "--cloud-model), as UPDRAFT_LOCAL, UPDRAFT_CLOUD_URL and UPDRAFT_CLOUD_MODEL, or in "
+            f"{config_file()}, which `updraft init` writes."
             + (" offline=true disables the cloud." if config.cloud_url is not None else ""),
             param="local",
             code="no_tier",

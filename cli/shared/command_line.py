@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import typer
@@ -16,6 +17,10 @@ from .option_groups import expanded
 from .renamed_options import check_renamed
 
 STDOUT = "-"  # a path that means standard output
+_PLAIN = MappingProxyType({  # the order matters
+    "Input should be": "must be", "a valid integer": "an integer", "a valid": "a", "less than or equal to": "at most",
+    "greater than or equal to": "at least", "less than": "below", "greater than": "above",
+})  # fmt: skip
 
 
 class Command(TyperCommand):
@@ -25,36 +30,29 @@ class Command(TyperCommand):
         arrange(self.params, shown_options(self.callback))
 
     def get_help_option(self, ctx: Any) -> Any:
-        option = super().get_help_option(ctx)
-        if option is not None:
+        if (option := super().get_help_option(ctx)) is not None:
             option.rich_help_panel = ADVANCED
         return option
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse former names of options. A bare `--json` means standard output if `--json` takes a path."""
         check_renamed(args, {name for param in self.params for name in (*param.opts, *param.secondary_opts)})
-        if any(param.name == "json_path" for param in self.params):
-            args = _with_path(args)
-        return super().parse_args(ctx, args)
+        takes_path = any(param.name == "json_path" for param in self.params)
+        return super().parse_args(ctx, _with_path(args) if takes_path else args)
 
 
-class Group(TyperGroup):
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        _escape_help(self)
-
-    def make_context(self, *arguments: Any, **options: Any) -> Any:
-        with _printable_errors():
-            return super().make_context(*arguments, **options)
-
-    def invoke(self, ctx: Any) -> Any:
-        with _printable_errors():
-            return super().invoke(ctx)
+def _plain(message: str) -> str:
+    """Return a message of pydantic, which checks values for typer, in plain words; other messages are unchanged."""
+    if message.startswith("Input should be "):
+        message = message.partition(", unable to ")[0]
+        for theirs, ours in _PLAIN.items():
+            message = message.replace(theirs, ours)
+    return message.removeprefix("Value error, ")
 
 
 @contextmanager
 def _printable_errors() -> Iterator[None]:
-    """Remove control characters from typer's error messages. Raise KeyboardInterrupt for Ctrl-C at a prompt."""
+    """Make typer's error messages plain and printable. Raise KeyboardInterrupt for Ctrl-C at a prompt."""
     try:
         yield
     except typer.Abort as error:
@@ -63,8 +61,17 @@ def _printable_errors() -> Iterator[None]:
         raise
     except Exception as error:
         if hasattr(error, "format_message") and isinstance(message := getattr(error, "message", None), str):
-            vars(error)["message"] = printable(message)
+            vars(error)["message"] = printable(_plain(message))
         raise
+
+
+class Group(TyperGroup):
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        _escape_help(self)
+
+    make_context = _printable_errors()(TyperGroup.make_context)
+    invoke = _printable_errors()(TyperGroup.invoke)
 
 
 class CommandLine(typer.Typer):
@@ -87,16 +94,13 @@ class CommandLine(typer.Typer):
 
 def _escape_help(command: Any) -> None:
     """Escape `[words]` in help texts, because rich reads them as style tags and drops unknown tags."""
-    command.help = command.help and escape(command.help)
-    for param in command.params:
-        if getattr(param, "help", None):
-            param.help = escape(param.help)
+    for item in (command, *command.params):
+        if getattr(item, "help", None):
+            item.help = escape(item.help)
 
 
 def _with_path(args: Sequence[str]) -> list[str]:
     words: list[str] = []
-    for number, word in enumerate(args):
-        words.append(word)
-        if word == "--json" and (number + 1 == len(args) or args[number + 1].startswith("--")):
-            words.append(STDOUT)
+    for word, after in zip(args, [*args, "--"][1:], strict=True):
+        words += [word, STDOUT] if word == "--json" and after.startswith("--") else [word]
     return words

@@ -11,8 +11,7 @@ def message_of(error: Exception) -> str:
     """Return the message for the user: Updraft's own, else the server's, else the exception's type and text."""
     if isinstance(error, UpdraftError):
         return error.message
-    message = _server_error(error).get("message")
-    if isinstance(message, str):
+    if isinstance(message := _server_error(error).get("message"), str):
         return message
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}."

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import wraps
+from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from .help_panels import HelpAll, shown_options
@@ -22,8 +22,8 @@ def expanded(command: Callable[..., Any]) -> Callable[..., Any]:
     """Return `command` with one parameter per field of its option groups, and `--help-all` if it hides options."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, tuple[Any, list[str]]] = {}
-    parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(command).parameters.values():
+    parameters: list[Parameter] = []
+    for parameter in signature(command).parameters.values():
         kind, left_out = _group(hints[parameter.name])
         if not is_dataclass(kind):
             parameters.append(parameter.replace(annotation=hints[parameter.name]))
@@ -32,13 +32,10 @@ def expanded(command: Callable[..., Any]) -> Callable[..., Any]:
         taken = [item for item in fields(kind) if item.name not in left_out]
         groups[parameter.name] = kind, [item.name for item in taken]
         parameters += [
-            inspect.Parameter(item.name, parameter.kind, default=item.default, annotation=own[item.name])
-            for item in taken
+            Parameter(item.name, parameter.kind, default=item.default, annotation=own[item.name]) for item in taken
         ]
     if shown_options(command) is not None:
-        parameters.append(
-            inspect.Parameter("help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=HelpAll)
-        )
+        parameters.append(Parameter("help_all", Parameter.KEYWORD_ONLY, default=False, annotation=HelpAll))
     elif not groups:
         return command
 
@@ -49,7 +46,7 @@ def expanded(command: Callable[..., Any]) -> Callable[..., Any]:
             values[name] = kind(**{key: values.pop(key) for key in names if key in values})
         return command(**values)
 
-    vars(called)["__signature__"] = inspect.Signature(parameters)
+    vars(called)["__signature__"] = Signature(parameters)
     return called
 
 

@@ -138,8 +138,7 @@ class Pair:
         typer.Option(
             metavar="FORMAT",
             help="Format of the local model's tool calls: hermes, llama3, mistral, mistral-args, qwen3_coder, "
-            "glm45 or gemma4. "
-            "[detected from its chat template]",
+            "glm45 or gemma4. [detected from its chat template]",
         ),
     ] = None
     chat_template: ChatTemplate = None
@@ -194,8 +193,7 @@ def given_key(variable: str | None, file: Path | None, option: str = "--api-key"
 
 def key_from(variable: str, option: str) -> str:
     """Return the key in the environment variable that `option` names. Raises ConfigurationError if it is not set."""
-    key = os.environ.get(variable, "").strip()  # a key read from a file often ends in a line feed
-    if not key:
+    if not (key := os.environ.get(variable, "").strip()):  # a key read from a file often ends in a line feed
         raise ConfigurationError(f"{option} {variable}: this environment variable is not set.")
     return key
 

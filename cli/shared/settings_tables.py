@@ -28,11 +28,13 @@ def _cloud_table(context: typer.Context, file: Path | None) -> None:
 def _router_table(context: typer.Context, file: Path | None) -> None:
     """Read the options of `updraft serve`. A given file replaces the user's settings file in the whole process."""
     from ...protocol.settings import config_file
+    from ...router.config import RouterConfig
     from ...router.settings_sources import read_settings
 
     if file is not None:
         os.environ["UPDRAFT_CONFIG"] = str(file.absolute())
     _use(context, read_settings(config_file()), config_file())
+    RouterConfig.check_renamed(context.default_map or {}, f" in [serve] of {config_file()}")
 
 
 def _option(callback: Callable[..., None], text: str) -> Any:
@@ -74,6 +76,5 @@ def _use(context: typer.Context, tables: dict[str, Any], file: Path) -> None:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             needed = "a list" if param.multiple else "true or false" if param.is_flag else "a text or a number"
             raise ConfigurationError(f"{key} in [{name}] of {file} must be {needed}.", param=key)
-        texts = [str(item) for item in value] if isinstance(value, list) else str(value)
-        values[param.name] = value if param.is_flag else texts
+        values[param.name] = value if param.is_flag else [*map(str, value)] if isinstance(value, list) else str(value)
     context.default_map = values

@@ -180,6 +180,21 @@ def test_a_wrong_call_is_refused(call: str) -> None:
     assert "Error" in result.output
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("ask hi --tier moon", "'--tier': 'moon' is not one of"),
+        ("serve --port x", "'--port': must be an integer"),
+        ("serve --port 70000", "'--port': must be at most 65535"),
+        ("demo --tasks 0", "'--tasks': must be at least 20"),
+        ("plan --tpot-s x", "'--tpot-s': must be a number"),
+    ],
+)
+def test_a_wrong_value_is_refused_in_plain_words(call: str, message: str) -> None:
+    result = CliRunner().invoke(app, call.split())
+    assert message in " ".join(result.output.replace("│", "").split())
+
+
 def test_a_wrong_call_is_no_traceback(updraft) -> None:
     done = updraft("ask", "hi", "--nonsense")
     assert done.returncode == 2
@@ -199,6 +214,8 @@ def test_a_wrong_call_is_no_traceback(updraft) -> None:
         (["eval", "--cost", "1", "--quality", "0.9"], "quality and cost exclude each other"),
         (["ask", "hi", "--api-key-env", "NOT_SET"], "NOT_SET"),
         (["ask", "hi"], "No model is configured. Set local"),
+        (["ask", "hi"], "as options (--local, --cloud-url and --cloud-model)"),
+        (["node", "--model", "pocket", "--register", "http://h"], "-api-key-file or --register-api-key-env"),
         (["serve", "--port", "0"], "No model is configured. Set local"),
         (["serve", "--cloud-url", "http://h"], "cloud_model must be set with cloud_url"),
         (["ask", "hi", "--local", "pocket", "--confidence", "0.8", "--cost", "1"], "cost and confidence exclude"),
