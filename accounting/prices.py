@@ -121,13 +121,14 @@ def load_prices(source: str) -> PriceTable:
         try:
             table: Any = tomllib.loads(data.decode())
         except tomllib.TOMLDecodeError:
+            if not data.lstrip().startswith(b"{"):
+                raise
             msgspec.json.decode(data)  # stricter than `json.loads`, which accepts NaN
             table = json.loads(data, object_pairs_hook=_distinct)
         return PriceTable.of(_entries(table))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigurationError(
-            f"The price table {source} is invalid: {plain_words(error)}.", param="prices"
-        ) from error
+    except (tomllib.TOMLDecodeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        why = plain_words(error)
+        raise ConfigurationError(f"The price table {source} is invalid: {why}.", param="prices") from error
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -181,12 +182,11 @@ def _public(entries: Mapping[str, _PublicPrice]) -> list[DatedPrice]:
 
 
 def _bytes_of(source: str) -> bytes:
-    if source.startswith("https://"):
-        return _fetched(source)
     try:
-        return Path(source).read_bytes()
+        return _fetched(source) if source.startswith("https://") else Path(source).read_bytes()
     except OSError as error:
-        raise ConfigurationError(f"The price table {source} cannot be read: {error}.", param="prices") from error
+        why = plain_words(error)
+        raise ConfigurationError(f"The price table {source} cannot be read: {why}.", param="prices") from error
 
 
 def _fetched(source: str) -> bytes:
@@ -202,5 +202,5 @@ def _fetched(source: str) -> bytes:
                 if size > _MAX_BYTES:
                     raise ConfigurationError(f"The price table {source} is longer than {_MAX_BYTES} bytes.")
         return b"".join(parts)
-    except (OSError, httpx.HTTPError) as error:
+    except httpx.HTTPError as error:
         raise ConfigurationError(f"The price table {source} cannot be read: {error}.", param="prices") from error

@@ -1,31 +1,31 @@
-"""Plain words for msgspec's messages about values that do not fit their types."""
+"""Plain words for errors of files: msgspec's about values that do not fit their types, TOML's, and the system's."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping
 from types import MappingProxyType
 
 _EXPECTED = MappingProxyType(
-    {
-        "array": "a list",
-        "object": "an object",
-        "str": "a string",
-        "int": "an integer",
-        "float": "a number",
-        "bool": "true or false",
-    }
-)
+    {"array": "a list", "object": "an object", "str": "a string", "int": "an integer",
+     "float": "a number", "bool": "true or false"}
+)  # fmt: skip
 _ACTUAL = MappingProxyType({**_EXPECTED, "float": "a fraction", "bool": "a boolean", "null": "null"})
 _COMPARISONS = MappingProxyType({">=": "at least ", "<=": "at most ", ">": "above ", "<": "below "})
 _TYPE = re.compile(r"Expected `(.+)`, got `(.+)`")
 _BOUND = re.compile(r"Expected `\w+` (?:(>=|<=|>|<) |that's )(.+)")
 _LENGTH = re.compile(r"Expected `(\w+)` of (at least )?length (?:(>=|<=) )?(\d+(?: to \d+)?)(, got \d+)?")
+_NAME = r"Expected `str` matching regex '\\A[A-Za-z0-9._-]{1,64}\\Z'"
 _FIELD = re.compile(r"Object (?:missing required|contains (unknown)) field `(.*)`", re.DOTALL)
 
 
 def plain_words(error: Exception | str, renamed: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return msgspec's message in plain words; other messages are unchanged. `renamed`: current name by former name."""
+    """Return an error's message in plain words; unknown ones are unchanged. `renamed`: current name by former name."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"there is no file {error.filename}" if isinstance(error, FileNotFoundError) else error.strerror
+    if isinstance(error, tomllib.TOMLDecodeError):
+        return f"the content is not valid TOML: {error}"
     message = str(error)
     fault, at, place = message.rpartition(" - at ")
     if not (at and place.endswith("`") and place.startswith(("`$", "`key` in `$"))):
@@ -48,5 +48,9 @@ def plain_words(error: Exception | str, renamed: Mapping[str, str] = MappingProx
         return f"{subject} must be {_COMPARISONS.get(match[1], '')}{match[2].removesuffix('.0')}"
     if (value := fault.removeprefix("Invalid enum value ").removeprefix("Invalid value ")) != fault:
         return f"{subject} does not accept {value}"
+    if fault == _NAME:
+        return f"{subject} may have 1 to 64 letters, digits, dots, underscores and hyphens"
+    if fault == "Invalid RFC3339 encoded date":
+        return f"{subject} must be a date such as 2026-01-31"
     pattern = fault.removeprefix("Expected `str` matching regex ")
     return f"{subject} must match the pattern {pattern}" if pattern != fault else f"{path}: {fault}" if path else fault

@@ -130,7 +130,7 @@ def _show_gateway(database: str, by: str, since: float, *, as_csv: bool, as_json
     """Print sums or single requests of a gateway's ledger. Raises ConfigurationError, InvalidRequestError."""
     from ...cloud_engine.gateway.ledger.opening import open_reader
 
-    reader = open_reader(database)
+    reader = open_reader(database, "gateway")
     if rows and not (as_csv or as_json):
         raise InvalidRequestError("--rows has no table form: add --csv or --json.")
     if rows:

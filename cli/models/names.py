@@ -30,8 +30,8 @@ def resolve(name: str, *, yes: bool = False) -> str:
     if not has_file(path):
         raise ModelLoadError(
             f"There is no local model {name!r}. Use the path of a GGUF file (./name in this folder), a pulled model "
-            "(updraft models lists them), smollm2, hf:owner/repo:file.gguf, pypi:package, pocket, ollama:MODEL, "
-            "a server's URL, or none."
+            "(see updraft models and updraft pull), smollm2, hf:owner/repo:file.gguf, pypi:package, pocket, "
+            "ollama:MODEL, a server's URL, or none."
         )
     return str(path.resolve())
 

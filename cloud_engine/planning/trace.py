@@ -57,7 +57,7 @@ def read_trace(source: str, most: int) -> list[PlannedRequest]:
 
     Requests without an answer are skipped. Raises ConfigurationError.
     """
-    suffix = "" if is_url(source) else Path(source).suffix
+    suffix = "" if is_url(source, "trace") else Path(source).suffix
     rows = {".csv": _azure, ".jsonl": _mooncake}.get(suffix, _ledger)(source)
     try:
         requests = list(islice((row for row in rows if row.prompt > 0 and row.output > 0), most))

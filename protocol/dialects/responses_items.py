@@ -81,9 +81,8 @@ def _full(item: Item, param: str) -> Item:
             raise invalid_value(f"{param}.id", "a reference needs the id of an item")
         return {"type": kind, "id": item["id"]}
     if kind not in _PREFIXES:
-        raise UnsupportedFeatureError(
-            f"{param}: items of type {kind[:100]!r} belong to tools that only run on OpenAI's servers.", param=param
-        )
+        fault = f"{param}: items of type {kind[:100]!r} are not supported by this server: leave them out."
+        raise UnsupportedFeatureError(fault, param=param)
     full = {"status": "completed", **item, "type": kind, "id": str(item.get("id") or item_id(kind))}
     if kind == "message":
         if item.get("role") not in _ROLES:

@@ -234,13 +234,14 @@ class Budget:
                     claims.append(Claim(scope, name, kind, limit, amount, begins, ends, per_token))
                     usages.append(AccountUsage(used, 0.0))
                     if not usages[-1].fits(claims[-1]):
-                        reasons.append(_EXCESS[kind].format(*map(plain_number, (used, limit, amount))))
+                        fault = "too small" if used == 0 < limit else "spent"
+                        reasons.append(f"{fault}: {_EXCESS[kind].format(*map(plain_number, (used, limit, amount)))}")
             reasons += _share_excess(limits.cloud_share, spent, least)
             if reasons:
                 whose = {"all": "", "key": " of this key", "user": " of this user"}[scope]
                 when = "today" if limits.period == "day" else "this month"
                 renews, renews_s = renewal(ends, time.time())
-                raise BudgetExceededError(f"budget spent: {reasons[0]}{whose} {when}; {renews}", renews_s=renews_s)
+                raise BudgetExceededError(f"budget {reasons[0]}{whose} {when}; {renews}", renews_s=renews_s)
         return claims, usages
 
     def _rows(self, caller: Caller, day: int) -> frozenset[SpendingRow]:
@@ -289,7 +290,7 @@ def _share_excess(share: float | None, spent: Charge, more: Charge) -> list[str]
     allowed = math.ceil(share * (spent.requests + more.requests) - 1e-9)
     is_within = spent.cloud_requests + more.cloud_requests <= allowed
     counts = f"{spent.cloud_requests} of {spent.requests} requests used the cloud"
-    return [] if is_within else [f"{counts}; the limit is {100 * share:g} %"]
+    return [] if is_within else [f"spent: {counts}; the limit is {100 * share:g} %"]
 
 
 def _name(scope: Scope, caller: Caller) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ...protocol.decoding import convert, read_object, read_switches
 from ...protocol.dialects.opaque_state import restored
-from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError, WrongTypeError
+from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError, WrongTypeError, invalid_value
 from ...protocol.hints import UNKNOWN
 from ...protocol.http.forwarding import NOTHING, Forwarding, forwarded
 from ...protocol.http.wire import WireRequest
@@ -179,25 +179,24 @@ def take_options(body: dict[str, Any]) -> UpdraftOptions:
     raw = body.pop("updraft", None)
     if raw is None:
         return UpdraftOptions()
+    if (given := table(raw)) is None:
+        raise invalid_value("updraft", "must be an object")
     try:
-        options = convert(table(raw) or {"": raw}, UpdraftOptions)
+        options = convert(given, UpdraftOptions)
     except InvalidRequestError as error:
         known = ", ".join(UpdraftOptions.__struct_fields__)
-        raise InvalidRequestError(
-            f"updraft: {error.message.rstrip('.')} (known: {known}).", param="updraft", code="invalid_value"
-        ) from error
+        fault = f"updraft: {error.message.rstrip('.')} (known: {known})."
+        raise InvalidRequestError(fault, param="updraft", code="invalid_value") from error
     if options.quality is not None and not 0 < options.quality <= 1:
         raise InvalidRequestError("updraft.quality must be above 0 and at most 1.", param="updraft.quality")
     if options.confidence is not None and not 0 < options.confidence < 1:
         raise InvalidRequestError("updraft.confidence must be between 0 and 1.", param="updraft.confidence")
     if options.quality is not None and options.confidence is not None:
-        raise InvalidRequestError(
-            "updraft.quality and updraft.confidence exclude each other. Set only one.", param="updraft.confidence"
-        )
+        fault = "updraft.quality and updraft.confidence exclude each other. Set only one."
+        raise InvalidRequestError(fault, param="updraft.confidence")
     if options.confidence_signal is not None and options.confidence is None:
-        raise InvalidRequestError(
-            "updraft.confidence_signal needs updraft.confidence. Set both.", param="updraft.confidence_signal"
-        )
+        fault = "updraft.confidence_signal needs updraft.confidence. Set both."
+        raise InvalidRequestError(fault, param="updraft.confidence_signal")
     if options.hold_tokens is not None and options.hold_tokens < 1:
         raise InvalidRequestError("updraft.hold_tokens must be at least 1.", param="updraft.hold_tokens")
     return options

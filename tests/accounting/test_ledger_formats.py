@@ -277,6 +277,13 @@ def test_a_record_comes_back_as_it_went_in(table: LedgerTable) -> None:
     assert table.values_in(table.record_of(values)) == values
 
 
+def test_a_url_of_another_database_is_refused_by_its_option() -> None:
+    for option in ("gateway", "db"):
+        with pytest.raises(ConfigurationError, match=f"--{option} must be a file") as caught:
+            open_reader("mysql://host/usage", option)
+        assert caught.value.param == option
+
+
 @pytest.mark.parametrize("use", [open_store, open_reader])
 def test_a_url_of_another_database_makes_no_folder(
     use: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -207,6 +207,7 @@ def test_a_wrong_call_is_no_traceback(updraft) -> None:
     [
         (["ask", "   "], "The question is empty"),
         (["ask", "hi", "--local", "missing.gguf"], "There is no local model 'missing.gguf'"),
+        (["ask", "hi", "--local", "missing.gguf"], "updraft models and updraft pull"),
         (["ask", "hi", "--local", "hf:no-file"], "hf:owner/repo:file.gguf"),
         (["ask", "hi", "--cloud-url", "ftp://x"], "must start with http:// or https://"),
         (["ask", "hi", "--quality", "1.5"], "quality must be above 0 and at most 1"),

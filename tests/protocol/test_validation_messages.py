@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
+from datetime import date
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -18,6 +21,8 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     step: Annotated[int, Meta(multiple_of=2)] | None = None
     text: Annotated[str, Meta(min_length=2, pattern="^a")] | None = None
     pair: tuple[int, int] | None = None
+    caller: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{1,64}\Z")] | None = None
+    day: date | None = None
     table: dict[Annotated[str, Meta(max_length=1)], bool] | None = None
 
 
@@ -55,6 +60,8 @@ def test_a_file(value: Any, words: str) -> None:
         ("step", 3, "must be a multiple of 2"),
         ("text", "a", "must have at least 2 characters"),
         ("text", "bb", "must match the pattern '^a'"),
+        ("caller", "a b", "may have 1 to 64 letters, digits, dots, underscores and hyphens"),
+        ("day", "soon", "must be a date such as 2026-01-31"),
         ("pair", [1], "must have 2 entries, got 1"),
     ],
 )
@@ -65,6 +72,20 @@ def test_a_field(field: str, value: Any, words: str) -> None:
 def test_a_key() -> None:
     assert _words({"name": "x", "table": {"long": True}}, _Entry) == "a key of `table` must have at most 1 character"
     assert _words({"name": "x", "table": {"k": 1}}, _Entry) == "`table[...]` must be true or false, not an integer"
+
+
+def test_toml() -> None:
+    with pytest.raises(tomllib.TOMLDecodeError) as caught:
+        tomllib.loads("a = \n")
+    assert plain_words(caught.value) == f"the content is not valid TOML: {caught.value}"
+    assert "Invalid value" in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    for path, words in ((tmp_path / "none", f"there is no file {tmp_path / 'none'}"), (tmp_path, "Is a directory")):
+        with pytest.raises(OSError) as caught:
+            path.read_bytes()
+        assert plain_words(caught.value) == words
 
 
 @pytest.mark.parametrize("message", ["JSON is malformed: invalid character (byte 3)", "look - at `this`", ""])

@@ -215,7 +215,8 @@ def _reason_of(message: str, param: str) -> str:
         return f"{words} cannot be enforced: leave it out{relax}."
     if re.search("lookarounds|look-around|backreferences", message):
         return f"a pattern with lookaround or backreferences cannot be enforced: rewrite the pattern{relax}."
-    return _first_line(message)
+    cause = re.search(r"\nerror: (.*)", message)  # of a regex, whose first line may be long
+    return _first_line(message) + (f" {cause[1][:100]}" if cause else "")
 
 
 def _first_line(message: str) -> str:
@@ -228,6 +229,5 @@ def complexity_error(constraint: Constraint, why: str) -> InvalidRequestError:
 
 def _refused(constraint: Constraint, why: str) -> InvalidRequestError:
     what = "parameters of a function" if constraint.param == "tools" else f"the {constraint.kind.replace('_', ' ')}"
-    return InvalidRequestError(
-        f"{constraint.param}: {what} cannot be used: {why}", param=constraint.param, code="invalid_grammar"
-    )
+    fault = f"{constraint.param}: {what} cannot be used: {why}"
+    return InvalidRequestError(fault, param=constraint.param, code="invalid_grammar")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...protocol.errors import ConfigurationError
+from ...protocol.validation_messages import plain_words
 
 CHATML = """{% for message in messages %}<|im_start|>{{ message.role }}
 {{ message.content }}<|im_end|>
@@ -61,7 +62,6 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"The chat template {path} cannot be read ({error}): give `chatml` or the path of a Jinja file in UTF-8.",
-            param="chat_template",
-        ) from error
+        fault = f"The chat template {path} cannot be read ({plain_words(error)})"
+        why = f"{fault}: give `chatml` or the path of a Jinja file in UTF-8."
+        raise ConfigurationError(why, param="chat_template") from error

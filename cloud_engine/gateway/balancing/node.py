@@ -149,9 +149,8 @@ def _target(url: str, address: NodeAddress) -> UpstreamAddress:
     except ValueError:  # an invalid port or a malformed IPv6 address
         parts, port = urlsplit(""), None
     if parts.scheme not in ("http", "https") or not parts.hostname or _BAD_IN_URL.search(url):
-        raise ConfigurationError(
-            f"--node {shown_url(url)!r} is not an http(s) URL such as http://h:8000, without ? and #.", param="node"
-        )
+        form = "an http(s) URL such as http://h:8000, without ? and #"
+        raise ConfigurationError(f"{shown_url(url)!r} (of --node or --nodes-file) is not {form}.", param="node")
     default = 443 if parts.scheme == "https" else 80
     credentials = ":".join(unquote(part) for part in (parts.username, parts.password) if part is not None)
     authorization = b"Basic " + b64encode(credentials.encode()) if credentials else b""

@@ -12,11 +12,11 @@ from ....protocol.errors import ConfigurationError
 from .metering import USAGE
 
 
-def is_url(database: str | Path) -> bool:
+def is_url(database: str | Path, option: str = "db") -> bool:
     """Return whether the database is PostgreSQL's. Raises ConfigurationError for a URL of another database."""
     if (is_postgres := str(database).startswith(("postgresql://", "postgres://"))) or "://" not in str(database):
         return is_postgres
-    raise ConfigurationError("--db must be a file, or a URL that begins with postgresql://.", param="db")
+    raise ConfigurationError(f"--{option} must be a file, or a URL that begins with postgresql://.", param=option)
 
 
 def open_store(database: str | Path) -> LedgerStore:
@@ -28,9 +28,9 @@ def open_store(database: str | Path) -> LedgerStore:
     return SqliteStore(Path(database), USAGE)
 
 
-def open_reader(database: str | Path) -> LedgerReader:
+def open_reader(database: str | Path, option: str = "db") -> LedgerReader:
     """Open the usage database to read. Raises MissingDependencyError if the PostgreSQL client is not installed."""
-    if is_url(database):
+    if is_url(database, option):
         from ....accounting.ledger import postgres
 
         day = "to_char(to_timestamp(started_at) AT TIME ZONE 'UTC', 'YYYY-MM-DD')"

@@ -30,7 +30,5 @@ def read_limits_file(path: Path) -> LimitsFile:
     """Read a limits file. Raises ConfigurationError if the file cannot be read or is invalid."""
     try:
         return msgspec.convert(tomllib.loads(read_text(path, ConfigurationError)), LimitsFile)
-    except OSError as error:
-        raise ConfigurationError(f"Cannot read the limits file {path}: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise ConfigurationError(f"The limits file {path} is invalid: {plain_words(error)}.") from error
+    except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise ConfigurationError(f"The limits file {path} cannot be used: {plain_words(error)}.") from error

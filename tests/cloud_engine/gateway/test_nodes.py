@@ -23,7 +23,7 @@ from updraft.protocol.responses import Usage
 
 @pytest.mark.parametrize("url", ["http://h:99999", "http://h:abc", "http://[::1", "h:80", "ftp://h", "http://", ""])
 def test_an_unusable_url_is_refused_in_words(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="is not an http") as caught:
+    with pytest.raises(ConfigurationError, match=r"--nodes-file.* is not an http") as caught:
         Node(NodeAddress(url))
     assert caught.value.param == "node"
 

@@ -166,6 +166,11 @@ def test_bad_requests_are_refused_by_name(fields: dict[str, Any], param: str) ->
     assert caught.value.param == param
 
 
+def test_an_unknown_type_of_item_is_not_said_to_be_of_openai() -> None:
+    with pytest.raises(InvalidRequestError, match=r"input\[0\]: items of type 'nope' are not supported by this server"):
+        chat_of(input=[{"type": "nope"}])
+
+
 def test_hints_have_notes_and_no_effect() -> None:
     function = {"type": "function", "name": "f", "parameters": {}}
     vendor: list[dict[str, Any]] = [

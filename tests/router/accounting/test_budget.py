@@ -62,6 +62,14 @@ def test_64_at_once_stay_below_the_limit(bench: Any, cloud: FakeCloud, stream: b
     run(test())
 
 
+def test_a_budget_below_one_request_is_not_said_to_be_spent(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(ESCALATE, budget=BudgetLimits(cloud_tokens=3)) as b:
+            assert (await b.answer())["updraft"]["reason"].startswith("budget too small: 0 of 3 cloud tokens are used")
+
+    run(test())
+
+
 def test_a_spent_budget_keeps_auto_local_and_refuses_cloud(bench: Any, cloud: FakeCloud) -> None:
     async def test() -> None:
         async with bench(ESCALATE, budget=BudgetLimits(usd=0.0)) as b:

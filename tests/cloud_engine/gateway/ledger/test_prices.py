@@ -76,6 +76,13 @@ def test_a_file_that_is_unusable_is_named(tmp_path: Path, text: str) -> None:
         load_prices(str(tmp_path / "missing"))
 
 
+def test_a_syntax_error_in_toml_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "prices.toml"
+    file.write_text("[[prices]]\nmodel = \n")
+    with pytest.raises(ConfigurationError, match=r"not valid TOML: Invalid value \(at line 2"):
+        load_prices(str(file))
+
+
 @pytest.mark.parametrize("text", ['{"m": %s, "m": %s}', '{"prices": {"models": {"m": %s, "m": %s}}}'])
 def test_json_that_names_a_model_twice_is_refused(tmp_path: Path, text: str) -> None:
     public, ours = '{"input_cost_per_token": 1, "output_cost_per_token": 1}', '{"input": 1, "output": 1}'
