@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import msgspec
 
-#: Texts for booleans. Clients send these where a boolean belongs, and templates read any other text as true.
+#: Texts that clients send in place of booleans.
 SWITCHES = {"true": True, "false": False}
-#: Hints that no chat API knows, and hints of OpenAI's chat requests, which translations of other APIs keep.
+#: Hints without a place in chat requests. Below: hints of OpenAI's chat requests, which translations of other APIs keep.
 UNKNOWN = ("client_metadata", "context_management", "defer_loading")
 _CACHE = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")
 _KEPT = ("user", "service_tier", "safety_identifier", *_CACHE)
@@ -21,7 +21,7 @@ _SWITCHED = {"true": "medium", "false": "none"}  # efforts of Ollama's `think`
 
 
 class Hints(msgspec.Struct, kw_only=True):
-    """Fields that no request is refused for. Subclasses narrow the types of fields that have an effect."""
+    """Fields that every request accepts. Subclasses narrow the types of the fields that have an effect."""
 
     reasoning_effort: Any = None
     output_config: Any = None

@@ -164,8 +164,8 @@ def outputs_constraint(wanted: StructuredOutputs) -> Constraint:
 
 
 def function_tools(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a chat request with the functions that the answer may call, without other tools and hints of tools. The
-    mode replaces a `tool_choice` of type `allowed_tools`. Raises InvalidRequestError if no function can be chosen."""
+    """Return a chat request whose tools are only the functions that the answer may call. A `tool_choice` of type
+    `allowed_tools` becomes its mode, `auto` or `required`. Raises InvalidRequestError if no function can be chosen."""
     tools, choice = fields.get("tools"), fields.get("tool_choice")
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in cast("list[Any]", tools)):
         return fields

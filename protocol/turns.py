@@ -10,7 +10,7 @@ import msgspec
 from .hints import object_of
 
 _Object = dict[str, Any]
-#: Fields of assistant messages that may stand instead of a content.
+#: Fields with which an assistant message needs no content.
 _CONTENTS = ("refusal", "reasoning_content", "reasoning", "audio", "function_call", "tool_calls")
 
 
@@ -43,7 +43,7 @@ def _whole(turn: _Object, index: int, unanswered: list[_Object]) -> _Object:
 
 
 def _whole_call(call: Any, otherwise: str) -> Any:
-    """Return a call with an id, or else the id `otherwise`, and with arguments as text."""
+    """Return a call with arguments as text and with its id, or with the id `otherwise` if it has none."""
     whole, function = object_of(call), object_of(object_of(call).get("function"))
     arguments = function.get("arguments")
     if function and not isinstance(arguments, str):

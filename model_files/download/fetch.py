@@ -114,7 +114,7 @@ def _range_headers(spec: DownloadSpec, part: PartialFile) -> dict[str, str]:
 def _check(response: httpx.Response, spec: DownloadSpec, part: PartialFile) -> None:
     """Check that the response continues the same file; restart the part if the server sends the whole file.
 
-    Raises DownloadError if the file has changed, TemporaryError if the range is wrong, DiskSpaceError.
+    Raises DownloadError if the file has changed, TemporaryError for a wrong range, DiskSpaceError for a full disk.
     """
     length = response.headers.get("content-length", "")
     if response.status_code == 206:

@@ -87,7 +87,7 @@ def read_message(body: bytes) -> tuple[MessagesRequest, bytes]:
 
 
 def read_count(body: bytes) -> bytes:
-    """Return the body of the chat request for a request to count tokens. Raises InvalidRequestError."""
+    """Translate a request to count tokens to the chat request that it describes. Raises InvalidRequestError."""
     asked = read_messages_request({**read_object(body), "max_tokens": 1, "stream": False})
     return msgspec.json.encode(chat_body(asked))
 

@@ -24,7 +24,7 @@ _ASK = (
 
 
 def read_compact_request(body: bytes) -> ResponsesRequest:
-    """Check the body of `POST /v1/responses/compact`. Raises InvalidRequestError, also without a model."""
+    """Check the body of `POST /v1/responses/compact`. Raises InvalidRequestError, for example without a model."""
     fields = read_object(body)
     if fields.get("model") is None:
         raise invalid_value("model", "is required")

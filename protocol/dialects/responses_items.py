@@ -43,7 +43,7 @@ def is_vendor_item(item: Item) -> bool:
 
 
 def compaction_of(items: Sequence[Item]) -> Item:
-    """Return a compaction item, which stands for `items` instead of all items before it."""
+    """Return a compaction item that replaces only `items`, not everything before it."""
     content = _COMPACTED + base64.b64encode(json_bytes(items)).decode()
     return {"type": "compaction", "id": item_id("compaction"), "encrypted_content": content}
 

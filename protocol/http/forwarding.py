@@ -41,7 +41,7 @@ class NativeRequest:
     # Name of the provider with this API.
     provider: str
     fields: Mapping[str, Any]
-    # The chat request that `fields` were translated to.
+    # The chat request to which `fields` were translated.
     chat: Mapping[str, Any]
     # Headers that only this API has, by lower-case name.
     headers: Mapping[str, str] = field(default_factory=dict[str, str])

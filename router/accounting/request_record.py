@@ -117,7 +117,7 @@ class RequestRecord:
     failure: str = ""
     # Prompt tokens of all local runs.
     local_prompt_tokens: int = 0
-    # Prompt tokens of all local runs from the prefix cache.
+    # Prompt tokens that local runs took from the prefix cache.
     local_cached_tokens: int = 0
     # Completion tokens of all local runs.
     local_tokens: int = 0
@@ -234,7 +234,7 @@ class RequestRecord:
         self.note = f"fallback, because {failure.phrase}"
 
     def failed(self, failure: CloudFailure) -> None:
-        """Record that a cloud call failed and that no other answer is used."""
+        """Record that a cloud call failed and that no local answer replaces it."""
         self.failure, self.note = failure.cause[:MAX_REASON_CHARS], failure.phrase
 
     def count_local(self, answer: LocalAnswer, seconds: float) -> None:

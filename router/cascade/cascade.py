@@ -360,7 +360,7 @@ class Cascade:
     # Helpers
 
     async def _check_targets(self) -> None:
-        """Apply the request's quality or confidence, unless the request names a tier. Raises InvalidRequestError."""
+        """Check and apply the request's quality or confidence if no tier is named. Raises InvalidRequestError."""
         job, missing = self.job, self.tiers.local_missing
         if job.requested_tier != "auto":
             return

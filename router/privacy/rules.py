@@ -61,7 +61,7 @@ class PrivacyRules:
         self.is_on = bool(settings)
 
     async def match(self, body: dict[str, Any]) -> str | None:
-        """Return the first rule that a text of `body` matches, the kind of content that no rule can read, or None."""
+        """Return the first rule that a text of `body` matches, else a content that no rule can read, else None."""
         if not self.is_on:
             return None
         # Search short requests on the event loop. Counting stops at the limit.
@@ -92,7 +92,7 @@ class PrivacyRules:
             return TOO_LONG
 
     def _match_patterns(self, texts: Iterable[str], budget: ReadingBudget) -> str | None:
-        """Apply the user's patterns to each text alone, since a pattern may need its exact letters, start or end."""
+        """Apply the user's patterns to each text separately, since a pattern may match the start or end of a text."""
         if not self._patterns:
             return None
         matched = (_first(self._patterns, written_and_visible(text, budget)) for text in dict.fromkeys(texts))

@@ -27,7 +27,7 @@ _READ = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
 async def embed(call: DirectCall, truncate: bool | None = False) -> DirectReply:
     """Answer an embeddings request. Raises UpdraftError or CloudFailure. `truncate`: cut inputs to the context of the
-    device's model; None: also, unless the cloud answers."""
+    device's model. None: the device cuts inputs, and the cloud gets them whole."""
     body, record = call.job.body, call.record
     ruling, escalation = await call.route("embeddings", _why_not_on_device(call), "embeddings come from the cloud")
     if not ruling.cloud:
@@ -77,7 +77,7 @@ async def _on_the_device(call: DirectCall, *, truncate: bool) -> dict[str, Any]:
 
 
 def _cut(encoder: TextEncoder, inputs: list[Prompt], most: int, record: RequestRecord) -> list[Prompt]:
-    """Cut the inputs to `most` tokens each, with a note."""
+    """Cut each input to `most` tokens, and add a note."""
     tokens = [encoder.encode_prompt(each) if isinstance(each, str) else each for each in inputs]
     record.notes = tuple(f"input[{at}]: cut to {most} tokens" for at, each in enumerate(tokens) if len(each) > most)
     return [each[:most] for each in tokens]

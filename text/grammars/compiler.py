@@ -215,7 +215,7 @@ def _reason_of(message: str, param: str) -> str:
         return f"{words} cannot be enforced: leave it out{relax}."
     if re.search("lookarounds|look-around|backreferences", message):
         return f"a pattern with lookaround or backreferences cannot be enforced: rewrite the pattern{relax}."
-    cause = re.search(r"\nerror: (.*)", message)  # of a regex, whose first line may be long
+    cause = re.search(r"\nerror: (.*)", message)  # the first line repeats the regex
     return _first_line(message) + (f" {cause[1][:100]}" if cause else "")
 
 

@@ -57,7 +57,7 @@ def prompt_lengths(most: int) -> list[int]:
 
 
 def row_counts(most: int, vocabulary: int, multiprocessors: int) -> list[int]:
-    """Return row counts up to `most` that cover every variant of the kernel that merges the parts of a row."""
+    """Return row counts up to `most`. Sampling these row counts compiles every variant of the merge kernel."""
     counts: dict[int, int] = {}
     for rows in range(1, min(most, _MAX_ROWS) + 1):
         counts.setdefault(next_power_of_2(split_row(rows, vocabulary, multiprocessors).programs), rows)

@@ -146,7 +146,7 @@ return result
 
 
 class RedisStore:
-    """Limit accounts in Redis. Raises ConfigurationError for a bad URL, MissingDependencyError without the client."""
+    """Limits in Redis. Raises ConfigurationError for a bad URL, MissingDependencyError without the client."""
 
     def __init__(self, url: str) -> None:
         try:

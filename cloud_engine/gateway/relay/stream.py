@@ -55,7 +55,7 @@ class NodeEvents:
             events = self._parser.events(chunk)
         except sse.EventTooLongError as error:
             raise AnswerTooLargeError(str(error)) from error
-        self._buffered = len(chunk) if events else self._buffered  # at most so much of the next event has arrived
+        self._buffered = len(chunk) if events else self._buffered  # bytes of the next event: at most the last chunk
         self._silent_s += time.monotonic() - began
         if any(not event.startswith(b":") for event in events):
             self._silent_s, self._timeout_s = 0.0, self._response.timeouts.idle_s

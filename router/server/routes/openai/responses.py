@@ -159,7 +159,7 @@ async def _compaction(context: RequestContext, asked: ResponsesRequest, items: l
 
 
 async def _conversation(context: RequestContext, asked: ResponsesRequest) -> tuple[list[Item], int]:
-    """Return the items before the answer and the number stored earlier. Raises NotFoundError, InvalidRequestError."""
+    """Return the items before the answer, and how many are stored. Raises NotFoundError, InvalidRequestError."""
     if (asked.input, asked.previous_response_id, asked.conversation) == (None, None, None) and not asked.instructions:
         raise InvalidRequestError("input is required.", param="input", code="invalid_value")
     earlier, added = await _earlier(context, asked), items_of([] if asked.input is None else asked.input)
