@@ -8,10 +8,10 @@ import msgspec
 
 #: Texts that clients send in place of booleans.
 SWITCHES = {"true": True, "false": False}
-#: Hints without a place in chat requests. Below: hints of OpenAI's chat requests, which translations of other APIs keep.
+#: Hints without a place in OpenAI's chat requests.
 UNKNOWN = ("client_metadata", "context_management", "defer_loading")
 _CACHE = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")
-_KEPT = ("user", "service_tier", "safety_identifier", *_CACHE)
+_KEPT = ("user", "service_tier", "safety_identifier", *_CACHE)  # translations to chat requests keep these
 _DROPPED = (*UNKNOWN, "metadata")
 #: Hints that have no effect on an answer. `cache_control` is so common that it gets no note.
 HINTS = (*_DROPPED, *_KEPT)

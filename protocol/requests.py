@@ -330,7 +330,7 @@ def read_completion(fields: Mapping[str, Any]) -> CompletionRequest:
 def _check_shared(request: ChatRequest | CompletionRequest) -> None:
     check_names(msgspec.structs.asdict(request))
     for param, count in (("n", request.n), ("best_of", request.best_of)):
-        bound = "at least 1" if (count or 0) < 1 else f"at most {MAX_ANSWERS}"  # no range, as a server may allow less
+        bound = "at least 1" if (count or 0) < 1 else f"at most {MAX_ANSWERS}"  # a server may allow less
         check_value(count is None or 1 <= count <= MAX_ANSWERS, param, bound, count)
     check_value(-(2**63) <= (request.priority or 0) < 2**63, "priority", "a 64-bit integer", request.priority)
     _check_candidates(request)

@@ -247,7 +247,7 @@ class RouterConfig:
     allowed_hosts: tuple[str, ...] = ()
     # Origins whose web pages may use `updraft serve`, besides those of this machine.
     allowed_origins: tuple[str, ...] = ()
-    # Whether `updraft serve` without a key also serves other users of this machine. Only Linux detects them.
+    # Whether `updraft serve` without a key also serves other users of this machine, whom it can detect only on Linux.
     allow_other_users: bool = False
 
     def __new__(cls, *_: Any, **given: Any) -> Self:

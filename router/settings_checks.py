@@ -34,7 +34,7 @@ def check_settings(config: RouterConfig) -> None:
             try:
                 check_endpoint(endpoint)
             except ConfigurationError as error:
-                if config.local is None or error.param:  # a fault of the environment leaves the local model usable
+                if config.local is None or error.param:  # the local model can still answer
                     raise
     if has_model_file(config):
         _check_options(config)

@@ -64,7 +64,7 @@ def read_rows(rows: Sequence[GradedRow], names: Iterable[BlockName]) -> FeatureR
 
 
 def featurise(rows: Sequence[GradedRow], mode: Mode) -> FeatureRows:
-    """Compute the features of one gate. Raises InvalidRequestError if rows lack its block, or only some have one."""
+    """Compute the features of one gate. Raises InvalidRequestError if a row lacks a block that the gate needs."""
     blocks = blocks_of_all(rows)
     if mode == "opening" and "opening" not in blocks:
         raise InvalidRequestError("The opening gate needs token signals: add logprobs, entropies and margins.")

@@ -68,7 +68,7 @@ def fit_policy(rows: Sequence[GradedRow], recipe: FitRecipe, out: Path) -> Polic
 def training_data_of(rows: Sequence[GradedRow]) -> TrainingData:
     """Convert rows to training data for the gates, with the blocks common to all rows.
 
-    Gate 3 needs answers. Gate 2 also needs token signals, and enough answers that are longer than their opening.
+    Gate 3 needs answers. Gate 2 also needs token signals, and enough answers longer than what gate 2 judges.
     """
     blocks = blocks_of_all(rows)
     features = read_rows(rows, blocks)

@@ -167,6 +167,6 @@ def _partial_keys(shape: AttentionShape, launch: Launch) -> int:
 
 
 def _even(keys: NDArray[np.int64], most: int, step: int) -> NDArray[np.int64]:
-    """Cut each tile's `keys` into equal splits of about `most` keys at most. Return the lengths, rounded to `step`."""
+    """Cut each tile's `keys` into equal splits of about `most` keys. Return the lengths, rounded to `step`."""
     equal = -(-keys // num_splits(keys, np.array(max(most, step))))
     return np.maximum(-(-equal // step), 1) * step

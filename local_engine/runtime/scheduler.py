@@ -48,7 +48,7 @@ class SequenceShare:
 
     @property
     def is_caught_up(self) -> bool:
-        """Return whether the share includes the last known token, so that a new token can be chosen."""
+        """Return whether this step computes the last known token, so that a new token can be chosen."""
         return self.start + self.count == len(self.sequence.tokens)
 
     @property

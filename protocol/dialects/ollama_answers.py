@@ -124,7 +124,7 @@ def embeddings_of(model: str, vectors: dict[str, Any], started: int) -> dict[str
 
 
 def pull_line(event: dict[str, Any]) -> bytes:
-    """Convert a download event: progress in `done` bytes, completion with `name`, or `error`."""
+    """Convert a download event, which has the bytes `done` so far, the `name` of the finished model, or an `error`."""
     if "error" in event:
         return error_line(event["error"]["message"])
     if "name" in event:

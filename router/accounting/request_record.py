@@ -50,7 +50,7 @@ class CloudCall:
 
     @property
     def booked(self) -> ReportedUsage:
-        """Usage for the ledger and the budgets: as reported by the cloud, or else by `demand`."""
+        """Usage for the ledger and the budgets: what the cloud reported, or else the estimate in `demand`."""
         counted, demand = self.counted, self.demand
         is_whole = counted.prompt_tokens and counted.has_completion and not self.is_broken
         if demand is None or self.unbilled or is_whole:

@@ -31,7 +31,7 @@ def test_the_served_model_continues_as_the_trained_one(model: PocketLlama, tmp_p
     state = {name: tensor.bfloat16().float() for name, tensor in model.state_dict().items()}
     model.load_state_dict(state)
     write_hf_folder(tmp_path / "tiny", model_config(TINY), state, load_tokenizer())
-    engine = Engine.from_folder(tmp_path / "tiny", config=EngineConfig(num_blocks=64))
+    engine = Engine.from_folder(tmp_path / "tiny", config=EngineConfig(num_gpu_blocks_override=64))
     prompt = list(range(10, 40))
     params = SamplingParams(max_tokens=20, temperature=0.0)
     engine.add_request(GenerationRequest("r", prompt, params))

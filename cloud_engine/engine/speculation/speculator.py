@@ -88,7 +88,7 @@ class Speculator:
         return granted_to
 
     def may_draft(self, sequences: int) -> bool:
-        """Return whether plain decodes may get drafts in the next step, which will have this many `sequences`."""
+        """Return whether requests in decode may get drafts in the next step, which will have this many `sequences`."""
         return bool(self._drafters) and not self._draft_length.is_resting(sequences, ahead=1)
 
     def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> None:

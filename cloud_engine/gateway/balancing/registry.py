@@ -157,7 +157,7 @@ class NodeRegistry:
 
     @property
     def candidates(self) -> list[Node]:
-        """Healthy nodes, and nodes that only broke off an answer: one request must not deprive all others of these."""
+        """Healthy nodes, and nodes that are only suspect: one broken answer must not cost all other requests a node."""
         return [node for node in self.nodes if node.healthy or node.is_suspect]
 
     def models(self) -> list[ModelCard]:

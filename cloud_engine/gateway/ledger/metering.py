@@ -58,7 +58,7 @@ class UsageRow(RequestRow):
     id: str = field(default_factory=row_id)
 
 
-# Column order in old files of unfinished rows, which have no format number.
+# Column order in files of unfinished rows that are too old to have a format number.
 _RECORD = (
     *("request_id", "key_name", "model", "node", "status", "prompt_tokens", "completion_tokens"),
     *("accepted_prediction_tokens", "rejected_prediction_tokens", "latency_ms", "ttft_ms", "retries", "bytes"),

@@ -100,7 +100,7 @@ class ChatFields:
         return [table(tool.get("function")) or {} for tool in tables(self.take("tools")) or []]
 
     def effort(self) -> str | None:
-        """Return the reasoning effort, in any spelling that is left."""
+        """Return the reasoning effort, whichever field sets it."""
         return Hints(**{name: self.take(name) for name in EFFORTS}).effort[0]
 
     def tool_choice(self) -> str:
