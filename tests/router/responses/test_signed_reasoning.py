@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import pytest
-from router_fakes import tiers
+from provider_daemons import running_daemons
 from scripted_provider import ScriptedProvider, running_provider
-from serving import serving
-from updraft.router.config import RouterConfig
-from updraft.router.router import Router
-from updraft.router.server.app import daemon_app
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 FUNCTION = {"name": "weather", "parameters": SCHEMA}
@@ -33,13 +28,7 @@ def cloud() -> Iterator[ScriptedProvider]:
 @pytest.fixture(scope="module")
 def daemons(cloud: ScriptedProvider) -> Iterator[dict[str, str]]:
     """URLs of daemons, by the provider of their cloud."""
-    with ExitStack() as stack:
-        urls: dict[str, str] = {}
-        for name in ("openai", "anthropic", "gemini"):
-            key: dict[str, Any] = {"cloud_url": cloud.url, "cloud_model": "m", "cloud_api_key": "k"}
-            config = RouterConfig(local=None, cloud_provider=name, ledger=None, **key)
-            app = daemon_app(Router(config, tiers(None, config)))
-            urls[name] = stack.enter_context(serving(app, lifespan=True))
+    with running_daemons(cloud, "openai", "anthropic", "gemini") as urls:
         yield urls
 
 

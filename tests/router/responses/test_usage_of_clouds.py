@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import pytest
-from router_fakes import tiers
+from provider_daemons import running_daemons
 from scripted_provider import ScriptedProvider, running_provider
-from serving import serving
 from updraft.accounting.prices import Price
 from updraft.router.accounting.prices import Prices
-from updraft.router.config import RouterConfig
-from updraft.router.router import Router
-from updraft.router.server.app import daemon_app
 
 HEAD = {"id": "c", "object": "chat.completion", "created": 1, "model": "m"}
 HELLO = [{"role": "user", "content": "hello"}]
@@ -55,13 +50,7 @@ def cloud() -> Iterator[ScriptedProvider]:
 @pytest.fixture(scope="module")
 def daemons(cloud: ScriptedProvider) -> Iterator[dict[str, str]]:
     """URLs of daemons, by the provider of their cloud."""
-    with ExitStack() as stack:
-        urls: dict[str, str] = {}
-        for name in ("openai", "anthropic"):
-            key: dict[str, Any] = {"cloud_url": cloud.url, "cloud_model": "m", "cloud_api_key": "k"}
-            config = RouterConfig(local=None, cloud_provider=name, ledger=None, prices=PRICES, **key)
-            app = daemon_app(Router(config, tiers(None, config)))
-            urls[name] = stack.enter_context(serving(app, lifespan=True))
+    with running_daemons(cloud, "openai", "anthropic", prices=PRICES) as urls:
         yield urls
 
 
