@@ -30,8 +30,8 @@ COMMANDS = 'updraft() { "$PYTHON" -m updraft "$@"; }\npython() { "$PYTHON" "$@";
 VARIES = (
     # 120 prompts decide little: which tier answers this one depends on what the device read beside them.
     (
-        r"(The capital of France is Paris\.\s+local because P\(gain\) \S+ at most|"
-        r"Paris\s+cloud because P\(gain\) \S+ above) \S+ (before|after) generation",
+        r"(The capital of France is Paris\.\s+local because P\(gain\) \S+ within|"
+        r"Paris\s+cloud because P\(gain\) \S+ above) threshold \S+ (before|after) generation",
         "Paris, by a tier",
     ),
     (r"chatcmpl-\w+", "(id)"),
