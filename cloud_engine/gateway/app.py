@@ -1,4 +1,4 @@
-"""The gateway's HTTP routes: the relayed endpoints, and those for models, health, metrics and administration."""
+"""The gateway's HTTP routes: endpoints relayed to nodes, and routes for models, health, metrics and administration."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ RELAYED = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rer
 
 
 def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
-    """Return the app. Its lifespan watches the nodes, and writes every pending ledger row at shutdown."""
+    """Return the gateway's app. It watches the nodes while it runs, and writes all pending ledger rows at shutdown."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
-        async with AsyncExitStack() as stack:  # runs the steps below in reverse order, even if one fails
+        async with AsyncExitStack() as stack:  # at shutdown, runs the callbacks in reverse order, even if one fails
             stack.callback(relay.keys.close)
             stack.push_async_callback(asyncio.to_thread, relay.tracer.flush)
             stack.push_async_callback(asyncio.to_thread, relay.accounting.ledger.close)
@@ -40,7 +40,7 @@ def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
             stack.push_async_callback(relay.dispatch.registry.close)
             await relay.dispatch.registry.start()
             stack.callback(asyncio.create_task(gauges.keep_published()).cancel)
-            # An empty settlement tells whether the store is reachable, for `/health`.
+            # Settle nothing, only to learn whether the store of limits is reachable, which `/health` reports.
             stack.callback(asyncio.create_task(relay.accounting.limiter.store.settle(())).cancel)
             yield
 

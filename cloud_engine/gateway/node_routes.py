@@ -114,7 +114,7 @@ class NodeRoutes:
 
 
 async def _why_out_of_reach(node: Node, request: Request) -> str:
-    """Return the reason why a node cannot register with this address; empty if the address is allowed."""
+    """Return why the node may not register the address in its URL; empty if the address is allowed."""
     try:
         addresses = await asyncio.get_running_loop().getaddrinfo(
             node.target.host.decode(), node.target.port, type=socket.SOCK_STREAM
@@ -129,7 +129,7 @@ async def _why_out_of_reach(node: Node, request: Request) -> str:
 
 
 def _is_from_this_machine(request: Request) -> bool:
-    """Return whether the caller is on this machine. Loopback connections that a proxy forwards do not count."""
+    """Return whether the caller is on this machine. Loopback connections do not count if a proxy made them."""
     if request.client is None or not is_loopback(request.client.host):
         return False
     return host_is_loopback(request.headers.get("host", "")) and not any(map(request.headers.get, _OF_PROXIES))

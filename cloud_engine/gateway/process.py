@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .balancing.registry import SharedBalancingState
     from .relay.shared_rows import SharedRows
 
-_COLLECT_AFTER = 10_000  # objects
+_COLLECT_AFTER = 10_000  # new objects after which garbage is collected
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def open_gateway(options: GatewayOptions) -> FastAPI:
 
 
 def _app(options: GatewayOptions, rows: SharedRows, balancing: SharedBalancingState, worker: int) -> FastAPI:
-    """Return the app of one worker. State shared with other workers is in the database, `rows` and `balancing`."""
+    """Return the app of one worker. The database, `rows` and `balancing` hold the state that workers share."""
     from .app import create_gateway_app
     from .balancing.node import part_of_worker
     from .balancing.registry import NodeRegistry
@@ -174,7 +174,7 @@ def _collect_seldom() -> None:
 
 
 def _nodes(options: GatewayOptions, worker: int = 0) -> list[NodeAddress]:
-    """Return the nodes with one worker's share of each limit."""
+    """Return the configured nodes, each with one worker's share of its concurrency limit."""
     from .balancing.node import NodeAddress
     from .balancing.nodes_file import read_nodes
 

@@ -40,7 +40,7 @@ class Supervisor:
             for number in range(self._workers):
                 self._start(number)
             while not self._stopping:
-                time.sleep(_POLL_S)  # a signal interrupts the sleep
+                time.sleep(_POLL_S)  # signals interrupt the sleep
                 self._replace_dead()
                 if self._parent is not None and os.getppid() != self._parent:
                     break

@@ -63,7 +63,7 @@ class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class KeyRotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request to rotate a key."""
 
-    # Seconds during which the old secret stays valid, so that apps can switch.
+    # Seconds during which the old secret stays valid, so that apps can switch to the new one.
     overlap_s: Annotated[float, msgspec.Meta(ge=0, le=30 * _DAY_S)] = 0.0
 
 
@@ -90,7 +90,7 @@ class AuditEntry(msgspec.Struct, frozen=True):
     # Kind of change: `create`, `import`, `rotate` or `revoke`.
     action: str
     key_id: str
-    # The key's name at that time.
+    # Name of the key when the change was made.
     name: str
 
 
@@ -102,7 +102,7 @@ class KeyDatabase:
     """The key database file, readable by its owner only. Each method is one transaction and is thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create the file. Raises ConfigurationError."""
+        """Open the database file, or create it. Raises ConfigurationError."""
         self.path = path
         self._file = SharedFile(path, "as the key database", "keys", _BUSY_S)
         self._file.create(_SCHEMA)
@@ -132,15 +132,16 @@ class KeyDatabase:
             return _store_key(connection, new, digest_of(key), (actor, "create")), key
 
     def take_over(self, text: str, actor: str) -> list[KeyRecord]:
-        """Import all keys of a file, or none if one is invalid. Raises ConfigurationError, which never quotes a line.
+        """Import all keys of a key file, or no key if any line is invalid. Raises ConfigurationError.
 
-        `text`: lines of `name:sha256`, or a JSON object of names and hashes. Apps can keep using the imported keys.
+        `text`: lines of `name:sha256`, or a JSON object that maps names to SHA-256 hashes. Errors never quote a line.
+        Apps can keep using the imported keys.
         """
         try:
             lines = text.splitlines()
             if text.lstrip().startswith("{"):
                 msgspec.json.decode(text, type=dict[str, str])
-                pairs = json.loads(text, object_pairs_hook=list)  # keeps repeated names, which are refused below
+                pairs = json.loads(text, object_pairs_hook=list)  # a list keeps repeated names, which are refused below
                 lines = [f"{name}:{digest}" for name, digest in pairs]
         except msgspec.DecodeError as error:
             raise ConfigurationError("The key file is not a JSON object of names and hashes.") from error
@@ -177,7 +178,7 @@ class KeyDatabase:
         return record, fresh
 
     def revoke(self, key: str, actor: str) -> KeyRecord:
-        """Revoke a key, identified by id or name. Raises NotFoundError."""
+        """Revoke a key, identified by its id or name. Raises NotFoundError if no such key exists."""
         with self._file.connected() as connection, transaction(connection):
             record = _live(connection, key)
             key_id = record.principal.key_id
@@ -196,7 +197,7 @@ class KeyDatabase:
 
 
 def _store_key(connection: sqlite3.Connection, new: NewKey, digest: bytes, by: tuple[str, str]) -> KeyRecord:
-    """Insert a new key. `by`: actor and action for the audit log. Raises ConfigurationError if the name is taken."""
+    """Insert a new key. `by`: the actor and action to log. Raises ConfigurationError if the name is taken."""
     now = time.time()
     principal = Principal(
         new_id("key"), new.name, new.tenant or new.name, new.scopes, new.priority, new.models, new.limits

@@ -17,7 +17,7 @@ from ....protocol.errors import AuthenticationError, OverloadedError
 from .database import KeyDatabase, digest_of
 from .principal import ANONYMOUS, Principal
 
-_CHECK_S = 0.25  # upper bound on the time that a revoked key stays valid
+_CHECK_S = 0.25  # seconds between checks for changes; a revoked key stays valid for at most this time
 _MAX_CACHED = 10_000
 _LOG_EVERY_S = 10.0
 _log = logging.getLogger("updraft.gateway")
@@ -37,7 +37,7 @@ class KeyStore:
     """
 
     def __init__(self, path: Path | None) -> None:
-        """Raises ConfigurationError if the file is missing or is not a key database."""
+        """Open the key database. Raises ConfigurationError if the file is missing or is not a key database."""
         self.database: KeyDatabase | None = None
         self._connection: sqlite3.Connection | None = None
         self._cache: dict[bytes, _KnownKey] = {}
@@ -53,7 +53,7 @@ class KeyStore:
     def failing(self) -> bool:
         """Return whether the database cannot be read, so that every request is refused."""
         with suppress(OSError, sqlite3.Error):
-            return bool(self.database and self._find(self.database.path, b""))  # no key has this digest
+            return bool(self.database and self._find(self.database.path, b""))  # matches no key: tests only the access
         return True
 
     def principal(self, authorization: str) -> Principal:
@@ -70,7 +70,7 @@ class KeyStore:
         try:
             known = self._find(self.database.path, digest)
         except (OSError, sqlite3.Error) as error:
-            self._cache.clear()  # keys may have been revoked in the meantime
+            self._cache.clear()  # cached keys may be revoked while the database cannot be read
             self._log_failure(error)
             raise OverloadedError("The key database cannot be read at the moment: try again shortly.") from error
         if known is None or not hmac.compare_digest(known.digest, digest):
@@ -96,7 +96,7 @@ class KeyStore:
         return known
 
     def _current(self, path: Path) -> sqlite3.Connection:
-        """Return the connection, after dropping the cache if the database has changed."""
+        """Return the database connection, and empty the cache of keys if the database has changed."""
         now = time.monotonic()
         if self._connection is not None and now < self._checked + _CHECK_S:
             return self._connection

@@ -24,7 +24,7 @@ PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The limits of a key. None: unlimited."""
+    """The limits of a key. None means unlimited."""
 
     # Requests that may start per minute.
     requests_per_minute: _Count | None = None
@@ -57,7 +57,7 @@ class Principal(msgspec.Struct, frozen=True):
     limits: Limits = Limits()
 
     def require(self, scope: Scope) -> None:
-        """Raises PermissionDeniedError if the key lacks the scope."""
+        """Check that the key has the scope. Raises PermissionDeniedError."""
         if scope not in self.scopes:
             raise PermissionDeniedError(
                 f"This needs a key with the scope {scope!r}; this key has {', '.join(self.scopes) or 'none'}. "
@@ -68,7 +68,7 @@ class Principal(msgspec.Struct, frozen=True):
         return not self.models or model in self.models
 
     def check_model(self, model: str) -> None:
-        """Raises PermissionDeniedError if the key may not use the model."""
+        """Check that the key may use the model. Raises PermissionDeniedError."""
         if not self.may_use(model):
             raise PermissionDeniedError(
                 f"This key may not use the model {model!r}; it may use {', '.join(self.models)}.", param="model"

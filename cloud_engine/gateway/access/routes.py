@@ -1,4 +1,4 @@
-"""`/admin/keys` and `/admin/audit`: create, list, rotate and revoke keys at run time. Needs the scope `admin`."""
+"""`/admin/keys` and `/admin/audit`: create, list, rotate and revoke keys at run time. Requires the scope `admin`."""
 
 from __future__ import annotations
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _BLOCK = 1024  # minimum block size, in bytes of JSON; about 250 tokens
-_READ = 4 * _BLOCK  # only the first bytes of a longer block are hashed, up to this number
+_READ = 4 * _BLOCK  # maximum bytes hashed per block; the end of a longer block is ignored
 _MAX_BYTES = 2**20
 
 
 def _ends() -> tuple[int, ...]:
-    """Return the end of each block, in bytes. Later blocks are larger, so that few blocks cover a long prompt."""
+    """Return the byte offset at which each prompt block ends. Later blocks are larger, so that few are needed."""
     ends = [_BLOCK]
     while ends[-1] < _MAX_BYTES:
         ends.append(ends[-1] + max(_BLOCK, ends[-1] // 8))
@@ -22,7 +22,7 @@ def _ends() -> tuple[int, ...]:
 
 _ENDS = _ends()
 _BYTES_PER_TOKEN = 4
-_USUAL_ANSWER = 256  # tokens
+_USUAL_ANSWER = 256  # assumed answer length, in tokens
 _STARTS = (b'"messages"', b'"prompt"', b'"input"')
 
 
@@ -51,7 +51,7 @@ class Placement:
 
 
 def prompt_blocks(scope: int, body: bytes, start: int) -> list[int]:
-    """Return cumulative block hashes. Prompts with a common prefix share their first hashes."""
+    """Return one hash per block, covering the prompt up to its end: common prefixes have common hashes."""
     blocks: list[int] = []
     value, begin, size = scope, start, len(body) - start
     for end in _ENDS:
@@ -64,10 +64,10 @@ def prompt_blocks(scope: int, body: bytes, start: int) -> list[int]:
 
 
 class PrefixIndex:
-    """Blocks and sessions that nodes have served lately, shared with all processes forked from this one.
+    """Prompt blocks and sessions that nodes have served lately, shared with all processes forked from this one.
 
-    A two-way set-associative table of hashes: a new entry evicts the older entry of its pair.
-    Writes are not locked; of two concurrent writes to the same pair, one may be lost.
+    A two-way set-associative table of hashes: a new entry evicts the older entry of its pair. Writes are not locked; of
+    two concurrent writes to the same pair, one may be lost.
     """
 
     def __init__(self, pairs: int = 2**19) -> None:
@@ -75,7 +75,7 @@ class PrefixIndex:
         self._table = memoryview(mmap.mmap(-1, pairs * 16)).cast("q")
 
     def share_of(self, node: str, placement: Placement) -> float:
-        """Return the share of the prompt that the node has served before; 2.0, above any share, for a known session."""
+        """Return the share of the prompt that the node has served before, or 2.0 if it has served the session."""
         if placement.session is not None and self._has(hash((node, placement.session))):
             return 2.0
         known = bisect_left(placement.blocks, True, key=lambda block: not self._has(hash((node, block))))

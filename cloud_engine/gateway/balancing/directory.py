@@ -12,7 +12,7 @@ from ....protocol.safety.system import boot_id, boot_time
 from ....protocol.sqlite import transaction
 from .node import NodeAddress
 
-LEASE_S = 10.0  # a node is dropped if no heartbeat arrives within this time
+LEASE_S = 10.0  # lease of a node, in seconds; a node that sends no heartbeat for this long is dropped
 _MAX_NODES = 1024
 _BUSY_S = 2.0
 _SCHEMA = (
@@ -29,9 +29,9 @@ class NodeDirectory:
     path: Path
     # Maximum requests in flight on a node that reports no limit; None: unlimited.
     concurrency: int | None = None
-    # Number of workers that share each node's limit.
+    # Number of gateway workers that share each node's limit.
     workers: int = 1
-    # Index of this worker.
+    # Index of this gateway worker.
     worker: int = 0
 
     def create(self) -> None:

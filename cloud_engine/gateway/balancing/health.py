@@ -18,8 +18,8 @@ from .node import Model, Node
 _PROBE_S = 0.5
 _MIN_TIMEOUT_S, _MAX_TIMEOUT_S = 2.0, 10.0
 _TIMEOUTS_TO_LEAVE = 3  # consecutive timeouts that take a node out of rotation; a busy machine may miss a probe or two
-_MODELS_EVERY = 20  # probes
-_TOKEN_EVERY_S = 30.0  # seconds without a request on the node
+_MODELS_EVERY = 20  # number of probes from one read of the model list to the next
+_TOKEN_EVERY_S = 30.0  # seconds without a request after which a node gets a one-token probe
 _TOKEN_TIMEOUT_S = 20.0
 log = logging.getLogger("updraft.gateway")
 
@@ -51,7 +51,7 @@ class HealthWatch:
     """Watches one node. An occasional one-token completion detects nodes that answer probes but cannot generate."""
 
     def __init__(self, node: Node, upstream: Upstream, on_probe: Callable[[], None]) -> None:
-        """`on_probe` is called after each round of probes."""
+        """Prepare to watch `node`; `on_probe` is called after each round of probes."""
         self.has_looked = asyncio.Event()
         self._node = node
         self._upstream = upstream
@@ -88,7 +88,7 @@ class HealthWatch:
                         return
                     node.serves(msgspec.json.decode(body, type=_Models).data)
         except OverloadedError:
-            return  # the gateway has no free sockets, which says nothing about the node
+            return  # the gateway is out of sockets, which says nothing about the node
         except (TimeoutError, UpstreamTimeout):
             self._count_late_probe(began)
         except (UpstreamFailure, *UNREADABLE) as error:

@@ -19,8 +19,8 @@ from ....protocol.safety.redaction import SHORTEST_KEY, is_sendable, shown_url
 from ..upstream.client import UpstreamAddress
 from ..upstream.connection import SilenceTimeouts
 
-_REPORTING_USAGE = frozenset({"updraft", "vllm", "sglang"})  # `owned_by` of servers that know `continuous_usage_stats`
-#: Circuit breaker of a node. `recovery`: the number of good probes in a row that make an open breaker half-open.
+_REPORTING_USAGE = frozenset({"updraft", "vllm", "sglang"})  # servers with `continuous_usage_stats`
+#: Circuit breaker of a node. `recovery`: number of consecutive good probes after which an open breaker is half-open.
 _BREAKER = BreakerRules(failures_to_open=5, recovery=2, max_recovery=64, by_probes=True)
 _BAD_IN_URL = re.compile(r"[\0-\x20\x7f?#]")
 _log = logging.getLogger("updraft.gateway")
@@ -48,14 +48,14 @@ class NodeAddress:
     price: Price | None = None
 
     def of_worker(self, workers: int, worker: int) -> NodeAddress:
-        """Return the address with one worker's share of the limit. Each worker counts its own requests."""
+        """Return the address with one worker's share of `concurrency`; workers count requests separately."""
         if self.concurrency is None:
             return self
         return replace(self, concurrency=part_of_worker(self.concurrency, workers, worker))
 
 
 def part_of_worker(whole: int, workers: int, worker: int) -> int:
-    """Return one worker's share of a limit, at least 1 of any limit above 0."""
+    """Return one worker's share of the limit `whole`: at least 1 if `whole` is above 0."""
     return max(min(whole, 1), whole // workers + (worker < whole % workers))
 
 
@@ -76,7 +76,7 @@ class Node:
     """
 
     def __init__(self, address: NodeAddress) -> None:
-        """Raises ConfigurationError if the URL is invalid."""
+        """Create the node, out of rotation until a probe succeeds. Raises ConfigurationError if the URL is invalid."""
         url = address.url.rstrip("/").removesuffix("/v1")
         self.target = _target(url, address)
         self.url = shown_url(url)
@@ -90,7 +90,7 @@ class Node:
         self.tells_tokens = False
         self.cache = self.url  # id of the node's prefix cache; changes when a restart empties the cache
         self.breaker = Breaker.unproven(_BREAKER)
-        # Whether the node is out of rotation only because it broke off an answer, perhaps through the request's fault.
+        # Whether the node is out of rotation only because an answer broke off, for which the request may be to blame.
         self.is_suspect = False
         self.in_flight = 0
         self.tokens_in_flight = 0
@@ -125,18 +125,18 @@ class Node:
             self.cache = f"{self.url} {models[0].created}"
 
     def failed(self, reason: str, *, is_suspect: bool = False) -> None:
-        """Take the node out of rotation at once. Good probes and a good answer bring it back."""
+        """Take the node out of rotation at once. It returns after good probes and one successful trial request."""
         self.is_suspect = is_suspect and (self.healthy or self.is_suspect)
         if self.breaker.trip(reason):
             _log.warning("Node %s is out of rotation: %s", self.url, reason)
 
     def erred(self) -> None:
-        """Count an error on a request that another node answered. Consecutive errors take the node out of rotation."""
+        """Count an error on a request that another node answered. Several in a row take this node out of rotation."""
         if self.breaker.failed(reason := "other nodes answer requests that fail here"):
             _log.warning("Node %s is out of rotation: %s", self.url, reason)
 
     def probed(self) -> None:
-        """Count a good probe."""
+        """Count a successful health probe."""
         if self.breaker.probed():
             _log.info("Node %s is in rotation", self.url)
 
@@ -156,7 +156,7 @@ def _target(url: str, address: NodeAddress) -> UpstreamAddress:
     authorization = b"Basic " + b64encode(credentials.encode()) if credentials else b""
     if (api_key := address.api_key) is not None:
         if not is_sendable(api_key):
-            raise ConfigurationError(f"The key of node {shown_url(url)} has characters that no header allows.")
+            raise ConfigurationError(f"The key of node {shown_url(url)} contains characters not allowed in a header.")
         if len(api_key) < SHORTEST_KEY:
             raise ConfigurationError(f"The key of node {shown_url(url)} must have at least {SHORTEST_KEY} characters.")
         authorization = b"Bearer " + api_key.encode()

@@ -16,7 +16,7 @@ from ....protocol.unicode_forms import read_text
 from ....protocol.validation_messages import plain_words
 from .node import NodeAddress
 
-#: Current name by former name.
+#: Former names of settings, each with its current name.
 _RENAMED = MappingProxyType(
     {"key_env": "api_key_env", "first_token_s": "first_token_timeout_s", "idle_s": "idle_timeout_s"}
 )
@@ -24,12 +24,12 @@ _RENAMED = MappingProxyType(
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     url: str
-    # Environment variable that holds the API key; keys themselves do not belong in the file.
+    # Environment variable that holds the API key, because keys do not belong in the file.
     api_key_env: str | None = None
     concurrency: int | None = None
     first_token_timeout_s: float | None = None
     idle_timeout_s: float | None = None
-    # US dollars per million tokens, if the node has its own prices.
+    # US dollars per million tokens, if this node has its own prices.
     input: Dollars | None = None
     output: Dollars | None = None
     cached_input: Dollars | None = None

@@ -12,12 +12,12 @@ from struct import Struct
 from ....protocol.errors import QuarantinedRequestError
 
 _RETRY_SHARE = 0.2
-_MAX_RETRIES = 100.0  # maximum number of retries saved up, and their number at the start
+_MAX_RETRIES = 100.0  # maximum number of unused retries that accumulate; also their number at the start
 _FAULTS = 2  # consecutive failures that put a request in quarantine
 _MAX_FAILURES = 4  # failures kept for each request
 _QUARANTINE_S = 300.0
 _TIME = Struct("=d")  # header before the records: time of the last failure of any node
-_RECORD = Struct(f"=q{'qd' * _MAX_FAILURES}16s")  # faults; hash and time of each failed node; request digest
+_RECORD = Struct(f"=q{'qd' * _MAX_FAILURES}16s")  # failures in a row; hash and time of each failed node; request digest
 _RECORDS = 2**14
 
 
@@ -45,7 +45,7 @@ class NodeFailure:
     node: str
     # Time when the node got the request, by `time.monotonic()`.
     since: float
-    # Whether the node sent more of the answer than the nodes before, so that the request is less likely the cause.
+    # Whether the node got further with the answer than earlier nodes, so that the request is less likely to blame.
     got_further: bool = False
 
 
@@ -60,7 +60,7 @@ class Quarantine:
         self._memory = mmap.mmap(-1, _TIME.size + _RECORDS * _RECORD.size)
 
     def check(self, *parts: bytes) -> None:
-        """Raises QuarantinedRequestError for a request during which several nodes failed."""
+        """Refuse a request during which several nodes failed, given by its `parts`. Raises QuarantinedRequestError."""
         if self._is_empty:
             return
         faults, failures = self._known(_digest(parts))
@@ -71,7 +71,7 @@ class Quarantine:
             )
 
     def failed(self, failure: NodeFailure, *parts: bytes) -> None:
-        """Record a node failure during this request. Identical requests in flight on the node count once."""
+        """Record that a node failed during this request. Identical requests that fail with the same node count once."""
         digest, node, now = _digest(parts), hash(failure.node), self._clock()
         faults, failures = self._known(digest)
         if any(node == other and at >= failure.since for other, at in failures):
@@ -79,7 +79,7 @@ class Quarantine:
         failures = [*failures, (node, now)][-_MAX_FAILURES:]
         faults = 1 if failure.got_further and len(failures) < _MAX_FAILURES else faults + 1
         numbers = [number for each in failures for number in each] + [0] * (2 * (_MAX_FAILURES - len(failures)))
-        self._clear(digest)  # the digest is written last, so that a process killed in between leaves no record
+        self._clear(digest)  # the digest is written last: if this process is killed before that, the record is empty
         _RECORD.pack_into(self._memory, _place(digest), faults, *numbers, digest)
         _TIME.pack_into(self._memory, 0, now)
 
@@ -90,11 +90,11 @@ class Quarantine:
 
     @property
     def _is_empty(self) -> bool:
-        """Return whether no node has failed lately. Then requests need no digests."""
+        """Return whether no node has failed lately, so that requests need not be hashed."""
         return _TIME.unpack_from(self._memory)[0] < self._clock() - _QUARANTINE_S
 
     def _known(self, digest: bytes) -> tuple[int, list[tuple[int, float]]]:
-        """Return the number of consecutive failures of a request, and the node and time of the latest failures."""
+        """Return a request's number of failures in a row, and the node and time of its latest failures."""
         faults, *numbers, known = _RECORD.unpack_from(self._memory, _place(digest))
         failures = [(node, at) for node, at in zip(numbers[::2], numbers[1::2], strict=True) if at]
         if not failures or known != digest or failures[-1][1] < self._clock() - _QUARANTINE_S:

@@ -24,7 +24,7 @@ from .request_queue import QueuePlace, RequestQueue
 from .selection import NodeSelector
 
 _FOLLOW_S = 0.5
-_FIRST_PROBE_S = 1.0  # time for the first probes before requests are served; doubled if no node has answered
+_FIRST_PROBE_S = 1.0  # seconds to wait for first probes before serving; doubled if no node has answered
 _log = logging.getLogger("updraft.gateway")
 
 
@@ -39,7 +39,7 @@ class SharedBalancingState:
 
 
 class NodeRegistry:
-    """All nodes, watched in the background between `start` and `close`. The nodes of `directory` change at run time."""
+    """All nodes, watched in the background from `start` to `close`. Nodes in `directory` come and go at run time."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class NodeRegistry:
         directory: NodeDirectory | None = None,
         shared: SharedBalancingState | None = None,
     ) -> None:
-        """Raises ConfigurationError for an invalid or duplicate URL, or if there are neither URLs nor a directory."""
+        """Create the nodes. Raises ConfigurationError for an invalid or repeated URL, or if no nodes are given."""
         self.nodes = [Node(address) for address in addresses]
         self.directory = directory
         if not self.nodes and directory is None:
@@ -109,7 +109,7 @@ class NodeRegistry:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def failure_of(self, node: Node) -> str:
-        """Return the reason why an unregistered node cannot be used; empty if the node can be used."""
+        """Probe a node that wants to register. Return why it cannot be used; empty if it can."""
         await HealthWatch(node, self._upstream, lambda: None).probe(with_models=True)
         if not node.healthy:
             return node.breaker.reason
@@ -157,7 +157,7 @@ class NodeRegistry:
 
     @property
     def candidates(self) -> list[Node]:
-        """Healthy nodes, and nodes that are only suspect: one broken answer must not cost all other requests a node."""
+        """Return the healthy and the suspect nodes. One broken answer must not cost other requests a node."""
         return [node for node in self.nodes if node.healthy or node.is_suspect]
 
     def models(self) -> list[ModelCard]:
@@ -187,7 +187,7 @@ class NodeRegistry:
         return node
 
     def take_spare(self, placement: Placement, tried: Collection[Node]) -> Node | None:
-        """Reserve a node for a parallel second attempt (hedge). None if no node is free or no retries are left."""
+        """Reserve a node for a parallel second attempt (hedge). Return None if all are full or no retries are left."""
         if self.queue or not any(node.has_capacity for node in self._usable(placement.model, tried)):
             return None
         return self._take(placement, tried) if self.retries.take() else None
@@ -206,7 +206,7 @@ class NodeRegistry:
         return bool(self._usable(model, tried))
 
     def refusal(self, model: str) -> OverloadedError | ModelNotFoundError:
-        """Return the error for a model without a usable node: "not found" only if nodes exist and all list models."""
+        """Return the error for a model that no node can serve: "not found" only if every node has listed its models."""
         known = {name for node in self.nodes for name in node.models}
         if self.nodes and all(node.has_listed for node in self.nodes) and model not in known:
             return ModelNotFoundError(
@@ -237,5 +237,5 @@ class NodeRegistry:
 def _card(name: str, listed: list[Model]) -> ModelCard:
     since = min((each.created for each in listed if isinstance(each.created, int)), default=0)
     longest = min((each.max_model_len for each in listed if isinstance(each.max_model_len, int)), default=UNSET)
-    foreign = [str(each.owned_by) for each in listed if each.owned_by != "updraft"]  # servers other than Updraft
+    foreign = [str(each.owned_by) for each in listed if each.owned_by != "updraft"]  # names of other server software
     return ModelCard(id=name, created=since, max_model_len=longest, owned_by=foreign[0] if foreign else "updraft")

@@ -14,7 +14,7 @@ from .node import Node
 
 @dataclass(frozen=True, slots=True)
 class QueuePlace:
-    """The attributes of a request that decide its turn."""
+    """The attributes of a request that decide when it leaves the queue."""
 
     priority: Priority = "interactive"
     # Tenant of the request. Tenants with requests of the same priority take turns.
@@ -26,13 +26,13 @@ class _Waiter:
     place: QueuePlace
     # Key shared by all requests that the same nodes can serve.
     nodes_key: Hashable
-    # Returns a node with a free place, or None. Raises UpdraftError if no node is left.
+    # Reserves and returns a node; None if all nodes are full. Raises UpdraftError if no node can serve the request.
     take: Callable[[], Node | None]
     # Resolves to the node reserved for the request.
     placed: asyncio.Future[Node] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def is_placed(self) -> bool:
-        """Try to reserve a node now. An error from `take` also ends the wait."""
+        """Try to reserve a node now. Return whether the wait has ended, with a node or with an error from `take`."""
         try:
             node = self.take()
         except UpdraftError as error:
@@ -63,8 +63,8 @@ class RequestQueue:
         return {priority: sum(map(len, queues.values())) for priority, queues in self._queues.items()}
 
     def check(self, place: QueuePlace) -> None:
-        """Raises OverloadedError if the queue is full and the new request displaces no queued request."""
-        if 0 < self._size >= self._most and self._victim(place) is None:  # an empty queue may lead to an idle node
+        """Refuse a request if the queue is full and none can be dropped for it. Raises OverloadedError."""
+        if 0 < self._size >= self._most and self._victim(place) is None:  # without queued requests, a node may be free
             raise _full()
 
     async def wait(
@@ -95,10 +95,10 @@ class RequestQueue:
         full: set[Hashable] = set()
         for queues in self._queues.values() if self._size else ():
             while sum(self._serve_tenant(waiters, full) for waiters in tuple(queues.values())):
-                pass  # one request of each tenant per round, until no node has capacity
+                pass  # each round places one request per tenant, until no node has capacity
 
     def _serve_tenant(self, waiters: Iterable[_Waiter], full: set[Hashable]) -> bool:
-        """Place one request of a tenant, and give the next turn to other tenants. Return False if no request fits."""
+        """Place one request of a tenant, and give the next turn to other tenants. Return False if none fits."""
         for waiter in tuple(waiters):
             if waiter.nodes_key in full or waiter.placed.done():
                 continue

@@ -8,13 +8,13 @@ from random import Random
 from .affinity import Placement, PrefixIndex
 from .node import Node
 
-_MAX_OF_MEAN = 1.5  # maximum load, as a multiple of the mean, of a node that is chosen for its cache
-_MIN_SHARE = 0.3  # minimum cached share of a prompt; shorter matches may be instructions common to all prompts
-_SLACK_TOKENS = 16_384  # added to this maximum load, so that it excludes no node while all loads are small
+_MAX_OF_MEAN = 1.5  # a node is chosen for its cache only if its load is at most this multiple of the mean load
+_MIN_SHARE = 0.3  # minimum cached share of a prompt; less may be just the instructions that all prompts share
+_SLACK_TOKENS = 16_384  # tokens added to the maximum load, so that no node is excluded while all loads are small
 
 
 class NodeSelector:
-    """Prefix and session affinity with a load limit; otherwise the less loaded of two random nodes."""
+    """Chooses nodes by prefix or session, within a load limit; else the less loaded of two random nodes."""
 
     def __init__(self, index: PrefixIndex | None = None, random: Random | None = None) -> None:
         self._index = index or PrefixIndex()
@@ -40,7 +40,7 @@ class NodeSelector:
         return self._least_loaded(self._random.sample(usable, 2) if len(usable) > 2 else usable)
 
     def _least_loaded(self, nodes: Sequence[Node]) -> Node:
-        """Return the least loaded node; ties rotate."""
+        """Return the least loaded node. Equally loaded nodes take turns."""
         self._turn += 1
         first = self._turn % len(nodes)
         return min([*nodes[first:], *nodes[:first]], key=lambda node: (node.tokens_in_flight, node.in_flight))

@@ -19,7 +19,7 @@ _CONSEQUENCES = {"stop": "are refused until it recovers", "continue": "continue,
 
 
 class UsageLedger(LedgerWriter):
-    """Writes one row per request: first as an intent, last with the usage. Deletes rows older than `keep_days`."""
+    """Writes one row per request: first an intent, at the end the usage. Deletes rows older than `keep_days`."""
 
     def __init__(
         self, store: LedgerStore, *, on_failure: LedgerFailureAction = "stop", keep_days: float | None = None
@@ -39,7 +39,7 @@ class UsageLedger(LedgerWriter):
         """
         if self._stops and (self.failing or self._hangs() or self.waiting >= MAX_WAITING):
             raise _unwritable()
-        row.worker, row.state = self.worker, "abandoned"  # the final state if the process dies now
+        row.worker, row.state = self.worker, "abandoned"  # the state that the row keeps if this process dies now
         if (self.failing or not self._store.commits_intents) and self._journal(row.id, values_of(row)):
             return
         row.state = "intent"
@@ -58,12 +58,12 @@ class UsageLedger(LedgerWriter):
 
     def settle(self, row: UsageRow) -> None:
         """Write the final usage of a request, even if `open` recorded no intent. A second call changes nothing."""
-        if row.state != "settled" or row.status >= 400:  # the status of a refusal is set after its cost is booked
+        if row.state != "settled" or row.status >= 400:  # a refusal is booked before its status is known
             self.book(row)
         self._settle(row.id, values_of(row))
 
     def book(self, row: UsageRow) -> None:
-        """Save the usage so far in case this process dies. The caller must still call `settle`."""
+        """Save the usage so far, in case this process dies. The caller must still call `settle` at the end."""
         row.worker, row.state = self.worker, "settled"
         self._journal(row.id, values_of(row))
 

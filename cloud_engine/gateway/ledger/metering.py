@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from random import getrandbits  # seeded anew in each forked process
+from random import getrandbits  # each forked process has its own seed
 from typing import Literal
 
 from ....accounting.ledger.table import LedgerTable, RequestRow

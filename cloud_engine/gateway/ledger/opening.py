@@ -13,7 +13,7 @@ from .metering import USAGE
 
 
 def is_url(database: str | Path, option: str = "db") -> bool:
-    """Return whether the database is PostgreSQL's. Raises ConfigurationError for a URL of another database."""
+    """Return whether `database` is a PostgreSQL URL. Raises ConfigurationError for a URL of another database."""
     if (is_postgres := str(database).startswith(("postgresql://", "postgres://"))) or "://" not in str(database):
         return is_postgres
     raise ConfigurationError(f"--{option} must be a file, or a URL that begins with postgresql://.", param=option)

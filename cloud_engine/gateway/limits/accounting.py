@@ -1,4 +1,4 @@
-"""Accounting of requests: reserves limits and opens a ledger row before a request, records usage and cost after it."""
+"""Accounting: reserves limits and opens a ledger row before a request, and records usage and cost after it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Accounting:
 
     @asynccontextmanager
     async def in_flight(self, principal: Principal) -> AsyncGenerator[LimitReservation]:
-        """Count a request as in flight from the start of its upload. Raises RateLimitError or OverloadedError."""
+        """Count a request as in flight, from the start of its upload. Raises RateLimitError or OverloadedError."""
         reservation = await self.limiter.enter(principal)
         try:
             yield reservation
@@ -67,7 +67,7 @@ class Accounting:
     async def admitted(
         self, principal: Principal, row: UsageRow, size: RequestSize, in_flight: LimitReservation | None = None
     ) -> AsyncGenerator[Account]:
-        """Reserve limits for a request, and at the end settle them together with the limits of `entered`.
+        """Reserve limits for the duration of a request, then settle them and the reservation `entered`.
 
         The caller settles `row` in the ledger. Raises RateLimitError, PermissionDeniedError or OverloadedError.
         """
@@ -97,11 +97,11 @@ class Accounting:
 
 @dataclass(slots=True)
 class Account:
-    """The running cost of one request."""
+    """The running cost of one request, booked to its ledger row."""
 
     _accounting: Accounting
     _row: UsageRow
-    # Most tokens of the prompt and the answer, used if no node reports the count.
+    # Upper bounds on the tokens of prompt and answer, used if no node reports the count.
     _size: RequestSize
     # Reservation of the request's limits.
     reservation: LimitReservation
@@ -111,11 +111,11 @@ class Account:
     growing: StreamTokenEstimate | None = None
     # Whether the request was sent to a node.
     is_sent: bool = False
-    # Usage at the last call of `book`, so that a call without a change does nothing.
+    # Usage that `book` saved last, so that unchanged usage is not saved again.
     _booked: tuple[int, ...] = ()
 
     def book_longest(self, most: int = LONGEST_ANSWER) -> None:
-        """Record the longest answer up to `most` tokens, unless the node has counted tokens."""
+        """Record the longest possible answer, capped at `most` tokens, unless the node has reported token counts."""
         if self.is_sent and not (self._row.prompt_tokens or self._row.completion_tokens):
             self._row.completion_tokens = min(most, self.reservation.tokens or self._size.answer.assumed)
 
@@ -125,7 +125,7 @@ class Account:
         """
         row, accounting = self._row, self._accounting
         if self.is_sent and not row.prompt_tokens and (row.completion_tokens or row.status == 200 or is_left):
-            row.prompt_tokens = self._size.prompt_tokens  # the node may have processed the prompt
+            row.prompt_tokens = self._size.prompt_tokens  # the node may have processed the whole prompt
         costs = row.status, row.prompt_tokens, row.completion_tokens, row.cached_tokens
         if costs == self._booked:
             return
@@ -147,11 +147,11 @@ def check_accounting(options: AccountingOptions) -> None:
 
 
 def open_accounting(options: AccountingOptions, node_prices: Mapping[str, Price] | None = None) -> Accounting:
-    """Raises ConfigurationError, or MissingDependencyError if a client library is not installed."""
+    """Open the ledger, prices and limits. Raises ConfigurationError, or MissingDependencyError (client library)."""
     prices, rules = _rules(options)
     reader = open_reader(options.database)
     ledger = UsageLedger(open_store(options.database), on_failure=options.on_failure, keep_days=options.keep_days)
-    ledger.flush()  # first collects the rows of dead workers, because budgets start from the ledger's sums
+    ledger.flush()  # settle the rows of dead workers first, because budgets start from the sums in the ledger
     file = state_folder() / "gateway" if is_url(options.database) else Path(options.database)
     store = RedisStore(options.limits_url) if options.limits_url else SharedMemoryStore(Path(f"{file}.limits"))
     return Accounting(ledger, reader, Limiter(store, rules, prices, reader), prices, node_prices or {})

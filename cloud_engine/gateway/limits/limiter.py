@@ -129,7 +129,7 @@ class Limiter:
     seeding: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def enter(self, principal: Principal) -> LimitReservation:
-        """Count a request of the key and tenant as in flight before its body is read. Raises the errors of `admit`."""
+        """Count a request as in flight for its key and tenant before its body is read. Raises the errors of `admit`."""
         claims = [
             Claim(owner, name, "concurrent", limits.concurrent, 1)
             for owner, name, limits in self._callers(principal)
@@ -145,9 +145,10 @@ class Limiter:
         answer: AnswerSize,
         entered: LimitReservation | None = None,
     ) -> LimitReservation:
-        """Reserve tokens for the longest possible answer, or as many as budgets allow. `entered`: result of `enter`.
+        """Reserve tokens for the longest possible answer, or as many as budgets allow.
 
-        `prompt_tokens`: the most. Raises LimitError, BudgetExceededError, PermissionDeniedError or OverloadedError.
+        `entered`: result of `enter`. `prompt_tokens`: upper bound. Raises LimitError, BudgetExceededError,
+        PermissionDeniedError or OverloadedError.
         """
         reservation = LimitReservation(self.store) if entered is None else entered
         of_model: _LimitedOwner = "model", model, self.limits_file.models.get(model, _NO_LIMITS)
@@ -188,7 +189,7 @@ class Limiter:
         )
 
     def _price(self, model: str) -> Price:
-        """Raises PermissionDeniedError if the model has no price."""
+        """Return the price of the model. Raises PermissionDeniedError if the model has none."""
         price = self.prices.at(model, time.time())
         if price is None:
             raise PermissionDeniedError(
@@ -199,7 +200,7 @@ class Limiter:
         return price
 
     async def _seed(self, claim: Claim) -> None:
-        """Initialise a budget's account with the cost in the ledger since the start of the budget's period."""
+        """Initialise the account of a budget with the cost that the ledger shows for the budget's current period."""
         async with self.seeding:
             try:
                 async with asyncio.timeout(_LEDGER_S):
@@ -212,7 +213,7 @@ class Limiter:
 def _claims(
     owners: Iterable[_LimitedOwner], price: Price | None, prompt_tokens: int, answer: AnswerSize
 ) -> Iterator[Claim]:
-    """Yield the claims of a request. `price`: the model's price if a budget applies, else None."""
+    """Yield the request's demand on each limit. `price`: the model's price if a budget applies, else None."""
     for owner, name, limits in owners:
         if limits == _NO_LIMITS:
             continue
@@ -221,9 +222,9 @@ def _claims(
         if limits.tokens_per_minute is not None:
             amount = _reserved(limits.tokens_per_minute, prompt_tokens, answer)
             yield Claim(owner, name, "tokens", limits.tokens_per_minute, amount)
-        if limits.concurrent is not None and owner == "model":  # `enter` has counted the key and tenant
+        if limits.concurrent is not None and owner == "model":  # for key and tenant: see `enter`
             yield Claim(owner, name, "concurrent", limits.concurrent, 1)
-        if price is None:  # no budget applies
+        if price is None:  # no budget applies to this request
             continue
         cost = (prompt_tokens * price.highest_input + answer.least * price.output) / 1e6
         for kind, period in _PERIODS:
@@ -233,7 +234,7 @@ def _claims(
 
 
 def _reserved(limit: int, prompt_tokens: int, answer: AnswerSize) -> int:
-    """Return the tokens to reserve. The prompt's bound is capped, because it alone must not exceed the limit."""
+    """Return the tokens to reserve. The prompt's upper bound is cut, because it must not exceed the limit by itself."""
     written = min(answer.assumed, limit) if answer.limit is None else answer.assumed
     return written + min(prompt_tokens, max(0, limit - written))
 

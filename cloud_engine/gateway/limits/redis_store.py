@@ -30,8 +30,8 @@ _CONNECTIONS = 16
 _MAX_UNSETTLED = 10_000
 _log = logging.getLogger("updraft.gateway")
 
-# The module `accounts` in Lua. An account is a Redis hash: `value`, plus each worker's reservations under its id.
-# All keys share one hash tag, so that a Redis cluster keeps them on one server.
+# The Lua version of the module `accounts`. An account is a Redis hash with the field `value`, and one field per worker
+# for its reservations. All keys share one hash tag, so that a Redis cluster keeps them on one server.
 _SCRIPT = f"""
 local prefix, worker, action = '{{updraft}}:', ARGV[1], ARGV[2]
 local receipt, least, most = prefix .. 'unsettled:' .. ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -209,7 +209,7 @@ class RedisStore:
     async def close(self) -> None:
         self._closes.set()
         if self._renewal is not None:
-            await asyncio.wait([self._renewal], timeout=_ANSWER_S)  # redis-py may ignore a cancellation, so wait
+            await asyncio.wait([self._renewal], timeout=_ANSWER_S)  # redis-py may ignore cancellation: wait first
             self._renewal.cancel()
         await self._redis.aclose()
 

@@ -17,7 +17,7 @@ from ....protocol.requests import MAX_ANSWERS, MAX_MESSAGES, check_message_count
 from ....protocol.sampling import MAX_LOGPROBS
 
 MAX_BIASES = 1024
-MAX_DOCUMENTS = 10_000  # per rerank request, as in Cohere's API
+MAX_DOCUMENTS = 10_000  # maximum documents per rerank request, as in Cohere's API
 MAX_DEPTH = 32
 MAX_SCHEMA_BYTES = 2**20
 _TEXT = re.compile(rb'"[^"]*"')  # a string without escaped quotes
@@ -25,7 +25,7 @@ _SQUARE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _OPENINGS = (b'"', b"[", b"{")
 _ITEM_BYTES = 3  # bytes of the shortest list item, `"",`
-_DOCUMENTS = ("documents", "texts", "passages")  # names used by different servers
+_DOCUMENTS = ("documents", "texts", "passages")  # field names of the documents; servers differ
 _MAY_BE_TEXTS = ("guided_json", "json_schema", "structured_outputs")
 _BOUNDS = {
     **dict.fromkeys(("n", "best_of"), MAX_ANSWERS),
@@ -110,8 +110,8 @@ _LENGTHS = frozenset(LENGTH_FIELDS)
 
 @dataclass(frozen=True, slots=True)
 class RequestSize:
-    # Most tokens of the prompt: one for each byte of the request, with a query for each document, and 1,500 for each
-    # attachment.
+    # Upper bound on prompt tokens: one for each byte of the request (a reranker's query counts once per document), and
+    # 1,500 for each attachment.
     prompt_tokens: int = 0
     # Maximum tokens of the answers.
     answer: AnswerSize = field(default_factory=lambda: AnswerSize(0))
@@ -125,7 +125,7 @@ def size_of(
     Raises InvalidRequestError if a field is out of the gateway's bounds.
     """
     lengths: dict[str, Any] = {}
-    repeated = 0  # bytes of the query, which a reranker reads again with each further document
+    repeated = 0  # additional bytes of the query, which a reranker reads once per document
     for name in _SIZES.intersection(names):
         if (value := getattr(fields, name)) is None:
             continue
@@ -150,13 +150,13 @@ def size_of(
 
 
 def _num_prompts(fields: SizeFields) -> int:
-    """Return the number of prompts: texts, token lists and embeddings together. Each of them gets its own answers."""
+    """Return the number of prompts: texts, token lists and embeddings together. Each prompt gets its own answers."""
     given = map(bytes, (fields.prompt, fields.prompt_embeds))
     return max(1, sum(_num_items(each) for each in given if each not in _NO_PROMPT))
 
 
 def _num_items(value: bytes) -> int:
-    """Return the number of items; a list of token ids is one item."""
+    """Return the number of items in a JSON value; a single string or a list of token ids is one item."""
     if not value.startswith(b"[") or all(value.find(mark, 1) < 0 for mark in _OPENINGS):
         return 1
     return len(_LIST.decode(value))
@@ -172,15 +172,15 @@ def _check(name: str, count: float, most: int, of: str = "") -> None:
 def _check_items(name: str, value: bytes) -> None:
     """Check the number of texts, token lists, conversation items or documents."""
     most = MAX_DOCUMENTS if name in _DOCUMENTS else MAX_MESSAGES if _OBJECTS.match(value) else MAX_INPUTS
-    if len(value) > most * _ITEM_BYTES:  # shorter lists cannot exceed the limit
+    if len(value) > most * _ITEM_BYTES:  # a list with fewer bytes cannot exceed the limit
         _check(name, _num_items(value), most, " items")
 
 
 def _check_depth(name: str, given: bytes) -> None:
-    """Check the nesting depth: each round removes the innermost brackets."""
+    """Check how deeply a schema is nested. Each round removes its innermost brackets."""
     if len(given) > MAX_SCHEMA_BYTES:
         raise InvalidRequestError(f"{name} is longer than {MAX_SCHEMA_BYTES} bytes.", param=name, code="invalid_value")
-    unescaped = given.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote left starts or ends a string
+    unescaped = given.replace(b"\\\\", b"").replace(b'\\"', b"")  # every remaining quote starts or ends a string
     brackets = _TEXT.sub(b"", unescaped).translate(_SQUARE, _NO_BRACKETS)
     for _ in range(MAX_DEPTH):
         if not brackets:
@@ -193,7 +193,7 @@ def _check_depth(name: str, given: bytes) -> None:
 
 
 def _check_text(name: str, given: bytes) -> None:
-    """Check the depth of a schema that is JSON inside a string."""
+    """Check the nesting depth of a schema that is JSON inside a string."""
     if name == "structured_outputs" and given.startswith(b"{"):
         given = bytes(msgspec.json.decode(given, type=dict[str, msgspec.Raw]).get("json", b""))
     if name not in _MAY_BE_TEXTS or not given.startswith(b'"'):

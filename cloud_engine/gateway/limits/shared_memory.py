@@ -31,7 +31,7 @@ from ....protocol.safety.system import boot_time, locked, reserve_blocks, try_lo
 from .store import Admission, Settlement
 
 _KEY_BYTES = 16
-_RECORD = Struct(f"=dd{MAX_WORKERS}d")  # after the key: value, expiry, reservations by worker
+_RECORD = Struct(f"=dd{MAX_WORKERS}d")  # fields after the key: value, expiry, reservation of each worker
 _COLUMNS = tuple(Struct(f"=dd{count}d") for count in range(MAX_WORKERS + 1))  # `_RECORD` for `count` workers
 _RECORD_BYTES = _KEY_BYTES + _RECORD.size
 _RECORDS = 65_536
@@ -85,7 +85,7 @@ class SharedMemoryStore:
         try:
             await self._lock()
         except OverloadedError:
-            return  # the next call of this worker settles the claims
+            return  # this worker's next call settles the claims
         try:
             self._settle_all()
         finally:
@@ -153,7 +153,7 @@ class SharedMemoryStore:
         _NUMBER.pack_into(self._memory, at, reserved if reserved > 1e-12 else 0.0)
 
     def _find(self, claim: Claim) -> int | None:
-        """Return the offset of the account's record, or None."""
+        """Return the offset of the account's record; None if the account does not exist."""
         key, first = _place(claim.owner, claim.kind, claim.begins, claim.name)
         at, end = first, first + _PROBED * _RECORD_BYTES
         while (at := self._memory.find(key, at, end)) >= 0:

@@ -31,7 +31,7 @@ _CUT = "the budget is used up: the answer is truncated"
 
 
 async def relay_whole(call: Call, response: Response, without_key: WithoutKey) -> None:
-    """Relay a whole answer, or an error converted to OpenAI's format. Raises AnswerFailure."""
+    """Relay an answer that is not a stream, or an error in OpenAI's format. Raises AnswerFailure."""
     body, status, usage = await response.read_whole(call.hold), response.status, call.passthrough
     if status == 200:
         route = call.path.partition(b"?")[0].decode()
@@ -44,7 +44,7 @@ async def relay_whole(call: Call, response: Response, without_key: WithoutKey) -
         error = error_in(without_key(body), status, f"The node answered {status}")
         body = msgspec.json.encode({"error": error} if usage is None else usage.error_body(error))
     else:
-        # The target of a redirect is internal.
+        # Do not quote the target of a redirect, because it is internal.
         fault = ", a redirect: redirects are never followed" if 300 <= status < 400 else " instead of 200"
         raise AnswerFailure(f"status {status}", UpstreamError(f"The node answered {status}{fault}."))
     await call.start(response, body)
@@ -58,7 +58,7 @@ async def relay_stream(
 
     `may_break`: raise AnswerFailure if the engine reports a failure, since another node can continue.
     """
-    if content_type(response) != EVENTS:  # a wrong or missing media type: clients may rely on the header
+    if content_type(response) != EVENTS:  # correct a wrong or missing media type: clients may rely on the header
         headers = [header for header in response.headers if header[0] != b"content-type"]
         response = replace(response, headers=[*headers, (b"content-type", EVENTS)])
     events, reader = NodeEvents(response, call.hold_stream), _EventReader(call, meter, without_key, may_break)
@@ -115,7 +115,7 @@ async def _relay_events(call: Call, usage: PassthroughUsage, response: Response,
             for event in batch:
                 failure = usage.read(event)
                 if failure is not None and not (usage.ended and (shown or call.answered)):
-                    usage.ended = False  # not the end: another node is tried, or the gateway ends the stream
+                    usage.ended = False  # not ended: another node is tried, or the gateway ends the stream
                     break
                 whole = usage.shown + b"\n\n"
                 shown.append(without_key(whole) if _ERROR.search(event) else whole)
@@ -148,7 +148,7 @@ async def _relay_events(call: Call, usage: PassthroughUsage, response: Response,
 
 @dataclass(slots=True)
 class StreamReservation:
-    """Compares a stream's tokens with its reservation. Without a budget, nothing is counted."""
+    """Compares the tokens of a stream with the tokens reserved for it. Without a budget, nothing is counted."""
 
     account: Account | None
     answer: StreamTokenEstimate | None
@@ -173,14 +173,14 @@ class StreamReservation:
         return is_topped_up
 
     def settle(self, row: UsageRow, *, is_reported: bool) -> None:
-        """If a stream ended without usage, record at least the estimate, since a text event may hold several tokens."""
+        """Record at least the estimated tokens if the node reported no usage: a text event may hold several tokens."""
         if self.answer is not None and not is_reported:
             row.completion_tokens = max(row.completion_tokens, self.answer.written)
 
 
 @dataclass(slots=True)
 class _EventReader:
-    """Converts a node's events into the client's. Events after the end are dropped; the connection stays reusable."""
+    """Converts a node's events into the client's. Drops events after the end, so that the connection stays reusable."""
 
     call: Call
     meter: StreamMeter
@@ -245,7 +245,7 @@ class _EventReader:
         return AnswerFailure("its engine failed", error, event)
 
     def _breaks(self, error: bytes) -> bool:
-        """Return whether to raise the error instead of relaying it: nothing was sent, or another node can continue."""
+        """Return whether to raise the error, not relay it: nothing was sent yet, or another node can continue."""
         if self.call.begun.is_finished:
             return False
         return not self.call.answered or (self.may_break and _ENGINE_FAILED.search(error) is not None)

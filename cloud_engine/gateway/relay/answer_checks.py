@@ -88,11 +88,11 @@ class NodeChunk(msgspec.Struct):
 
     @property
     def text_bytes(self) -> int:
-        """The UTF-8 bytes of all generated text, including reasoning and tool-call arguments."""
+        """The number of UTF-8 bytes in all generated text, including reasoning and tool-call arguments."""
         total = 0
         for choice in self.choices or ():
             delta = choice.delta or _NO_DELTA
-            if text := delta.content or choice.text:  # fast path for nearly all events
+            if text := delta.content or choice.text:  # fast path that suffices for nearly all events
                 total += len(text) if isinstance(text, str) and text.isascii() else text_bytes(text)
             for other in (delta.reasoning, delta.reasoning_content, delta.refusal, delta.function_call):
                 if other:
@@ -122,7 +122,7 @@ _CHUNK, _EVENT = msgspec.json.Decoder(NodeChunk), msgspec.json.Decoder(_Event)
 
 
 def _list_of(**fields: Any) -> Any:
-    """Return the type of a non-empty list of objects with these fields, and perhaps a finish reason."""
+    """Return the type of a non-empty list whose objects have these fields, and optionally a finish reason."""
     kind = msgspec.defstruct("_Object", [*fields.items(), ("finish_reason", Any, None)])
     return Annotated[list[kind], msgspec.Meta(min_length=1)]
 
@@ -148,7 +148,7 @@ def content_type(response: Response) -> bytes:
 
 
 def checked_whole(route: str, body: bytes, kind: bytes, without_key: WithoutKey) -> bytes:
-    """Validate an answer with status 200, and re-encode JSON that only lenient parsers accept. Raises AnswerFailure."""
+    """Validate an answer with status 200. Re-encode JSON that only lenient parsers accept. Raises AnswerFailure."""
     decoder = _WHOLE.get(route)
     if decoder is None:  # audio, or a transcript in one of several formats
         if not body or kind == b"text/html":
@@ -168,7 +168,7 @@ def checked_whole(route: str, body: bytes, kind: bytes, without_key: WithoutKey)
 
 
 def _finished(answer: Any, body: bytes) -> bytes:
-    """Return the body with the finish reasons that the node has left out of a completion."""
+    """Return the body of an answer. Choices of a completion that lack a finish reason get one."""
     if all(choice.finish_reason for choice in getattr(answer, "choices", ())):
         return body
     fields = json_of(body, exact=True)
@@ -203,7 +203,7 @@ def reported_in(body: bytes) -> UpstreamError | None:
 
 
 def chunk_of(event: bytes) -> tuple[NodeChunk, bytes]:
-    """Decode a `data:` event of a completion; return it with JSON that strict parsers accept. Raises AnswerFailure."""
+    """Decode a `data:` event of a completion. Return the chunk, and the event as strict JSON. Raises AnswerFailure."""
     chunk, spelled = _decoded(_CHUNK, event[6:])
     if chunk.choices is chunk.error is chunk.object is None and bytes(chunk.usage) in (b"", b"null"):
         raise AnswerFailure("a stream event contains no part of an answer")
@@ -211,7 +211,7 @@ def chunk_of(event: bytes) -> tuple[NodeChunk, bytes]:
 
 
 def _decoded(decoder: msgspec.json.Decoder[_T], data: bytes) -> tuple[_T, bytes | None]:
-    """Decode the data of an event, and re-encode JSON that only lenient parsers accept, such as NaN.
+    """Decode an event's data. Also return it as strict JSON if only lenient parsers accept it (NaN), else None.
 
     Lone surrogates are accepted, since a stream may split an emoji between two events.
     """
@@ -228,9 +228,9 @@ def _decoded(decoder: msgspec.json.Decoder[_T], data: bytes) -> tuple[_T, bytes 
 
 
 def type_of(event: bytes) -> tuple[str, bytes]:
-    """Return the type of a Responses, Messages or audio event, and the event with JSON that strict parsers accept.
+    """Return the type of a Responses, Messages or audio event, and the event as strict JSON. Raises AnswerFailure.
 
-    The type is empty for comments and `[DONE]`. Raises AnswerFailure.
+    The type is empty for comments and `[DONE]`.
     """
     data = sse.data_of(event)
     if data == b"[DONE]" or (not data and is_comment(event)):
@@ -246,5 +246,5 @@ def type_of(event: bytes) -> tuple[str, bytes]:
 
 
 def is_comment(event: bytes) -> bool:
-    """Return whether an event without data has only valid field lines; clients ignore such events."""
+    """Return whether an event without data consists of valid field lines; clients ignore such an event."""
     return all(line.startswith(_FIELD_LINES) for line in event.split(b"\n") if line)

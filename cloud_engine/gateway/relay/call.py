@@ -81,11 +81,11 @@ class Call:
     send: Send
     # Priority and tenant in the queue; the tenant also decides which cached prefixes the request may share.
     place: QueuePlace = field(default_factory=QueuePlace)
-    # Estimated tokens of prompt and answer, for the limits.
+    # Upper bounds on the tokens of prompt and answer, for the limits.
     size: RequestSize = field(default_factory=RequestSize)
     # Account that the request's cost is booked to.
     account: Account | None = None
-    # Reserves memory for a whole answer or a stream's buffers, until the client has read the answer.
+    # Reserves bytes of memory for an answer (or a stream's buffers) until the client has read the answer.
     hold: Callable[[int], None] = lambda _: None
     # Bytes that a stream may buffer without another reservation.
     reserved: int = 4 * SMALL_BYTES
@@ -103,7 +103,7 @@ class Call:
     answer_headers: list[Header] = field(default_factory=list[Header])
     # Copy of the bytes sent to the client, if the answer may be cached; else None.
     copied: bytearray | None = None
-    # Called before the answer is sent, with the body of a whole answer, or None for a stream.
+    # Called before the answer is sent. The argument is the body of a whole answer, or None for a stream.
     starts: Callable[[bytes | None], None] = lambda _: None
     # Media type of the body.
     content_type: bytes = JSON
@@ -117,11 +117,11 @@ class Call:
 
     @property
     def attempt(self) -> bytes:
-        """The id by which a node is asked for the tokens spent on this request."""
+        """Id of this request at the node, for querying how many tokens the request has used."""
         return b"try-" + self.row.id.encode()
 
     def limit(self, cap: int) -> None:
-        """Cap each answer at `cap` tokens, and tell the client in a header."""
+        """Cap each answer at `cap` tokens. A header tells the client about the cap."""
         limits = LIMITS.get(self.path.partition(b"?")[0].removeprefix(b"/v1/").decode())
         if limits is not None:
             fields = msgspec.json.decode(self.body, type=dict[str, msgspec.Raw])  # other fields stay unchanged
@@ -132,7 +132,7 @@ class Call:
             self.limit_headers.append((b"x-updraft-notes", note.encode()))
 
     def hold_stream(self, buffered: int) -> None:
-        """Reserve memory for a stream's largest event, twice, and for its kept text. Raises the errors of `hold`."""
+        """Reserve memory for a stream: twice its largest event, and the kept text. Raises the errors of `hold`."""
         size = 2 * buffered + self.begun.size + len(self.copied or b"")
         if size > self.reserved:
             self.hold(size - self.reserved)
@@ -149,7 +149,7 @@ class Call:
             self.account.book()
 
     async def start(self, response: Response, whole: bytes | None) -> None:
-        """Send the status and headers of a node's answer. `whole`: body of an answer that is not a stream."""
+        """Send the status and headers of a node's answer. `whole`: the answer's body, or None for a stream."""
         self.answer_headers = [(name, value) for name, value in response.headers if name in _RELAYED_HEADERS]
         if whole is not None:
             self.answer_headers.append((b"content-length", b"%d" % len(whole)))
@@ -157,7 +157,7 @@ class Call:
         await self._start(response.status, self.answer_headers)
 
     async def repeat(self, headers: list[Header], body: bytes) -> None:
-        """Send a cached answer at once, at no token cost."""
+        """Send a cached answer at once. It costs no tokens."""
         self.row.status, self.row.node, self.answer_headers = 200, RESPONSE_CACHE, headers
         await self._start(200, [*headers, (b"x-updraft-cache", b"hit")])
         await self.emit(body, more=False)
@@ -189,7 +189,7 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
         size = RequestSize(ATTACHED_TOKENS, AnswerSize(STEP_TOKENS))
     else:
         peek = _peek(body)
-        if route == RESPONSES and peek.background:  # its cost would be known only after the answer
+        if route == RESPONSES and peek.background:  # the answer's cost would be known only after this request has ended
             raise unsupported("background")
         size = size_of(body, peek, route.removeprefix("/v1/"), checked_names(body, _KNOWN))
         if route in COUNTS:
@@ -198,7 +198,7 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
     usage_options = peek.stream_options or UsageOptions()
     along = forwarded(request.headers, request.scope["query_string"].decode())
     path, headers = along.target(route).encode(), [(n.encode(), v.encode("latin-1")) for n, v in along.headers.items()]
-    is_stream = bool(peek.stream) and route in _STREAMED  # other routes never stream
+    is_stream = bool(peek.stream) and route in _STREAMED  # no other route streams
     about = row.request_id, path, headers, body, peek.model, is_stream, usage_options, row, started, send
     usage = PassthroughUsage(route, row, size.prompt_tokens) if route in PATHS else None
     return Call(*about, session=peek.prompt_cache_key or "", size=size, content_type=content_type, passthrough=usage)

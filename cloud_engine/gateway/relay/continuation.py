@@ -24,7 +24,7 @@ _MORE_THAN_TEXT = re.compile(
 )
 _MAX_TEXT = 2**20  # maximum text to continue from, in bytes of JSON
 _DEFAULT_COMPLETION = 16  # default max_tokens of text completions in OpenAI's API
-#: Request fields that rule out a continuation on another node, unless they have one of these neutral values.
+#: Request fields that prevent another node from continuing the stream, unless a field has one of its neutral values.
 _INEXACT: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -51,7 +51,7 @@ class PartialAnswer:
         self._is_known = self._is_chat or path.partition(b"?")[0].endswith(_COMPLETIONS)
         self._body = body
         self._shows_tokens = b'"return_token_ids"' in body  # whether the client may have asked for token ids
-        self._head: dict[str, Any] | None = None  # fields of the first event without its choices and usage
+        self._head: dict[str, Any] | None = None  # first event, without its choices and usage
         self._text = bytearray()
         self._tokens = bytearray()  # token ids in JSON, each followed by a comma
         self._has_all_tokens = True  # whether `_tokens` covers all of `_text`
@@ -70,7 +70,7 @@ class PartialAnswer:
         return 0 if self._before is None else self._before[1]
 
     def read(self, event: bytes) -> bytes | None:
-        """Record `event`, and return it as the client should see it; None to drop it."""
+        """Record `event`, and return it in the form for the client; return None to send nothing."""
         if self._before is not None:
             adopted = self._adapt(event, self._before)
             if adopted is None:
@@ -117,7 +117,7 @@ class PartialAnswer:
         return msgspec.json.encode(fields)
 
     def ending(self, usage: Usage | None) -> bytes:
-        """Return the last events of a stream that broke off after its finish reason. `usage`: sent if not None."""
+        """Return the last events of a stream that broke off after its finish reason. `usage`: None to send no usage."""
         if usage is None:
             return sse.DONE
         return sse.event({**(self._head or {}), "choices": [], "usage": usage}) + sse.DONE
@@ -129,7 +129,7 @@ class PartialAnswer:
         return sse.event({**(self._head or {}), "choices": choices, **({"updraft": {"notes": notes}} if notes else {})})
 
     def _with_text(self, fields: dict[str, Any], *, takes_text: bool) -> bool:
-        """Append the text so far to the prompt. Return False if that is impossible."""
+        """Append the answer's text so far to the prompt. Return False if that is impossible."""
         try:
             text = msgspec.json.decode(b'"%b"' % self._text, type=str)
         except UNREADABLE:
@@ -155,7 +155,10 @@ class PartialAnswer:
         return takes_text
 
     def _adapt(self, event: bytes, before: tuple[int, int]) -> bytes | None:
-        """Rewrite a continuing node's event to fit the first node's stream. None to drop it. Raises UpstreamFailure."""
+        """Rewrite an event of the continuing node to fit the first node's stream.
+
+        Returns None to drop the event. Raises UpstreamFailure.
+        """
         if not event.startswith(b"data: {") or event.startswith(b'data: {"error"'):
             return event
         try:
@@ -176,7 +179,7 @@ class PartialAnswer:
 
 
 def _count_once(usage: dict[str, Any], prompt: int, before: int) -> None:
-    """Count the text of earlier nodes as part of the answer, not of the prompt."""
+    """Count text from earlier nodes as part of the answer. The continuing node has counted it as prompt."""
     answer = usage.get("completion_tokens") or 0
     prompt = prompt or max(0, (usage.get("prompt_tokens") or 0) - before)
     if isinstance(details := usage.get("prompt_tokens_details"), dict):

@@ -12,10 +12,10 @@ from ..ledger.metering import RESPONSE_CACHE, UsageRow
 from .shared_rows import Name, Numbers, SharedRows
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-#: Names of the first columns in the row of a model and tier; the columns of three histograms follow.
+#: Names of the sums that begin the row of a model and tier. The columns of three histograms follow.
 SUMS = ("prompt", "completion", "cached", "accepted", "rejected", "cost", "streams", "streams_within")
 _OBSERVED = len(SECONDS) + 2  # columns of one histogram: the buckets, one bucket above all bounds, and the sum
-#: First column of each histogram.
+#: Index of each histogram's first column.
 _STARTS = {name: len(SUMS) + index * _OBSERVED for index, name in enumerate(("e2e", "ttft", "tpot"))}
 
 
@@ -40,7 +40,7 @@ class Counters:
         self._objective = objective or ServiceObjective()
 
     def count(self, row: UsageRow, *, is_served: bool = True) -> None:
-        """Count a finished request. `is_served`: whether a node serves the model, so that its name can be a label."""
+        """Count a finished request. `is_served`: whether a node serves its model, so that the name can be a label."""
         self.own.of("status", str(row.status))[0] += 1
         self.own.of("retries")[0] += row.retries
         self.own.of("kept")[0] += row.node == RESPONSE_CACHE

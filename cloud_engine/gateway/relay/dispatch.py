@@ -43,7 +43,7 @@ class Dispatch:
     counters: Counters = field(default_factory=Counters)
 
     async def answer(self, call: Call) -> None:
-        """Try nodes until one answers; other nodes continue a stream that breaks off.
+        """Try nodes until one answers. If a stream breaks off, other nodes continue it.
 
         Raises UpdraftError if no node answers, or UpstreamFailure if the answer breaks off after the first bytes.
         """
@@ -86,7 +86,7 @@ class Dispatch:
         start(first, self._try(call, first, state))
         try:
             await asyncio.wait(attempts.values(), timeout=self.timeouts.hedge_after_s)
-            with suppress(QuarantinedRequestError):  # identical requests may have crashed nodes in the meantime
+            with suppress(QuarantinedRequestError):  # meanwhile, identical requests may have crashed nodes
                 self.registry.quarantine.check(*_identity(call))
                 is_silent = state.winner is None and not attempts[first].done()
                 hedge = self.registry.take_spare(placement, call.tried) if is_silent else None
@@ -114,7 +114,7 @@ class Dispatch:
             await self._try(call, node, state)
 
     def _check_retry(self, call: Call, state: _DispatchState) -> None:
-        """Raises UpdraftError or UpstreamFailure if no other node may be tried."""
+        """Check whether another node may be tried. Raises UpdraftError or UpstreamFailure if not."""
         self.registry.quarantine.check(*_identity(call))
         if state.engine_failures > 1 and state.failure is not None:
             raise state.failure
@@ -135,7 +135,7 @@ class Dispatch:
             state.is_over = await self._attempt(call, node, state)
         except AnswerTooLargeError:
             raise
-        except (AnswerFailure, UpstreamTimeout, UnreadRequestError) as failure:  # the node may still be healthy
+        except (AnswerFailure, UpstreamTimeout, UnreadRequestError) as failure:  # the node may nevertheless be healthy
             state.failure = failure
             state.engine_failures += isinstance(failure, AnswerFailure)
             state.erred.append(node)
@@ -174,7 +174,7 @@ class Dispatch:
         return True
 
     def _should_try_another(self, call: Call, node: Node, status: int, state: _DispatchState) -> bool:
-        """Return whether to try another node: always if this one is full or has no route, once if its engine failed."""
+        """Return whether to try another node: always if this one is full or lacks the path, once if it has failed."""
         is_full = status in _IS_FULL
         if call.answered:  # the client already has status 200, so no other status can be relayed
             state.engine_failures += status != 200 and not is_full
@@ -184,7 +184,7 @@ class Dispatch:
         if status in _HAS_NO_ROUTE and call.passthrough is not None:
             return True
         if status != 200 and status not in _FAILED and state.other_nodes(node):
-            call.tried.remove(node)  # this node may be tried again if the other attempt fails
+            call.tried.remove(node)  # this node may be tried again if the other one fails too
             return True
         if status in _HAS_NO_ROUTE:
             return self.registry.retries.take()
@@ -255,12 +255,12 @@ class _DispatchState:
 
 
 def _identity(call: Call) -> tuple[bytes, bytes, bytes]:
-    """Return the parts of a request by which the quarantine recognises its repetition."""
+    """Return the parts of a request by which the quarantine recognises identical requests."""
     return call.row.key_name.encode(), call.path, call.body
 
 
 def _with_cache_salt(body: bytes, tenant: str) -> bytes:
-    """Return the request with a `cache_salt` of this tenant alone, which also depends on the caller's own salt."""
+    """Return the request with a `cache_salt` that only this tenant has, and that includes the caller's own salt."""
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     salt = blake2b(b"%b %b" % (tenant.encode(), fields.get("cache_salt", b""))).hexdigest()
     return msgspec.json.encode({**fields, "cache_salt": salt})

@@ -18,25 +18,25 @@ from .usage import UsageOptions
 _NAME = re.compile(rb'\s*("(?:[^"\\]|\\.)*+")\s*:\s*', re.DOTALL)
 _END = re.compile(rb"\s*([,}])")
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_MAX_SHOWN = 100  # characters of a field name in an error message
+_MAX_SHOWN = 100  # maximum characters of a field name in an error message
 #: Nested objects whose fields change the cost or the content of an answer.
 _NESTED = {
     "stream_options": frozenset(UsageOptions.__struct_fields__),
-    "options": frozenset(("num_predict", "num_ctx", "num_keep", "seed", "stop", "temperature")),  # Ollama's
+    "options": frozenset(("num_predict", "num_ctx", "num_keep", "seed", "stop", "temperature")),  # Ollama's options
 }
-#: Fields by which a trusted proxy makes vLLM, SGLang or llama.cpp load code, connect to hosts, or share state.
+#: Fields for trusted proxies only: they make vLLM, SGLang or llama.cpp load code, connect to hosts, or share state.
 _TRUSTED = re.compile(
     r"(kv|ec)_transfer_params|vllm_xargs|logits_processors|custom_logit_processor|bootstrap_(host|port|room)|rid|id_slot"
     r"|routed_dp_rank|disagg_prefill_dp_rank|data_parallel_rank|lora_(path|request)|session_params|ngram_corpus_id"
 )
-_EXTRA = ("extra_body", "parameters")  # objects whose fields some servers read like those of the request
+_EXTRA = ("extra_body", "parameters")  # some servers read the fields of these objects like the request's own
 OFFICIAL = frozenset((*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *_NESTED))
 
 
 def checked_names(body: bytes, known: frozenset[str]) -> Iterable[str]:
-    """Return the field names of a JSON object that msgspec has validated. `known`: names with one valid spelling.
+    """Return the field names of a JSON object that msgspec has validated. `known`: names with only one valid spelling.
 
-    Raises InvalidRequestError for a duplicate or misspelled name, UnsupportedFeatureError for a trusted one.
+    Raises InvalidRequestError for a duplicate or misspelled name, UnsupportedFeatureError for a trusted proxy's field.
     """
     fields = _checked(body, known, "")
     if name := next(filter(_TRUSTED.fullmatch, fields), None):
@@ -55,17 +55,17 @@ def _checked(value: bytes, known: frozenset[str], prefix: str) -> dict[str, msgs
         if name not in known and (usual := name.casefold()) in known:
             raise _refused(prefix + name, f"must be spelled {prefix + usual!r}")
     if len(msgspec.json.encode(fields)) != len(value) and _python_json(fields) != value:
-        _check_once(value, fields, known, prefix)  # re-encoding drops duplicates, so equal lengths need no check
+        _check_once(value, fields, known, prefix)  # if the length is equal, re-encoding dropped no duplicate
     return fields
 
 
 def _python_json(fields: dict[str, msgspec.Raw]) -> bytes:
-    """Return the object as Python's `json.dumps` encodes it."""
+    """Return the object in the formatting of Python's `json.dumps`."""
     return b"{%b}" % b", ".join([msgspec.json.encode(name) + b": " + bytes(raw) for name, raw in fields.items()])
 
 
 def _check_once(value: bytes, fields: dict[str, msgspec.Raw], known: frozenset[str], prefix: str) -> None:
-    """Refuse duplicate names. `fields`: the decoded object, with the last value of a duplicate name."""
+    """Refuse duplicate names in the JSON object `value`. `fields`: the decoded object."""
     at, seen = value.index(b"{") + 1, set[str]()
     while (written := _NAME.match(value, at)) is not None:
         name: str = msgspec.json.decode(written[1])

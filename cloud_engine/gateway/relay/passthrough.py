@@ -16,7 +16,7 @@ from ..upstream.failures import AnswerFailure
 from .answer_checks import COUNT_TOKENS, INPUT_TOKENS, MESSAGES, RESPONSES, reported_in, type_of
 from .usage import estimated_tokens, usage_in
 
-COUNTS = (COUNT_TOKENS, INPUT_TOKENS)  # token counting, free of charge
+COUNTS = (COUNT_TOKENS, INPUT_TOKENS)  # endpoints that count tokens, free of charge
 SPEECH = "/v1/audio/speech"
 UPLOADS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 PATHS = (RESPONSES, INPUT_TOKENS, MESSAGES, COUNT_TOKENS, SPEECH, *UPLOADS)
@@ -31,16 +31,16 @@ _ANTHROPIC_TYPES = {503: "overloaded_error", 504: "timeout_error"}
 
 
 class PassthroughUsage:
-    """Reads the usage and the end of one answer, which is relayed unchanged."""
+    """Reads the usage and the end of one answer, while the answer is relayed unchanged."""
 
     def __init__(self, path: str, row: UsageRow, prompt_estimate: int = 0) -> None:
-        """`prompt_estimate`: as in `ReportedUsage.of`."""
+        """Prepare to read an answer. `prompt_estimate`: prompt tokens to assume if the node reports only a total."""
         self._path = path
         self._prompt_estimate = prompt_estimate
         self._row = row
-        self.texts = 0  # events with text so far
+        self.texts = 0  # number of events with text so far
         self._last = b""
-        #: The last event read, with JSON that strict parsers accept.
+        #: The last event read, as strict JSON.
         self.shown = b""
         self.ended = False
 
@@ -74,7 +74,7 @@ class PassthroughUsage:
                 self._row.completion_tokens = self._row.completion_tokens or estimated_tokens(body)
 
     def settle(self) -> None:
-        """Record the usage of a finished stream; if the node reported no usage, one token per event with text."""
+        """Record the usage of a finished stream. Without reported usage, each event with text counts as one token."""
         if not (self.ended and self._row.prompt_tokens and self._row.completion_tokens):
             self._row.completion_tokens = max(self._row.completion_tokens, self.texts)
 
@@ -93,7 +93,7 @@ class PassthroughUsage:
         return {"type": "error", "error": error} if self._path in (MESSAGES, COUNT_TOKENS) else {"error": error}
 
     def _note(self, payload: bytes) -> None:
-        """Copy the usage in `payload` into the row. Anthropic's last usage may lack the prompt."""
+        """Copy the usage in `payload` into the row. The last usage of Anthropic's streams may lack prompt tokens."""
         row = self._row
         if usage := usage_in(payload, self._prompt_estimate):
             row.completion_tokens = usage.completion_tokens or row.completion_tokens

@@ -39,8 +39,8 @@ from .response_cache import ResponseCache
 from .usage import read_usage
 
 _USAGE_QUERY_S = 2.0
-_AWAITED_USAGE_QUERY_S = 0.2  # used while the client waits for its error response
-_MAX_TOKENS_PER_S = 5_000  # of one answer; several times the speed of the fastest models
+_AWAITED_USAGE_QUERY_S = 0.2  # shorter, because the client still waits for its error response
+_MAX_TOKENS_PER_S = 5_000  # assumed maximum for one answer; several times the speed of the fastest models
 _log = logging.getLogger("updraft.gateway")
 
 
@@ -87,10 +87,10 @@ class Relay:
 
     async def _serve(self, request: Request, send: Send, row: UsageRow, span: Span, started: float) -> None:
         """Run the steps of a request in order. Raises an UpdraftError to refuse it."""
-        headers = request.headers  # Anthropic's clients send `x-api-key`
+        headers = request.headers  # includes `x-api-key`, which Anthropic's clients send
         principal = self.keys.principal(headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}")
         place = QueuePlace(principal.priority, principal.tenant)
-        self.dispatch.registry.queue.check(place)  # refuses early, before the body is read and without a usage row
+        self.dispatch.registry.queue.check(place)  # refuse early, before the body is read and without a usage row
         row.key_name, row.key_id, row.tenant = principal.name, principal.key_id, principal.tenant
         row.tier = principal.priority
         principal.require("inference")
@@ -118,7 +118,7 @@ class Relay:
         try:
             with cancel_on_disconnect(request):
                 await self._answer_in_time(call, deadline)
-        except (RequestCancelledError, RequestTimeoutError, RateLimitError) as error:  # the last: no memory left
+        except (RequestCancelledError, RequestTimeoutError, RateLimitError) as error:  # RateLimitError: memory is full
             is_left = isinstance(error, RequestCancelledError)
             most_s = _USAGE_QUERY_S if is_left else _AWAITED_USAGE_QUERY_S
             is_known = call.stream or await self._query_usage(call, most_s)
@@ -142,7 +142,7 @@ class Relay:
                 failure = OverloadedError("This server is shutting down: send the request again.", code="draining")
             call.row.status = failure.status
             has_length = any(name == b"content-length" for name, _ in call.answer_headers)
-            if not call.answered or has_length:  # no error event fits into an answer of known length
+            if not call.answered or has_length:  # a body of known length has no place for an error event
                 raise failure from error
             event = error.event if isinstance(error, AnswerFailure) and error.event else sse.event(failure.to_body())
             if call.passthrough is not None:
@@ -150,7 +150,7 @@ class Relay:
             await call.emit(event, more=False)
 
     async def _query_usage(self, call: Call, most_s: float) -> bool:
-        """Ask the node how many tokens an interrupted answer (not a stream) has used. Return False if unknown."""
+        """Query the tokens used by an interrupted answer (not a stream). Return False if the node does not know."""
         if not call.tried or not call.tried[-1].tells_tokens:
             return False
         try:
@@ -163,8 +163,8 @@ class Relay:
 
 
 def _most_written(call: Call) -> int:
-    """Return the most tokens that nodes have written for a whole answer whose client has just left."""
-    stops = call.tried and all(node.tells_usage for node in call.tried)  # servers that stop when the gateway leaves
+    """Return an upper bound on the tokens generated for an answer (not a stream) whose client has just left."""
+    stops = call.tried and all(node.tells_usage for node in call.tried)  # such nodes stop when the gateway leaves
     seconds = time.perf_counter() - call.started
     return call.size.answer.answers * (int(seconds * _MAX_TOKENS_PER_S) if stops else LONGEST_ANSWER)
 
@@ -180,5 +180,5 @@ def _typed(error: TimeoutError | UpstreamFailure | UpdraftError, whole_s: float)
         return error.error or UpstreamError(f"The node's answer is invalid ({error}): send the request again.")
     if isinstance(error, AnswerTooLargeError):
         return UpstreamError(f"The gateway cannot relay the answer: {error}. Request a shorter one.")
-    why = "it is unreachable" if isinstance(error, UnreachableError) else error  # whose text names the node's address
+    why = "it is unreachable" if isinstance(error, UnreachableError) else error  # UnreachableError names the address
     return UpstreamError(f"The node failed during its answer ({why}): send the request again.")

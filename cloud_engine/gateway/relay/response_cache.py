@@ -23,15 +23,15 @@ from .answer_checks import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from .call import MAX_COPIED, Call, Header
 
 _LARGEST_SHARE = 8  # answers larger than 1/8 of the cache are not cached
-_OF_ONE_REQUEST = {b"traceparent", b"tracestate", b"baggage", b"idempotency-key"}  # ignored in the cache key
-_OVERHEAD = 512  # bytes per entry besides the body
+_OF_ONE_REQUEST = {b"traceparent", b"tracestate", b"baggage", b"idempotency-key"}  # headers that the cache key ignores
+_OVERHEAD = 512  # bytes counted per entry in addition to the body
 _FINISHED = frozenset(
     ("stop", "length", "tool_calls", "function_call", "content_filter",
      "completed", "end_turn", "max_tokens", "stop_sequence", "tool_use")
 )  # fmt: skip
 # Where other APIs report the finish reason: the object that holds it in a stream's events, and the field.
 _REASONS = {RESPONSES: ("response", "status"), MESSAGES: ("delta", "stop_reason")}
-_Kept = tuple[list[Header], bytes]  # headers and body of an answer, whole or with all events of a stream
+_Kept = tuple[list[Header], bytes]  # headers, and the body or all events of a stream
 
 
 class ResponseCache:
@@ -63,7 +63,7 @@ class ResponseCache:
             await self._ask(key, call, ask)
 
     def _in_flight(self, key: bytes, priority: Priority) -> asyncio.Future[_Kept | None] | None:
-        """Return the answer of an identical request in flight, of this priority or a higher one."""
+        """Return the answer of an identical request in flight, if that request has this priority or a higher one."""
         higher = PRIORITIES[: PRIORITIES.index(priority) + 1]
         return next((asked for each in higher if (asked := self._asked.get((key, each))) is not None), None)
 
@@ -105,7 +105,7 @@ class ResponseCache:
         """Return the cache key, or None if the answer is not deterministic."""
         try:
             fields = msgspec.json.decode(call.body, type=dict[str, Any])
-        except (msgspec.DecodeError, RecursionError):  # nested too deeply, or a number out of range
+        except (msgspec.DecodeError, RecursionError):  # deeply nested JSON, or a number out of range
             return None
         is_greedy = fields.get("temperature") == 0
         is_seeded = isinstance(fields.get("seed"), int) and self._registry.runs_updraft(call.model)
@@ -117,7 +117,7 @@ class ResponseCache:
 
 
 def _is_finished(call: Call, body: bytes) -> bool:
-    """Return whether each choice of an answer has ended, and not because of a failure."""
+    """Return whether each choice of an answer has ended normally, not because of a failure."""
     route = call.path.partition(b"?")[0].decode()
     if route not in (CHAT, COMPLETIONS, RESPONSES, MESSAGES):
         return True

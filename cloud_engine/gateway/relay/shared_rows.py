@@ -14,10 +14,10 @@ WIDTH = 72
 
 _NAME_BYTES = 384
 _SLOT_BYTES = _NAME_BYTES + WIDTH * 8
-_SLOTS = 1024  # slots per worker, more than all kinds of names can use together
+_SLOTS = 1024  # slots per worker; enough for the maximum of all kinds of names together
 _MAX_OF_A_KIND = {"key": 224, "model": 192, "node": 256, "status": 224}
 _SEPARATOR = "\t"
-_OTHER = "other"  # first label of all names beyond the maximum of their kind
+_OTHER = "other"  # replaces the first label of names beyond the maximum of their kind
 _FREE = 0xFF  # first byte of a released slot; no name starts with it
 
 Name = tuple[str, ...]

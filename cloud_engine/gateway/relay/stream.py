@@ -16,7 +16,7 @@ from ....protocol.http.lenient_json import error_in, split_final_event
 from ..upstream.client import Response
 from ..upstream.failures import AnswerTooLargeError, UpstreamTimeout
 
-_COMMENTS_FACTOR = 4  # comments alone keep a stream alive for this multiple of the timeout for silence
+_COMMENTS_FACTOR = 4  # a stream of comments alone is cut after this multiple of the silence timeout
 _FINISH = re.compile(rb'"finish_reason":\s?"')
 
 
@@ -31,7 +31,7 @@ class NodeEvents:
     """A node's stream, split into events. An incomplete last event is dropped."""
 
     def __init__(self, response: Response, hold: Callable[[int], None]) -> None:
-        """`hold` gets the most bytes that are buffered at a time, and may raise an UpdraftError."""
+        """Read from `response`. `hold` gets the most bytes buffered at a time, and may raise an UpdraftError."""
         self._response = response
         self._hold = hold
         self._buffered = 0
@@ -41,7 +41,7 @@ class NodeEvents:
 
     @property
     def rest(self) -> bytes:
-        """The bytes of an incomplete event; the whole body if the answer is not an event stream."""
+        """The bytes of an incomplete last event; the whole body if the answer is not an event stream."""
         return self._parser.rest
 
     async def read(self) -> list[bytes] | None:
@@ -55,7 +55,7 @@ class NodeEvents:
             events = self._parser.events(chunk)
         except sse.EventTooLongError as error:
             raise AnswerTooLargeError(str(error)) from error
-        self._buffered = len(chunk) if events else self._buffered  # bytes of the next event: at most the last chunk
+        self._buffered = len(chunk) if events else self._buffered  # the next event begins in this chunk
         self._silent_s += time.monotonic() - began
         if any(not event.startswith(b":") for event in events):
             self._silent_s, self._timeout_s = 0.0, self._response.timeouts.idle_s

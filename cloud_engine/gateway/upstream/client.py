@@ -21,7 +21,7 @@ from .failures import AnswerTooLargeError, UnreachableError
 from .pool import Pool, PoolLimits, tls_context
 
 JSON = b"application/json"
-MAX_ANSWER_BYTES = 48 * 2**20  # with a request body below the memory limit per tenant
+MAX_ANSWER_BYTES = 48 * 2**20  # together with a request body, below the memory limit per tenant
 _ENDLESS = SilenceTimeouts()
 _UNSENDABLE = re.compile(rb"[\0-\x08\x0a-\x20\x7f]")
 
@@ -38,7 +38,7 @@ class UpstreamAddress:
     authorization: bytes = field(default=b"", repr=False)
     # Whether the node may get the shared node key.
     gets_shared_key: bool = True
-    # Whether to check on each connection that the address is one that nodes may register.
+    # Whether each connection must check that nodes may register the address it connects to.
     is_registered: bool = False
 
     @property
@@ -55,7 +55,7 @@ class UpstreamRequest:
     path: bytes
     # Request body of type `content_type`; may be empty.
     body: bytes = b""
-    # Headers besides those for the host, the key and the body.
+    # Headers besides those for host, key and body.
     headers: Headers = ()
     # Media type of the body.
     content_type: bytes = JSON
@@ -79,7 +79,7 @@ class Response:
         return self._connection.read()
 
     def wait_for_body(self) -> Awaitable[None]:
-        """Wait until `read` would return at once. Raises UpstreamFailure."""
+        """Wait until `read` has data or the body ends. Raises UpstreamFailure."""
         return self._connection.wait_for_body()
 
     async def read_whole(self, hold: Callable[[int], None] = lambda _: None) -> bytes:
@@ -115,7 +115,7 @@ class Upstream:
             pool.close()
 
     def key_remover(self, target: UpstreamAddress) -> Callable[[bytes], bytes]:
-        """Return a function that redacts the node's key, since some servers quote a rejected key in the error."""
+        """Return a function that removes the node's key from a text: some servers quote a rejected key in the error."""
         key = self._authorization_for(target).partition(b" ")[2]
         return lambda body: body.replace(key, b"[the node's key]") if key else body
 
@@ -129,7 +129,7 @@ class Upstream:
         return self._pool(target).heard_at
 
     def give_up(self, target: UpstreamAddress, reason: str) -> None:
-        """Fail all requests in flight on the node with UpstreamFailure, once their received data is read."""
+        """Fail all requests in flight on the node with UpstreamFailure, after the data received so far."""
         self._pool(target).give_up(reason)
 
     @asynccontextmanager
@@ -150,7 +150,7 @@ class Upstream:
                     if not connection.idle_since:
                         raise
                     try:
-                        connection = await pool.exchange(connection)  # the node closed the idle connection
+                        connection = await pool.exchange(connection)  # the node had closed the idle connection
                     except UnreachableError:
                         raise closed from None  # the node is down, and may have received the request
             yield Response(status, headers, timeouts, connection)

@@ -51,7 +51,7 @@ class NodeConnection(asyncio.Protocol):
         self._timeouts = SilenceTimeouts()
         self._failure: UpstreamFailure | None = None
         self._is_busy = False
-        self.idle_since = 0.0  # 0 until the connection has served a request
+        self.idle_since = 0.0  # 0 if the connection has not served a request yet
 
     @property
     def is_reusable(self) -> bool:
@@ -98,12 +98,12 @@ class NodeConnection(asyncio.Protocol):
         return body
 
     def rest(self) -> None:
-        """Mark the connection idle: the response is read, and further data is unexpected."""
+        """Mark the connection idle: the response is complete, and any further data is unexpected."""
         self._is_busy, self._has_body, self.idle_since = False, False, self._loop.time()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's transport has no asyncio base class
-        self._transport.set_write_buffer_limits(0)  # call `pause_writing` while any byte is unsent
+        self._transport.set_write_buffer_limits(0)  # call `pause_writing` as long as any byte is unsent
 
     def pause_writing(self) -> None:
         self._is_sending = True
@@ -113,7 +113,7 @@ class NodeConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._is_busy:
-            self._transport.abort()  # unsolicited data
+            self._transport.abort()  # data without a request
             return
         self._on_data()
         try:
@@ -167,7 +167,7 @@ class NodeConnection(asyncio.Protocol):
             self._waiter, self._deadline = None, math.inf
 
     def _check_deadline(self) -> None:
-        """Check the deadline. One timer serves all waits and is re-armed on expiry: a timer per read costs too much."""
+        """Fail once the deadline has passed, else re-arm the timer. One timer serves all waits, to save time."""
         self._timer = None
         if self._deadline <= self._loop.time():
             self.fail(UpstreamTimeout(f"the node was silent for {self._limit_s:g} s"))

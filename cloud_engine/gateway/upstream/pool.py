@@ -14,7 +14,7 @@ from ....protocol.errors import OverloadedError
 from .connection import NodeConnection
 from .failures import UnreachableError, UpstreamFailure, UpstreamTimeout
 
-_KEEPALIVE_S = 4.0  # below uvicorn's default keep-alive timeout of 5 s
+_KEEPALIVE_S = 4.0  # seconds; less than uvicorn's default keep-alive timeout of 5 s
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
 
@@ -29,7 +29,7 @@ class PoolLimits:
 
 
 class Pool:
-    """A connection pool with constant-time operations. `heard_at`: time of the last data from the node, monotonic."""
+    """A connection pool with constant-time operations. `heard_at`: monotonic time at which the node last sent data."""
 
     def __init__(
         self, host: str, port: int, context: ssl.SSLContext | None, limits: PoolLimits, *, is_registered: bool = False
@@ -96,10 +96,10 @@ class Pool:
         except TimeoutError as error:
             raise UpstreamTimeout(f"no connection within {self._limits.connect_s:g} s") from error
         except OSError as error:
-            if error.errno in _NO_DESCRIPTORS:  # the gateway's limit: not the node's fault
+            if error.errno in _NO_DESCRIPTORS:  # a limit of the gateway, not a fault of the node
                 raise OverloadedError("The gateway is out of file descriptors: try again shortly.") from error
             raise UnreachableError(f"{type(error).__name__}: {error}") from error
-        if (peer := transport.get_extra_info("peername")) is None:  # the connection was reset at once
+        if (peer := transport.get_extra_info("peername")) is None:  # the connection was reset immediately
             transport.abort()
             raise UnreachableError("the connection was reset")
         if self._is_registered and not may_register(peer[0], is_local=is_literal_address(self._host)):
@@ -115,7 +115,7 @@ class Pool:
 
 
 def may_register(address: str, *, is_local: bool) -> bool:
-    """Return whether a node may register this address. `is_local`: loopback addresses are allowed.
+    """Return whether a node may register this address. `is_local`: whether loopback addresses are allowed.
 
     Refused addresses could reach cloud metadata, or services of this machine that trust local callers.
     """
@@ -127,7 +127,7 @@ def may_register(address: str, *, is_local: bool) -> bool:
 
 
 def is_literal_address(host: str) -> bool:
-    """Return whether the host cannot be re-pointed later through DNS: an IP address or localhost."""
+    """Return whether the host is an IP address or localhost, so that DNS cannot redirect it later."""
     try:
         return host == "localhost" or bool(socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST))
     except (OSError, UnicodeError):

@@ -50,7 +50,7 @@ class ResponseParser:
         return body[0] if len(body) == 1 else b"".join(body)
 
     def feed_end(self) -> None:
-        """Note the end of the connection. Raises UpstreamFailure if the response is incomplete."""
+        """Handle the end of the connection. Raises UpstreamFailure if the response is incomplete."""
         if self._step == self._until_end:
             self.complete = True
         if not self.complete:
@@ -80,7 +80,7 @@ class ResponseParser:
         return True
 
     def _frame(self, code: int, *, is_newer: bool) -> None:
-        """Decide the framing of the body from the headers."""
+        """Determine from the headers how the body is framed."""
         lengths = {value for name, value in self.headers if name == b"content-length"}
         codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
         if (
@@ -148,7 +148,7 @@ class ResponseParser:
 
     def _after(self, _body: list[bytes]) -> bool:
         if self._buffer:
-            self.reusable = False  # unsolicited data
+            self.reusable = False  # data after the response
             self._buffer.clear()
         return False
 
