@@ -48,7 +48,7 @@ class EngineConfig:
     max_waiting: int = 256
     # Maximum draft tokens per request and step.
     num_speculative_tokens: int = 8
-    # "adaptive": draft as many tokens as measured times justify. "fixed": always draft `num_speculative_tokens`.
+    # Whether draft lengths adapt to measured times ("adaptive") or are always `num_speculative_tokens` ("fixed").
     draft_length: DraftLength = "adaptive"
     # Also draft by n-gram lookup: propose the tokens that followed the same n-gram earlier in the request's text.
     ngram: bool = False
@@ -110,10 +110,10 @@ MODES: dict[Mode, ModeLimits] = {
 
 
 def settings_of(limits: ModeLimits, **overrides: int | None) -> dict[str, Any]:
-    """Return `limits` as arguments of `EngineConfig`. `overrides` that are not None win."""
+    """Return `limits` as arguments of `EngineConfig`. `overrides` that are not None take precedence."""
     return asdict(limits) | {name: value for name, value in overrides.items() if value is not None}
 
 
 def usual_block_size(device: str) -> int:
-    """Return the default number of tokens per KV block; larger blocks suit the tiles of GPU attention."""
+    """Return the default number of tokens per KV block. Larger blocks on a GPU suit its attention kernels."""
     return 16 if device == "cpu" else 64

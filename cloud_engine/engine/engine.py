@@ -231,7 +231,7 @@ class Engine:
         ahead, self._ahead = self._ahead, None
         launched = None if ahead is None or not batch else ahead.of(batch)
         if launched is not None:
-            self._speculator.propose([], self._sampling_row)  # reset the drafting statistics: this step has no drafts
+            self._speculator.propose([], self._sampling_row)  # no drafts: only resets the drafting statistics
         return launched
 
     def reset(self) -> list[str]:
@@ -283,7 +283,7 @@ class Engine:
         return request.params.max_tokens or min(remaining, self.config.default_max_tokens)
 
     def _sampling_row(self, item: ScheduledRequest, index: int) -> SamplingRow:
-        """Return the sampling parameters of the token that follows the first `index` drafts of a scheduled request."""
+        """Return the sampling parameters of one token: the token after the first `index` drafts of `item`."""
         state = item.state
         edits = mask = None
         if state.edits:
@@ -294,7 +294,7 @@ class Engine:
 
 
 def _editor(state: RequestState) -> LogitEditor:
-    """Return the answer's logit editor, extended by all tokens generated so far."""
+    """Return the logit editor of an answer, updated with all tokens generated so far."""
     if state.editor is None:
         state.editor = LogitEditor(state.params, state.request.prompt_ids, state.end_ids)
     new = state.token_ids[state.num_prompt_tokens + state.editor.num_tokens :]

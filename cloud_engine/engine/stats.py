@@ -12,7 +12,7 @@ STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
 
 @dataclass(slots=True)
 class EngineStats:
-    """Gauges of the current state, followed (from the field `steps` on) by counters that only grow."""
+    """Gauges of the current state. The fields from `steps` on are counters, which only grow."""
 
     running: int = 0
     waiting: int = 0
@@ -22,7 +22,7 @@ class EngineStats:
     kv_slots_allocated: int = 0
     # Allocated slots that hold no token yet.
     kv_slots_wasted: int = 0
-    # Seconds since the engine last reported while it has work; 0 when idle.
+    # Seconds since the last report of an engine that has work; 0 when idle.
     seconds_since_step: float = 0.0
     steps: int = 0
     prompt_tokens: int = 0

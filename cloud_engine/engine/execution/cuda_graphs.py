@@ -33,7 +33,7 @@ class GraphSize:
 
 @dataclass(frozen=True, slots=True)
 class GraphLimits:
-    """Limits of a step without prompts: its sequences, and the rows (one token plus drafts) and KV blocks of each."""
+    """Limits of a step without prompts: number of sequences, and rows (one token plus drafts) and KV blocks of each."""
 
     sequences: int
     queries: int
@@ -41,7 +41,7 @@ class GraphLimits:
 
 
 def graph_sizes(limits: GraphLimits) -> list[GraphSize]:
-    """Return graph sizes, smallest first: with no drafts (one row per sequence), half of the drafts, and all drafts."""
+    """Return graph sizes, smallest first: for no drafts (one row per sequence), half of the drafts, and all drafts."""
     most = limits.sequences
     sizes = {size for size in (1, 2, 4, *range(8, 65, 8), *range(96, most, 32)) if size < most} | {most}
     verified = {-(-limits.queries // 2), limits.queries} - {1} if limits.queries > 1 else set[int]()
@@ -80,7 +80,7 @@ class CudaRecorder:
 
 @dataclass(frozen=True, slots=True)
 class _CapturedGraph:
-    """A captured pass and its inputs: attention metadata, token ids and positions (rows,) int64."""
+    """A captured forward pass and its inputs: attention metadata, token ids and positions (rows,) int64."""
 
     replay: Callable[[], None]
     metadata: GraphMetadata

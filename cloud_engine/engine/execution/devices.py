@@ -1,4 +1,4 @@
-"""Checks and selects the compute device, and yields CPU threads to other processes."""
+"""Checks and selects the compute device, and leaves CPU threads to other processes when they are busy."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Chunk:
     # Position of the first token.
     start: int
     block_table: Sequence[int]
-    # Number of tokens, counted from the end, to return logits for.
+    # Number of tokens at the end of the chunk whose logits are returned.
     num_logits: int
     # Collects the hidden states of all tokens, if the request asks for an embedding.
     pool: MeanPool | None = None
@@ -61,7 +61,7 @@ class Runner:
         batch_invariant: bool = False,
         attention_backend: AttentionChoice = "auto",
     ) -> None:
-        """Raises ConfigurationError if the backend does not support the model or `batch_invariant`."""
+        """Set up. Raises ConfigurationError if the backend does not support the model or `batch_invariant`."""
         pack_linears(model, batch_invariant=batch_invariant)
         self.model = model
         self._least_rows = least_rows(model)
@@ -73,7 +73,7 @@ class Runner:
         self._compiled: CompiledDecoder | None = None
         _LOG.info("attention: %s (%s)", self._backend.name, why)
         if self._device.type == "cpu":
-            load()  # compile the C kernels of norms and gates now rather than in the first step
+            load()  # compile the C kernels of norms and gates now, so that the first step need not wait
             self._compiled = compile_decoder(model) if self._backend.name == "native" else None
             _LOG.info("layers: %s", "all in one C call" if self._compiled else "one kernel call at a time")
 
@@ -107,7 +107,7 @@ class Runner:
 
     @property
     def runs_ahead(self) -> bool:
-        """Return whether the device is asynchronous, so that it pays to launch a step before reading the last one."""
+        """Return whether the device is asynchronous. If so, launch the next step before reading the last one."""
         return self._device.type == "cuda"
 
     @torch.inference_mode()
@@ -118,7 +118,7 @@ class Runner:
         return self.model.logits(self._hidden(spans, token_ids)[: len(spans)]) if logits is None else logits
 
     def _replayed(self, spans: Sequence[QuerySpan], token_ids: Tensor) -> Tensor | None:
-        """Return the logits of all rows from a captured graph, or None if no graph fits."""
+        """Return the logits of all rows by replaying a captured graph, or None if no graph fits."""
         return None if self._graphs is None else self._graphs.run(spans, token_ids)
 
     def _hidden(self, spans: Sequence[QuerySpan], token_ids: Tensor) -> Tensor:

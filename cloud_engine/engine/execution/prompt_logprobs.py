@@ -36,9 +36,9 @@ def score_prompts(batch: Sequence[ScheduledRequest], logits: Tensor) -> Tensor:
 
 
 def _scores(item: ScheduledRequest, logits: Tensor) -> list[PromptLogprob]:
-    """Score the next prompt tokens that have no score yet."""
+    """Return log-probabilities for the next prompt tokens that have none yet."""
     state = item.state
-    begin = len(state.prompt_logprobs) + 1  # the first token has no score
+    begin = len(state.prompt_logprobs) + 1  # the first token has no log-probability
     tokens = state.token_ids[begin : begin + len(logits)]
     scores = log_probabilities(logits, tokens, state.request.params.prompt_logprobs or 0)
     chosen = logits.gather(1, to_device(torch.tensor(tokens), logits.device)[:, None])

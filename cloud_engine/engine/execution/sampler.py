@@ -43,7 +43,7 @@ def sample_on_device(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     Rows at temperature 0 take the argmax. Does not modify `logits` and does not wait for the device.
     """
     edits = [(index, row.edits) for index, row in enumerate(rows) if row.edits is not None]
-    if edits:  # edits may precede the mask, because editing a masked token has no effect
+    if edits:  # edits may come before the mask: editing a masked token has no effect
         logits = logits.clone()
         apply_edits_(logits, _flat(edits, logits.device))
     if not logits.is_cuda and all(row.params.temperature < MIN_TEMPERATURE and row.mask is None for row in rows):

@@ -42,7 +42,7 @@ class LaunchedStep:
 
     @property
     def is_reliable(self) -> bool:
-        """Return whether every row decodes one token, and no logit edits depend on tokens that have not been read."""
+        """Return whether every row decodes one token, and no logit edit depends on tokens that are still unread."""
         return all(item.state.decode is item and not item.state.edits_follow for item in self.batch)
 
     def of(self, batch: Sequence[ScheduledRequest]) -> LaunchedStep | None:
@@ -75,7 +75,7 @@ class StepResult:
     def logprobs(self, row: int, tokens: Sequence[int], num_top: int) -> tuple[TokenLogprob, ...]:
         """Return the log-probabilities of `tokens`, whose rows begin at `row`, each with `num_top` top tokens."""
         rows = range(row, row + len(tokens))
-        if any(self.tokens[at] != token for at, token in zip(rows, tokens, strict=True)):  # `tokens` are a fork's
+        if any(self.tokens[at] != token for at, token in zip(rows, tokens, strict=True)):  # tokens of a fork
             return tuple(log_probabilities(self.logits(row, len(tokens)), tokens, num_top))
         if self._scores is None:
             self._scores = self._look_up()

@@ -24,7 +24,7 @@ from .model_runner import Chunk, Runner
 from .sampler import log_probabilities, sample
 
 _LOG = logging.getLogger(__name__)
-_MAX_ROWS = 512  # maximum rows to warm up sampling for; the two variants for more rows compile quickly
+_MAX_ROWS = 512  # maximum rows to warm up sampling for; only two variants handle more, and both compile quickly
 _MAX_QUERIES = 128  # maximum tokens per sequence to warm up; longer ones use the same attention kernels
 _REPORTED = (0, 20)  # numbers of top log-probabilities to warm up
 
@@ -78,7 +78,7 @@ def _prompt(runner: Runner, length: int) -> Chunk:
 
 
 def _rows(vocabulary: int) -> Iterator[SamplingRow]:
-    """Yield one row per sampling variant: combinations of truncations and a grammar mask, and a logit bias."""
+    """Yield one row per sampling variant: each combination of truncations and grammar mask, and a logit bias."""
     mask = np.full(-(-vocabulary // 32), -1, dtype=np.int32)
     by_rank, by_mass, by_share = ResolvedParams(top_k=5), ResolvedParams(top_p=0.9), ResolvedParams(min_p=0.1)
     in_all_ways = ResolvedParams(top_k=5, top_p=0.9, min_p=0.1)

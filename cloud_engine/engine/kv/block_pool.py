@@ -41,7 +41,7 @@ class BlockPool:
         return block
 
     def share(self, block: int) -> None:
-        """Add a reference to a block found by `lookup`, whose content must no longer be written."""
+        """Add a reference to a block found by `lookup`. From now on, do not write to the block."""
         if self._references[block] == 0:
             del self._free[block]
         self._references[block] += 1
@@ -63,7 +63,7 @@ class BlockPool:
             self._hash_of[block] = content_hash
 
     def forget(self, block: int) -> None:
-        """Unregister a block whose content is about to change."""
+        """Unregister a block, because its content is about to change."""
         content_hash = self._hash_of[block]
         if content_hash is not None:
             del self._cached[content_hash]

@@ -95,7 +95,7 @@ class KVCacheManager:
         return self._missing(state, cached) + revived <= self.pool.num_free + freed
 
     def _missing(self, state: RequestState, cached: list[int]) -> int:
-        """Return the number of blocks that the request needs in addition to the `cached` ones."""
+        """Return how many blocks the request needs beyond the `cached` ones."""
         to_start = self._blocks_to_start(state, cached) - len(cached)
         return max(to_start, self.most_blocks_for(len(state.token_ids)) - sum(1 for _ in _allocated_blocks(cached)))
 

@@ -25,7 +25,7 @@ class PrefixCache:
         self._keys = count()
 
     def leading(self, prefix: PrefixHashes, token_ids: Sequence[int], num_blocks: int) -> list[int]:
-        """Return the cached blocks among the first `num_blocks`, up to the first that is missing."""
+        """Return the cached blocks among the first `num_blocks`, up to the first block that is not cached."""
         blocks: list[int] = []
         if num_blocks > 0 and self._first_block(prefix, token_ids) is not None:
             for block in self.each(prefix, token_ids, num_blocks):
@@ -74,7 +74,7 @@ class PrefixCache:
                 self._pool.register(block, content_hash)
 
     def forget(self, block: int) -> None:
-        """Unregister a block whose content is about to change."""
+        """Unregister a block, because its content is about to change."""
         self._pool.forget(block)
         self.evicted(block)
 
@@ -82,7 +82,7 @@ class PrefixCache:
         """Drop the record of a block that the pool has evicted."""
         prefix = self._alone.pop(block, None)
         if prefix is not None:
-            prefix.unhashed = None  # without the first block, later ones are unreachable
+            prefix.unhashed = None  # later blocks can only be found through the first one
 
     def _first_block(self, prefix: PrefixHashes, token_ids: Sequence[int]) -> int | None:
         """Look up the first block of `prefix`. If it is cached, `share` and return it, else return None."""

@@ -1,4 +1,4 @@
-"""The shape of a KV cache. Context length and number of blocks: as configured, else as memory allows."""
+"""The size of a KV cache: context length and number of blocks, as configured or else as large as memory allows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..config import EngineConfig
 from .kv_cache_manager import Window, most_blocks
 
 _HOST_CACHE_BYTES = 2**30
-_DEVICE_CACHE_SHARE = 0.8  # share of free GPU memory; the rest is for activations and CUDA graphs
+_DEVICE_CACHE_SHARE = 0.8  # share of free GPU memory to use; the rest is for activations and CUDA graphs
 _LOG = logging.getLogger(__name__)
 
 

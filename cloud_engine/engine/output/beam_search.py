@@ -50,7 +50,7 @@ class _Beam:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A possible next token of a beam, from logits row `row`; `total` is the log-probability of beam and token."""
+    """A possible next token of a beam, from logits row `row`. `total`: log-probability of the beam and this token."""
 
     beam: _Beam
     row: int

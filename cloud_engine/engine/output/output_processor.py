@@ -94,7 +94,7 @@ class OutputProcessor:
         return StepOutputs(decoded, outputs)
 
     def _advance_beams(self, request_id: str, items: list[tuple[ScheduledRequest, Tensor]]) -> list[TokenOutput]:
-        """Advance a beam search; return all its answers once the search is over, else nothing."""
+        """Advance a beam search. Return all answers if this step ends the search, else nothing."""
         search = self._searches[request_id]
         best = search.advance(items)
         states = self._states[request_id] = search.states
@@ -125,7 +125,7 @@ class OutputProcessor:
         return outputs
 
     def _catch_up(self, item: ScheduledRequest) -> list[TokenOutput]:
-        """Advance a request from which this step samples nothing. Returns an output only for a completed embedding."""
+        """Advance a request that gets no token in this step. Returns an output only if this completes an embedding."""
         state, is_done = item.state, item.is_caught_up
         state.num_computed_tokens += item.num_tokens
         self._cache.register(state)

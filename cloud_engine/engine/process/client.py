@@ -37,7 +37,7 @@ class EngineClient(ABC):
 
     @property
     def failure(self) -> UpdraftError | None:
-        """The error with which new requests are refused; None while the engine serves."""
+        """The error that new requests get; None while the engine serves."""
         return None if self._refusal is None else _copy_of(self._refusal)
 
     async def start(self) -> None:
@@ -95,7 +95,7 @@ class EngineClient(ABC):
 
     @property
     def _has_work(self) -> bool:
-        """Return whether the engine has unfinished requests, including new ones that its statistics do not show yet."""
+        """Return whether the engine has unfinished requests, even if its statistics do not show them yet."""
         return bool(self._unanswered) or self._stats.running + self._stats.waiting > 0
 
     @abstractmethod
@@ -130,7 +130,7 @@ class EngineClient(ABC):
 
     def _put(self, request_id: str, event: _Event) -> None:
         self._unanswered.discard(request_id)
-        if request_id in self._events:  # else `generate` has ended and sent an abort
+        if request_id in self._events:  # otherwise `generate` has ended and sent an abort
             self._events[request_id].put_nowait(event)
 
     def _serve(self) -> None:

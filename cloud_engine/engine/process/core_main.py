@@ -54,7 +54,7 @@ class _Sockets(CoreTransport):
         self._commands = context.socket(zmq.PULL)
         self._commands.bind(self._address)
         self._reports = context.socket(zmq.PUSH)
-        self._reports.sndhwm = 0  # no limit: a step must never wait for the server
+        self._reports.sndhwm = 0  # unlimited, because a step must never wait for the server
         self._reports.linger = _SOCKET_LINGER_MS
         self._reports.connect(socket_address(folder / REPORTS))
 
@@ -79,7 +79,7 @@ class _Sockets(CoreTransport):
 
 
 def main(folder: Path) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # ignore both: the server gets them too and stops the core
+    for number in (signal.SIGINT, signal.SIGTERM):  # ignore both signals: the server gets them too, and stops the core
         signal.signal(number, signal.SIG_IGN)
     log_to_stderr()
     logging.getLogger("updraft").setLevel(logging.INFO)  # show the choices made at startup

@@ -28,7 +28,7 @@ HUNG_S = 10.0
 _POLL_MS = 100
 _STOP_S = 2.0
 _LAST_LINES = 3
-_MAX_OUTPUT = 500  # characters
+_MAX_OUTPUT = 500  # characters of the core's output to quote in an error
 
 
 class CoreProcess:
@@ -83,7 +83,7 @@ class CoreProcess:
                     yield report
                 if isinstance(report, DownReport):
                     return
-            elif dead:  # the process ended, and no report is left to read
+            elif dead:  # the process has ended, and all its reports are read
                 yield DownReport(EngineError(self._cause()))
                 return
             else:

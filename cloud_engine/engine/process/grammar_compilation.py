@@ -48,7 +48,7 @@ class GrammarJobs:
             preparation.cancel()
 
     def take(self, request_id: str) -> GrammarJob | None:
-        """Remove and return a finished job; None if it was cancelled, even if a new job has the same id."""
+        """Remove and return a finished job. Return None for a cancelled job, even if a new job has the same id."""
         preparation = self._open.get(request_id)
         return self._open.pop(request_id) if preparation and preparation.done() else None
 

@@ -10,7 +10,7 @@ from .messages import Command, Report
 class CoreTransport(ABC):
     @abstractmethod
     def next_command(self, wait: bool) -> Command | None:
-        """Return the next command; without `wait`, None if no command is pending."""
+        """Return the next command. If none is pending, wait for one, or return None if `wait` is false."""
 
     @abstractmethod
     def report(self, what: Report) -> None:

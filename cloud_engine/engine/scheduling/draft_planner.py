@@ -1,4 +1,4 @@
-"""The scheduler's interface to the `Speculator`, which may use up the rest of a step's budget for drafts."""
+"""The scheduler's interface to the `Speculator`, which may spend the rest of a step's token budget on drafts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class DraftPlanner(Protocol):
 
     @property
     def draft_tokens(self) -> int:
-        """Number of draft tokens in this step: the granted ones or, once the step is over, the verified ones."""
+        """Number of draft tokens in this step: first the granted tokens, after the step the verified ones."""
         ...
 
     def grant(
@@ -28,5 +28,5 @@ class DraftPlanner(Protocol):
         ...
 
     def may_draft(self, sequences: int) -> bool:
-        """Return whether plain decodes may get drafts in the next step, which will have this many `sequences`."""
+        """Return whether plain decodes may get drafts in the next step, which has this number of `sequences`."""
         ...

@@ -23,7 +23,7 @@ class RequestLimits:
     config: EngineConfig
 
     def check(self, request: GenerationRequest, scheduler: Scheduler) -> None:
-        """Raises InvalidRequestError, or ContextLengthError if the request does not fit even without other requests."""
+        """Check a request. Raises InvalidRequestError, or ContextLengthError if it does not fit even alone."""
         self._check_tokens("prompt", request.prompt_ids)
         self._check_tokens("prediction", request.draft_ids)
         if not request.prompt_ids:
@@ -39,7 +39,7 @@ class RequestLimits:
         self._check_length(request, scheduler)
 
     def longest(self, request: GenerationRequest, scheduler: Scheduler) -> int:
-        """Return the maximum tokens of prompt and answer together; the blocks of all beams must fit into the pool."""
+        """Return the maximum number of prompt and answer tokens. The blocks of all beams must fit into the pool."""
         return scheduler.longest(self.context_length, request.beam.width if request.beam else 1)
 
     def _check_tokens(self, param: str, token_ids: Sequence[int]) -> None:
@@ -80,7 +80,7 @@ class RequestLimits:
 
 
 def _check_beams(request: GenerationRequest, num_ends: int, vocab_size: int) -> None:
-    """Raises InvalidRequestError for options that beam search does not support; `num_ends` counts the end tokens."""
+    """Refuse options that beam search lacks. `num_ends`: number of end tokens. Raises InvalidRequestError."""
     params = request.params.resolved(replace(PLAIN_SAMPLING, temperature=0.0))
     if request.num_branches + num_ends > vocab_size:
         raise InvalidRequestError("More beams than tokens in the vocabulary: use fewer beams.", param="n")

@@ -24,9 +24,9 @@ OtherShares = list[tuple[ScheduledRequest, int]]
 class PlainDecodes:
     """The running requests that get one token in every step, from `join` until `leave`.
 
-    The `ScheduledRequest` of a plain decode is created once and reused (`RequestState.decode`). Most checks only happen
-    in steps that are known in advance: when the blocks of a request are full, its answer reaches the maximum length, or
-    a repetition check is due. In all other steps, the new token is appended and only compared with the end tokens.
+    The `ScheduledRequest` of a plain decode is created once and reused (`RequestState.decode`). Most checks are due
+    only in steps that are known in advance: when a request's blocks are full, its answer reaches the maximum length, or
+    its answer is checked for repetition. In all other steps, the new token is only compared with the end tokens.
     """
 
     def __init__(self, cache: KVCacheManager) -> None:
@@ -34,7 +34,7 @@ class PlainDecodes:
         self._columns = _Columns()
         self._other_requests: list[RequestState] | None = None  # all other running requests; None if stale
         self._steps = 0  # steps taken so far
-        self._due: dict[int, list[ScheduledRequest]] = {}  # step -> requests to check after it; entries may be stale
+        self._due: dict[int, list[ScheduledRequest]] = {}  # step -> requests to check after it; may contain stale ones
         self._full: list[ScheduledRequest] = []  # requests that need a block for the next step; entries may be stale
 
     def join(self, state: RequestState) -> None:
@@ -58,7 +58,7 @@ class PlainDecodes:
         self._other_requests = None
 
     def shares(self, running: Sequence[RequestState]) -> tuple[list[ScheduledRequest], list[RequestState]]:
-        """Return the scheduled plain decodes, and all other requests, both in the order of `running`."""
+        """Return the scheduled plain decodes and, separately, all other requests, in the order of `running`."""
         return self._columns.items.copy(), self.other_requests(running)
 
     def other_requests(self, running: Sequence[RequestState]) -> list[RequestState]:
@@ -80,7 +80,7 @@ class PlainDecodes:
         columns, rows = self._columns, range(len(self._columns.items))
         if not rows or batch[len(rows) - 1] is columns.items[-1]:
             other_requests = _with_rows(batch[len(rows) :], len(rows))
-        else:  # some of the plain decodes have since left to get drafts
+        else:  # some plain decodes have left since, to get drafts
             columns, rows, other_requests = _partition(batch)
         due = [item for item in self._due.pop(self._steps, ()) if item.state.decode is item]
         self._steps += 1
@@ -103,7 +103,7 @@ class PlainDecodes:
         return DecodedTokens(request_ids, indices, tokens_of), other_requests
 
     def expect(self, item: ScheduledRequest) -> None:
-        """Set the next check of a request that has just joined, been checked or received a block for its next token."""
+        """Set the step of the next check. Call this after `join`, a check, or the allocation of a new block."""
         state = item.state
         computed = state.num_computed_tokens
         if computed >= state.num_own_slots:

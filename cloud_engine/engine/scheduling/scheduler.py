@@ -25,7 +25,7 @@ from .draft_planner import DraftPlanner
 from .plain_decodes import PlainDecodes
 from .step_budget import StepBudget
 
-#: Seconds of waiting that count as much as one priority level, or as one prompt token with "shortest-prefill".
+#: Seconds of waiting that weigh as much as one priority level, or as one prompt token with "shortest-prefill".
 PRIORITY_S, PREFILL_TOKEN_S = 10.0, 0.01
 _order = attrgetter("order")
 
@@ -61,7 +61,7 @@ class Scheduler:
         self._prompt_tokens = 0  # prompt tokens in the last step
         self.waiting: list[RequestState] = []
         self.running: list[RequestState] = []
-        self._places = 0  # batch rows of the running requests, and rows reserved for their later forks
+        self._places = 0  # batch rows of running requests, including rows reserved for their later forks
         self.decodes = PlainDecodes(cache)  # the running requests that only decode
         self.counters = counters or EngineStats()
 
@@ -79,7 +79,7 @@ class Scheduler:
         return self._cache.pool.num_blocks // num_beams * self._cache.block_size
 
     def check_capacity(self, expected: Sequence[GenerationRequest] = ()) -> None:
-        """Raises OverloadedError if the queue, including `expected` requests, is full.
+        """Check that the queue, including `expected` requests, is not full. Raises OverloadedError.
 
         Queued requests that fit into the batch and the pool do not count: they only wait for the next step.
         """
@@ -281,7 +281,7 @@ class Scheduler:
         return budget
 
     def _num_fitting(self, expected: Sequence[GenerationRequest]) -> int:
-        """Return how many queued requests, from the first on, would fit into batch and pool if nothing were cached."""
+        """Return how many queued requests, counted from the first, fit into batch and pool if no block is cached."""
         places, blocks = self._config.max_num_seqs - self._places, self._cache.pool.num_free
         queue = chain(
             ((1 + state.unforked, len(state.token_ids)) for state in self.waiting),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..types.recent_median import RecentMedian
 
-_MIN_TOKENS = 64  # lower bound, because smaller chunks waste a step's fixed cost; also used before any measurement
+_MIN_TOKENS = 64  # lower bound, as smaller chunks waste a step's fixed cost; also used until there are measurements
 
 
 class StepBudget:
@@ -33,7 +33,7 @@ class StepBudget:
         return min(budget, int(left * max(_MIN_TOKENS, _fitting(self._limit_s, self._draft_s))))
 
     def observe(self, prompt_tokens: int, draft_tokens: int, sequences: int, step_s: float) -> None:
-        """Learn the time per token from a step that is mostly prompts or drafts, as if these took all of its time."""
+        """Learn the time per token from a step, if prompt or draft tokens are so many that they dominate its time."""
         tokens = prompt_tokens + draft_tokens
         if self._limit_s is not None and 2 * tokens >= max(sequences, self._least):
             taken = self._draft_s if draft_tokens > prompt_tokens else self._prompt_s

@@ -16,22 +16,22 @@ from dataclasses import dataclass, replace
 from .step_costs import SHORT_LAG, StepCosts, StepReport
 
 _TRIAL_SHARE = 0.005  # share of the time that trials may lose
-_MAX_CHARGED = 2.0  # maximum time charged for verifying a token, in steps without drafts
+_MAX_CHARGED = 2.0  # maximum time charged for verifying a token, as a multiple of a step without drafts
 _UNTRIED_EACH, _UNTRIED_TOKENS = 4, 64  # maximum draft tokens, per sequence and in all, while their cost is unknown
 _TRIAL_STEPS = 3  # steps per trial; the first one warms the caches and does not count
-_REST_STEPS = 8  # steps of a rest, in which no drafts are planned; or the number of sequences if that is larger
-_LEARNED_OF_REST = 2  # number of steps at the end of a rest that are measured in full
-_PAYBACK_TOKENS = 64  # the time in which a draft model catches up must pay off within this many tokens
+_REST_STEPS = 8  # steps without drafts in a rest, or the number of sequences if that is larger
+_LEARNED_OF_REST = 2  # steps at the end of a rest from which costs are learned
+_PAYBACK_TOKENS = 64  # a draft model's catch-up time must pay off within this number of tokens
 _MIN_GAIN = 1.02  # minimum expected speed-up of drafts; the estimates are not exact enough for less
-_FIRST_CREDIT = 3.0  # initial credit, in steps without drafts
+_FIRST_CREDIT = 3.0  # initial credit; the unit is the time of a step without drafts
 _EARNED_SHARE = 0.01  # credit earned per step
 _MAX_CREDIT = 64.0  # upper limit of the credit
-_OVERDRAFT = 3.0  # debt that suspends drafts until the credit is back at 0
+_OVERDRAFT = 3.0  # debt at which drafts are suspended until it is repaid
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCandidate:
-    """A request for up to `limit` draft tokens. `acceptance`: probability of a token after accepted ones."""
+    """A request for up to `limit` draft tokens. `acceptance`: chance of a token if all before it are accepted."""
 
     acceptance: float
     limit: int
@@ -43,7 +43,7 @@ class DraftCandidate:
 
     @property
     def payback_tokens(self) -> int:
-        """Number of future tokens over which the cost of computing `lag` tokens is spread."""
+        """Number of future tokens that share the cost of computing `lag` tokens."""
         return max(1, min(self.remaining, _PAYBACK_TOKENS))
 
 
@@ -75,7 +75,7 @@ class FixedDraftLength:
         self._most = most
 
     def is_resting(self, sequences: int, ahead: int = 0) -> bool:
-        """Return whether a decision not to draft still holds for a step of `sequences`, so that `plan` is not needed.
+        """Return whether a recent decision not to draft still holds for `sequences`, so that `plan` can be skipped.
 
         `ahead` is the number of earlier steps that have not been observed yet.
         """
@@ -88,7 +88,7 @@ class FixedDraftLength:
         return [min(self._most, candidate.limit) for candidate in candidates]
 
     def may_skip(self, sequences: int) -> bool:
-        """Return whether the faster `skip` suffices instead of `observe` for a step of this size without drafts."""
+        """Return whether the faster `skip` may replace `observe` for a step of this size without drafts."""
         del sequences
         return True
 
@@ -106,8 +106,8 @@ class AdaptiveDraftLength(FixedDraftLength):
         super().__init__(most)
         self._costs = StepCosts()
         self._credit = DraftCredit()
-        self._rest = self._rest_size = 0  # current rest: remaining steps, class of batch sizes
-        self._trial_left = self._trial_length = 0  # current trial: remaining steps, maximum draft length
+        self._rest = self._rest_size = 0  # current rest: remaining steps, and class of batch sizes
+        self._trial_left = self._trial_length = 0  # current trial: remaining steps, and maximum draft length
         self._trial_size = 0  # the trial's class of batch sizes
         self._since_trial_s = 0.0
         self._drafted = False  # whether the previous step had drafts
@@ -122,7 +122,7 @@ class AdaptiveDraftLength(FixedDraftLength):
         self._count_step(step.step_s)
 
     def _lost_s(self, step: StepReport, target_s: float | None, plain_s: float) -> float:
-        """Return the seconds that the step lost to drafts, capped because something else delayed very slow steps."""
+        """Return the seconds that drafts cost in this step. Capped, since other causes may delay a very slow step."""
         costs, sequences = self._costs, step.sequences
         lost_s = min(step.deciding_s, plain_s)
         if step.passes > 0:
@@ -130,13 +130,13 @@ class AdaptiveDraftLength(FixedDraftLength):
         elif step.draft_tokens > 0:
             lost_s += step.draft_s
         if step.draft_tokens > 0:
-            if target_s is None or step.prefill_tokens > 0:  # an estimate, as the time of prompts is uncertain
+            if target_s is None or step.prefill_tokens > 0:  # estimate: the prompts' part is unclear
                 verify_s = costs.verify_s(sequences, step.draft_tokens, plain_s)
             else:
                 verify_s = min(target_s - plain_s, _MAX_CHARGED * (1 + step.draft_tokens / sequences) * plain_s)
             lost_s += verify_s - step.accepted_tokens / sequences * plain_s
         elif self._drafted and target_s is not None and step.prefill_tokens == 0:
-            lost_s += min(target_s - plain_s, _MAX_CHARGED * plain_s)  # slowed by caches full of draft data
+            lost_s += min(target_s - plain_s, _MAX_CHARGED * plain_s)  # draft data has evicted cached data
         return lost_s
 
     def skip(self, sequences: int, step_s: float) -> None:
@@ -154,14 +154,14 @@ class AdaptiveDraftLength(FixedDraftLength):
         return self._rest > _LEARNED_OF_REST and self._rest_size == sequences.bit_length() and not self._drafted
 
     def plan(self, candidates: Sequence[DraftCandidate], sequences: int) -> list[int]:
-        if not candidates:  # rest if the search for candidates has cost too much
+        if not candidates:  # rest if looking for candidates has cost too much
             if self._credit.is_overdrawn(sequences):
                 self._rest_for(max(_REST_STEPS, sequences), sequences)
             return []
         none = [0] * len(candidates)
         plain_s = self._costs.plain_s(sequences)
         if plain_s is None:
-            return none  # this step measures the cost without drafts
+            return none  # first measure a step without drafts
         plain = _Plan(none, sequences, plain_s)
         if self._trial_left > 0 and self._trial_size == sequences.bit_length():
             self._trial_left -= 1
@@ -206,7 +206,7 @@ class AdaptiveDraftLength(FixedDraftLength):
         self._trial_left = _TRIAL_STEPS - 1
 
     def _trial_length_of(self, candidate: DraftCandidate) -> int:
-        """Return the candidate's draft length in the current trial; 0 if its draft model would have to catch up."""
+        """Return the draft length for a candidate in the current trial; 0 if its draft model would have to catch up."""
         return min(self._trial_length, candidate.limit) if candidate.lag <= SHORT_LAG else 0
 
     def _rest_for(self, steps: int, sequences: int) -> None:
@@ -274,7 +274,7 @@ class AdaptiveDraftLength(FixedDraftLength):
         return _Plan(lengths, tokens, seconds, sum(costs.draft_prefill_s(candidate.lag) for candidate in candidates))
 
     def _max_draft_length(self, sequences: int) -> int:
-        """Return the maximum draft length to try. It grows with the measured lengths, as longer drafts may be slow."""
+        """Return the longest draft to try. It grows with the measured lengths, because longer drafts may be slow."""
         known, unknown = self._costs.longest(sequences), min(_UNTRIED_EACH, _UNTRIED_TOKENS // sequences)
         return min(self._most, max(1, 4 * known, unknown))
 
@@ -294,8 +294,8 @@ def _expected(acceptance: float, length: int) -> float:
 class DraftCredit:
     """Credit that bounds the time lost to drafts, for each class of batch sizes (powers of two).
 
-    Trials may only spend earned credit: a small share of each step, and the time that drafts have saved. So all steps
-    so far took little longer than without drafts (Wu, Shariff, Lattimore and Szepesvari, "Conservative Bandits", ICML
+    Trials may only spend credit. Each step earns a small amount, and drafts that save time earn the time saved. So
+    drafts never slow the engine much in total (Wu, Shariff, Lattimore and Szepesvari, "Conservative Bandits", ICML
     2016). The unit is the time of a step without drafts.
     """
 

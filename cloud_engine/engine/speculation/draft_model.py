@@ -138,7 +138,7 @@ class DraftModel(Drafter):
         return drafting, chunks
 
     def _can_follow(self, state: RequestState) -> bool:
-        """Return whether the request still has all blocks that its next query needs; a sliding window releases some."""
+        """Return whether the next query's blocks are all still allocated: a sliding window may have released some."""
         if self._reach is None:
             return True
         oldest = max(0, state.num_draft_computed_tokens - self._reach + 1) // self._block_size
@@ -161,7 +161,7 @@ class DraftModel(Drafter):
         return spans[0].length
 
     def _rest(self, item: ScheduledRequest) -> QuerySpan:
-        """Return the span of all draft tokens but the last; computing each of them yields the next draft token."""
+        """Return the span of all draft tokens but the last. Computing a token yields the draft token after it."""
         return QuerySpan(len(item.state.token_ids), item.num_drafts - 1, item.state.block_table)
 
     def _chunk(self, token_ids: list[int], start: int, state: RequestState, num_logits: int) -> Chunk:
@@ -190,7 +190,7 @@ def _take(item: ScheduledRequest, tokens: list[int]) -> None:
 
 
 def _can_continue(item: ScheduledRequest) -> bool:
-    """Return whether more tokens can be drafted. If the last one is an end token, remove it and return False."""
+    """Return whether drafting may go beyond the last token. If that is an end token, remove it and return False."""
     if item.draft_ids[-1] in item.state.end_ids:
         item.draft_ids.pop()
         item.draft_ends = True
@@ -199,5 +199,5 @@ def _can_continue(item: ScheduledRequest) -> bool:
 
 
 def _is_prompt_of_more(item: ScheduledRequest) -> bool:
-    """Return whether the item is a chunk, but not the last one, of a prompt whose answer may later get drafts."""
+    """Return whether the item is a prompt chunk that later chunks follow, and whose answer may get drafts."""
     return not item.is_caught_up and item.state.num_remaining_tokens > 1 and not item.state.request.beam

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DraftWork:
-    """The work of a draft model in a step: passes, sequences drafted for, and seconds of the first pass."""
+    """The work of a draft model in one step: number of passes and of sequences, and seconds of the first pass."""
 
-    # Tokens that the first pass computed.
+    # Tokens computed in the first pass.
     lag: int = 0
     first_pass_s: float = 0.0
     drafting: int = 0
@@ -38,11 +38,11 @@ class Drafter(ABC):
 
     @abstractmethod
     def offer(self, state: RequestState, limit: int) -> int:
-        """Return the number of tokens, at most `limit`, that this drafter would guess for the request now."""
+        """Return how many tokens, at most `limit`, this drafter would guess for the request now."""
 
     @abstractmethod
     def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> DraftWork:
-        """Fill in `draft_ids` of the requests granted to this drafter, with at most `num_drafts` tokens each."""
+        """Fill `draft_ids` of the requests granted to this drafter, each with at most `num_drafts` tokens."""
 
     def lag(self, state: RequestState) -> int:
         """Return the number of known tokens that the drafter must compute before its first guess."""
@@ -50,7 +50,7 @@ class Drafter(ABC):
         return 0
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Repeat the served model's copies of KV blocks in the drafter's cache. Each pair is (source, target)."""
+        """Copy KV blocks in the drafter's cache, as in the served model's. Each pair is (source, target)."""
         del copies
 
 

@@ -12,14 +12,14 @@ from .step_costs import StepCosts, StepReport
 
 _REMEMBERED = 32
 _PRIOR, _PRIOR_WEIGHT = 0.75, 4  # initial share of correct predictions, and its weight in predictions
-_TRUSTED_SHARE = 0.75  # while costs are unknown, verify predictions whole if at least this share was correct
+_TRUSTED_SHARE = 0.75  # minimum share of correct predictions to verify whole ones while costs are unknown
 
 
 class PredictionTrust:
     """Learns how often predictions are correct, and what steps cost. Predicted tokens cost as much as prompt tokens."""
 
     def __init__(self) -> None:
-        self.is_asked = False  # whether `takes_whole` was called; `observe` is useless before
+        self.is_asked = False  # whether `takes_whole` was called; before that, `observe` is useless
         self._held: deque[bool] = deque(maxlen=_REMEMBERED)
         self._costs = StepCosts()
 
@@ -31,10 +31,10 @@ class PredictionTrust:
         self._costs.observe(step)
 
     def takes_whole(self, num_further: int, sequences: int) -> bool:
-        """Return whether to verify a prediction's first few tokens and the `num_further` tokens after them in one step.
+        """Return whether to verify a prediction's first tokens and the `num_further` tokens after them in one step.
 
-        Verifying these further tokens delays the whole batch. An extra step delays only this request, which is
-        1 / `sequences` of the batch.
+        Verifying the further tokens delays the whole batch. An extra step delays only this request, which is
+        one of the batch's `sequences`.
         """
         self.is_asked = True
         share = (sum(self._held) + _PRIOR * _PRIOR_WEIGHT) / (len(self._held) + _PRIOR_WEIGHT)

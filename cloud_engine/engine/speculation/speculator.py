@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class DrafterRecord:
-    """A drafter's proposed and accepted tokens, and its current acceptance rate."""
+    """A drafter's counts of proposed and accepted tokens, and its current acceptance rate."""
 
     def __init__(self) -> None:
         self.proposed = self.accepted = 0
@@ -46,12 +46,12 @@ class Speculator:
         lengths = AdaptiveDraftLength if config.draft_length == "adaptive" else FixedDraftLength
         self._draft_length = lengths(self._most)
         self._work, self._draft_s = DraftWork(), 0.0
-        self._granting_s = self._learning_s = 0.0  # seconds spent on choosing drafts, and on learning from steps
+        self._granting_s = self._learning_s = 0.0  # seconds for choosing drafts, and for learning from steps
         self._records = {drafter.name: DrafterRecord() for drafter in drafters}
         self._trust = PredictionTrust()
         self._speculative_steps = 0
         self._accepted_tokens = 0  # accepted tokens of drafters in this step
-        self.draft_tokens = 0  # granted draft tokens in this step; verified ones once the step is over
+        self.draft_tokens = 0  # draft tokens of this step: granted ones, and after the step the verified ones
 
     def counters(self) -> dict[str, int]:
         """Return the counters under their names in `EngineStats`."""
@@ -63,7 +63,7 @@ class Speculator:
     def grant(
         self, decodes: Sequence[ScheduledRequest], other_items: Sequence[ScheduledRequest], budget: int, grow: Grow
     ) -> list[ScheduledRequest]:
-        """Implement `DraftPlanner.grant`."""
+        """Implement `DraftPlanner.grant`: choose drafters and draft lengths."""
         started = time.perf_counter()
         asking: list[ScheduledRequest] = []
         sequences, self.draft_tokens = len(decodes) + len(other_items), 0
@@ -88,7 +88,7 @@ class Speculator:
         return granted_to
 
     def may_draft(self, sequences: int) -> bool:
-        """Return whether requests in decode may get drafts in the next step, which will have this many `sequences`."""
+        """Return whether plain decodes may get drafts in the next step, which has this number of `sequences`."""
         return bool(self._drafters) and not self._draft_length.is_resting(sequences, ahead=1)
 
     def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> None:
@@ -104,9 +104,9 @@ class Speculator:
         self._draft_s = time.perf_counter() - started
 
     def record(self, item: ScheduledRequest, accepted: int, *, ends: bool) -> None:
-        """Record that the target accepted `accepted` draft tokens. `ends` is whether the answer ends after them."""
+        """Record that the target accepted `accepted` draft tokens. `ends`: whether the answer ends after them."""
         proposed = len(item.draft_ids)
-        predicts_end = item.draft_ends and accepted == proposed  # the predicted end counts as a guess too
+        predicts_end = item.draft_ends and accepted == proposed  # a predicted end counts as a guess too
         if item.drafter is None or not (proposed or predicts_end):
             return
         right, guessed = accepted + (predicts_end and ends), proposed + predicts_end
@@ -120,13 +120,13 @@ class Speculator:
         drafts.accepted += accepted
 
     def settle(self, prediction: PredictionCursor) -> None:
-        """Record whether a prediction matched a step, after its cursor has passed the tokens of that step."""
+        """Record whether the request's prediction was correct, as soon as its first tokens are verified."""
         held = prediction.take_verdict()
         if held is not None:
             self._trust.add(held)
 
     def observe(self, batch: Sequence[ScheduledRequest], step_s: float) -> None:
-        """Learn from a finished step, which took `step_s` seconds in all."""
+        """Learn from a finished step. `step_s`: duration of the whole step, in seconds."""
         started = time.perf_counter()
         drafted = [item for item in batch if item.draft_ids] if self.draft_tokens else []
         self.draft_tokens = sum(len(item.draft_ids) for item in drafted)
@@ -136,13 +136,13 @@ class Speculator:
             return
         if not drafted and not self._trust.is_asked and self._draft_length.may_skip(len(batch)):
             self._draft_length.skip(len(batch), step_s)
-            self._learning_s = 0.0  # negligible
+            self._learning_s = 0.0  # too short to count
             return
         predicted = sum(len(item.draft_ids) for item in drafted if item.drafter is None)
         report = StepReport(
             sequences=len(batch),
             step_s=step_s + self._learning_s,
-            prefill_tokens=predicted + sum(item.num_tokens - 1 for item in batch),  # predictions cost like prompts
+            prefill_tokens=predicted + sum(item.num_tokens - 1 for item in batch),  # predictions count as prefill
             draft_tokens=self.draft_tokens - predicted,
             drafting=self._work.drafting,
             passes=self._work.passes,
@@ -155,7 +155,7 @@ class Speculator:
         if self._trust.is_asked:
             self._trust.observe(report)
         if predicted:
-            self._draft_length.skip(len(batch), step_s)  # predictions distort the times of this step
+            self._draft_length.skip(len(batch), step_s)  # no learning: predictions distort the times of this step
         else:
             self._draft_length.observe(report)
         self._learning_s = time.perf_counter() - started
@@ -180,7 +180,7 @@ class Speculator:
         return granted_to
 
     def _best_offer(self, state: RequestState, budget: int) -> tuple[Drafter, DraftCandidate] | None:
-        """Return the drafter with the best acceptance rate (the first on a tie); None if no drafter offers tokens."""
+        """Return the drafter with the best acceptance rate and its offer; None if no drafter offers tokens."""
         remaining = state.num_remaining_tokens
         best: tuple[Drafter, DraftCandidate] | None = None
         for drafter in self._drafters:

@@ -12,9 +12,9 @@ import msgspec
 
 from ..types.recent_median import RecentMedian
 
-#: Tokens per sequence that a draft model can catch up on without noticeably slowing its pass.
+#: Tokens per sequence with which a draft model can catch up in a pass without noticeably slowing the pass.
 SHORT_LAG = 16
-_NEAR = 0.25  # relative difference of batch sizes up to which measurements are extrapolated
+_NEAR = 0.25  # largest relative difference of batch sizes for which measurements are extrapolated
 
 
 class StepReport(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class StepReport(msgspec.Struct, frozen=True):
 
 
 class StepCosts:
-    """Estimated seconds of a step without drafts, of verifying drafts and of making drafts, learned from reports."""
+    """Estimated seconds of a step without drafts, of verifying drafts and of drafting, learned from step reports."""
 
     def __init__(self) -> None:
         self._plain: defaultdict[int, RecentMedian] = defaultdict(RecentMedian)  # sequences -> seconds without drafts
@@ -55,9 +55,9 @@ class StepCosts:
         self._drafted = False  # whether the previous step had drafts
 
     def plain_s(self, sequences: int) -> float | None:
-        """Return the seconds of a step without drafts; None without reliable measurements near this batch size.
+        """Return the seconds of a step without drafts; None if there are no reliable measurements near this batch size.
 
-        Draft costs are relative to this time, so trusting a single slow step would make drafts look free for long.
+        Draft costs are relative to this time, so one slow outlier would make drafts look free for long.
         """
         exact = self._plain.get(sequences)
         if exact is not None and exact.is_reliable:
@@ -73,11 +73,12 @@ class StepCosts:
     def verify_s(self, sequences: int, draft_tokens: int, plain_s: float, *, in_proportion: bool = False) -> float:
         """Return the seconds that verifying `draft_tokens` adds to a step of `plain_s` seconds.
 
-        Measured costs are shares of `plain_s`, by batch size class and draft tokens per sequence. Lengths between two
-        measured ones are interpolated, and longer ones extrapolated by the measured slope. If only one length was
-        measured, the cost of longer drafts is assumed to grow half as fast as their length. This is optimistic, but a
-        trial corrects it. `in_proportion` gives an upper estimate instead: growth as fast as the length or, without
-        any measurements, half a step per draft token of each sequence."""
+        Measured costs are shares of `plain_s`, by batch size class and draft length (draft tokens per sequence). The
+        cost of other lengths is interpolated, or extrapolated by the measured slope. With only one measured length,
+        costs are assumed to grow half as fast as the length, an optimistic guess that a trial corrects. `in_proportion`
+        gives an upper estimate: costs grow as fast as the length or, without measurements, half a step per draft token
+        of each sequence.
+        """
         measured = self._shares(sequences)
         drafted = draft_tokens / sequences
         below = max((length for length in measured if length <= drafted), default=0)
@@ -93,10 +94,11 @@ class StepCosts:
         return share * plain_s
 
     def further_token_s(self, sequences: int, length: int, plain_s: float) -> float:
-        """Return the seconds that draft token number `length` of a sequence adds to a step that verifies drafts anyway.
+        """Return the seconds added by one sequence's draft token number `length`, if the step verifies drafts anyway.
 
-        This is the average slope of measured costs, but at most the additional cost compared with length - 1, so that
-        slow long drafts do not make short ones look slow."""
+        This is the average slope of the measured costs, but at most the difference in cost from length - 1, so that
+        slow long drafts do not make short drafts look slow.
+        """
         measured = self._shares(sequences)
         if len(measured) < 2:
             return 0.0
@@ -104,7 +106,7 @@ class StepCosts:
         return max(0.0, min(self._rise(measured) * plain_s, longer_s - shorter_s)) / sequences
 
     def _rise(self, measured: dict[int, RecentMedian]) -> float:
-        """Return the average increase of the measured costs per additional draft token of each sequence."""
+        """Return the average increase of the `measured` costs when each sequence gets one more draft token."""
         least, most = min(measured), max(measured)
         return max(0.0, measured[most].median - measured[least].median) / (most - least)
 
@@ -113,10 +115,10 @@ class StepCosts:
         return max(self._shares(sequences), default=0)
 
     def drafting_s(self, drafting: int, passes: int) -> float:
-        """Return the seconds of `passes` of the draft model over `drafting` sequences in a step.
+        """Return the seconds that `passes` of the draft model over `drafting` sequences take in a step.
 
-        The passes after the first may run in one call with a fixed cost. So their times are not averaged per pass, but
-        interpolated and extrapolated, as in `verify_s`.
+        The passes after the first may run in one call with a fixed cost. Their times are therefore not averaged per
+        pass, but interpolated and extrapolated as in `verify_s`.
         """
         if passes == 0:
             return 0.0
@@ -146,7 +148,7 @@ class StepCosts:
         return self._prefill.median if self._prefill.is_reliable else None
 
     def draft_prefill_s(self, lag: int) -> float:
-        """Return the draft model's seconds for `lag` tokens that only the target has computed."""
+        """Return the draft model's seconds for computing `lag` tokens that the target has already computed."""
         return self._draft_prefill.median * lag
 
     def observe(self, step: StepReport) -> float | None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 _PRIOR = 0.7  # acceptance rate assumed for a new drafter
 _PRIOR_WEIGHT = 8.0  # weight of the prior, in tested tokens
-_REQUEST_HORIZON = 64  # decay length of past results, in tested tokens
-#: Decay length of a drafter's record over all requests. The record serves as the prior of a new request.
+_REQUEST_HORIZON = 64  # tested tokens over which past results decay
+#: Tested tokens over which a drafter's record over all requests decays. This record is the prior of new requests.
 DRAFTER_HORIZON = 512
 _NGRAM = 3  # tokens per n-gram
 
@@ -42,7 +42,7 @@ class NgramIndex:
 
     def __init__(self) -> None:
         self._follows: dict[tuple[int, ...], int] = {}
-        self._read = _NGRAM  # tokens before this position are indexed
+        self._read = _NGRAM  # position up to which tokens are indexed
 
     def find(self, token_ids: Sequence[int]) -> int | None:
         """Return the position after an earlier copy of the text's last n-gram. The text may only grow between calls."""

@@ -66,16 +66,16 @@ class TokenOutput(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     prompt_logprobs: tuple[PromptLogprob, ...] = ()
     error: str | None = None
     """Error message, set if the finish reason is "error"."""
-    # Prompt tokens found in the prefix cache; None after an answer's first output.
+    # Prompt tokens found in the prefix cache; None in all outputs after an answer's first.
     cached_tokens: int | None = None
     # Embedding (hidden_size,), set together with `finish_reason` if the request asked for one.
     embedding: tuple[float, ...] = ()
-    # Cause of the finish reason "length", unless it was the request's own limit.
+    # Cause of the finish reason "length"; None if the request's own limit was reached.
     stop_reason: StopReason | None = None
 
 
 class DecodedTokens(msgspec.Struct, frozen=True, gc=False):
-    """One new token for each of many unfinished answers, as lists of equal length."""
+    """One new token for each of many unfinished answers. The lists have equal length."""
 
     request_ids: list[str]
     indices: list[int]

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-ALIGN_ON = 3  # generated tokens that must reappear in the prediction to realign after a miss
+ALIGN_ON = 3  # number of generated tokens that must match the prediction to realign after a miss
 # Tokens in the first probe of a prediction. Doubling them would double the cost of a useless prediction.
 FIRST_TOKENS = 4
 PROBE_TOKENS = 8  # tokens proposed after a miss; the number doubles after every fully accepted window
@@ -23,8 +23,8 @@ class PredictionCursor:
 
     def __init__(self, draft_ids: Sequence[int]) -> None:
         self._draft = list(draft_ids)
-        self._next: int | None = 0 if self._draft else None  # position of the next proposed token; None if not aligned
-        self._searched_to = 0  # draft tokens before this are used up: accepted, rejected or skipped
+        self._next: int | None = 0 if self._draft else None  # position of the next proposal; None if not aligned
+        self._searched_to = 0  # position before which tokens were accepted, rejected or skipped
         self._window = len(self._draft)
         self._has_held = False  # whether a token was accepted since the last realignment
         self._judged = False
@@ -52,7 +52,7 @@ class PredictionCursor:
         return proposed[:num_first]
 
     def take_verdict(self) -> bool | None:
-        """Return, only once, whether the first few tokens were accepted; None before this is known and afterwards."""
+        """Return whether the first few tokens were accepted: once, as soon as this is known. Else return None."""
         held, self._held = self._held, None
         return held
 

@@ -48,16 +48,16 @@ class RequestState:
     order: float = 0.0
     # Index among the request's answers.
     index: int = 0
-    # Answers that have yet to fork off after the prompt.
+    # Number of answers that still have to fork off at the end of the prompt.
     unforked: int = 0
     prompt_logprobs: list[PromptLogprob] = field(default_factory=list[PromptLogprob])
-    # Grammar of the request's constraint, at the position that the answer has reached.
+    # Grammar of the request's constraint, advanced by the answer so far.
     grammar: GrammarState | None = None
     # KV blocks that hold the computed tokens.
     block_table: list[int] = field(default_factory=list[int])
     # Leading known tokens whose keys and values are in the KV cache.
     num_computed_tokens: int = 0
-    # Token slots that may be written without calling `grow` again; 0 after a fork, until a shared block is copied.
+    # Token slots that may be written without another call of `grow`; 0 after a fork until a shared block is copied.
     num_own_slots: int = 0
     # Leading known tokens whose keys and values are in the draft model's cache.
     num_draft_computed_tokens: int = 0
@@ -70,7 +70,7 @@ class RequestState:
     # Whether the answer has had its first output.
     has_begun: bool = False
     drafts: DraftRecord = field(init=False, default_factory=DraftRecord)
-    # Work of the next step, reused as long as all steps are certain to be plain decodes (`plain_decodes`).
+    # This answer's part of the next step, reused while the answer gets one token per step (`plain_decodes`).
     decode: ScheduledRequest | None = field(init=False, default=None)
     prefix: PrefixHashes = field(init=False)
     request_id: str = field(init=False)
@@ -112,7 +112,7 @@ class RequestState:
 
     @property
     def num_skippable_tokens(self) -> int:
-        """Leading tokens that a cached prefix may replace: neither the last nor any whose logits score the prompt."""
+        """Leading tokens that a cached prefix may replace: not the last, and none whose logits score the prompt."""
         if not self.request.uses_prefix_cache:
             return 0
         scored, to_score = len(self.prompt_logprobs), self.num_prompt_tokens - 1
@@ -181,7 +181,7 @@ class ScheduledRequest(msgspec.Struct, eq=False):
 
     @property
     def num_prompt_scores(self) -> int:
-        """Number of rows, before the sampled rows, that give the log-probabilities of the next prompt tokens."""
+        """Number of rows, before the sampled rows, that give log-probabilities of prompt tokens."""
         state = self.state
         if state.request.params.prompt_logprobs is None:
             return 0

@@ -30,5 +30,5 @@ class SamplingRow(msgspec.Struct, frozen=True, gc=False):
         return self.edits is None and self.mask is None and self.params.typical_p >= 1
 
 
-#: Function (request, n) -> sampling parameters of the request's token after n drafts; see `Engine._sampling_row`.
+#: Function of a scheduled request and n: sampling parameters of the token after n drafts (`Engine._sampling_row`).
 RowOf = Callable[[ScheduledRequest, int], SamplingRow]
