@@ -9,7 +9,7 @@ from .config import read_config as read_config
 
 
 def app(config: CloudConfig) -> Any:
-    """Return the application for `ray.serve.run`, to deploy on your own Ray cluster.
+    """Return the Ray Serve application, for `ray.serve.run` on your own cluster.
 
     Raises ConfigurationError, or MissingDependencyError without Ray.
     """

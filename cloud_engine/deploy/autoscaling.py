@@ -6,7 +6,7 @@ from typing import Any
 
 
 class LoadAutoscaler:
-    """Chooses the number of nodes for Ray, so that requests and KV usage per node meet their targets.
+    """Chooses the number of nodes for Ray, such that requests and KV usage per node meet their targets.
 
     Ray itself applies the delays and the bounds. `context` is Ray's `AutoscalingContext`.
     """

@@ -29,7 +29,7 @@ _OWN = (
     *("draft", "mode", "step_costs", "tool_call_parser", "chat_template"),
     *("max_surge_percent", "drain_seconds", "cpus", "labels"),
 )
-#: Current name of an engine setting by its former name.
+#: Former names of engine settings, each with the current name.
 _RENAMED = {
     "context_length": "max_model_len",
     "num_blocks": "num_gpu_blocks_override",
@@ -51,13 +51,13 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8000
     # Gateway processes.
     replicas: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)] = 2
-    # On Ray only. True: the gateway listens on `port` itself, on one machine. False: Ray's slower proxies listen there.
+    # Only on Ray. True: the gateway itself listens on `port`, on one machine. False: Ray's slower proxies listen there.
     direct: bool = False
     # Key database. None: keys.sqlite3 in the state folder.
     keys: str | None = None
     # Ledger: a SQLite file, or a postgresql:// URL. None: gateway.sqlite3 in the state folder.
     db: str | None = None
-    # Price file. See `updraft gateway --help` for this option and the next three.
+    # Price file. `updraft gateway --help` explains this setting and the next three.
     prices: str | None = None
     # File with limits per key.
     limits: str | None = None
@@ -87,7 +87,7 @@ class Autoscaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     # Target number of requests per node, running and waiting ones together.
     requests: Annotated[float, msgspec.Meta(gt=0)] = 8.0
-    # Target share of the KV cache in use.
+    # Target share of each node's KV cache in use.
     kv_usage: Fraction = 0.8
     # Time for which the load must exceed the targets before nodes are added, in seconds.
     upscale_delay_s: Seconds = 10.0
@@ -142,7 +142,7 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise ConfigurationError(f"models.{self.name}.engine: {plain_words(error)}", param="engine") from error
 
     def check_foreign(self) -> None:
-        """Raises ConfigurationError for settings that vLLM and SGLang would ignore."""
+        """Check that the model has no settings that vLLM and SGLang would ignore. Raises ConfigurationError."""
         usual = ModelDeployment(name=self.name, model=self.model)
         if ignored := [name for name in _OWN if getattr(self, name) != getattr(usual, name)]:
             raise ConfigurationError(
@@ -168,12 +168,12 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def url(self) -> str:
-        """URL at which nodes on the same machine reach the gateway, either directly or through Ray's proxy."""
+        """URL of the gateway for nodes on the same machine, either direct or through Ray's proxy."""
         host = "127.0.0.1" if self.gateway.host in ("", "0.0.0.0", "::") else self.gateway.host
         return f"http://[{host}]:{self.gateway.port}" if ":" in host else f"http://{host}:{self.gateway.port}"
 
     def check(self) -> None:
-        """Raises ConfigurationError for settings that have the right types, but invalid values or combinations."""
+        """Check values and combinations of settings; their types are already checked. Raises ConfigurationError."""
         check_encrypted(self.gateway.host, None, insecure=self.insecure)
         names = [model.name for model in self.models]
         if len(set(names)) < len(names) or "gateway" in names:
@@ -231,7 +231,7 @@ def _absolute(place: str | None) -> str | None:
 
 
 def _whole_model(name: str) -> str:
-    """Make a model's path absolute; keep hub names. Raises ConfigurationError for a name that could be either."""
+    """Return an absolute path for a model's path; keep hub names. Raises ConfigurationError for an ambiguous name."""
     return str(absolute(name)) if is_node_path(name) else name
 
 

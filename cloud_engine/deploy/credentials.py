@@ -1,4 +1,4 @@
-"""The two keys for authentication between a gateway and its nodes, in private files next to the key database."""
+"""The two keys that a gateway and its nodes use for authentication, in private files next to the key database."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Credentials:
 
     @property
     def register_file(self) -> Path:
-        """File with the key (scope `node`) that nodes send to the gateway when they register."""
+        """File with the key (scope `node`) that nodes use to register with the gateway."""
         return self.database.with_name(f"{self.database.name}.register")
 
     @property
     def node_file(self) -> Path:
-        """File with the key that the gateway sends to nodes."""
+        """File with the key that the gateway sends with requests to nodes."""
         return self.database.with_name(f"{self.database.name}.node")
 
     def prepare(self) -> None:
-        """Create missing keys and files. Raises ConfigurationError."""
+        """Create keys and files that do not exist yet. Raises ConfigurationError."""
         database = KeyDatabase(self.database)
         if not self.register_file.exists():
             exists = _NAME in {record.principal.name for record in database.keys()}  # noqa: SIM118 - a method

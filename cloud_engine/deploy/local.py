@@ -1,4 +1,4 @@
-"""Runs a cloud as processes on one machine; restarts crashed processes, and updates the nodes when the YAML changes."""
+"""Runs a cloud as processes on one machine: restarts crashed processes, and follows changes of the YAML file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run_local(file: Path, read: Callable[[], CloudConfig], on_ready: Callable[[s
             if seen != (seen := file_version(file)):
                 leaving += _followed(nodes, config, read)
     finally:
-        gateway.process.stop()  # the gateway first, because its requests in flight need the nodes
+        gateway.process.stop()  # stop the gateway first, because its requests in flight need the nodes
         for node in (every := [*nodes, *leaving]):
             node.process.ask_to_stop()
         for node in every:
@@ -57,9 +57,10 @@ def run_local(file: Path, read: Callable[[], CloudConfig], on_ready: Callable[[s
 
 
 def _followed(nodes: list[_Server], config: CloudConfig, read: Callable[[], CloudConfig]) -> list[_Server]:
-    """Apply the models in the changed file to the nodes, and return the nodes that were asked to stop.
+    """Apply changes of the file's models, and return the nodes that were asked to stop.
 
-    If the file is invalid, log the error and change nothing."""
+    If the file is invalid, log the error and change nothing.
+    """
     try:
         changed = read()
         if msgspec.structs.replace(changed, models=config.models) != config:
@@ -71,7 +72,7 @@ def _followed(nodes: list[_Server], config: CloudConfig, read: Callable[[], Clou
 
 
 def _update(nodes: list[_Server], config: CloudConfig) -> list[_Server]:
-    """Start missing nodes, then ask superfluous nodes to stop. Return these nodes, which still finish requests."""
+    """Start missing nodes, then ask superfluous nodes to stop. Return those nodes, which still finish requests."""
     unchanged: list[_Server] = []
     started: list[_Server] = []
     try:
@@ -111,7 +112,7 @@ class _Server:
         self._started = time.monotonic()
 
     def restart_if_dead(self) -> None:
-        """Restart a dead process, with growing delays. Raises ConfigurationError if it keeps dying at startup."""
+        """Restart a dead process, with growing delays. Raises ConfigurationError if it always dies at startup."""
         now = time.monotonic()
         if self.process.is_alive:
             return
@@ -124,5 +125,5 @@ class _Server:
             self._restart_at = now + self._quick_deaths
         if now >= self._restart_at:
             self._restart_at = 0.0
-            self.process.stop()  # closes the pipe of the dead process
+            self.process.stop()  # close the pipe of the dead process
             self._begin()

@@ -31,14 +31,14 @@ _SHUTDOWN_S = 10.0
 _CONNECT_S = 5.0
 _HEALTH_S = 2.0  # seconds between health checks; Ray replaces a replica after three failed checks
 _LOOK_BACK_S = 12.0
-_SETTINGS, _HEADER_BYTES = b"\x04", 9  # HTTP/2: type of the frame that servers send first, and size of a frame header
+_SETTINGS, _HEADER_BYTES = b"\x04", 9  # HTTP/2: type of the first frame that a server sends, and size of a frame header
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + _SETTINGS + bytes(5)
-_MAX_ONGOING = 4096  # high, because the gateway has its own limits
+_MAX_ONGOING = 4096  # set high, because the gateway has its own limits
 _KEEP_ALIVE_S = 65
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # do not hide GPUs from replicas that reserve none
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # keep GPUs visible to replicas that reserve none
 }
 
 
@@ -53,7 +53,7 @@ def application(config: CloudConfig) -> Any:
     Credentials(config.keys).prepare()
 
     def deployment(kind: Any, **options: Any) -> Any:
-        """Declare a deployment with our `version`, by `_internal`. Ray's random versions would replace all replicas."""
+        """Declare a deployment. `_internal` allows `version`; Ray's random versions would replace all replicas."""
         declared: Any = serve.deployment(kind)
         return declared.options(**options, _internal=True)
 
@@ -68,8 +68,10 @@ def application(config: CloudConfig) -> Any:
 
 
 def gateway_version(config: CloudConfig) -> str:
-    """Hash the options; Ray restarts the gateway if the hash changes. Behind proxies, Ray can change `replicas`
-    without a restart, so the hash does not cover it."""
+    """Hash the gateway's options. Ray restarts the gateway if the hash changes.
+
+    Behind proxies, Ray can change `replicas` without a restart, so the hash does not cover this option.
+    """
     runs, is_direct = servers.gateway_options(config), config.gateway.direct
     hashed = runs if is_direct else replace(runs, workers=1)
     return _version(config, (hashed, is_direct), runs.nodes_file, runs.accounting.limits, runs.accounting.prices)
@@ -81,7 +83,7 @@ def node_version(config: CloudConfig, model: ModelDeployment) -> str:
 
 
 def _version(config: CloudConfig, runs: Any, *files: str | Path | None) -> str:
-    """Hash the options and the files read at startup. The keys in them are random, so the hash does not reveal them."""
+    """Hash the options and the files that are read at startup. The hash reveals no keys, because keys are random."""
     digest = hashlib.sha256(msgspec.json.encode((__version__, config.revision, runs), enc_hook=str))
     for file in files:
         if file is not None and Path(file).is_file():
@@ -157,7 +159,7 @@ def run_on_ray(config: CloudConfig, address: str | None, on_ready: Callable[[str
     compiler = _start_compiler() if address is None else None
     own: dict[str, Any] = {} if address else {"include_dashboard": False}
     _join(address or "local", **own)
-    for number, handler in handlers.items():  # restore the handlers: Ray's would abort the process
+    for number, handler in handlers.items():  # restore the previous handlers: Ray's would abort the process
         signal.signal(number, handler)
     try:
         check_machines(config, ray.nodes())
@@ -210,10 +212,10 @@ def _join(address: str, **options: Any) -> None:
 
 
 def check_reachable(address: str) -> None:
-    """Raises ConfigurationError if no HTTP/2 server listens at `address`. Ray itself would retry for minutes."""
+    """Check that an HTTP/2 server listens at `address`, as Ray would retry for minutes. Raises ConfigurationError."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
-        return  # "auto": Ray finds a cluster or reports an error
+        return  # "auto": Ray finds a cluster, or reports the error itself
     try:
         with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S) as connection:
             connection.sendall(_HTTP2_HELLO)

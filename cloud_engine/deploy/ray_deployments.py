@@ -1,6 +1,7 @@
-"""Ray Serve deployments: the gateway, with or without Serve's proxies in front, and the nodes that register with it.
+"""Ray Serve deployments: the gateway, with or without Serve's proxies in front, and the nodes.
 
-The gateway sends requests to nodes over HTTP, not through Ray, so its routing and metering work as without Ray.
+Nodes register with the gateway. The gateway sends requests to nodes over HTTP, not through Ray, so routing and metering
+are the same as without Ray.
 """
 
 # pyright: reportMissingImports=false
@@ -31,7 +32,7 @@ _GAUGES = {
 
 @serve.ingress()
 class Gateway:
-    """A gateway process. The node deployments are only passed in so that Ray deploys them too."""
+    """A gateway process. The node deployments are parameters only so that Ray deploys them too."""
 
     def __init__(self, config: CloudConfig, *_nodes: Any) -> None:
         self._options = gateway_options(config)
@@ -68,7 +69,7 @@ class EngineNode:
         register_nodes(config, [url])
 
     async def check_health(self) -> None:
-        """Raise if the node or its engine is down; Ray then replaces the replica."""
+        """Raise an error if the node or its engine is down, so that Ray replaces the replica."""
         if not self._process.is_alive:
             raise EngineDownError("The node process died.")
         (await self._node.get("/health")).raise_for_status()

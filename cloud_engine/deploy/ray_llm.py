@@ -12,7 +12,7 @@ _SGLANG = "ray.llm._internal.serve.engines.sglang:SGLangServer"
 
 
 def serve_config(config: CloudConfig) -> dict[str, Any]:
-    """Return the `ray.serve.llm` application for `serve deploy`, validated by Ray's classes if these are installed.
+    """Return the `ray.serve.llm` application for `serve deploy`, validated by Ray's classes if they are installed.
 
     Raises ConfigurationError if no model uses vLLM or SGLang, or if the validation fails.
     """

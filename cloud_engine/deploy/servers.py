@@ -21,11 +21,11 @@ from ..node.registration import RegistrationOptions
 from .config import CloudConfig, ModelDeployment, absolute
 from .credentials import Credentials
 
-_SHUTDOWN_S = 5.0  # time between the end of the drain and the exit of the process
+_SHUTDOWN_S = 5.0  # seconds between the end of the drain and the process's exit
 _READY = "ready "
 _TIMEOUT_S = 5.0
 _PAUSE_S = 0.3
-_FOLLOWED_S = 1.0  # delay until all gateway replicas know a new node
+_FOLLOWED_S = 1.0  # seconds until all gateway replicas know a new node
 
 
 class ServerStartError(UpdraftError):
@@ -36,9 +36,10 @@ class ServerStartError(UpdraftError):
 
 
 class ServerProcess:
-    """A server process. Its options go through standard input, because they contain keys.
+    """A server process, started with options and stopped by `stop`.
 
-    The process inherits stderr for its log. It has its own process group, so that Ctrl-C reaches only the parent.
+    The options go through standard input, because they contain keys. The process inherits stderr for its log. It has
+    its own process group, so that Ctrl-C reaches only the parent.
     """
 
     def __init__(self, options: GatewayOptions | NodeOptions, drain_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Compiles a loaded and packed decoder, if its weights allow, so that all its layers run in one C call."""
+"""Compiles a loaded decoder whose weights are packed for C kernels, so that all its layers run in one C call."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ class CompiledDecoder:
 
     @property
     def can_continue(self) -> bool:
-        """Return whether `continued` is supported."""
+        """Return whether `continued` is available for this model."""
         return self._continuation is not None
 
     def continued(
         self, first: Sequence[int], passes: Passes, attention: NativeAttention, sampling: Sampling
     ) -> list[list[int]]:
-        """Run several passes in one C call: see `NativeContinuation.run`."""
+        """Run several passes in one C call, as `NativeContinuation.run` describes."""
         assert self._continuation is not None, "check can_continue first"
         rotations = self._model.rotations(torch.from_numpy(passes.positions()))
         return self._continuation.run(first, passes, rotations, attention, sampling)
 
 
 def compile_decoder(model: Decoder) -> CompiledDecoder | None:
-    """Compile a packed model; return None unless all its linear layers are packed for C."""
+    """Compile a model with packed weights. Return None if any of its linear layers is not packed for C."""
     layers = [_layer(layer, model.config, index) for index, layer in enumerate(model.layers)]  # type: ignore[arg-type]
     packed = [layer for layer in layers if layer is not None]
     if len(packed) < len(layers):

@@ -10,7 +10,7 @@ from .rope import RotaryConfig
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of a decoder-only transformer, and its family's differences from Llama. Defaults are Llama's."""
+    """Shape of a decoder-only transformer, and how its family differs from Llama. Defaults are Llama's."""
 
     architecture: str
     vocab_size: int
@@ -33,7 +33,7 @@ class ModelConfig:
     # Whether layers have additional norms after attention and feed-forward.
     sandwich_norms: bool = False
     activation: Literal["silu", "gelu_tanh"] = "silu"
-    # Attention window per layer in tokens, with the token itself; None: full attention. Empty without sliding windows.
+    # Attention window per layer in tokens, including the token itself; None: full attention. Empty: no windows.
     windows: tuple[int | None, ...] = ()
     # Rotation of layers with a window, if different from `rotary`.
     sliding_rotary: RotaryConfig | None = None
@@ -53,7 +53,7 @@ class ModelConfig:
         return any(self.window(layer) is not None for layer in range(self.num_layers))
 
     def is_sliding(self, layer: int) -> bool:
-        """Return whether a layer has a sliding window and so uses `sliding_rotary`, even if the context is shorter."""
+        """Return whether a layer has a sliding window and thus `sliding_rotary`, even if the context is shorter."""
         return bool(self.windows) and self.windows[layer] is not None
 
     @property

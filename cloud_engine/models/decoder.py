@@ -26,14 +26,14 @@ class DecoderLayer(nn.Module):
         self.mlp_out_norm = norm(config, size) if config.sandwich_norms else nn.Identity()
 
     def forward(self, update: Tensor | None, residual: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
-        """Add the previous layer's `update` to `residual` in place, and return this layer's update."""
+        """Add the previous layer's `update` to `residual` in place. Return this layer's update."""
         normed = self.input_norm(residual) if update is None else self.input_norm.add(update, residual)
         attended = self.attention_out_norm(self.attention(normed, rotation, attention))
         return self.mlp_out_norm(self.mlp(self.mlp_norm.add(attended, residual)))
 
 
 class Decoder(nn.Module):
-    """A decoder-only language model. Only `attention` knows which rows belong to which sequence."""
+    """A decoder-only language model. Only `attention` knows the sequence of each row."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Decoder(nn.Module):
 
     @property
     def embedding_scale(self) -> float:
-        """The factor of embeddings, rounded to the weights' dtype as in Gemma."""
+        """Factor of the embeddings, rounded to the weights' dtype as in Gemma."""
         return float(torch.tensor(self.config.embedding_scale, dtype=self.embed_tokens.weight.dtype))
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Layers shared by all model families, over ragged batches: one row per token, no batch dimension."""
+"""Layers shared by all model families. Batches are ragged: tensors have one row per token and no batch dimension."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .config import ModelConfig
 
 
 class Linear(nn.Linear):
-    """A linear layer whose weights stay uninitialised until loaded; initialising would import torch's compiler."""
+    """A linear layer without initial weights: they are loaded later, and initialising would import torch's compiler."""
 
     def reset_parameters(self) -> None:
         pass
 
 
 class TokenEmbedding(nn.Embedding):
-    """A token embedding with uninitialised weights, like `Linear`."""
+    """A token embedding without initial weights, like `Linear`."""
 
     def reset_parameters(self) -> None:
         pass
@@ -35,7 +35,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
         self.eps = eps
-        self.unit_offset = unit_offset  # Gemma: multiply by 1 + weight, in float32
+        self.unit_offset = unit_offset  # whether to multiply by 1 + weight, in float32 (Gemma)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return `hidden` (rows, size) normalised, as a new tensor."""
@@ -55,7 +55,7 @@ def norm(config: ModelConfig, size: int) -> RMSNorm:
 
 
 class GroupedQueryAttention(nn.Module):
-    """Attention in which `heads` share `kv_heads`; one matrix product computes query, key and value."""
+    """Attention in which several query heads share a KV head. One matrix product computes query, key and value."""
 
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class GroupedQueryAttention(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """Gated feed-forward (Shazeer 2020); one matrix product computes the gate and up projections."""
+    """Gated feed-forward layer (Shazeer 2020). One matrix product computes the gate and up projections."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -34,9 +34,9 @@ class RotaryConfig:
     def from_parameters(cls, parameters: Mapping[str, Any], *, rotary_dim: int, context_length: int) -> RotaryConfig:
         """Compute frequencies for `rotary_dim` dimensions at positions up to `context_length`.
 
-        If a variant treats short and long sequences differently (`dynamic`, `longrope`), all are treated as sequences
-        of `context_length`, so that cached keys stay valid while a sequence grows. Raises ModelLoadError for an unknown
-        `rope_type` and for missing or invalid parameters.
+        Some variants (`dynamic`, `longrope`) treat short and long sequences differently. Here, all sequences count as
+        `context_length` long, so that cached keys stay valid while a sequence grows. Raises ModelLoadError for an
+        unknown `rope_type` and for missing or invalid parameters.
         """
         kind = parameters.get("rope_type", parameters.get("type", "default"))
         if not isinstance(kind, str) or kind not in _VARIANTS:
@@ -60,14 +60,14 @@ class RotaryConfig:
 
 
 class Rotary:
-    """Computes the rotation angles of a pass. The frequencies are cached on the device of the positions."""
+    """Computes the rotation angles of a forward pass. The frequencies are cached on the device of the positions."""
 
     def __init__(self, config: RotaryConfig) -> None:
         self._config = config
         self._frequencies: Tensor | None = None
 
     def __call__(self, positions: Tensor) -> Rotation:
-        """Return cosines and sines, float32, for `positions` (tokens,) int64."""
+        """Return cosines and sines of the rotation angles, float32, for `positions` (tokens,) int64."""
         if self._frequencies is None or self._frequencies.device != positions.device:
             numbers = self._config.inverse_frequencies
             self._frequencies = torch.tensor(numbers, dtype=torch.float32, device=positions.device)
@@ -77,7 +77,7 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """Inputs of a scaling variant; `exponents` are 2i / rotary_dim, float32."""
+    """Inputs of a scaling variant. `exponents`: 2i / rotary_dim for dimension pair i, float32."""
 
     theta: float
     exponents: Tensor
@@ -110,7 +110,7 @@ def _default(base: _Base) -> _Scaled:
 
 
 def _linear(base: _Base) -> _Scaled:
-    """Chen et al. 2023: divide positions by `factor`."""
+    """Linear scaling (Chen et al. 2023): divide positions by `factor`."""
     return base.plain / base.number("factor"), 1.0
 
 
@@ -157,7 +157,7 @@ def _longrope(base: _Base) -> _Scaled:
     name = "long_factor" if base.context_length > original else "short_factor"
     factors = torch.tensor([float(factor) for factor in base.parameters[name]])
     if factors.shape != base.exponents.shape:
-        return factors, 1.0  # wrong length: the caller raises the error
+        return factors, 1.0  # wrong length, for which the caller raises the error
     stretch = base.stretch
     magnitude = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
     return 1.0 / (factors * base.theta**base.exponents), base.number("attention_factor", magnitude)
@@ -166,7 +166,7 @@ def _longrope(base: _Base) -> _Scaled:
 _VARIANTS: Mapping[str, Callable[[_Base], _Scaled]] = {
     "default": _default,
     "linear": _linear,
-    "dynamic": _default,  # NTK-aware scaling only affects sequences beyond the trained length, which the engine refuses
+    "dynamic": _default,  # NTK-aware scaling affects only sequences longer than in training, which the engine refuses
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,

@@ -51,7 +51,7 @@ class NodeOptions:
     tls: TlsFiles | None = None
     insecure: bool = False
     ready_file: Path | None = None
-    # Stop when the parent process is gone.
+    # Stop as soon as the parent process is gone.
     exit_with_parent: bool = False
     # Registration with a gateway. None: do not register.
     registration: RegistrationOptions | None = None

@@ -15,7 +15,7 @@ from ...protocol.http.access import is_loopback, key_proof
 from ...protocol.http.lenient_json import error_in
 from ...protocol.safety.redaction import is_sendable
 
-_HEARTBEAT_S = 3.0  # a third of the gateway's lease
+_HEARTBEAT_S = 3.0  # seconds; less than a third of the gateway's lease
 _TIMEOUT_S = 5.0
 _SHUTDOWN_S = 2.0
 _log = logging.getLogger("updraft.node")
@@ -33,7 +33,7 @@ class RegistrationOptions:
     url: str | None = None
 
     def check(self, host: str, *, insecure: bool) -> None:
-        """Raises ConfigurationError if the options are invalid, or do not work for a node that listens on `host`."""
+        """Check the options for a node that listens on `host`. Raises ConfigurationError."""
         try:
             gateway = httpx.URL(self.gateway)
             _ = gateway.host  # httpx decodes the host here and may raise
@@ -61,7 +61,7 @@ class Registration:
     """Registers this node with a gateway and sends heartbeats, from `start` until `leave`."""
 
     def __init__(self, options: RegistrationOptions, url: str, concurrency: int, api_key: str | None = None) -> None:
-        """Prepare the registration; `api_key` is the key that requests to this node must send."""
+        """Prepare the registration. `api_key`: the key that requests to this node must send."""
         self._options = options
         self._body: dict[str, Any] = {"url": options.url or url, "concurrency": concurrency}
         if api_key is not None:
@@ -100,13 +100,13 @@ class Registration:
             await asyncio.sleep(_HEARTBEAT_S)
 
     async def _send(self, method: str) -> str:
-        """Send a heartbeat (POST) or a deregistration (DELETE) to all gateways. Return their errors, "" for none."""
+        """Send a heartbeat (POST) or deregistration (DELETE) to all gateways. Return their errors as one string."""
         url = httpx.URL(f"{self._options.gateway.rstrip('/')}/admin/nodes")
         answers = [self._send_to(method, url, address) for address in await _addresses(url)]
         return "; ".join(filter(None, await asyncio.gather(*answers)))
 
     async def _send_to(self, method: str, url: httpx.URL, address: str) -> str:
-        """Send to one address of the gateway. TLS and the Host header keep its host name, to match the certificate."""
+        """Send to one address of the gateway. The Host header and TLS use its host name, as in the certificate."""
         request = self._client.build_request(
             method,
             url.copy_with(host=address),
@@ -118,7 +118,7 @@ class Registration:
             answer = await self._client.send(request)
         except httpx.HTTPError as failure:
             if method == "DELETE" and isinstance(failure, (httpx.NetworkError, httpx.ProtocolError)):
-                return ""  # the gateway is gone, and so is the lease
+                return ""  # the gateway is gone, and this node's lease with it
             return f"{type(failure).__name__}: {failure}"
         if answer.status_code == 200:
             return ""
@@ -126,7 +126,7 @@ class Registration:
         return str(error["message"])
 
     def _log_state(self, failure: str) -> None:
-        """Log each change of state once. A single failure after success is ignored, since the gateway may restart."""
+        """Log each change of state once. Ignore a single failure after success: the gateway may be restarting."""
         was_lost, self._is_lost = self._is_lost, bool(failure)
         if failure == self._logged or (self._logged == "" and not was_lost):
             return
@@ -138,11 +138,11 @@ class Registration:
 
 
 async def _addresses(url: httpx.URL) -> list[str]:
-    """Return the addresses of the URL's host name if there are several, else the name itself."""
+    """Return the addresses of the URL's host name if it has several, else the host name itself."""
     try:
         resolved = await asyncio.get_running_loop().getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
     except OSError:
         return [url.host]
-    # Use only one address family, because one gateway may have an address in each.
+    # Use one address family only: the same gateway may have an address in each.
     addresses = sorted({str(address[0]) for family, *_, address in resolved if family == resolved[0][0]})
     return addresses if len(addresses) > 1 else [url.host]

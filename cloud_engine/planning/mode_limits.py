@@ -10,12 +10,12 @@ from pathlib import Path
 from ..engine.config import MODES, Mode, ModeLimits
 from .step_time import StepContent, StepTimeModel, read_costs
 
-_GAIN = 1.05  # doubling the batch size or the chunk is worth it from this gain in tokens per second on
-_CONTEXT = 512  # assumed tokens of context per request
+_GAIN = 1.05  # minimum gain in tokens per second that justifies doubling the batch size or the chunk
+_CONTEXT = 512  # assumed context of each request, in tokens
 _CHUNKS = [2**power for power in range(6, 14)]  # candidate numbers of prompt tokens in a step
 _MAX_DRAFT = 8  # maximum draft tokens per request
 _ACCEPTANCE = 0.8  # assumed acceptance rate of drafts
-_SLACK = 2.0  # ratio of the step time limit to the time of a full step
+_SLACK = 2.0  # ratio of the step time limit to the time of a step with a full batch and chunk
 _MAX_STEP_MS = 60_000
 
 
@@ -30,8 +30,9 @@ def limits_from(file: Path | None, mode: Mode, max_step_ms: int | None = None) -
 def measured_limits(costs: StepTimeModel, mode: Mode, max_step_ms: int | None = None) -> ModeLimits:
     """Compute a mode's limits from measured costs.
 
-    `latency` has the largest sizes whose steps take at most `max_step_ms`. `throughput` doubles sizes as long as this
-    increases the throughput. `balanced` has the geometric means of both."""
+    `latency`: the largest sizes whose steps take at most `max_step_ms`. `throughput`: sizes doubled as long as this
+    increases the throughput. `balanced`: the geometric means of the two.
+    """
     fastest = _throughput(costs)
     if mode == "throughput":
         return fastest
@@ -50,7 +51,7 @@ def _throughput(costs: StepTimeModel) -> ModeLimits:
 
 
 def _latency(costs: StepTimeModel, fastest: ModeLimits, max_step_ms: int) -> ModeLimits:
-    """Return the limits of `latency`, capped by those of `throughput`: larger limits would only slow down streams."""
+    """Return the limits of `latency`, at most those of `throughput`: larger limits would only slow down streams."""
     limit_s = max_step_ms / 1e3
     batch = _largest(range(1, fastest.max_num_seqs + 1), lambda size: _step_s(costs, size) <= limit_s)
     most = fastest.max_num_batched_tokens - fastest.max_num_seqs
@@ -60,13 +61,13 @@ def _latency(costs: StepTimeModel, fastest: ModeLimits, max_step_ms: int) -> Mod
 
 
 def _step_s(costs: StepTimeModel, sequences: int, prompt_tokens: int = 0) -> float:
-    """Return the seconds of a step with one token per request and a chunk of another request's prompt."""
+    """Return the seconds of a step with one token for each request and a chunk of one more request's prompt."""
     pairs = prompt_tokens * (_CONTEXT + prompt_tokens // 2)
     return costs.seconds(StepContent(1, sequences, prompt_tokens, sequences * _CONTEXT, pairs, min(1, prompt_tokens)))
 
 
 def _drafts(costs: StepTimeModel, sequences: int) -> int:
-    """Return the draft length with the most tokens per second, if draft tokens cost as much as prompt tokens."""
+    """Return the draft length with the most tokens per second. Draft tokens are assumed to cost like prompt tokens."""
 
     def tokens_per_s(drafted: int) -> float:
         expected = sum(_ACCEPTANCE**number for number in range(drafted + 1))

@@ -1,4 +1,4 @@
-"""Capacity plans: the nodes needed for an objective, their cost, and the effect of design choices on this load."""
+"""Capacity plans: the nodes needed for a latency objective, their cost, and the effect of design choices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .simulation import NodeShape, SimulatedAnswer, simulate
 from .step_time import StepContent
 from .trace import PlannedRequest, faster, sample
 
-_RATES = (0.5, 0.8, 1.25, 2.0)  # factors of the trace's request rate, for the sensitivity analysis
+_RATES = (0.5, 0.8, 1.25, 2.0)  # factors by which the sensitivity analysis multiplies the trace's request rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class FleetFigures:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Finds out how many nodes of a given shape serve a trace within a latency objective."""
+    """Finds out how many nodes of a given shape can serve a trace within a latency objective."""
 
     trace: Sequence[PlannedRequest]
     shape: NodeShape
@@ -125,12 +125,12 @@ class Planner:
         for rate in _RATES:
             try:
                 nodes[f"{rate:g}"] = replace(self, trace=faster(self.trace, rate)).sufficient_fleet().nodes
-            except ConfigurationError:  # only this rate needs too many nodes
+            except ConfigurationError:  # more nodes than allowed; other rates may need fewer
                 nodes[f"{rate:g}"] = None
         return nodes
 
     def with_device(self, cloud_share: float) -> FleetFigures:
-        """Return the smallest sufficient fleet for `cloud_share` of the requests, if devices answer the rest."""
+        """Return the smallest sufficient fleet if only the share `cloud_share` of requests reaches the cloud."""
         left = sample(self.trace, cloud_share)
         if not left:
             raise ConfigurationError(
@@ -139,14 +139,14 @@ class Planner:
         return replace(self, trace=left).sufficient_fleet()
 
     def by_mode(self, nodes: int) -> dict[str, FleetFigures]:
-        """Return the results of `nodes` nodes in each mode, with limits computed from the step costs."""
+        """Return the results of `nodes` nodes in each engine mode, with limits computed from the step costs."""
         config = self.shape.config
         limits = {mode: settings_of(measured_limits(self.shape.costs, mode)) for mode in MODES}
         shapes = {mode: replace(self.shape, config=replace(config, **given)) for mode, given in limits.items()}
         return {mode: replace(self, shape=shape).figures(nodes) for mode, shape in shapes.items()}
 
     def preallocated(self, nodes: int) -> FleetFigures:
-        """Return the results if each request preallocates memory for a whole context, as one block of that length."""
+        """Return the results of `nodes` nodes if each request preallocates KV memory for a whole context."""
         config, slots = self.shape.config, self.shape.num_blocks * self.shape.config.block_size
         length = config.max_model_len or max(row.prompt + row.output for row in self._servable())
         places = slots // length
@@ -157,13 +157,13 @@ class Planner:
         return replace(self, shape=replace(self.shape, config=whole, num_blocks=places)).figures(nodes)
 
     def static_tokens_per_s(self) -> tuple[float, float]:
-        """Return answer tokens per second of a saturated node, with continuous batching and with static batches."""
+        """Return answer tokens per second of one saturated node: with continuous batching and with static batches."""
         patient = replace(self.shape, config=replace(self.shape.config, max_waiting=len(self.trace)))
         saturated = replace(self, trace=[replace(row, arrived_s=0.0) for row in self._servable()], shape=patient)
         return saturated.figures(1).tokens_per_s, self._static()
 
     def _static(self) -> float:
-        """Return tokens per second with static batches, which pad prompts and last until their longest answer ends."""
+        """Return tokens per second with static batches: padded prompts, and no new request until all answers end."""
         rows, costs, size = self._servable(), self.shape.costs, self.shape.config.max_num_seqs
         seconds = 0.0
         for first in range(0, len(rows), size):

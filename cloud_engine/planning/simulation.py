@@ -19,7 +19,7 @@ from ..engine.types.request_state import RequestState, ScheduledRequest
 from .step_time import StepContent, StepTimeModel
 from .trace import PlannedRequest
 
-_ANSWER_TOKEN = 2**32 - 1  # the id used for every generated token; occurs in no prompt and ends no answer
+_ANSWER_TOKEN = 2**32 - 1  # token id of all simulated answers; occurs in no prompt and ends no answer
 
 
 @dataclass(slots=True)
@@ -134,10 +134,10 @@ class NodeShape:
 def simulate(
     trace: Sequence[PlannedRequest], shape: NodeShape, nodes: int
 ) -> tuple[list[SimulatedAnswer], list[SimulatedNode]]:
-    """Simulate a fleet. A request goes to the node with the fewest tokens in flight, whatever the nodes have cached."""
+    """Simulate a fleet. Each request goes to the node with the fewest tokens in flight, whatever nodes have cached."""
     caching = shape.config.enable_prefix_caching and any(request.blocks for request in trace)
     needed = sum((row.prompt + row.output) // shape.config.block_size + 1 for row in trace)
-    num_blocks = min(shape.num_blocks, needed)  # more blocks than all requests need would only waste memory
+    num_blocks = min(shape.num_blocks, needed)  # more blocks than all requests together need would only cost memory
     fleet = [SimulatedNode(shape.config, shape.costs, num_blocks, caching=caching) for _ in range(nodes)]
     served: list[SimulatedAnswer] = []
     for number, request in enumerate(trace):

@@ -9,16 +9,17 @@ import numpy as np
 
 from .step_time import MAX_ROW_COSTS, StepContent, StepTimeModel
 
-_CONTEXT, _ROWS = 3, 6  # column of `StepContent.context_tokens`, and the first column of `rows()`
+_CONTEXT, _ROWS = 3, 6  # index of the column `context_tokens`, and of the first column of `rows()`
 _SMALLEST_CACHE = 9  # log2 of the smallest processor cache to try, in tokens
-_HELD_UP = 8.0  # steps slower than this multiple of the first estimate are outliers
+_HELD_UP = 8.0  # steps that take longer than this multiple of the first estimate are outliers
 _ROUNDS = 5
 
 
 def fit(steps: Sequence[tuple[StepContent, float]]) -> StepTimeModel:
-    """Fit non-negative costs by least squares of relative errors, ignoring slow outliers.
+    """Fit non-negative costs by least squares of relative errors, without slow outliers.
 
-    Errors are relative to the estimate, because steps that were fast by chance must not weigh more than others.
+    Errors are relative to the estimated time. Relative to the measured time, steps that were fast by chance would weigh
+    more than others.
     """
     contents = np.zeros((len(steps), _ROWS + MAX_ROW_COSTS))
     for filled, (content, _) in zip(contents, steps, strict=True):
@@ -34,7 +35,7 @@ def fit(steps: Sequence[tuple[StepContent, float]]) -> StepTimeModel:
 
 
 def _fit(contents: np.ndarray, seconds: np.ndarray, cached: float) -> tuple[float, StepTimeModel]:
-    """Return the squared error and the model, if the processor's caches hold `cached` tokens."""
+    """Return the squared error and the model, assuming that the processor's caches hold `cached` tokens."""
     over_context = np.maximum(0.0, contents[:, _CONTEXT] - cached) * (cached > 0)
     columns, scale = np.column_stack([contents, over_context]), seconds
     costs = np.zeros(columns.shape[1])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _PREFIX, _ROWS = "step_time_", "rows_"
 _MAX_BATCH = 2**16  # largest accepted batch, in requests
-MAX_ROW_COSTS = 9  # number of costs, for steps of up to 512 tokens; in larger steps, reading weights no longer matters
+MAX_ROW_COSTS = 9  # number of costs in `rows`, for up to 512 tokens; in larger steps, reading weights no longer matters
 
 
 class _Report(msgspec.Struct):
@@ -33,15 +33,15 @@ prepare_types(_Report)
 class StepContent:
     """The content of a step, in the quantities that determine its time."""
 
-    # Always 1, to be multiplied by the fixed cost of a step.
+    # Always 1: the factor of the fixed cost of a step.
     steps: int
     # Requests in the step.
     sequences: int
-    # Tokens beyond one per request.
+    # Prompt tokens: all tokens of the step except one per request.
     prompt_tokens: int
     # Context tokens of the requests that compute a single token.
     context_tokens: int
-    # Pairs of a query and a key token in the attention of prompt chunks.
+    # Number of (query, key) pairs that the attention of prompt chunks computes.
     prompt_pairs: int
     chunks: int = 0
 

@@ -33,11 +33,11 @@ class PlannedRequest:
     prompt: int
     # Answer tokens.
     output: int
-    # Ids of the prompt's blocks of 512 tokens, if the trace has them. Equal ids mean equal text.
+    # Ids of the prompt's blocks of 512 tokens, if the trace contains them. Blocks with equal ids have equal text.
     blocks: tuple[int, ...] = ()
 
     def prompt_ids(self, number: int) -> list[int]:
-        """Return made-up token ids. Prompts that begin with equal blocks begin with equal ids."""
+        """Return made-up token ids for the prompt. Prompts whose first blocks are equal begin with equal ids."""
         if not self.blocks:
             return [number] * self.prompt
         ids = [block * _HASHED_TOKENS + offset for block in self.blocks for offset in range(_HASHED_TOKENS)]
@@ -74,7 +74,7 @@ def read_trace(source: str, most: int) -> list[PlannedRequest]:
 
 
 def faster(trace: Sequence[PlannedRequest], factor: float) -> list[PlannedRequest]:
-    """Return the same requests at `factor` times the rate."""
+    """Return the same requests, arriving at `factor` times the rate."""
     return [replace(row, arrived_s=row.arrived_s / factor) for row in trace]
 
 
@@ -89,7 +89,7 @@ def _azure(source: str) -> Iterator[PlannedRequest]:
     with path.open("rb") as file:
         for row in csv.DictReader(text_lines(file, path, ConfigurationError)):
             arrived = datetime.fromisoformat(row["TIMESTAMP"])
-            arrived = arrived if arrived.tzinfo else arrived.replace(tzinfo=UTC)  # UTC, since local time repeats hours
+            arrived = arrived if arrived.tzinfo else arrived.replace(tzinfo=UTC)  # UTC has no repeated hours
             prompt, output = (msgspec.convert(row[name], _Tokens, strict=False) for name in _AZURE_TOKENS)
             yield PlannedRequest(arrived.timestamp(), prompt, output)
 

@@ -130,13 +130,13 @@ class AdaptiveDraftLength(FixedDraftLength):
         elif step.draft_tokens > 0:
             lost_s += step.draft_s
         if step.draft_tokens > 0:
-            if target_s is None or step.prefill_tokens > 0:  # estimate: the prompts' part is unclear
+            if target_s is None or step.prefill_tokens > 0:  # estimate, because prompts hide the cost
                 verify_s = costs.verify_s(sequences, step.draft_tokens, plain_s)
             else:
                 verify_s = min(target_s - plain_s, _MAX_CHARGED * (1 + step.draft_tokens / sequences) * plain_s)
             lost_s += verify_s - step.accepted_tokens / sequences * plain_s
         elif self._drafted and target_s is not None and step.prefill_tokens == 0:
-            lost_s += min(target_s - plain_s, _MAX_CHARGED * plain_s)  # draft data has evicted cached data
+            lost_s += min(target_s - plain_s, _MAX_CHARGED * plain_s)  # caches are cold after drafts
         return lost_s
 
     def skip(self, sequences: int, step_s: float) -> None:

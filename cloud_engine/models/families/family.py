@@ -24,7 +24,7 @@ SPLIT = {
 }
 
 
-_MAX_HEAD_DIM = 2**16  # sanity limit, because rotary frequencies are computed before weights are checked
+_MAX_HEAD_DIM = 2**16  # upper limit, because rotary frequencies are computed before weights are checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Family:
 
 
 def read_decoder(fields: Fields, **differences: Any) -> ModelConfig:
-    """Read a configuration with Llama's keys; `differences` override fields that the family reads differently."""
+    """Read a configuration with Llama's keys. `differences` replace fields that the family reads in another way."""
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -105,7 +105,7 @@ def read_rotary(fields: Fields, parameters: Mapping[str, Any], head_dim: int, co
 
 
 def windows_of(fields: Fields, sliding: Callable[[int], bool]) -> tuple[int | None, ...]:
-    """Return the `sliding_window` or None for each layer, by `layer_types` if given, else by `sliding(index)`."""
+    """Return each layer's `sliding_window` or None. `layer_types` decides if it is present, else `sliding(index)`."""
     window = fields.optional_integer("sliding_window")
     layers = fields.integer("num_hidden_layers")
     types = fields.strings("layer_types")

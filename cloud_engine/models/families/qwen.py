@@ -1,4 +1,4 @@
-"""Qwen2, Qwen2.5 (biases on query, key and value) and Qwen3 (a norm over each head of query and key instead)."""
+"""Qwen2 and Qwen2.5 (biases on query, key and value), and Qwen3 (instead a norm over each head of query and key)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hugging Face style folders as checkpoints."""
+"""Hugging Face style model folders as a source of weights."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _BYTES_AT_ONCE = 2**24
 class SafetensorsFolder:
     """A folder with `config.json` and `model.safetensors`, or shards with an index. Raises ModelLoadError if damaged.
 
-    `where` is the folder's name in error messages; `fields` is its configuration. Files are memory-mapped and unmapped
-    after every few megabytes, so that loading never needs much more memory than the weights.
+    `where` is the folder's name in error messages; `fields` is the model's configuration. Files are memory-mapped, and
+    unmapped every few megabytes, so that loading never needs much more memory than the weights.
     """
 
     def __init__(self, folder: Path) -> None:

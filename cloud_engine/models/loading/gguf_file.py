@@ -1,4 +1,4 @@
-"""GGUF files as checkpoints: metadata with the keys of a `config.json`, and dequantised tensors.
+"""GGUF files as a source of weights: metadata with the keys of a `config.json`, and dequantised tensors.
 
 With this module, a device's model file can be the draft model in the cloud. Updraft's own reader checks the header; the
 `gguf` package maps tensor names and dequantises.
@@ -28,7 +28,7 @@ from ..fields import Fields
 _NUMBERS_AT_ONCE = 2**20  # maximum dequantised numbers held in memory besides the model
 _NOT_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
-#: llama.cpp's architecture -> Hugging Face's. Mistral is stored as llama.
+#: llama.cpp's name of an architecture -> Hugging Face's. Mistral is stored as llama.
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -148,7 +148,7 @@ class GgufFile:
             head_dim = sizes.optional_integer("attention.key_length")
             head_dim = head_dim or sizes.integer("embedding_length") // sizes.integer("attention.head_count")
             parameters["partial_rotary_factor"] = sizes.integer("rope.dimension_count") / max(1, head_dim)
-        if "rope_freqs.weight" in self._tensors:  # Llama 3's scaling, precomputed by the converter
+        if "rope_freqs.weight" in self._tensors:  # Llama 3's RoPE scaling, computed by the converter
             factors = self._numbers("rope_freqs.weight")
             same = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
             parameters |= {**same, "original_max_position_embeddings": self._parameter("context_length")}

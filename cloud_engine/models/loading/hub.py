@@ -64,7 +64,7 @@ def name_of(path: Path) -> str:
 
 
 def _snapshot(repo: str, wanted: Callable[[str], bool]) -> Path:
-    """Download the `wanted` files that are not in the cache (none if offline), and return their cache folder."""
+    """Download the `wanted` files that are not cached, or none if offline. Return their folder in the cache."""
     cache = _cache_of(repo)
     here = _left(cache, wanted)
     try:
@@ -138,6 +138,6 @@ def _fetch(cache: Path, blob: Path, spec: DownloadSpec) -> None:
 
 
 def _blob_name(repository: Repository, file: HubFile) -> str:
-    """Return the name of a file's blob in the hub's cache: the hub's hash, else a hash of the revision and path."""
+    """Return the name of a file's blob in the hub's cache: the hub's hash, else a hash of revision and path."""
     named = [name for name in (file.sha256, file.blob) if name is not None and _HEX.fullmatch(name)]
     return named[0] if named else hashlib.sha256(f"{repository.revision}/{file.path}".encode()).hexdigest()

@@ -16,7 +16,7 @@ from ..fields import Fields
 from .checkpoint import SafetensorsFolder
 from .gguf_file import GgufFile
 
-#: Callback after each parameter, with the bytes loaded so far and the total.
+#: Called after each parameter with the number of bytes loaded so far, and the total.
 Progress = Callable[[int, int], None]
 Checkpoint = SafetensorsFolder | GgufFile
 
@@ -68,7 +68,7 @@ def _check_names(checkpoint: Checkpoint, sources: Mapping[str, tuple[str, ...]],
     expected = {part for parts in sources.values() for part in parts}
     missing, unexpected = checkpoint.difference(expected)
     _refuse(checkpoint.where, "missing", missing)
-    # Some exporters also write derived tensors, namely rotary frequencies or a tied head.
+    # Some exporters also write derived tensors: rotary frequencies, or the output layer of a tied head.
     derived = ("rotary_emb.inv_freq", "lm_head.weight") if tied_head else ("rotary_emb.inv_freq",)
     _refuse(checkpoint.where, "unexpected", {name for name in unexpected if not name.endswith(derived)})
 

@@ -36,8 +36,8 @@ class Piece:
     """New text of answer number `index` to prompt number `prompt` of a request, from one engine step."""
 
     text: str = ""
-    # Scores of tokens whose text has been sent by now. `usage` is set with `finish_reason`, for this answer alone.
-    # `prompt_scores`, if requested, are in the first piece of a prompt's first answer.
+    # Log-probabilities of tokens whose text has been sent by now. `usage` counts this answer alone and is set together
+    # with `finish_reason`. `prompt_scores`, if requested, are in the first piece of a prompt's first answer.
     scores: list[ScoredToken] = field(default_factory=list[ScoredToken])
     finish_reason: FinishReason | None = None
     stop_reason: StopReason | None = None
@@ -45,11 +45,11 @@ class Piece:
     index: int = 0
     prompt_scores: list[PromptLogprob] = field(default_factory=list["PromptLogprob"])
     prompt: int = 0
-    # Tokens of this answer so far, including tokens whose text is still held back.
+    # Tokens of this answer so far, including tokens whose text has not been sent yet.
     num_tokens: int = 0
     # Prompt tokens from the prefix cache.
     cached_tokens: int = 0
-    # Tokens since the last piece, if requested. From the tokens of all pieces, another node can resume the answer.
+    # Token ids generated since the last piece, if requested. With all ids so far, another node can resume the answer.
     token_ids: list[int] = field(default_factory=list[int])
 
 
@@ -59,8 +59,8 @@ class TokenExchange:
 
     # Whether each piece includes its token ids.
     reported: bool = False
-    # Tokens of each answer from an earlier node, appended to the prompt. Their text has been sent already, except for
-    # an incomplete character or stop string at the end.
+    # Tokens of each answer that an earlier node has generated. They are appended to the prompt. Their text has been
+    # sent already, except for an incomplete character or stop string at the end.
     given: Sequence[int] = ()
 
 
@@ -71,7 +71,7 @@ async def pieces(
     syntax: AnswerSyntax | None = None,
     tokens: TokenExchange | None = None,
 ) -> AsyncGenerator[Piece]:
-    """Yield the answers to `request` piece by piece. Closing the iterator aborts the engine's work on them.
+    """Yield the answers to `request` piece by piece. Closing the iterator stops the engine's work on the answers.
 
     If `syntax` allows only one tool call and no constraint enforces that, an answer ends after its first call. Raises
     InvalidRequestError if the grammar of a constraint fails.
@@ -85,7 +85,7 @@ async def pieces(
     def opened() -> _Answer:
         end = syntax.end(request.params, request.constraint)
         detokenizer = IncrementalDetokenizer(token_bytes)
-        if end.push(detokenizer.push(*tokens.given))[1]:  # within `min_tokens`, a match is ignored
+        if end.push(detokenizer.push(*tokens.given))[1]:  # a stop string within `min_tokens` does not count
             end = replace(syntax, reasoning=None).end(request.params, request.constraint)
         return _Answer(request, detokenizer, end)
 
@@ -141,11 +141,11 @@ class _Answer:
         self._request = request
         self._detokenizer = detokenizer
         self._end = end
-        self._steps: list[list[int]] = []  # tokens of each step
+        self._steps: list[list[int]] = []  # tokens of each engine step
         self.num_tokens = 0
         self._held_scores: list[ScoredToken] = []
         self.cached_tokens = 0
-        self._decoded = 0  # in characters, like `_emitted`
+        self._decoded = 0  # number of characters decoded, as in `_emitted`
         self._emitted = 0
 
     def push(self, output: TokenOutput) -> Piece:
@@ -159,13 +159,13 @@ class _Answer:
             return piece
         if self._emit(self._detokenizer.flush(), piece) or self._show(*self._end.flush(), piece):
             return self._finished(piece, "stop", output.stats)
-        self._emitted = self._decoded + 1  # release the scores of all tokens, even those without text
+        self._emitted = self._decoded + 1  # also release the scores of tokens without text
         piece.stop_reason = output.stop_reason
-        reason = "length" if output.finish_reason == "length" else "stop"  # `pieces` has already raised errors
+        reason = "length" if output.finish_reason == "length" else "stop"  # `pieces` has already raised any error
         return self._finished(piece, reason, output.stats)
 
     def _read(self, output: TokenOutput, piece: Piece) -> bool:
-        """Add the tokens' text to `piece`. Return True if the text ends the answer; later tokens are then dropped."""
+        """Add the tokens' text to `piece`. Return True if the text ends the answer; later tokens are dropped."""
         if not self._end.searches and not output.logprobs:
             self.num_tokens += len(output.token_ids)
             return self._emit(self._detokenizer.push(*output.token_ids), piece)
@@ -180,7 +180,7 @@ class _Answer:
         return False
 
     def _emit(self, text: str, piece: Piece) -> bool:
-        """Append text to `piece`, if safe to send now. Return True if a stop string or tool call ends the answer."""
+        """Append text that is safe to send to `piece`. Return True if a stop string or tool call ends the answer."""
         self._decoded += len(text)
         too_early = self.num_tokens < self._request.params.min_tokens
         return self._show(*self._end.push(text, ignore_stop=too_early), piece)
@@ -191,7 +191,7 @@ class _Answer:
         return ended
 
     def _release_scores(self, piece: Piece) -> None:
-        """Add scores of tokens whose text has started to be sent; scores within a stop string are never sent."""
+        """Add the scores of tokens whose text has begun to be sent. Scores within a stop string are never sent."""
         piece.scores += [held for held in self._held_scores if held.offset < self._emitted]
         self._held_scores = [held for held in self._held_scores if held.offset >= self._emitted]
 
@@ -203,7 +203,7 @@ class _Answer:
         return piece
 
     def _own_usage(self) -> Usage:
-        """Count the usage of an answer that was ended by its text, because the engine reports no statistics for it."""
+        """Count the usage of an answer that its text has ended: the engine reports no statistics for such an answer."""
         accepted = self._num_accepted()
         return Usage.of(
             len(self._request.prompt_ids),
@@ -214,7 +214,7 @@ class _Answer:
         )
 
     def _num_accepted(self) -> int:
-        """Return how many tokens of the request's prediction were accepted, counted per step like in the engine."""
+        """Return how many tokens of the request's prediction were accepted, counted step by step as in the engine."""
         cursor, known = PredictionCursor(self._request.draft_ids), self._request.prompt_ids
         for new in self._steps:
             known = known[-ALIGN_ON:] + new

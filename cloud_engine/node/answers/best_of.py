@@ -16,7 +16,7 @@ from .formats import WrappedFormat
 
 @dataclass(slots=True)
 class BestOf(WrappedFormat):
-    """Returns the `n` of each prompt's `best_of` answers with the best log-probability per token. Not for streams."""
+    """Returns the `n` of each prompt's `best_of` answers that have the best mean log-probability. Not for streams."""
 
     n: int
     best_of: int
@@ -26,7 +26,7 @@ class BestOf(WrappedFormat):
         for number, group in groupby(answers, key=lambda answer: answer.index // self.best_of):
             ranked = sorted(group, key=_logprob_per_token, reverse=True)[: self.n]
             chosen += [replace(answer, index=number * self.n + rank) for rank, answer in enumerate(ranked)]
-        # A prompt's scores arrive with its first generated answer: move them to the first chosen one.
+        # The scores of a prompt come with its first generated answer. Move them to the first chosen answer.
         for answer in answers:
             if answer.prompt_scores:
                 chosen[answer.index // self.best_of * self.n].prompt_scores = answer.prompt_scores

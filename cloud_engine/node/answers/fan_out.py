@@ -13,14 +13,15 @@ T = TypeVar("T")
 
 #: Maximum concurrent streams of one HTTP request, so that a long list of prompts does not fill the queue.
 AT_ONCE = 16
-#: Seconds between an HTTP request's retries to start its next stream while the queue is full.
+#: Seconds between attempts of an HTTP request to start its next stream while the queue is full.
 PAUSE_S = 0.05
 
 
 async def fan_out(starts: Sequence[Callable[[], AsyncGenerator[T]]]) -> AsyncGenerator[tuple[int, T]]:
-    """Start the streams in `starts` and yield their items as they arrive, each with the number of its stream.
+    """Start the streams in `starts` and yield their items as they arrive, each with its stream's number.
 
-    The first failure ends all streams. Exception: once a stream is accepted, streams that find the queue full retry.
+    The first failure ends all streams. Exception: once the engine has accepted a stream, the streams that find the
+    queue full retry.
     """
     waiting = iter(enumerate(starts))
     results: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()
@@ -63,7 +64,7 @@ class _Streams(Generic[T]):
     async def run(self, number: int, start: Callable[[], AsyncGenerator[T]]) -> None:
         """Run one stream to its end, retrying while the queue is full. Raises the stream's other errors."""
         while not await self._run_if_accepted(number, start):
-            async with self._retrying:  # retry one at a time, so that a long list does not flood the engine
+            async with self._retrying:  # one retry at a time, so that a long list does not flood the engine
                 await asyncio.sleep(PAUSE_S)
 
     async def _run_if_accepted(self, number: int, start: Callable[[], AsyncGenerator[T]]) -> bool:

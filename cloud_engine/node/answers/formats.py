@@ -66,7 +66,7 @@ class WrappedFormat:
 
 
 def joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """Join the pieces of each answer, and return one piece per answer in order."""
+    """Join the pieces of each answer. Return one piece per answer, in the order of the answers."""
     of_answer: dict[int, list[Piece]] = {}
     for piece in pieces:
         of_answer.setdefault(piece.index, []).append(piece)
@@ -202,6 +202,6 @@ class TextFormat:
 
 
 def _shown(tokenizer: Tokenizer, piece: Piece) -> list[ChatTokenLogprob]:
-    """Return the scores of a piece's tokens; special tokens, such as the end token, are shown by name."""
+    """Return the log-probabilities of a piece's tokens. Special tokens, such as the end token, are shown by name."""
     token_bytes, scores = partial(tokenizer.token_bytes, skip_special=False), piece.scores
     return [ChatTokenLogprob.of(each.token_id, each.score.logprob, each.score.top, token_bytes) for each in scores]

@@ -24,8 +24,10 @@ class Latencies:
         self.finished: Counter[FinishReason] = Counter()
 
     async def watch(self, answers: AsyncGenerator[Piece], started: float) -> AsyncGenerator[Piece]:
-        """Yield the same pieces and measure them. `started`: time of the request (`time.perf_counter`). Only finished
-        answers count, except for the time to the first token."""
+        """Yield the same pieces and measure them. `started`: time of the request, by `time.perf_counter`.
+
+        Only finished answers count, except for the time to the first token.
+        """
         begun: dict[int, float] = {}
         async with aclosing(answers):
             async for piece in answers:
@@ -37,6 +39,6 @@ class Latencies:
                 if piece.finish_reason is not None and piece.usage is not None:
                     self.finished[piece.finish_reason] += 1
                     self.e2e.observe(now - started)
-                    if first is not None and piece.usage.completion_tokens > 1:  # else there is no time between tokens
+                    if first is not None and piece.usage.completion_tokens > 1:  # one token has no time between tokens
                         self.tpot.observe((now - first) / (piece.usage.completion_tokens - 1))
                 yield piece

@@ -23,7 +23,7 @@ PromptLogprobs = list[dict[str, PromptToken] | None]
 
 @dataclass(frozen=True, slots=True)
 class ReportedPrompt:
-    """A prompt's tokens. `echo` is its text, to prepend to every answer; None if no echo was requested."""
+    """A prompt's tokens. `echo`: its text, which is put before every answer; None if no echo was requested."""
 
     token_ids: list[int]
     echo: str | None = None
@@ -31,7 +31,7 @@ class ReportedPrompt:
 
 @dataclass(slots=True)
 class PromptReport(WrappedFormat):
-    """Adds a report on its prompt to each answer."""
+    """Adds a report on the prompt to each answer."""
 
     tokenizer: Tokenizer
     prompts: list[ReportedPrompt]
@@ -79,7 +79,7 @@ class PromptReport(WrappedFormat):
                 choice.logprobs = TextLogprobs.joined([self._echoed(number), choice.logprobs])
 
     def _prompt_logprobs(self, number: int) -> PromptLogprobs | UnsetType:
-        """Return one entry per prompt token, None for the first: the token and the likeliest alternatives, by id."""
+        """Return an entry per prompt token, with the likeliest alternatives by id; the entry of the first is None."""
         if self.logprobs is None:
             return UNSET
         entries: PromptLogprobs = [None]

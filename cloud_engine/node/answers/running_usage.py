@@ -54,13 +54,13 @@ class RunningUsage(WrappedFormat):
 
 
 class UnstreamedUsage:
-    """Token counts so far of the last few thousand unstreamed answers, by the gateway's id of the attempt."""
+    """Token counts so far of the last few thousand answers that are not streamed, by the gateway's attempt id."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Usage] = {}
 
     def on(self, attempt: str) -> Usage:
-        """Return the tokens spent on an attempt so far. Raises NotFoundError if the attempt is unknown."""
+        """Return the tokens used so far by an attempt. Raises NotFoundError if the attempt is unknown or too old."""
         if attempt not in self._counts:
             raise NotFoundError(f"Attempt {attempt!r} is unknown or too old.")
         return self._counts[attempt]

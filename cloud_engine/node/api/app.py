@@ -73,7 +73,7 @@ class NodeEngine:
 def create_node_app(
     served: NodeEngine, access: Access | None = None, registration: Registration | None = None
 ) -> FastAPI:
-    """Create the node's app, which starts and closes the engine. `registration` ends when a shutdown begins."""
+    """Create the node's app. It starts and closes the engine, and ends `registration` when a shutdown begins."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
@@ -243,7 +243,7 @@ class _Node:
     async def _answer(
         self, request: Request, body: bytes, make_job: Callable[[bytes, str], Awaitable[PreparedRequest]]
     ) -> WireResponse:
-        """Answer a request. A failure before the first token is an HTTP error. A disconnect aborts the work."""
+        """Answer a request. A failure before the first token is an HTTP error. A disconnect aborts the request."""
         tenant = _tenant(request)
         with cancel_on_disconnect(request):
             job = await make_job(body, tenant)
@@ -263,8 +263,8 @@ class _Node:
         return WireResponse(200, sse.HEADERS, _events(job, first, answer))
 
     def _pieces(self, job: PreparedRequest) -> AsyncGenerator[Piece]:
-        """Yield the answers to all prompts of a job."""
-        started = time.perf_counter()  # latencies include waiting for a place in the queue
+        """Yield the answers to all prompts of a request."""
+        started = time.perf_counter()  # measured from here, latencies include the wait for a place in the queue
 
         def answer(generation: GenerationRequest) -> AsyncGenerator[Piece]:
             return pieces(self._engine, self._tokenizer, generation, job.syntax, job.tokens)
@@ -295,7 +295,7 @@ async def _traced(answer: AsyncGenerator[Piece], span: Span) -> AsyncGenerator[P
 
 
 async def _numbered_through(of_each: list[Callable[[], AsyncGenerator[Piece]]], n: int) -> AsyncGenerator[Piece]:
-    """Yield the answers to several prompts, `n` each, numbered consecutively from prompt to prompt."""
+    """Yield the answers to several prompts, `n` each. Answers are numbered consecutively over all prompts."""
     async with aclosing(fan_out(of_each)) as answers:
         async for number, piece in answers:
             piece.prompt = number
@@ -330,7 +330,7 @@ def _tenant(request: Request) -> str:
 
 @contextmanager
 def _rename_prompt_param(field: str) -> Generator[None]:
-    """Replace `prompt` in the engine's errors by the client's name of the field."""
+    """Replace `prompt` in the engine's errors by the name of the field that the client has sent."""
     try:
         yield
     except InvalidRequestError as error:

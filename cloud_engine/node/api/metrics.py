@@ -59,7 +59,7 @@ def node_metrics(stats: EngineStats, latencies: Latencies, *, healthy: bool) -> 
 
 
 def _shares(stats: EngineStats) -> list[Metric]:
-    """Return ratios of the engine's statistics, 0 if undefined. The last three cover the time since the start."""
+    """Return ratios of the engine's statistics, 0 if undefined. The last three are averages since the start."""
     accepted, hits = stats.accepted_prediction_tokens, stats.prefix_hit_tokens
     predicted = accepted + stats.rejected_prediction_tokens
     shares = {

@@ -66,7 +66,7 @@ class RequestPreprocessor:
     def chat(
         self, body: bytes, tenant: str, hints: tuple[str, ...] = (), names: Mapping[str, str] | None = None
     ) -> PreparedRequest:
-        """Prepare a chat request. `hints`: notes for the answer. `names`: the caller's names of fields."""
+        """Prepare a chat request. `hints`: notes for the answer. `names`: field names in the client's own API."""
         fields = read_object(body)
         request, hints = read_chat(fields), (*hints, *ignored(fields, names=names))
         offered = self._offered(request)
@@ -94,10 +94,10 @@ class RequestPreprocessor:
         each = _generation(request, prompt, tenant, self._tokenizer.encode(prediction))
         if offered is not None:
             constraint = offered.format.constraint(offered.use, each.constraint)
-            params = replace(each.params, repetition_detection=False)  # tool arguments may be repetitive
+            params = replace(each.params, repetition_detection=False)  # arguments of tools may be repetitive
             # The text of a tool call may end the answer, so the engine must report tokens as soon as possible.
             each = replace(each, params=params, constraint=constraint, streamed=True)
-        reasoning = None if each.constraint is not None else chat.reasoning  # a grammar forbids reasoning
+        reasoning = None if each.constraint is not None else chat.reasoning  # a grammar leaves no room for reasoning
         notes = (*hints, *(() if each.constraint is None else each.constraint.notes))
         syntax = AnswerSyntax(offered, reasoning)
         return replace(self._job(request, [each], ChatFormat(*self._shape(request), syntax, notes)), syntax=syntax)
@@ -116,7 +116,7 @@ class RequestPreprocessor:
         return self._token_ids(request.inputs, "input")
 
     def check_model(self, model: str | None) -> None:
-        """Raises ModelNotFoundError if `model` is another model; None means the served model."""
+        """Check that the request asks for the served model; None also means this model. Raises ModelNotFoundError."""
         if model not in (None, self._model_id):
             raise ModelNotFoundError(
                 f"Model {model!r} not found; this server serves {self._model_id!r}.", param="model"
@@ -192,9 +192,9 @@ class RequestPreprocessor:
             )
 
     def check_size(self, param: str, *texts: str) -> None:
-        """Raises ContextLengthError if texts are too long for the context, before spending seconds on tokenizing them.
+        """Check that texts are not too long for the context, before spending seconds on tokenizing them.
 
-        Messages are measured without surrounding blanks, which chat templates may strip.
+        Messages are measured without surrounding blanks, which chat templates may strip. Raises ContextLengthError.
         """
         measured = map(str.strip, texts) if param == "messages" else texts
         size = sum(len(text.encode("utf-8", "replace")) for text in measured)
@@ -213,7 +213,7 @@ def _generation(
         penalty = 1.0 if request.length_penalty is None else request.length_penalty
         beam = BeamParams(request.num_candidates, penalty)
     elif request.num_candidates > request.num_answers:
-        params = replace(params, logprobs=params.logprobs or 0)  # needed to rank the candidates
+        params = replace(params, logprobs=params.logprobs or 0)  # needed to rank the answers of `best_of`
     return GenerationRequest(
         new_id("gen"),
         prompt,
@@ -224,7 +224,7 @@ def _generation(
         priority=request.priority or 0,
         cache_salt=json.dumps([tenant, request.cache_salt or ""]),
         constraint=request.constraint(),
-        streamed=request.stream or bool(params.stop),  # this process needs tokens early to match stop strings
+        streamed=request.stream or bool(params.stop),  # this process matches stop strings, so it needs tokens early
     )
 
 

@@ -27,9 +27,9 @@ class StatelessResponse:
     chat: bytes
     # Fields of the response known so far.
     response: dict[str, Any]
-    # Notes on the parts of the request that have no effect.
+    # Notes on fields of the request that have no effect.
     hints: tuple[str, ...]
-    # The caller's names of the chat request's fields.
+    # Fields of the chat request, each with the name that the client used.
     names: dict[str, str]
 
 
@@ -45,17 +45,20 @@ def read_stateless(body: bytes) -> StatelessResponse:
 
 
 def read_prompt(body: bytes) -> bytes:
-    """Return the equivalent chat request's body, to count its prompt tokens. Raises the errors of `read_stateless`."""
+    """Return the body of the equivalent chat request, so that its prompt can be counted.
+
+    Raises the errors of `read_stateless`.
+    """
     return msgspec.json.encode(prompt_body(*_read(body)))
 
 
 def read_compact(body: bytes) -> bytes:
-    """Return the body of the chat request for a summary. Raises the errors of `read_stateless`."""
+    """Return the body of a chat request that asks for a summary. Raises the errors of `read_stateless`."""
     return summary_body(*_checked(read_compact_request(body)))
 
 
 def compacted(answer: WireResponse) -> WireResponse:
-    """Translate the summary into the answer to a compact request. Raises UpstreamError."""
+    """Translate a chat answer with a summary into the answer to a compact request. Raises UpstreamError."""
     assert isinstance(answer.body, bytes), "summaries are not streamed"
     return WireResponse.json(compacted_response(msgspec.json.decode(answer.body)))
 
