@@ -61,7 +61,6 @@ class GatewayOptions:
     objective: ServiceObjective = field(default_factory=ServiceObjective)
     # Size of the response cache in MiB, over all workers. 0: no cache.
     response_cache_mb: int = 0
-    # Number of worker processes.
     workers: int = 1
     # Time for requests in flight to finish after SIGTERM, in seconds.
     drain_seconds: float = DRAIN_S

@@ -33,7 +33,7 @@ class StepBudget:
         return min(budget, int(left * max(_MIN_TOKENS, _fitting(self._limit_s, self._draft_s))))
 
     def observe(self, prompt_tokens: int, draft_tokens: int, sequences: int, step_s: float) -> None:
-        """Learn the time per token from a step, if prompt or draft tokens are so many that they dominate its time."""
+        """Learn the time per token from a step, if most of its time is due to prompt tokens or to draft tokens."""
         tokens = prompt_tokens + draft_tokens
         if self._limit_s is not None and 2 * tokens >= max(sequences, self._least):
             taken = self._draft_s if draft_tokens > prompt_tokens else self._prompt_s

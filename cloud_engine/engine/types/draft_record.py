@@ -60,5 +60,4 @@ class DraftRecord:
     accepted: int = 0
     # Acceptance rate by drafter name.
     acceptance: dict[str, Acceptance] = field(default_factory=dict[str, Acceptance])
-    # Index of the answer's n-grams, for the n-gram drafter.
     ngrams: NgramIndex = field(default_factory=NgramIndex)

@@ -103,7 +103,6 @@ class Account:
     _row: UsageRow
     # Upper bounds on the tokens of prompt and answer, used if no node reports the count.
     _size: RequestSize
-    # Reservation of the request's limits.
     reservation: LimitReservation
     # Cap on each answer's tokens, if budgets require a cap.
     cap: int | None = None

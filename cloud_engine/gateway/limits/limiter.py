@@ -71,7 +71,6 @@ def limit_hit(error: UpdraftError) -> str | None:
 class LimitReservation:
     """The reservations of one request. They must be settled at the end, even after a failure."""
 
-    # Store that holds the accounts.
     store: LimitStore
     # Claims of the latest admission. A claim is the demand on one account.
     claims: Sequence[Claim] = ()
@@ -117,11 +116,8 @@ class LimitReservation:
 class Limiter:
     """Admits requests within the limits of their key, tenant and model."""
 
-    # Store that holds the accounts.
     store: LimitStore
-    # Limits of tenants and models.
     limits_file: LimitsFile
-    # Prices of models, for budgets.
     prices: PriceTable
     # Ledger that supplies the initial state of budgets.
     ledger: LedgerReader

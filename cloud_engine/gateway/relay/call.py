@@ -65,15 +65,12 @@ class Call:
     path: bytes
     # Client headers that are forwarded to the node.
     forwarded: list[tuple[bytes, bytes]]
-    # Request body, as received.
     body: bytes
-    # Name of the requested model.
     model: str
     # Whether the client asked for a stream.
     stream: bool
     # Usage reports that the client asked for in a stream.
     usage_options: UsageOptions
-    # The request's row in the ledger.
     row: UsageRow
     # Time of arrival, by `time.perf_counter()`.
     started: float
@@ -97,7 +94,6 @@ class Call:
     tried: list[Node] = field(default_factory=list[Node])
     # Name of the conversation, from the client's `prompt_cache_key`.
     session: str = ""
-    # Trace span of the request.
     span: Span = field(default_factory=Span)
     # Headers of the node's answer that are relayed.
     answer_headers: list[Header] = field(default_factory=list[Header])
@@ -105,7 +101,6 @@ class Call:
     copied: bytearray | None = None
     # Called before the answer is sent. The argument is the body of a whole answer, or None for a stream.
     starts: Callable[[bytes | None], None] = lambda _: None
-    # Media type of the body.
     content_type: bytes = JSON
     # Usage reader for APIs that are relayed unchanged; None for chat and text completions.
     passthrough: PassthroughUsage | None = None

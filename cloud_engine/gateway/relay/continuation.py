@@ -155,10 +155,7 @@ class PartialAnswer:
         return takes_text
 
     def _adapt(self, event: bytes, before: tuple[int, int]) -> bytes | None:
-        """Rewrite an event of the continuing node to fit the first node's stream.
-
-        Returns None to drop the event. Raises UpstreamFailure.
-        """
+        """Fit a continuing node's event into the first node's stream; None drops it. Raises UpstreamFailure."""
         if not event.startswith(b"data: {") or event.startswith(b'data: {"error"'):
             return event
         try:

@@ -57,7 +57,6 @@ class UpstreamRequest:
     body: bytes = b""
     # Headers besides those for host, key and body.
     headers: Headers = ()
-    # Media type of the body.
     content_type: bytes = JSON
     # Called when a connection is available, just before the request is sent.
     on_sent: Callable[[], None] = lambda: None

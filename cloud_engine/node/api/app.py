@@ -66,7 +66,6 @@ class NodeEngine:
     context_length: int
     # Name of a `ToolFormat`; "auto" detects one in the chat template.
     tool_call_parser: str = "auto"
-    # The model's default sampling parameters.
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 

@@ -34,7 +34,6 @@ class PreparedRequest:
 
     # One engine request per prompt.
     generations: list[GenerationRequest]
-    # Wire format of the answers.
     format: AnswerFormat
     stream: bool
     include_usage: bool
@@ -97,7 +96,7 @@ class RequestPreprocessor:
             params = replace(each.params, repetition_detection=False)  # arguments of tools may be repetitive
             # The text of a tool call may end the answer, so the engine must report tokens as soon as possible.
             each = replace(each, params=params, constraint=constraint, streamed=True)
-        reasoning = None if each.constraint is not None else chat.reasoning  # a grammar leaves no room for reasoning
+        reasoning = None if each.constraint is not None else chat.reasoning  # a grammar forbids reasoning
         notes = (*hints, *(() if each.constraint is None else each.constraint.notes))
         syntax = AnswerSyntax(offered, reasoning)
         return replace(self._job(request, [each], ChatFormat(*self._shape(request), syntax, notes)), syntax=syntax)

@@ -45,10 +45,7 @@ def read_stateless(body: bytes) -> StatelessResponse:
 
 
 def read_prompt(body: bytes) -> bytes:
-    """Return the body of the equivalent chat request, so that its prompt can be counted.
-
-    Raises the errors of `read_stateless`.
-    """
+    """Return the equivalent chat request's body, for counting prompt tokens. Raises the errors of `read_stateless`."""
     return msgspec.json.encode(prompt_body(*_read(body)))
 
 
