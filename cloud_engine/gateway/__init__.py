@@ -1,4 +1,4 @@
-"""The gateway: an HTTP server that authenticates, meters and balances requests over the nodes. It needs no torch."""
+"""The gateway: an HTTP server that authenticates and meters requests and balances them over nodes."""
 
 from .access.database import KeyDatabase as KeyDatabase
 from .access.database import NewKey as NewKey

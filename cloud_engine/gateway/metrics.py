@@ -37,7 +37,7 @@ _KEY_SUMS = {
 
 
 class WorkerGauges:
-    """Publishes the state of a worker's nodes, queue and ledger in the worker's row, for all workers to read."""
+    """Publishes the state of a worker's nodes, queue and ledger in the worker's shared row."""
 
     def __init__(self, registry: NodeRegistry, ledger: UsageLedger, row: WorkerRow) -> None:
         self._registry = registry

@@ -20,9 +20,9 @@ _MAX_STEP_MS = 60_000
 
 
 def limits_from(file: Path | None, mode: Mode, max_step_ms: int | None = None) -> ModeLimits:
-    """Return a mode's limits from a file of `updraft bench engine --only steps`; without a file, from `MODES`.
+    """Return a mode's limits, from a file with measured step times if there is one, else from `MODES`.
 
-    Raises ConfigurationError.
+    `file`: written by `updraft bench engine --only steps`. Raises ConfigurationError.
     """
     return MODES[mode] if file is None else measured_limits(read_costs(file), mode, max_step_ms)
 

@@ -62,7 +62,7 @@ class StepContent:
 
 @dataclass(frozen=True, slots=True)
 class StepTimeModel:
-    """A linear model of step times. Most fields are the seconds per unit of the `StepContent` field of that name."""
+    """A linear model of step times. Most fields hold seconds per unit of the `StepContent` field with that name."""
 
     # Seconds per step, whatever its content.
     steps: float

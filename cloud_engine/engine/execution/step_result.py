@@ -1,8 +1,8 @@
 """A launched step and its result.
 
 To keep the GPU busy while the host processes a step's tokens, the next step can be launched ahead of time on tokens
-that are still on the device, if its batch is known (`Scheduler.ahead`). Once the tokens are read, some requests may
-turn out to have ended. `LaunchedStep.of` then selects the rows of the remaining requests.
+that are still on the device, if its batch is known (`Scheduler.plan_ahead`). Once the tokens are read, some requests
+may turn out to have ended. `LaunchedStep.of` then selects the rows of the remaining requests.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class BlockPool:
                 self._free.move_to_end(block, last=False)  # not cached: reuse this block first
 
     def register(self, block: int, content_hash: bytes | int) -> None:
-        """Register a full block for `lookup`. Does nothing if it or a block with the same content is registered."""
+        """Register a full block for `lookup`. Does nothing if the block or its content is already registered."""
         if content_hash not in self._cached and self._hash_of[block] is None:
             self._cached[content_hash] = block
             self._hash_of[block] = content_hash

@@ -106,10 +106,10 @@ class KVCacheManager:
         return self.blocks_for(min(num_tokens, len(cached) * self.block_size + self._window.max_chunk))
 
     def grow(self, state: RequestState, num_tokens: int) -> bool:
-        """Extend the block table to hold `num_tokens`; change nothing and return False if the pool has too few blocks.
+        """Extend the block table to hold `num_tokens`. If the pool has too few blocks, return False and change nothing.
 
-        A block that is about to be written is first replaced by a copy if a fork shares it; otherwise it is removed
-        from the prefix cache, where a fork that has ended may have registered it.
+        If a fork shares the block to write next, a copy replaces the block. Otherwise the block is removed from the
+        prefix cache, where a fork that has ended may have registered it.
         """
         if num_tokens <= state.num_own_slots:
             return True
@@ -211,7 +211,7 @@ class KVCacheManager:
         return block
 
     def _cached_prefix(self, state: RequestState) -> list[int]:
-        """Return the blocks of the longest cached prefix; blocks to which no later query attends may be missing."""
+        """Return the blocks of the longest cached prefix; NO_BLOCK for blocks that no later query attends to."""
         if self._prefixes is None:
             return []
         end = state.num_skippable_tokens // self.block_size

@@ -1,4 +1,4 @@
-"""The server's handle of an engine core: a child process, its reports and its exit."""
+"""The server's handle to an engine core: starts the child process, reads its reports and explains its exit."""
 
 from __future__ import annotations
 

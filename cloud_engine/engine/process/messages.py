@@ -39,7 +39,7 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
 
 
 class CompileNotice(msgspec.Struct, tag=True, frozen=True):
-    """Notice from the compiling thread to the loop: compiling this request's constraint has succeeded or failed."""
+    """Notice from the compiling thread to the engine loop: this request's constraint is compiled, or has failed."""
 
     request_id: str
 

@@ -1,6 +1,7 @@
 """Plain decodes: requests that get exactly one token per step and need no scheduling decision, the most common case.
 
-With 256 sequences, a step can spend half a microsecond of Python on each: work is deferred, or done for all at once.
+With 256 sequences, a step can afford half a microsecond of Python per sequence. Work is therefore deferred, or done for
+all sequences at once.
 """
 
 from __future__ import annotations

@@ -115,10 +115,11 @@ class Scheduler:
         return [*decodes, *other_requests]
 
     def plan_ahead(self, batch: Sequence[ScheduledRequest]) -> list[ScheduledRequest]:
-        """Return the plain decodes of `batch` that will continue in the next step, after allocating their blocks.
+        """Return the plain decodes of `batch` that continue in the next step, and allocate their blocks.
 
-        This is called before the results of `batch` are read. Returns no requests if the next step may also include
-        drafts, or a waiting request in the place of a request that ends."""
+        This is called before the results of `batch` are read. Returns an empty list if the next step may include
+        drafts, or may admit a waiting request because another one ends.
+        """
         going_on = [item for item in batch if item.start + 1 < item.state.last_position]
         frees_place = bool(self.waiting) and len(going_on) < len(batch)
         if frees_place or self._speculator.may_draft(len(going_on)):

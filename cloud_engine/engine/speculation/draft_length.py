@@ -100,7 +100,7 @@ class FixedDraftLength:
 
 
 class AdaptiveDraftLength(FixedDraftLength):
-    """Chooses the lengths with the most expected tokens per second; deterministic for given step reports."""
+    """Chooses the draft lengths with the most expected tokens per second. Equal step reports give equal choices."""
 
     def __init__(self, most: int) -> None:
         super().__init__(most)
@@ -261,7 +261,7 @@ class AdaptiveDraftLength(FixedDraftLength):
         return plain
 
     def _drafts_of(self, length: int, candidates: Sequence[DraftCandidate], sequences: int, plain: _Plan) -> _Plan:
-        """Return the plan with drafts of at most `length` tokens. Its cost is the upper estimate."""
+        """Return the plan with drafts of at most `length` tokens. Its cost is an upper estimate."""
         costs = self._costs
         lengths = [min(length, candidate.limit) for candidate in candidates]
         passing = [length for length, candidate in zip(lengths, candidates, strict=True) if candidate.takes_passes]

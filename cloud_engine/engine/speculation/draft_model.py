@@ -40,7 +40,7 @@ class DraftModel(Drafter):
     takes_passes = True
 
     def __init__(self, draft: Decoder, target: ModelConfig, sizes: KVCacheSize, config: EngineConfig) -> None:
-        """Set up the runner. Its logits are cut or padded to the target's vocabulary, which may have other padding."""
+        """Set up the runner. Its logits are cut or padded to the target's vocabulary, which may have another size."""
         self._runner = Runner(draft, sizes.num_blocks, config.block_size, attention_backend=config.attention_backend)
         make_ready(self._runner, graph_limits(sizes.context_length, 1, config), config.max_num_batched_tokens)
         self._most_tokens = config.max_num_batched_tokens
@@ -115,7 +115,7 @@ class DraftModel(Drafter):
         return max(batch_passes, single_passes)
 
     def _first_pass(self, batch: Sequence[ScheduledRequest]) -> tuple[list[ScheduledRequest], list[Chunk]]:
-        """Return the drafting requests, and the chunks of the first pass: first the chunks of drafting requests."""
+        """Return the drafting requests, and the chunks of the first pass. Chunks of drafting requests come first."""
         drafting: list[ScheduledRequest] = []
         chunks: list[Chunk] = []
         budget = self._most_tokens

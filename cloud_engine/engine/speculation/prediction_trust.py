@@ -1,7 +1,8 @@
 """The choice between verifying a request's predicted output at once and probing its first tokens, by expected time.
 
-Verifying a whole prediction wastes most tokens if it fails early; probing costs an extra step if the prediction holds.
-Costs depend on model and machine: a step outweighs many tokens on a GPU, but few on a CPU. Callers report times.
+Verifying a whole prediction wastes most tokens if the prediction fails early. Probing costs an extra step if it holds.
+Costs depend on model and machine: a step costs as much as many tokens on a GPU, but few on a CPU. Callers report the
+measured times.
 """
 
 from __future__ import annotations

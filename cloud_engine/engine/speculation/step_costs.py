@@ -24,7 +24,7 @@ class StepReport(msgspec.Struct, frozen=True):
     sequences: int
     # Duration of the whole step, in seconds.
     step_s: float
-    # Known tokens computed beyond one per sequence, mostly of prompts.
+    # Known tokens computed in addition to one per sequence; mostly prompt tokens.
     prefill_tokens: int = 0
     # Draft tokens verified.
     draft_tokens: int = 0

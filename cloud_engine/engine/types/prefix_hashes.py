@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class UnhashedBlocks:
-    """Blocks of `token_ids` after the first, registered in the pool under placeholder `keys` instead of hashes."""
+    """Blocks of `token_ids`, except the first, registered in the pool under placeholder `keys` instead of hashes."""
 
     token_ids: Sequence[int]
     keys: list[int] = field(default_factory=list[int])

@@ -8,7 +8,7 @@ _REMEMBERED = 5  # measurements kept
 
 
 class RecentMedian:
-    """The lower median of the last few measurements, which ignores single outliers.
+    """The lower median of the last few measurements, so that single outliers do not count.
 
     It is reliable from the second measurement on. Measurements of cold steps (`StepCosts.observe`) are dropped as soon
     as a warm one arrives.

@@ -34,11 +34,9 @@ class RequestState:
     max_tokens: int
     params: ResolvedParams
     seed: int
-    # Tokens that end the answer.
     end_ids: frozenset[int]
     # Known tokens: the prompt and the tokens generated so far.
     token_ids: list[int]
-    # Cursor over the request's predicted output.
     prediction: PredictionCursor
     # Pool of the hidden states, if the request asked for an embedding.
     pool: MeanPool | None = None
@@ -61,7 +59,6 @@ class RequestState:
     num_own_slots: int = 0
     # Leading known tokens whose keys and values are in the draft model's cache.
     num_draft_computed_tokens: int = 0
-    # Full blocks registered in the prefix cache.
     num_registered_blocks: int = 0
     num_drafted_blocks: int = 0
     # Prompt tokens found in the prefix cache.

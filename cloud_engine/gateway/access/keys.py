@@ -1,4 +1,4 @@
-"""Authentication: keys are looked up by their SHA-256, compared in constant time, and never logged."""
+"""Authentication by API key. Keys are looked up by their SHA-256, compared in constant time, and never logged."""
 
 from __future__ import annotations
 

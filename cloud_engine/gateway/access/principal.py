@@ -49,7 +49,6 @@ class Principal(msgspec.Struct, frozen=True):
     tenant: str
     # Kinds of requests that the key is valid for.
     scopes: tuple[Scope, ...]
-    # Priority of the key's requests in the queue.
     priority: Priority = "interactive"
     # Models that the key may use. Empty: all.
     models: tuple[str, ...] = ()

@@ -60,7 +60,7 @@ def part_of_worker(whole: int, workers: int, worker: int) -> int:
 
 
 class Model(msgspec.Struct):
-    """An entry of a node's model list. All fields except the id may have any type."""
+    """An entry of a node's model list. All fields except the id may have any type, because servers differ."""
 
     id: str
     owned_by: Any = None

@@ -32,9 +32,7 @@ _log = logging.getLogger("updraft.gateway")
 class SharedBalancingState:
     """Balancing state shared by the registries of all workers. Create it before forking."""
 
-    # Requests that were in flight when a node failed.
     quarantine: Quarantine = field(default_factory=Quarantine)
-    # Prompt prefixes recently served, by node.
     index: PrefixIndex = field(default_factory=PrefixIndex)
 
 

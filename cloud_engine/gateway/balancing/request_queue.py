@@ -119,10 +119,11 @@ class RequestQueue:
                 del queues[waiter.place.tenant]
 
     def _victim(self, place: QueuePlace) -> _Waiter | None:
-        """Return the queued request to drop for a new one: the newest of the tenant with the most requests.
+        """Return the queued request to drop for a new one, or None if no request may be dropped.
 
-        Requests of the lowest priority are dropped first. At the new request's priority, a request is dropped only if
-        its tenant has more queued requests than the new one's tenant. If no request may be dropped, return None.
+        Requests of the lowest priority are dropped first. Among them, the newest request of the tenant with the most
+        requests is dropped. At the new request's own priority, a request is dropped only if its tenant has more queued
+        requests than the new one's tenant.
         """
         for priority in reversed(PRIORITIES):
             if queues := self._queues[priority]:

@@ -45,7 +45,7 @@ _UNITS = {
 
 
 class LimitError(RateLimitError):
-    """A limit was reached. `wait_s`: seconds until a retry may succeed; None: never."""
+    """A request was refused by a limit. `wait_s`: seconds until a retry may succeed; None: never."""
 
     def __init__(self, message: str, kind: Kind, wait_s: float | None, usage: Sequence[tuple[bytes, bytes]]) -> None:
         super().__init__(message)
@@ -82,7 +82,7 @@ class LimitReservation:
     is_capped: bool = False
     # Claims to settle, with the store's receipts.
     taken: list[tuple[Claim, str]] = field(default_factory=list[tuple[Claim, str]])
-    # Claims of top-ups to settle. They are settled with no usage, because all usage is charged to `taken`.
+    # Claims of top-ups to settle. They settle with zero usage, because all usage is charged to `taken`.
     added: list[tuple[Claim, str]] = field(default_factory=list[tuple[Claim, str]])
 
     async def top_up(self) -> bool:

@@ -120,9 +120,9 @@ class RequestSize:
 def size_of(
     body: bytes, fields: SizeFields, path: str = "chat/completions", names: Iterable[str] = SizeFields.__struct_fields__
 ) -> RequestSize:
-    """Return the size of a request to `path`. `names`: the field names of the body.
+    """Return the size of a request to `path`. `names`: the field names that its body contains.
 
-    Raises InvalidRequestError if a field is out of the gateway's bounds.
+    Raises InvalidRequestError if a field exceeds one of the gateway's bounds.
     """
     lengths: dict[str, Any] = {}
     repeated = 0  # additional bytes of the query, which a reranker reads once per document

@@ -74,7 +74,6 @@ class Call:
     row: UsageRow
     # Time of arrival, by `time.perf_counter()`.
     started: float
-    # ASGI callable that sends to the client.
     send: Send
     # Priority and tenant in the queue; the tenant also decides which cached prefixes the request may share.
     place: QueuePlace = field(default_factory=QueuePlace)

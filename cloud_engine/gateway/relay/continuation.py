@@ -95,9 +95,10 @@ class PartialAnswer:
         self._is_text = _MORE_THAN_TEXT.search(event) is None and len(self._text) <= _MAX_TEXT
 
     def continued(self, counts: tuple[int, int], *, takes_tokens: bool, takes_text: bool) -> bytes | None:
-        """Return the request for another node to continue with, or None. `counts`: prompt and answer tokens so far.
+        """Return the request with which another node continues the stream; None if the node cannot.
 
-        `takes_tokens`: the node can continue from token ids. `takes_text`: it supports `continue_final_message`.
+        `counts`: prompt and answer tokens so far. `takes_tokens`: the node can continue from token ids. `takes_text`:
+        the node supports `continue_final_message`.
         """
         if not self._is_known or not self._is_text:
             return None

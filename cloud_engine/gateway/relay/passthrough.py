@@ -79,7 +79,7 @@ class PassthroughUsage:
             self._row.completion_tokens = max(self._row.completion_tokens, self.texts)
 
     def error_event(self, error: UpdraftError) -> bytes:
-        """Return the event with which the gateway ends a stream that fails, in this API's format."""
+        """Return the error event that ends a failed stream, in this API's format."""
         if self._path == MESSAGES:
             kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
             return b"event: error\n" + sse.event({"type": "error", "error": {"type": kind, "message": error.message}})

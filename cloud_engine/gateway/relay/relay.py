@@ -46,7 +46,7 @@ _log = logging.getLogger("updraft.gateway")
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """The endpoint of a relayed route such as `POST /v1/chat/completions`. Admitted requests leave a usage row."""
+    """The endpoint of a relayed route such as `POST /v1/chat/completions`. Each admitted request gets a usage row."""
 
     dispatch: Dispatch
     keys: KeyStore

@@ -29,7 +29,7 @@ _FINISHED = frozenset(
     ("stop", "length", "tool_calls", "function_call", "content_filter",
      "completed", "end_turn", "max_tokens", "stop_sequence", "tool_use")
 )  # fmt: skip
-# Where other APIs report the finish reason: the object that holds it in a stream's events, and the field.
+# Finish reason in other APIs: name of the object that holds it in a stream's events, and name of its field.
 _REASONS = {RESPONSES: ("response", "status"), MESSAGES: ("delta", "stop_reason")}
 _Kept = tuple[list[Header], bytes]  # headers, and the body or all events of a stream
 

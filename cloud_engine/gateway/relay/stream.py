@@ -86,7 +86,7 @@ def _in_one_spelling(event: bytes) -> list[bytes]:
 
 
 def _split_final(data: bytes) -> list[bytes]:
-    """Split an event with both text and a finish reason into two events. OpenAI sends two."""
+    """Split an event with both text and a finish reason into two events, as OpenAI's servers send them."""
     if _FINISH.search(data) is None:
         return [data]
     try:

@@ -82,7 +82,7 @@ class Response:
         return self._connection.wait_for_body()
 
     async def read_whole(self, hold: Callable[[int], None] = lambda _: None) -> bytes:
-        """Return the whole body. `hold` gets the size of each piece. Raises UpstreamFailure, or AnswerTooLargeError."""
+        """Return the whole body. `hold` gets each piece's size. Raises UpstreamFailure or AnswerTooLargeError."""
         pieces, size = list[bytes](), 0
         while piece := await self._connection.read():
             pieces.append(piece)

@@ -39,7 +39,7 @@ class PreparedRequest:
     include_usage: bool
     # Name of the prompt's field in the client's request.
     prompt_field: str
-    # Tools that the answers may call, and reasoning before the answers.
+    # Tools that the answers may call, and the markers of reasoning before an answer.
     syntax: AnswerSyntax | None = None
     # Token ids that the client sends and requests.
     tokens: TokenExchange | None = None
