@@ -130,7 +130,7 @@ def _nodes(rows: SharedRows) -> list[Metric]:
     waiting = _labelled(rows.sums("waiting"), "tier")
     return [
         _gauge("node_up", "1 if the node is healthy", _labelled(of_all(0, min), "node")),
-        _gauge("node_breaker_state", "0: closed, 1: half-open, 2: open", _labelled(of_all(1, max), "node")),
+        _gauge("node_breaker_state", "breaker: 0 closed, 1 half-open, 2 open", _labelled(of_all(1, max), "node")),
         _gauge("node_in_flight", "requests in flight on the node", _labelled(sums, "node", 2)),
         _counter("node_breaker_trips", "times a worker took the node out of rotation", _labelled(sums, "node", 3)),
         _gauge("waiting", "requests in the queue for a node", waiting),

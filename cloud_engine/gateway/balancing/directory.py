@@ -51,7 +51,7 @@ class NodeDirectory:
                 return
             (count,) = connection.execute("SELECT count(*) FROM leases").fetchone()
             if count >= _MAX_NODES:
-                raise OverloadedError(f"The directory is full: {_MAX_NODES} nodes are registered.")
+                raise OverloadedError(f"The node directory is full: {_MAX_NODES} nodes are registered.")
             row = url, concurrency, is_proven, boot, now + LEASE_S
             connection.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?)", row)
 
