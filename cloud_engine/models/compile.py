@@ -42,14 +42,14 @@ class CompiledDecoder:
     def continued(
         self, first: Sequence[int], passes: Passes, attention: NativeAttention, sampling: Sampling
     ) -> list[list[int]]:
-        """Run several passes in one C call, as `NativeContinuation.run` describes."""
+        """Run several passes in one C call (see `NativeContinuation.run`)."""
         assert self._continuation is not None, "check can_continue first"
         rotations = self._model.rotations(torch.from_numpy(passes.positions()))
         return self._continuation.run(first, passes, rotations, attention, sampling)
 
 
 def compile_decoder(model: Decoder) -> CompiledDecoder | None:
-    """Compile a model with packed weights. Return None if any of its linear layers is not packed for C."""
+    """Compile a model whose linear layers are packed for C. Return None if a layer is not, or C lacks support."""
     layers = [_layer(layer, model.config, index) for index, layer in enumerate(model.layers)]  # type: ignore[arg-type]
     packed = [layer for layer in layers if layer is not None]
     if len(packed) < len(layers):

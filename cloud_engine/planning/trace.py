@@ -89,7 +89,7 @@ def _azure(source: str) -> Iterator[PlannedRequest]:
     with path.open("rb") as file:
         for row in csv.DictReader(text_lines(file, path, ConfigurationError)):
             arrived = datetime.fromisoformat(row["TIMESTAMP"])
-            arrived = arrived if arrived.tzinfo else arrived.replace(tzinfo=UTC)  # UTC has no repeated hours
+            arrived = arrived if arrived.tzinfo else arrived.replace(tzinfo=UTC)  # UTC, since local time repeats hours
             prompt, output = (msgspec.convert(row[name], _Tokens, strict=False) for name in _AZURE_TOKENS)
             yield PlannedRequest(arrived.timestamp(), prompt, output)
 

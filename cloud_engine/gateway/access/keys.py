@@ -53,7 +53,8 @@ class KeyStore:
     def failing(self) -> bool:
         """Return whether the database cannot be read, so that every request is refused."""
         with suppress(OSError, sqlite3.Error):
-            return bool(self.database and self._find(self.database.path, b""))  # matches no key: tests only the access
+            # The empty digest matches no key: the lookup only tests whether the database can be read.
+            return bool(self.database and self._find(self.database.path, b""))
         return True
 
     def principal(self, authorization: str) -> Principal:

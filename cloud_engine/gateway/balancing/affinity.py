@@ -13,7 +13,7 @@ _MAX_BYTES = 2**20
 
 
 def _ends() -> tuple[int, ...]:
-    """Return the byte offset at which each prompt block ends. Later blocks are larger, so that few are needed."""
+    """Return the byte offset at which each prompt block ends. Later blocks are larger: a long prompt has few blocks."""
     ends = [_BLOCK]
     while ends[-1] < _MAX_BYTES:
         ends.append(ends[-1] + max(_BLOCK, ends[-1] // 8))
@@ -51,7 +51,7 @@ class Placement:
 
 
 def prompt_blocks(scope: int, body: bytes, start: int) -> list[int]:
-    """Return one hash per block, covering the prompt up to its end: common prefixes have common hashes."""
+    """Return one hash per block, which covers the prompt up to the block's end. Equal prefixes have equal hashes."""
     blocks: list[int] = []
     value, begin, size = scope, start, len(body) - start
     for end in _ENDS:

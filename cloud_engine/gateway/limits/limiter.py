@@ -218,7 +218,7 @@ def _claims(
         if limits.tokens_per_minute is not None:
             amount = _reserved(limits.tokens_per_minute, prompt_tokens, answer)
             yield Claim(owner, name, "tokens", limits.tokens_per_minute, amount)
-        if limits.concurrent is not None and owner == "model":  # for key and tenant: see `enter`
+        if limits.concurrent is not None and owner == "model":  # `enter` has counted the key and tenant
             yield Claim(owner, name, "concurrent", limits.concurrent, 1)
         if price is None:  # no budget applies to this request
             continue

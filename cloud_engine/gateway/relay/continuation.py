@@ -70,7 +70,7 @@ class PartialAnswer:
         return 0 if self._before is None else self._before[1]
 
     def read(self, event: bytes) -> bytes | None:
-        """Record `event`, and return it in the form for the client; return None to send nothing."""
+        """Record `event`, and return it as the client should see it; None if the client must not see it."""
         if self._before is not None:
             adopted = self._adapt(event, self._before)
             if adopted is None:

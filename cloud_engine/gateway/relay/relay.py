@@ -39,7 +39,7 @@ from .response_cache import ResponseCache
 from .usage import read_usage
 
 _USAGE_QUERY_S = 2.0
-_AWAITED_USAGE_QUERY_S = 0.2  # shorter, because the client still waits for its error response
+_AWAITED_USAGE_QUERY_S = 0.2  # seconds; short, because the client waits for its error response meanwhile
 _MAX_TOKENS_PER_S = 5_000  # assumed maximum for one answer; several times the speed of the fastest models
 _log = logging.getLogger("updraft.gateway")
 
@@ -164,7 +164,7 @@ class Relay:
 
 def _most_written(call: Call) -> int:
     """Return an upper bound on the tokens generated for an answer (not a stream) whose client has just left."""
-    stops = call.tried and all(node.tells_usage for node in call.tried)  # such nodes stop when the gateway leaves
+    stops = call.tried and all(node.tells_usage for node in call.tried)  # these nodes stop when the gateway disconnects
     seconds = time.perf_counter() - call.started
     return call.size.answer.answers * (int(seconds * _MAX_TOKENS_PER_S) if stops else LONGEST_ANSWER)
 
@@ -180,5 +180,5 @@ def _typed(error: TimeoutError | UpstreamFailure | UpdraftError, whole_s: float)
         return error.error or UpstreamError(f"The node's answer is invalid ({error}): send the request again.")
     if isinstance(error, AnswerTooLargeError):
         return UpstreamError(f"The gateway cannot relay the answer: {error}. Request a shorter one.")
-    why = "it is unreachable" if isinstance(error, UnreachableError) else error  # UnreachableError names the address
+    why = "it is unreachable" if isinstance(error, UnreachableError) else error  # hide the node's address
     return UpstreamError(f"The node failed during its answer ({why}): send the request again.")

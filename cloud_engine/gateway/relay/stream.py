@@ -55,7 +55,7 @@ class NodeEvents:
             events = self._parser.events(chunk)
         except sse.EventTooLongError as error:
             raise AnswerTooLargeError(str(error)) from error
-        self._buffered = len(chunk) if events else self._buffered  # the next event begins in this chunk
+        self._buffered = len(chunk) if events else self._buffered  # upper bound: the next event begins in this chunk
         self._silent_s += time.monotonic() - began
         if any(not event.startswith(b":") for event in events):
             self._silent_s, self._timeout_s = 0.0, self._response.timeouts.idle_s

@@ -21,7 +21,7 @@ from .failures import AnswerTooLargeError, UnreachableError
 from .pool import Pool, PoolLimits, tls_context
 
 JSON = b"application/json"
-MAX_ANSWER_BYTES = 48 * 2**20  # together with a request body, below the memory limit per tenant
+MAX_ANSWER_BYTES = 48 * 2**20  # bytes; answer and request body together stay below a tenant's memory limit
 _ENDLESS = SilenceTimeouts()
 _UNSENDABLE = re.compile(rb"[\0-\x08\x0a-\x20\x7f]")
 

@@ -113,7 +113,7 @@ class NodeConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._is_busy:
-            self._transport.abort()  # data without a request
+            self._transport.abort()  # the node sent data without a request
             return
         self._on_data()
         try:

@@ -148,7 +148,7 @@ class ResponseParser:
 
     def _after(self, _body: list[bytes]) -> bool:
         if self._buffer:
-            self.reusable = False  # data after the response
+            self.reusable = False  # unexpected data after the response
             self._buffer.clear()
         return False
 
