@@ -54,7 +54,7 @@ class Price:
 
     @property
     def highest_input(self) -> float:
-        """Higher of the prices for cached and uncached prompt tokens, for use before the cached ones are known."""
+        """Higher of the prices for cached and uncached prompt tokens, for estimates before a request."""
         return max(self.input, self.cached_input or 0.0)
 
 
@@ -167,7 +167,7 @@ def _public(entries: Mapping[str, _PublicPrice]) -> list[DatedPrice]:
     prices: list[DatedPrice] = []
     for name, each in entries.items():
         if each.input_cost_per_token is None or each.output_cost_per_token is None:
-            continue  # priced per image, second or page
+            continue  # skip a model that is priced per image, second or page
         cached, longest = each.cache_read_input_token_cost, each.max_output_tokens
         prices.append(
             DatedPrice(

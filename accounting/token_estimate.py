@@ -31,7 +31,7 @@ LENGTHENING = (
     *("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "n_predict", "num_predict"),
     *("max_new_tokens", "max_length", "min_length", "min_new_tokens"),
 )
-#: Paths that generate no text.
+#: API paths whose answers contain no generated text.
 WRITES_NOTHING = (
     *("embeddings", "rerank", "score", "classify", "pooling", "moderations"),
     *("messages/count_tokens", "responses/input_tokens"),
@@ -47,7 +47,7 @@ LENGTH_FIELDS = (*LENGTHENING, *MULTIPLYING, *NESTED, *THINKING, "prediction")
 
 _COUNTED = frozenset(LENGTH_FIELDS)
 _ASCII = bytes(range(128))
-_ESCAPE = 6  # characters of an escape such as `\u20ac`
+_ESCAPE = 6  # characters of a JSON escape such as `\u20ac`
 _ESCAPED_BYTES = 3  # maximum UTF-8 bytes of an escaped character
 BYTES_PER_TOKEN = 3
 _ATTACHED = (b'"file_id"', b'"file_data"', b'"data"', b";base64,")
@@ -98,7 +98,7 @@ class AnswerSize:
     limit: int | None = None
     # Number of answers to all prompts together.
     answers: int = 1
-    # Tokens of a predicted output, because rejected ones are billed in addition to the answers.
+    # Tokens of the request's `prediction`: rejected tokens are billed in addition to the answers.
     beside: int = 0
 
     @property
@@ -109,7 +109,7 @@ class AnswerSize:
 
     @property
     def assumed(self) -> int:
-        """Tokens of all answers at their limit; without a limit, the least."""
+        """Tokens of all answers at their limit. If the request sets no limit: `least`."""
         return self.least if self.limit is None else self.most(None)
 
     def most(self, longest: int | None) -> int:
