@@ -31,12 +31,14 @@ class TextEncoder(Protocol):
 
 
 class TokenizeRequest(Hints, forbid_unknown_fields=True, kw_only=True):
-    """Request to tokenize `prompt` or `messages`. `add_special_tokens` is for prompts, the next three for messages."""
+    """Request to tokenize `prompt` or `messages`."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
+    # For prompts only.
     add_special_tokens: bool = True
+    # For messages only, like `continue_final_message` and `tools`.
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     tools: list[Tool] | None = None

@@ -25,13 +25,13 @@ from .detokenize import gpt2_byte_alphabet
 from .templates.sources import TemplateSources
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-_LONG = 2**13  # characters; encoding a shorter text takes at most a few milliseconds
+_LONG = 2**13  # minimum characters of a long text; encoding a shorter text takes at most a few milliseconds
 _log = logging.getLogger("updraft.text")
 
 
 @dataclass(frozen=True, slots=True)
 class PromptEnds:
-    """Special tokens around a prompt, from tokenizer_config.json. `add_*` None: tokenizer.json decides."""
+    """Special tokens around a prompt, from tokenizer_config.json. If an `add_*` is None, tokenizer.json decides."""
 
     bos_token: str = ""
     eos_token: str = ""

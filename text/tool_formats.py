@@ -108,8 +108,8 @@ class ToolFormat:
     def constraint(self, use: ToolUse, text: Constraint | None = None) -> Constraint | None:
         """Return the grammar of an answer: only calls if `tool_choice` requires a call, else text and valid calls.
 
-        With a constraint on `text`, an answer is such a text or calls. None if any answer is allowed, because
-        `tool_choice` is `auto`, no function is `strict` and the text is free.
+        With a constraint on `text`, an answer either matches the constraint or consists of calls. Returns None if any
+        answer is allowed, because `tool_choice` is `auto`, no function is `strict` and the text is free.
         """
         functions, choice, parallel = [tool.function for tool in use.tools], use.choice, use.parallel
         if isinstance(choice, NamedTool):
@@ -165,7 +165,7 @@ class ToolFormat:
             return f"{json.dumps(lead.format(function.name))} unchecked"
         none = {"properties": {}, "additionalProperties": False}
         arguments = {**_ANY_OBJECT, **(function.parameters or none)}
-        if self.syntax.bare:  # one JSON value, because a text in JSON may begin like a call
+        if self.syntax.bare:  # a grammar of one JSON value, because an answer in JSON may begin like a call
             fields = {"name": {"const": function.name}, "parameters": _moved(arguments, "/properties/parameters")}
             return inline_schema({"properties": fields, "required": list(fields), **_ANY_OBJECT})
         if self.name == "mistral-args":

@@ -45,10 +45,10 @@ class Repository:
 
     name: str
     files: Sequence[HubFile]
-    # Commit of the files.
+    # Commit of the repository.
     revision: str
     licence: str | None
-    # Address of the hub, and the user's token for it.
+    # Address of the hub, and the user's access token (`token`).
     base: str
     token: str | None = field(repr=False)
 

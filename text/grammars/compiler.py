@@ -66,8 +66,10 @@ class GrammarCompiler:
     """Thread-safe compiler for one vocabulary, with a cache of recent constraints."""
 
     def __init__(self, vocabulary: Callable[[], Vocabulary], encode: Encode | None = None) -> None:
-        """`vocabulary` is called at the first constraint, since building a large vocabulary takes a second. `encode` is
-        the model's tokenizer; without `encode`, matchers can only be used to check constraints."""
+        """Create a compiler. The first constraint calls `vocabulary`, since building a large vocabulary takes a second.
+
+        `encode` is the model's tokenizer; without `encode`, matchers can only be used to check constraints.
+        """
         self._lock = threading.Lock()
         self._vocabulary = vocabulary
         self._encode = encode
@@ -125,7 +127,7 @@ def grammar_of(constraint: Constraint) -> str:
 
 
 def end_ids(eos_ids: Iterable[int], vocab_size: int) -> list[int]:
-    """Return the ids that end an answer, or else an unused id after the last token, since llguidance needs one."""
+    """Return the ids that end an answer. If there are none, return an unused id, since llguidance needs an end id."""
     return sorted(eos_ids) or [vocab_size]
 
 

@@ -56,7 +56,7 @@ class GrammarState:
     def __init__(
         self, matcher: llguidance.LLMatcher, vocab_size: int, eos_ids: Sequence[int], param: str, *, endless: bool
     ) -> None:
-        """`vocab_size`: rows of the output head; `endless`: forbid the end while other tokens are allowed."""
+        """`vocab_size`: rows of the output head; `endless`: forbid the answer's end while other tokens are allowed."""
         self.param = param
         self.complete = False
         self.error: str | None = None
@@ -102,7 +102,7 @@ class GrammarState:
         return taken
 
     def give_up(self) -> None:
-        """Set the error for an answer whose allowed tokens are all excluded by other options."""
+        """Fail the answer, because other options exclude all tokens that the grammar allows."""
         self.error = self.error or "the grammar and the other options together allow no token."
 
     def failure(self) -> InvalidRequestError:
