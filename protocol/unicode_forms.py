@@ -14,7 +14,7 @@ from typing import Literal
 from .errors import UpdraftError
 
 _MAX_MARKS = 30  # combining marks per letter, the limit of Stream-Safe Text (UAX #15)
-_SNIFFED = 64  # bytes
+_SNIFFED = 64  # bytes at the start of a file that reveal its encoding
 _MARKS = {  # UTF-32 is first, because its little-endian mark begins with UTF-16's
     "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
     "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),

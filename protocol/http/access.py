@@ -22,7 +22,7 @@ from ..safety.system import connection_user, own_user
 PEER = "updraft.peer"
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/@\\\[\]]+))(?::[0-9]*)?")
-#: An origin such as `https://app.example`, or a scheme other than http(s), as `app://` or `app://*`: all its origins.
+#: An origin such as `https://app.example`. For schemes other than http(s), `app://` or `app://*` means all origins.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/@\\*]+|(?!https?:)[a-z][a-z0-9+.-]*://\*?")
 
 
@@ -49,13 +49,13 @@ class Access:
 
     # Allowed Host names without a port, in addition to loopback and the server's own address.
     allowed_hosts: tuple[str, ...] = ()
-    # Origins of web pages that may use this server, besides this machine's. `app://` or `app://*`: all of the scheme.
+    # Origins of web pages that may use this server, besides this machine's. `app://*`: all origins of the scheme.
     allowed_origins: tuple[str, ...] = ()
     # Required key, sent as a bearer token or as Anthropic's `x-api-key`. None: no key is required.
     api_key: str | None = field(default=None, repr=False)
     # Paths that need no key.
     public_paths: tuple[str, ...] = ("/health",)
-    # Advice in the error that refuses other users of this machine. Empty: all users are served.
+    # Advice in the error for other users of this machine, who are refused. Empty: no user is refused.
     own_user: str = ""
 
     def __post_init__(self) -> None:
@@ -125,7 +125,7 @@ class Access:
 
 
 def _check_one_key(sent: dict[bytes, list[str]]) -> None:
-    """Refuse a request with two different API keys, because it would depend on the server which key pays."""
+    """Refuse a request with two different API keys, because servers differ in which of two keys they charge."""
     keys = {key.partition(" ")[2].strip() if " " in key else key for key in sent.get(b"authorization", ())}
     if len({*keys, *sent.get(b"x-api-key", ())} - {""}) > 1:
         fault = "The request names two API keys, in Authorization or x-api-key. Send only one."
@@ -160,7 +160,7 @@ def host_is_loopback(authority: str) -> bool:
 def check_keyless(host: str, advice: str) -> None:
     """Check that a keyless server is on loopback, even if `host` is a name. Raises ConfigurationError with `advice`."""
     if not (is_loopback(host) and _resolves_to_loopback(host)):
-        raise ConfigurationError(f"--host {host} opens the port to others without a key: {advice}.", param="host")
+        raise ConfigurationError(f"--host {host} would let other machines in without a key: {advice}.", param="host")
 
 
 def _resolves_to_loopback(host: str) -> bool:

@@ -55,7 +55,7 @@ _HEAD_ONLY = "updraft.head_only"  # scope key of a HEAD request, which is routed
 _MAX_HEADERS = 256
 _SINGLE = (b"host", b"transfer-encoding")
 _VERSIONS = ("1.1", "1.0", "2", "3")
-# Only `updraft serve` has all routes below these paths; the errors of other servers say so.
+# Paths whose routes only `updraft serve` has completely, as the errors of other servers say.
 _ROUTER_ROUTES = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/chat/completions")
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:")
 _log = logging.getLogger("updraft.http")
@@ -113,7 +113,7 @@ class HttpApp(FastAPI):
 class BodyLimits:
     """Size limits of request bodies, in bytes."""
 
-    # Limit per body.
+    # Limit per body, except uploads.
     usual: int
     # Limit per body for upload paths, whose bodies are streamed and not held in memory.
     uploads: Mapping[str, int]
@@ -211,7 +211,7 @@ def cancel_on_disconnect(request: Request) -> Generator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        if gone and task.uncancel() == 0:  # else other code cancelled the task too: propagate
+        if gone and task.uncancel() == 0:  # otherwise other code cancelled the task too: propagate
             raise RequestCancelledError("The client closed the connection.") from None
         raise
     finally:
@@ -328,7 +328,7 @@ class _OuterMiddleware:
             await send({"type": "websocket.http.response.body", "body": response.body})
 
     def _check(self, scope: Scope, when: str) -> None:
-        """Check framing, access and draining. Raises UpdraftError. `when`: end of the advice to try again."""
+        """Check framing, access and draining. Raises UpdraftError. `when`: the end of the advice to try again."""
         _check_framing(scope)
         self._access.check(scope)
         if self._traffic.draining:
@@ -336,7 +336,7 @@ class _OuterMiddleware:
 
 
 class _FramingError(InvalidRequestError):
-    """Framing that leaves the end of the request in doubt, so the connection is closed."""
+    """A request whose end is ambiguous, so the connection is closed."""
 
     default_code = "invalid_http"
 
@@ -383,8 +383,8 @@ class _Exchange:
     async def receive(self) -> Message:
         """Receive a message. Raises RequestTooLargeError as soon as the announced or received body is too large.
 
-        Raises the errors of `BodyMemory.take` before reading an announced body from the connection, and OverloadedError
-        if a slow body loses its memory.
+        Reserves memory before reading an announced body, with the errors of `BodyMemory.take`. Raises OverloadedError
+        if the body arrives too slowly and `BodyMemory` gives its memory to other requests.
         """
         if self._announced > self._max_body_bytes:
             raise self._too_large()
@@ -393,7 +393,7 @@ class _Exchange:
             async with self._waiting(1 if self._is_arriving else sys.maxsize):
                 message = await self._receive()
         except TimeoutError as error:
-            raise OverloadedError("This body arrived too slowly while memory ran short: send fewer at once.") from error
+            raise OverloadedError("The body arrived too slowly while memory was short: send fewer at once.") from error
         if message["type"] == "http.disconnect" and self._complete:
             await asyncio.Event().wait()  # a disconnect after the response must not cancel the app's final steps
         if message["type"] == "http.request":
@@ -405,7 +405,7 @@ class _Exchange:
         return message
 
     def _waiting(self, least: int) -> contextlib.AbstractAsyncContextManager[None]:
-        """Mark a wait for the client as in `BodyMemory`, if the request holds at least this many bytes."""
+        """Allow `BodyMemory` to end a wait for the client, if the request holds at least `least` bytes."""
         return self._memory.waiting_for_client(self._held) if self._held.size >= least else contextlib.nullcontext()
 
     def _hold(self, more: int) -> None:
@@ -435,7 +435,7 @@ class _Exchange:
             async with self._waiting(SMALL_BYTES + 1):
                 await self._send(message)
         except TimeoutError as error:
-            raise RequestCancelledError("The client read too slowly while memory ran short.") from error
+            raise RequestCancelledError("The client read the response too slowly while memory was short.") from error
 
     async def fail(self, error: UpdraftError) -> None:
         """Send `error`. After the response has started, only log it."""

@@ -12,11 +12,11 @@ from ..errors import OverloadedError, RateLimitError
 
 #: Key of the body's owner in the request's state. Without an owner, only the total limit applies.
 BODY_OWNER = "body_owner"
-#: Key of a function in the request's state that reserves memory for more bytes, as `BodyMemory.take`.
+#: Key of a function in the request's state that reserves memory for more bytes, like `BodyMemory.take`.
 HOLD_MORE = "hold_more"
 
 TOTAL_BYTES = 256 * 2**20
-OWNER_BYTES = 64 * 2**20  # below the total, so that one owner cannot use it all
+OWNER_BYTES = 64 * 2**20  # limit per owner, below the total, so that no owner can use it all
 SMALL_BYTES = 2**16
 ROOM_BYTES = 32 * 2**20  # part of the total that only requests of at most `SMALL_BYTES` may use
 _MIB = 2**20
@@ -31,7 +31,7 @@ class HeldMemory:
 
 
 class BodyMemory:
-    """Counter of the bytes held by all requests. If it is full, the owner with the most bytes loses a slow request."""
+    """Counter of the bytes held by all requests. At the limit, the owner with the most bytes loses a slow request."""
 
     def __init__(self, total: int = TOTAL_BYTES, per_owner: int = OWNER_BYTES) -> None:
         self._total = total
@@ -70,7 +70,7 @@ class BodyMemory:
 
     @asynccontextmanager
     async def waiting_for_client(self, held: HeldMemory) -> AsyncGenerator[None]:
-        """Let `take` end the block in favor of other requests. Raises TimeoutError then."""
+        """Mark the block as a wait for the client. `take` may end the block to free memory: it raises TimeoutError."""
         try:
             async with asyncio.timeout(None) as self._waiting[held]:
                 yield

@@ -30,18 +30,18 @@ _TRACING = re.compile(
     r"idempotency-key|traceparent|tracestate|baggage|x-(b3|cloud-trace|correlation|datadog|ot|trace)(-.+)?"
 )
 _CREDENTIAL = re.compile(r"auth|cookie|credential|csrf|key|passw|secret|session|token")
-_KEYS = frozenset({"idempotency-key"})  # names with "key" that hold no credential
+_KEYS = frozenset({"idempotency-key"})  # names that contain "key" but hold no credential
 _MAX_NAME = 100
 
 
 @dataclass(frozen=True, slots=True)
 class NativeRequest:
-    """A request as the caller wrote it, for clouds of the same API, which get all unchanged parts untranslated."""
+    """A request as the caller wrote it. A cloud with the same API receives its unchanged parts untranslated."""
 
     # Name of the provider with this API.
     provider: str
     fields: Mapping[str, Any]
-    # The chat request to which `fields` were translated.
+    # The translation of `fields` to a chat request.
     chat: Mapping[str, Any]
     # Headers that only this API has, by lower-case name.
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -61,12 +61,12 @@ class Forwarding:
     retries: int = 2
     # Names of headers that are not forwarded because no cloud is known to evaluate them.
     dropped: tuple[str, ...] = ()
-    # The request in the API that it was written for, if that has a provider.
+    # The untranslated request; None if no provider has its API.
     native: NativeRequest | None = field(default=None, repr=False)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for the answer on the dropped headers."""
+        """Notes for the answer that name the dropped headers."""
         return tuple(f"header {name[:_MAX_NAME]}: not forwarded" for name in self.dropped)
 
     @property

@@ -24,7 +24,7 @@ from ..errors import (
 from ..hints import object_of
 from ..safety.redaction import paired
 
-_MAX_MESSAGE, _MAX_EXCERPT = 2000, 300  # characters
+_MAX_MESSAGE, _MAX_EXCERPT = 2000, 300  # maximum characters of an error message, and of a body quoted in it
 _MAX_NESTED = 4  # maximum depth at which an error message is searched for
 _MESSAGES = ("message", "error", "detail", "msg", "errors", "title", "description", "error_description")
 _LINE_ENDS = bytes.maketrans(b"\n\r", b"  ")  # valid JSON has line ends only between tokens
@@ -152,7 +152,10 @@ def completed(error: dict[str, Any], status: int, otherwise: str) -> dict[str, A
 
 
 def split_final_event(event: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """Split a final event into a text event (None without text) and a finish event, as some servers combine both."""
+    """Split an event that holds both text and the finish reason, as some servers send it.
+
+    Returns the event with the text (None if there is no text) and the event with the finish reason.
+    """
     choices: list[dict[str, Any]] = event["choices"]
     deltas = [cast("dict[str, Any]", choice.get("delta") or {}) for choice in choices]
     if not any(value for delta in deltas for name, value in delta.items() if name != "role"):

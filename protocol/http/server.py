@@ -34,7 +34,7 @@ DRAIN_S = 10.0
 """Default time for requests in flight to finish after SIGTERM or SIGINT, in seconds."""
 
 WEBSOCKET_MESSAGE_BYTES = 8 * 2**20  # same limit as for request bodies
-_ACCEPTED = 32  # maximum connections accepted per loop iteration; the limits count them two iterations later
+_ACCEPTED = 32  # maximum connections accepted per loop iteration; `ConnectionLimits` counts them two iterations later
 _BACKLOG = 1024
 _SHUTDOWN_S = 5.0  # time from the end of the drain to SIGKILL
 _PARENT_POLL_S = 0.5

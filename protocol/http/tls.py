@@ -49,7 +49,7 @@ class Certificate:
     def __init__(self, files: TlsFiles) -> None:
         """Load the files. Raises ConfigurationError if unusable."""
         self._files, self._context, self._said = files, files.context(), ""
-        self._seen: list[tuple[int, int]] = []  # modification times and inodes at the last load
+        self._seen: list[tuple[int, int]] = []  # modification time and inode of each file at the last load
 
     def context(self) -> ssl.SSLContext:
         try:
@@ -64,7 +64,7 @@ class Certificate:
 
 
 class Handshake(asyncio.Protocol):
-    """Protocol of a connection during the TLS handshake. The connection limits apply. A failure closes silently."""
+    """Protocol of a connection during the TLS handshake. Connection limits apply. Closes silently after a failure."""
 
     _early = b""  # decrypted data received before the handshake task resumes
     _is_encrypted = False
@@ -119,7 +119,10 @@ class Handshake(asyncio.Protocol):
 
 
 def check_encrypted(host: str, tls: TlsFiles | None, *, insecure: bool) -> None:
-    """Check that `tls` is usable, or else that the server is on loopback or `insecure`. Raises ConfigurationError."""
+    """Check that `tls` is usable or, without `tls`, that the server is `insecure` or on loopback.
+
+    Raises ConfigurationError.
+    """
     if tls is not None:
         tls.context()
     elif not insecure and not is_loopback(host):
@@ -131,4 +134,4 @@ def check_encrypted(host: str, tls: TlsFiles | None, *, insecure: bool) -> None:
 
 
 def _no_passphrase() -> str:
-    raise ConfigurationError("The private key has a passphrase: give --ssl-keyfile a key without.", param="ssl_keyfile")
+    raise ConfigurationError("The key of --ssl-keyfile has a passphrase: use a key without one.", param="ssl_keyfile")

@@ -46,7 +46,7 @@ class WireRequest:
     retries: int = 2
     # The caller's API key for the cloud. None: the key in the settings. Only the SDK sets this, never a server.
     cloud_key: str | None = field(default=None, repr=False)
-    # The request in its own API, if `body` is a translation.
+    # The untranslated request, if `body` is a translation.
     native: NativeRequest | None = field(default=None, repr=False)
 
 

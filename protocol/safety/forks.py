@@ -32,7 +32,7 @@ class ForkGuard:
     """Registry of the fork-aware resources of a process."""
 
     def __init__(self) -> None:
-        #: Reason why this process must not open a database; empty if there is no reason.
+        #: Reason why this process must not open a database; empty if it may.
         self.problem = ""
         self._resources = weakref.WeakSet[ForkAware]()
         self._lock = threading.Lock()

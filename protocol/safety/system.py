@@ -1,6 +1,7 @@
 """Platform-dependent features: file locks, process limits, signals, file owners, Unix sockets.
 
-Other modules use these features through this module. Without a feature, only its protection is missing.
+Other modules use these features only through this module. A platform without a feature lacks only the protection by
+that feature.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _LOCK_PAUSE_S = 0.01
 _BOOT_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 _MAX_SOCKET_PATH = 103  # maximum bytes; macOS has the lowest limit of all systems
 _LISTENS = "0A"  # state of a listening socket in /proc/net/tcp
-_READS = 3  # maximum reads of a table; one read can miss a line, because the table changes meanwhile
+_READS = 3  # maximum reads of a /proc/net table, which may change during a read and miss a line
 _MAPPED = bytes(10) + b"\xff\xff"  # prefix of IPv4 addresses mapped to IPv6
 #: Result of `connection_user` if the client has already closed the connection.
 NO_USER = -1
@@ -275,8 +276,10 @@ def own_user() -> int | None:
 
 
 def connection_user(client: tuple[str, int], server: tuple[str, int]) -> int | None:
-    """Return the uid of the client of a local TCP connection. `server` is this process's end of the connection. Returns
-    NO_USER if the client has closed its socket, since Linux then drops the owner; None if not available."""
+    """Return the uid of the client of a local TCP connection. `server` is this process's end of the connection.
+
+    Returns NO_USER if the client has closed its socket, since Linux then drops the owner; None if not available.
+    """
     client_forms, server_forms = _listed(*client), _listed(*server)
     read = ""
     for name in list(client_forms) * _READS:
@@ -290,7 +293,7 @@ def connection_user(client: tuple[str, int], server: tuple[str, int]) -> int | N
 
 
 def _listed(host: str, port: int) -> dict[str, str]:
-    """Return how each table of /proc/net shows a socket's address: as hexadecimal words in native byte order."""
+    """Return a socket's address in the notation of each /proc/net table: hexadecimal words in native byte order."""
     address = ipaddress.ip_address(host.partition("%")[0])
     address = getattr(address, "ipv4_mapped", None) or address
     forms = {"tcp6": address.packed}

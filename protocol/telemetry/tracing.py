@@ -74,7 +74,7 @@ class Tracer:
     """Source of a service's root spans, which continue the callers' traces if any."""
 
     def __init__(self, service: str) -> None:
-        """Raises MissingDependencyError if tracing is enabled but OpenTelemetry is not installed."""
+        """Start the exporter if tracing is enabled. Raises MissingDependencyError if OpenTelemetry is not installed."""
         self._provider: Any = _provider(service) if os.environ.get(ENDPOINT_VARIABLE) else None
         self._tracer: Any = self._provider and self._provider.get_tracer("updraft", schema_url=SCHEMA_URL)
 
