@@ -28,9 +28,8 @@ class Claim(msgspec.Struct, frozen=True):
 
     # Kind of the limit's owner.
     owner: Owner
-    # Name of the owner.
     name: str
-    # What the limit counts, such as tokens or US dollars per day.
+    # Quantity that the limit counts.
     kind: Kind
     # Maximum of the account.
     limit: float

@@ -52,7 +52,7 @@ class ReportedUsage:
         return bool(self.prompt_tokens or self.completion_tokens)
 
     def after(self, earlier: ReportedUsage) -> ReportedUsage:
-        """Return these counts of a stream's later event, completed with the counts that only `earlier` has."""
+        """Return the counts of a stream's later event. Counts that are missing in the event come from `earlier`."""
         return ReportedUsage(*(mine or before for mine, before in zip(astuple(self), astuple(earlier), strict=True)))
 
     def standard(self, given: Any) -> dict[str, Any]:

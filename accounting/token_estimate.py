@@ -38,7 +38,7 @@ WRITES_NOTHING = (
 )
 #: Fields that multiply the number of answers.
 MULTIPLYING = ("n", "n_cmpl", "best_of", "num_return_sequences", "num_beams", "candidate_count")
-#: Nested objects that may hold any of the fields above.
+#: Nested objects in which servers accept length fields too.
 NESTED = ("options", "parameters", "extra_body", "generation_config", "generationConfig")
 #: Objects with a reasoning budget, and the name of the budget's field.
 THINKING = {"thinking": "budget_tokens", "reasoning": "max_tokens"}
@@ -51,7 +51,7 @@ _ESCAPE = 6  # characters of a JSON escape such as `\u20ac`
 _ESCAPED_BYTES = 3  # maximum UTF-8 bytes of an escaped character
 BYTES_PER_TOKEN = 3
 _ATTACHED = (b'"file_id"', b'"file_data"', b'"data"', b";base64,")
-# Attachments in messages. Each has the type of the content part, and the path of keys to the data.
+# Attachments in messages: the type of the content part, and the path of keys to its data.
 _PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("image_url", ("image_url", "url")),
     ("input_audio", ("input_audio", "data")),
@@ -125,7 +125,7 @@ class AnswerSize:
 
 
 def answer_size(fields: Mapping[str, Any], path: str, *, prompts: int | None = None) -> AnswerSize:
-    """Read the size from a decoded request to `path`. `prompts`: the number of prompts, if already counted."""
+    """Read the size of the answers from a request to `path`. `prompts`: the number of prompts, if already counted."""
     if path not in LIMITS:
         return AnswerSize(0 if path in WRITES_NOTHING else STEP_TOKENS)
     lengths: list[int | None] = []

@@ -74,7 +74,6 @@ class Message(msgspec.Struct):
     tool_calls: list[ToolCall] | None = None
     # Id of the call that a message with role "tool" answers.
     tool_call_id: str | None = None
-    # Text of the assistant's refusal.
     refusal: str | None = None
     # Reasoning. An answer cut off while reasoning has no other content.
     reasoning_content: Any = None
@@ -93,7 +92,7 @@ class Message(msgspec.Struct):
 
     @property
     def thoughts(self) -> str:
-        """Text of the reasoning; empty if there is none, or if it is not text."""
+        """Text of the reasoning; empty if the reasoning is missing or is not text."""
         return self.reasoning_content if isinstance(self.reasoning_content, str) else ""
 
     @property

@@ -154,7 +154,6 @@ class AssistantMessage(msgspec.Struct):
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
-    # Reasoning that preceded the answer.
     reasoning_content: str | UnsetType = UNSET
 
 

@@ -43,7 +43,6 @@ class SamplingParams:
     # Pairs of a token id and the value added to the token's logit.
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
-    # Strings that end the answer.
     stop: tuple[str, ...] = ()
     # Token ids that end the answer, in addition to the model's end-of-sequence tokens.
     stop_token_ids: tuple[int, ...] = ()

@@ -107,9 +107,7 @@ class _ChatOptions(TypedDict, total=False):
 class AnswerOptions(_ChatOptions, total=False):
     """Options for answering a chat with a local model."""
 
-    # Tools that the model may call.
     tools: ToolUse | None
-    # Constraint on the answer's format.
     constraint: Constraint | None
     # Reasoning effort, which models may ignore.
     effort: str | None
@@ -118,7 +116,6 @@ class AnswerOptions(_ChatOptions, total=False):
 class RenderOptions(_ChatOptions, total=False):
     """Options for rendering a chat template."""
 
-    # Tools to describe to the model.
     tools: Sequence[Tool]
     # Append the opening of the assistant's answer; true by default.
     add_generation_prompt: bool

@@ -38,7 +38,7 @@ class CallerKeys:
     def named_in(self, headers: Mapping[str, str], authorizations: Iterable[str]) -> str | None:
         """Return the request's own API key, or None to use the key in the settings. `headers` have lower-case names.
 
-        `authorizations`: all values of the Authorization header, of which openai 2 sends the client's and the caller's.
+        `authorizations`: all values of the Authorization header; openai 2 may send the client's value and the caller's.
         Raises InvalidRequestError for two different keys, for a header without a key, and for a request from which the
         caller removed openai's Authorization header. Requests that openai's methods did not send need no key.
         """

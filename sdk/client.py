@@ -140,8 +140,7 @@ class OpenAI(_RoutedReply, openai.OpenAI):
     `cloud_api_key`, never read from OPENAI_API_KEY. A key that a copy or a request sets (`with_options(api_key=...)`,
     `client.api_key = ...`, a callable, the header Authorization) replaces `cloud_api_key` for these requests.
 
-    Raises ConfigurationError for unusable settings, or if no model is configured. Close the client, or use it as a
-    context manager.
+    Raises ConfigurationError for unusable settings or without a model. Close the client, or use it in a `with` block.
     """
 
     _http_client = staticmethod(_sync_client)

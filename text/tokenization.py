@@ -36,10 +36,8 @@ class TokenizeRequest(Hints, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
-    # For prompts only.
-    add_special_tokens: bool = True
-    # For messages only, like `continue_final_message` and `tools`.
-    add_generation_prompt: bool = True
+    add_special_tokens: bool = True  # for prompts only
+    add_generation_prompt: bool = True  # for messages only, like `continue_final_message` and `tools`
     continue_final_message: bool = False
     tools: list[Tool] | None = None
     return_token_strs: bool = False

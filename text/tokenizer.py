@@ -231,7 +231,7 @@ def _parsed(definition: str, name: str = "The tokenizer definition") -> dict[str
 
 
 def _added(definition: dict[str, Any], *, special: bool) -> dict[str, int]:
-    """Return a map from content to id of the added tokens that are special, or of those that are not."""
+    """Return the ids of added tokens by content: of special tokens, or of the others if not `special`."""
     return {token["content"]: token["id"] for token in definition["added_tokens"] if token["special"] == special}
 
 

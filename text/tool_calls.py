@@ -55,7 +55,6 @@ class CallDelta:
     index: int
     # Name of the function, only in the first piece.
     name: str = ""
-    # Next piece of the arguments.
     arguments: str = ""
 
 

@@ -30,7 +30,7 @@ _ANY_TEXT = r"/(.|\n)*/"
 
 
 class ModelText(HasSpecialTokens, Protocol):
-    """Interface for detecting a model's format."""
+    """Interface of a model in whose chat template the tool-call format is detected."""
 
     @property
     def chat_template(self) -> ChatTemplate | None: ...
@@ -79,7 +79,7 @@ class ToolFormat:
         template = "" if model.chat_template is None else model.chat_template.tool_source
         if "[TOOL_CALLS]" in template:
             name = "mistral-args" if "[ARGS]" in template else "mistral"
-        elif "<function=" in template:  # functionary writes JSON after this mark, which is not supported
+        elif "<function=" in template:  # "functionary" models write JSON after this mark, which is not supported
             name = "qwen3_coder" if "<parameter=" in template else None
         elif "<|tool_call>" in template:
             name = "gemma4"

@@ -19,7 +19,6 @@ class LedgerReader:
     table: LedgerTable
     # Opens a connection or a cursor.
     connect: Callable[[], AbstractContextManager[Any]]
-    # Placeholder for a value in a query.
     placeholder: str = "?"
     # SQL expression for the day (UTC) of a row, as text.
     day_sql: str = "date(started_at, 'unixepoch')"

@@ -100,7 +100,6 @@ class LedgerTable(Table):
     purpose: str
     # Setting that names the file.
     param: str
-    # Further tables in the file.
     side_tables: tuple[Table, ...] = ()
     # Column order in the intent records of each older format, by format number.
     records: Mapping[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])

@@ -19,7 +19,7 @@ def _ignore(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ProgressReport:
-    """Callbacks: `progress(done, total)` in bytes, where None is an unknown total; `say(line)` tells the user."""
+    """Callbacks: `progress(done, total)` in bytes (total None: unknown), and `say(line)` to tell the user something."""
 
     progress: Callable[[int, int | None], None] = _ignore
     say: Callable[[str], None] = _ignore

@@ -28,7 +28,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/@\\*]+|(?!https?:)[a-z][a-z0-9+.
 
 @dataclass(frozen=True)
 class PeerUser:
-    """Client of a connection. The client's user is looked up once, at the first request that needs it."""
+    """Client of a connection. The user behind the client is looked up once, at the first request that needs to know."""
 
     client: tuple[str, int] | None
     # Address of this server; the port is None for a Unix socket.

@@ -152,10 +152,7 @@ def completed(error: dict[str, Any], status: int, otherwise: str) -> dict[str, A
 
 
 def split_final_event(event: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """Split an event that holds both text and the finish reason, as some servers send it.
-
-    Returns the event with the text (None if there is no text) and the event with the finish reason.
-    """
+    """Split an event into its text (None without text) and its finish reason, which some servers send together."""
     choices: list[dict[str, Any]] = event["choices"]
     deltas = [cast("dict[str, Any]", choice.get("delta") or {}) for choice in choices]
     if not any(value for delta in deltas for name, value in delta.items() if name != "role"):

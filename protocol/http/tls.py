@@ -119,10 +119,7 @@ class Handshake(asyncio.Protocol):
 
 
 def check_encrypted(host: str, tls: TlsFiles | None, *, insecure: bool) -> None:
-    """Check that `tls` is usable or, without `tls`, that the server is `insecure` or on loopback.
-
-    Raises ConfigurationError.
-    """
+    """Check that `tls` is usable, or else that the server is on loopback or `insecure`. Raises ConfigurationError."""
     if tls is not None:
         tls.context()
     elif not insecure and not is_loopback(host):

@@ -32,7 +32,7 @@ class ForkGuard:
     """Registry of the fork-aware resources of a process."""
 
     def __init__(self) -> None:
-        #: Reason why this process must not open a database; empty if it may.
+        #: Reason why this process must not open a database; empty if opening is safe.
         self.problem = ""
         self._resources = weakref.WeakSet[ForkAware]()
         self._lock = threading.Lock()

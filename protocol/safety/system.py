@@ -276,10 +276,8 @@ def own_user() -> int | None:
 
 
 def connection_user(client: tuple[str, int], server: tuple[str, int]) -> int | None:
-    """Return the uid of the client of a local TCP connection. `server` is this process's end of the connection.
-
-    Returns NO_USER if the client has closed its socket, since Linux then drops the owner; None if not available.
-    """
+    """Return the uid of the client of a local TCP connection. `server` is this process's end of the connection. Returns
+    NO_USER if the client has closed its socket, since Linux then drops the owner; None if not available."""
     client_forms, server_forms = _listed(*client), _listed(*server)
     read = ""
     for name in list(client_forms) * _READS:

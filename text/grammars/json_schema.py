@@ -59,9 +59,9 @@ class InexactError(Exception):
 def normalized(schema: Any) -> Any:
     """Close the schema's objects and remove keywords without effect on the answer.
 
-    As in OpenAI, vLLM and llama.cpp, an object that lists its properties allows no others, unless
-    `additionalProperties` does. If several schemas describe one object (`allOf`, or `anyOf` beside `properties`), each
-    may use the properties of all. Raises InexactError for an integer that llguidance would round.
+    As in OpenAI, vLLM and llama.cpp, an object that lists its properties allows no others without
+    `additionalProperties`. If several schemas describe one object (`allOf`, or `anyOf` beside `properties`), each may
+    use the properties of all. Raises InexactError for an integer that llguidance would round.
     """
     return _essential(schema, _CombinedObjects(schema))
 

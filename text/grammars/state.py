@@ -36,7 +36,7 @@ class Grammars:
         self._end_ids = end_ids(self._eos_ids, vocab_size if num_tokens is None else num_tokens)
 
     def begin(self, constraint: Constraint, *, ignore_eos: bool) -> GrammarState:
-        """Return the state of a new answer. Raises like `GrammarCompiler.compile`, and takes as long."""
+        """Return the state of a new answer. Compiles the constraint, with the errors of `GrammarCompiler.compile`."""
         matcher = self._compiler.compile(constraint)
         endless = ignore_eos or not self._eos_ids
         state = GrammarState(matcher, self._vocab_size, self._end_ids, constraint.param, endless=endless)

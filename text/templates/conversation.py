@@ -62,7 +62,6 @@ class Conversation:
     add_generation_prompt: bool
     # Whether the last message is continued; its content then ends with END_MARK.
     is_open: bool
-    # Adaptation that was applied.
     fit: TemplateFit = TemplateFit()
     # Further variables for the template; the standard variables take precedence.
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -116,7 +116,7 @@ class Renderer:
         raise ModelLoadError(f"The model's chat template {how}: {reply.why.removesuffix('.')}.")
 
     def _ask(self, child: subprocess.Popen[bytes], *messages: bytes) -> list[RenderResult] | RenderResult:
-        """Return all outcomes or one failure. End the child if it exceeds its limits or the caller is interrupted."""
+        """Send messages to the child; return all outcomes, or one failure. A failure or interrupt ends the child."""
         try:
             reply = _exchange(child, messages)
         except BaseException:
