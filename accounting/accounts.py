@@ -24,7 +24,7 @@ _ROUNDING = 1e-9
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """The demand of one request on one account."""
+    """Amount that one request needs from the account of one limit."""
 
     # Kind of the limit's owner.
     owner: Owner

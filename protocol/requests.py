@@ -131,11 +131,11 @@ class UpdraftOptions(msgspec.Struct, forbid_unknown_fields=True):
     quality: float | None = None
     # Alternative to `quality`: minimum confidence, in (0, 1), for keeping the local answer.
     confidence: float | None = None
-    # Signal that `confidence` applies to; None: the router's setting.
+    # Signal that is compared with `confidence`; None: the router's setting.
     confidence_signal: ConfidenceSignal | None = None
     # Keep the request on the device.
     private: bool = False
-    # Number of local tokens after which streaming starts, instead of judging the whole local answer first.
+    # Number of local tokens after which streaming starts. None: judge the whole local answer first.
     hold_tokens: int | None = None
 
 
@@ -290,7 +290,7 @@ def read_chat(fields: Mapping[str, Any]) -> ChatRequest:
     """Check a decoded chat request. Raises InvalidRequestError or UnsupportedFeatureError."""
     request = convert(function_tools(whole_turns(fields)), ChatRequest)
     for name, value in (options := request.chat_template_kwargs or {}).items():
-        options[name] = SWITCHES.get(str(value).lower(), value)  # a template reads any other text as true
+        options[name] = SWITCHES.get(str(value).lower(), value)  # a template would read the text "false" as true
     check_messages(
         request.messages,
         add_generation_prompt=request.add_generation_prompt,

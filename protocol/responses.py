@@ -195,7 +195,7 @@ class FunctionDelta(msgspec.Struct, omit_defaults=True):
 
 
 class ToolCallDelta(msgspec.Struct):
-    """Part of the `index`-th tool call: id, type and name come once at the start, then pieces of the arguments."""
+    """Part of the `index`-th tool call. The first part has id, type and name; later parts continue the arguments."""
 
     index: int
     function: FunctionDelta

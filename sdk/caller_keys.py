@@ -23,7 +23,7 @@ class CallerKeys:
 
     # Keys to replace by the key in the settings. None: every key.
     own: frozenset[str] | None = field(default=None, repr=False)
-    # Whether requests must be for `BASE_URL`.
+    # Whether to refuse requests to other URLs than `BASE_URL`.
     checks_url: bool = False
 
     def check_url(self, url: Any) -> None:

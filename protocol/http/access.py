@@ -110,7 +110,7 @@ class Access:
                 raise AuthenticationError("The API key is missing or wrong: send it as Authorization: Bearer KEY.")
 
     def _is_own_host(self, host: str, address: str) -> bool:
-        """Return whether `host` is a name of this server or the socket's `address`, which DNS rebinding cannot fake."""
+        """Return whether `host` names this server or is the socket's `address`, which DNS rebinding cannot fake."""
         if not host:
             return False
         if is_loopback(host) or host == address or host in (each.lower() for each in self.allowed_hosts):
@@ -133,13 +133,13 @@ def _check_one_key(sent: dict[bytes, list[str]]) -> None:
 
 
 def key_proof(key: str, url: str) -> str:
-    """Return the HMAC by which a node at `url` proves to a gateway that it knows the nodes' shared key."""
+    """Return the HMAC with which a node at `url` proves to a gateway that the node knows the shared key."""
     return hmac.new(key.encode(), b"updraft-node " + url.encode(), "sha256").hexdigest()
 
 
 @lru_cache(256)
 def _address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the address; None if `host` is a name."""
+    """Return `host` as an IP address; None if `host` is a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -158,7 +158,7 @@ def host_is_loopback(authority: str) -> bool:
 
 
 def check_keyless(host: str, advice: str) -> None:
-    """Check that a keyless server is on loopback, even if `host` is a name. Raises ConfigurationError with `advice`."""
+    """Check that a server without API key is on loopback, even if `host` is a name. Raises ConfigurationError."""
     if not (is_loopback(host) and _resolves_to_loopback(host)):
         raise ConfigurationError(f"--host {host} would let other machines in without a key: {advice}.", param="host")
 
@@ -166,7 +166,7 @@ def check_keyless(host: str, advice: str) -> None:
 def _resolves_to_loopback(host: str) -> bool:
     try:
         addresses = socket.getaddrinfo(host, None)
-    except OSError:  # unresolvable, so nothing can listen on this name
+    except OSError:  # the name cannot be resolved, so no server can listen on it
         return True
     return all(is_loopback(str(address[0])) for *_, address in addresses)
 

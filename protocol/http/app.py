@@ -89,7 +89,7 @@ def create_app(
 
 
 class HttpApp(FastAPI):
-    """FastAPI app with a fast path: endpoints of `add_post` skip FastAPI's routing, but not the middleware."""
+    """FastAPI app with a fast path: requests to `add_post` endpoints skip FastAPI's routing, not the middleware."""
 
     def __init__(self, **fastapis: Any) -> None:
         super().__init__(**fastapis)
@@ -97,7 +97,7 @@ class HttpApp(FastAPI):
         self._posts: dict[str, ASGIApp] = {}
 
     def add_post(self, path: str, endpoint: ASGIApp) -> None:
-        """Add an ASGI endpoint for POST. FastAPI answers other methods."""
+        """Add an ASGI endpoint for POST requests to `path`. FastAPI answers requests with other methods."""
         self.router.routes.append(Route(path, endpoint, methods=["POST"]))
         for layer in reversed(self.layers):
             endpoint = layer.cls(endpoint, *layer.args, **layer.kwargs)
@@ -161,7 +161,7 @@ def upload_wire_request(request: Request) -> WireRequest:
 
 
 def _wire_request(request: Request, body: bytes = b"") -> WireRequest:
-    """Build the request from the scope, because `request.url` would take a decoded `?` in the path for a query."""
+    """Build the request from the ASGI scope. In `request.url`, a decoded `?` in the path would start the query."""
     query = request.scope["query_string"].decode("latin-1")
     return WireRequest(request.method, request.scope["path"], dict(request.headers), body, query=query)
 
@@ -194,7 +194,7 @@ def send_json(payload: object, status: int = 200, headers: dict[str, str] | None
 
 @contextlib.contextmanager
 def cancel_on_disconnect(request: Request) -> Generator[None]:
-    """End the block by RequestCancelledError if the client leaves. Read the body first: later messages are lost."""
+    """Raise RequestCancelledError in the block if the client disconnects. Read the body first, or it is lost."""
     task = asyncio.current_task()
     assert task is not None, "a request is answered in a task"
     own: asyncio.Future[None] | None = request.scope.get(CLIENT_GONE)
@@ -273,7 +273,7 @@ class _StreamedResponse(Response):
             await asyncio.sleep(self._heartbeat_s - silent_s)
 
     def init_headers(self, headers: Any = None) -> None:
-        """Set headers like Starlette, but without content-length, which is unknown for a stream."""
+        """Set headers like Starlette, without content-length: the length of a stream is unknown."""
         self.raw_headers = [(name.lower().encode("latin-1"), str(v).encode("latin-1")) for name, v in headers.items()]
 
 
@@ -438,7 +438,7 @@ class _Exchange:
             raise RequestCancelledError("The client read the response too slowly while memory was short.") from error
 
     async def fail(self, error: UpdraftError) -> None:
-        """Send `error`. After the response has started, only log it."""
+        """Send `error` as the response. If a response has started, only log the error."""
         if self._started:
             _log.error("Request %s failed after the response had started: %s", self.request_id, error.message)
             return
@@ -447,7 +447,7 @@ class _Exchange:
         headers = [*response.raw_headers, (b"connection", b"close")] if closes else response.raw_headers
         await self.send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         await self.send({"type": "http.response.body", "body": response.body, "more_body": closes})
-        if closes:  # drain the body first, as closing a socket with unread bytes may destroy the response
+        if closes:  # read the rest of the body: closing a socket with unread bytes may destroy the response
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_S):
                     while (await self._receive()).get("more_body"):

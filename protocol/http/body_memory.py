@@ -18,13 +18,13 @@ HOLD_MORE = "hold_more"
 TOTAL_BYTES = 256 * 2**20
 OWNER_BYTES = 64 * 2**20  # limit per owner, below the total, so that no owner can use it all
 SMALL_BYTES = 2**16
-ROOM_BYTES = 32 * 2**20  # part of the total that only requests of at most `SMALL_BYTES` may use
+ROOM_BYTES = 32 * 2**20  # part of the total that is reserved for requests of at most `SMALL_BYTES`
 _MIB = 2**20
 
 
 @dataclass(eq=False, slots=True)
 class HeldMemory:
-    """The bytes that one request holds: its body from the Content-Length header on, and its whole answer."""
+    """Bytes held by one request: its body, as soon as Content-Length announces it, and its whole answer."""
 
     owner: str
     size: int = 0
@@ -38,7 +38,7 @@ class BodyMemory:
         self._per_owner = per_owner
         self._used = 0
         self._by_owner: Counter[str] = Counter()
-        self._waiting: dict[HeldMemory, asyncio.Timeout] = {}  # the longest wait for a client comes first
+        self._waiting: dict[HeldMemory, asyncio.Timeout] = {}  # waits for clients, the longest first
 
     def take(self, held: HeldMemory, size: int) -> None:
         """Reserve more bytes. Raises RateLimitError above the owner's limit, OverloadedError above the total."""

@@ -69,12 +69,12 @@ class _HeadBuffer:
 
 
 class Connection(HttpToolsProtocol):
-    """Server side of an HTTP connection. Always uses httptools, while uvicorn may fall back to another parser."""
+    """Server side of an HTTP connection. Always parses with httptools; uvicorn might choose another parser."""
 
     _awaits: Literal["head", "body", "answer"] = "head"
     _silent_bytes = 0  # bytes received since the last complete head, piece of a body, or end of a body
     _plain_head = b""  # head of a request that offers a protocol upgrade, rebuilt without the offer
-    _current: Any = None  # request being answered, while uvicorn's `cycle` is the last request received
+    _current: Any = None  # request being answered; uvicorn's `cycle` is the last request received
     _last_read = b""
     _parsed = 0  # parsed bytes of the last read
     _waits_for_capacity = False  # whether parsing pauses until a response finishes
@@ -250,7 +250,7 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
 
     def eof_received(self) -> None:
-        self._disconnect_current()  # returning None closes the connection after pending writes
+        self._disconnect_current()  # uvicorn closes the connection after pending writes, as None is returned
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
@@ -265,7 +265,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _capacity(self) -> int:
-        """Number of further requests that may be queued."""
+        """Number of further pipelined requests that may be queued."""
         if self._refusal or (self.pipeline and sum(len(cycle.body) for cycle, _ in self.pipeline) > HIGH_WATER_LIMIT):
             return 0
         return _MAX_AHEAD - len(self.pipeline)
@@ -335,7 +335,7 @@ class Connection(HttpToolsProtocol):
             self._close_check = self.loop.call_later(_CLOSE_CHECK_S, self._check_for_close)
 
     def _watch_reader(self, before: tuple[int, Any] | None = None) -> None:
-        """Abort the connection if the client does not read the response: `close` would wait forever."""
+        """Abort the connection if the client does not read the response. Closing it gracefully would wait forever."""
         self._stop_watching()
         unread = self._below.get_write_buffer_size(), self._current
         if unread == before:

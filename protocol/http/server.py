@@ -69,7 +69,7 @@ def serve(  # noqa: PLR0913
             return
         url = url_of(sock, "http" if tls is None else "https")
         if ready_file is not None:
-            write_private(ready_file, f"{url}\n")  # private, because changing the file would redirect clients
+            write_private(ready_file, f"{url}\n")  # private, because a changed file would redirect clients
         sys.stdout.write(f"ready {url}\n")
         sys.stdout.flush()
         if on_ready is not None:
@@ -144,7 +144,7 @@ def exit_with_parent(drain_s: float = DRAIN_S) -> None:
 
 
 class _StartupErrors:
-    """ASGI wrapper that keeps an UpdraftError raised at startup in `failure`, instead of logging it."""
+    """ASGI wrapper that stores an UpdraftError of the app's startup in `failure`, instead of logging a traceback."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -183,7 +183,7 @@ class _Server(uvicorn.Server):
             return
         try:
             self._announce()
-        except ConfigurationError:  # stop the app in order: a cancelled lifespan would log a traceback
+        except ConfigurationError:  # shut the app down first: a cancelled lifespan would log a traceback
             await super().shutdown(sockets)
             raise
 

@@ -43,7 +43,7 @@ class EventParser:
 
     def events(self, chunk: bytes) -> list[bytes]:
         """Return events completed by `chunk`, including comments, with lines ending in LF. Raises EventTooLongError."""
-        is_between = not (self._buffer or self._at_start or self._after_cr)  # the next byte starts a new event
+        is_between = not (self._buffer or self._at_start or self._after_cr)  # whether the next byte starts a new event
         if chunk[-3:-1] != b"\n\n" and chunk.endswith(b"\n\n") and is_between and b"\r" not in chunk:
             return chunk[:-2].split(b"\n\n")  # fast path for most chunks
         searched = max(0, len(self._buffer) - 1)  # search the last byte again: it may begin an event's end

@@ -92,7 +92,7 @@ class Handshake(asyncio.Protocol):
     def close_now(self) -> None:
         self._transport.abort()
 
-    shutdown = close_now  # name that uvicorn calls
+    shutdown = close_now  # uvicorn's name for this method
 
     async def _handshake(self) -> None:
         start_tls = asyncio.get_running_loop().start_tls
@@ -107,7 +107,7 @@ class Handshake(asyncio.Protocol):
         finally:
             self._limits.forget(self)
             self._connections.discard(self)
-        if encrypted is None or encrypted.is_closing():  # failed, disconnected, or closed by the connection limit
+        if encrypted is None or encrypted.is_closing():  # the handshake failed, or the connection was closed meanwhile
             self._transport.abort()
             return
         connection = self._encrypted()

@@ -36,7 +36,7 @@ class WireRequest:
     query: str = ""
     # Streamed body, for bodies that may not fit into memory. In this case `body` is empty.
     upload: AsyncIterator[bytes] | None = None
-    # Responses of this WebSocket that are not stored, by ID. None: the request came over HTTP.
+    # Responses of this WebSocket that are kept in memory only, by ID. None: the request came over HTTP.
     unstored: dict[str, Any] | None = None
     # Notes on accepted parts of the body that the translation to a chat request left out.
     hints: tuple[str, ...] = ()

@@ -102,7 +102,7 @@ def try_lock(handle: int) -> bool:
         except BlockingIOError:
             return False
     elif (msvcrt := _module("msvcrt")) is not None:
-        unlock(handle)  # Windows refuses a second lock by the same handle
+        unlock(handle)  # Windows refuses to lock a byte twice through one handle
         return _lock_byte(handle, msvcrt.LK_NBLCK)
     return True
 
@@ -189,7 +189,7 @@ def is_owned_by_user(path: Path) -> bool:
 
 
 def is_changeable_by_others(path: Path) -> bool:
-    """Return whether a file belongs to another user, is world-writable, and is not on a read-only mount."""
+    """Return whether a file is world-writable, belongs to another user, and is not on a read-only mount."""
     open_to_all = bool(path.stat().st_mode & stat.S_IWOTH) and not is_owned_by_user(path)
     look = getattr(os, "statvfs", None)
     return open_to_all and not (look is not None and bool(look(path).f_flag & os.ST_RDONLY))

@@ -134,7 +134,7 @@ class _SchemaRewriter:
         return list({json.dumps(value, sort_keys=True): value for value in values}.values())
 
     def _resolved(self, schema: Any) -> dict[str, Any]:
-        """Follow references within the schema; return an empty schema if the target is not an object."""
+        """Follow `$ref`s to a schema within the root; return an empty schema if the target is not an object."""
         for _ in range(8):
             target = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
             reference: Any = target.get("$ref")

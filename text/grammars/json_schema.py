@@ -163,7 +163,7 @@ def _essential(schema: Any, combined: _CombinedObjects) -> Any:
 
 
 def _with_exact_bounds(schema: dict[str, Any]) -> dict[str, Any]:
-    """Tighten integer bounds beyond 2^53 to the next double in range. Raises InexactError if no integer remains."""
+    """Move integer bounds beyond 2^53 to the next double within them. Raises InexactError if no integer remains."""
     inner = dict(schema)
     limits: list[int] = []
     for inclusive, exclusive, step in _BOUNDS:
