@@ -281,7 +281,10 @@ class OfflineError(UpdraftError):
 
 
 class DiskSpaceError(UpdraftError):
-    """The disk has too little free space for the file. `needed` and `free` are in bytes, or None if unknown."""
+    """The disk has too little free space for the file.
+
+    `needed` and `free` are in bytes, or None if unknown.
+    """
 
     status = 507
     type = "disk_space_error"

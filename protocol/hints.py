@@ -8,7 +8,7 @@ import msgspec
 
 #: Texts that clients send in place of booleans.
 SWITCHES = {"true": True, "false": False}
-#: Hints that OpenAI's chat requests do not have.
+#: Hints that do not exist in OpenAI's chat requests.
 UNKNOWN = ("client_metadata", "context_management", "defer_loading")
 _CACHE = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")
 _KEPT = ("user", "service_tier", "safety_identifier", *_CACHE)  # fields of chat requests too, so translations keep them

@@ -99,10 +99,7 @@ class LedgerWriter:
         return self.problem is not None
 
     def flush(self, timeout_s: float = FLUSH_S, *, collect: bool = False) -> bool:
-        """Wait until all rows entered so far are committed. Return False on timeout.
-
-        `collect`: also commit the rows left by dead processes.
-        """
+        """Commit all rows entered so far; with `collect`, also those of dead processes. Return False on timeout."""
         if collect:
             self._maintenance_at = 0.0
         done = threading.Event()
