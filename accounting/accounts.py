@@ -1,8 +1,8 @@
-"""Arithmetic of limits. Each limit is an account: the amount used, and the amount reserved by requests in flight.
+"""Arithmetic of rate limits and budgets: the amounts used, and the amounts reserved by requests in flight.
 
-A rate is a leaky bucket that holds one minute's limit and drains at the limit's rate. The bucket is stored as the
-time when it will be empty, the theoretical arrival time of the generic cell rate algorithm (ITU-T I.371). At most
-limit * (1 + T / 60) is used in T seconds. A budget does not drain but ends with its period.
+Each limit has an account. A rate is a leaky bucket that holds one minute's limit and drains at the limit's rate. The
+bucket is stored as the time when it will be empty, the theoretical arrival time of the generic cell rate algorithm
+(ITU-T I.371). At most limit * (1 + T / 60) is used in T seconds. A budget does not drain but ends with its period.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ _ROUNDING = 1e-9
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """The demand of one request on one account."""
+    """Amount that one request needs from the account of one limit."""
 
     # Kind of the limit's owner.
     owner: Owner
-    # Name of the owner.
     name: str
-    # The limited quantity.
+    # Quantity that the limit counts.
     kind: Kind
     # Maximum of the account.
     limit: float
@@ -40,7 +39,7 @@ class Claim(msgspec.Struct, frozen=True):
     begins: float = 0.0
     # End of the budget's period, in seconds since the epoch. 0: not a budget.
     ends: float = 0.0
-    # Additional amount per completion token that is granted beyond the minimum grant.
+    # Amount added for each completion token that is granted beyond the minimum.
     per_token: float = 0.0
 
     @property
@@ -57,7 +56,7 @@ class Claim(msgspec.Struct, frozen=True):
 
     @property
     def is_reserved(self) -> bool:
-        """Return whether the amount is reserved first and settled later. Counts of requests are final at once."""
+        """Return whether the amount is reserved first and settled later. Requests are counted at once instead."""
         return self.kind != "requests"
 
     def extended(self, tokens: int) -> Claim:
@@ -93,7 +92,7 @@ def account_name(owner: Owner, kind: Kind, begins: float, name: str) -> str:
 
 
 def granted(wanted: TokenDemand, claims: Sequence[Claim], usages: Sequence[AccountUsage], *, alone: bool = True) -> int:
-    """Return the completion tokens to reserve. The claims, which are for `wanted.least` tokens, must fit.
+    """Return the completion tokens to reserve for a request. Its claims, for `wanted.least` tokens, must fit.
 
     `alone`: False if other requests hold reservations that are missing in `usages`.
     """

@@ -11,7 +11,7 @@ State = Literal["closed", "half-open", "open"]
 #: `pass`: the breaker is closed. `trial`: this request decides whether the breaker closes.
 Admission = Literal["pass", "trial", "refused"]
 
-_MAX_REMEMBERED = 64  # failed requests
+_MAX_REMEMBERED = 64  # failed requests to remember, by digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +20,12 @@ class BreakerRules:
 
     # Consecutive distinct failed requests that open the breaker.
     failures_to_open: int
-    # First recovery period, in seconds, or in good probes if `by_probes`. Each consecutive trip doubles the period.
+    # First recovery period: seconds, or a number of good probes if `by_probes`. Each consecutive trip doubles the
+    # period.
     recovery: float
-    # Longest recovery period, in the same unit.
+    # Longest recovery period, in the unit of `recovery`.
     max_recovery: float
-    # Whether good probes end a recovery, rather than time.
+    # Whether a recovery ends after a number of good health probes instead of after a time.
     by_probes: bool = False
     # Time after which a failure no longer counts, in seconds.
     window_s: float = float("inf")
@@ -33,8 +34,8 @@ class BreakerRules:
 class Breaker:
     """A circuit breaker without I/O. Requests are identified by digest; no prompt is stored.
 
-    Closed: every request passes. Open: none passes. Half-open: one request passes as a trial. `trips`: how often the
-    breaker opened. `clock`: a monotonic clock, in seconds.
+    A closed breaker passes every request, an open breaker none. A half-open breaker passes one request as a trial.
+    `trips`: how often the breaker opened. `clock`: a monotonic clock, in seconds.
     """
 
     def __init__(self, rules: BreakerRules, clock: Callable[[], float] = time.monotonic) -> None:
@@ -62,7 +63,7 @@ class Breaker:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the next trial, for timed recoveries."""
+        """Seconds until the next trial, if recoveries are timed."""
         return max(0.0, self._opened_at + self._recovery - self._clock())
 
     def admit(self) -> Admission:

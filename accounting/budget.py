@@ -1,8 +1,8 @@
 """Budgets of calendar periods: the periods' bounds, and the completion tokens that a budget grants.
 
-A request reserves the maximum length of its answer. If it can reserve less, its answer is capped at the reservation.
-At the end, the true cost replaces the reservation. This also holds for streams, because a stream may contain hidden
-tokens that are only reported at its end.
+A request reserves the maximum length of its answer. If it can reserve less, its answer is capped at the reservation. At
+the end of the request, the true cost replaces the reservation. A stream keeps its reservation until its end, because
+hidden tokens are only reported there.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TokenDemand:
 
     # Minimum grant. The request is refused if the budget has fewer tokens left.
     least: int
-    # Maximum useful grant. An answer with this grant needs no cap.
+    # Largest useful grant, with which the answer needs no cap.
     most: int
     # Whether the request or the price table states the maximum. A stated maximum is granted if it fits.
     is_known: bool = False
@@ -76,11 +76,11 @@ TOP_UP = TokenDemand(least=STEP_TOKENS // 4, most=TOP_UP_TOKENS)
 class StreamTokenEstimate:
     """The token count of a stream so far, estimated from its events until the usage arrives."""
 
-    # Tokens reserved.
+    # Tokens reserved for the stream.
     reserved: int
     # Number of events with text.
     texts: int = 0
-    # Bytes of text; non-ASCII texts count double.
+    # Bytes of text in the events. Non-ASCII texts count double.
     bytes: int = 0
 
     @property
@@ -89,10 +89,10 @@ class StreamTokenEstimate:
 
     @property
     def bound(self) -> int:
-        """Tokens to charge without usage: the bytes within `reserved`, as each token has at least one; or `written`."""
+        """Tokens to charge if the server reports no usage: one per byte up to `reserved`, but at least `written`."""
         return max(self.written, min(self.reserved, self.bytes))
 
     @property
     def is_short(self) -> bool:
-        """Return whether the answer exceeds its reservation, by a wide margin if only its bytes say so."""
+        """Return whether the answer exceeds its reservation in events, or twice its reservation in estimated tokens."""
         return self.texts > self.reserved + _MARGIN_TOKENS or self.written > 2 * self.reserved + _MARGIN_TOKENS

@@ -46,7 +46,7 @@ class Price:
             raise ConfigurationError("prices: max_output must be at least 1.", param="prices")
 
     def of(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float:
-        """Return the US dollars of one request."""
+        """Return the cost of one request in US dollars."""
         cached = self.input if self.cached_input is None else self.cached_input
         fresh = max(0, prompt_tokens - cached_tokens)
         cost = fresh * self.input + min(cached_tokens, prompt_tokens) * cached + completion_tokens * self.output
@@ -54,7 +54,7 @@ class Price:
 
     @property
     def highest_input(self) -> float:
-        """Higher of the prices for cached and uncached prompt tokens, for use before the cached ones are known."""
+        """Higher of the prices for cached and uncached prompt tokens, for estimates before a request."""
         return max(self.input, self.cached_input or 0.0)
 
 
@@ -93,7 +93,7 @@ prepare_types(_Table, _PublicPrice)
 
 @dataclass(frozen=True, slots=True)
 class PriceTable:
-    """The prices of each model with their first days, newest first."""
+    """Prices by model, each with its first day, newest first."""
 
     models: Mapping[str, Sequence[tuple[date | None, Price]]]
 
@@ -167,7 +167,7 @@ def _public(entries: Mapping[str, _PublicPrice]) -> list[DatedPrice]:
     prices: list[DatedPrice] = []
     for name, each in entries.items():
         if each.input_cost_per_token is None or each.output_cost_per_token is None:
-            continue  # priced per image, second or page
+            continue  # skip a model that is priced per image, second or page
         cached, longest = each.cache_read_input_token_cost, each.max_output_tokens
         prices.append(
             DatedPrice(

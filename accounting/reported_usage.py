@@ -12,10 +12,10 @@ from ..protocol.responses import MAX_TOKENS
 _USAGES = ("usage", "usageMetadata", "usage_metadata", "token_usage")
 _READ = ("prompt_tokens", "input_tokens", "promptTokenCount")
 _WRITTEN = ("completion_tokens", "output_tokens", "candidatesTokenCount")
-#: Prompt tokens read from and written to the cache, in the usage or its details.
+#: Field names for prompt tokens read from the cache, and for prompt tokens written to it.
 _CACHED = ("cached_tokens", "prompt_cache_hit_tokens", "cache_read_input_tokens", "cachedContentTokenCount")
 _STORED = ("cache_write_tokens", "cache_creation_tokens", "cache_creation_input_tokens")
-#: Parts of an answer that a model writes, or that are long.
+#: Fields not searched for usage: their values are long, or written by the model.
 _SKIPPED = frozenset(
     ("content", "tool_calls", "function_call", "arguments", "input", "output", "parsed", "logprobs", "embedding")
 )
@@ -52,11 +52,11 @@ class ReportedUsage:
         return bool(self.prompt_tokens or self.completion_tokens)
 
     def after(self, earlier: ReportedUsage) -> ReportedUsage:
-        """Return the counts of a later event of a stream, with the counts that only an earlier event had."""
+        """Return the counts of a stream's later event. Counts that are missing in the event come from `earlier`."""
         return ReportedUsage(*(mine or before for mine, before in zip(astuple(self), astuple(earlier), strict=True)))
 
     def standard(self, given: Any) -> dict[str, Any]:
-        """Return the usage object `given` with OpenAI's names for the counts. Its own counts stay as they are."""
+        """Return the usage object `given` with OpenAI's names for the counts added. Existing counts are kept."""
         usage = object_of(given)
         read = counted(usage.get("prompt_tokens")) or self.prompt_tokens
         made: dict[str, Any] = {**usage, "prompt_tokens": read}
@@ -98,7 +98,8 @@ def _read(usage: dict[str, Any], prompt_estimate: int) -> ReportedUsage | None:
     read = read or max(0, min(prompt_estimate, total - written))
     inputs, outputs = _details(usage, _READ), _details(usage, _WRITTEN)
     hidden = counted(outputs.get("reasoning_tokens")) or 0
-    written = max(written, total - read, written + hidden if hidden > written else 0)  # some counts exclude reasoning
+    # some servers' counts exclude reasoning
+    written = max(written, total - read, written + hidden if hidden > written else 0)
     accepted, rejected = (counted(outputs.get(f"{kind}_prediction_tokens")) or 0 for kind in ("accepted", "rejected"))
     cached, stored = ((_first(inputs, names) or _first(usage, names) or 0) for names in (_CACHED, _STORED))
     cached = min(cached, read)

@@ -31,14 +31,14 @@ LENGTHENING = (
     *("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "n_predict", "num_predict"),
     *("max_new_tokens", "max_length", "min_length", "min_new_tokens"),
 )
-#: Paths that generate no text.
+#: API paths whose answers contain no generated text.
 WRITES_NOTHING = (
     *("embeddings", "rerank", "score", "classify", "pooling", "moderations"),
     *("messages/count_tokens", "responses/input_tokens"),
 )
 #: Fields that multiply the number of answers.
 MULTIPLYING = ("n", "n_cmpl", "best_of", "num_return_sequences", "num_beams", "candidate_count")
-#: Nested objects that may hold any of the fields above.
+#: Nested objects in which servers accept length fields too.
 NESTED = ("options", "parameters", "extra_body", "generation_config", "generationConfig")
 #: Objects with a reasoning budget, and the name of the budget's field.
 THINKING = {"thinking": "budget_tokens", "reasoning": "max_tokens"}
@@ -47,11 +47,11 @@ LENGTH_FIELDS = (*LENGTHENING, *MULTIPLYING, *NESTED, *THINKING, "prediction")
 
 _COUNTED = frozenset(LENGTH_FIELDS)
 _ASCII = bytes(range(128))
-_ESCAPE = 6  # characters of an escape such as `\u20ac`
+_ESCAPE = 6  # characters of a JSON escape such as `\u20ac`
 _ESCAPED_BYTES = 3  # maximum UTF-8 bytes of an escaped character
 BYTES_PER_TOKEN = 3
 _ATTACHED = (b'"file_id"', b'"file_data"', b'"data"', b";base64,")
-# Attachments in messages. Each has the type of the content part, and the path of keys to the data.
+# Attachments in messages: the type of the content part, and the path of keys to its data.
 _PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("image_url", ("image_url", "url")),
     ("input_audio", ("input_audio", "data")),
@@ -98,7 +98,7 @@ class AnswerSize:
     limit: int | None = None
     # Number of answers to all prompts together.
     answers: int = 1
-    # Tokens of a predicted output, because rejected ones are billed in addition to the answers.
+    # Tokens of the request's `prediction`: rejected tokens are billed in addition to the answers.
     beside: int = 0
 
     @property
@@ -109,7 +109,7 @@ class AnswerSize:
 
     @property
     def assumed(self) -> int:
-        """Tokens of all answers at their limit; without a limit, the least."""
+        """Tokens of all answers at their limit. If the request sets no limit: `least`."""
         return self.least if self.limit is None else self.most(None)
 
     def most(self, longest: int | None) -> int:
@@ -125,7 +125,7 @@ class AnswerSize:
 
 
 def answer_size(fields: Mapping[str, Any], path: str, *, prompts: int | None = None) -> AnswerSize:
-    """Read the size from a decoded request to `path`. `prompts`: the number of prompts, if already counted."""
+    """Read the size of the answers from a request to `path`. `prompts`: the number of prompts, if already counted."""
     if path not in LIMITS:
         return AnswerSize(0 if path in WRITES_NOTHING else STEP_TOKENS)
     lengths: list[int | None] = []

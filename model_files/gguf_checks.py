@@ -1,4 +1,4 @@
-"""Checks for impossible header values, which llama.cpp uses as divisors and indices without checking."""
+"""Checks of GGUF headers for impossible values, which llama.cpp uses as divisors and indices without checking."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .gguf_header import GgufArray, GgufHeader
 
 _STRING, _FLOAT = 8, 6
 _INTEGERS = frozenset({4, 5})
-# Hyperparameter -> minimum and maximum. 512 layers and experts are llama.cpp's limits; no model reaches the others.
+# Hyperparameter -> minimum and maximum. llama.cpp allows 512 layers and experts; the other limits exceed every model.
 _RANGES = {
     "block_count": (1, 512),
     "context_length": (1, 2**31 - 1),

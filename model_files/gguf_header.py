@@ -24,7 +24,7 @@ class GgufArray:
 
     kind: int  # GGUF's id of the item type
     length: int
-    items: tuple[Any, ...] | None  # None for texts and for long arrays
+    items: tuple[Any, ...] | None  # the array's values; None for texts and for long arrays
     start: int = 0  # offset of the items in the file, in bytes
 
 

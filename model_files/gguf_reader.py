@@ -35,7 +35,7 @@ _REMOVED = frozenset({4, 5, 31, 32, 33, 36, 37, 38})  # types removed from llama
 _MAX_HEADER = 2**26  # maximum bytes; a vocabulary of 260,000 tokens with merges takes about 20 MB
 _MAX_ENTRIES = 2**16  # limit for metadata values and for tensors; models of 100 layers with experts have about 3,000
 _MAX_KEPT = 4096  # maximum length of arrays whose items are kept, such as one value per layer
-_MAX_NAME, _MAX_KEY = 63, 65535  # maximum bytes; the first is llama.cpp's limit, the second the format's
+_MAX_NAME, _MAX_KEY = 63, 65535  # maximum bytes of a tensor's name (llama.cpp's limit) and of a metadata key (GGUF's)
 
 
 def read_header(path: Path) -> GgufHeader:
@@ -156,7 +156,7 @@ class _Reader:
         return GgufArray(kind, count, kept, start)
 
     def skip_strings(self, count: int, longest: int = -1) -> set[bytes]:
-        """Skip strings, and return those of at most `longest` bytes. Avoids function calls for speed."""
+        """Skip strings, and return those of at most `longest` bytes. For speed, the loop calls no other method."""
         self.skip(0 if count * 8 <= self._end - self.position else self._end)
         read, data, at, end = struct.Struct("<Q").unpack_from, self._data, self.position, self._end - 8
         short: set[bytes] = set()

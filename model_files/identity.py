@@ -12,7 +12,7 @@ from pathlib import Path
 from .gguf_header import GgufHeader
 
 _SAMPLE = 4096  # bytes hashed per tensor: enough to tell weights apart without reading gigabytes at startup
-# llama.cpp's names of quantizations by number, for whole files (`general.file_type`) and for single tensors.
+# llama.cpp's names of quantizations, indexed by number: of whole files (`general.file_type`), and of single tensors.
 _FILES = (
     dict(enumerate(("F32", "F16", "Q4_0", "Q4_1")))
     | dict(enumerate(("Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M"), 7))

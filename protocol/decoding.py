@@ -28,15 +28,15 @@ UNSUPPORTED = frozenset(
     ("audio", "conversation", "function_call", "functions", "moderation", "personality",
      "web_search_options")
 )  # fmt: skip
-_OPAQUE = frozenset({"parameters", "schema", "json", "arguments"})  # free-form JSON, in which null is a value
+_OPAQUE = frozenset({"parameters", "schema", "json", "arguments"})  # fields with free-form JSON, where null is a value
 MAX_ENTRIES = 200_000  # maximum objects, lists and fields per request, because parsing them is slow
 _MARKS = (b"{", b"[", b":")  # each object, list or field has one of these bytes
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_MEDIA = {"image_url": "Image", "input_audio": "Audio", "file": "File"}  # parts that only some clouds support
+_MEDIA = {"image_url": "Image", "input_audio": "Audio", "file": "File"}  # content parts that only some clouds accept
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_MAX_NESTED = 8  # depth of tool calls in messages; nulls in deeper values are not dropped
+_MAX_NESTED = 8  # maximum depth at which nulls are dropped; tool calls in messages are this deep
 _MAX_NAME = 100  # maximum characters of a field's name in an error
-_MAX_WORDS = 500  # maximum characters of a message about types in an error
+_MAX_WORDS = 500  # maximum characters of msgspec's message in an error
 #: Exceptions that msgspec raises for bytes that are not JSON or are nested too deeply.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 R = TypeVar("R")
@@ -55,7 +55,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def unreadable(body: bytes, error: Exception) -> InvalidRequestError:
-    """Return the error for a body that msgspec cannot decode. Names the field of an unpaired surrogate."""
+    """Return the error for a body that msgspec cannot decode. For an unpaired surrogate, the error names the field."""
     try:
         field = _surrogate_in(json.loads(body))
     except (ValueError, RecursionError):
@@ -67,9 +67,9 @@ def unreadable(body: bytes, error: Exception) -> InvalidRequestError:
 
 
 def _surrogate_in(value: Any) -> str | None:
-    """Return the path of a text with an unpaired surrogate, or of an object with one in a field name, or None."""
+    """Return the path of the first text with an unpaired surrogate (for a field name: of its object), or None."""
     waiting: list[tuple[str, Any]] = [("", value)]
-    for path, each in waiting:  # grows meanwhile; recursion would be slow for deep values
+    for path, each in waiting:  # the list grows in the loop; recursion would be slow for deep values
         if isinstance(each, dict):
             for name, item in cast("dict[str, Any]", each).items():
                 waiting += [(path, name), (f"{path}.{name}".lstrip(".")[:_MAX_NAME], item)]
@@ -81,7 +81,7 @@ def _surrogate_in(value: Any) -> str | None:
 
 
 def check_entries(body: bytes) -> None:
-    """Check the number of entries and strings before parsing. Raises RequestTooLargeError above the limit."""
+    """Count objects, lists, fields and strings before parsing. Raises RequestTooLargeError above the limits."""
     if len(body) <= MAX_ENTRIES or len(body) - len(body.translate(None, b'{[:"')) <= MAX_ENTRIES:
         return
     quotes = body.count(b'"') - body.count(b'\\"')  # without escaped quotes, approximately
@@ -94,11 +94,11 @@ def check_entries(body: bytes) -> None:
 
 
 def decode(body: bytes, kind: type[R]) -> R:
-    """Decode a JSON object into a struct. Raises the errors of `read_object` and `convert`, and for repeated names."""
+    """Decode a JSON object into a struct. Raises the errors of `read_object` and `convert`; refuses repeated names."""
     fields = read_object(body)
     try:
         json.loads(body, object_pairs_hook=_check_once, parse_int=str)
-    except RecursionError as error:  # msgspec allows a few more levels
+    except RecursionError as error:  # `json` allows fewer levels than msgspec
         raise unreadable(body, error) from error
     return convert(fields, kind)
 
@@ -140,7 +140,7 @@ def prepare_types(*kinds: Any) -> None:
 
 
 def refusal(message: str) -> InvalidRequestError:
-    """Convert msgspec's message to an InvalidRequestError."""
+    """Convert msgspec's validation message to an error in the caller's terms, which names the field."""
     param = _param_of(message)
     _, unknown, rest = message.partition("unknown field `")
     if unknown:
@@ -181,7 +181,7 @@ def read_switches(fields: dict[str, Any], kind: type) -> None:
 
 
 def _without_nulls(value: Any, depth: int) -> Any:
-    """Drop null fields of objects, also of nested objects."""
+    """Drop fields that are null from objects at any depth up to `_MAX_NESTED`, except inside free-form JSON."""
     if isinstance(value, dict):
         fields = cast("dict[str, Any]", value).items()
         opaque = _OPAQUE if depth else (*_OPAQUE, "json_schema")

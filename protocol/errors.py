@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-_MAX_MESSAGE, _MAX_PARAM = 4000, 200  # characters
+_MAX_MESSAGE, _MAX_PARAM = 4000, 200  # maximum characters of `message` and of `param`
 
 
 def _bounded(message: str) -> str:
@@ -37,7 +37,7 @@ class UpdraftError(Exception):
         self.code = code if code is not None else self.default_code
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Replace the name of the field by the caller's name."""
+        """Replace our name of a field by the caller's in `message` and `param`. `names`: caller's name by ours."""
         head = re.split(r"\W", self.param or "", maxsplit=1)[0]
         if self.param is not None and head in names:
             self.param = names[head] + self.param[len(head) :]

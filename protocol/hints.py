@@ -1,4 +1,4 @@
-"""Hints: fields of some API that tell a server how to work. Requests of every API accept all of them."""
+"""Hints: request fields that no answer depends on, and the reasoning effort. Every API accepts all of them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import msgspec
 
 #: Texts that clients send in place of booleans.
 SWITCHES = {"true": True, "false": False}
-#: Hints without a place in OpenAI's chat requests.
+#: Hints that do not exist in OpenAI's chat requests.
 UNKNOWN = ("client_metadata", "context_management", "defer_loading")
 _CACHE = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")
-_KEPT = ("user", "service_tier", "safety_identifier", *_CACHE)  # translations to chat requests keep these
+_KEPT = ("user", "service_tier", "safety_identifier", *_CACHE)  # fields of chat requests too, so translations keep them
 _DROPPED = (*UNKNOWN, "metadata")
-#: Hints that have no effect on an answer. `cache_control` is so common that it gets no note.
+#: Hints without effect on an answer. `cache_control` is missing, because it is too common for a note.
 HINTS = (*_DROPPED, *_KEPT)
-#: Spellings of the reasoning effort.
+#: Fields in which the various APIs send the reasoning effort.
 EFFORTS = ("reasoning_effort", "output_config", "reasoning", "thinking", "think")
-_SWITCHED = {"true": "medium", "false": "none"}  # efforts of Ollama's `think`
+_SWITCHED = {"true": "medium", "false": "none"}  # effort by the value of Ollama's `think`
 
 
 class Hints(msgspec.Struct, kw_only=True):
@@ -42,7 +42,7 @@ class Hints(msgspec.Struct, kw_only=True):
 
     @property
     def effort(self) -> tuple[str | None, str]:
-        """Reasoning effort, and the field that sets it."""
+        """Reasoning effort, and the name of the field that sets it."""
         efforts = {
             "reasoning_effort": self.reasoning_effort,
             "output_config.effort": member(self.output_config, "effort"),
@@ -53,11 +53,11 @@ class Hints(msgspec.Struct, kw_only=True):
         return next(((value, name) for name, value in efforts.items() if isinstance(value, str)), (None, ""))
 
     def kept(self, *same: str) -> dict[str, Any]:
-        """Return the hints, and the fields `same`, for the chat request that this request is translated to."""
+        """Return the hints, and the fields `same`, that the translation of this request to a chat request keeps."""
         return {name: value for name in (*same, *_KEPT) if (value := getattr(self, name)) is not None}
 
     def dropped(self, *used: str) -> list[str]:
-        """Return notes on the hints that no chat request has, except `used`."""
+        """Return notes for the answer on the hints that are dropped, except the fields in `used`."""
         return [f"{name}: no effect" for name in _DROPPED if getattr(self, name) is not None and name not in used]
 
 

@@ -37,13 +37,13 @@ from .turns import whole_turns
 
 MAX_PROMPTS = 128  # maximum per completion request
 MAX_MESSAGES = 10_000  # maximum per conversation
-MAX_ANSWERS = 128  # maximum per prompt, as at OpenAI; checked before memory is allocated for the answers
+MAX_ANSWERS = 128  # maximum per prompt, as at OpenAI; checked before allocating memory for answers
 _OUTPUTS = ("json_schema", "grammar", "structured_outputs")
 _MAX_OPTIONS = 16  # maximum number of chat template variables per request
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_VALUE = re.compile(r"[A-Za-z0-9_.,:/ -]{1,64}")  # words and dates
+_VALUE = re.compile(r"[A-Za-z0-9_.,:/ -]{1,64}")  # values of chat template variables: words and dates
 _MAX_ID_DIGITS = 10  # maximum digits of a token id
-#: Fields that Updraft does not implement, and the values that ask for what Updraft does anyway.
+#: Fields that Updraft does not implement. They are accepted with these values, which ask for nothing special.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "store": (False,),
@@ -74,11 +74,10 @@ class Message(msgspec.Struct):
     tool_calls: list[ToolCall] | None = None
     # Id of the call that a message with role "tool" answers.
     tool_call_id: str | None = None
-    # Text of the assistant's refusal.
     refusal: str | None = None
     # Reasoning. An answer cut off while reasoning has no other content.
     reasoning_content: Any = None
-    # vLLM's name for `reasoning_content`; moved there if text.
+    # vLLM's name for `reasoning_content`, which takes this value if it has none.
     reasoning: Any = None
     # Refused, like `audio`, because dropping an unsupported field would lose content.
     function_call: Any = None
@@ -93,7 +92,7 @@ class Message(msgspec.Struct):
 
     @property
     def thoughts(self) -> str:
-        """Text of the reasoning; empty without reasoning, or if it is not text."""
+        """Text of the reasoning; empty if the reasoning is missing or is not text."""
         return self.reasoning_content if isinstance(self.reasoning_content, str) else ""
 
     @property
@@ -132,11 +131,11 @@ class UpdraftOptions(msgspec.Struct, forbid_unknown_fields=True):
     quality: float | None = None
     # Alternative to `quality`: minimum confidence, in (0, 1), for keeping the local answer.
     confidence: float | None = None
-    # Signal that `confidence` applies to; None: the router's setting.
+    # Signal that is compared with `confidence`; None: the router's setting.
     confidence_signal: ConfidenceSignal | None = None
     # Keep the request on the device.
     private: bool = False
-    # Number of local tokens after which streaming starts, instead of judging the whole local answer first.
+    # Number of local tokens after which streaming starts. None: judge the whole local answer first.
     hold_tokens: int | None = None
 
 
@@ -160,27 +159,27 @@ class _CommonFields(Hints, forbid_unknown_fields=True, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     n: int | None = None
-    # Number of candidates to choose `n` answers from. Cloud only, like the next three fields.
+    # Number of candidates to choose `n` answers from. Cloud only.
     best_of: int | None = None
-    # Beam search with `best_of` (or `n`) beams.
+    # Beam search with `best_of` (or `n`) beams. Cloud only.
     use_beam_search: bool = False
-    # Exponent of the length when ranking beams by log-probability / length ** `length_penalty`.
+    # Exponent of the length when ranking beams by log-probability / length ** `length_penalty`. Cloud only.
     length_penalty: float | None = None
-    # Number of alternatives to report per prompt token.
+    # Number of alternatives to report per prompt token. Cloud only.
     prompt_logprobs: int | None = None
-    # vLLM's: include token ids in each streamed chunk. Cloud only, like `answer_token_ids`.
+    # vLLM's: include token ids in each streamed chunk. Cloud only.
     return_token_ids: bool | None = None
-    # First tokens of the answer; generation continues after these tokens.
+    # First tokens of the answer; generation continues after these tokens. Cloud only.
     answer_token_ids: list[int] | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    # Scheduling priority; lower values run first. Cloud only, like `cache_salt`.
+    # Scheduling priority; lower values run first. Cloud only.
     priority: int | None = None
-    # Prefix-cache salt: only requests with the same salt share cached prefixes.
+    # Prefix-cache salt: only requests with the same salt share cached prefixes. Cloud only.
     cache_salt: str | None = None
     structured_outputs: StructuredOutputs | None = None
-    # llama.cpp's: a JSON schema (same as `structured_outputs.json`), or a GBNF grammar.
+    # llama.cpp's: a JSON schema (same as `structured_outputs.json`); `grammar` is a GBNF grammar.
     json_schema: dict[str, Any] | None = None
     grammar: str | None = None
     updraft: UpdraftOptions | None = None
@@ -291,7 +290,7 @@ def read_chat(fields: Mapping[str, Any]) -> ChatRequest:
     """Check a decoded chat request. Raises InvalidRequestError or UnsupportedFeatureError."""
     request = convert(function_tools(whole_turns(fields)), ChatRequest)
     for name, value in (options := request.chat_template_kwargs or {}).items():
-        options[name] = SWITCHES.get(str(value).lower(), value)  # a template reads any other text as true
+        options[name] = SWITCHES.get(str(value).lower(), value)  # a template would read the text "false" as true
     check_messages(
         request.messages,
         add_generation_prompt=request.add_generation_prompt,
@@ -330,7 +329,7 @@ def read_completion(fields: Mapping[str, Any]) -> CompletionRequest:
 def _check_shared(request: ChatRequest | CompletionRequest) -> None:
     check_names(msgspec.structs.asdict(request))
     for param, count in (("n", request.n), ("best_of", request.best_of)):
-        bound = "at least 1" if (count or 0) < 1 else f"at most {MAX_ANSWERS}"  # a server may allow less
+        bound = "at least 1" if (count or 0) < 1 else f"at most {MAX_ANSWERS}"  # a server may allow fewer
         check_value(count is None or 1 <= count <= MAX_ANSWERS, param, bound, count)
     check_value(-(2**63) <= (request.priority or 0) < 2**63, "priority", "a 64-bit integer", request.priority)
     _check_candidates(request)
@@ -389,7 +388,7 @@ def _check_template_options(options: Mapping[str, Any]) -> None:
 
 
 def _check_candidates(request: ChatRequest | CompletionRequest) -> None:
-    """Refuse to stream results that are only known at the end, and refuse options without effect."""
+    """Refuse to stream answers that are only chosen at the end, and refuse options without effect."""
     chosen = request.num_candidates > request.num_answers
     faults = [
         ("best_of", request.num_candidates < request.num_answers, "must be at least n"),

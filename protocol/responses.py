@@ -34,7 +34,7 @@ class PromptTokensDetails(msgspec.Struct, kw_only=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, kw_only=True):
-    """OpenAI's completion token details, and two fields of Updraft."""
+    """OpenAI's completion token details, and Updraft's counts of draft tokens."""
 
     # Tokens of the request's `prediction` that the model accepted.
     accepted_prediction_tokens: int = 0
@@ -95,7 +95,7 @@ class ChoiceLogprobs(msgspec.Struct):
 
 
 class AnswerNotes(msgspec.Struct, kw_only=True):
-    """`updraft` object of an engine's answer; a router sends UpdraftInfo instead."""
+    """`updraft` object in the answer of an engine. In the answer of a router it is an UpdraftInfo."""
 
     # Parts of the request's schema that were not enforced.
     notes: list[str]
@@ -118,7 +118,7 @@ class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
     confidence: float | None = None
     # Value with which the gate compared `p_gain` or `confidence`.
     threshold: float | None = None
-    # Costs in US dollars; None if a model has no price.
+    # Cost of the answer, and cost that it saved, in US dollars; None if a model has no price.
     cost_usd: float | None = None
     saved_usd: float | None = None
     local_tokens: int = 0
@@ -154,7 +154,6 @@ class AssistantMessage(msgspec.Struct):
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
-    # Reasoning that preceded the answer.
     reasoning_content: str | UnsetType = UNSET
 
 
@@ -196,7 +195,7 @@ class FunctionDelta(msgspec.Struct, omit_defaults=True):
 
 
 class ToolCallDelta(msgspec.Struct):
-    """Part of the `index`-th tool call: id, type and name come once at the start, then pieces of the arguments."""
+    """Part of the `index`-th tool call. The first part has id, type and name; later parts continue the arguments."""
 
     index: int
     function: FunctionDelta

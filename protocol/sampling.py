@@ -36,14 +36,13 @@ class SamplingParams:
     typical_p: float | None = None
     # Penalty on tokens in prompt or answer: divides positive logits, multiplies others (Keskar et al. 2019); 1: off.
     repetition_penalty: float | None = None
-    # OpenAI's frequency penalty, counted over the answer only.
+    # OpenAI's frequency penalty; counts tokens of the answer only.
     frequency_penalty: float = 0.0
-    # OpenAI's presence penalty, counted over the answer only.
+    # OpenAI's presence penalty; counts tokens of the answer only.
     presence_penalty: float = 0.0
     # Pairs of a token id and the value added to the token's logit.
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
-    # Strings that end the answer.
     stop: tuple[str, ...] = ()
     # Token ids that end the answer, in addition to the model's end-of-sequence tokens.
     stop_token_ids: tuple[int, ...] = ()
@@ -160,6 +159,6 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
 
 
 def check_value(holds: bool, param: str, wanted: str, got: object) -> None:
-    """Check a parameter. Raises InvalidRequestError unless the value `got` is as `wanted`."""
+    """Raise InvalidRequestError unless `holds`. The message: `param` must be `wanted`, got `got`."""
     if not holds:  # also true for NaN, which fails every comparison
         raise invalid_field(param, f"{param} must be {wanted}, got {got!r:.100}.")

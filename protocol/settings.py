@@ -99,7 +99,7 @@ def _warn_hidden(path: Path) -> None:
 
 
 def environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return settings given as `UPDRAFT_NAME=value`, as `{"name": "value"}`, without the process variables."""
+    """Return the settings in `UPDRAFT_NAME=value` variables as `{"name": "value"}`, without `PROCESS_VARIABLES`."""
     variables = os.environ if environ is None else environ
     return {
         key.removeprefix(ENV_PREFIX).lower(): value

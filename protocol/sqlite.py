@@ -34,7 +34,7 @@ def transaction(connection: sqlite3.Connection) -> Generator[sqlite3.Connection]
         yield connection
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:  # SQLite rolls back by itself on a full disk
+        if connection.in_transaction:  # on a full disk, SQLite has already rolled back
             connection.execute("ROLLBACK")
         raise
 

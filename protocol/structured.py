@@ -107,18 +107,15 @@ class _ChatOptions(TypedDict, total=False):
 class AnswerOptions(_ChatOptions, total=False):
     """Options for answering a chat with a local model."""
 
-    # Tools that the model may call.
     tools: ToolUse | None
-    # Constraint on the answer's format.
     constraint: Constraint | None
-    # Reasoning effort, a hint.
+    # Reasoning effort, which models may ignore.
     effort: str | None
 
 
 class RenderOptions(_ChatOptions, total=False):
     """Options for rendering a chat template."""
 
-    # Tools to describe to the model.
     tools: Sequence[Tool]
     # Append the opening of the assistant's answer; true by default.
     add_generation_prompt: bool
@@ -190,7 +187,7 @@ def _without_hints(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _allowed(choice: dict[str, Any], tools: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """Return the allowed functions, and whether one must be called. Raises InvalidRequestError."""
+    """Return the functions that `choice` allows, and its mode, `auto` or `required`. Raises InvalidRequestError."""
     allowed = object_of(choice.get("allowed_tools"))
     mode, listed = allowed.get("mode"), allowed.get("tools")
     given = cast("list[Any]", listed) if isinstance(listed, list) else []
@@ -209,7 +206,7 @@ def no_such_tool(kind: Any) -> UnsupportedFeatureError:
 
 
 def tool_notes(tools: Any, functions: Sequence[str | None] = ("function",)) -> list[str]:
-    """Return notes on the tools of other types than `functions`, which are left out, and on hints of functions."""
+    """Return notes on tools that are left out, because their type is not in `functions`, and on functions' hints."""
     notes: list[str] = []
     for index, tool in enumerate(cast("list[Any]", tools) if isinstance(tools, list) else ()):
         if (kind := member(tool, "type")) not in functions:
@@ -223,8 +220,10 @@ def tool_notes(tools: Any, functions: Sequence[str | None] = ("function",)) -> l
 def ignored(
     fields: Mapping[str, Any], used: Sequence[str] = (), names: Mapping[str, str] | None = None, *, reasons: bool = True
 ) -> tuple[str, ...]:
-    """Return notes on the hints and tools of a request without effect, except `used`. `names`: the caller's names.
-    `reasons`: whether the model is asked for reasoning, so that the spellings of its effort have an effect."""
+    """Return notes on hints and tools that have no effect, except the fields in `used`. `names`: the caller's names.
+
+    `reasons`: whether the model is asked to reason. If not, the fields of the reasoning effort are noted too.
+    """
     hints = [name for name in (*HINTS, *(() if reasons else EFFORTS)) if fields.get(name) is not None]
     given = [(names or {}).get(name, name) for name in hints if name not in used]
     return (*((f"{', '.join(given)}: no effect",) if given else ()), *tool_notes(fields.get("tools")))

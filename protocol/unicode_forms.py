@@ -14,8 +14,8 @@ from typing import Literal
 from .errors import UpdraftError
 
 _MAX_MARKS = 30  # combining marks per letter, the limit of Stream-Safe Text (UAX #15)
-_SNIFFED = 64  # bytes
-_MARKS = {  # UTF-32 is first, because its little-endian mark begins with UTF-16's
+_SNIFFED = 64  # bytes at the start of a file that reveal its encoding
+_MARKS = {  # UTF-32 first: its little-endian byte order mark begins with UTF-16's
     "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
     "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
 }
@@ -23,7 +23,7 @@ _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # bytes that are not UTF-8, as decode
 
 
 def read_text(path: Path, error: type[UpdraftError]) -> str:
-    """Read UTF-8 without byte order mark, and CRLF as LF. Raises `error` for another encoding, and OSError."""
+    """Read a UTF-8 file; drop a byte order mark and convert CRLF. Raises OSError, or `error` for another encoding."""
     with path.open("rb") as file:
         return "".join(text_lines(file, path, error)).replace("\r\n", "\n")
 

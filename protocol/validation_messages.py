@@ -1,4 +1,4 @@
-"""Plain words for errors of files: msgspec's about values that do not fit their types, TOML's, and the system's."""
+"""Plain words for errors in files: msgspec's validation messages, TOML's syntax errors, and the system's errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIELD = re.compile(r"Object (?:missing required|contains (unknown)) field `(.*)
 
 
 def plain_words(error: Exception | str, renamed: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return an error's message in plain words; unknown ones are unchanged. `renamed`: current name by former name."""
+    """Return an error's message in plain words, or unchanged if unknown. `renamed`: current name by former name."""
     if isinstance(error, OSError) and error.strerror:
         return f"there is no file {error.filename}" if isinstance(error, FileNotFoundError) else error.strerror
     if isinstance(error, tomllib.TOMLDecodeError):

@@ -14,16 +14,16 @@ BASE_URL = "http://updraft.invalid/v1"  # never resolved, because the transport 
 #: Key for openai's constructor, which requires one. The in-process router needs none.
 PLACEHOLDER_KEY = "updraft-in-process"
 _OTHER_HEADERS = ("x-api-key", "api-key")
-_OPENAI_HEADER = "x-stainless-lang"  # header of every request by openai's methods
+_OPENAI_HEADER = "x-stainless-lang"  # header that openai's methods add to every request
 
 
 @dataclass(frozen=True, slots=True)
 class CallerKeys:
-    """Rules for API keys in requests. By default, keys only tell callers apart and are not sent to a cloud."""
+    """Rules for API keys in requests. By default, a key only identifies the caller and is not sent to a cloud."""
 
-    # Keys that are replaced by the key in the settings. None: every key.
+    # Keys to replace by the key in the settings. None: every key.
     own: frozenset[str] | None = field(default=None, repr=False)
-    # Whether requests must be for `BASE_URL`.
+    # Whether to refuse requests to other URLs than `BASE_URL`.
     checks_url: bool = False
 
     def check_url(self, url: Any) -> None:
@@ -38,7 +38,7 @@ class CallerKeys:
     def named_in(self, headers: Mapping[str, str], authorizations: Iterable[str]) -> str | None:
         """Return the request's own API key, or None to use the key in the settings. `headers` have lower-case names.
 
-        `authorizations`: all values of the header; openai 2 keeps the client's before a caller's `authorization`.
+        `authorizations`: all values of the Authorization header; openai 2 may send the client's value and the caller's.
         Raises InvalidRequestError for two different keys, for a header without a key, and for a request from which the
         caller removed openai's Authorization header. Requests that openai's methods did not send need no key.
         """

@@ -32,7 +32,7 @@ _NO_WEBSOCKET = "ws://127.0.0.1:0"
 
 
 class _RoutedReply:
-    """Base class of both clients, with their constructor."""
+    """Base class of both clients: the constructor, and the options of each request."""
 
     _http_client: Callable[[RuntimeLease], Any]
 
@@ -72,7 +72,7 @@ class _RoutedReply:
         )
         super().__init__(**_upstream(options, config, given, self._http_client))
 
-    if not TYPE_CHECKING:  # the types stay those of openai's client
+    if not TYPE_CHECKING:  # type checkers see the properties of openai's client
 
         @cached_property
         def responses(self) -> Any:
@@ -83,7 +83,7 @@ class _RoutedReply:
             return _without_websocket(super().realtime)
 
     def _build_request(self, options: Any, **kwargs: Any) -> Any:
-        """Tell the router how many retries are left: a retry of the router repeats no local work."""
+        """Pass the remaining retries to the router, which can retry a cloud call without repeating local work."""
         base: Any = super()  # openai's client
         request: Any = base._build_request(options, **kwargs)
         retries = options.get_max_retries(self.max_retries)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
@@ -92,7 +92,7 @@ class _RoutedReply:
 
 
 def _without_websocket(resource: Any) -> Any:
-    """Replace the resource's `connect` by a refusal, because a WebSocket would not use the transport."""
+    """Make the resource's `connect` raise an error, because a WebSocket would bypass the transport."""
     resource.connect = _refuse_websocket
     return resource
 
@@ -122,20 +122,25 @@ def _keys_of(lease: RuntimeLease) -> CallerKeys:
 class OpenAI(_RoutedReply, openai.OpenAI):
     """`openai.OpenAI`, answered by the on-device model, the cloud, or both: `model="auto" | "local" | "cloud"`.
 
-    cloud_url, cloud_api_key, cloud_model: the cloud; cloud_provider: its API. local: a GGUF file, the name of a pulled
-    model, or a local server such as "ollama:qwen3". local_options: options of a model file in this process.
-    At most one target may be set, and a target needs a calibrated policy. quality: the share of the cloud's quality to
-    keep. cloud_share: the maximum share of requests to escalate. cost: the maximum US dollars per 1,000 requests.
-    promise: "level" or "mean", the strength of the target's promise. confidence: instead of a target, a plain threshold
-    for the local model's confidence, measured by confidence_signal: "probability", "entropy" or "margin". ledger: the
-    file with one row per request; None: no ledger. All of these override `config`. Without `config`, the user's
-    settings apply (`load_config`). All other arguments are those of `openai.OpenAI`, but `api_key` is an alias of
-    `cloud_api_key`, never read from OPENAI_API_KEY, and `base_url` and `http_client` belong to the router. A key that a
-    copy or a request sets (`with_options(api_key=...)`, `client.api_key = ...`, a callable, the header Authorization)
-    replaces `cloud_api_key` for these requests.
+    cloud_url, cloud_api_key, cloud_model, cloud_provider: the cloud's address, key, model and API.
+    local: a GGUF file, the name of a pulled model, or a local server such as "ollama:qwen3".
+    local_options: options of a model file that runs in this process.
+    ledger: the file with one row per request; None: no ledger.
 
-    Raises ConfigurationError for unusable settings, or if no model is configured. Close the client, or use it as a
-    context manager.
+    Set at most one of three targets. Each needs a calibrated policy.
+    quality: the share of the cloud's quality to keep.
+    cloud_share: the maximum share of requests to escalate.
+    cost: the maximum US dollars per 1,000 requests.
+    promise: "level" if the target holds with a stated probability, "mean" if it holds on average.
+    confidence: instead of a target, a plain threshold for the local model's confidence.
+    confidence_signal: the measure of this confidence: "probability", "entropy" or "margin".
+
+    These arguments override `config`. Without `config`, the user's settings apply (`load_config`). All other arguments
+    are those of `openai.OpenAI`, except that `base_url` and `http_client` cannot be set, and `api_key` is an alias of
+    `cloud_api_key`, never read from OPENAI_API_KEY. A key that a copy or a request sets (`with_options(api_key=...)`,
+    `client.api_key = ...`, a callable, the header Authorization) replaces `cloud_api_key` for these requests.
+
+    Raises ConfigurationError for unusable settings or without a model. Close the client, or use it in a `with` block.
     """
 
     _http_client = staticmethod(_sync_client)
@@ -169,13 +174,13 @@ def _given(**settings: Any) -> dict[str, Any]:
 def _upstream(
     options: dict[str, Any], config: RouterConfig | None, given: dict[str, Any], client: Callable[[RuntimeLease], Any]
 ) -> dict[str, Any]:
-    """Return the arguments of openai's constructor. A copy of a client shares its http_client and router."""
+    """Return the arguments for openai's constructor. A copy of a client shares its http_client and router."""
     http_client = options.get("http_client")
     if http_client is not None:
         if getattr(http_client, "updraft_lease", None) is None:
             raise ConfigurationError("http_client cannot be set: the router is the transport.", param="http_client")
         if given or config is not None:
-            raise ConfigurationError("A copy shares the router of its original, so its settings cannot change.")
+            raise ConfigurationError("A copy of a client shares its router and settings. Create a new client.")
     RouterConfig.check_renamed(options, ", a setting of RouterConfig,")
     base_url = options.get("base_url")
     if base_url is not None and str(base_url).rstrip("/") != BASE_URL:
@@ -196,7 +201,7 @@ def _upstream(
 
 
 def _leased(client: Any, lease: RuntimeLease) -> Any:
-    client.updraft_lease = lease  # marks HTTP clients made by this package
+    client.updraft_lease = lease  # identifies HTTP clients made by this package
     return client
 
 
@@ -211,7 +216,7 @@ def _settings(config: RouterConfig | None, given: dict[str, Any], api_key: Any) 
 def settings_of(config: RouterConfig | None, given: dict[str, Any]) -> RouterConfig:
     if config is None:
         return load_config(given)
-    if given.get("cloud_url") not in (None, config.cloud_url):  # `config`'s key must not go to another URL
+    if given.get("cloud_url") not in (None, config.cloud_url):  # the key in `config` must not go to another URL
         given = {**OF_CLOUD_URL, **given}
     stated = any(name in given for name in TARGETS)  # a stated target replaces the target in `config`
     return replace(config, **({**dict.fromkeys(TARGETS), **given} if stated else given))

@@ -20,10 +20,10 @@ _NAMES = frozenset(field.name for field in fields(RouterConfig))
 def transport(config: RouterConfig | None = None, *, httpx: ModuleType | None = None, **settings: Any) -> Any:
     """Return the router as a transport: `httpx2.Client(transport=updraft.transport(local="smollm2"))`.
 
-    `settings`: fields of RouterConfig, among them the settings of `updraft.OpenAI`. `httpx` is the module `httpx` or
+    `settings`: fields of RouterConfig, which include the settings of `updraft.OpenAI`. `httpx` is the module `httpx` or
     `httpx2`, by default the module that the installed `openai` uses. Requests are answered in this process, and the
-    host in their URL is ignored. No API key is needed, because a key only tells callers apart. Clients with equal
-    settings share one router, also with `async_transport`. Closing or deleting the last client closes the router.
+    host in their URL is ignored. No API key is needed, because a key only identifies the caller. Sync and async clients
+    with equal settings share one router. Closing or deleting the last client closes the router.
 
     Raises ConfigurationError like `updraft.OpenAI`.
     """

@@ -51,7 +51,7 @@ class ReadAhead:
         """Stop reading, and close the body."""
         if self._reading is not None:
             self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)  # nobody is left to receive an error
+            await asyncio.gather(self._reading, return_exceptions=True)  # nobody reads the body's errors now
         await close_body(self._body)
 
     async def _read(self) -> None:

@@ -38,7 +38,7 @@ class Requests:
         return msgspec.convert(self._client.get(_path(request_id), cast_to=object), Explanation)
 
     def feedback(self, request_id: str, thumb: Thumb) -> FeedbackNote:
-        """Record whether an answer was good ("up" or "down"); a later call replaces it. Raises the errors of `why`."""
+        """Record whether an answer was good ("up" or "down"), replacing earlier feedback. Raises like `why`."""
         path = f"{_path(request_id)}/feedback"
         return msgspec.convert(self._client.post(path, cast_to=object, body={"thumb": thumb}), FeedbackNote)
 

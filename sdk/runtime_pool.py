@@ -25,14 +25,14 @@ class _SharedRuntime:
 
 
 class RuntimePool:
-    """Reference-counted runtimes by settings. A child of `os.fork()` starts with an empty pool."""
+    """Reference-counted runtimes, one per distinct config. A child of `os.fork()` starts with an empty pool."""
 
     def __init__(self, make_router: Callable[[RouterConfig], Router] = Router) -> None:
         self._make_router = make_router
         self._forget()
 
     def acquire(self, config: RouterConfig) -> Runtime:
-        """Return the runtime of these settings, created if needed. Release it with `give_back`."""
+        """Return the runtime for `config`, created if needed. Release the runtime with `give_back`."""
         if self._pid != os.getpid():  # after a fork: a thread of the parent may hold the lock
             self._forget()
         with self._lock:

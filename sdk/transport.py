@@ -28,7 +28,7 @@ from .runtime_pool import RuntimeLease
 T = TypeVar("T")
 
 IDENTIFYING = CallerKeys()
-RETRIES = "updraft_retries"  # extension of an HTTP request: how often the router may retry
+RETRIES = "updraft_retries"  # httpx request extension with the number of retries left to the router
 GRACE_S = 1.0  # seconds to wait beyond the deadline, so that the router can report the timeout first
 
 
@@ -59,7 +59,7 @@ def sync_transport(httpx: Any, lease: RuntimeLease, keys: CallerKeys = IDENTIFYI
             while not ended:
                 chunks, ended = bridge.call(self._stream.take, self._request)
                 if ended and self._forget.detach() is not None:
-                    self._stream.end()  # before the last yield, after which the caller may close the stream
+                    self._stream.end()  # before the last chunk, because the caller may close the stream after it
                 yield chunks
 
         def close(self) -> None:
@@ -94,7 +94,7 @@ def async_transport(httpx: Any, lease: RuntimeLease, keys: CallerKeys = IDENTIFY
             while not ended:
                 chunks, ended = await bridge.acall(self._stream.take, self._request)
                 if ended and self._forget.detach() is not None:
-                    self._stream.end()  # before the last yield, after which the caller may close the stream
+                    self._stream.end()  # before the last chunk, because the caller may close the stream after it
                 yield chunks
 
         async def aclose(self) -> None:
@@ -172,7 +172,7 @@ class _Bridge:
 
     def _translated(self, error: Exception, request: Any) -> Exception:
         if isinstance(error, TimeoutError):
-            return self._failure("No answer in time.", request, timeout=True)
+            return self._failure("The router did not answer within the client's timeout.", request, timeout=True)
         if isinstance(error, (CancelledError, UpdraftError)):
             return self._failure(str(error) or "The client was closed.", request)
         return error
@@ -180,7 +180,7 @@ class _Bridge:
     def _failure(self, message: str, request: Any, *, timeout: bool = False) -> Exception:
         """Return an error that openai's client passes on without a retry, which would repeat local work.
 
-        On httpx, openai expects httpx's exceptions, and may retry.
+        openai releases that use httpx only know httpx's exceptions, so they may retry.
         """
         if self._httpx.__name__ != "httpx2":
             return (self._httpx.ReadTimeout if timeout else self._httpx.ConnectError)(message, request=request)
@@ -201,7 +201,7 @@ def _extended(timeout_s: float | None, grace_s: float) -> float | None:
 
 
 async def _finished(future: Future[T]) -> T:
-    """Wait for a future of the router, in any event loop that httpx supports. If waiting ends early, cancel it."""
+    """Wait for a future of the router, under asyncio or trio. If waiting ends early, cancel the future."""
     done = anyio.Event()
     try:
         notify: Callable[..., object] = asyncio.get_running_loop().call_soon_threadsafe

@@ -41,7 +41,7 @@ from .templates.tool_messages import Change
 _FIRST_PRIVATE = 0xF0000
 _PRIVATE = re.compile("[\U000f0000-\U0010fffd]+")
 _MAX_ALPHABET = 0x10FFFD - _FIRST_PRIVATE  # maximum number of stand-ins; U+10FFFE is END_MARK
-_MAX_SHAPES = 256  # maximum number of cached conversation shapes
+_MAX_SHAPES = 256  # maximum number of cached adaptations
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class ChatPrompt:
 class ChatTemplate:
     """A model's chat template, rendered in a child process that starts at the first use.
 
-    `special_tokens` are the tokenizer's control tokens, needed for rule 1 above.
+    `special_tokens` are the tokenizer's control tokens, which users must not be able to write.
 
     No text of a request is lost: the template first renders a conversation of the same shape with a unique marker for
     each text. If the template drops a marker or fails, the conversation is adapted (see `Conversation.fits`).
@@ -77,7 +77,7 @@ class ChatTemplate:
         eos_token: str = "",
         special_tokens: Iterable[str] = (),
     ) -> None:
-        """Raises ModelLoadError if the source is too long."""
+        """Set up the template without compiling it. Raises ModelLoadError if the source is too long."""
         sources = source if isinstance(source, TemplateSources) else TemplateSources(source)
         self.source, self.tool_source = sources.default, sources.tool_use or sources.default
         self._tool_style = sources.tool_style
@@ -87,7 +87,7 @@ class ChatTemplate:
         self._fits: BoundedCache[bytes, TemplateFit] = BoundedCache(_MAX_SHAPES)  # by hash of the conversation's shape
 
     def effort_variables(self, effort: str | None) -> dict[str, Any]:
-        """Return the variables with which the template follows a reasoning effort; empty if it has none."""
+        """Return the template variables that set a reasoning effort; empty if the template has no such variable."""
         return effort_variables(self.source + self.tool_source, effort)
 
     def compile(self) -> None:
@@ -123,7 +123,7 @@ class ChatTemplate:
         truth, opaque = self._rendered(conversation, fit, [_unchanged, character_map.whole])
         segments = self._origins(conversation, fit, character_map, truth, opaque)
         if first_missing(requested.messages, _text(segments)) is not None:
-            segments = _cut(opaque, character_map)  # the template drops a text if it sees the real contents
+            segments = _cut(opaque, character_map)  # the template drops real contents, but not stand-ins
         if place := first_missing(requested.messages, _text(segments)):
             raise _dropped_text_error(place)
         if requested.is_open:
@@ -138,7 +138,7 @@ class ChatTemplate:
     ) -> list[Segment]:
         if character_map.undo(opaque) == truth:
             return _cut(opaque, character_map)
-        # Keep the whitespace around each text this time, because the template may trim it.
+        # This time, do not replace the whitespace around each text, because the template may trim it.
         (opaque,) = self._rendered(conversation, fit, [character_map.inside])
         if character_map.undo(opaque) == truth:
             return _cut(opaque, character_map)
@@ -149,13 +149,13 @@ class ChatTemplate:
         return _cut(opaque, character_map)
 
     def _fit(self, requested: Conversation) -> TemplateFit:
-        """Return the first adaptation with which the template keeps every text, cached by the conversation's shape."""
+        """Return the first adaptation that keeps every text. Cached for conversations that differ only in texts."""
         probe = Probe.of(requested)
         shape = hashlib.sha256(encoded(probe.conversation.context(_unchanged))).digest()
         return self._fits.find(shape, lambda _: self._tried(probe))
 
     def _tried(self, probe: Probe) -> TemplateFit:
-        """Return the first adaptation that works. If all fail, raises the error of the first adaptation."""
+        """Return the first adaptation with which the template keeps every text. If all fail, raises the first error."""
         several = len(self._renderers) > 1
         fits = list(probe.conversation.fits(tool_template=several, has_developer="developer" in self.source))
         error: InvalidRequestError | None = None
@@ -197,7 +197,7 @@ def _conversation(messages: Sequence[Message], options: RenderOptions) -> Conver
 
 
 def _render_to_mark(text: str) -> str:
-    """Return the rendered text up to the end of the last message."""
+    """Return the rendered text up to END_MARK, the end of the last message."""
     prompt, mark, _ = text.rpartition(END_MARK)
     if not mark:
         raise InvalidRequestError(

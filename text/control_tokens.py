@@ -15,7 +15,7 @@ _TAG_OF_HTML = re.compile(r"</?[a-z]{1,10}[1-6]?/?>")
 
 
 def unflagged_control_tokens(tokens: Iterable[str], *templates: str) -> list[str]:
-    """Select the tokens that users must not write: words in brackets, except HTML tags that no template contains."""
+    """Select tokens that users must not write: words in brackets, but HTML tags only if a template contains them."""
     return [
         token
         for token in tokens
@@ -31,6 +31,6 @@ class HasSpecialTokens(Protocol):
 
 
 def marks_of(model: HasSpecialTokens, texts: Iterable[str]) -> dict[int, str]:
-    """Return the ids of those `texts` that are special tokens, as id -> text. Decoders leave out special tokens."""
+    """Return those of `texts` that are special tokens, by token id. Decoders leave the texts of special tokens out."""
     ids = {text: model.special_id(text) for text in texts if text}
     return {token_id: text for text, token_id in ids.items() if token_id is not None}

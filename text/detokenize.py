@@ -29,7 +29,7 @@ class IncrementalDetokenizer:
         return self._decoder.decode(b"".join(map(self._token_bytes, token_ids)))
 
     def flush(self) -> str:
-        """Return the rest at the end of the answer: U+FFFD for an incomplete character, usually nothing."""
+        """Return the remaining text at the end of the answer: U+FFFD for an incomplete character, usually nothing."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -61,13 +61,13 @@ class StopMatcher:
         return text[: len(text) - held], False
 
     def flush(self) -> str:
-        """Return the text held back, at the end of generation."""
+        """End the search: return the text that was held back."""
         text, self._held = self._held, ""
         return text
 
 
 def begun_mark(text: str, marks: Sequence[str]) -> int:
-    """Return the length of the longest suffix of `text` with which one of `marks` begins. `text` contains no mark."""
+    """Return the length of the longest suffix of `text` that begins one of `marks`. `text` contains no whole mark."""
     longest = min(max(map(len, marks), default=1) - 1, len(text))
     lengths = range(longest, 0, -1)
     return next((length for length in lengths if any(mark.startswith(text[-length:]) for mark in marks)), 0)

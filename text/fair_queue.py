@@ -16,7 +16,7 @@ class FairQueue:
     """Fair queue for one event loop. If the queue is full, the tenant with the most waiters loses its newest waiter."""
 
     def __init__(self, what: str, *, max_waiting: int, timeout_s: float) -> None:
-        """`what` names the resource in error messages. `max_waiting` limits the waiters, `timeout_s` each wait."""
+        """Create a queue for a resource, which error messages call `what`. `timeout_s` limits each wait."""
         self._what = what
         self._max_waiting = max_waiting
         self._timeout_s = timeout_s
@@ -46,13 +46,13 @@ class FairQueue:
             if not place.done():
                 self._leave(tenant, place)
             elif place.exception() is None:
-                self._grant_next()  # the turn was granted while this waiter gave up
+                self._grant_next()  # this waiter gave up, but the turn was already granted
             if isinstance(error, TimeoutError):
                 raise self._overloaded(f"timed out after {self._timeout_s:g} s") from error
             raise
 
     def _evict(self, tenant: str) -> None:
-        """Reject the newest waiter of the tenant with the most waiters, or the new waiter if it is that tenant's."""
+        """Reject the newest waiter of the tenant with the most waiters, counting the new waiter of `tenant`."""
         most = max(self._waiting, key=lambda one: len(self._waiting[one]))
         if len(self._waiting[most]) <= len(self._waiting.get(tenant, ())) + 1:
             raise self._overloaded(f"is full ({self._max_waiting})")

@@ -39,7 +39,7 @@ class LogitEditor:
     """Source of the logit edits for the next token of one answer, updated as the answer and its draft tokens grow."""
 
     def __init__(self, params: ResolvedParams, prompt_ids: Iterable[int], end_ids: Iterable[int]) -> None:
-        """`end_ids`: the tokens that end the answer, from `SamplingParams.end_ids`."""
+        """Start with an empty answer. `end_ids`: the tokens that end the answer, from `SamplingParams.end_ids`."""
         repetition = params.repetition_penalty
         self.num_tokens = 0  # number of the answer's tokens that the edits include
         self._params = params

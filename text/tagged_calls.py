@@ -52,7 +52,7 @@ class TaggedSyntax:
 
 
 class TaggedCallParser(ToolCallParser):
-    """Parser that emits each call as a whole, also calls in JSON. `schemas`: those of the arguments, by function."""
+    """Parser that emits each call only when complete, also calls in JSON. `schemas`: of arguments, by function."""
 
     def __init__(self, syntax: ToolSyntax, schemas: Mapping[str, Schema], tagged: TaggedSyntax) -> None:
         super().__init__(syntax, schemas)
@@ -100,7 +100,7 @@ class TaggedCallParser(ToolCallParser):
 
 
 def _name(text: str) -> str:
-    """Return the function's name with which `text` begins."""
+    """Return the function's name at the start of `text`."""
     return cast("re.Match[str]", _NAME.match(text))[0]
 
 

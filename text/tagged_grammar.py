@@ -13,7 +13,7 @@ from .grammars.compiler import inline_schema
 from .tagged_calls import Schema, listed
 
 _TYPED = frozenset(["type", "$ref", "allOf", "anyOf", "oneOf", "properties", "items"])
-_OPEN = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties")  # keywords that add properties
+_OPEN = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties")  # keywords that may add properties
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +22,11 @@ class TaggedGrammar:
 
     lead: str
     key: tuple[str, ...]
-    # Text after a value.
+    # Text that ends a value.
     after: str
     between: str
     end: str
-    # Blanks that models write or leave out.
+    # Name of the rule for whitespace that may separate the parts. Empty: whitespace is fixed.
     blanks: str = ""
     # Whether texts are quoted, and other values are in Gemma's notation.
     is_quoted: bool = False
@@ -38,7 +38,7 @@ class TaggedGrammar:
         return None if arguments is None else _joined(lead, self.blanks, arguments, json.dumps(self.end))
 
     def rules(self, quote: str) -> list[str]:
-        """Return the rules that calls refer to. `quote`: Gemma's quotation mark in grammar notation."""
+        """Return the rules shared by the grammars of all calls. `quote`: Gemma's quotation mark as a grammar term."""
         rules = ["WS: /\\s*/", "ARGUMENT: /(.|\\n)*/", f"quote: {quote}"]
         if not self.is_quoted:
             return [*rules, f"free[lazy]: ARGUMENT {json.dumps(self.after)}"]

@@ -31,13 +31,13 @@ class TextEncoder(Protocol):
 
 
 class TokenizeRequest(Hints, forbid_unknown_fields=True, kw_only=True):
-    """Request to tokenize `prompt` or `messages`. `add_special_tokens` is for prompts, the next three for messages."""
+    """Request to tokenize `prompt` or `messages`."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
+    add_special_tokens: bool = True  # for prompts only
+    add_generation_prompt: bool = True  # for messages only, like `continue_final_message` and `tools`
     continue_final_message: bool = False
     tools: list[Tool] | None = None
     return_token_strs: bool = False

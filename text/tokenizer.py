@@ -25,13 +25,13 @@ from .detokenize import gpt2_byte_alphabet
 from .templates.sources import TemplateSources
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
-_LONG = 2**13  # characters; encoding a shorter text takes at most a few milliseconds
+_LONG = 2**13  # minimum characters of a long text; encoding a shorter text takes at most a few milliseconds
 _log = logging.getLogger("updraft.text")
 
 
 @dataclass(frozen=True, slots=True)
 class PromptEnds:
-    """Special tokens around a prompt, from tokenizer_config.json. `add_*` None: tokenizer.json decides."""
+    """Special tokens around a prompt, from tokenizer_config.json. If an `add_*` is None, tokenizer.json decides."""
 
     bos_token: str = ""
     eos_token: str = ""
@@ -231,7 +231,7 @@ def _parsed(definition: str, name: str = "The tokenizer definition") -> dict[str
 
 
 def _added(definition: dict[str, Any], *, special: bool) -> dict[str, int]:
-    """Return a map from content to id of the added tokens that are special, or of those that are not."""
+    """Return the ids of added tokens by content: of special tokens, or of the others if not `special`."""
     return {token["content"]: token["id"] for token in definition["added_tokens"] if token["special"] == special}
 
 

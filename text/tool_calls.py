@@ -42,7 +42,7 @@ class ToolSyntax:
     # Whether an answer may also begin with a call without opener. Such a call needs arguments, and more calls may
     # follow directly or after semicolons.
     bare: bool = False
-    # Whether a JSON list of calls, or a function's name and arguments, may follow the opener.
+    # Whether a JSON list of calls, or a function's name directly followed by its arguments, may follow the opener.
     lists: bool = False
     # Whether to keep whitespace before an opener in the text.
     keeps_blanks: bool = False
@@ -55,7 +55,6 @@ class CallDelta:
     index: int
     # Name of the function, only in the first piece.
     name: str = ""
-    # Next piece of the arguments.
     arguments: str = ""
 
 
@@ -88,7 +87,7 @@ class ToolCallParser:
         return self._take_parsed()
 
     def flush(self) -> ParsedText:
-        """Return the rest at the end of the answer."""
+        """End the answer: return the calls and text that were held back."""
         if self._state == self._parse_call:
             self._end_call(whole=False)
         if self._state == self._after_call and self._called:
@@ -197,7 +196,7 @@ class ToolCallParser:
             call.arguments = ""
 
     def _looks_like_call(self, call: _CallReader) -> bool:
-        """Return whether the object is a call, which has an opener or arguments, not a JSON answer with a `name`."""
+        """Return whether the object is a call (it has an opener or arguments), not a JSON answer with a `name`."""
         marked = not self._syntax.bare or self._marked
         return bool(call.name) and (marked or call.has_arguments)
 
@@ -228,7 +227,8 @@ class ToolCallParser:
 class _CallReader:
     """Incremental reader of a JSON object `{"name": ..., "arguments": ...}`, or of plain arguments if `name` is given.
 
-    `arguments`: arguments read but not emitted yet; `has_arguments`: whether their key was read; `raw`: the text read.
+    `arguments`: arguments read but not emitted yet; `has_arguments`: whether the key `arguments` was read; `raw`: the
+    text read so far.
     """
 
     def __init__(self, name: str = "") -> None:

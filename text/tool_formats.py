@@ -30,7 +30,7 @@ _ANY_TEXT = r"/(.|\n)*/"
 
 
 class ModelText(HasSpecialTokens, Protocol):
-    """Interface for detecting a model's format."""
+    """Interface of a model in whose chat template the tool-call format is detected."""
 
     @property
     def chat_template(self) -> ChatTemplate | None: ...
@@ -79,7 +79,7 @@ class ToolFormat:
         template = "" if model.chat_template is None else model.chat_template.tool_source
         if "[TOOL_CALLS]" in template:
             name = "mistral-args" if "[ARGS]" in template else "mistral"
-        elif "<function=" in template:  # functionary writes JSON after this mark, which is not supported
+        elif "<function=" in template:  # "functionary" models write JSON after this mark, which is not supported
             name = "qwen3_coder" if "<parameter=" in template else None
         elif "<|tool_call>" in template:
             name = "gemma4"
@@ -108,8 +108,8 @@ class ToolFormat:
     def constraint(self, use: ToolUse, text: Constraint | None = None) -> Constraint | None:
         """Return the grammar of an answer: only calls if `tool_choice` requires a call, else text and valid calls.
 
-        With a constraint on `text`, an answer is such a text or calls. None if any answer is allowed, because
-        `tool_choice` is `auto`, no function is `strict` and the text is free.
+        With a constraint on `text`, an answer either matches the constraint or consists of calls. Returns None if any
+        answer is allowed, because `tool_choice` is `auto`, no function is `strict` and the text is free.
         """
         functions, choice, parallel = [tool.function for tool in use.tools], use.choice, use.parallel
         if isinstance(choice, NamedTool):
@@ -165,7 +165,7 @@ class ToolFormat:
             return f"{json.dumps(lead.format(function.name))} unchecked"
         none = {"properties": {}, "additionalProperties": False}
         arguments = {**_ANY_OBJECT, **(function.parameters or none)}
-        if self.syntax.bare:  # one JSON value, because a text in JSON may begin like a call
+        if self.syntax.bare:  # a grammar of one JSON value, because an answer in JSON may begin like a call
             fields = {"name": {"const": function.name}, "parameters": _moved(arguments, "/properties/parameters")}
             return inline_schema({"properties": fields, "required": list(fields), **_ANY_OBJECT})
         if self.name == "mistral-args":

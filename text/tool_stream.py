@@ -88,7 +88,7 @@ class CallLimit:
 
 
 class AnswerEnd:
-    """Search for the end of an answer: a stop string, or the limit on calls. Reasoning is passed on unsearched."""
+    """Search for the end of an answer: a stop string, or the limit on calls. Reasoning is not searched."""
 
     def __init__(
         self, stop: tuple[str, ...] = (), call_limit: CallLimit | None = None, reasoning: ReasoningStyle | None = None
@@ -113,7 +113,7 @@ class AnswerEnd:
         return thoughts + text, stopped or called
 
     def flush(self) -> tuple[str, bool]:
-        """Return the text held back, at the end of generation, and whether the answer would have ended there."""
+        """End the search: return the text that was held back, and whether the answer ends within this text."""
         thoughts, text = self._boundary.flush()
         text, stopped = self._matcher.push(text)
         text, called = self._limited(text + self._matcher.flush())

@@ -72,7 +72,7 @@ def _migrate(connection: sqlite3.Connection, table: Table, file_format: int) -> 
 def _prepare_to_read(connection: sqlite3.Connection, path: Path, table: LedgerTable) -> None:
     """Present an older format as the current one, through a temporary view. The file is not changed."""
     file_format, existing = _format(connection, path, table), columns(connection, table.name)
-    if not existing:  # the file was only just created, or was truncated
+    if not existing:  # another process has only just created the file, or the file was truncated
         raise StorageError(f"The {table.purpose} {path} is empty: the next start initialises it.", param=table.param)
     if {*existing} != {*table.columns}:
         connection.execute("PRAGMA temp_store=MEMORY")

@@ -95,7 +95,7 @@ class OverflowFile:
     def after_fork(self, in_child: bool, /) -> None:
         """Close the file in a forked child, which must not write to the parent's file."""
         if in_child:
-            self._release()  # no lock, since a thread missing in the child may hold it
+            self._release()  # without the lock, which a thread that no longer exists in the child may hold
 
     def _release(self) -> None:
         file, self._file = self._file, -1
@@ -185,7 +185,7 @@ class WorkerIntents:
     """The intent file of this worker in `folder`, and the rows left by dead workers."""
 
     def __init__(self, folder: Path, table: LedgerTable) -> None:
-        """Raises StorageError, DiskSpaceError."""
+        """Take a worker slot and open its intent file. Raises StorageError, DiskSpaceError."""
         self._table = table
         self.slot = WorkerSlot(folder, table.max_workers)
         try:
@@ -215,7 +215,7 @@ class WorkerIntents:
                 _log.error("Cannot collect the rows of a dead worker from %s: %s", path, error)
 
     def close(self) -> None:
-        self.file.overflow.close()  # the mapping stays open for late calls, until garbage collection
+        self.file.overflow.close()  # late calls may still use the mapping, which garbage collection closes
         self.slot.close()
 
 

@@ -35,7 +35,7 @@ class PostgresStore(LedgerStore):
     commits_intents = True
 
     def __init__(self, url: str, table: LedgerTable) -> None:
-        """Raises ConfigurationError for a bad URL, MissingDependencyError without the client library."""
+        """Parse the URL without connecting. Raises ConfigurationError or MissingDependencyError."""
         self._intent, self._settle = table.insert("%s", settle=False), table.insert("%s", settle=True)
         self._psycopg = _client_library()
         self._url = url
@@ -45,7 +45,7 @@ class PostgresStore(LedgerStore):
             about = self._psycopg.conninfo.conninfo_to_dict(url)
         except self._psycopg.Error as error:  # the message may contain the password
             raise ConfigurationError(f"{shown_url(url)} is not the URL of a PostgreSQL database.") from error
-        place = repr([about.get(name) for name in ("host", "hostaddr", "port", "dbname")]).encode()  # no password
+        place = repr([about.get(name) for name in ("host", "hostaddr", "port", "dbname")]).encode()  # not the password
         folder = state_folder() / f"gateway-{blake2b(place, digest_size=8).hexdigest()}.workers"
         super().__init__(table, WorkerIntents(folder, table), f"{self._lock:08x}")
 

@@ -19,7 +19,6 @@ class LedgerReader:
     table: LedgerTable
     # Opens a connection or a cursor.
     connect: Callable[[], AbstractContextManager[Any]]
-    # Placeholder for a value in a query.
     placeholder: str = "?"
     # SQL expression for the day (UTC) of a row, as text.
     day_sql: str = "date(started_at, 'unixepoch')"
@@ -27,7 +26,7 @@ class LedgerReader:
     rowid: str = "rowid"
 
     def totals(self, by: Sequence[str] = (), since: float = 0.0) -> list[dict[str, Any]]:
-        """Return sums over the rows since `since`, grouped by the columns in `by`: keys of `table.groups`, or `day`."""
+        """Return sums over the rows since `since`, grouped by the names in `by`: keys of `table.groups`, or `day`."""
         table = self.table
         groups = {name: self.day_sql if name == "day" else table.groups[name] for name in by}
         named = {text if text.isidentifier() else name: text for name, text in groups.items()}

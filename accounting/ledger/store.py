@@ -45,16 +45,16 @@ class LedgerStore(ABC):
 
     @property
     def intents(self) -> IntentFile | None:
-        """The file of uncommitted rows, or None if they are only in memory."""
+        """File of uncommitted rows, or None if uncommitted rows are only in memory."""
         return None if self._kept is None else self._kept.file
 
     @abstractmethod
     def check(self) -> None:
-        """Raises ConfigurationError if the database cannot be used."""
+        """Raise ConfigurationError if the database cannot be used."""
 
     @abstractmethod
     def write(self, intents: Sequence[Values], settled: Sequence[Values], extras: Sequence[ExtraWrite] = ()) -> None:
-        """Commit everything, or raise LedgerWriteError or RowRefusedError. Rows already settled are not changed."""
+        """Commit all rows and `extras`, or raise LedgerWriteError or RowRefusedError. Settled rows are not changed."""
 
     def orphaned_rows(self) -> Iterator[list[Values]]:
         """Yield the uncommitted rows of dead workers, as documented in `WorkerIntents`. Raises LedgerWriteError."""
@@ -81,8 +81,8 @@ class SqliteStore(LedgerStore):
     """A SQLite file shared by several processes (WAL). A commit survives the death of any process.
 
     `is_strict`: fail if the folder for intent files cannot be used, and write no file that was moved, replaced, deleted
-    or emptied. Otherwise such a file is written, and uncommitted rows may be in memory only. Raises ConfigurationError,
-    DiskSpaceError.
+    or emptied. If not strict, such a file is written, and without the folder, uncommitted rows are in memory only.
+    Raises ConfigurationError, DiskSpaceError.
     """
 
     def __init__(self, path: Path, table: LedgerTable, *, is_strict: bool = True) -> None:
@@ -94,7 +94,7 @@ class SqliteStore(LedgerStore):
             if is_strict:
                 self._database.close()
                 raise
-            _log.warning("Uncommitted rows would be lost if this process were killed: %s", error)
+            _log.warning("Uncommitted ledger rows would be lost if this process were killed: %s", error)
         super().__init__(table, kept, "" if kept is None else kept.slot.id)
 
     def check(self) -> None:
@@ -127,7 +127,7 @@ class SqliteStore(LedgerStore):
         old = f"SELECT rowid FROM {name} WHERE started_at < ? ORDER BY started_at LIMIT ?"
         with self._connected() as connection:
             if connection.execute(old, (before, 1)).fetchone() is None:
-                return 0  # avoids taking the write lock
+                return 0  # no rows to delete: do not take the write lock
             return connection.execute(f"DELETE FROM {name} WHERE rowid IN ({old})", (before, most)).rowcount
 
     def close(self) -> None:

@@ -94,13 +94,12 @@ class Table:
 class LedgerTable(Table):
     """The main table of a ledger file, with one row per request, and the settings of the file."""
 
-    # Current format number. Older files are migrated, newer files are refused.
+    # Current format number. Older files are migrated; newer files are refused.
     format: int
     # Description of the file in messages, such as "ledger".
     purpose: str
     # Setting that names the file.
     param: str
-    # Further tables in the file.
     side_tables: tuple[Table, ...] = ()
     # Column order in the intent records of each older format, by format number.
     records: Mapping[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
@@ -112,7 +111,7 @@ class LedgerTable(Table):
     busy_s: float = 2.0
     # Column with the row's state (intent, abandoned or settled). None: every row is settled.
     state: str | None = None
-    # Columns that settling a row does not change.
+    # Columns that keep their values when a row is settled.
     fixed: frozenset[str] = frozenset()
     # Number of slots in each process's intent file.
     places: int = 4096

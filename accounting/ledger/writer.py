@@ -26,9 +26,9 @@ MAX_WAITING = 20_000
 FLUSH_S = 2.0
 CLOSE_S = 5.0
 _MAX_BATCH = 1000
-_SETTLED_S = 0.005  # delay of a row, in seconds, if no request waits for its commit, so that rows share one
+_SETTLED_S = 0.005  # seconds that a row waits for others to share its commit, unless a request waits for the commit
 _RETRY_S = 0.5
-_LAST_COMMIT_S = 1.0  # seconds added to the timeout of `close`, for a commit that has already begun
+_LAST_COMMIT_S = 1.0  # seconds that `close` waits for a running commit, in addition to its timeout
 _POLL_S = 0.002
 _MAINTENANCE_S = 60.0
 _MAINTENANCE_RETRY_S = 5.0  # seconds before maintenance is retried after a failure
@@ -54,8 +54,8 @@ class Entry(msgspec.Struct, frozen=True):
 class LedgerWriter:
     """Writes rows from one event loop; several processes may write to one database. Call `close()` at the end.
 
-    `keep_from`: returns the time, in seconds since the epoch, before which rows are deleted.
-    `drops_intents`: drop unsettled rows after a failed commit, since their requests were refused.
+    `keep_from`: returns the time, in seconds since the epoch, before which rows are deleted. `drops_intents`: drop
+    unsettled rows after a failed commit, since their requests were refused.
     """
 
     def __init__(
@@ -99,10 +99,7 @@ class LedgerWriter:
         return self.problem is not None
 
     def flush(self, timeout_s: float = FLUSH_S, *, collect: bool = False) -> bool:
-        """Wait until all rows entered so far are committed. Return False on timeout.
-
-        `collect`: also commit the rows left by dead processes.
-        """
+        """Commit all rows entered so far; with `collect`, also those of dead processes. Return False on timeout."""
         if collect:
             self._maintenance_at = 0.0
         done = threading.Event()
@@ -116,7 +113,7 @@ class LedgerWriter:
         self._check_end()
 
     async def aclose(self, timeout_s: float = CLOSE_S) -> None:
-        """Close as `close` does, but without blocking the event loop or starting a thread, which fails at exit."""
+        """Close as `close` does, without blocking the event loop or starting a thread, which is impossible at exit."""
         self._end(timeout_s)
         until = time.monotonic() + timeout_s + _LAST_COMMIT_S
         while self._thread.is_alive() and time.monotonic() < until:  # noqa: ASYNC110 - threads set no asyncio events
@@ -228,7 +225,7 @@ class LedgerWriter:
 
     def _write(self) -> None:
         if not self._unwritten:
-            self.problem = None  # whether writing works is unknown until the next row
+            self.problem = None  # no rows are left, so the next row shows whether the database can be written
             return
         self._committing_since = time.monotonic()
         try:
@@ -252,7 +249,7 @@ class LedgerWriter:
             self._committing_since = None
 
     def _forget(self, batch: Sequence[Entry]) -> None:
-        """Free the slots of the rows."""
+        """Free the rows' slots in the intent file."""
         for each in batch:
             if each.place is not None and self._store.intents is not None:
                 self._store.intents.remove(each.place)
@@ -303,7 +300,7 @@ class LedgerWriter:
 
 
 def _wake_waiters(batch: Sequence[Entry], *, is_written: bool) -> None:
-    """Tell the requests that wait for these rows whether the rows are committed, with one call to the event loop."""
+    """Tell the requests that wait for these rows whether the commit succeeded, with one call to the event loop."""
     waiting = [each.committed for each in batch if each.committed is not None]
     if not waiting:
         return
@@ -312,7 +309,7 @@ def _wake_waiters(batch: Sequence[Entry], *, is_written: bool) -> None:
         for each in waiting:
             note(each, is_written)
 
-    with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
+    with contextlib.suppress(RuntimeError):  # the event loop is closed, so no request waits
         waiting[0].get_loop().call_soon_threadsafe(wake)
 
 

@@ -21,7 +21,6 @@ class DownloadSpec:
     # URL, package or local file.
     place: httpx.URL | IndexRef | Path
     size: int | None = None
-    # Expected checksum, if known.
     sha256: str | None = None
     licence: str | None = None
     # ETag or modification date of this version on the server.

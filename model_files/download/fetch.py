@@ -22,7 +22,7 @@ _BLOCK = 1024 * 1024
 
 
 def fetch(spec: DownloadSpec, part: PartialFile, retries: RetryLimits, report: ProgressReport) -> None:
-    """Complete `part` and verify it. An interrupted download can be resumed.
+    """Download the missing bytes of `part` and verify its checksum. An interrupted download can be resumed.
 
     Raises DownloadError (ChecksumError for wrong bytes, which are deleted), ModelNotFoundError, MissingDependencyError
     or DiskSpaceError; OSError if a local file cannot be read.
@@ -76,7 +76,7 @@ def _fetch_web(spec: DownloadSpec, part: PartialFile, retries: RetryLimits, repo
 def _one_connection(
     client: httpx.Client, spec: DownloadSpec, part: PartialFile, retries: RetryLimits, report: ProgressReport
 ) -> None:
-    """Fetch as much as one connection delivers. Raises TemporaryError if the body is incomplete."""
+    """Append the bytes that one connection delivers to `part`. Raises TemporaryError if the body is incomplete."""
     # Always start at the original address, because redirect targets may be valid for minutes only.
     headers = _range_headers(spec, part)
     with closing(open_stream(client, str(spec.place), headers, spec.token)) as response:
@@ -95,7 +95,7 @@ def _one_connection(
                     )
                 window, received = time.monotonic(), 0
     if spec.size is not None and part.size < spec.size:
-        raise TemporaryError(f"{response.url.host} ended at byte {part.size:,} of {spec.size:,}")
+        raise TemporaryError(f"{response.url.host} ended the transfer at byte {part.size:,} of {spec.size:,}")
 
 
 def _range_headers(spec: DownloadSpec, part: PartialFile) -> dict[str, str]:
@@ -112,7 +112,7 @@ def _range_headers(spec: DownloadSpec, part: PartialFile) -> dict[str, str]:
 
 
 def _check(response: httpx.Response, spec: DownloadSpec, part: PartialFile) -> None:
-    """Check that the response continues the same file; restart the part if the server sends the whole file.
+    """Check that the response continues the same file. Clear `part` if the server sends the whole file again.
 
     Raises DownloadError if the file has changed, TemporaryError for a wrong range, DiskSpaceError for a full disk.
     """

@@ -45,10 +45,10 @@ class Repository:
 
     name: str
     files: Sequence[HubFile]
-    # Commit of the files.
+    # Commit of the repository.
     revision: str
     licence: str | None
-    # Address of the hub, and the user's token for it.
+    # Address of the hub, and the user's access token (`token`).
     base: str
     token: str | None = field(repr=False)
 
@@ -115,7 +115,7 @@ def _ask(api: Any, wanted: HubRef, retries: RetryLimits) -> ModelInfo:
             f"{wanted.repo} is gated: accept its terms on the hub, and set HF_TOKEN.", code="access_denied"
         ) from error
     except RepositoryNotFoundError as error:
-        raise ModelNotFoundError(f"The hub has no repository {wanted.repo}, or needs a token (HF_TOKEN).") from error
+        raise ModelNotFoundError(f"The hub has no repository {wanted.repo}, or needs HF_TOKEN to show it.") from error
     except RevisionNotFoundError as error:
         raise ModelNotFoundError(f"{wanted.repo} has no revision {wanted.revision}.") from error
     except HfHubHTTPError as error:
@@ -129,10 +129,10 @@ def _ask(api: Any, wanted: HubRef, retries: RetryLimits) -> ModelInfo:
 def _of_status(error: Exception) -> UpdraftError | TemporaryError:
     status = int(getattr(getattr(error, "response", None), "status_code", 0))
     if status in (408, 425, 429) or status >= 500:
-        return TemporaryError(f"The hub answers {status}")
+        return TemporaryError(f"The hub answers with HTTP status {status}")
     if status in (401, 403):
         return DownloadError(f"The hub refuses ({status}): check HF_TOKEN.", code="access_denied")
-    return DownloadError(f"The hub answers {status}.")
+    return DownloadError(f"The hub answers with HTTP status {status}.")
 
 
 def _files(info: ModelInfo) -> list[HubFile]:

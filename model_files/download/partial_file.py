@@ -42,7 +42,7 @@ class PartialFile:
     """Open partial file with a running SHA-256. `append` writes without a buffer."""
 
     def __init__(self, folder: Path, name: str, record: ResumeRecord) -> None:
-        """Resume the partial file in `folder` if its record matches, else start a new one. Raises OSError."""
+        """Resume the partial file in `folder` if its record matches, else start a new file. Raises OSError."""
         self.path, self._record = folder / f"{name}.part", record
         self._record_path = resume_record_path(folder, name)
         continued = record.identity is not None and read_resume_record(folder, name) == record

@@ -19,7 +19,7 @@ def _ignore(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ProgressReport:
-    """Callbacks: `progress(done, total)` in bytes, total None if unknown; `say(line)` for messages to the user."""
+    """Callbacks: `progress(done, total)` in bytes (total None: unknown), and `say(line)` to tell the user something."""
 
     progress: Callable[[int, int | None], None] = _ignore
     say: Callable[[str], None] = _ignore
@@ -39,7 +39,7 @@ def retrying(attempt: Callable[[], Result], retries: RetryLimits, report: Progre
 def give_up_or_wait(
     error: TemporaryError, failures: int, retries: RetryLimits, report: ProgressReport, after: str = ""
 ) -> None:
-    """Sleep before the next try. After too many failures, raise DownloadError with the text `after` in its message."""
+    """Sleep before the next try. After too many failures, raise DownloadError, whose message ends with `after`."""
     if failures >= retries.tries:
         raise DownloadError(f"{error}; gave up after {failures} tries{after}. Try again later.") from error
     wait_s = retries.wait_s(failures, error.wait_s)

@@ -54,10 +54,7 @@ def new_client(retries: RetryLimits) -> httpx.Client:
 
 
 def check_url(text: str) -> httpx.URL:
-    """Parse and check a URL: https, or http on this machine, and without a password.
-
-    Raises InvalidRequestError.
-    """
+    """Parse and check a URL: https, or http to this machine, and without a password. Raises InvalidRequestError."""
     try:
         url = httpx.URL(text)
         url.host.encode("idna")

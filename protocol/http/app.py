@@ -55,7 +55,7 @@ _HEAD_ONLY = "updraft.head_only"  # scope key of a HEAD request, which is routed
 _MAX_HEADERS = 256
 _SINGLE = (b"host", b"transfer-encoding")
 _VERSIONS = ("1.1", "1.0", "2", "3")
-# Only `updraft serve` has all routes below these paths; the errors of other servers say so.
+# Paths whose routes only `updraft serve` has completely, as the errors of other servers say.
 _ROUTER_ROUTES = ("/v1/files", "/v1/batches", "/v1/responses", "/v1/chat/completions")
 _ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + "-_.:")
 _log = logging.getLogger("updraft.http")
@@ -89,7 +89,7 @@ def create_app(
 
 
 class HttpApp(FastAPI):
-    """FastAPI app with a fast path: endpoints of `add_post` skip FastAPI's routing, but not the middleware."""
+    """FastAPI app with a fast path: requests to `add_post` endpoints skip FastAPI's routing, not the middleware."""
 
     def __init__(self, **fastapis: Any) -> None:
         super().__init__(**fastapis)
@@ -97,7 +97,7 @@ class HttpApp(FastAPI):
         self._posts: dict[str, ASGIApp] = {}
 
     def add_post(self, path: str, endpoint: ASGIApp) -> None:
-        """Add an ASGI endpoint for POST. FastAPI answers other methods."""
+        """Add an ASGI endpoint for POST requests to `path`. FastAPI answers requests with other methods."""
         self.router.routes.append(Route(path, endpoint, methods=["POST"]))
         for layer in reversed(self.layers):
             endpoint = layer.cls(endpoint, *layer.args, **layer.kwargs)
@@ -113,7 +113,7 @@ class HttpApp(FastAPI):
 class BodyLimits:
     """Size limits of request bodies, in bytes."""
 
-    # Limit per body.
+    # Limit per body, except uploads.
     usual: int
     # Limit per body for upload paths, whose bodies are streamed and not held in memory.
     uploads: Mapping[str, int]
@@ -161,7 +161,7 @@ def upload_wire_request(request: Request) -> WireRequest:
 
 
 def _wire_request(request: Request, body: bytes = b"") -> WireRequest:
-    """Build the request from the scope, because `request.url` would take a decoded `?` in the path for a query."""
+    """Build the request from the ASGI scope. In `request.url`, a decoded `?` in the path would start the query."""
     query = request.scope["query_string"].decode("latin-1")
     return WireRequest(request.method, request.scope["path"], dict(request.headers), body, query=query)
 
@@ -194,7 +194,7 @@ def send_json(payload: object, status: int = 200, headers: dict[str, str] | None
 
 @contextlib.contextmanager
 def cancel_on_disconnect(request: Request) -> Generator[None]:
-    """End the block by RequestCancelledError if the client leaves. Read the body first: later messages are lost."""
+    """Raise RequestCancelledError in the block if the client disconnects. Read the body first, or it is lost."""
     task = asyncio.current_task()
     assert task is not None, "a request is answered in a task"
     own: asyncio.Future[None] | None = request.scope.get(CLIENT_GONE)
@@ -211,7 +211,7 @@ def cancel_on_disconnect(request: Request) -> Generator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        if gone and task.uncancel() == 0:  # else other code cancelled the task too: propagate
+        if gone and task.uncancel() == 0:  # otherwise other code cancelled the task too: propagate
             raise RequestCancelledError("The client closed the connection.") from None
         raise
     finally:
@@ -273,7 +273,7 @@ class _StreamedResponse(Response):
             await asyncio.sleep(self._heartbeat_s - silent_s)
 
     def init_headers(self, headers: Any = None) -> None:
-        """Set headers like Starlette, but without content-length, which is unknown for a stream."""
+        """Set headers like Starlette, without content-length: the length of a stream is unknown."""
         self.raw_headers = [(name.lower().encode("latin-1"), str(v).encode("latin-1")) for name, v in headers.items()]
 
 
@@ -328,7 +328,7 @@ class _OuterMiddleware:
             await send({"type": "websocket.http.response.body", "body": response.body})
 
     def _check(self, scope: Scope, when: str) -> None:
-        """Check framing, access and draining. Raises UpdraftError. `when`: end of the advice to try again."""
+        """Check framing, access and draining. Raises UpdraftError. `when`: the end of the advice to try again."""
         _check_framing(scope)
         self._access.check(scope)
         if self._traffic.draining:
@@ -336,7 +336,7 @@ class _OuterMiddleware:
 
 
 class _FramingError(InvalidRequestError):
-    """Framing that leaves the end of the request in doubt, so the connection is closed."""
+    """A request whose end is ambiguous, so the connection is closed."""
 
     default_code = "invalid_http"
 
@@ -383,8 +383,8 @@ class _Exchange:
     async def receive(self) -> Message:
         """Receive a message. Raises RequestTooLargeError as soon as the announced or received body is too large.
 
-        Raises the errors of `BodyMemory.take` before reading an announced body from the connection, and OverloadedError
-        if a slow body loses its memory.
+        Reserves memory before reading an announced body, with the errors of `BodyMemory.take`. Raises OverloadedError
+        if the body arrives too slowly and `BodyMemory` gives its memory to other requests.
         """
         if self._announced > self._max_body_bytes:
             raise self._too_large()
@@ -393,7 +393,7 @@ class _Exchange:
             async with self._waiting(1 if self._is_arriving else sys.maxsize):
                 message = await self._receive()
         except TimeoutError as error:
-            raise OverloadedError("This body arrived too slowly while memory ran short: send fewer at once.") from error
+            raise OverloadedError("The body arrived too slowly while memory was short: send fewer at once.") from error
         if message["type"] == "http.disconnect" and self._complete:
             await asyncio.Event().wait()  # a disconnect after the response must not cancel the app's final steps
         if message["type"] == "http.request":
@@ -405,7 +405,7 @@ class _Exchange:
         return message
 
     def _waiting(self, least: int) -> contextlib.AbstractAsyncContextManager[None]:
-        """Mark a wait for the client as in `BodyMemory`, if the request holds at least this many bytes."""
+        """Allow `BodyMemory` to end a wait for the client, if the request holds at least `least` bytes."""
         return self._memory.waiting_for_client(self._held) if self._held.size >= least else contextlib.nullcontext()
 
     def _hold(self, more: int) -> None:
@@ -435,10 +435,10 @@ class _Exchange:
             async with self._waiting(SMALL_BYTES + 1):
                 await self._send(message)
         except TimeoutError as error:
-            raise RequestCancelledError("The client read too slowly while memory ran short.") from error
+            raise RequestCancelledError("The client read the response too slowly while memory was short.") from error
 
     async def fail(self, error: UpdraftError) -> None:
-        """Send `error`. After the response has started, only log it."""
+        """Send `error` as the response. If a response has started, only log the error."""
         if self._started:
             _log.error("Request %s failed after the response had started: %s", self.request_id, error.message)
             return
@@ -447,7 +447,7 @@ class _Exchange:
         headers = [*response.raw_headers, (b"connection", b"close")] if closes else response.raw_headers
         await self.send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         await self.send({"type": "http.response.body", "body": response.body, "more_body": closes})
-        if closes:  # drain the body first, as closing a socket with unread bytes may destroy the response
+        if closes:  # read the rest of the body: closing a socket with unread bytes may destroy the response
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_S):
                     while (await self._receive()).get("more_body"):

@@ -12,33 +12,33 @@ from ..errors import OverloadedError, RateLimitError
 
 #: Key of the body's owner in the request's state. Without an owner, only the total limit applies.
 BODY_OWNER = "body_owner"
-#: Key of a function in the request's state that reserves memory for more bytes, as `BodyMemory.take`.
+#: Key of a function in the request's state that reserves memory for more bytes, like `BodyMemory.take`.
 HOLD_MORE = "hold_more"
 
 TOTAL_BYTES = 256 * 2**20
-OWNER_BYTES = 64 * 2**20  # below the total, so that one owner cannot use it all
+OWNER_BYTES = 64 * 2**20  # limit per owner, below the total, so that no owner can use it all
 SMALL_BYTES = 2**16
-ROOM_BYTES = 32 * 2**20  # part of the total that only requests of at most `SMALL_BYTES` may use
+ROOM_BYTES = 32 * 2**20  # part of the total that is reserved for requests of at most `SMALL_BYTES`
 _MIB = 2**20
 
 
 @dataclass(eq=False, slots=True)
 class HeldMemory:
-    """The bytes that one request holds: its body from the Content-Length header on, and its whole answer."""
+    """Bytes held by one request: its body, as soon as Content-Length announces it, and its whole answer."""
 
     owner: str
     size: int = 0
 
 
 class BodyMemory:
-    """Counter of the bytes held by all requests. If it is full, the owner with the most bytes loses a slow request."""
+    """Counter of the bytes held by all requests. At the limit, the owner with the most bytes loses a slow request."""
 
     def __init__(self, total: int = TOTAL_BYTES, per_owner: int = OWNER_BYTES) -> None:
         self._total = total
         self._per_owner = per_owner
         self._used = 0
         self._by_owner: Counter[str] = Counter()
-        self._waiting: dict[HeldMemory, asyncio.Timeout] = {}  # the longest wait for a client comes first
+        self._waiting: dict[HeldMemory, asyncio.Timeout] = {}  # waits for clients, the longest first
 
     def take(self, held: HeldMemory, size: int) -> None:
         """Reserve more bytes. Raises RateLimitError above the owner's limit, OverloadedError above the total."""
@@ -70,7 +70,7 @@ class BodyMemory:
 
     @asynccontextmanager
     async def waiting_for_client(self, held: HeldMemory) -> AsyncGenerator[None]:
-        """Let `take` end the block in favor of other requests. Raises TimeoutError then."""
+        """Mark the block as a wait for the client. `take` may end the block to free memory: it raises TimeoutError."""
         try:
             async with asyncio.timeout(None) as self._waiting[held]:
                 yield

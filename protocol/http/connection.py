@@ -30,7 +30,7 @@ WRITE_TIMEOUT_S = 60.0  # timeout for a client that does not read the response
 
 
 class _FlowControl(FlowControl):
-    """Flow control that also pauses reading while part of the last read is not parsed yet."""
+    """Flow control that keeps reading paused while `held`: part of the last read is not parsed yet."""
 
     held = False
 
@@ -47,7 +47,7 @@ class _HeadBuffer:
         self._head = b""
 
     def write(self, data: bytes) -> None:
-        if not self._cycle.response_started:  # 100 Continue
+        if not self._cycle.response_started:  # an interim "100 Continue"
             self._transport.write(data)
         elif self._head:
             self._send(self._head + data)
@@ -69,19 +69,19 @@ class _HeadBuffer:
 
 
 class Connection(HttpToolsProtocol):
-    """Server side of an HTTP connection. Always uses httptools, while uvicorn may fall back to another parser."""
+    """Server side of an HTTP connection. Always parses with httptools; uvicorn might choose another parser."""
 
     _awaits: Literal["head", "body", "answer"] = "head"
     _silent_bytes = 0  # bytes received since the last complete head, piece of a body, or end of a body
-    _plain_head = b""  # head of a request that offers an upgrade, without the offer
-    _current: Any = None  # request being answered, while uvicorn's `cycle` is the last request received
+    _plain_head = b""  # head of a request that offers a protocol upgrade, rebuilt without the offer
+    _current: Any = None  # request being answered; uvicorn's `cycle` is the last request received
     _last_read = b""
     _parsed = 0  # parsed bytes of the last read
-    _waits_for_capacity = False  # whether parsing of the last read waits for a response to finish
+    _waits_for_capacity = False  # whether parsing pauses until a response finishes
     _waiting: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
     _close_check: asyncio.TimerHandle | None = None
-    _refusal = b""  # error response to the last request, after which nothing is parsed
+    _refusal = b""  # error response to the last request, which ends parsing
 
     def __init__(self, *, limits: ConnectionLimits | None = None, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
@@ -126,7 +126,7 @@ class Connection(HttpToolsProtocol):
             if not self._waits_for_capacity:
                 self.loop.call_soon(self._parse_read)
                 return
-            self._stop_waiting()  # no timeout, because the client has already sent more
+            self._stop_waiting()  # do not time out: the client has sent more already
         self._close_check = self._close_check or self.loop.call_later(_CLOSE_CHECK_S, self._check_for_close)
 
     def _read(self, data: bytes) -> None:
@@ -140,7 +140,7 @@ class Connection(HttpToolsProtocol):
         if self._awaits != "answer" and self._silent_bytes > _MAX_HEAD:
             self.send_400_response("The head or the trailer of the request is too long.")
         if self._waiting is not None and (self._awaits == "head" or not self._is_answering):
-            return  # the rest of a head, or of a body already answered, does not extend the timeout
+            return  # no new timeout: this is only a part of a head, or of a body that was already answered
         self._stop_waiting()
         if self._awaits != "answer":
             self._wait()
@@ -171,7 +171,7 @@ class Connection(HttpToolsProtocol):
         self._awaits = "head"
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._awaits == "head":  # drop trailers
+        if self._awaits == "head":  # ignore trailers after the body
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -250,7 +250,7 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
 
     def eof_received(self) -> None:
-        self._disconnect_current()  # returning None closes the connection after pending writes
+        self._disconnect_current()  # uvicorn closes the connection after pending writes, as None is returned
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
@@ -265,7 +265,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _capacity(self) -> int:
-        """Number of further requests that may be queued."""
+        """Number of further pipelined requests that may be queued."""
         if self._refusal or (self.pipeline and sum(len(cycle.body) for cycle, _ in self.pipeline) > HIGH_WATER_LIMIT):
             return 0
         return _MAX_AHEAD - len(self.pipeline)
@@ -282,7 +282,7 @@ class Connection(HttpToolsProtocol):
         return self._current is not None and not self._current.response_complete
 
     def _refuse(self, error: UpdraftError, status: int) -> None:
-        """Answer with `error` after earlier requests are answered, then close. Later requests get no response."""
+        """Send `error` after the answers to earlier requests, then close. Later requests get no response."""
         body = msgspec.json.encode(error.to_body())
         self._refusal = _REFUSAL % (status, HTTPStatus(status).phrase.encode(), len(body), body)
         is_body = self._awaits == "body" and getattr(self.cycle, "scope", None) is self.scope
@@ -310,7 +310,7 @@ class Connection(HttpToolsProtocol):
         self._waiting = self.loop.call_later(READ_TIMEOUT_S, self._on_silence)
 
     def _on_silence(self) -> None:
-        """Close the connection on timeout, but wait again if reading is paused, since data may be waiting unread."""
+        """Close the connection on a read timeout. Wait again if reading is paused, since data may be unread."""
         if self.flow.read_paused:
             self._wait()
         else:
@@ -335,7 +335,7 @@ class Connection(HttpToolsProtocol):
             self._close_check = self.loop.call_later(_CLOSE_CHECK_S, self._check_for_close)
 
     def _watch_reader(self, before: tuple[int, Any] | None = None) -> None:
-        """Abort the connection if the client does not read the response: `close` would wait forever."""
+        """Abort the connection if the client does not read the response. Closing it gracefully would wait forever."""
         self._stop_watching()
         unread = self._below.get_write_buffer_size(), self._current
         if unread == before:

@@ -18,30 +18,30 @@ from ..errors import UnsupportedFeatureError
 FORWARDED = re.compile(
     r"openai-.+|anthropic-.+|helicone-.+|x-.+|http-referer|idempotency-key|traceparent|tracestate|baggage"
 )
-#: Headers for this hop only, not forwarded: HTTP framing, browsers, proxies, openai client details, Updraft's key.
+#: Headers that are not forwarded: HTTP framing, browsers' and proxies', openai's client details, Updraft's API key.
 HOP_BY_HOP = re.compile(
     r"accept(-.+)?|access-control-.+|api-key|authorization|cache-control|cdn-.+|cf-.+|connection|content-.+|cookie2?|date"
     r"|dnt|expect|forwarded|from|host|http2-settings|if-.+|keep-alive|max-forwards|origin|pragma|priority|proxy-.+"
     r"|purpose|range|referer|sec-.+|te|trailer|transfer-encoding|true-client-ip|upgrade(-.+)?|user-agent|via|warning"
     r"|x-(amzn?|api-key|client-ip|cluster|envoy|forwarded|original|real-ip|request-id|stainless|updraft)(-.+)?"
 )
-# Forwarded headers that identify a request or its trace, so that they differ between equal requests.
+# Forwarded headers that identify a request or its trace. They differ even between equal requests.
 _TRACING = re.compile(
     r"idempotency-key|traceparent|tracestate|baggage|x-(b3|cloud-trace|correlation|datadog|ot|trace)(-.+)?"
 )
 _CREDENTIAL = re.compile(r"auth|cookie|credential|csrf|key|passw|secret|session|token")
-_KEYS = frozenset({"idempotency-key"})  # names with "key" that hold no credential
+_KEYS = frozenset({"idempotency-key"})  # names that contain "key" but hold no credential
 _MAX_NAME = 100
 
 
 @dataclass(frozen=True, slots=True)
 class NativeRequest:
-    """A request as the caller wrote it, for clouds of the same API, which get all unchanged parts untranslated."""
+    """A request as the caller wrote it. A cloud with the same API receives its unchanged parts untranslated."""
 
     # Name of the provider with this API.
     provider: str
     fields: Mapping[str, Any]
-    # The chat request to which `fields` were translated.
+    # The translation of `fields` to a chat request.
     chat: Mapping[str, Any]
     # Headers that only this API has, by lower-case name.
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -61,12 +61,12 @@ class Forwarding:
     retries: int = 2
     # Names of headers that are not forwarded because no cloud is known to evaluate them.
     dropped: tuple[str, ...] = ()
-    # The request in the API that it was written for, if that has a provider.
+    # The untranslated request; None if no provider has its API.
     native: NativeRequest | None = field(default=None, repr=False)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for the answer on the dropped headers."""
+        """Notes for the answer that name the dropped headers."""
         return tuple(f"header {name[:_MAX_NAME]}: not forwarded" for name in self.dropped)
 
     @property
@@ -81,7 +81,7 @@ class Forwarding:
         return [self.query, *self.headers, *self.headers.values(), *(text for pair in pairs for text in pair)]
 
     def target(self, path: str) -> str:
-        """Return `path` with the query string."""
+        """Return `path` followed by the query string, if any."""
         return f"{path}?{self.query}" if self.query else path
 
 
@@ -121,5 +121,5 @@ def header_bytes(value: str) -> bytes:
 
 
 def may_open(name: str) -> bool:
-    """Return whether a header or query parameter of this name looks like a credential."""
+    """Return whether the name of a header or query parameter suggests that its value is a credential."""
     return name not in _KEYS and _CREDENTIAL.search(name) is not None

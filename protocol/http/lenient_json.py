@@ -24,8 +24,8 @@ from ..errors import (
 from ..hints import object_of
 from ..safety.redaction import paired
 
-_MAX_MESSAGE, _MAX_EXCERPT = 2000, 300  # characters
-_MAX_NESTED = 4  # maximum depth at which an error message is searched for
+_MAX_MESSAGE, _MAX_EXCERPT = 2000, 300  # maximum characters of an error message, and of a body quoted in it
+_MAX_NESTED = 4  # maximum nesting depth in the search for an error message
 _MESSAGES = ("message", "error", "detail", "msg", "errors", "title", "description", "error_description")
 _LINE_ENDS = bytes.maketrans(b"\n\r", b"  ")  # valid JSON has line ends only between tokens
 _OTHER_LINE_ENDS = tuple((end.encode(), b"\\u%04x" % ord(end)) for end in "\x85\u2028\u2029")
@@ -88,7 +88,7 @@ def json_line(value: Any) -> bytes:
 
 def raw_object(text: str) -> msgspec.Raw | None:
     """Return the JSON object in `text` unchanged but on one line; `{}` for blank text; None if not an object."""
-    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")  # joins split surrogate pairs
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")  # joins halves of surrogate pairs
     raw = (text if text.strip() else "{}").encode(errors="backslashreplace").translate(_LINE_ENDS)
     try:
         msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
@@ -118,13 +118,13 @@ def objects_of(value: Any) -> list[dict[str, Any]]:
 
 
 def error_in(raw: bytes, status: int, otherwise: str) -> dict[str, Any]:
-    """Convert another server's error to OpenAI's format. `otherwise` begins the message if the server sent none."""
+    """Convert another server's error to OpenAI's format. If it has no message, the message begins with `otherwise`."""
     try:
         value: Any = json_of(raw)
     except ValueError:
         excerpt = _excerpt(raw)
         return completed({}, status, f"{otherwise}: {excerpt}" if excerpt else f"{otherwise}.")
-    if isinstance(value, list) and len(cast("list[Any]", value)) == 1:  # Google's format
+    if isinstance(value, list) and len(cast("list[Any]", value)) == 1:  # Google wraps the error in a list
         value = cast("list[Any]", value)[0]
     fields = object_of(value)
     body = object_of(fields.get("error"))
@@ -152,7 +152,7 @@ def completed(error: dict[str, Any], status: int, otherwise: str) -> dict[str, A
 
 
 def split_final_event(event: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-    """Split a final event into a text event (None without text) and a finish event, as some servers combine both."""
+    """Split an event into its text (None without text) and its finish reason, which some servers send together."""
     choices: list[dict[str, Any]] = event["choices"]
     deltas = [cast("dict[str, Any]", choice.get("delta") or {}) for choice in choices]
     if not any(value for delta in deltas for name, value in delta.items() if name != "role"):

@@ -34,7 +34,7 @@ DRAIN_S = 10.0
 """Default time for requests in flight to finish after SIGTERM or SIGINT, in seconds."""
 
 WEBSOCKET_MESSAGE_BYTES = 8 * 2**20  # same limit as for request bodies
-_ACCEPTED = 32  # maximum connections accepted per loop iteration; the limits count them two iterations later
+_ACCEPTED = 32  # maximum connections accepted per loop iteration; `ConnectionLimits` counts them two iterations later
 _BACKLOG = 1024
 _SHUTDOWN_S = 5.0  # time from the end of the drain to SIGKILL
 _PARENT_POLL_S = 0.5
@@ -69,7 +69,7 @@ def serve(  # noqa: PLR0913
             return
         url = url_of(sock, "http" if tls is None else "https")
         if ready_file is not None:
-            write_private(ready_file, f"{url}\n")  # private, because changing the file would redirect clients
+            write_private(ready_file, f"{url}\n")  # private, because a changed file would redirect clients
         sys.stdout.write(f"ready {url}\n")
         sys.stdout.flush()
         if on_ready is not None:
@@ -144,7 +144,7 @@ def exit_with_parent(drain_s: float = DRAIN_S) -> None:
 
 
 class _StartupErrors:
-    """ASGI wrapper that keeps an UpdraftError raised at startup in `failure`, instead of logging it."""
+    """ASGI wrapper that stores an UpdraftError of the app's startup in `failure`, instead of logging a traceback."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -183,7 +183,7 @@ class _Server(uvicorn.Server):
             return
         try:
             self._announce()
-        except ConfigurationError:  # stop the app in order: a cancelled lifespan would log a traceback
+        except ConfigurationError:  # shut the app down first: a cancelled lifespan would log a traceback
             await super().shutdown(sockets)
             raise
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from .lenient_json import json_bytes
 
 DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"  # a comment
-MAX_EVENT_BYTES = 4 * 2**20  # most events hold one token, but some hold a whole answer or an image
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which clients ignore
+MAX_EVENT_BYTES = 4 * 2**20  # enough for a whole answer or an image in one event
 HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 _BOM = b"\xef\xbb\xbf"
 
@@ -19,7 +19,7 @@ def event(payload: object) -> bytes:
 
 
 class EventTooLongError(ValueError):
-    """An event exceeds `MAX_EVENT_BYTES`."""
+    """An event is longer than `MAX_EVENT_BYTES`."""
 
 
 class EventParser:
@@ -43,10 +43,10 @@ class EventParser:
 
     def events(self, chunk: bytes) -> list[bytes]:
         """Return events completed by `chunk`, including comments, with lines ending in LF. Raises EventTooLongError."""
-        is_between = not (self._buffer or self._at_start or self._after_cr)  # the next byte starts a new event
+        is_between = not (self._buffer or self._at_start or self._after_cr)  # whether the next byte starts a new event
         if chunk[-3:-1] != b"\n\n" and chunk.endswith(b"\n\n") and is_between and b"\r" not in chunk:
             return chunk[:-2].split(b"\n\n")  # fast path for most chunks
-        searched = max(0, len(self._buffer) - 1)  # the last byte is searched again: it may begin an event's end
+        searched = max(0, len(self._buffer) - 1)  # search the last byte again: it may begin an event's end
         self._buffer += self._with_line_feeds(chunk)
         if self._at_start and not _BOM.startswith(self._buffer):
             self._at_start = False

@@ -49,7 +49,7 @@ class Certificate:
     def __init__(self, files: TlsFiles) -> None:
         """Load the files. Raises ConfigurationError if unusable."""
         self._files, self._context, self._said = files, files.context(), ""
-        self._seen: list[tuple[int, int]] = []  # modification times and inodes at the last load
+        self._seen: list[tuple[int, int]] = []  # modification time and inode of each file at the last load
 
     def context(self) -> ssl.SSLContext:
         try:
@@ -64,7 +64,7 @@ class Certificate:
 
 
 class Handshake(asyncio.Protocol):
-    """Protocol of a connection during the TLS handshake. The connection limits apply. A failure closes silently."""
+    """Protocol of a connection during the TLS handshake. Connection limits apply. Closes silently after a failure."""
 
     _early = b""  # decrypted data received before the handshake task resumes
     _is_encrypted = False
@@ -92,7 +92,7 @@ class Handshake(asyncio.Protocol):
     def close_now(self) -> None:
         self._transport.abort()
 
-    shutdown = close_now  # name that uvicorn calls
+    shutdown = close_now  # uvicorn's name for this method
 
     async def _handshake(self) -> None:
         start_tls = asyncio.get_running_loop().start_tls
@@ -107,7 +107,7 @@ class Handshake(asyncio.Protocol):
         finally:
             self._limits.forget(self)
             self._connections.discard(self)
-        if encrypted is None or encrypted.is_closing():  # failed, disconnected, or closed by the connection limit
+        if encrypted is None or encrypted.is_closing():  # the handshake failed, or the connection was closed meanwhile
             self._transport.abort()
             return
         connection = self._encrypted()
@@ -131,4 +131,4 @@ def check_encrypted(host: str, tls: TlsFiles | None, *, insecure: bool) -> None:
 
 
 def _no_passphrase() -> str:
-    raise ConfigurationError("The private key has a passphrase: give --ssl-keyfile a key without.", param="ssl_keyfile")
+    raise ConfigurationError("The key of --ssl-keyfile has a passphrase: use a key without one.", param="ssl_keyfile")

@@ -36,7 +36,7 @@ class WireRequest:
     query: str = ""
     # Streamed body, for bodies that may not fit into memory. In this case `body` is empty.
     upload: AsyncIterator[bytes] | None = None
-    # Responses of this WebSocket that are not stored, by ID. None: the request came over HTTP.
+    # Responses of this WebSocket that are kept in memory only, by ID. None: the request came over HTTP.
     unstored: dict[str, Any] | None = None
     # Notes on accepted parts of the body that the translation to a chat request left out.
     hints: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class WireRequest:
     retries: int = 2
     # The caller's API key for the cloud. None: the key in the settings. Only the SDK sets this, never a server.
     cloud_key: str | None = field(default=None, repr=False)
-    # The request in its own API, if `body` is a translation.
+    # The untranslated request, if `body` is a translation.
     native: NativeRequest | None = field(default=None, repr=False)
 
 

@@ -17,7 +17,7 @@ class BoundedCache(Generic[Key, Value]):
     def __init__(
         self, most: int, max_bytes: int = 0, size: Callable[[Key, Value], int] = lambda _key, _value: 0
     ) -> None:
-        """`size` returns the size of an entry in bytes."""
+        """Create an empty cache. `size` returns the size of an entry in bytes."""
         self._most, self._max_bytes, self._size = most, max_bytes, size
         self._bytes = 0
         self._entries: OrderedDict[Key, Value] = OrderedDict()

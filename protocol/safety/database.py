@@ -66,7 +66,7 @@ class Database:
             identity = _identity(each)
             if each in known and identity != known[each]:
                 return each
-            if identity is not None:  # the WAL file appears at the first read
+            if identity is not None:  # the WAL file may appear later, at the first read
                 known[each] = identity
         return None
 
@@ -102,10 +102,10 @@ class Database:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return device and inode; None if the file is missing or an empty database."""
+    """Return the file's device and inode; None if the file is missing or an empty database."""
     try:
         stats = path.stat()
     except OSError:
         return None
-    is_log = path.name.endswith("-wal")  # may be empty after a checkpoint
+    is_log = path.name.endswith("-wal")  # a WAL file may be empty after a checkpoint
     return (stats.st_dev, stats.st_ino) if stats.st_size or is_log else None

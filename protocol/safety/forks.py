@@ -32,12 +32,12 @@ class ForkGuard:
     """Registry of the fork-aware resources of a process."""
 
     def __init__(self) -> None:
-        #: Reason why this process must not open a database; empty if there is no reason.
+        #: Reason why this process must not open a database; empty if opening is safe.
         self.problem = ""
         self._resources = weakref.WeakSet[ForkAware]()
         self._lock = threading.Lock()
         self._held: list[ForkAware] = []
-        self._busy: list[ForkAware] = []  # never freed in a child, because destroying a resource uses the database
+        self._busy: list[ForkAware] = []  # kept alive in a child, because destroying a resource uses the database
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(
                 before=self._before,
@@ -46,7 +46,7 @@ class ForkGuard:
             )
 
     def add(self, resource: ForkAware) -> None:
-        """Register `resource` for its lifetime. Blocks during a fork."""
+        """Register `resource` until it is garbage-collected. Blocks during a fork."""
         with self._lock:
             self._resources.add(resource)
 

@@ -17,7 +17,7 @@ _BOUNDS = {
     **dict.fromkeys(("user", "cache_salt", "safety_identifier", "prompt_cache_key"), _MAX_LABEL),
 }
 
-#: Fields by which OpenRouter and others answer with another model than `model`, which no right or price covers.
+#: Fields that OpenRouter and others accept for fallback models, for which no permissions or prices were checked.
 _FURTHER_MODELS = re.compile(
     r"models|model_list|route|preset|(\w+_)?fallbacks?|(draft|speculative)_(model|config)\w*|(lora|adapter)(s|_\w+)?",
     re.IGNORECASE,
@@ -32,7 +32,7 @@ def check_models(fields: Iterable[str]) -> None:
 
 
 def check_names(fields: Mapping[str, Any]) -> None:
-    """Check the lengths of names. Raises InvalidRequestError. Skips values of other types, which decoding reports."""
+    """Check the lengths of names. Skips values of a wrong type, which decoding reports. Raises InvalidRequestError."""
     for field, most in _BOUNDS.items():
         _check(field, fields.get(field), most)
     pairs = object_of(fields.get("metadata"))

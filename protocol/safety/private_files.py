@@ -30,7 +30,7 @@ def private_folder(folder: Path) -> None:
 
 
 def file_version(path: Path) -> tuple[int, int, int] | None:
-    """Return inode, size and time of change, one of which every rewrite changes; None if the file is missing."""
+    """Return the file's inode, size and modification time, one of which changes with every rewrite; None if missing."""
     try:
         status = path.stat()
     except OSError:
@@ -39,7 +39,7 @@ def file_version(path: Path) -> tuple[int, int, int] | None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder, which only the user can access if it is Updraft's own. Raises OSError."""
+    """Create a folder. If it is one of Updraft's own, only the user can access it. Raises OSError."""
     if is_own(folder):
         private_folder(folder)
     else:
@@ -90,7 +90,7 @@ def write_private(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         private_folder(path.parent)
-        temporary.unlink(missing_ok=True)  # never write through a planted link
+        temporary.unlink(missing_ok=True)  # another user may have planted a link of this name
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
         temporary.replace(path)

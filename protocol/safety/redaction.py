@@ -60,7 +60,7 @@ def shown_url(url: str) -> str:
     bare = re.split(r"[?#]", url, maxsplit=1)[0]
     try:
         parts = urlsplit(bare)
-        _ = parts.port  # raises if a password with a slash was parsed as a port
+        _ = parts.port  # raises ValueError if a password with a slash was parsed as the port
     except ValueError:
         return re.sub(r"^(.*//)?.*@", r"\1", bare)
     if not parts.netloc:

@@ -56,7 +56,7 @@ class SharedFile:
             raise self._unusable(error) from error
 
     def _connect(self, mode: str) -> sqlite3.Connection:
-        if self.path.is_file() and self.path.stat().st_size == 1:  # SQLite treats such a file as a new database
+        if self.path.is_file() and self.path.stat().st_size == 1:  # SQLite treats a one-byte file as new
             error = sqlite3.DatabaseError("file is not a database")
             error.sqlite_errorcode = sqlite3.SQLITE_NOTADB
             raise error

@@ -1,6 +1,7 @@
 """Platform-dependent features: file locks, process limits, signals, file owners, Unix sockets.
 
-Other modules use these features through this module. Without a feature, only its protection is missing.
+Other modules use these features only through this module. A platform without a feature lacks only the protection by
+that feature.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _LOCK_PAUSE_S = 0.01
 _BOOT_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 _MAX_SOCKET_PATH = 103  # maximum bytes; macOS has the lowest limit of all systems
 _LISTENS = "0A"  # state of a listening socket in /proc/net/tcp
-_READS = 3  # maximum reads of a table; one read can miss a line, because the table changes meanwhile
+_READS = 3  # maximum reads of a /proc/net table, which may change during a read and miss a line
 _MAPPED = bytes(10) + b"\xff\xff"  # prefix of IPv4 addresses mapped to IPv6
 #: Result of `connection_user` if the client has already closed the connection.
 NO_USER = -1
@@ -101,7 +102,7 @@ def try_lock(handle: int) -> bool:
         except BlockingIOError:
             return False
     elif (msvcrt := _module("msvcrt")) is not None:
-        unlock(handle)  # Windows refuses a second lock by the same handle
+        unlock(handle)  # Windows refuses to lock a byte twice through one handle
         return _lock_byte(handle, msvcrt.LK_NBLCK)
     return True
 
@@ -188,7 +189,7 @@ def is_owned_by_user(path: Path) -> bool:
 
 
 def is_changeable_by_others(path: Path) -> bool:
-    """Return whether a file belongs to another user, is world-writable, and is not on a read-only mount."""
+    """Return whether a file is world-writable, belongs to another user, and is not on a read-only mount."""
     open_to_all = bool(path.stat().st_mode & stat.S_IWOTH) and not is_owned_by_user(path)
     look = getattr(os, "statvfs", None)
     return open_to_all and not (look is not None and bool(look(path).f_flag & os.ST_RDONLY))
@@ -290,7 +291,7 @@ def connection_user(client: tuple[str, int], server: tuple[str, int]) -> int | N
 
 
 def _listed(host: str, port: int) -> dict[str, str]:
-    """Return how each table of /proc/net shows a socket's address: as hexadecimal words in native byte order."""
+    """Return a socket's address in the notation of each /proc/net table: hexadecimal words in native byte order."""
     address = ipaddress.ip_address(host.partition("%")[0])
     address = getattr(address, "ipv4_mapped", None) or address
     forms = {"tcp6": address.packed}

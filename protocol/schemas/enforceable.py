@@ -19,19 +19,19 @@ _UNENFORCED = frozenset(
 )  # fmt: skip
 #: Formats that grammars enforce; other formats only describe the text.
 FORMATS = frozenset(["date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"])
-#: Keywords that make a schema unsatisfiable on purpose; these are kept.
+#: Keywords with these values make a schema unsatisfiable on purpose, so they are kept.
 _IMPOSSIBLE: tuple[tuple[str, Any], ...] = (("not", {}), ("not", True))
 _SCHEMAS_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _VALUES = frozenset({"const", "default", "enum", "example", "examples"})
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]|(?<!\\)(?:\\\\)*\\[bB1-9]")
-#: Patterns that replace UUID versions, and formats in `propertyNames`.
+#: Patterns that replace the formats of UUID versions, and any of these formats in `propertyNames`.
 _UUID = "^[0-9a-f]{8}-[0-9a-f]{4}-%s[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$"
 _PATTERNS = {
     "date": "^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])$",
     "uuid": _UUID % "[1-8]",
     **{f"uuid{version}": _UUID % version for version in range(1, 9)},
 }
-_MAX_LISTS = 100  # maximum number of permutations by which a set is replaced
+_MAX_LISTS = 100  # maximum number of permutations that replace a set
 _MAX_DIGITS = 100  # maximum digits of a decimal
 #: Pydantic's lookahead patterns for Decimal, up to version 2.13, with or without limits on digits and places.
 _DECIMAL = re.compile(
@@ -43,7 +43,7 @@ _DECIMAL = re.compile(
 
 
 def enforceable(schema: dict[str, Any], notes: set[str], *, strict: bool) -> dict[str, Any]:
-    """Rewrite a schema of limited depth; note dropped keywords in `notes`. Formats like `path` are always dropped."""
+    """Rewrite a schema of limited depth; add dropped keywords to `notes`. Formats like `path` are always dropped."""
     return _SchemaRewriter(schema, notes, strict=strict).schema(schema)
 
 
@@ -77,7 +77,7 @@ class _SchemaRewriter:
         return value
 
     def _in_known_words(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Rewrite sets, constrained keys, decimals and UUID versions."""
+        """Rewrite sets, constrained keys, decimals and UUID versions in keywords that grammars enforce."""
         if "uniqueItems" in schema:
             schema = self._set(schema)
         if "propertyNames" in schema and not schema.keys() & {"properties", "patternProperties"}:
@@ -90,7 +90,7 @@ class _SchemaRewriter:
         return schema
 
     def _set(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Rewrite `uniqueItems`: drop the keyword if at most one item is allowed, or list the permutations if few."""
+        """Rewrite `uniqueItems`: drop it if at most one item is allowed, or list all permutations of a few values."""
         rest = _without(schema, "uniqueItems")
         if schema["uniqueItems"] is False or (_is_count(most := schema.get("maxItems")) and most <= 1):
             return rest
@@ -106,7 +106,7 @@ class _SchemaRewriter:
         return {**_without(rest, "type", "items", "minItems", "maxItems"), "anyOf": [_list(each) for each in lists]}
 
     def _keys(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Rewrite `propertyNames` with an enumeration, a pattern, a format or a length."""
+        """Rewrite `propertyNames` (enumeration, pattern, format or length) as `properties` or `patternProperties`."""
         rest = _without(schema, "propertyNames")
         names, value = self._resolved(schema["propertyNames"]), rest.get("additionalProperties", True)
         listed = [name for name in self._values(names) if isinstance(name, str)]
@@ -134,7 +134,7 @@ class _SchemaRewriter:
         return list({json.dumps(value, sort_keys=True): value for value in values}.values())
 
     def _resolved(self, schema: Any) -> dict[str, Any]:
-        """Follow references within the schema; return an empty schema if the target is not an object."""
+        """Follow `$ref`s to a schema within the root; return an empty schema if the target is not an object."""
         for _ in range(8):
             target = cast("dict[str, Any]", schema) if isinstance(schema, dict) else {}
             reference: Any = target.get("$ref")

@@ -66,15 +66,15 @@ class Span:
         self._span.end()
 
     def headers(self, given: Mapping[str, str]) -> Mapping[str, str]:
-        """Add this span to the headers, as the parent of the receiver's spans."""
+        """Return the headers `given` with this span as the parent of the receiver's spans."""
         return given if self._span is None else {**given, **_injected(self._context)}
 
 
 class Tracer:
-    """Source of a service's root spans, which continue the callers' traces if any."""
+    """Source of a service's root spans. A root span continues the trace of the caller, if any."""
 
     def __init__(self, service: str) -> None:
-        """Raises MissingDependencyError if tracing is enabled but OpenTelemetry is not installed."""
+        """Start the exporter if tracing is enabled. Raises MissingDependencyError if OpenTelemetry is not installed."""
         self._provider: Any = _provider(service) if os.environ.get(ENDPOINT_VARIABLE) else None
         self._tracer: Any = self._provider and self._provider.get_tracer("updraft", schema_url=SCHEMA_URL)
 

@@ -51,7 +51,7 @@ class GrammarCheck:
     """Checker of constraints at bounded cost, for one event loop. `close` ends the child process."""
 
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
-        """`vocabulary` is called in a thread at the first constraint, as building a large vocabulary takes a second."""
+        """Create a checker. A thread calls `vocabulary` at the first check, as building a large one takes a second."""
         self._vocabulary = vocabulary
         self._queue = FairQueue("checks of new constraints", max_waiting=_MAX_WAITING, timeout_s=_QUEUE_TIMEOUT_S)
         self._child: asyncio.subprocess.Process | None = None
@@ -108,7 +108,7 @@ class GrammarCheck:
         assert child.stdin is not None and child.stdout is not None
         try:
             child.stdin.write(_frame(await asyncio.to_thread(self._vocabulary)))
-            await asyncio.wait_for(_read(child.stdout), _WALL_SECONDS)  # ready message
+            await asyncio.wait_for(_read(child.stdout), _WALL_SECONDS)  # the child's ready message
         except _CHILD_GONE as error:
             code = await _end(child)
             why = f"Constraints cannot be checked: the checker process exited at startup (code {code})."
@@ -150,9 +150,9 @@ def main() -> None:
     sandbox.prepare()
     vocabulary = msgspec.msgpack.decode(sandbox.receive(), type=Vocabulary)
     compiler = GrammarCompiler(lambda: vocabulary)
-    compiler.compile(Constraint("regex", "a", "the first"))  # builds the trie before the limits apply
+    compiler.compile(Constraint("regex", "a", "the first"))  # builds the vocabulary's trie before the limits apply
     limit_memory(MEMORY_BYTES)
-    sandbox.send(msgspec.msgpack.encode(_Reply()))  # ready
+    sandbox.send(msgspec.msgpack.encode(_Reply()))  # tells the parent that the child is ready
     while message := sandbox.receive():
         constraint = msgspec.msgpack.decode(message, type=Constraint)
         limit_time(CPU_SECONDS)

@@ -31,7 +31,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-# One space, or a line break with indentation. Bounded, so that a model cannot fill its answer with whitespace.
+# Whitespace in JSON: one space, or a line break with indentation. Bounded, so that no model fills its answer with it.
 JSON_OPTIONS: JsonCompileOptions = {
     "whitespace_pattern": r" |\n {0,32}",
     "item_separator": ",",
@@ -40,7 +40,7 @@ JSON_OPTIONS: JsonCompileOptions = {
     "coerce_one_of": False,
 }
 Encode = Callable[[str], list[int]]
-_MAX_LEXER_STATES = 20_000  # about 40 MB, because a state takes about 2 kB
+_MAX_LEXER_STATES = 20_000  # about 40 MB, at 2 kB per state
 _TRIAL_TOKENS = 8
 _TOKEN_CPU_SECONDS = 2.5e-3  # limit per token; usual grammars take a tenth of this time
 _FORCED_BYTES = 512  # maximum bytes of grammar-forced text to tokenize, because only the first token is used
@@ -66,8 +66,10 @@ class GrammarCompiler:
     """Thread-safe compiler for one vocabulary, with a cache of recent constraints."""
 
     def __init__(self, vocabulary: Callable[[], Vocabulary], encode: Encode | None = None) -> None:
-        """`vocabulary` is called at the first constraint, since building a large vocabulary takes a second. `encode` is
-        the model's tokenizer; without `encode`, matchers can only be used to check constraints."""
+        """Create a compiler. The first constraint calls `vocabulary`, since building a large vocabulary takes a second.
+
+        `encode` is the model's tokenizer; without `encode`, matchers can only be used to check constraints.
+        """
         self._lock = threading.Lock()
         self._vocabulary = vocabulary
         self._encode = encode
@@ -125,7 +127,7 @@ def grammar_of(constraint: Constraint) -> str:
 
 
 def end_ids(eos_ids: Iterable[int], vocab_size: int) -> list[int]:
-    """Return the ids that end an answer, or else an unused id after the last token, since llguidance needs one."""
+    """Return the ids that end an answer. Without such ids, return an unused id, because llguidance needs an end id."""
     return sorted(eos_ids) or [vocab_size]
 
 

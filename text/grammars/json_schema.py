@@ -44,9 +44,9 @@ _NEUTRAL: dict[str, Callable[[Any, dict[str, Any]], bool]] = {
     "$id": lambda value, _: not isinstance(value, str) or any(map(str.isspace, value)),
     "$schema": lambda value, _: not str(value).startswith(("http://json-schema.org/", "https://json-schema.org/")),
 }
-# Keywords about further properties of an object.
+# Keywords about properties of an object that `properties` does not list.
 _OPENING = frozenset(["additionalProperties", "patternProperties", "propertyNames", "unevaluatedProperties"])
-# Keywords whose schemas apply to the same object as the properties beside them.
+# Keywords whose subschemas describe the same object as the `properties` beside them.
 _CONDITIONS = frozenset(["$dynamicRef", "if", "dependentSchemas", "dependencies"])
 _COMBINING = _CONDITIONS | {"allOf", "anyOf", "oneOf", "$ref"}
 _UNLISTED = _CONDITIONS | _OPENING
@@ -59,17 +59,18 @@ class InexactError(Exception):
 def normalized(schema: Any) -> Any:
     """Close the schema's objects and remove keywords without effect on the answer.
 
-    An object that lists its properties has no others, unless `additionalProperties` allows them: so do OpenAI, vLLM
-    and llama.cpp. Parts of one object (`allOf`, or a choice beside properties) may use each other's properties. Raises
-    InexactError for an integer that llguidance would round.
+    As in OpenAI, vLLM and llama.cpp, an object that lists its properties allows no others without
+    `additionalProperties`. If several schemas describe one object (`allOf`, or `anyOf` beside `properties`), each may
+    use the properties of all. Raises InexactError for an integer that llguidance would round.
     """
     return _essential(schema, _CombinedObjects(schema))
 
 
 class _CombinedObjects:
-    """Objects that several schemas describe together: `names` of their properties, by the identity of the schema.
+    """Objects that several schemas describe together, such as `allOf`, or `anyOf` beside `properties`.
 
-    `open`: identities of all other schemas that must not be closed, because a combined schema has them as parts.
+    `names`: all property names of such an object, by the `id()` of its outermost schema. `open`: the `id()` of each
+    schema that must stay open, because it describes only a part of an object, or an object with unknown properties.
     """
 
     def __init__(self, root: Any) -> None:
@@ -95,7 +96,7 @@ class _CombinedObjects:
             self.open.add(id(schema))
 
     def _collect(self, schema: Any, parts: dict[int, dict[str, Any]]) -> None:
-        """Add a schema and all schemas that apply to the same object."""
+        """Add a schema to `parts`, and every schema that describes the same object."""
         if not isinstance(schema, dict) or id(schema) in parts:
             return
         keywords = parts[id(schema)] = cast("dict[str, Any]", schema)
@@ -105,7 +106,7 @@ class _CombinedObjects:
             self._collect(self._referred(str(keywords["$ref"])), parts)
 
     def _referred(self, reference: str) -> Any:
-        """Return the schema at a pointer into the root, or else a schema with unknown properties."""
+        """Return the schema at the `$ref` value `reference`, or a schema with unknown properties if not in the root."""
         schema, unknown = self._root, {"unevaluatedProperties": True}
         for step in reference.removeprefix("#").split("/")[1:]:
             schema = object_of(schema).get(step.replace("~1", "/").replace("~0", "~"), unknown)
@@ -113,7 +114,7 @@ class _CombinedObjects:
 
 
 def _lists_properties(schema: dict[str, Any]) -> bool:
-    """Return whether the schema names all properties of its object, among them the required ones."""
+    """Return whether `properties` names all properties of the schema's object, including the required ones."""
     names, required = schema.get("properties"), schema.get("required", [])
     if not isinstance(names, dict) or not isinstance(required, list) or schema.keys() & _OPENING:
         return False
@@ -121,7 +122,7 @@ def _lists_properties(schema: dict[str, Any]) -> bool:
 
 
 def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield the schema and all schemas inside, each as a dictionary of keywords."""
+    """Yield the schema and all schemas nested in it, each as a dictionary of keywords."""
     if isinstance(schema, list):
         for item in cast("list[Any]", schema):
             yield from _schemas(item)
@@ -162,7 +163,7 @@ def _essential(schema: Any, combined: _CombinedObjects) -> Any:
 
 
 def _with_exact_bounds(schema: dict[str, Any]) -> dict[str, Any]:
-    """Tighten integer bounds beyond 2^53 to the next double in range. Raises InexactError if no integer remains."""
+    """Move integer bounds beyond 2^53 to the next double within them. Raises InexactError if no integer remains."""
     inner = dict(schema)
     limits: list[int] = []
     for inclusive, exclusive, step in _BOUNDS:

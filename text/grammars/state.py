@@ -36,7 +36,7 @@ class Grammars:
         self._end_ids = end_ids(self._eos_ids, vocab_size if num_tokens is None else num_tokens)
 
     def begin(self, constraint: Constraint, *, ignore_eos: bool) -> GrammarState:
-        """Return the state of a new answer. Raises like `GrammarCompiler.compile`, and takes as long."""
+        """Return the state of a new answer. Compiles the constraint, with the errors of `GrammarCompiler.compile`."""
         matcher = self._compiler.compile(constraint)
         endless = ignore_eos or not self._eos_ids
         state = GrammarState(matcher, self._vocab_size, self._end_ids, constraint.param, endless=endless)
@@ -56,7 +56,7 @@ class GrammarState:
     def __init__(
         self, matcher: llguidance.LLMatcher, vocab_size: int, eos_ids: Sequence[int], param: str, *, endless: bool
     ) -> None:
-        """`vocab_size`: rows of the output head; `endless`: forbid the end while other tokens are allowed."""
+        """`vocab_size`: rows of the output head; `endless`: forbid the answer's end while other tokens are allowed."""
         self.param = param
         self.complete = False
         self.error: str | None = None
@@ -102,7 +102,7 @@ class GrammarState:
         return taken
 
     def give_up(self) -> None:
-        """Set the error for an answer whose allowed tokens are all excluded by other options."""
+        """Fail the answer, because other options exclude all tokens that the grammar allows."""
         self.error = self.error or "the grammar and the other options together allow no token."
 
     def failure(self) -> InvalidRequestError:

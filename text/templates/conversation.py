@@ -62,7 +62,6 @@ class Conversation:
     add_generation_prompt: bool
     # Whether the last message is continued; its content then ends with END_MARK.
     is_open: bool
-    # Adaptation that was applied.
     fit: TemplateFit = TemplateFit()
     # Further variables for the template; the standard variables take precedence.
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -72,7 +71,7 @@ class Conversation:
         return any(message.tool_calls or message.role == "tool" for message in self.messages)
 
     def fits(self, *, tool_template: bool, has_developer: bool) -> Iterator[TemplateFit]:
-        """Yield the adaptations to try, in order."""
+        """Yield the adaptations to try, the smallest change first."""
         uses_tools = bool(self.tools) or self.has_calls
         named = [bool(self.tools), not self.tools] if tool_template and uses_tools else [False]
         levels = _LEVELS if has_developer else _LEVELS[1:]
@@ -85,7 +84,7 @@ class Conversation:
                 yield TemplateFit(drop, template, text, lists, level, raw, null, empty)
 
     def put(self, fit: TemplateFit, tool_style: str) -> Conversation:
-        """Return the conversation with an adaptation applied."""
+        """Return a copy of the conversation, adapted by `fit`."""
         style = _TOOL_STYLES.get(tool_style, _TOOL_STYLES["hermes"])
         conversation = _tools_as_text(self, style) if fit.tools_as_text else self
         messages = conversation.messages
@@ -171,8 +170,10 @@ class Probe:
 
 
 def first_missing(messages: Sequence[Message], prompt: str) -> str | None:
-    """Return the first message whose text is missing in the prompt. Ignores surrounding whitespace, JSON escapes, and
-    the assistant's reasoning, which many templates remove from earlier turns."""
+    """Return the field, such as `messages[2]`, of the first message whose text is missing in the prompt, or None.
+
+    Ignores surrounding whitespace, JSON escapes, and the assistant's reasoning, which many templates remove.
+    """
     end = 0
     for index, message in enumerate(messages):
         for part in parts_of(message):
@@ -184,8 +185,10 @@ def first_missing(messages: Sequence[Message], prompt: str) -> str | None:
 
 
 def _end_of_any(forms: list[str], prompt: str, start: int) -> int | None:
-    """Return the offset at which the first of `forms` ends in the prompt; None if missing. Searches near `start` first,
-    because texts are mostly in order and searching the whole prompt for each text would take quadratic time."""
+    """Return the offset after the first of `forms` that the prompt contains; None if it contains none.
+
+    Searches near `start` first: texts are mostly in order, and full searches would take quadratic time.
+    """
     near = start + max(map(len, forms)) + _NEAR
     for first, last in ((start, near), (start, None), (0, None)):
         for form in forms:
@@ -215,7 +218,7 @@ def _marked(message: Message, place: str, mark: Callable[[str], str]) -> Message
         texts[-1] += END_MARK
     calls = [_marked_call(call, place, mark) for call in message.tool_calls or ()]
     content = None if message.content is None else [*map(TextPart, texts)]
-    thoughts = "thoughts" if message.thoughts else None  # no marker: templates leave out reasoning of earlier turns
+    thoughts = "thoughts" if message.thoughts else None  # no marker, because templates leave out earlier reasoning
     return msgspec.structs.replace(message, content=content, tool_calls=calls or None, reasoning_content=thoughts)
 
 
@@ -303,7 +306,7 @@ def _short(call_id: str) -> str:
     return hashlib.blake2b(call_id.encode("utf-8", "replace")).hexdigest()[:9]
 
 
-# Text before a call, after a call, and before the arguments, by the name of a `ToolFormat`.
+# Text before a call, after a call, and before its arguments, keyed by the name of a `ToolFormat`.
 _TOOL_STYLES = {
     "hermes": ('<tool_call>\n{"name": ', "}\n</tool_call>", ', "arguments": '),
     "llama3": ('{"name": ', "}", ', "parameters": '),

@@ -9,11 +9,11 @@ _LEVELS = ("minimal", "low", "medium", "high", "xhigh", "max")
 _SWITCHES = ("enable_thinking", "thinking")
 _EFFORTS = ("reasoning_effort", "reasoning_strength")
 _BUDGETS = ("thinking_budget", "reasoning_budget")
-_TOKENS = {"minimal": 512, "low": 1024, "medium": 4096, "high": 16384}  # budgets
+_TOKENS = {"minimal": 512, "low": 1024, "medium": 4096, "high": 16384}  # reasoning budgets in tokens
 
 
 def effort_variables(source: str, effort: str | None) -> dict[str, Any]:
-    """Return the variables with which the chat template follows a reasoning effort; empty if it has no such variable.
+    """Return the chat template's variables that set a reasoning effort; empty if the template has no such variable.
 
     Efforts other than `none` and the usual levels are ignored, because a template would write them into the prompt.
     """
@@ -30,7 +30,7 @@ def effort_variables(source: str, effort: str | None) -> dict[str, Any]:
 
 
 def _read(source: str, names: tuple[str, ...]) -> list[str]:
-    """Return those variables that the template reads."""
+    """Return those of `names` that the template reads as variables."""
     return [
         name for name in names if re.search(rf"\b(?:if|not|and|or)\s+{name}\b|(?<![.\w]){name}\s*(?:\||is\b)", source)
     ]

@@ -12,7 +12,7 @@ _MARKS = (("<think>", "</think>"), ("<|channel>thought", "<channel|>"), ("[THINK
 
 @dataclass(frozen=True, slots=True)
 class ReasoningStyle:
-    """Marks around a model's reasoning. `begun`: the prompt opens the reasoning, so the output starts inside."""
+    """Marks around a model's reasoning. `begun`: the prompt ends inside the reasoning, where the output continues."""
 
     begun: bool = False
     opener: str = _MARKS[0][0]
@@ -28,12 +28,12 @@ class ReasoningStyle:
 
     @property
     def tokens(self) -> tuple[str, str]:
-        """Marks as the tokenizer may hold them, each a single token."""
+        """Opener and closer, without the part that is no special token: `<|channel>` for `<|channel>thought`."""
         return self.opener.removesuffix("thought"), self.closer
 
 
 class ReasoningBoundary:
-    """Incremental search for the end of reasoning at the beginning of the output, however pushes split the output."""
+    """Incremental search for the end of reasoning at the beginning of the output. Works for any split into pushes."""
 
     def __init__(self, style: ReasoningStyle | None) -> None:
         self._style = style  # None once the answer has begun
@@ -69,7 +69,7 @@ class ReasoningBoundary:
         return thoughts + mark + text[: len(text) - len(answer)], answer
 
     def flush(self) -> tuple[str, str]:
-        """Return the text held back, at the end of the output."""
+        """End the search: return the reasoning and the answer text that were held back."""
         held, self._held = self._held, ""
         return (held, "") if self._thinking else ("", held)
 

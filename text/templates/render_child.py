@@ -20,7 +20,7 @@ from ...protocol.safety.system import limit_memory, limit_time
 from .. import sandbox
 from .renderer import RenderLimits, RenderResult, encoded
 
-_MAX_OF_AN_ERROR = 2000  # characters
+_MAX_OF_AN_ERROR = 2000  # maximum characters of an error message
 
 
 def main() -> None:
@@ -70,7 +70,7 @@ class _Program:
         self._source = source
         self._output_characters = output_characters
         self._left = 0
-        self._now = datetime.now()  # one time for all contexts of a message, whose texts are compared
+        self._now = datetime.now()  # all contexts of a message get the same time, because their texts are compared
 
     def compile(self, input_size: int) -> None:
         """Compile the template and reset the output limit. Raises jinja2.TemplateError if the template is invalid."""
@@ -78,7 +78,7 @@ class _Program:
         _ = self._template
 
     def text(self, context: dict[str, Any]) -> str:
-        """Render the template with one context. Raises whatever the template raises."""
+        """Render the template with one context. Raises any error of the template's own."""
         return "".join(self._bounded(self._template.generate(context)))
 
     @cached_property

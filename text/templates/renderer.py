@@ -30,10 +30,10 @@ _GRACE_SECONDS = 5.0  # time for a child to exit after closing its output
 class RenderLimits:
     """Limits of one request to the child process."""
 
-    cpu_seconds: float = 1.0  # for compiling, or for rendering all contexts; usual templates take milliseconds
-    wall_seconds: float = 30.0  # long, because a busy machine is slow; usually the CPU limit applies first
-    memory_bytes: int = 512 * 2**20  # in addition to the memory before the template is loaded; Linux only
-    output_characters: int = 8 * 2**20  # for all texts together, in addition to the size of the input
+    cpu_seconds: float = 1.0  # CPU time to compile, or to render all contexts; usual templates take milliseconds
+    wall_seconds: float = 30.0  # limit for a hanging child; long, because a busy machine is slow
+    memory_bytes: int = 512 * 2**20  # memory in addition to that before the template is loaded; Linux only
+    output_characters: int = 8 * 2**20  # length of all texts together, beyond the size of the input
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Renderer:
     """Template and its child process. Thread-safe: threads take turns."""
 
     def __init__(self, source: str, limits: RenderLimits) -> None:
-        """Raises ModelLoadError if the source is too long."""
+        """Set up the template without starting the child. Raises ModelLoadError if the source is too long."""
         if len(source) > _MAX_SOURCE:
             raise ModelLoadError(
                 f"The model's chat template has {len(source):,} characters; the limit is {_MAX_SOURCE:,}. "
@@ -116,7 +116,7 @@ class Renderer:
         raise ModelLoadError(f"The model's chat template {how}: {reply.why.removesuffix('.')}.")
 
     def _ask(self, child: subprocess.Popen[bytes], *messages: bytes) -> list[RenderResult] | RenderResult:
-        """Return all outcomes or one failure. End the child if it exceeds its limits or the caller is interrupted."""
+        """Send messages to the child; return all outcomes, or one failure. A failure or interrupt ends the child."""
         try:
             reply = _exchange(child, messages)
         except BaseException:

@@ -33,7 +33,7 @@ def fields(message: Message, change: Change, raw_arguments: bool) -> dict[str, A
     `raw_arguments` keeps arguments as text, for templates that expect text.
     """
     extra: dict[str, Any] = {}
-    if message.thoughts:  # templates read one of these names
+    if message.thoughts:  # each template reads the reasoning from one of these names
         extra |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), change(message.thoughts))
     if message.tool_calls:
         extra["tool_calls"] = [_changed(_call_as_dict(call, raw_arguments), change) for call in message.tool_calls]
