@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DriftReport:
-    """Statistics of the newest requests."""
+    """Statistics of the newest requests, compared with the calibration rows."""
 
     # Number of requests that gate 1 judged, at most the newest 500.
     requests: int
