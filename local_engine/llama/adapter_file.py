@@ -1,4 +1,4 @@
-"""Checks of LoRA adapter files, because llama.cpp does not validate them and aborts or crashes on most bad ones."""
+"""Checks of LoRA adapter files, because llama.cpp does not validate them and crashes on most invalid files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _complaints(header: GgufHeader, base: GgufHeader) -> Iterator[str]:
         yield f"it is for {header.architecture}, but the model is {base.architecture}"
     alpha = header.metadata.get("adapter.lora.alpha")
     if not isinstance(alpha, float) or not math.isfinite(alpha):
-        yield f"its adapter.lora.alpha is {alpha!r}"
+        yield f"its adapter.lora.alpha is {alpha!r}, not a finite number"
     weights = {tensor.name: tensor for tensor in base.tensors}
     factors = {tensor.name: tensor for tensor in header.tensors if not tensor.name.endswith("_norm.weight")}
     for name, factor in factors.items():
