@@ -58,7 +58,7 @@ class DriftMonitor:
         return np.array_equal(self._typical, other._typical)
 
     def report(self) -> DriftReport:
-        """Return the figures of the current window."""
+        """Return the drift statistics of the newest requests."""
         with self._lock:
             requests, labelled = np.array(self._requests), np.array(self._labelled).reshape(-1, 3)
             alarm = self._alarm
@@ -70,7 +70,7 @@ class DriftMonitor:
         return DriftReport(len(requests), distance, len(labelled), expected, gained, alarm)
 
     def observe(self, p_gain: float) -> None:
-        """Record gate 1's P(gain) of a request."""
+        """Record gate 1's prediction for a request: the probability that the cloud's answer is better."""
         with self._lock:
             self._requests.append(p_gain)
             self._update()

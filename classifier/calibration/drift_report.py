@@ -1,4 +1,4 @@
-"""Report of the drift monitor."""
+"""Statistics that the drift monitor reports."""
 
 from __future__ import annotations
 

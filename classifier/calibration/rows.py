@@ -53,7 +53,7 @@ class CalibrationRows:
 
     @property
     def judged(self) -> Floats:
-        """P(gain) from the policy's last gate."""
+        """P(gain) of each row from the policy's last gate, which knows most about the answer."""
         return self.before if self.after is None else self.after
 
     def dollars(self, target: Target) -> Floats:

@@ -65,7 +65,7 @@ class ThresholdPath:
 
     @classmethod
     def of(cls, rows: GateProbabilities) -> ThresholdPath:
-        """Build a path with a step for each P(gain) of the last gate. `_EARLY_WASTE` limits the earlier gates."""
+        """Build a path with a step for each P(gain) of the last gate. `_EARLY_WASTE` bounds the other gates' waste."""
         judged = rows.before if rows.after is None else rows.after
         after = np.concatenate(([ALWAYS], np.unique(judged), [NEVER]))
         before, during = after, np.full(len(after), NEVER)

@@ -35,7 +35,7 @@ class CalibrationScope:
         return cls(scripts, next(iter(turns[ENOUGH_PROMPTS - 1 :]), 1))
 
     def lacks(self, messages: Sequence[Message]) -> str | None:
-        """Return a trait of the conversation that the calibration did not cover, or None if there is no such trait."""
+        """Return a trait of the conversation that the calibration did not cover, such as "Greek script", or None."""
         turns = _turns_of(messages)
         if turns > self.turns:
             return f"conversations of {turns} turns"

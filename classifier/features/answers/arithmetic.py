@@ -19,7 +19,7 @@ import numpy as np
 
 from ...arrays import Array
 
-# The patterns start with a character set, which the regex engine finds faster than a leading alternation.
+# This pattern starts with a character set, which the regex engine finds faster than a leading alternation.
 _NUMBER = re.compile(r"[\d.](?:(?<=\d)[\d,]*(?:\.\d+)?|(?<=\.)\d+)")
 _TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[-+*/()%]")
 _THOUSANDS = re.compile(r",(?<=\d,)(?=\d{3}\b)")
