@@ -12,7 +12,7 @@ from ...protocol.errors import ModelLoadError
 
 _UNMULTIPLIED = frozenset({24, 25, 26, 27, 28})  # ggml's integer and float64 types, which have no matrix kernels
 _DOWN, _UP = ".lora_a", ".lora_b"
-_EMBEDDING = "token_embd.weight"  # rows are looked up, not multiplied, so adapters store the factors transposed
+_EMBEDDING = "token_embd.weight"  # its rows are looked up, not multiplied, so adapters store its factors transposed
 
 
 def read_adapter(path: Path | str, base: GgufHeader) -> GgufHeader:
