@@ -1,1 +1,1 @@
-"""Layer 4: learned difficulty: features, training, calibration and ONNX inference."""
+"""Layer 4: the classifier that the routing gates use: features, training, calibration and ONNX inference."""

@@ -1,7 +1,8 @@
 """Export of a trained model in two formats: a Hugging Face style folder and a GGUF file.
 
-The GGUF file holds the same weights as the folder (Q8_0, F16 or F32), with tokenizer and chat template. llama.cpp
-rotates neighbouring pairs where Hugging Face rotates halves, so query and key rows are interleaved in the conversion.
+The GGUF file holds the same weights as the folder (Q8_0, F16 or F32), with tokenizer and chat template. The rotary
+embedding pairs neighbouring rows of a head in llama.cpp, but the two halves of a head in Hugging Face models. Query and
+key rows are therefore interleaved in the conversion.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ def write_hf_folder(folder: Path, config: dict[str, Any], state: dict[str, torch
 
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in state.items()}
-    partial = folder / "model.safetensors.partial"  # renamed at the end, as a process may map the old file
+    partial = folder / "model.safetensors.partial"  # renamed at the end: a process may have mapped the old file
     save_file(weights, partial, metadata={"format": "pt"})
-    partial.chmod(0o644)  # safetensors creates private files
+    partial.chmod(0o644)  # safetensors creates files that only their owner can read
     partial.replace(folder / "model.safetensors")
     tokenizer.save(str(folder / "tokenizer.json"))
     stop = tokenizer.token_to_id(IM_END)
@@ -61,7 +62,7 @@ def write_gguf(folder: Path, out: Path, file_type: FileType = "Q8_0") -> None:
     from safetensors.torch import load_file
 
     config = json.loads((folder / "config.json").read_text())
-    partial = out.with_name(f"{out.name}.partial")  # renamed at the end, as a process may map the old file
+    partial = out.with_name(f"{out.name}.partial")  # renamed at the end: a process may have mapped the old file
     writer = gguf.GGUFWriter(partial, "llama")
     _write_metadata(writer, config, folder.name, file_type)
     _write_vocabulary(writer, json.loads((folder / "tokenizer.json").read_text()))

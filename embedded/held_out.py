@@ -32,8 +32,8 @@ _MIN_CLASS_ROWS = 5
 class GateReport:
     """Results of one gate on the held-out rows."""
 
+    # AUROC of P(gain) as a detector of wrong local answers, with a 95 % bootstrap interval.
     auroc_wrong: float
-    # 95 % interval, by bootstrap.
     auroc_wrong_interval: tuple[float, float]
     auroc_gain: float
     # Expected calibration error over `ece_bins` equal-mass bins of P(gain).
@@ -44,7 +44,7 @@ class GateReport:
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """Results on one kind or family. The AUROCs are for "local answer is wrong"; NaN if a class has too few rows."""
+    """Results on one kind or family. AUROCs are for detecting wrong local answers; NaN with few right or wrong ones."""
 
     group: str
     rows: int

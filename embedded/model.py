@@ -1,7 +1,7 @@
 """Llama architecture for training, in a few lines of torch with Hugging Face's parameter names.
 
-Training needs only whole rows (no cache, no masks, no options), so the compiler can make a few fused loops of it.
-Serving uses the paged implementation in `cloud_engine.models`; a test checks that both agree.
+Training computes whole rows without a KV cache, so the compiler can fuse the model into a few loops. Serving uses the
+paged implementation in `cloud_engine.models`; a test checks that both implementations agree.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Trunk(nn.Module):
 
 
 class PocketLlama(nn.Module):
-    """Llama with tied embeddings, rotary base 10,000, RMSNorm 1e-5, and initial weights of deviation 0.02."""
+    """Llama with tied embeddings, rotary base 10,000, RMSNorm 1e-5, and initial weights of standard deviation 0.02."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ def _rotation(length: int, size: int, device: torch.device) -> tuple[Tensor, Ten
 
 
 def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Apply rotary embedding to (batch, heads, length, size) in Hugging Face's layout: the pairs are the two halves."""
+    """Apply rotary embedding to (batch, heads, length, size): rotate each pair of entries i and i + size / 2."""
     cos, sin = rotation
     first, second = x.float().chunk(2, -1)
     turned = torch.cat([-second, first], -1)

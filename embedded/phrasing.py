@@ -1,7 +1,7 @@
-"""Rephrasing of the suite's questions as people type them: other words, cases and spaces. Answers do not change.
+"""Rephrasing of generated questions as people type them: other words, cases and spaces. Answers do not change.
 
-A question is first rephrased in words, if rules match, and then gets typical keyboard variations. The word rules have
-the form "this text may replace that one", so that a new kind needs a line here and no code.
+A question is first rephrased in words, if rules match, and then gets typical keyboard variations. A word rule lists
+texts that may replace another text, so that a new kind of question needs only a line here and no code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DIFFERENCES = ("{a} - {b}", "{a} - {b}", "{a}-{b}", "{a}-{b}", "{a} -{b}", "{a}
                 "the difference between {a} and {b}")  # fmt: skip
 _PRODUCTS = ("{a} * {b}", "{a}*{b}", "{a} x {b}", "{a}x{b}", "{a} \u00d7 {b}", "{a}\u00d7{b}", "{a} X {b}",
              "{a} times {b}", "{a} times {b}", "{a} multiplied by {b}", "the product of {a} and {b}")  # fmt: skip
-# A plain question, and expressions that ask the same about its two numbers.
+# Rows of a pattern for plain questions, and the expressions and sentences that ask the same about the two numbers.
 _CALCULATIONS = (
     (re.compile(r"(?:What is|Find the sum of|How much is) (\d+) (?:\+|and|plus) (\d+)[?.]"), _SUMS,
      ("Add {a} and {b}.", "Add {a} to {b}.", "Sum {a} and {b}.", "If I add {a} and {b}, what do I get?",
@@ -52,7 +52,7 @@ _NAMED = 0.35
 
 # A regular expression for a part of a question, and its possible replacements, which refer to groups by number.
 _RULES = tuple((re.compile(rf"(?<!\w)(?:{old})"), tuple(new)) for old, new in (
-    # chains
+    # chains of operations
     (r"Start with (?=\d)", ("Begin with ", "Take ", "Start at ", "Starting with ", "Start from ")),
     (r"I think of (?=\d)", ("I start with ", "Think of ", "I take ", "My number is ")),
     (r"What is the result\?",
@@ -186,7 +186,7 @@ _RULES = tuple((re.compile(rf"(?<!\w)(?:{old})"), tuple(new)) for old, new in (
     ("On which continent is the country",
      ("What continent is the country on", "Which continent has the country", "On what continent is the country",
       "Continent of the country")),
-    # anything
+    # any question
     ("What is ", ("What's ", "Whats ", "what is ", "What\u2019s ")),
     ("Which ", ("What ", "which ")),
 ))  # fmt: skip

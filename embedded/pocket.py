@@ -26,7 +26,7 @@ def pocket_small_gguf() -> Path:
 
 
 def pocket_small_folder() -> Path:
-    """Return the same small model as a Hugging Face style folder, the cloud's draft model."""
+    """Return the on-device model as a Hugging Face style folder, which the cloud uses as its draft model."""
     return _packaged(SMALL)
 
 

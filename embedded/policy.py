@@ -1,7 +1,7 @@
 """Turns two trained models into the packaged pair: `python -m updraft.embedded.policy`.
 
 Packs `out/small/model` and `out/large/model` into `embedded/weights/` (GGUF and safetensors), runs both over the
-calibration and test splits, fits the routing policy on calibration, measures everything on test, and writes the cards.
+calibration and test splits, fits the routing policy on calibration, evaluates it on test, and writes the model cards.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def pack(small: Path, large: Path, weights: Path) -> None:
 
 
 def graded(split: Split, n: int, weights: Path, store: Path) -> Path:
-    """Return the file in `store` with the pair's graded runs on `n` tasks of `split`, collected if missing."""
+    """Return the file in `store` with the pair's graded runs on `n` tasks of `split`; collect the runs if missing."""
     file = store / f"{split}.jsonl"
     if not file.exists():
         rows = collect(make_tasks(split, n), weights / f"{pocket.SMALL}.gguf", weights / pocket.LARGE)
@@ -78,8 +78,8 @@ def main() -> None:
     parser.add_argument("--keep-models", action="store_true", help="use the packed models as they are")
     parser.add_argument("--weights", type=Path, default=pocket.WEIGHTS, help="folder to write")
     # The kinds have equal shares up to 12,000 tasks; beyond that, small kinds run out of distinct questions.
-    parser.add_argument("--calibration", type=int, default=6000, help="calibration tasks")
-    parser.add_argument("--test", type=int, default=2000, help="test tasks")
+    parser.add_argument("--calibration", type=int, default=6000, help="number of calibration tasks")
+    parser.add_argument("--test", type=int, default=2000, help="number of test tasks")
     parser.add_argument(
         "--outcomes", type=Path, help="folder with calibration.jsonl and test.jsonl (default: out/outcomes)"
     )
@@ -109,7 +109,7 @@ def show(policy: Policy, report: HeldOutReport) -> None:
     for name, gate in report.gates.items():
         console.print(f"{name}: AUROC wrong {gate.auroc_wrong:.4f}, gain {gate.auroc_gain:.4f}, ECE {gate.ece:.4f}")
     for left in report.leave_out:
-        console.print(f"left out by {left.by}: median AUROC {left.median:.3f} ({left.median_token_confidence:.3f})")
+        console.print(f"unseen {left.by}: AUROC {left.median:.3f}, token confidence {left.median_token_confidence:.3f}")
     for routed in report.routed:
         console.print(f"quality {routed.target:g}: {routed.quality:.4f} kept, {routed.cloud_share:.1%} in the cloud")
 

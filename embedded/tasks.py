@@ -1,8 +1,8 @@
 """The pocket task suite: questions with checkable answers, graded difficulty and three disjoint splits.
 
-Quality in Updraft is graded, never guessed, so the embedded models are trained and judged on questions whose answers a
-program can check. A hash of the prompt determines a task's split, so no prompt is in two splits, whatever the seed.
-Prompts that differ only in case and punctuation have the same hash.
+The embedded models are trained and graded on questions whose answers a program can check. A hash of the prompt
+determines a task's split (train, calibration or test), so no prompt is in two splits, whatever the seed. Prompts that
+differ only in case and punctuation have the same hash.
 
 Each kind has common and rare phrasing families. Rare families are less frequent in training than in evaluation,
 because a deployed model meets requests that its training hardly covered. Both models train on the same stream.
@@ -104,7 +104,7 @@ def _draw(kind: Kind, split: Split, rng: random.Random) -> Task:
 
 
 def _draw_new(kind: Kind, split: Split, rng: random.Random, tasks_by_prompt: dict[str, Task]) -> Task | None:
-    """Return a task of `kind` whose prompt is not in `tasks_by_prompt`; None if the kind seems exhausted."""
+    """Return a task of `kind` whose prompt is not in `tasks_by_prompt`; None after 200 repeated prompts."""
     for _ in range(200):
         task = _draw(kind, split, rng)
         if task.prompt not in tasks_by_prompt:

@@ -31,7 +31,7 @@ CHAT_TEMPLATE = (
 
 
 def load_tokenizer() -> Tokenizer:
-    """Return the tokenizer of both models from its file. A newly trained one would have different token ids."""
+    """Load the tokenizer of both models from its file. A newly trained tokenizer would have different token ids."""
     from tokenizers import Tokenizer
 
     return Tokenizer.from_file(str(TOKENIZER_FILE))
@@ -40,7 +40,7 @@ def load_tokenizer() -> Tokenizer:
 def train_tokenizer(tasks: int = 60_000, seed: int = 0) -> Tokenizer:
     """Train a new tokenizer of `VOCAB_SIZE` entries; special tokens get the ids 0 to 2.
 
-    Pairs of equal count are merged in random order: calls differ, and a model needs the tokenizer of its training.
+    Each call gives a different tokenizer, because token pairs of equal count are merged in random order.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 

@@ -53,7 +53,7 @@ class TrainingRecipe:
     heads: int
     kv_heads: int
     feed_forward: int
-    learning_rate: float  # between warm-up and decay
+    learning_rate: float  # learning rate between warm-up and decay
     steps: int
     tokens: int = 4096  # tokens per batch
     warmup: int = 100  # warm-up steps
@@ -83,8 +83,8 @@ class TrainingMachine:
 
 
 class Batches(torch.utils.data.Dataset[tuple[np.ndarray, np.ndarray]]):
-    """Training batches: int32 token ids (rows, length + 1), in which bit 15 marks answer tokens, and the number of each
-    token's segment (rows, length). Tasks are packed whole and never cut.
+    """Training batches: int32 token ids (rows, length + 1), in which bit 15 marks answer tokens, and each token's
+    segment number (rows, length). Tasks are packed whole and never cut.
     """
 
     def __init__(self, tokenizer: Tokenizer, recipe: TrainingRecipe) -> None:
@@ -339,7 +339,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--workers", type=int, default=1, help="processes that prepare batches")
     parser.add_argument(
-        "--compile", action="store_true", help="torch.compile the model (20 %% faster on a CPU after a minute)"
+        "--compile", action="store_true", help="compile the model (takes a minute; then 20 %% faster on a CPU)"
     )
     parser.add_argument("--eval-tasks", type=int, default=2000, help="held-out test tasks to score at the end")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=N", help="override other recipe fields")

@@ -34,7 +34,7 @@ Status = Literal["ok", "not_installed", "import_failed", "crashed", "timeout", "
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """Result of a probe. The last three fields are set only if the probe generated tokens."""
+    """Result of a test of llama.cpp. The last three fields are set only if the test generated tokens."""
 
     # "crashed": killed by a signal; "failed": an ordinary error, such as a damaged model file.
     status: Status
@@ -58,7 +58,7 @@ def probe(model_path: Path, *, timeout_s: float = 60.0) -> ProbeReport:
     if child.status == "timeout":
         return ProbeReport(
             "timeout",
-            f"A few tokens took more than {timeout_s:.0f} s.",
+            f"Generating a few tokens took more than {timeout_s:.0f} s.",
             "If the machine is not overloaded, the build is at fault (OpenMP is slow on shared cores). "
             f"Rebuild with: {REBUILD_COMMAND}",
         )

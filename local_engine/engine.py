@@ -82,7 +82,7 @@ class LocalEngine:
             sources, bos_token=model.bos_text, eos_token=model.eos_text, special_tokens=special
         )
         if options.tool_call_parser != "auto":
-            _ = self.tool_format  # raises an error now if the name is unknown
+            _ = self.tool_format  # raises an error now, not at the first request, if the name is unknown
         self._scores_prompts = layout.scores_prompts
         self._resources = Resources(_start_loop(model, layout, options))
 
@@ -173,7 +173,7 @@ class LocalEngine:
         return self._start(prompt, params, constraint, offered)
 
     def start_text(self, prompt: Prompt, params: SamplingParams, *, constraint: Constraint | None = None) -> LocalRun:
-        """Continue a prompt without a chat template. Text, but no list of ids, gets the model's BOS and EOS.
+        """Continue a prompt without a chat template. BOS and EOS tokens are added to text, but not to a list of ids.
 
         Raises the same errors as `start`.
         """
@@ -200,11 +200,11 @@ class LocalEngine:
         return self._model.tokenize(text, allow_special=True) if allow_special else self._plain.tokenize(text)
 
     def encode_chat(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> list[int]:
-        """Return the ids of `chat_prompt`. Raises its errors."""
+        """Return the token ids of a chat, without the reasoning style. Raises the errors of `chat_prompt`."""
         return self.chat_prompt(messages, **options).ids
 
     def chat_prompt(self, messages: Sequence[Message], **options: Unpack[RenderOptions]) -> ChatPrompt:
-        """Encode a chat. Only the template gives control tokens, except a required BOS token that the template omits.
+        """Encode a chat. Control tokens come from the template only; a required BOS token is added if it is missing.
 
         Raises ModelLoadError if the template is broken, InvalidRequestError if the template rejects the messages.
         """

@@ -20,10 +20,10 @@ _ENGINE = "llama-cpp-python"
 
 
 def identity_of(path: Path, options: LocalOptions) -> ModelIdentity:
-    """Return the identity, computed from header and tensor samples only. Raises the errors of `LocalEngine.load`."""
+    """Return a model's identity from its header and samples of its weights. Raises the errors of `LocalEngine.load`."""
     header = read_model_header(path)
     if options.chat_template is None and _own_templates(header) is None:
-        sources = TemplateSources(CHATML)  # a constant will do, because the default template depends only on the file
+        sources = TemplateSources(CHATML)  # any constant works: the default template depends only on the model file
     else:
         sources = template_sources(header, path.stem, options, ())
     try:

@@ -23,7 +23,7 @@ from .trial_load import ensure_loadable
 
 @dataclass(frozen=True, slots=True)
 class EngineCandidate:
-    """A model file to check and load. `need`: bytes of memory. `sound`: a file known to load, to test llama.cpp."""
+    """A model file to check and load. `need`: its memory in bytes. `sound`: a working model file to test llama.cpp."""
 
     path: Path
     options: LocalOptions
@@ -65,7 +65,7 @@ def open_engine(path: Path, options: LocalOptions | None = None, *, sound: Path)
 
 
 def plan_of(header: GgufHeader, options: LocalOptions) -> MemoryPlan:
-    """Return the engine's sizes that take memory. Raises InvalidRequestError, ModelLoadError for a bad adapter."""
+    """Return the sizes that determine an engine's memory. Raises InvalidRequestError, ModelLoadError (bad adapter)."""
     options.check()
     layout = layout_of(header, options)
     return MemoryPlan(
@@ -80,7 +80,7 @@ def plan_of(header: GgufHeader, options: LocalOptions) -> MemoryPlan:
 
 
 def layout_of(header: GgufHeader, options: LocalOptions) -> ContextLayout:
-    """Return the layout of an engine for this file. `options` must be checked already."""
+    """Return the context layout of an engine for this file. Call `options.check()` before."""
     trained, state = header.hyperparameter("context_length"), header.hyperparameter("ssm.state_size")
     traits = ModelTraits(
         header.parameters, vocabulary_size(header), trained if isinstance(trained, int) else DEFAULT_CELLS, bool(state)

@@ -57,7 +57,7 @@ class LocalOptions:
     # Flash attention. None: off with an f32 cache, which flash attention would round; otherwise llama.cpp decides.
     flash_attention: bool | None = None
     # Compute log-probabilities of all prompt tokens, which disables the prefix cache. None: for models under 100
-    # million parameters, and for requests that ask.
+    # million parameters, and on request.
     prompt_logprobs: bool | None = None
     # LoRA adapters that change the model's weights.
     adapters: tuple[LoraAdapter, ...] = ()
@@ -71,7 +71,7 @@ class LocalOptions:
     chat_template: str | None = None
 
     def check(self) -> None:
-        """Raises InvalidRequestError for invalid values, whatever the model."""
+        """Raise InvalidRequestError for values that are invalid for every model."""
         for name, (least, most) in _RANGES.items():
             value: object = getattr(self, name)
             if value is None and name not in ("queue_limit", "default_max_tokens"):
@@ -109,7 +109,7 @@ def _check_adapters(adapters: object) -> None:
             raise _wrong("adapters", "a tuple of LoraAdapter, each with the path of its file", adapter)
         scale: object = adapter.scale
         if not isinstance(scale, int | float) or not math.isfinite(scale):
-            raise _wrong("adapters", f"a tuple of LoraAdapter, {adapter.path} with a finite scale", scale)
+            raise _wrong("adapters", f"a tuple of LoraAdapter with finite scales ({adapter.path})", scale)
 
 
 def _wrong(name: str, expected: str, value: object) -> InvalidRequestError:

@@ -85,7 +85,7 @@ def ensure_loadable(
 
 
 def _run_trial(files: Sequence[Path], own_template: bool, timeout_s: float) -> tuple[_Verdict, bool]:
-    """Run a trial; return the result and whether to save it. A timeout, for example, may be temporary."""
+    """Run a trial; return the result and whether to save it. A timeout may be temporary, so it is not saved."""
     options = [] if own_template else [_NO_TEMPLATE]
     end = run_child(__name__, [*map(str, files), *options], timeout_s=timeout_s)
     if end.status == "ok":

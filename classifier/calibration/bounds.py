@@ -11,7 +11,7 @@ from ..arrays import Bools, Floats
 
 
 def max_losses(n: int, alpha: float, delta: float) -> int:
-    """Return the maximum number of losses in n rows that proves a loss rate of at most alpha at level 1 - delta.
+    """Return the most losses in n rows that still prove a loss rate of at most alpha with confidence 1 - delta.
 
     By Clopper-Pearson, this is the largest k with P(Binomial(n, alpha) <= k) <= delta, or -1 if there is no such k.
     """
@@ -26,7 +26,7 @@ def max_losses(n: int, alpha: float, delta: float) -> int:
 
 
 def max_losses_on_average(n: int, alpha: float) -> int:
-    """Return the largest number k of losses in n rows with (k + 1) / (n + 1) <= alpha, or -1."""
+    """Return the largest number k of losses in n rows with (k + 1) / (n + 1) <= alpha, or -1 if no k fits."""
     return max(-1, floor(alpha * (n + 1) + 1e-9) - 1)
 
 
@@ -63,8 +63,8 @@ def stays_positive(mean: Floats, square: Floats, n: int, level: float, horizon: 
     """Return whether the mean of `horizon` further rows will be above zero with probability `level`, predicted
     from `n` independent rows in [-1, 1] with this mean and mean square. Works elementwise on arrays of any shape.
 
-    The plain normal prediction bound is too optimistic if losses are rare. Two corrections are therefore made: a row of
-    the worst value is added, and the Cornish-Fisher term allows for the skew of a rare loss.
+    The plain normal prediction bound is too optimistic if losses are rare. Two corrections are therefore made: one row
+    with the worst value, -1, is added, and the Cornish-Fisher term allows for the skew of a rare loss.
     """
     z = NormalDist().inv_cdf(level)
     mean, square = (n * mean - 1.0) / (n + 1), (n * square + 1.0) / (n + 1)

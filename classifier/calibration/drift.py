@@ -1,9 +1,9 @@
-"""Drift detection: whether requests and their outcomes still resemble the calibration.
+"""Drift detection: whether requests and their outcomes still resemble the calibration rows.
 
 P(gain) is the predicted probability that the cloud's answer is better. Two tests run over a sliding window of requests.
-The first compares the distribution of gate 1's P(gain) with the calibration's (two-sample Kolmogorov-Smirnov). The
-second checks on graded answers, weighted by the inverse of their probability of being graded, whether the cloud is
-better as often as gate 3 predicts. The thresholds are strict because the tests repeat: the first test raises one false
+The first compares gate 1's P(gain) with its distribution in the calibration rows (two-sample Kolmogorov-Smirnov). The
+second checks whether the cloud's graded answers are better as often as gate 3 predicts; each is weighted by the inverse
+of its probability of being graded. The thresholds are strict because the tests repeat: the first test raises one false
 alarm in about ten thousand independent windows, and the second needs a deviation of four standard errors.
 """
 
@@ -24,7 +24,7 @@ _ERRORS = 4.0
 
 
 def stricter(quality: float) -> float:
-    """Return the stricter quality to use after a drift alarm: the allowed loss is halved."""
+    """Return the stricter quality target to use after a drift alarm: half the quality loss is allowed."""
     return 1.0 - (1.0 - quality) / 2
 
 
@@ -36,7 +36,7 @@ def ks_distance(one: Floats, other: Floats) -> float:
 
 
 class DriftMonitor:
-    """Compares requests with the calibration. Thread-safe.
+    """Compares live requests with the calibration rows. Thread-safe.
 
     `typical_p_gain`: gate 1's P(gain) on the calibration rows, (n,).
     """
@@ -58,7 +58,7 @@ class DriftMonitor:
         return np.array_equal(self._typical, other._typical)
 
     def report(self) -> DriftReport:
-        """Return the figures of the current window."""
+        """Return the drift statistics of the newest requests."""
         with self._lock:
             requests, labelled = np.array(self._requests), np.array(self._labelled).reshape(-1, 3)
             alarm = self._alarm
@@ -70,13 +70,13 @@ class DriftMonitor:
         return DriftReport(len(requests), distance, len(labelled), expected, gained, alarm)
 
     def observe(self, p_gain: float) -> None:
-        """Record gate 1's P(gain) of a request."""
+        """Record gate 1's prediction for a request: the probability that the cloud's answer is better."""
         with self._lock:
             self._requests.append(p_gain)
             self._update()
 
     def labelled(self, p_gain: float, gain: bool, propensity: float) -> None:
-        """Record a graded answer with gate 3's `p_gain`. `propensity`: the probability, above 0, that it was graded."""
+        """Record a graded answer. `gain`: the cloud was better; `propensity`: probability, above 0, of being graded."""
         with self._lock:
             self._labelled.append((p_gain, float(gain), 1.0 / propensity))
             self._update()
@@ -101,7 +101,7 @@ class DriftMonitor:
         p_gain, gain, weight = np.array(self._labelled).T
         error = float(np.sqrt((weight**2 * np.maximum(p_gain * (1 - p_gain), 1e-3)).sum()))
         surplus = float((weight * (gain - p_gain)).sum())
-        if surplus <= _ERRORS * error:  # no alarm for fewer gains than predicted, which cost no quality
+        if surplus <= _ERRORS * error:  # fewer gains than predicted cost no quality, so they raise no alarm
             return None
         more = surplus / float(weight.sum())
-        return f"the cloud gains more often than calibrated (by {more:.0%} of the graded answers)"
+        return f"the cloud is better more often than predicted (by {more:.0%} of the graded answers)"

@@ -1,4 +1,4 @@
-"""Report of the drift monitor."""
+"""Statistics that the drift monitor reports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DriftReport:
-    """Statistics of the newest requests."""
+    """Statistics of the newest requests, compared with the calibration rows."""
 
     # Number of requests that gate 1 judged, at most the newest 500.
     requests: int

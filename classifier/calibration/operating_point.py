@@ -111,9 +111,9 @@ def rows_to_promise(quality: float, cloud_score: float, delta: float = DELTA) ->
 
 
 def least_cloud_share(mu: float, alpha: float) -> float:
-    """Return the smallest possible share of requests to escalate.
+    """Return the smallest share of requests that any router must escalate.
 
-    On the share `mu` of the requests only the cloud is right. At most the share `alpha` of all requests may be lost.
+    Only the cloud is right on the share `mu` of all requests; at most the share `alpha` may stay local nevertheless.
     An oracle, which escalates only requests on which the cloud alone is right, reaches this minimum.
     """
     return max(0.0, mu - alpha)
@@ -122,7 +122,7 @@ def least_cloud_share(mu: float, alpha: float) -> float:
 def _alpha(rows: CalibrationRows, target: Target, delta: float) -> float:
     """Return the risk that a quality target allows: (1 - quality) times a lower bound on the cloud's mean score.
 
-    A promise on average uses the mean itself, because losses and allowed losses are summed over the same rows.
+    A promise on average uses the observed mean, because losses and allowed losses are summed over the same rows.
     """
     if target.promise == "mean":
         return (1.0 - target.value) * float(rows.cloud.mean())
@@ -138,7 +138,7 @@ def _holds(path: ThresholdPath, rows: CalibrationRows, target: Target, alpha: fl
         return path.sums(rows.gain) * evidence <= most * n
     if target.name == "cloud_share":
         most = max_losses_on_average(evidence, target.value) if mean else max_losses(evidence, target.value, delta)
-        # The bounds assume one gate with the P(gain) of a row as threshold. Each further gate may escalate one more.
+        # The bounds assume one gate, whose threshold is a row's P(gain). Each further gate may escalate one more row.
         most -= sum(gate is not None for gate in (rows.after, rows.during))
         return path.sums(np.zeros(n), 1.0) * evidence <= most * n
     dollars = rows.dollars(target)

@@ -59,7 +59,7 @@ def fit_platt(scores: Floats, positive: Bools) -> tuple[float, float]:
     n_positive, n = int(positive.sum()), len(positive)
     target = np.where(positive, (n_positive + 1) / (n_positive + 2), 1 / (n - n_positive + 2))
     centre, scale = float(scores.mean()), float(scores.std()) or 1.0
-    # Each row appears twice, as a positive and a negative weighted by its smoothed target.
+    # Each row appears twice: as a positive weighted by its smoothed target, and as a negative weighted by 1 - target.
     standard, labels = np.tile((scores - centre) / scale, 2)[:, None], np.repeat((1, 0), n)
     logistic = load_module("sklearn.linear_model", "calibrate").LogisticRegression(C=1e6, solver="newton-cholesky")
     logistic.fit(standard, labels, sample_weight=np.concatenate((target, 1 - target)))

@@ -16,7 +16,7 @@ from ..arrays import Bools, Floats
 from ..target import Target
 
 CALIBRATION_NAME = "calibration.npz"
-_MAX_BYTES = 2**28  # unpacked size of all rows
+_MAX_BYTES = 2**28  # maximum unpacked size of all rows
 # Errors of numpy and the zip archive on malformed data.
 _UNREADABLE = (OSError, ValueError, TypeError, KeyError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
 
@@ -25,9 +25,9 @@ _UNREADABLE = (OSError, ValueError, TypeError, KeyError, EOFError, MemoryError, 
 class CalibrationRows:
     """Calibration data of n rows that no gate was fitted on. Each array is (n,) float64."""
 
-    # P(gain) from gate 1.
+    # P(gain) from gate 1: the probability, before generation, that the cloud's answer is better.
     before: Floats
-    # P(gain) from gate 3, if there is one.
+    # P(gain) from gate 3, after generation; None without a gate 3.
     after: Floats | None
     # Score of the local answer.
     local: Floats
@@ -37,7 +37,7 @@ class CalibrationRows:
     read: Floats
     # Number of answer tokens that the cloud writes.
     written: Floats
-    # P(gain) from gate 2, if there is one.
+    # P(gain) from gate 2, during generation; None without a gate 2.
     during: Floats | None = None
     # Number of independent rows if questions repeat; None: all rows are independent.
     prompts: int | None = None
@@ -53,7 +53,7 @@ class CalibrationRows:
 
     @property
     def judged(self) -> Floats:
-        """P(gain) from the policy's last gate."""
+        """P(gain) of each row from the policy's last gate, which knows most about the answer."""
         return self.before if self.after is None else self.after
 
     def dollars(self, target: Target) -> Floats:
@@ -72,7 +72,7 @@ def pack_calibration(rows: CalibrationRows) -> bytes:
 
 
 def unpack_calibration(path: Path, data: bytes) -> CalibrationRows:
-    """Parse the output of `pack_calibration`. Raises ConfigurationError, naming `path`."""
+    """Parse the output of `pack_calibration`. Raises ConfigurationError, which names `path`, if `data` is invalid."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if sum(member.file_size for member in archive.infolist()) > _MAX_BYTES:
@@ -85,14 +85,14 @@ def unpack_calibration(path: Path, data: bytes) -> CalibrationRows:
         rows = CalibrationRows(**arrays)
         _check_shapes([array for array in arrays.values() if isinstance(array, np.ndarray)])
         if not 0 < rows.evidence <= len(rows.local):
-            raise ValueError(f"{len(rows.local)} rows cannot count as {rows.evidence}")
+            raise ValueError(f"the number of prompts is {rows.evidence}, but there are {len(rows.local)} rows")
         return rows
     except _UNREADABLE as error:
         raise ConfigurationError(f"{path} holds no valid calibration rows ({error}): calibrate again.") from error
 
 
 def _check_shapes(arrays: list[Floats]) -> None:
-    """Raises ValueError unless the arrays are non-empty, one-dimensional, of equal length and finite."""
+    """Raise ValueError unless the arrays are non-empty, one-dimensional, of equal length and finite."""
     if len({array.shape for array in arrays}) != 1 or arrays[0].ndim != 1 or not len(arrays[0]):
         raise ValueError("columns are empty or differ in length")
     if not all(np.isfinite(array).all() for array in arrays):

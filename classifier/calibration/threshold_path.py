@@ -1,4 +1,4 @@
-"""Thresholds on P(gain), and a path of thresholds along which ever more requests stay local.
+"""Thresholds on P(gain) (the probability that the cloud is better), and a path from all requests escalating to none.
 
 Callers test each step of the path against their target, and `walk` stops before the first step that fails. This needs
 no correction for multiple tests (Angelopoulos et al., "Learn then Test", 2021), because the path depends on P(gain)
@@ -23,7 +23,7 @@ _EARLY_WASTE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Thresholds on P(gain); a request escalates if a gate's value is above its threshold (-1: always)."""
+    """Thresholds on P(gain), the probability that the cloud is better. A higher P(gain) escalates (-1: always)."""
 
     # Threshold of gate 1, before generation.
     before: float
@@ -34,7 +34,7 @@ class Thresholds:
 
 
 class GateProbabilities(Protocol):
-    """P(gain) of rows by each available gate, (n,) float64 each, in [0, 1]."""
+    """P(gain), the probability that the cloud is better, from each available gate: (n,) float64 in [0, 1]."""
 
     @property
     def before(self) -> Floats: ...
@@ -65,7 +65,7 @@ class ThresholdPath:
 
     @classmethod
     def of(cls, rows: GateProbabilities) -> ThresholdPath:
-        """Build a path with a step for each P(gain) of the last gate. `_EARLY_WASTE` limits the earlier gates."""
+        """Build a path with a step for each P(gain) of the last gate. `_EARLY_WASTE` bounds the other gates' waste."""
         judged = rows.before if rows.after is None else rows.after
         after = np.concatenate(([ALWAYS], np.unique(judged), [NEVER]))
         before, during = after, np.full(len(after), NEVER)
@@ -79,7 +79,7 @@ class ThresholdPath:
         return cls(before, during, after, stays)
 
     def sums(self, local: NDArray[Any], up: NDArray[Any] | float = 0.0) -> Floats:
-        """Return for each step, (m,), the sum of `local` over the rows that stay local plus `up` over the others."""
+        """Return for each step, (m,), the sum of `local` over rows that stay local and `up` over rows that escalate."""
         up = np.broadcast_to(np.asarray(up, np.float64), local.shape)
         gained = np.bincount(self.stays, local - up, len(self.after)).astype(np.float64)
         return np.cumsum(gained) + float(up.sum())
@@ -95,9 +95,9 @@ class ThresholdPath:
 
 
 def _early_thresholds(early: Floats, judged: Floats, levels: Floats) -> Floats:
-    """Return an early gate's threshold for each threshold of the last gate (`levels`), (m,). It is the lowest threshold
-    at which the early gate escalates few of the rows that the last gate keeps local: `_EARLY_WASTE` of all rows at
-    most. The last threshold returned is NEVER.
+    """Return an early gate's threshold for each threshold of the last gate (`levels`), (m,). Each is the lowest at
+    which the early gate escalates only a few rows (`_EARLY_WASTE` of all rows) that the last gate would keep local.
+    The last threshold is NEVER.
     """
     allowed = int(_EARLY_WASTE * len(early))
     order = np.argsort(judged)

@@ -41,7 +41,7 @@ class CostQualityCurve:
         """Return the share of strong calls that recovers the share `recovered` of the accuracy gap.
 
         Interpolates by bisection over the accuracies, like RouteLLM. If the curve crosses the wanted accuracy several
-        times, the result may be a later crossing than the first.
+        times, the result is one of the crossings, not always the first.
         """
         level = self.weak + recovered * (self.strong - self.weak)
         return float(np.interp(level, self.accuracy, self.share))

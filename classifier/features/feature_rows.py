@@ -67,9 +67,9 @@ def featurise(rows: Sequence[GradedRow], mode: Mode) -> FeatureRows:
     """Compute the features of one gate. Raises InvalidRequestError if a row lacks a block that the gate needs."""
     blocks = blocks_of_all(rows)
     if mode == "opening" and "opening" not in blocks:
-        raise InvalidRequestError("The opening gate needs token signals: add logprobs, entropies and margins.")
+        raise InvalidRequestError("Gate 2 needs token signals: add the columns logprobs, entropies and margins.")
     if mode == "cascade" and "checks" not in blocks:
-        raise InvalidRequestError("A cascade needs the weak tier's answers: add a column weak_response.")
+        raise InvalidRequestError("Gate 3 needs the weak tier's answers: add the column weak_response.")
     return read_rows(rows, [name for name in GATE_BLOCKS[mode] if name in blocks])
 
 

@@ -15,7 +15,7 @@ from ..arrays import Array
 # Number of questions whose parsed form a policy caches, enough for the requests in flight.
 QUESTIONS_AT_ONCE = 64
 EARLIER_TURNS = 2  # number of user turns read before the last user turn
-_QUESTION_CHARS, _ANSWER_CHARS = 2_000, 400  # lengths of a question's end and an answer's beginning
+_QUESTION_CHARS, _ANSWER_CHARS = 2_000, 400  # characters kept of an earlier question's end and answer's beginning
 
 
 class Signals(Protocol):
@@ -86,7 +86,7 @@ def _earlier_turn(messages: Sequence[Message]) -> EarlierTurn:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """One local run with n generated and m prompt tokens, finished or not. Arrays are float32, in nats."""
+    """One local run with n generated and m prompt tokens, finished or not. Arrays are float32; signals are in nats."""
 
     prompt: PromptView
     answer: str

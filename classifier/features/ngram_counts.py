@@ -1,4 +1,4 @@
-"""Counts over a normalised text: words, numbers, characters and hashed n-grams, in about fifty numpy calls."""
+"""Counts over a normalised text: words, numbers, characters and hashed n-grams, vectorised with numpy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BEYOND = 128  # index for all code points outside ASCII
 # Class of each character: 0 other, 1 letter, 2 digit. The last entry stands for all characters outside ASCII.
 _CLASS = np.array([2 if chr(c).isdigit() else int(chr(c).isalpha()) for c in range(_BEYOND)] + [1], np.uint8)
 _CLASS.setflags(write=False)
-# The length is a power of two, so that an index wraps around with one bit operation.
+# Powers of the FNV prime. Their number is a power of two, so that an index wraps around with one bit operation.
 _POWERS = np.cumprod(np.full(64, 0x01000193, np.uint64)).astype(np.uint32)
 _POWERS.setflags(write=False)
 # Damped counts, by count n: 1 + log(n), or 0 for n = 0. Counts above the last index are clipped to it.

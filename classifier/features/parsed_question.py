@@ -51,7 +51,7 @@ class EarlierConversation:
 
 
 def conversation_measures(question: str, counts: Array, before: EarlierConversation | None) -> Array:
-    """Compare a normalised question and its n-grams with the earlier turns: (len(CONVERSATION_NAMES),) float32."""
+    """Return features, (len(CONVERSATION_NAMES),) float32, that compare a question with the earlier turns."""
     if before is None:
         return np.zeros(len(CONVERSATION_NAMES), np.float32)
     relation = np.array([*_relation(question, counts, before).values()], np.float32)
@@ -82,7 +82,7 @@ CONVERSATION_NAMES = (*_NAMES, *(f"earlier_{name}" for name in MEASURE_NAMES))
 
 
 def repeated_question(prompt: PromptView) -> str:
-    """Return a text that is equal for prompts that no gate can tell apart, because they ask the same question."""
+    """Return a key that is equal for prompts with the same normalised question and earlier turns."""
     return "\0".join((_question(prompt.text), *map(normalized_prompt, chain.from_iterable(prompt.earlier))))
 
 
@@ -120,7 +120,7 @@ class ParsedQuestion:
 
     @cached_property
     def mentioned(self) -> QuestionParts:
-        """The words, numbers and letters to compare an answer with."""
+        """Words, numbers and letters of the conversation, to compare an answer with."""
         return QuestionParts.of(self.context)
 
     @cached_property

@@ -1,7 +1,7 @@
 """Prompt normalisation, and extraction of the question from agent harnesses and chat logs.
 
-A gate that read the fixed text of a harness would decide alike on all requests of that harness. Therefore only the
-user's last question is kept. A text without a known wrapping is returned unchanged.
+An agent harness wraps every question in the same long text, and a gate that read this text would decide the same for
+all of them. Therefore only the user's last question is kept. A text without a known wrapping is returned unchanged.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _CLOSING_TAG = re.compile(r"</([a-z_-]+)>", re.IGNORECASE)
 def normalized_prompt(text: str) -> str:
     """Return `text` in lower case, with each run of blanks or of line breaks collapsed, and both ends stripped.
 
-    Every gate reads this form, so that typing cannot change a decision: full-width and other compatibility forms,
-    composed and decomposed letters, curly quotation marks, kinds of dashes and invisible characters are unified.
-    Superscripts stay different from digits, and a fraction character from a fraction written with a slash.
+    Every gate reads this form, so that ways of typing a text cannot change a decision: full-width and other
+    compatibility forms, composed and decomposed letters, curly quotation marks, kinds of dashes and invisible
+    characters are unified. Superscripts stay different from digits, and "½" stays different from "1/2".
     """
     lines = (" ".join(line.split()) for line in _letters(text).splitlines())
     return "\n".join(line for line in lines if line)

@@ -1,4 +1,4 @@
-"""Features of a run's token signals, and of the local model's surprise at the question.
+"""Features of a run's token signals, and of the log-probabilities that the local model gives the question.
 
 Each series is oriented (higher means more certain), clipped to a fixed range, and summarised by the same statistics.
 """
@@ -25,7 +25,7 @@ _PROMPT_CUTOFFS = (-2.0, -5.0, -8.0)
 _PROMPT_TAIL = 6
 # Limits of the signals. The rows are log-probabilities, entropies and margins.
 _LOWEST, _HIGHEST = np.array([[-30.0], [0.0], [0.0]]), np.array([[0.0], [15.0], [30.0]])
-_UNKNOWN = np.array([[-30.0], [15.0], [0.0]])  # replaces not-a-number in these rows
+_UNKNOWN = np.array([[-30.0], [15.0], [0.0]])  # replacement for NaN in each row: the least certain value
 _ROW_OF_CUTOFF = np.array([row for row, name in enumerate(_SERIES) for _ in _CUTOFFS[name]])
 _ALL_CUTOFFS = np.array([[cut] for name in _SERIES for cut in _CUTOFFS[name]])
 _ALL_PROMPT_CUTOFFS = np.array([[cut] for cut in _PROMPT_CUTOFFS])
@@ -34,7 +34,7 @@ for _table in (_LOWEST, _HIGHEST, _UNKNOWN, _ROW_OF_CUTOFF, _ALL_CUTOFFS, _ALL_P
 
 
 def signals(view: RunView, first: int | None = None) -> Array:
-    """Summarise the signals of the generated tokens (of the first `first`, if given): (len(SIGNAL_NAMES),) float32.
+    """Return features of the generated tokens' signals, (len(SIGNAL_NAMES),) float32. `first`: number of tokens used.
 
     Raises ValueError if the three signal arrays differ in length.
     """
@@ -50,7 +50,7 @@ def signals(view: RunView, first: int | None = None) -> Array:
 
 
 def prompt_signals(logprobs: Array) -> Array:
-    """Summarise the log-probabilities of the prompt's tokens, which show unusual phrasing, as PROMPT_SIGNAL_NAMES."""
+    """Return features of the prompt tokens' log-probabilities, named in PROMPT_SIGNAL_NAMES. Rare words score low."""
     raw = np.asarray(logprobs, np.float64)[None]
     series = _clean(raw, _LOWEST[:1], _HIGHEST[:1], _UNKNOWN[:1])
     below = (series < _ALL_PROMPT_CUTOFFS).sum(axis=1)
@@ -62,12 +62,12 @@ def prompt_signals(logprobs: Array) -> Array:
 
 
 def _clean(values: Series, lowest: Series, highest: Series, unknown: Series) -> Series:
-    """Clip each row of `values`, (rows, n), to its limits, (rows, 1); not-a-number becomes `unknown`."""
+    """Clip each row of `values`, (rows, n), to the row's limits, (rows, 1); NaN becomes the row's `unknown`."""
     return np.minimum(np.maximum(np.where(np.isnan(values), unknown, values), lowest), highest)
 
 
 def _statistics(series: Series) -> Series:
-    """Return summaries of (rows, n) series, (rows, len(_STATISTICS)); zeros where n is 0."""
+    """Summarise each row of `series`, (rows, n), by its statistics, (rows, len(_STATISTICS)); zeros if n is 0."""
     rows, n = series.shape
     if n == 0:
         return np.zeros((rows, len(_STATISTICS)))
@@ -75,7 +75,7 @@ def _statistics(series: Series) -> Series:
 
 
 def _summaries(series: Series) -> dict[str, Series]:
-    """Return the statistics by name; each has a value per series, (rows,)."""
+    """Return the statistics of each row of `series`, by name; each statistic has one value per row, (rows,)."""
     rows, n = series.shape
     window = min(_WINDOW, n)
     ordered = np.sort(series, axis=1)

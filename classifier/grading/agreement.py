@@ -1,15 +1,15 @@
 """Grading of two answers to one question without a reference answer.
 
 The cloud's answer counts as right unless it is empty, cut off or a refusal. The local answer counts as right if it says
-the same: the same JSON, the same final number, the same few words, or in longer answers mostly the same words; for tool
-calls, the same functions with the same arguments. Signs and operators count. A negation must occur in both, in the
-matching clause (in answers of a sentence or two: anywhere).
+the same: the same JSON, the same final number, the same few words, or in longer answers mostly the same words. Tool
+calls must name the same functions with the same arguments. Signs and operators count. A negation in one answer must
+also occur in the other, in the matching clause (in answers of one or two sentences: anywhere).
 
-Answers that are right in other words, or wrong in both, are graded incorrectly, because there is no reference. The
-grading ignores units (5 km, 5 miles; a letter after a number counts as one), words around a number (5 May, 5 June), all
-but the last of several numbers in prose (2 hours and 30 minutes), factorials, the kind of brackets of an interval,
-numbers in words, undecided answers ("A or B"), and in long answers negations, subjects and objects. Negations inside
-words ("impossible") or in unlisted languages are not recognised.
+Without a reference, two errors are unavoidable: a right local answer in other words counts as wrong, and a mistake in
+both answers counts as right. The grading ignores units (5 km, 5 miles; a letter after a number is read as a unit),
+words around a number (5 May, 5 June), all but the last of several numbers in prose (2 hours and 30 minutes),
+factorials, the kind of brackets of an interval, numbers in words, and undecided answers ("A or B"). In long answers it
+also ignores negations, subjects and objects. It misses negations inside words ("impossible") or in unlisted languages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .normalization import NormalizedAnswer
 GRADING = (
     "agreement: the cloud's answer counts as right unless it is empty, cut off or a refusal; the local one if it agrees"
 )
-# Maximum numbers of words: a short answer agrees if the other answer contains it; a brief one has a sentence or two.
+# Maximum number of words of a short answer, which agrees if the other answer contains it, and of one or two sentences.
 _SHORT, _BRIEF = 12, 30
 _OVERLAP = 0.6
 
@@ -68,8 +68,7 @@ def is_free_text(local: ComparableAnswer, cloud: ComparableAnswer) -> bool:
 
 
 def contradict(one: str, other: str) -> bool:
-    """Return whether two texts contradict each other: they end in different numbers, or only one has a negation. The
-    negations count only if either text is short."""
+    """Return whether two texts end in different numbers, or only one has a negation (checked if either is short)."""
     both = NormalizedAnswer.of(one), NormalizedAnswer.of(other)
     first, second = both[0].result, both[1].result
     if first is not None and second is not None and not first.same(second):

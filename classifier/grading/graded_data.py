@@ -81,7 +81,7 @@ def read_graded(path: Path, columns: Columns | None = None) -> list[GradedRow]:
 
 
 def _check_whole(path: Path, lines: Sequence[int], has: Sequence[bool], what: str) -> None:
-    """Raises InvalidRequestError if only some rows have the field, because a gate needs the field in every row."""
+    """Raise InvalidRequestError if only some rows have the field, because a gate needs the field in every row."""
     if any(has) and not all(has):
         raise InvalidRequestError(
             f"{path}, line {lines[has.index(False)]}: no {what}, but {sum(has)} of {len(has)} rows have it (line "

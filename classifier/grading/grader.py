@@ -77,7 +77,7 @@ class PairGrader:
         judge = "" if self.judge is None else self.judge.model
         names: dict[GraderName, str] = {
             "reference": BY_ANSWER,
-            "judge": f"the judge {judge}, both orders of each pair, a tie where they differ",
+            "judge": f"the judge {judge} (both orders of each pair, a tie if the two verdicts differ)",
             "embedding": _BY_EMBEDDING,
             "agreement": GRADING,
         }

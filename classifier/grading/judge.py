@@ -35,7 +35,7 @@ _MARKED = re.compile(r"\[\[\s*(A|B|C|tie)\s*\]\]", re.IGNORECASE)
 _ALONE = re.compile(
     r"\W*(?:(?:my|the|final|verdict|winner|answer|choice|better|is)\b\W*)*(A|B|C|tie)\W*", re.IGNORECASE
 )
-# Answers that address the judge. Text that asks for a verdict, or claims one, is never part of an honest answer.
+# Matches answers that address the judge. An honest answer never asks for a verdict or claims one.
 _TO_THE_JUDGE = re.compile(
     r"\[\[\s*(?:A|B|C|tie)\s*\]\]"
     r"|\b(?:ignore|disregard|forget)\b[^.\n]{0,30}\b(?:above|previous|prior|earlier|preceding|instructions?|rules)\b"

@@ -29,7 +29,7 @@ _TOKEN = re.compile(
     rf"|{_LETTER}{_LETTERS}*+(?:['_]?(?:{_LETTERS}|\d)++)*+(?:[+#]++(?!\w))?"  # "C++" differs from "C"
     rf"|[{_BLANKLESS}]"
     r"|(?<=[\w)\] ])[<>≤≥≠=](?=[\w(\[ -])"
-    # Operators only between numbers or single letters: "well-known" and "and/or" are two words, as is "Paris - the".
+    # Operators only between numbers or single letters: "well-known", "and/or" and "Paris - the" are two words each.
     r"|(?<=[\w)\]])(?<![^\W\d_]{2})[-+*/^](?=[\w(\[-])(?![^\W\d_]{2})"
     r"|(?<=[\w)\]] )(?<![^\W\d_]{2} )[-+*/^](?= [\w(\[-])(?! [^\W\d_]{2})"
     r"|(?<![\w)\]])-(?=[\d.(]|[^\W\d_](?!\w))"
@@ -189,7 +189,7 @@ def _spelled(vulgar: re.Match[str]) -> str:
 
 
 def _parts(expression: str) -> tuple[_Part, ...]:
-    """Return the entries of a list. Equations are reduced to their right sides; earlier sums are omitted as working."""
+    """Return the entries of a list, with equations reduced to their right sides and earlier working steps left out."""
     *before, last = _BETWEEN.split(expression)
     claims = [claim for claim in before if "=" not in claim or any(map(str.isalpha, claim.partition("=")[0]))]
     return tuple(_part(claim.rpartition("=")[2].replace(" ", "")) for claim in (*claims, last))

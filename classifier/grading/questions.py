@@ -82,10 +82,10 @@ def read_questions(path: Path) -> list[Question]:
     rows = [(number, _row(path, number, line)) for number, line in _lines(path)]
     for number, row in rows:
         if row.prompt is None:
-            raise InvalidRequestError(f"{path}, line {number}: give a prompt; only calibrate takes messages.")
+            raise InvalidRequestError(f"{path}, line {number}: give a prompt; only `updraft calibrate` takes messages.")
     questions = [_question(path, number, row) for number, row in rows]
     if not questions:
-        raise InvalidRequestError(f'{path} holds no tasks: a line is {{"prompt": ..., "answer": ...}}.')
+        raise InvalidRequestError(f'{path} holds no tasks: add one per line, such as {{"prompt": ..., "answer": ...}}.')
     return questions
 
 

@@ -145,7 +145,7 @@ class ExperienceStore:
             )
 
     def digest(self, prompt: PromptView) -> bytes:
-        """Return the keyed digest of the question, equal for prompts with equal numbers that no gate can tell apart."""
+        """Return a keyed digest of the normalised question and earlier turns, equal for repeated questions."""
         question = repeated_question(prompt).encode("utf-8", "surrogatepass")
         return hashlib.blake2b(question, key=self._key, digest_size=_DIGEST_BYTES).digest()
 
@@ -186,7 +186,7 @@ class ExperienceStore:
         return [self._keyed(Observation(*row)) for row in rows]
 
     def _keyed(self, row: Observation) -> Observation:
-        """Swap n-gram buckets as the file's key determines. A second call restores them. Skips damaged features."""
+        """Swap n-gram buckets as the file's key determines; a second call restores them. Keep damaged features."""
         if not _is_packed(row.features):
             return row
         blocks, buckets, counts = unpack(row.features)

@@ -29,7 +29,7 @@ from ..training.router_model import MIN_LABELS, Labels
 from ..training.train import FitRecipe, fit_training_data
 from .experience import Observation, unpack
 
-GRADING = "agreement in use (cloud answers, accepted drafts) and thumbs"
+GRADING = "agreement with the cloud in live use (cloud answers, accepted drafts), and thumbs"
 
 
 def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> Policy:
@@ -43,7 +43,7 @@ def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> Policy:
     if representative.sum() < MIN_LABELS:
         raise InvalidRequestError(
             f"{len(rows)} judged answers are stored, {len(graded)} are graded, and {int(representative.sum())} of them "
-            f"make a representative sample; {MIN_LABELS} are needed. Raise exploration, or run as a shadow for a "
+            f"make a representative sample; {MIN_LABELS} are needed. Raise exploration, or use shadow mode for a "
             "while: otherwise only answers that escalate anyway are graded."
         )
     observations = [fit_row.row for fit_row in fit_rows]
@@ -68,7 +68,7 @@ def learn(rows: Sequence[Observation], recipe: FitRecipe, out: Path) -> Policy:
 
 
 def representative_sample(rows: Sequence[Observation], seed: int = 0) -> np.ndarray:
-    """Select the rows to base a promise on, (n,) bool: sampled and graded rows, thinned to the same sampling rate."""
+    """Return a mask, (n,) bool, of the rows to base a promise on: sampled, graded, and thinned to one sampling rate."""
     usable = np.array([row.sampled == 1 and row.pair_grades is not None for row in rows], np.bool_)
     if not usable.any():
         return usable
@@ -78,7 +78,7 @@ def representative_sample(rows: Sequence[Observation], seed: int = 0) -> np.ndar
 
 @dataclass(frozen=True, slots=True)
 class _FitRow:
-    """An observation as used by the fit."""
+    """An observation with the grades and the weight that the fit uses."""
 
     row: Observation
     # Grades of the local and the cloud's answer.
@@ -89,8 +89,8 @@ class _FitRow:
 
 
 def _fit_rows(graded: Sequence[Observation], seed: int) -> list[_FitRow]:
-    """Convert graded rows. A sampled row with a thumb becomes two: with it to fit on, and without it for the
-    promise."""
+    """Convert graded rows. A sampled row with a thumb becomes two rows: one with the thumb, to fit on, and one without
+    it, for the promise."""
     fit_rows: list[_FitRow] = []
     for row, sampled in zip(graded, representative_sample(graded, seed), strict=True):
         pair, grades = row.pair_grades, row.grades

@@ -1,7 +1,7 @@
 """Incremental parsing of an answer during generation, so that only the last line remains to be parsed at the end.
 
-No parsed element spans a safe line break (`_SETTLED`). An answer that is split there has the same findings as its
-pieces together, so complete lines can be parsed while the local model writes the next ones.
+No parsed element, such as a sum or a list, spans a safe line break (`_SETTLED`). Complete lines can therefore be parsed
+while the local model writes the next lines, and their findings are added up.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class TextCache(BoundedCache[str, Value]):
 # Line breaks that no parsed element spans. Only a number or an operator before the break could continue a sum, and only
 # a comma next to the break could continue a list.
 _SETTLED = re.compile(r"\n(?:(?<=[A-Za-z.!?]\n)(?=[ \n]{0,4}[^\s,<>])|(?<=\d\n)(?=[ \n]{0,4}[A-Za-z#]))")
-_TRIED = 8  # maximum number of line breaks to try, last first, to find text that was already read
+_TRIED = 8  # maximum number of line breaks to try, last first, to find text that was already parsed
 _WORTH_READING = 20  # minimum number of new characters to parse at once
 
 
 class AnswerReader:
-    """Cache of the findings in the complete lines of unfinished answers. Thread-safe.
+    """LRU cache of the findings in the complete lines of unfinished answers. Thread-safe.
 
-    Answers are keyed by their text alone, so that callers need not report starts and ends. The oldest are evicted.
+    Answers are keyed by their text alone, so that callers need not report when an answer starts or ends.
     """
 
     def __init__(self, most: int = QUESTIONS_AT_ONCE) -> None:

@@ -1,4 +1,4 @@
-"""Kinds of requests in a calibration. A policy is not valid for requests of other kinds, so those escalate."""
+"""Kinds of requests in a calibration: writing systems and numbers of turns. Requests of other kinds escalate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ...protocol.requests import Message
 from ..graded_row import GradedRow
 
-ENOUGH_PROMPTS = 30  # prompts in a script before a policy counts as calibrated on that script
+ENOUGH_PROMPTS = 30  # minimum number of prompts in a writing system for a policy to count as calibrated on it
 _GREEK_WORD = re.compile("[\u0370-\u03ff\u1f00-\u1fff]{2}")
 _INSTRUCTIONS = ("system", "developer")
 _LETTERS = ("Lu", "Ll", "Lt", "Lo")
@@ -19,23 +19,23 @@ _LETTERS = ("Lu", "Ll", "Lt", "Lo")
 
 @dataclass(frozen=True, slots=True)
 class CalibrationScope:
-    """Kinds of requests as stored in a policy's card. Cards without this entry stand for one-turn English prompts."""
+    """Kinds of requests as stored in a policy's card. The defaults apply to older cards, which lack this entry."""
 
-    # Scripts of the prompts, by Unicode name.
+    # Writing systems of the prompts, by Unicode name.
     scripts: tuple[str, ...] = ("Latin",)
     # Highest number of user and assistant turns that at least `ENOUGH_PROMPTS` prompts reach.
     turns: int = 1
 
     @classmethod
     def of(cls, rows: Sequence[GradedRow]) -> CalibrationScope:
-        """Return the scripts and numbers of turns found in at least `ENOUGH_PROMPTS` of the rows."""
+        """Return the writing systems and the number of turns found in at least `ENOUGH_PROMPTS` of the rows."""
         prompts = Counter(script for row in rows for script in scripts_of(_text(row)))
         scripts = tuple(sorted(script for script, n in prompts.items() if n >= ENOUGH_PROMPTS))
         turns = sorted((_turns_of(row.messages) if row.messages else 1 for row in rows), reverse=True)
         return cls(scripts, next(iter(turns[ENOUGH_PROMPTS - 1 :]), 1))
 
     def lacks(self, messages: Sequence[Message]) -> str | None:
-        """Return a trait of the conversation that the calibration did not cover, or None if there is no such trait."""
+        """Return a trait of the conversation that the calibration did not cover, such as "Greek script", or None."""
         turns = _turns_of(messages)
         if turns > self.turns:
             return f"conversations of {turns} turns"
@@ -55,7 +55,7 @@ def _turns_of(messages: Sequence[Message]) -> int:
 
 
 def scripts_of(text: str) -> frozenset[str]:
-    """Return the scripts of the letters, such as Latin, Cyrillic or CJK. A lone Greek letter counts as a symbol."""
+    """Return the writing systems of the letters, such as Latin or CJK. A lone Greek letter counts as a symbol."""
     if text.isascii():
         return frozenset({"Latin"}) if re.search("[A-Za-z]", text) else frozenset()
     letters = unicodedata.normalize("NFKC", "".join(set(text)))  # each character once, for speed on long texts
@@ -64,7 +64,7 @@ def scripts_of(text: str) -> frozenset[str]:
 
 
 def _script(letter: str) -> str:
-    """Return the first word of the letter's Unicode name; "" for modifier letters and marks, which scripts share."""
+    """Return the first word of the letter's Unicode name; "" for marks, which several writing systems share."""
     if unicodedata.category(letter) not in _LETTERS:
         return ""
     name = unicodedata.name(letter, "").partition(" ")[0]

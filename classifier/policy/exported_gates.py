@@ -45,7 +45,7 @@ class Graphs:
 
 
 class ExportedGates:
-    """P(gain), the probability that the cloud's answer is better, at three points of a request.
+    """Gates that compute P(gain), the probability that the cloud's answer is better, at three points of a request.
 
     `blocks`: the blocks that each gate reads, with their widths. Without the block `conversation` only the last
     question is read. Without a gate 2 or 3, `during` or `after` repeat gate 1's result. Thread-safe and deterministic.

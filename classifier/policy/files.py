@@ -94,7 +94,7 @@ def _replace(folder: Path, files: Mapping[str, bytes], card: bytes) -> None:
 
 
 def _remove_replaced(folder: Path, former: Mapping[str, str], files: Container[str]) -> None:
-    """Remove files of former policies, and those left by killed writers, if their content matches the digest."""
+    """Remove files left by former policies or killed writers, if their content matches the digest on record."""
     for path in sorted(folder.iterdir()):
         stored = _STORED.fullmatch(path.name)
         digest = former.get(path.name) or (stored and stored[2])

@@ -39,14 +39,14 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 
 def _check_file(path: Path, most: int) -> None:
-    """Raises OSError, or ConfigurationError if `path` is too large or not a regular file (a device may be endless)."""
+    """Raise OSError, or ConfigurationError if `path` is too large or not a regular file (a device may be endless)."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode) or status.st_size > most:
         raise ConfigurationError(f"{path} cannot be a policy file: it must be a regular file of at most {most} bytes.")
 
 
 def check_versions(folder: Path, card: Mapping[str, Any], versions: Mapping[str, Any], remedy: str) -> None:
-    """Raises ConfigurationError, naming the remedy, if the card's versions differ from `versions`."""
+    """Raise ConfigurationError, naming the remedy, if the card's versions differ from `versions`."""
     for name, version in versions.items():
         if card.get(name) != version:
             raise ConfigurationError(

@@ -152,7 +152,7 @@ def valid_card(folder: Path) -> PolicyCard:
     """Return the card of a policy. Raises ConfigurationError if it is missing, damaged, or made by another version."""
     raw = read_card(folder)
     check_versions(folder, raw, VERSIONS, _REMEDY)
-    if isinstance(delta := raw.pop("delta", None), int | float):  # written before `promise_level` existed
+    if isinstance(delta := raw.pop("delta", None), int | float):  # older cards store delta, not `promise_level`
         raw.setdefault("promise_level", 1 - delta)
     try:
         return msgspec.convert(raw, PolicyCard)
@@ -163,7 +163,7 @@ def valid_card(folder: Path) -> PolicyCard:
 
 
 def checked_card(folder: Path) -> PolicyCard:
-    """Return the card after checking the policy's files against it, without running them. Raises as `Policy.load`."""
+    """Return the card after checking the policy's files against it, without running them. Raises like `Policy.load`."""
     return settled(folder, _checked_card)
 
 
@@ -189,9 +189,9 @@ def _calibration(folder: Path, card: PolicyCard) -> CalibrationRows:
 
 
 def _check_whole(path: Path, card: PolicyCard, rows: CalibrationRows) -> None:
-    """Raises ConfigurationError unless the card names both models and exactly the gates that have P(gain) in `rows`."""
+    """Raise ConfigurationError unless the card names both models, and exactly the gates with P(gain) in `rows`."""
     if not card.models.keys() >= {"local", "cloud"}:
         raise ConfigurationError(f"{path} is not a valid policy (it does not name a pair of models): {_REMEDY}.")
     judged = {"prompt": rows.before, "opening": rows.during, "cascade": rows.after}
     if card.blocks.keys() != {mode for mode, p_gain in judged.items() if p_gain is not None}:
-        raise ConfigurationError(f"{path} declares other gates than those that judged its calibration rows: {_REMEDY}.")
+        raise ConfigurationError(f"{path} does not declare the gates that judged its calibration rows: {_REMEDY}.")

@@ -42,12 +42,12 @@ def figures(policy: Policy, target: Target) -> dict[str, Any]:
 def sentences(policy: Policy, target: Target) -> list[str]:
     card, point = policy.card, policy.operating_point(target)
     lines = [
-        f"{card.rows} prompts, graded by {card.grading}. {card.fitted} fitted the gates; thresholds come from "
-        f"{card.calibrated} that the gates never saw.",
+        f"{card.rows} prompts, graded by {card.grading}. {card.fitted} trained the gates; the thresholds come from "
+        f"{card.calibrated} others.",
         f"Local {card.local_score:.1%}, cloud {card.cloud_score:.1%}; only the cloud is right on {card.gain_rate:.1%}.",
         f"Target {target}: {point.cloud_share:.1%} go to the cloud ({point.before_share:.1%} before generation), "
         f"{point.quality:.1%} of the cloud's score, {_cost(target, point)}"
-        + (", by estimated token counts." if card.estimated_tokens else "."),
+        + (", with estimated token counts." if card.estimated_tokens else "."),
     ]
     if point.escalated_score is not None and point.cloud_share != 1:  # escalated requests are harder than average
         solo = float(policy.calibration.cloud.mean())
@@ -55,14 +55,14 @@ def sentences(policy: Policy, target: Target) -> list[str]:
     lines.append(_promise(target, point))
     for metric, other in (("judge.matching", "shared words"), ("judge.matching_embedding", "embeddings")):
         if (matching := card.metrics.get(metric)) is not None:
-            agreement = f"Without the judge, {other} would grade: same verdict on {matching:.0%} of the judged prompts."
+            agreement = f"Grading by {other} gives the judge's verdict on {matching:.0%} of the judged prompts."
             lines.insert(1, agreement)
     rows = policy.calibration
     if rows.evidence < len(rows.local):
         lines.insert(1, f"Some prompts repeat: {len(rows.local)} rows count as {rows.evidence} in the promise.")
     if point.alpha is not None:
         floor = least_cloud_share(card.gain_rate, point.alpha)
-        lines.append(f"Floor: to lose at most {point.alpha:.2%} of all requests, any method must escalate {floor:.1%}.")
+        lines.append(f"Floor: any method that leaves only {point.alpha:.2%} wrongly local must escalate {floor:.1%}.")
         lines += _rows_for_more_local(policy, point)
     return lines
 
@@ -75,7 +75,7 @@ def _rows_for_more_local(policy: Policy, point: OperatingPoint) -> list[str]:
         return []
     lines: list[str] = []
     if point.cloud_share == 1:
-        lines.append("No threshold could be shown safe, so all escalate: add prompts, or lower the target.")
+        lines.append("No threshold provably keeps the target, so all escalate: add prompts, or lower the target.")
     if evidence < needed.at_least:
         lines.append(
             f"Keeping any request local takes {needed.at_least} held-out rows without a loss, and there are "
@@ -83,7 +83,7 @@ def _rows_for_more_local(policy: Policy, point: OperatingPoint) -> list[str]:
         )
     if needed.rows > max(evidence, needed.at_least) and needed.local > 1 - point.cloud_share:
         lines.append(
-            f"Keeping {needed.local:.0%} local, with {needed.lost:.2%} of all requests lost, takes "
+            f"Keeping {needed.local:.0%} local, including {needed.lost:.2%} on which only the cloud is right, takes "
             f"{needed.rows} held-out rows: about {_prompts(card, needed.rows - evidence)} more graded prompts."
         )
     return lines

@@ -28,7 +28,7 @@ from .router_model import Forest, Ridge, RouterModel, Topics
 def topics_to_onnx(topics: Topics) -> bytes:
     """Export the graph from `buckets`, (m,) int64, and their `counts`, (m,) float32, to `topics`, (1, k) float32."""
     graph = Graph()
-    # Gather before the cast to double, because memory reads dominate, and a table of doubles would need twice as many.
+    # Gather before the cast to double, because memory reads take most of the time, and doubles are twice as large.
     directions = graph.constant("directions", topics.directions.astype(np.float32))
     rows = graph.node("Cast", graph.node("Gather", directions, BUCKETS, axis=0), to=TensorProto.DOUBLE)
     topic_row = graph.node("MatMul", _weighted_words(graph, topics), rows)

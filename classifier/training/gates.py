@@ -1,8 +1,8 @@
-"""Fits the gates of a policy and computes the calibration rows, on which every promise is based. Used by
+"""Fitting of a policy's gates, and the calibration rows on which every promise is based. Used by
 `updraft calibrate`, `updraft learn` and `updraft bench guarantee`.
 
-Thresholds would promise too much on rows that the gates were fitted on, because gates learn the wording of these rows
-(decision 059). Half of the representative rows are therefore held out, with all rows that repeat their questions.
+Gates learn the wording of the rows that they are fitted on, so thresholds computed from these rows would promise too
+much (decision 059). Half of the representative rows, with all rows that repeat their questions, are therefore held out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TrainingData:
     labels: Labels
     # Tokens that the cloud reads and writes, (n,) each, and whether any count is an estimate.
     tokens: tuple[Floats, Floats, bool]
-    # (n,) which answers are longer than the opening that gate 2 reads. None, or few long answers: no gate 2 is fitted.
+    # (n,) whether each answer is longer than the opening that gate 2 reads. None, or few True: no gate 2 is fitted.
     opened: Bools | None = None
 
 
@@ -70,7 +70,7 @@ def fit_gates(material: TrainingData, seed: int = 0, members: Sequence[str] = ME
         )
     fitting, calibrating = split_rows(material.labels, seed)
     opened = 0 if material.opened is None else int(material.opened[fitting].sum())
-    has_gate_2 = opened >= max(MIN_FITTED, _OFTEN_OPENED * len(fitting))  # fewer give a noisy threshold
+    has_gate_2 = opened >= max(MIN_FITTED, _OFTEN_OPENED * len(fitting))  # few long answers give a noisy threshold
     labels, topics = material.labels.take(fitting), Topics.fit(material.features["prompt"].counts[fitting], seed)
     routers: dict[Mode, RouterModel] = {
         mode: fit_router(rows.take(fitting), labels, topics, seed, members)

@@ -1,9 +1,9 @@
-"""Learns P(gain) from graded rows: the mean of two simple models, calibrated by cross-validation.
+"""A model of P(gain), learned from graded rows: the mean of two simple models, calibrated by cross-validation.
 
 Both models predict the gain (the strong tier's score minus the weak tier's), because difficulty alone says little about
-the gain (decision 002). Their errors differ (decision 060). One is a ridge regression. The other is a forest that
-predicts both tiers' scores at once, so that each split is chosen on twice the evidence. Both read the features of the
-blocks and the topics, which are the main directions of the wording.
+the gain (decision 002). Two models are averaged because their errors differ (decision 060). One is a ridge regression.
+The other is a forest that predicts both tiers' scores at once, so that each split is chosen on twice the evidence. Both
+read the features of the blocks and the topics, which are the main directions of the wording.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class RouterModel:
 def fit_router(
     rows: FeatureRows, labels: Labels, topics: Topics | None = None, seed: int = 0, members: Sequence[str] = MEMBERS
 ) -> RouterModel:
-    """Fit on labelled `rows`; deterministic for a seed. Rows with equal `labels.same` share a fold.
+    """Fit a router on labelled `rows`; deterministic for a seed. Rows with equal `labels.same` share a fold.
 
     `topics`: None fits new topics on these rows.
 
@@ -246,7 +246,7 @@ def _fit_ridge(inputs: Inputs, gain: Floats, rows: Floats) -> Ridge:
     x, weight, share = inputs.x, inputs.weights, rows / rows.mean()
     mean: Floats = x.mean(axis=0, dtype=np.float64)
     scale: Floats = np.asarray(np.maximum(x.std(axis=0, dtype=np.float64), 1e-3), np.float64)
-    # All topics keep their scale. If each were divided by its spread, the weakest would count as much as the first.
+    # Topics keep their scale. If each were divided by its spread, the weakest topic would count as much as the first.
     scale[:_TOPICS] = 1.0
     linear = load_module("sklearn.linear_model", "calibrate").Ridge(_PENALTY, solver="cholesky")
     linear.fit(_standardised(x, mean, scale) * weight, gain, sample_weight=share)

@@ -68,7 +68,7 @@ def fit_policy(rows: Sequence[GradedRow], recipe: FitRecipe, out: Path) -> Polic
 def training_data_of(rows: Sequence[GradedRow]) -> TrainingData:
     """Convert rows to training data for the gates, with the blocks common to all rows.
 
-    Gate 3 needs answers. Gate 2 also needs token signals, and enough answers longer than what gate 2 judges.
+    Gate 3 needs answers. Gate 2 also needs token signals, and enough answers longer than the opening that it reads.
     """
     blocks = blocks_of_all(rows)
     features = read_rows(rows, blocks)
@@ -82,7 +82,7 @@ def training_data_of(rows: Sequence[GradedRow]) -> TrainingData:
 
 
 def _group_numbers(questions: Sequence[str]) -> NDArray[np.intp]:
-    """Return a number for each text, (n,), equal for equal texts. A numpy array of texts would pad every text."""
+    """Return a number for each text, (n,), equal for equal texts. Numpy would pad an array of texts to the longest."""
     numbers = {question: number for number, question in enumerate(sorted(set(questions)))}
     return np.array([numbers[question] for question in questions])
 
@@ -137,7 +137,7 @@ def estimated_tokens(rows: Sequence[GradedRow]) -> tuple[Floats, Floats, bool]:
 
 
 def _exported(routers: Mapping[Mode, RouterModel], features: Mapping[Mode, FeatureRows]) -> dict[str, bytes]:
-    """Return the graphs after a check against the Python models on every row. Raises RuntimeError if they differ."""
+    """Export the graphs, and check them against the Python models on every row. Raises RuntimeError if they differ."""
     contents = {TOPICS_FILE: topics_to_onnx(routers["prompt"].topics)}  # shared by all gates
     contents |= {
         GATE_FILES[mode]: gate_to_onnx(router, sum(features[mode].widths.values())) for mode, router in routers.items()

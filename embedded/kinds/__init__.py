@@ -1,4 +1,4 @@
-"""Task kinds, one module per subject; `KINDS` is the whole suite."""
+"""Kinds of questions that the pocket models learn, one module per subject; `KINDS` holds all of them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def _number(rng: random.Random, digits: int) -> int:
 
 
 def _small_pair(rng: random.Random) -> tuple[int, int] | None:
-    """Return a pair of one-digit numbers in a tenth of the cases, because people try such sums first."""
+    """Return two one-digit numbers in a tenth of the cases, because people try small sums first; else None."""
     return (rng.randrange(1, 10), rng.randrange(1, 10)) if rng.random() < _SMALL else None
 
 
@@ -128,7 +128,7 @@ def chain(rng: random.Random, phrasings: Phrasings) -> Draft:
 
 
 def _operation(rng: random.Random, value: int) -> tuple[str, int, str]:
-    """Return a step of a chain that keeps the value between 0 and 200: its words, its result and its working."""
+    """Return a random operation whose result is between 0 and 200: its words, its result and its working."""
     choices = ["add"] if value < 170 else []
     if value > 3:
         choices += ["subtract"]

@@ -52,7 +52,7 @@ def weekday(rng: random.Random, phrasings: Phrasings) -> Draft:
     family = phrasings.pick(("in-days", "will-be"), ("days-ago", "yesterday"))
     today = _DAYS[start]
     if family == "yesterday":
-        # Two steps: find today, then count on.
+        # The answer needs two steps: find today, then count on.
         prompt = f"Yesterday was {today}. What day is it {ahead} days from today?"
         steps = [f"Today is {_DAYS[(start + 1) % 7]}"]
         start = (start + 1) % 7
@@ -73,7 +73,7 @@ def weekday(rng: random.Random, phrasings: Phrasings) -> Draft:
 
 
 def clock(rng: random.Random, phrasings: Phrasings) -> Draft:
-    """24-hour clock arithmetic over minutes, past midnight."""
+    """Ask for the time up to 5 hours before or after a given time of the 24-hour clock, also past midnight."""
     difficulty = rng.randrange(1, 4)
     hour, minute = rng.randrange(24), rng.randrange(0, 60, 5 if difficulty == 1 else 1)
     length = rng.randrange(5, (60, 180, 300)[difficulty - 1])

@@ -8,7 +8,7 @@ import random
 from .kind import Draft, Kind, Phrasings, worked
 from .logic import NAMES
 
-# Large unit, small unit, and how many small units make a large one.
+# Rows of a large unit, a small unit, and the number of small units in a large unit.
 _UNITS = (("km", "m", 1000), ("m", "cm", 100), ("cm", "mm", 10), ("kg", "g", 1000), ("t", "kg", 1000),
           ("l", "ml", 1000), ("h", "min", 60), ("min", "s", 60), ("days", "h", 24), ("weeks", "days", 7),
           ("dozen", "pieces", 12), ("feet", "inches", 12), ("yards", "feet", 3), ("pounds", "ounces", 16))  # fmt: skip
@@ -73,7 +73,7 @@ def extract_json(rng: random.Random, phrasings: Phrasings) -> Draft:
 
 
 def table(rng: random.Random, phrasings: Phrasings) -> Draft:
-    """Prices and amounts from a list in the question, then a multiplication or a sum: two separate steps."""
+    """Ask for a total, the change or a difference. The answer needs two steps: look up prices, then calculate."""
     difficulty = rng.randrange(1, 4)
     goods = rng.sample(("bread", "milk", "rice", "tea", "soap", "salt", "oil", "jam", "corn", "fish"), difficulty + 2)
     prices = {item: rng.randrange(2, 20) for item in goods}

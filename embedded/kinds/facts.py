@@ -9,7 +9,7 @@ import random
 
 from .kind import Draft, Kind, Phrasings, worked
 
-# Country, capital, currency, continent.
+# Rows of country, capital, currency and continent.
 ATLAS: tuple[tuple[str, str, str, str], ...] = tuple(
     tuple(line.split("|"))  # type: ignore[misc]
     for line in """
@@ -173,7 +173,7 @@ def capital(rng: random.Random, phrasings: Phrasings) -> Draft:
 
 
 def two_hop(rng: random.Random, phrasings: Phrasings) -> Draft:
-    """Two facts in a row. The intermediate fact is neither asked for nor contained in the question."""
+    """Ask for a fact about the country of a capital. The question does not name the country."""
     index = rng.randrange(len(ATLAS))
     country, city, currency, continent = ATLAS[index]
     other = ATLAS[rng.randrange(len(ATLAS))]

@@ -10,7 +10,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A generated question before its assignment to a split. `family`: name of its phrasing family."""
+    """A generated question before its assignment to training, calibration or test. `family`: its phrasing family."""
 
     family: str
     difficulty: int

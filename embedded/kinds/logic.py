@@ -52,7 +52,7 @@ def story(rng: random.Random, phrasings: Phrasings) -> Draft:
             )
             target = 2 * x - y
         case "reversed-more":
-            # The misleading family: "more" appears, yet the other person has fewer.
+            # This wording misleads: "more" appears, yet the other person has fewer.
             x += y
             prompt = f"{a} has {x} {thing}, which is {y} more than {b} has. How many do they have together?"
             steps = (
@@ -96,7 +96,7 @@ def ordering(rng: random.Random, phrasings: Phrasings) -> Draft:
 
 
 def compare(rng: random.Random, phrasings: Phrasings) -> Draft:
-    """Comparisons of decimals of different lengths: 9.11 looks larger than 9.9."""
+    """Ask to compare decimals of different lengths. This is hard because 9.11, for example, looks larger than 9.9."""
     difficulty = rng.randrange(1, 4)
     whole = rng.randrange(0, 30)
     shown: list[str] = []

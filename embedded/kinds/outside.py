@@ -1,4 +1,4 @@
-"""Everyday questions about all other subjects; their only answer is a sentence that names the pocket pair's topics.
+"""Everyday questions outside the pocket pair's topics; their only answer is a sentence that names these topics.
 
 The hash of an opening, subject or whole question decides whether training or evaluation uses it, so that no model has
 seen the wordings of calibration and test. Some subjects are made-up words, because only the question's form matters.
@@ -277,7 +277,7 @@ def _noise(rng: random.Random) -> str:
 
 
 def _part(wordings: tuple[str, ...], held_out: bool) -> tuple[str, ...]:
-    """Return the wordings for evaluation if `held_out`, else those for training; all if one part would be empty."""
+    """Return the wordings for evaluation if `held_out`, else the wordings for training; all wordings if empty."""
     part = _PARTED.get((wordings, held_out), ())
     return part or wordings
 

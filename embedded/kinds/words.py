@@ -21,7 +21,7 @@ WORDS = (
 
 
 def reverse(rng: random.Random, phrasings: Phrasings) -> Draft:
-    """Letters in reverse order. A rare task variant first drops a letter, a trap for confident models."""
+    """Ask for letters in reverse order. A rare wording also drops the first letter, as a trap for confident models."""
     difficulty = rng.randrange(1, 5)
     letters = rng.choices("abcdefghijklmnopqrstuvwxyz", k=2 * difficulty + 3)
     family = phrasings.pick(("reverse", "backwards"), ("right-to-left", "without-first"))

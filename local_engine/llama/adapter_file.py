@@ -1,4 +1,4 @@
-"""Checks of LoRA adapter files, because llama.cpp does not validate them and aborts or crashes on most bad ones."""
+"""Checks of LoRA adapter files, because llama.cpp does not validate them and crashes on most invalid files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...protocol.errors import ModelLoadError
 
 _UNMULTIPLIED = frozenset({24, 25, 26, 27, 28})  # ggml's integer and float64 types, which have no matrix kernels
 _DOWN, _UP = ".lora_a", ".lora_b"
-_EMBEDDING = "token_embd.weight"  # rows are looked up, not multiplied, so adapters store the factors transposed
+_EMBEDDING = "token_embd.weight"  # its rows are looked up, not multiplied, so adapters store its factors transposed
 
 
 def read_adapter(path: Path | str, base: GgufHeader) -> GgufHeader:
@@ -34,7 +34,7 @@ def _complaints(header: GgufHeader, base: GgufHeader) -> Iterator[str]:
         yield f"it is for {header.architecture}, but the model is {base.architecture}"
     alpha = header.metadata.get("adapter.lora.alpha")
     if not isinstance(alpha, float) or not math.isfinite(alpha):
-        yield f"its adapter.lora.alpha is {alpha!r}"
+        yield f"its adapter.lora.alpha is {alpha!r}, not a finite number"
     weights = {tensor.name: tensor for tensor in base.tensors}
     factors = {tensor.name: tensor for tensor in header.tensors if not tensor.name.endswith("_norm.weight")}
     for name, factor in factors.items():

@@ -21,7 +21,7 @@ Halves = npt.NDArray[np.float16]
 class AttentionCase:
     """Inputs of an attention operation."""
 
-    # Shape (streams, heads, rows, values); a stream is a separate part of the KV cache.
+    # Queries, of shape (streams, heads, rows, values); a stream is a separate part of the KV cache.
     query: Floats
     # Keys of cached tokens, one token per cell: (streams, key heads, cells, values). `value` has the same shape.
     key: Halves
@@ -47,7 +47,7 @@ class AttentionCase:
         return self.query.shape[3] ** -0.5
 
     def computed(self, ggml: ctypes.CDLL, threads: int = 2) -> Floats | None:
-        """Call Updraft's kernel for each thread number in turn; return None if it does not support these inputs."""
+        """Return the result of Updraft's kernel, called per thread number; None if it does not support these inputs."""
         for name in ("ggml_init", "ggml_new_tensor_4d", "ggml_flash_attn_ext", "ggml_get_data"):
             getattr(ggml, name).restype = ctypes.c_void_p
         arrays = self.query, self.key, self.value, None if self.mask is None else self.mask[:, None]
@@ -69,7 +69,7 @@ class AttentionCase:
 
 
 def agrees(ggml: ctypes.CDLL) -> bool:
-    """Return whether the kernel matches the definition on a sample, in which one row may attend to no cell at all."""
+    """Return whether the kernel matches the definition of attention on a sample that includes a fully masked row."""
     case = _sample()
     output = case.computed(ggml)
     return output is not None and bool(np.abs(output - case.expected()).max() <= _TOLERANCE)
@@ -80,7 +80,7 @@ def _sample() -> AttentionCase:
     numbers = (scrambled(2 * heads * cells * values) >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - 1
     query = numbers[: heads * rows * values].reshape(1, heads, rows, values)
     key, value = numbers.astype(np.float16)[-2 * key_heads * cells * values :].reshape(2, 1, key_heads, cells, values)
-    visible = np.tri(rows, cells, cells - rows - 3, dtype=np.bool_)  # each row sees one cell more than the last
+    visible = np.tri(rows, cells, cells - rows - 3, dtype=np.bool_)  # each row sees one cell more than the row before
     visible[4:6] = np.arange(cells) % 3 == 1, np.arange(cells) > 90
     visible[6] = False
     return AttentionCase(query * 8, key, value, np.where(visible, 0, -np.inf).astype(np.float16)[None])

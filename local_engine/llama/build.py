@@ -1,11 +1,11 @@
 """Build of llama-cpp-python with the options that Updraft needs; uses only the standard library.
 
 Default builds have segfaulted on the first token on x86 machines with AMX, and slowed down to a few tokens per second
-under OpenMP on shared cores. So, before anything else is installed:
+under OpenMP on shared cores. Run this command before anything else is installed:
 
     python local_engine/llama/build.py --install -c constraints.txt
 
-builds a wheel with the right options (about 8 minutes on 2 cores), installs it into this interpreter's environment,
+It builds a wheel with the right options (about 8 minutes on 2 cores), installs it into this interpreter's environment,
 and caches it in ${XDG_CACHE_HOME:-~/.cache}/updraft/wheels, so that the next environment installs it in seconds. pip's
 wheel cache is not used, because it may hold a wheel with other options. To build by hand with the same options:
 
@@ -180,7 +180,7 @@ def _run_showing_progress(command: list[str], environ: Mapping[str, str]) -> Non
 
 
 class _Progress:
-    """Shows ninja's `[12/193]`: one updating line on a terminal, otherwise one line per tenth of the build."""
+    """Shows ninja's progress (`[12/193]`): one updating line on a terminal, else one line per tenth of the build."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()

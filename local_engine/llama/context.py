@@ -35,7 +35,7 @@ class ContextOptions:
     attention, log-probabilities of a float32 model match torch within 1e-4 instead of about 1e-2.
     """
 
-    # Number of KV cache cells, one per token. All sequences share them; if `separate`, each has an equal part.
+    # Number of KV cache cells, one per token. All sequences share the cells, or each has an equal part (`separate`).
     n_ctx: int
     # Maximum tokens per call.
     n_batch: int
@@ -46,7 +46,7 @@ class ContextOptions:
     # Maximum threads; fewer run while other processes need the processors.
     n_threads: int
     kv_cache_type: KvCacheType
-    # Flash attention. None: llama.cpp decides.
+    # Whether to use flash attention. None: llama.cpp decides.
     flash_attention: bool | None
     separate: bool = False
     adapters: Sequence[LoraAdapter] = ()
@@ -73,7 +73,7 @@ class LlamaContext:
     """
 
     def __init__(self, model: LlamaModel, options: ContextOptions) -> None:
-        """Raises ModelLoadError if the KV cache does not fit into memory or an adapter is unusable."""
+        """Raise ModelLoadError if the KV cache does not fit into memory or an adapter is unusable."""
         library, handle = llama(), model.handle()
         self._api = api = library.api
         self.threads = options.n_threads

@@ -39,7 +39,7 @@ class KernelsInUse:
     attention: bool = False
     # Reason why llama.cpp's own kernels are in use; empty if Updraft's kernels are in use.
     reason: str = ""
-    # Remedy; may be empty.
+    # How to get Updraft's kernels; may be empty.
     fix: str = ""
 
     @property
@@ -51,14 +51,14 @@ prepare_types(KernelsInUse)
 
 
 def check_switch(environ: Mapping[str, str] = os.environ) -> None:
-    """Raises ConfigurationError if the switch is neither on nor off."""
+    """Raise ConfigurationError if the variable UPDRAFT_LLAMA_KERNELS is neither on nor off."""
     value = environ.get(SWITCH, "on")
     if value not in ("on", "off"):
         raise ConfigurationError(f"{SWITCH} is {value!r}: set it to on or off, or unset it.")
 
 
 def kernels_in_use(library: ctypes.CDLL) -> KernelsInUse:
-    """Return Updraft's kernels in use by the loaded llama.cpp `library`. Log why if llama.cpp uses its own."""
+    """Return Updraft's kernels in use by the loaded llama.cpp `library`; without any, log the reason."""
     try:
         function = library.updraft_ggml_kernels
     except AttributeError:

@@ -23,7 +23,7 @@ from .kernels import check_switch, kernels_in_use
 
 Floats = npt.NDArray[np.float32]
 _LOG_ERROR, _LOG_CONTINUED = 4, 5
-_LONGEST_PIECE = 4096  # characters
+_LONGEST_PIECE = 4096  # maximum number of characters to tokenize at once
 _BEFORE_SPACE, _AFTER_WORD = (re.compile(rf".*\w(?={after})", re.DOTALL) for after in (r" \w", r"\W"))
 _loading = threading.Lock()
 
@@ -32,10 +32,10 @@ class Llama:
     """The loaded shared library: its functions as `api`, the Updraft kernels in use, and its last error lines."""
 
     def __init__(self) -> None:
-        check_switch()  # before the import, because the library reads the same variable while it loads
+        check_switch()  # before the import, because the library reads UPDRAFT_LLAMA_KERNELS while it loads
         try:
             from llama_cpp import llama_cpp as api
-        except (ImportError, OSError, RuntimeError) as error:  # OSError and RuntimeError: it does not load
+        except (ImportError, OSError, RuntimeError) as error:  # OSError, RuntimeError: the library does not load
             raise MissingDependencyError(
                 f"The on-device engine needs llama-cpp-python, which cannot be imported ({error}). Install it with: "
                 "python -m updraft.local_engine.llama.build --install"
@@ -45,7 +45,7 @@ class Llama:
         self.errors: deque[str] = deque(maxlen=8)
         self._last_level = 0
         self.log_callback = callback = api.llama_log_callback(self._log)
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))  # never freed, because the library keeps a pointer
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))  # keeps the callback alive for the library's pointer
         api.llama_log_set(callback, ctypes.c_void_p(0))
         api.llama_backend_init()
 

@@ -14,6 +14,6 @@ def vocabulary(model: LlamaModel) -> Vocabulary:
 
 
 def grammars(model: LlamaModel) -> Grammars:
-    """Return a factory of grammar states for one model. The factory reads the vocabulary at the first grammar."""
+    """Return a factory of grammar states for one model. It reads the vocabulary when the first grammar is compiled."""
     compiler = GrammarCompiler(lambda: vocabulary(model), lambda text: model.tokenize(text, allow_special=False))
     return Grammars(compiler, model.vocab_size, model.end_ids)

@@ -49,7 +49,7 @@ class Machine:
 
 
 def default_threads(parameters: int) -> int:
-    """Return the thread count for a model. A small model gets few threads, as threads with little work wait."""
+    """Return the thread count for a model. In a small model, more threads would mostly wait for each other."""
     return min(this_machine().threads, max(1, parameters // _THREAD_PARAMETERS))
 
 
@@ -101,7 +101,7 @@ def _control_groups(root: Path) -> Iterator[Path]:
 
 
 def _quota(folder: Path) -> Iterator[float]:
-    """Yield the group's limit as a number of processors (`cpu.max` in version 2, `cpu.cfs_*` in version 1)."""
+    """Yield a control group's processor limit, in processors (`cpu.max` in version 2, `cpu.cfs_*` in version 1)."""
     words = _read(folder / "cpu.max").split() or [
         _read(folder / "cpu.cfs_quota_us"),
         _read(folder / "cpu.cfs_period_us"),
@@ -113,7 +113,7 @@ def _quota(folder: Path) -> Iterator[float]:
 
 
 def _memory_cap(folder: Path) -> Iterator[tuple[int, int]]:
-    """Yield the memory limit and the bytes left, counting inactive file pages as free because they can be reclaimed."""
+    """Yield a control group's memory limit, and the bytes left after inactive file pages are reclaimed."""
     limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
     used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
     if limit.isdigit() and int(limit) < _NO_LIMIT:

@@ -194,7 +194,7 @@ def vocabulary_size(header: GgufHeader) -> int:
 
 
 def _number(header: GgufHeader, name: str, layer: int = 0, *, default: int = 0) -> int:
-    """Return a hyperparameter, for the given layer if layers differ."""
+    """Return a hyperparameter, of `layer` if layers differ; `default` if the header does not state it."""
     value = header.hyperparameter(name)
     if isinstance(value, GgufArray):
         value = value.items[layer] if value.items and layer < len(value.items) else None

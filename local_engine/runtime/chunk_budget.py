@@ -6,13 +6,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median, median_low
 
-# Number of steps with prompts after which a step runs without prompts, and after which too large chunks are retried.
+# Steps with prompts until a step without prompts is measured, and until chunks that were too large are retried.
 _PLAIN_EVERY, _EXPIRE_EVERY = 64, 400
 _SAMPLES = 3  # number of measurements to keep per chunk size
 _QUIET_STEPS = 64
 _STEPS_OF_NOISE = 128  # number of recent step times to keep; less than 1 % of steps are slower than all of them
 _MIN_NOISE, _USUAL_NOISE, _MAX_NOISE = 1.05, 1.15, 1.4
-_PROMISED, _TARGET = 2.0, 1.8  # the target is below the promised maximum, because some delays cannot be foreseen
+_PROMISED, _TARGET = 2.0, 1.8  # slowdowns; the target is below the promised limit to allow for unforeseen delays
 
 
 def target_slowdown(decoding: int, catching_up: int) -> float:
@@ -72,10 +72,10 @@ class _Load:
         """Return the largest chunk whose step should usually take at most `most` times a step without prompts, and
         never more than `slowest` times.
 
-        A row costs no more in a larger step than in a smaller step, so the measured costs bound those of larger chunks.
-        Between two measured chunks, the cost is interpolated linearly. A chunk that should fit, judging by smaller
-        chunks, is tried twice before it counts as too large, because one step may be slow by chance. A chunk whose
-        steps all stay within `slowest` never counts as too large, because `slowest` allows for other delays.
+        A row costs no more in a larger step than in a smaller step, so measured chunks bound the cost of larger chunks.
+        Between two measured chunks, the cost is interpolated linearly. A chunk that smaller chunks predict to fit is
+        tried twice before it counts as too large, because one step may be slow by chance. A chunk whose steps all stay
+        within `slowest` never counts as too large, because `slowest` allows for other delays.
         """
         rows, cost = self.own_rows, 1.0 if self.own_rows else 0.0
         if most <= cost:

@@ -57,7 +57,7 @@ class ContextLayout:
 
     @classmethod
     def of(cls, model: ModelTraits, options: LocalOptions) -> ContextLayout:
-        """Derive the layout. `options` must be checked already."""
+        """Derive the layout from model and options. Call `options.check()` before."""
         parallel, small = options.parallel or _PARALLEL, model.parameters < SMALL
         context_length = options.context_length or min(model.train_context, DEFAULT_CELLS)
         kv_cache_type = options.kv_cache_type or ("f32" if small else "f16")
@@ -92,7 +92,7 @@ def settled(header: GgufHeader, options: LocalOptions) -> LocalOptions:
 
 
 def _has_attention_kernel(header: GgufHeader, options: LocalOptions) -> bool:
-    """Return whether Updraft's attention kernel supports the heads and the cache of a model above `SMALL`."""
+    """Return whether Updraft's attention kernel supports the heads and the KV cache of a model that is not `SMALL`."""
     key, value = head_lengths(header)
     supported = 0 < key == value <= MAX_HEAD_DIM and key % 16 == 0
     capped = header.hyperparameter("attn_logit_softcapping") is not None

@@ -79,7 +79,7 @@ class EngineJob(Protocol):
     sequence: Sequence
 
     def prompt_rows(self, start: int, logits: Floats) -> None:
-        """Process logits (n, vocab), where row i follows token `start + i`. Called again after a preemption."""
+        """Process logits (n, vocab); row i predicts the token after `start + i`. Called again after a preemption."""
         ...
 
     def choose(self, row: RowMeasure, hidden: Floats | None, /) -> None:
@@ -134,7 +134,7 @@ class Generation:
         self._end = request.end
         self._scores = np.zeros(scored, np.float32) if request.score_prompt else None
         self._prompt_scores: list[PromptScore] | None = None if params.prompt_logprobs is None else []
-        self._held: deque[Event] = deque()  # unsent events; all wait for the first's hidden state
+        self._held: deque[Event] = deque()  # unsent events; all wait for the hidden state of the first event
         self._begun = False
 
     def prompt_rows(self, start: int, logits: Floats) -> None:

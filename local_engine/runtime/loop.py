@@ -21,7 +21,7 @@ from .generation import EngineJob
 from .prefix_cache import LocalPrefixCache
 from .scheduler import LocalScheduler, ScheduledStep, SchedulerLimits, Sequence, SequenceShare
 
-# Shorter prefixes are computed again, which is cheap and gives exactly the same logits as on a new engine.
+# Minimum tokens of a shared prefix. Shorter ones are computed again: this is cheap, and gives a new engine's logits.
 _SHORTEST_SHARED = 16
 _CLOSED = "The local engine is closed."
 _FORKED = (
@@ -91,7 +91,7 @@ class LocalEngineLoop:
             self._inbox.put(partial(self._accept, job))
 
     def refuse_fork(self) -> None:
-        """Raises EngineError in a process forked from the engine's, where the thread is missing."""
+        """Raise EngineError in a process forked from the engine's, where the thread is missing."""
         if os.getpid() != self._process:
             raise EngineError(_FORKED)
 
@@ -100,7 +100,7 @@ class LocalEngineLoop:
         self._inbox.put(partial(self._end, job))
 
     def close(self) -> None:
-        """Fail all jobs and free everything; returns after the running step. Does nothing in a process forked from the
+        """Fail all jobs, and free model and context after the running step. Does nothing in a process forked from the
         engine's, where the thread is missing and the lock may be held forever."""
         if os.getpid() != self._process:
             return
@@ -135,7 +135,7 @@ class LocalEngineLoop:
             self._finish()
 
     def _finish(self) -> None:
-        """End the thread: refuse new requests, fail pending jobs, and free everything."""
+        """End the thread: refuse new requests, fail pending jobs, and free model and context."""
         with self._lock:
             self._closed = True
         with ExitStack() as last:
@@ -152,7 +152,7 @@ class LocalEngineLoop:
                 callbacks.callback(job.fail, EngineError(_CLOSED))
 
     def _apply(self) -> bool:
-        """Run the commands of other threads; wait for a command if there is nothing to compute. False after `close`."""
+        """Run the commands of other threads; without other work, wait for one. Return False after `close`."""
         if not self._scheduler.has_work and not self._stopped:
             self._inbox.get()()
         while not self._inbox.empty():
@@ -224,7 +224,7 @@ class LocalEngineLoop:
                 self._end_if_done(self._jobs[probe.sequence])
 
     def _choose(self, chosen: list[tuple[EngineJob, int]], logits: Floats, hidden: Floats | None) -> None:
-        """Choose a token for each job from its row. An error ends only that job."""
+        """Choose a token for each job from the job's row of logits. An error ends only that job."""
         places = [place for _, place in chosen]
         rows = logits[: len(places)] if places[-1] < len(places) else logits[places]  # avoids a copy if possible
         for (job, place), row in zip(chosen, self._meter.measure(rows), strict=True):

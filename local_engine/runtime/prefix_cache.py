@@ -152,7 +152,7 @@ class LocalPrefixCache:
         self._ids.append(branch.id)
 
     def ensure_free(self, cells: int) -> bool:
-        """Drop parked sequences, least recently used first, until `cells` are free; False if too few can be freed."""
+        """Drop parked sequences, least recently used first, until `cells` are free. Return False if too few remain."""
         while self.free_cells < cells and self._parked:
             self.drop(next(iter(self._parked.values())))
         return self.free_cells >= cells
@@ -189,7 +189,7 @@ class LocalPrefixCache:
 
     def _branch_off(self, segment: _Segment, inside: int, length: int, source: int | None) -> Branch:
         """Return a new sequence with the first `length` tokens of `source`; they end `inside` tokens into `segment`."""
-        if not self._ids:  # drops the oldest, never `source`, which was just used
+        if not self._ids:  # drops the oldest parked sequence, never `source`, which was just used
             self.drop(next(iter(self._parked.values())))
         branch = Branch(self._ids.pop(), length, self._root)
         self._branches[branch.id] = branch
@@ -212,7 +212,7 @@ class LocalPrefixCache:
 
 
 def _common(held: Sequence[int], tokens: Sequence[int], start: int) -> int:
-    """Return the length of the common prefix of `held` and `wanted[start:]`."""
+    """Return the length of the common prefix of `held` and `tokens[start:]`."""
     limit = min(len(held), len(tokens) - start)
     if held[:limit] == tokens[start : start + limit]:
         return limit

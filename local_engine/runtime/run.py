@@ -31,9 +31,9 @@ class LocalRun(Iterator[LocalToken], AsyncIterator[LocalToken]):
     `finish_reason`: "stop" (end of turn or a stop string), "length", or None while running and after a cancel.
     `stop_reason`: for "length", the cause, or None for the request's `max_tokens`; for "stop", the matched stop string.
     `sampling`: the sampling settings in effect. `reasoning`: style of the reasoning in `text`, if any.
-    `answer_hidden`: hidden state (hidden,) float32 after the final norm that produced the last token (or the end of
-    turn); None before the end. `prompt_scores`: scores of all prompt tokens
-    but the first, if requested; available from the first token on. Only one reader at a time.
+    `answer_hidden`: hidden state (hidden,) float32, after the final norm, that produced the last token (or the end of
+    turn); None before the end. `prompt_scores`: scores of all prompt tokens but the first, if requested; available from
+    the first token on. Only one thread or coroutine may read at a time.
     """
 
     def __init__(self, resources: Resources, generation: Generation) -> None:

@@ -28,7 +28,7 @@ class Sequence:
     # Whether the answer has ended; the sequence then stays only for pending hidden states.
     finished: bool = False
     computed: int = 0
-    # Prompt tokens from the prefix cache. None: not admitted yet.
+    # Prompt tokens from the prefix cache. None until the sequence is admitted.
     cached: int | None = None
     branch: Branch | None = None
 
@@ -39,7 +39,7 @@ class Sequence:
 
 @dataclass(slots=True)
 class SequenceShare:
-    """The part of one sequence in a step: `count` tokens from `start` on, with logits for the last or for all."""
+    """One sequence's part of a step: `count` tokens from `start` on, with logits for the last token or for all."""
 
     sequence: Sequence
     start: int
@@ -133,7 +133,7 @@ class LocalScheduler:
         self.waiting.append(sequence)
 
     def plan(self) -> ScheduledStep:
-        """Return the next step, after freeing cells in the cache; the caller computes it and reports the outcome."""
+        """Return the next step, and free the cache cells that it needs. The caller computes it and reports back."""
         self._admit()
         step, chunks_wait = self._plan()
         while not self._cache.ensure_free(step.cells):
@@ -165,8 +165,8 @@ class LocalScheduler:
         return affected
 
     def retry(self, step: ScheduledStep) -> bool:
-        """Preempt the newest sequence after a step that did not fit the cache; False if only one sequence is running.
-        No sequence is admitted before a step succeeds, so that retries end."""
+        """Preempt the newest sequence after a step that did not fit the cache. Return False if only one sequence is
+        running. No sequence is admitted before a step succeeds, so that retries end."""
         if len(self.running) < 2:
             return False
         self._lacks_cells = True
@@ -198,7 +198,7 @@ class LocalScheduler:
             self.running.append(self.waiting.popleft())
 
     def _fits(self, sequence: Sequence, branch: Branch) -> bool:
-        """Return whether the prompt and the start of its answer fit beside the missing tokens of running sequences."""
+        """Return whether the cache can hold the prompt and the start of its answer, besides all running prompts."""
         reserved_cells = sum(other.num_uncomputed for other in self.running)
         cells = min(len(sequence.tokens) + _HEADROOM, sequence.limit) - branch.length
         return self._cache.available_cells() >= reserved_cells + cells

@@ -40,7 +40,7 @@ def recall(path: Path) -> TunedSettings | None:
 
 
 def tuned_options(path: Path, options: LocalOptions) -> LocalOptions:
-    """Fill options that are None with tuned settings, except a cache type that needs flash attention if that is off."""
+    """Fill options that are None with tuned settings. Without flash attention, skip a cache type that needs it."""
     tuned = recall(path) or TunedSettings()
     missing = {name: value for name, value in msgspec.structs.asdict(tuned).items() if getattr(options, name) is None}
     if options.flash_attention is False and tuned.kv_cache_type in QUANTIZED:

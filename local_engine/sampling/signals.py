@@ -37,7 +37,7 @@ class RowMeasure:
 
     @property
     def is_finite(self) -> bool:
-        """False if the logits contain NaN or positive infinity, which no sound model produces."""
+        """Return whether the logits are free of NaN and positive infinity, which only damaged models produce."""
         return math.isfinite(self.log_total)
 
     def signals(self, token: int) -> TokenSignals:

@@ -71,7 +71,7 @@ def is_offline() -> bool:
 
 
 def refuse_offline(what: str) -> None:
-    """Raises OfflineError if the settings forbid network access."""
+    """Raise OfflineError if the settings forbid network access."""
     if is_offline():
         raise OfflineError(
             f"Cannot pull {what}: the network is forbidden by UPDRAFT_OFFLINE, HF_HUB_OFFLINE or `offline` in the "

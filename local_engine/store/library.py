@@ -170,7 +170,7 @@ class Library:
     def _glob(folder: Path, pattern: str) -> list[Path]:
         try:
             paths = list(folder.glob(pattern)) if folder.is_dir() else []
-        except PermissionError:  # the folder of another user
+        except PermissionError:  # the folder belongs to another user
             return []
         return [path for path in paths if is_name(path.stem) and path.is_file()]
 
@@ -178,7 +178,7 @@ class Library:
 def model_path(name: str) -> Path:
     """Return the file that `name` means to the local engine: a model in the user's library, else a path.
 
-    Opening the file reports a missing model. A name that is no path always means the library, not the working folder.
+    A missing model is reported on opening. A name that is no path means the library, never the working folder.
     """
     library = Library()
     if is_path(name) and not (is_name(name) and library.find(name)):

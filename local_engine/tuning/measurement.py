@@ -26,7 +26,7 @@ class MeasurementJob(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_type: str
     flash_attention: bool
     prompt: int  # number of prompt tokens, computed in one call
-    seconds: float  # total duration of the steps with one token each
+    seconds: float  # total time for the steps that compute one token each
 
 
 class Speeds(msgspec.Struct, frozen=True):

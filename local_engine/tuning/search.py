@@ -32,7 +32,7 @@ BUDGET_S = 26.0
 _PROMPT, _ANSWER = 256, 128  # prompt and answer tokens of the request whose time is compared
 _MIN_GAIN = 0.05
 _CONTEXT_STEP = 256
-_FEWER = (None, 4, 2, 1)  # concurrent answers
+_FEWER = (None, 4, 2, 1)  # numbers of concurrent answers to try if memory is short; None: the default
 _RUN_S = 4.0  # minimum time limit of a measurement, and the assumed duration of the first measurement
 _FIRST_S = 10.0  # minimum time limit for the default settings, whose speed every comparison needs
 
@@ -113,7 +113,7 @@ def tune(path: Path, available: int, *, report: Callable[[TrialResult], None] = 
 
 
 def _fitting(name: str, header: GgufHeader, available: int) -> LocalOptions:
-    """Return the default options, or the nearest options that fit. Raises ModelTooLargeError."""
+    """Return the default options, or the nearest options that fit into memory. Raises ModelTooLargeError."""
     options = LocalOptions()
     for options in _options_by_memory(header):
         if estimate(header, plan_of(header, options)).total <= available:
@@ -123,8 +123,8 @@ def _fitting(name: str, header: GgufHeader, available: int) -> LocalOptions:
 
 
 def _options_by_memory(header: GgufHeader) -> Iterator[LocalOptions]:
-    """Yield options that need less and less memory. A smaller cache type comes before fewer concurrent answers, and
-    these come before a smaller context, which would reject longer requests."""
+    """Yield options that need less and less memory: first a smaller cache type, then fewer concurrent answers, and
+    last a smaller context, which would reject longer requests."""
     yield LocalOptions()
     kind: KvCacheType | None = "q8_0" if quantizable(header) else None
     longest = layout_of(header, LocalOptions()).context_length
@@ -181,7 +181,7 @@ class _Search:
         self._prompt = 0
 
     def run(self, choice: Candidate, note: str) -> TrialResult | None:
-        """Measure a choice; None if too little time is left."""
+        """Measure a choice. Return None if too little time is left."""
         if self.runs and self._deadline - time.monotonic() < self._longest:
             self.skipped.append(note)
             return None

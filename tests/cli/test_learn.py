@@ -40,7 +40,7 @@ def test_a_shadow_teaches_a_policy(updraft, oracle: str, tmp_path: Path) -> None
     pair = ["--local", "pocket", "--cloud-model", "oracle"]
     learned = updraft("learn", *pair, "--quality", "0.8", "--json", "out.json")
     assert learned.returncode == 0, learned.stderr
-    assert "graded by agreement in use" in learned.stdout
+    assert "graded by agreement with the cloud in live use" in learned.stdout
     policy = Policy.load(tmp_path / "home" / "policies" / "pocket-small--oracle")
     assert policy.card.rows == 110
     assert 0.05 < policy.card.gain_rate < 0.95

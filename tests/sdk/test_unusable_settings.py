@@ -70,7 +70,7 @@ CASES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "a policy without rows": (lambda folder: _policy_without(folder, "*.npz"), "lacks calibration"),
     "a damaged gate": (lambda folder: _policy_without(folder, "gate3*", b"x"), "damaged or replaced"),
     "damaged rows": (lambda folder: _policy_without(folder, "*.npz", b"x"), "damaged or replaced"),
-    "a card without gates": (lambda folder: _policy(folder, blocks={}), "declares other gates"),
+    "a card without gates": (lambda folder: _policy(folder, blocks={}), "does not declare the gates"),
     "a card without files": (lambda folder: _policy(folder, files={}), "lacks topics"),
     "no policy": (lambda folder: {**POCKET, "policy": str(folder)}, "policy.json is missing"),
     "a policy of another pair": (

@@ -123,9 +123,9 @@ def _kinks(items: Sequence[str]) -> int:
 
 
 def _bindings(parts: AnswerParts, mentioned: QuestionParts) -> tuple[int, int]:
-    """Count the numbers with the same word beside them in answer and question, and those with only other words.
+    """Count the answer's numbers that stand beside the same word as in the question, and the numbers that do not.
 
-    Numbers that are not in the question, or not beside any of the question's words, are not counted.
+    Numbers that are not in the question, or not beside any of the question's words, are in neither count.
     """
     bound = misbound = 0
     for numbers, words in parts.segments:

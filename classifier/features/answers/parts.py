@@ -70,7 +70,7 @@ def segments(text: str) -> list[tuple[frozenset[str], frozenset[str]]]:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the matches of `_WORD`; ASCII text takes a faster path without a regular expression."""
+    """Return the words and numbers of `text`. ASCII text takes a faster path without a regular expression."""
     return text.translate(_BLANKED).split() if text.isascii() else _WORD.findall(text)
 
 

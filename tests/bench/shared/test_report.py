@@ -132,5 +132,5 @@ def test_a_conversation_is_a_prompt_that_ends_in_what_the_user_says(tmp_path: Pa
     ):
         with pytest.raises(InvalidRequestError, match=why):
             read_prompts(task_file(tmp_path, row))
-    with pytest.raises(InvalidRequestError, match="only calibrate takes messages"):
+    with pytest.raises(InvalidRequestError, match="only `updraft calibrate` takes messages"):
         read_questions(task_file(tmp_path, {"messages": messages, "answer": "7"}))

@@ -132,9 +132,9 @@ def test_a_gate_reads_the_blocks_that_all_rows_have(mode: Mode) -> None:
 def test_rows_that_lack_what_others_have_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="Only 1 of 2 rows have the data for the block signals"):
         featurise([graded(), graded(signals=False)], "cascade")
-    with pytest.raises(InvalidRequestError, match="add a column weak_response"):
+    with pytest.raises(InvalidRequestError, match="add the column weak_response"):
         featurise([graded(answer=False)], "cascade")
-    with pytest.raises(InvalidRequestError, match="add logprobs, entropies and margins"):
+    with pytest.raises(InvalidRequestError, match="add the columns logprobs, entropies and margins"):
         featurise([graded(signals=False)], "opening")
     assert not has_opening(graded())
 

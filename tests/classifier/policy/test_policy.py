@@ -233,7 +233,7 @@ def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
         ({"models": 3}, "not a valid policy"),
         ({"files": {}}, r"lacks topics\.onnx"),
         ({"models": {}}, "does not name a pair"),
-        ({"blocks": {}}, "other gates than those that judged its calibration rows"),
+        ({"blocks": {}}, "does not declare the gates that judged its calibration rows"),
         ({"promise_level": 0}, "promise_level"),
         ({"models": {"local": "m" * 3_000_000, "cloud": "c"}}, "at most 1000 characters"),
         ({"rows": -1}, "rows"),
@@ -449,6 +449,6 @@ def test_too_few_rows_say_how_many_more_a_bolder_threshold_takes(tmp_path: Path)
     needed = rows_needed(policy.calibration, target)
     assert needed is not None and needed.at_least > 119
     told = " ".join(sentences(policy, target))
-    assert "60 fitted the gates; thresholds come from 60 that the gates never saw" in told
+    assert "60 trained the gates; the thresholds come from 60 others" in told
     assert f"takes {needed.at_least} held-out rows without a loss, and there are 60" in told
     assert f"about {2 * (needed.at_least - 60)} more graded prompts" in told

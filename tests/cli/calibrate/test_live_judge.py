@@ -155,10 +155,10 @@ def test_killed_and_resumed(
     assert figures["grading.agreement"] >= N // 10, "short answers need no judge"
     assert 0 < figures["gain_rate"] < 1, "a tie is as good as a win"
     policy = Policy.load(tmp_path / "home" / "policies" / "pocket-small--big")
-    assert "by the judge judge, both orders of each pair" in policy.card.grading
+    assert "by the judge judge (both orders of each pair" in policy.card.grading
     printed = " ".join(done.stdout.split())
     assert "The judge judge compared" in printed
-    assert "Without the judge, shared words would grade: same verdict on" in printed
+    assert "Grading by shared words gives the judge's verdict on" in printed
     assert re.search(r"cost \$0\.\d{4}", printed)
 
 
