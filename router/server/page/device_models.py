@@ -61,7 +61,7 @@ class PullRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class MemoryRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Memory action for the running model."""
+    """Body of a request to unload (`sleep`), keep in memory (`pin`) or `unpin` the running model."""
 
     action: Literal["sleep", "pin", "unpin"]
 

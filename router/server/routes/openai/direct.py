@@ -24,7 +24,7 @@ COMPLETIONS = Route(
     "POST",
     "/v1/completions",
     _direct(complete),
-    "answer to a bare prompt, not judged: from the cloud if there is one, from the device with `local`",
+    "answer to a bare prompt, without gates: from the cloud if there is one; with `local`, from the device",
     CompletionRequest,
     TextCompletion,
     streams=True,
@@ -33,7 +33,7 @@ EMBEDDINGS = Route(
     "POST",
     "/v1/embeddings",
     _direct(embed),
-    "from the cloud if there is one, from the device with `local` (the last token's hidden state, normalized)",
+    "embeddings from the cloud if there is one; with `local`, the normalized hidden state of the last token",
     EmbeddingRequest,
     EmbeddingList,
 )

@@ -61,7 +61,7 @@ class _Creation:
     response: dict[str, Any]
 
     def read(self, made: WireResponse, events: Callable[[AsyncIterator[bytes]], AsyncGenerator[bytes]]) -> WireResponse:
-        """Return a stream translated by `events`. A whole answer completes `response` instead."""
+        """Return `made` with its stream translated by `events`. If `made` is no stream, complete `response` from it."""
         if not isinstance(made.body, bytes):
             return replace(made, body=TranslatedBody(made.body, events))
         whole_response(self.response, json_of(made.body, exact=True))
