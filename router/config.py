@@ -147,7 +147,7 @@ class RouterConfig:
     # API key of the cloud. The key must come from the source that sets `cloud_url`, or from one that overrides it. A
     # key in the file is never sent to a URL from the environment, a flag or an argument.
     cloud_api_key: str | None = field(default=None, repr=False)
-    # File with the cloud's API key, read if `cloud_api_key` is not set. The source must satisfy the same rule.
+    # File with the cloud's API key, read if `cloud_api_key` is not set. Allowed in the same sources as `cloud_api_key`.
     cloud_api_key_file: Path | None = None
     # Model to ask the cloud for. Required with `cloud_url`.
     cloud_model: str = ""
@@ -309,7 +309,7 @@ class RouterConfig:
             prices = replace(self.prices, models={**self.prices.models, **priced})
             object.__setattr__(self, "prices", prices)
         _check(self.ledger_days is None or self.ledger_days >= 1, "ledger_days", "at least 1")
-        _check(self.ledger is not None or not any(self._limits), "ledger", "a file, because budgets are kept in it")
+        _check(self.ledger is not None or not any(self._limits), "ledger", "a file, because it keeps the budgets")
         if self.cloud_url is not None and not self.offline and self.counts_usd:
             for name in names:
                 self._check_price(name, "a budget in US dollars")
@@ -347,11 +347,10 @@ class RouterConfig:
         address = server_address(self.local, self.local_model)
         if address is not None and not self.local_public:
             check_private(address)
-        _check(address is not None or self.local_model is None, "local_model", "unset unless local is a URL")
-        _check(address is None or self.local_idle_s is None, "local_idle_s", "unset if local is a server")
-        _check(
-            address is None or self.local_options == LocalModelOptions(), "local_options", "unset if local is a server"
-        )
+        _check(address is not None or self.local_model is None, "local_model", "left unset, because local is not a URL")
+        unset = "left unset, because local is a server"
+        _check(address is None or self.local_idle_s is None, "local_idle_s", unset)
+        _check(address is None or self.local_options == LocalModelOptions(), "local_options", unset)
 
     def _check_price(self, model: str, what: str) -> None:
         if self.prices.of_cloud(model) is None:

@@ -33,7 +33,7 @@ _EXCESS: dict[Kind, str] = {
     "cloud_tokens": "{} of {} cloud tokens are used or reserved, and this request may take {}",
 }
 _WOKEN = 8  # maximum number of waiting requests to wake when the actual cost of another request is booked
-_RETRY_S = 1.0  # maximum seconds to wait before a retry, because bookings of other processes wake no request here
+_RETRY_S = 1.0  # maximum seconds between retries, since a booking by another process does not wake a waiting request
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ class Budget:
     def _checked(
         self, connection: sqlite3.Connection, day: int, caller: Caller, demand: Demand
     ) -> tuple[list[Claim], list[AccountUsage]]:
-        """Return one claim on the minimum charge, and the usage so far, per limit. Raises BudgetExceededError."""
+        """Return a claim on the minimum charge and the usage so far, for each limit. Raises BudgetExceededError."""
         claims, usages, least = list[Claim](), list[AccountUsage](), demand.charge(demand.wanted.least)
         for scope, limits in self._limits.items():
             spent, reasons = self._spent(connection, day, scope, caller), list[str]()

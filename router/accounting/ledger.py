@@ -225,7 +225,7 @@ class Ledger:
         return await self.alone(lambda connection: connection.execute(query, (thumb, request_id)).rowcount > 0)
 
     def totals(self, by: str | None = None, *, since: float = 0.0) -> list[LedgerTotals]:
-        """Return totals of the requests since `since` (epoch seconds): one per value of `by` (see `GROUPS`), or one."""
+        """Return the totals since `since` (epoch seconds), grouped by `by` (see `GROUPS`) or over all requests."""
         sums = self._reader.totals([] if by is None else [by], since)
         return [LedgerTotals(group="" if by is None else each.pop(by), **each) for each in sums]
 

@@ -50,7 +50,7 @@ class CloudCall:
 
     @property
     def booked(self) -> ReportedUsage:
-        """Usage for the ledger and the budgets: the cloud's report, or the estimate in `demand` if it is incomplete."""
+        """Usage for ledger and budgets: the cloud's report, or the estimate in `demand` if the report is incomplete."""
         counted, demand = self.counted, self.demand
         is_whole = counted.prompt_tokens and counted.has_completion and not self.is_broken
         if demand is None or self.unbilled or is_whole:

@@ -115,7 +115,7 @@ class ExperienceCollector:
             log.warning("judged answers arrive faster than they can be stored: some are dropped (see /metrics)")
 
     async def feedback(self, request_id: str, *, up: bool) -> bool:
-        """Store a thumb up or down. Return whether the answer is stored. Raises sqlite3.OperationalError if busy."""
+        """Store a thumb up or down. Return whether the answer is stored. Raises OperationalError on a busy database."""
         return await asyncio.wrap_future(self._thread.submit(self._experience.feedback, request_id, up=up))
 
     async def close(self) -> None:

@@ -35,7 +35,7 @@ class DeadlinePlan:
 
 
 def plan(remaining_s: float, local_s: float | None, cloud_s: float | None) -> DeadlinePlan:
-    """Choose both tiers if their expected times fit in sequence or are unknown, else "one", or the faster tier."""
+    """Plan both tiers if their times fit in sequence or are unknown, "one" if each fits alone, else the faster tier."""
     if local_s is None or cloud_s is None or local_s + cloud_s <= remaining_s:
         return DeadlinePlan("both")
     why = f"deadline: {remaining_s:.1f} s left, the device takes {local_s:.1f} s and the cloud {cloud_s:.1f} s"

@@ -31,7 +31,7 @@ from .json_narrowing import table, tables
 #: Smallest values that any engine accepts. `_UNBOUNDED` has smaller values that some engines read as "no limit".
 _MINIMA = {"temperature": 0, "max_tokens": 1, "max_completion_tokens": 1, "n": 1}
 _UNBOUNDED = {"max_tokens": (-1,), "max_completion_tokens": (-1,)}
-#: Fields whose contents have other types on some servers. A type that the device does not know is left to the cloud.
+#: Fields whose contents have other types on some servers. A wrong type in these is no error if a cloud can answer.
 _OPEN_ENDED = ("tools", "tool_choice", "response_format", "structured_outputs", "json_schema", "grammar")
 
 RequestedTier = Literal["auto", "local", "cloud"]

@@ -150,7 +150,7 @@ class _LocalText:
 
 
 async def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
-    """Return whether gate 2 rejects the answer. The gate runs every `gates.tokens` tokens, but not at the limit."""
+    """Return whether gate 2 rejects the answer. It runs every `gates.tokens` tokens, except at the token limit."""
     spent = len(answer.tokens)
     if spent % cascade.gates.tokens or cascade.chat.sampling().max_tokens == spent:
         return False

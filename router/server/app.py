@@ -121,7 +121,7 @@ def daemon_app(
 
 
 def _stamped(response: WireResponse) -> WireResponse:
-    """Drop the router's x-request-id, since the HTTP shell sets its own. x-updraft-request-id keeps the router's ID."""
+    """Drop the router's x-request-id, since the HTTP server sets another. x-updraft-request-id keeps the router's."""
     headers = {name: value for name, value in response.headers.items() if name != "x-request-id"}
     return replace(response, headers=headers)
 

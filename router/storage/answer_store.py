@@ -113,7 +113,7 @@ class AnswerStore:
         model: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> tuple[list[StoredAnswer], bool]:
-        """Return a page of answers, and whether more follow. `model` and `metadata` filter. Raises NotFoundError."""
+        """Return a page of answers, and whether more follow. `model`, `metadata`: filters. Raises NotFoundError."""
         where, values = "owner = ? AND kind = ?", [owner, kind]
         if model is not None:
             where, values = f"{where} AND model = ?", [*values, model]
@@ -132,7 +132,8 @@ class AnswerStore:
     def change(
         self, owner: str, kind: Kind, answer_id: str, change: Callable[[StoredAnswer], StoredAnswer]
     ) -> StoredAnswer:
-        """Apply `change` to an answer's metadata, body and input, atomically. Return it. Raises NotFoundError."""
+        """Apply `change` to an answer's metadata, body and input, atomically, and return the changed answer. Raises
+        NotFoundError."""
         key = (owner, kind, answer_id)
         with self._database.transaction() as connection:
             answers = self._select("owner = ? AND kind = ? AND id = ?", key, connection=connection)

@@ -176,7 +176,7 @@ class BatchStore:
             return _change(connection, batch_id, change)
 
     def finish(self, batch_id: str, change: Callable[[Batch], None], outputs: dict[str, FileMetadata | None]) -> Batch:
-        """Apply the final `change`, publish the outputs that have metadata, and delete the others, all atomically."""
+        """Apply the final `change`, publish outputs with metadata and delete outputs without metadata, atomically."""
         with self._database.transaction() as connection:
             for file_id, label in outputs.items():
                 if label is None:

@@ -108,7 +108,7 @@ def body_fault(line: BatchLine) -> BatchError | None:
 def answer_line(custom_id: str, response: WireResponse, request_id: str) -> bytes:
     assert isinstance(response.body, bytes), "batch requests do not stream"
     try:
-        body = json_keeping(response.body, "input")  # keep the text of `input`, of Anthropic's tool calls
+        body = json_keeping(response.body, "input")  # keep the JSON text of Anthropic's tool inputs
     except ValueError:
         body = response.body.decode(errors="replace")
     return _line(custom_id, {"status_code": response.status, "request_id": request_id, "body": body}, None)

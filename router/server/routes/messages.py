@@ -37,7 +37,7 @@ def _read(request: WireRequest) -> tuple[MessagesRequest, WireRequest]:
     """Return the request, and the equivalent chat request without Anthropic's headers."""
     fields = read_object(request.body)
     asked = read_messages_request(fields)
-    chat = whole_turns(chat_body(asked))  # like in the router, which looks for fields that changed since
+    chat = whole_turns(chat_body(asked))  # complete the turns like the router, which compares its result
     own = {name: text for name, text in request.headers.items() if name == "anthropic-beta"}
     headers = {name: value for name, value in request.headers.items() if not name.startswith("anthropic-")}
     native = NativeRequest("anthropic", fields, chat, own)

@@ -114,7 +114,7 @@ async def version(_: RequestContext) -> WireResponse:
 
 
 def _entry(names: ModelNames, card: ModelCard) -> dict[str, Any]:
-    """Describe a model without its file's path and size. All names of a model share a digest, a client's cache key."""
+    """Describe a model without its file's path and size. Clients cache by digest, which all names of a model share."""
     modified = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
     family = {"family": card.owned_by, "families": [card.owned_by]}
     details = {"parent_model": "", "format": "", **family, "parameter_size": "", "quantization_level": ""}

@@ -37,7 +37,7 @@ EMBEDDINGS = Route(
     EmbeddingRequest,
     EmbeddingList,
 )
-_SUMMARY = "passed on to a cloud that supports it; refused for `local` and private requests"
+_SUMMARY = "forwarded to a cloud that supports this endpoint; refused for `local` and private requests"
 PASSED_ON = tuple(
     Route("POST", f"/v1/{path}", _direct(forwarder(path, what), read_any_model), _SUMMARY, kind, form=kind is None)
     for path, what, kind in (

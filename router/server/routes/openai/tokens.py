@@ -115,7 +115,7 @@ ROUTES = (
         TokenizeRequest,
         TokenizeResponse,
     ),
-    Route("POST", "/detokenize", detokenize, "`tokens` to `prompt`, as in vLLM", DetokenizeRequest, DetokenizeResponse),
+    Route("POST", "/detokenize", detokenize, "text of `tokens`, as in vLLM", DetokenizeRequest, DetokenizeResponse),
     Route(
         "POST",
         "/v1/chat/completions/input_tokens",
