@@ -42,7 +42,7 @@ OF_CLOUD_URL: Mapping[str, Any] = MappingProxyType(
 )
 #: Current name of a setting by its former name.
 _RENAMED = MappingProxyType({"middle": "middle_tiers", "tool_parser": "tool_call_parser"})
-#: Settings that choose the gates.
+#: Settings that determine the gates: after a change, the gates are loaded again.
 GATE_SETTINGS = frozenset({*TARGETS, "confidence_signal", "promise", "policy", "allow_foreign_policy", "prices"})
 #: Settings that may change while a router runs.
 LIVE_SETTINGS = GATE_SETTINGS.union(

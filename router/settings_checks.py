@@ -64,7 +64,7 @@ def _check_database(setting: str, path: Path | None, table: str) -> None:
         elif path.is_file():
             with closing(SharedFile(path, "", setting).open(tables, read_only=True)) as connection:
                 names = tables(connection)
-            problem = f"{path} holds something else. Choose another file." if names and table not in names else ""
+            problem = f"{path} is another database. Choose another file." if names and table not in names else ""
     except StorageError as error:
         if getattr(error.__cause__, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
             problem = f"{path} is not an SQLite database. Choose another file, or move it."

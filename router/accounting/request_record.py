@@ -109,7 +109,7 @@ class RequestRecord:
     device_hints: tuple[str, ...] = ()
     # The `x-ratelimit-*` headers of the cloud's last response, which the caller gets too.
     rate_limits: dict[str, str] = field(default_factory=dict[str, str])
-    # Notes on parts of the request that the last cloud's API could not take as they were.
+    # Notes on parts of the request that had to be changed for the API of the last cloud.
     call_notes: list[str] = field(default_factory=list[str])
     # Note for the answer if the budget capped its length, else empty.
     budget_note: str = ""

@@ -225,8 +225,8 @@ class Escalation:
         raise CloudForbidden(UpstreamError(f"{cause.capitalize()}."), cause)
 
     async def _sent(self, tier: CloudTier, attempt: CloudAttempt, send: _Send[T], time_left_s: _Seconds) -> T:
-        """Return the answer of one cloud, asked with the draft if it accepts drafts. Retry without the draft if the
-        cloud refuses the field, and with another cap if it refuses the cap of `attempt`.
+        """Send a request to one cloud, with the draft if the cloud accepts drafts, and return the answer. If the cloud
+        refuses the draft or the cap of `attempt`, retry without the draft or with another cap.
         """
         takes_draft = bool(attempt.draft) and "prediction" not in attempt.body  # a draft by the caller has priority
         if takes_draft:

@@ -50,7 +50,7 @@ class ExplorationGates(_WrappingGates):
 
     `exploration`: share of requests sampled at random. For a sampled request, gates 1 and 2 only record what they
     would decide, and the finished local answer escalates after gate 3. `shadow`: sample every request. `monitor`: drift
-    monitor, or None if there is nothing to compare requests with.
+    monitor, or None if the policy has no calibration data to compare requests with.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ def presidio_detector(entities: tuple[str, ...], language: str, model: str) -> C
     known: list[str] = engine.get_supported_entities(language)
     if unknown := sorted(set(entities) - set(known)):
         raise ConfigurationError(
-            f"privacy.presidio: there is no {', '.join(unknown)}. Known: {', '.join(sorted(known))}.",
+            f"privacy.presidio: unknown entity {', '.join(unknown)}. Known: {', '.join(sorted(known))}.",
             param="privacy.presidio",
         )
 

@@ -42,7 +42,7 @@ class Privacy:
         for name in self.builtin:
             if name not in BUILTIN:
                 raise ConfigurationError(
-                    f"privacy.builtin: there is no {name!r}. Known: {', '.join(BUILTIN)}.", param="privacy.builtin"
+                    f"privacy.builtin: there is no rule {name!r}. Known: {', '.join(BUILTIN)}.", param="privacy.builtin"
                 )
         for name, pattern in self.patterns.items():
             searcher(pattern, name)

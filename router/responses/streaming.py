@@ -230,7 +230,7 @@ async def relay(
     """Yield the cloud's events unchanged. The finish reason comes last, with the usage in `updraft`.
 
     `reasoning`: converter that moves reasoning from the text to its own field; None: the text stays as it is.
-    `adopt`: writer of the stream that the cloud continues, which also writes the end mark.
+    `adopt`: writer of the local stream that the cloud continues. The caller then sends the end mark.
     """
     finish: dict[str, Any] | None = None
     counted: bytes | None = None
