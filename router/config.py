@@ -26,7 +26,7 @@ from .tiers.local_server.address import check_private, checked_url, server_addre
 from .tiers.providers.provider import Provider
 from .tiers.providers.registry import provider_of
 
-#: Settings that state a target. At most one may be set.
+#: Settings that state a routing target. At most one of these may be set.
 TARGETS = ("quality", "cloud_share", "cost", "confidence")
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _FRAMING = frozenset({"connection", "content-length", "content-type", "host", "transfer-encoding"})
@@ -42,7 +42,7 @@ OF_CLOUD_URL: Mapping[str, Any] = MappingProxyType(
 )
 #: Current name of a setting by its former name.
 _RENAMED = MappingProxyType({"middle": "middle_tiers", "tool_parser": "tool_call_parser"})
-#: Settings that choose the gates.
+#: Settings that determine the gates: after a change, the gates are loaded again.
 GATE_SETTINGS = frozenset({*TARGETS, "confidence_signal", "promise", "policy", "allow_foreign_policy", "prices"})
 #: Settings that may change while a router runs.
 LIVE_SETTINGS = GATE_SETTINGS.union(
@@ -69,7 +69,7 @@ class CacheSettings:
 
 @dataclass(frozen=True, slots=True)
 class LocalModelOptions:
-    """Options of the local model in this process. The engine or `updraft tune` chooses the values left out."""
+    """Options of the local model in this process. The engine or `updraft tune` chooses options that are not set."""
 
     # Context length: tokens of prompt and answer together.
     context_length: int | None = None
@@ -147,12 +147,12 @@ class RouterConfig:
     # API key of the cloud. The key must come from the source that sets `cloud_url`, or from one that overrides it. A
     # key in the file is never sent to a URL from the environment, a flag or an argument.
     cloud_api_key: str | None = field(default=None, repr=False)
-    # File with the cloud's API key, read if `cloud_api_key` is not set. `cloud_api_key`'s rule for sources applies.
+    # File with the cloud's API key, read if `cloud_api_key` is not set. Allowed in the same sources as `cloud_api_key`.
     cloud_api_key_file: Path | None = None
     # Model to ask the cloud for. Required with `cloud_url`.
     cloud_model: str = ""
     # Whether the cloud can continue an assistant's last message (`continue_final_message`). Updraft nodes, vLLM and
-    # SGLang support this. Only then can a stream be shown before it is judged.
+    # SGLang support this. Required to show a stream before the answer is judged (`hold_tokens`).
     cloud_continues: bool = False
     # Send the local answer as `prediction` also to clouds that are not Updraft nodes. Some clouds bill the prediction
     # tokens that they reject. Updraft nodes are recognised by `owned_by` in their list of models.
@@ -177,7 +177,7 @@ class RouterConfig:
     # Signal for `confidence`: `probability` (geometric mean over tokens), `entropy` (exp(-mean entropy)) or `margin`
     # (logistic function of the mean lead over the runner-up).
     confidence_signal: ConfidenceSignal = "probability"
-    # `level`: the target holds with the calibration's `promise_level`. `mean`: it holds on average, and less escalates.
+    # `level`: the target holds with the probability `promise_level`. `mean`: on average, with fewer escalations.
     promise: Promise = "level"
     # Policy to use: `auto` (calibrated for this pair of models), a name of `updraft policy list`, or a folder.
     policy: str = "auto"
@@ -187,11 +187,11 @@ class RouterConfig:
     hold_tokens: int | None = None
     # Token limit of a local answer if the request sets no `max_tokens`.
     local_max_tokens: int = 1024
-    # Seconds without a local answer after which the model is unloaded, until the next request. `none`: never.
+    # Idle seconds after which the local model is unloaded. The next local request loads the model again. `none`: never.
     local_idle_s: float | None = None
     # Options of the local model in this process.
     local_options: LocalModelOptions = field(default_factory=LocalModelOptions)
-    # Start the cloud in parallel with the device if P(gain) before generation is at least this. `none`: never.
+    # Ask the cloud in parallel with the device if P(gain) before generation is at least this value. `none`: never.
     race_above: float | None = None
     # Never ask the cloud.
     offline: bool = False
@@ -203,7 +203,7 @@ class RouterConfig:
     prices: Prices = field(default_factory=Prices)
     # SQLite file with one row per request. `none`: no ledger.
     ledger: Path | None = None
-    # Days to keep a ledger row, at least 1. Rows in a running budget period stay. `none`: for ever.
+    # Days to keep a ledger row, at least 1. Rows of the current budget periods are kept. `none`: for ever.
     ledger_days: int | None = 90
     # Cloud budget of all requests together, per day or month. Budgets are kept in the ledger.
     budget: BudgetLimits = field(default_factory=BudgetLimits)
@@ -216,22 +216,22 @@ class RouterConfig:
     # Cache of answers to identical requests.
     cache: CacheSettings = field(default_factory=CacheSettings)
     # `features` or `true` stores features of judged answers, for `updraft learn`, in `experience.sqlite3` in the state
-    # folder. A path stores them in another file. With `exploration`, `shadow` or `experience_text`, `features` is the
-    # default; otherwise nothing is stored.
+    # folder. A path stores the features in another file. The default is `features` with `exploration`, `shadow` or
+    # `experience_text`, and otherwise to store nothing.
     experience: Path | None = None
     # Also store the texts of judged requests and of the answers of both tiers, for `updraft calibrate --from-log`.
     experience_text: bool = False
-    # `true` stores Responses, and chat completions with `store: true`, with their prompts in `answers.sqlite3` in the
-    # state folder, for `previous_response_id` and for retrieval by the caller. A path stores them in another file.
-    # `none`: nothing is stored.
+    # `true` stores prompts and answers of Responses, and of chat completions with `store: true`, in `answers.sqlite3`
+    # in the state folder. Callers can then retrieve them and use `previous_response_id`. A path stores them in another
+    # file. `none`: nothing is stored.
     store: Path | None = None
     # Days to keep a stored answer, at least 1.
     store_days: int = 30
     # Maximum number of stored answers. The oldest are deleted first.
     store_answers: int = 10_000
-    # Folder of uploaded files and batches. Processes that share a folder work on each other's batches. `none`: neither.
+    # Folder of uploads and batches. Processes that share a folder also share its batches. `none`: no files or batches.
     files: Path | None = None
-    # Size limit of all files together, in megabytes. A single file may have at most 512.
+    # Size limit of all files together, in megabytes. A single file may have at most 512 megabytes.
     files_mb: int = 1024
     # Share of the requests, sampled at random, that both tiers answer, so that training labels are not biased.
     exploration: float = 0.0
@@ -241,9 +241,9 @@ class RouterConfig:
     aliases: dict[str, str] = field(default_factory=dict[str, str])
     # Seconds of silence until `updraft serve` sends a comment in a stream, so that proxies keep it open. 0: never.
     heartbeat_s: float = 15.0
-    # Size limit of a request's body to `updraft serve`, in megabytes, from 1 to 256. Uploaded files have `files_mb`.
+    # Size limit of a request's body to `updraft serve`, in megabytes, from 1 to 256. For uploads, see `files_mb`.
     body_mb: int = 8
-    # Host names that callers may use for `updraft serve`, besides those of loopback and its own address.
+    # Host names that callers may use for `updraft serve`, besides `localhost`, loopback addresses and its own address.
     allowed_hosts: tuple[str, ...] = ()
     # Origins whose web pages may use `updraft serve`, besides those of this machine.
     allowed_origins: tuple[str, ...] = ()
@@ -256,7 +256,7 @@ class RouterConfig:
 
     @staticmethod
     def check_renamed(given: Mapping[str, Any], source: str = "") -> None:
-        """Raise ConfigurationError for a former name of a setting, or of a promise."""
+        """Raise ConfigurationError for a former name of a setting, or of a value of `promise`."""
         for name in filter(_RENAMED.get, given):
             raise ConfigurationError(f"`{name}`{source} is now `{_RENAMED[name]}`: rename the setting.", param=name)
         if given.get("promise") == "confidence":
@@ -309,7 +309,7 @@ class RouterConfig:
             prices = replace(self.prices, models={**self.prices.models, **priced})
             object.__setattr__(self, "prices", prices)
         _check(self.ledger_days is None or self.ledger_days >= 1, "ledger_days", "at least 1")
-        _check(self.ledger is not None or not any(self._limits), "ledger", "a file, because budgets are kept in it")
+        _check(self.ledger is not None or not any(self._limits), "ledger", "a file, because it keeps the budgets")
         if self.cloud_url is not None and not self.offline and self.counts_usd:
             for name in names:
                 self._check_price(name, "a budget in US dollars")
@@ -347,11 +347,10 @@ class RouterConfig:
         address = server_address(self.local, self.local_model)
         if address is not None and not self.local_public:
             check_private(address)
-        _check(address is not None or self.local_model is None, "local_model", "unset unless local is a URL")
-        _check(address is None or self.local_idle_s is None, "local_idle_s", "unset if local is a server")
-        _check(
-            address is None or self.local_options == LocalModelOptions(), "local_options", "unset if local is a server"
-        )
+        _check(address is not None or self.local_model is None, "local_model", "left unset, because local is not a URL")
+        unset = "left unset, because local is a server"
+        _check(address is None or self.local_idle_s is None, "local_idle_s", unset)
+        _check(address is None or self.local_options == LocalModelOptions(), "local_options", unset)
 
     def _check_price(self, model: str, what: str) -> None:
         if self.prices.of_cloud(model) is None:
@@ -366,7 +365,7 @@ prepare_types(RouterConfig)
 
 
 def read_key(path: Path) -> str:
-    """Return the API key in a file, without outer blanks. Raises ConfigurationError if it is unreadable or empty."""
+    """Return the API key in a file, without outer blanks. Raises ConfigurationError for an unreadable or empty file."""
     try:
         key = read_text(path.expanduser(), ConfigurationError).strip()
     except OSError as error:
@@ -378,12 +377,12 @@ def read_key(path: Path) -> str:
 
 
 def check_headers(headers: Mapping[str, str], param: str) -> None:
-    """Raise ConfigurationError for an invalid header, or one that HTTP reserves. Messages omit the values."""
+    """Raise ConfigurationError for an invalid header or a header that HTTP itself sets. Messages omit the values."""
     for name, value in headers.items():
         if not _HEADER.fullmatch(name) or not (value.isascii() and value.isprintable()):
             raise ConfigurationError(f"{param}: write the header {name[:100]!r} in printable ASCII.", param=param)
         if name.lower() in _FRAMING:
-            raise ConfigurationError(f"{param}: the header {name} is set by the connection.", param=param)
+            raise ConfigurationError(f"{param}: HTTP itself sets the header {name}. Leave it out.", param=param)
 
 
 def _resolved(aliases: dict[str, str], names: tuple[str, ...]) -> dict[str, str]:

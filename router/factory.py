@@ -1,4 +1,4 @@
-"""Tiers and gates made from the settings: the only module that knows the concrete engines and policies."""
+"""Factory of tiers and gates from the settings: the only module that chooses concrete engines and policies."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def check_configured(config: RouterConfig) -> None:
 
 
 def check_startable(config: RouterConfig) -> None:
-    """Check like `check_configured`; also raise ConfigurationError for an unusable policy, or if a target lacks one."""
+    """Check like `check_configured`. Also raise ConfigurationError for an unusable or missing policy of a target."""
     check_configured(config)
     target = config.stated_target
     if target != "confidence" and not has_policy(config) and target:
@@ -335,7 +335,7 @@ def load_learning_gates(
     *,
     hidden_size: int | None = None,
 ) -> ExplorationGates:
-    """Load gates with exploration, shadow mode and drift alarm. `identity`, `hidden_size`: of the local model."""
+    """Load gates with exploration, shadow mode and drift alarm for the local model `model_id`."""
     from ..classifier.calibration.drift import DriftMonitor
 
     gates = load_gates(replace(selection_of(config, model_id, identity), hidden_size=hidden_size))
@@ -370,7 +370,7 @@ def _pair(config: RouterConfig, local: str) -> dict[str, str]:
 
 
 def _own_policies(config: RouterConfig, models: dict[str, str]) -> tuple[Path, ...]:
-    """Return the folders that may hold the pair's policy, the user's calibration before the packaged one."""
+    """Return the folders that may hold the pair's policy: the user's calibration, then the policy in the package."""
     calibrated = policy_folder_of(models)
     packaged = (pocket_policy_folder(),) if config.local == "pocket" else ()
     return ((calibrated,) if has_file(calibrated / CARD_NAME) else ()) + packaged

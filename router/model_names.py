@@ -81,8 +81,8 @@ class ModelNames:
         """Return the model cards of `/v1/models`."""
         local = self.tiers.local
         tools = ["tools"] if local is not None and local.tool_format else []
-        longest = UNSET if local is None else local.context_length  # a cloud reports its own context length
-        # `owned_by` differs from a node's, because other routers recognise nodes by it and send them drafts.
+        longest = UNSET if local is None else local.context_length  # known for the device only
+        # `owned_by` differs from the value of nodes, by which other routers recognise nodes that accept drafts.
         return [
             ModelCard(
                 id=name,

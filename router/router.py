@@ -1,4 +1,4 @@
-"""The router: a request in, an answer out, over any transport. The cascade decides; `server/` has the endpoints."""
+"""The router: answers requests from any transport. The cascade chooses the tiers, and `server/` has the endpoints."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class _RequestInProgress:
     """A request that is being answered."""
 
     record: RequestRecord
-    # Running work to close at the end; None before it begins.
+    # The running cascade or direct call, to close at the end. None: not started yet.
     call: Cascade | DirectCall | None = None
 
 
@@ -107,7 +107,7 @@ class Router:
         self._closed = False
         self._tracer = Tracer("updraft")
         self._created = int(time.time())
-        # Bounds concurrent pulls, which would otherwise take the threads that gates need.
+        # Limit of concurrent model downloads, which would otherwise take the threads that gates need.
         self.pulling = asyncio.Semaphore(MAX_PULLS)
 
     async def start(self) -> None:
@@ -135,11 +135,11 @@ class Router:
                 self._tiers = await load_tiers(self.config)
             self._use(self._tiers)
         except BaseException:
-            self._loading = None  # the next request tries again
+            self._loading = None  # so that the next request tries again to load the tiers
             raise
 
     def _keep_from(self) -> float:
-        """Return the time before which ledger rows are deleted. Rows in a running budget period stay."""
+        """Return the time before which ledger rows are deleted. Rows of the current budget periods are kept."""
         days, budget = self.config.ledger_days, _budget(self.config, None)
         if days is None:
             return 0.0
@@ -176,7 +176,7 @@ class Router:
         self._set_budget()
 
     def _opened(self, path: Path) -> tuple[Ledger, RequestWriter]:
-        ledger = Ledger(path, busy_s=0.0)  # the event loop must not wait for another process
+        ledger = Ledger(path, busy_s=0.0)  # no waiting for other processes, since that would block the event loop
         try:
             return ledger, RequestWriter(path, self._keep_from)
         except BaseException:
@@ -231,14 +231,14 @@ class Router:
         self._closed = True
         waits = (self._loading, self._local_retry, self._ledger_retry)
         if loads := [task for task in waits if task is not None]:
-            await asyncio.wait(loads)  # a thread that loads a model cannot be stopped
+            await asyncio.wait(loads)  # wait, because a thread that loads a model cannot be stopped
         for body in list(self._open):
             await body.aclose()
         tiers, self._tiers = self._tiers, None
         ledger, self._ledger = self._ledger, None
         ledger_writer, self._ledger_writer = self._ledger_writer, None
         learner, self._learner = self._learner, None
-        async with AsyncExitStack() as closing:  # closes all in reverse order, even if one fails
+        async with AsyncExitStack() as closing:  # closes the resources in reverse order, even if one of them fails
             if ledger is not None:
                 closing.callback(ledger.close)
             if ledger_writer is not None:
@@ -301,15 +301,15 @@ class Router:
         return record, cascade.local_text
 
     async def _ruled(self, job: RoutingRequest, body: dict[str, Any]) -> RoutingRequest:
-        """Return the request with the privacy rule that it matches, if any. Checks that its model has a price."""
+        """Return the request with the privacy rule it matches, if any. Dollar budgets forbid naming further models."""
         if self.config.counts_usd:
             check_models(body)
         if not self._privacy.is_on:
             return job
         for message in tables(body.get("messages")) or ():
-            for name in OPAQUE:  # signed by the cloud; no rule can read signatures
+            for name in OPAQUE:  # drop state signed by a cloud, which no rule can read
                 message.pop(name, None)
-        job = replace(job, forwarded=replace(job.forwarded, native=None))  # no rule reads its other fields
+        job = replace(job, forwarded=replace(job.forwarded, native=None))  # drop the original, which no rule reads
         return replace(job, privacy_rule=await self._privacy.match({**body, "?": job.forwarded.texts}))
 
     async def _wait_for_local(self, job: RoutingRequest) -> None:
@@ -370,7 +370,7 @@ class Router:
             if threading.main_thread().is_alive():
                 log.exception("request %s failed", record.request_id)
                 failure = answer.internal_error()
-            else:  # at exit, no thread can be started
+            else:  # the interpreter is exiting, so that no thread can be started
                 log.debug("request %s failed at exit", record.request_id, exc_info=True)
                 failure = InterpreterExitError()
         record.route = None
@@ -479,7 +479,7 @@ class Router:
         record.span.end(record.traced(status), error="" if status < 400 else str(status))
         if self._ledger_writer is not None:
             committed = None
-            if record.reserved is not None:  # after the commit, wake requests that wait for budget
+            if record.reserved is not None:  # the commit frees budget, so it wakes requests that wait for budget
                 committed = asyncio.get_running_loop().create_future()
                 committed.add_done_callback(lambda _: self._in_flight.settled())
             self._ledger_writer.enter(record.row(status), self._settlement(record), committed)
@@ -499,7 +499,7 @@ class Router:
         return RouterState(self.config, self.tiers, self._latency, self._budget)
 
     def flush_ledger(self, timeout_s: float = FLUSH_S) -> None:
-        """Wait, from any thread, until all rows so far are committed. On timeout the next process writes the rest."""
+        """Wait, in any thread, until all rows so far are committed. After a timeout, the next process commits them."""
         if (writer := self._ledger_writer) is not None and writer.waiting:
             writer.flush(timeout_s)
 
@@ -548,7 +548,7 @@ class Router:
 
 
 class InterpreterExitError(OverloadedError):
-    """The interpreter is shutting down and starts no threads, so a retry will not help."""
+    """The interpreter is shutting down and starts no more threads. A retry would fail, too."""
 
     default_code = "interpreter_shutdown"
     retryable = False
@@ -562,7 +562,7 @@ class InterpreterExitError(OverloadedError):
 
 
 def _used(config: RouterConfig) -> tuple[str, ...]:
-    """Return the hints that have an effect on every tier."""
+    """Return the names of request hints that the router itself uses, so that no note calls them ignored."""
     return ("user",) if config.budget_per_user else ()
 
 
@@ -575,7 +575,7 @@ def _budget(
 
 
 async def _finished(work: Callable[[], T]) -> T:
-    """Return the result of `work` in a thread. A cancellation waits for the thread, so that no result is lost."""
+    """Run `work` in a thread and return its result. A cancelled caller still waits, so that no result is lost."""
     done, is_cancelled = asyncio.get_running_loop().run_in_executor(None, work), False
     while not done.done():
         try:

@@ -20,8 +20,8 @@ from .tiers.connection import check_endpoint
 
 
 def check_settings(config: RouterConfig) -> None:
-    """Raise ConfigurationError for settings that cannot work, without loading a model or asking a server. If one tier
-    cannot be used because of its model file or the environment's proxy or certificates, the other answers."""
+    """Raise ConfigurationError for settings that cannot work, without loading a model or asking a server. A faulty
+    model file, proxy or certificate of one tier is no error if the other tier can answer."""
     check_startable(config)
     PrivacyRules(config.privacy)
     _check_ledger(config.ledger)
@@ -34,7 +34,7 @@ def check_settings(config: RouterConfig) -> None:
             try:
                 check_endpoint(endpoint)
             except ConfigurationError as error:
-                if config.local is None or error.param:  # the local model can still answer
+                if config.local is None or error.param:  # a faulty environment (no param) leaves the local model
                     raise
     if has_model_file(config):
         _check_options(config)
@@ -64,7 +64,7 @@ def _check_database(setting: str, path: Path | None, table: str) -> None:
         elif path.is_file():
             with closing(SharedFile(path, "", setting).open(tables, read_only=True)) as connection:
                 names = tables(connection)
-            problem = f"{path} holds something else. Choose another file." if names and table not in names else ""
+            problem = f"{path} is another database. Choose another file." if names and table not in names else ""
     except StorageError as error:
         if getattr(error.__cause__, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
             problem = f"{path} is not an SQLite database. Choose another file, or move it."

@@ -23,7 +23,7 @@ from .request.json_narrowing import rows, table
 
 _KNOWN = tuple(item.name for item in fields(RouterConfig))
 _HINTS: dict[str, Any] = get_type_hints(RouterConfig)
-# Settings that are tables, `budget_per_key` before its prefix `budget`.
+# Settings that are tables. In reverse order, `budget_per_key` precedes its prefix `budget`.
 # In the environment, `UPDRAFT_PRICES_CLOUD_INPUT` sets `cloud_input` of `prices`.
 _TABLES: dict[str, type[Any]] = {
     name: kind for name, kind in sorted(_HINTS.items(), reverse=True) if isinstance(kind, type) and is_dataclass(kind)

@@ -20,13 +20,13 @@ class CloudCandidate:
 
     model: str
     tier: CloudTier
-    # Smallest P(gain) at which requests skip this cloud. None: no limit.
+    # P(gain) from which on requests skip this cloud. None: no request skips this cloud.
     skip_above: float | None = None
     # Whether a caller's key for the best cloud is also sent here, because the server is the same.
     shares_key: bool = False
 
     def may_answer(self, p_gain: float | None) -> bool:
-        """Return whether this cloud may answer a request with this P(gain), which is None if no gate computed it."""
+        """Return whether this cloud may answer a request with this P(gain). None: no gate has computed P(gain)."""
         return p_gain is None or self.skip_above is None or p_gain < self.skip_above
 
 

@@ -33,7 +33,7 @@ _EXCESS: dict[Kind, str] = {
     "cloud_tokens": "{} of {} cloud tokens are used or reserved, and this request may take {}",
 }
 _WOKEN = 8  # maximum number of waiting requests to wake when the actual cost of another request is booked
-_RETRY_S = 1.0  # maximum seconds between retries: costs booked by other processes do not wake a waiting request
+_RETRY_S = 1.0  # maximum seconds between retries, since a booking by another process does not wake a waiting request
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class BudgetLimits:
     usd: float | None = None
     # Limit of prompt and completion tokens in the cloud.
     cloud_tokens: int | None = None
-    # Largest share of requests that may use the cloud, at any time in the period. The allowed number is rounded up.
+    # Largest share of requests that may use the cloud, at any time in the period. The number of requests is rounded up.
     cloud_share: float | None = None
     # `day` or `month`, by the UTC calendar.
     period: Period = "day"
@@ -163,7 +163,7 @@ class Budget:
         self.in_flight = InFlight() if in_flight is None else in_flight
 
     def counts_from(self) -> float:
-        """Return the earliest start of a current period, in epoch seconds. Budgets need all ledger rows since then."""
+        """Return the start of the earliest current period, in epoch seconds. Budgets need all later ledger rows."""
         return min(first_day(limits.period, _today()) for limits in self._limits.values()) * DAY_S
 
     async def exceeded(self, caller: Caller, demand: Demand) -> BudgetExceededError | None:
@@ -176,7 +176,7 @@ class Budget:
 
     async def reserve(self, caller: Caller, demand: Demand, held: Reservation | None = None) -> Reservation:
         """Charge `demand` to all budgets of `caller`, or raise BudgetExceededError and charge nothing. `held`: the
-        request's earlier reservation. The result then includes `held` and keeps its day."""
+        request's earlier reservation, if any. The returned reservation includes its charge and has the same day."""
         before = Reservation(_today(), NO_CHARGE) if held is None else held
 
         def take(connection: sqlite3.Connection) -> Reservation:
@@ -220,7 +220,7 @@ class Budget:
     def _checked(
         self, connection: sqlite3.Connection, day: int, caller: Caller, demand: Demand
     ) -> tuple[list[Claim], list[AccountUsage]]:
-        """Return, for each limit, a claim on the minimum charge and the usage so far. Raises BudgetExceededError."""
+        """Return a claim on the minimum charge and the usage so far, for each limit. Raises BudgetExceededError."""
         claims, usages, least = list[Claim](), list[AccountUsage](), demand.charge(demand.wanted.least)
         for scope, limits in self._limits.items():
             spent, reasons = self._spent(connection, day, scope, caller), list[str]()

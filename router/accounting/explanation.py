@@ -42,7 +42,7 @@ class FeedbackNote(msgspec.Struct, kw_only=True):
     request_id: str
     # Feedback that is now recorded.
     feedback: Literal["up", "down"]
-    # Whether `updraft learn` will use the feedback. This requires a local answer that was stored for learning.
+    # Whether `updraft learn` will use the feedback: only if the request's local answer was stored for learning.
     learned: bool
 
 

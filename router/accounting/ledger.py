@@ -21,7 +21,7 @@ T = TypeVar("T")
 log = logging.getLogger("updraft.router")
 
 _BUSY_S = 5.0  # maximum time that a transaction waits for other writers, in seconds
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 0.1  # pauses between attempts, in seconds, doubled from first to last
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 0.1  # first and longest pause between attempts, in seconds; each pause doubles
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,11 +34,11 @@ class LedgerRow(RequestRow):
     tier: str
     # Number of the gate that decided the route.
     gate: int
-    # Reason of that gate, as text.
+    # Reason of the deciding gate, as text.
     reason: str
-    # Probability that the cloud's answer is better, P(gain), as estimated by that gate.
+    # Probability that the cloud's answer is better, P(gain), as estimated by the deciding gate.
     p_gain: float | None
-    # Threshold of that gate for P(gain) or for the confidence.
+    # Threshold that the deciding gate compared with P(gain) or with the confidence.
     threshold: float | None
     # Tokens generated on the device.
     local_tokens: int
@@ -138,7 +138,7 @@ REQUESTS = LedgerTable(
     side_tables=(Table(name="spending", row=SpendingRow, key="period, day, scope", upgrades={4: {"period": "'day'"}}),),
     upgrades={6: {"started_at": "ts"}},
     records={0: _RECORD},
-    # Totals by `model` group requests by the last cloud model called. Other requests are grouped by route.
+    # A request belongs to the group of the last cloud model that it called, or of its route if it called no cloud.
     groups={"model": "iif(cloud_model <> '', cloud_model, route)", "tier": "tier", "key": "key"},
     sums={
         "stayed_local": f"coalesce(sum({_STAYED_LOCAL}), 0)",
@@ -169,13 +169,13 @@ class Ledger:
         self._problem: str | None = None  # result of the last call of `check`
         self._database = open_database(path, REQUESTS, busy_s=busy_s, read_only=read_only)
         self._reader = LedgerReader(REQUESTS, self._database.use)
-        #: Function that waits until pending rows of this process are in the file. Without a writer, all rows are there.
+        #: Function that waits until this process's pending rows are in the file. Without a writer, none are pending.
         self.flush: Callable[[], object] = lambda: None
         #: Context manager for a transaction that locks the file, so that no other thread or process writes meanwhile.
         self.transaction = self._database.transaction
 
     def check(self) -> str | None:
-        """Return the problem if the file is unreadable or no longer at its path, else None. Log each problem once."""
+        """Return why the file cannot be used (unreadable, or no longer at its path), else None. Log a new problem."""
         problem = self._unreadable
         if (lost := self._database.displaced()) is not None:
             problem = (
@@ -225,7 +225,7 @@ class Ledger:
         return await self.alone(lambda connection: connection.execute(query, (thumb, request_id)).rowcount > 0)
 
     def totals(self, by: str | None = None, *, since: float = 0.0) -> list[LedgerTotals]:
-        """Return totals since `since` (epoch seconds), one for each value of `by` (see `GROUPS`), or one in all."""
+        """Return the totals since `since` (epoch seconds), grouped by `by` (see `GROUPS`) or over all requests."""
         sums = self._reader.totals([] if by is None else [by], since)
         return [LedgerTotals(group="" if by is None else each.pop(by), **each) for each in sums]
 

@@ -1,4 +1,4 @@
-"""The writer of the router's ledger, and the recovery of rows that killed processes left unwritten."""
+"""The writer of the router's ledger, and the recovery of rows that killed processes did not commit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("updraft.router")
 
 
 class RequestWriter(LedgerWriter):
-    """Writer of ledger rows for one event loop. After `enter` returns, its row survives a kill of the process."""
+    """Writer of ledger rows for one event loop. A row survives a kill of the process once `enter` has returned."""
 
     def __init__(self, path: Path, keep_from: Callable[[], float] | None = None) -> None:
         """Open the ledger at `path`. Raises ConfigurationError."""
@@ -28,14 +28,14 @@ class RequestWriter(LedgerWriter):
         )
 
     def keep(self, row: LedgerRow) -> None:
-        """Keep the row of a request in flight. It is committed only if this process is killed before `enter`."""
+        """Keep the row of a request in flight, to commit if this process is killed before `enter`."""
         self._journal(row.id, REQUESTS.values_of(row))
 
     def enter(
         self, row: LedgerRow, extra: ExtraWrite | None = None, committed: asyncio.Future[bool] | None = None
     ) -> None:
-        """Queue one row. `extra` is written in the same transaction. Never raises. `committed`: future that is set
-        after the commit, or after the first failed attempt."""
+        """Queue one row for the ledger. Never raises. `extra`: function that writes more in the row's transaction.
+        `committed`: future that is set after the commit, or after the first failed attempt."""
         values = REQUESTS.values_of(row)
         self._journal(row.id, values)
         self._settle(row.id, values, extra, committed)

@@ -50,7 +50,7 @@ class CloudCall:
 
     @property
     def booked(self) -> ReportedUsage:
-        """Usage for the ledger and the budgets: what the cloud reported, or else the estimate in `demand`."""
+        """Usage for ledger and budgets: the cloud's report, or the estimate in `demand` if the report is incomplete."""
         counted, demand = self.counted, self.demand
         is_whole = counted.prompt_tokens and counted.has_completion and not self.is_broken
         if demand is None or self.unbilled or is_whole:
@@ -61,7 +61,7 @@ class CloudCall:
 
     @property
     def prompt_estimate(self) -> int:
-        """Estimated prompt tokens, for clouds that report only a total; 0 without budgets."""
+        """Estimated prompt tokens, for clouds that report only the total tokens. 0: there are no budgets."""
         return 0 if self.demand is None else self.demand.fixed.cloud_tokens // BYTES_PER_TOKEN
 
     def usd(self, prices: Prices) -> float | None:
@@ -109,7 +109,7 @@ class RequestRecord:
     device_hints: tuple[str, ...] = ()
     # The `x-ratelimit-*` headers of the cloud's last response, which the caller gets too.
     rate_limits: dict[str, str] = field(default_factory=dict[str, str])
-    # Notes on parts of the request that the last cloud's API could not take as they were.
+    # Notes on parts of the request that had to be changed for the API of the last cloud.
     call_notes: list[str] = field(default_factory=list[str])
     # Note for the answer if the budget capped its length, else empty.
     budget_note: str = ""
@@ -128,13 +128,13 @@ class RequestRecord:
     cloud_s: float = 0.0
     # Reservation in the budgets for the cloud calls.
     reserved: Reservation | None = None
-    # Function that keeps a row in case the process is killed; None without a ledger.
+    # Function that keeps a ledger row in case the process is killed. None: there is no ledger.
     keep: Callable[[LedgerRow], object] | None = None
     # Time until which the request waits for free budget, by `time.monotonic()`. 0: do not wait.
     waits_until: float = 0.0
     # Whether the route depended on the current state, such as load or budgets, so that the answer must not be cached.
     time_dependent: bool = False
-    # Tier that generated the cached answer, and the tokens used for it. None: the answer is not from the cache.
+    # Tier that generated the cached answer (None: the answer is not from the cache), and the tokens it used.
     cached_tier: Literal["local", "cloud"] | None = None
     cached_usage: ReportedUsage = field(default_factory=ReportedUsage)
     span: Span = field(default_factory=Span)
@@ -183,7 +183,7 @@ class RequestRecord:
 
     @property
     def saved_usd(self) -> float | None:
-        """US dollars saved (if negative, lost) against an equally long answer of `top_model`; None without prices."""
+        """US dollars saved (negative: lost) compared with an equally long answer of `top_model`. None: no price."""
         if self.route is None:
             return 0.0
         if self.cached_tier is not None:
@@ -203,7 +203,7 @@ class RequestRecord:
         return Charge(1, asks, clouds.cloud_tokens, self._local_usd + clouds.usd)
 
     def judged(self, decision: GateDecision) -> None:
-        """Add a gate decision. Of consecutive gate-2 decisions that let the answer continue, only the last is kept."""
+        """Add a gate decision. A gate-2 decision replaces a previous gate-2 decision that let the answer continue."""
         last = self.decisions[-1] if self.decisions else None
         if last is not None and last.gate == decision.gate == 2 and not last.escalate:
             self.decisions.pop()
@@ -215,7 +215,7 @@ class RequestRecord:
         self.decision = self.decisions[-1]
 
     def repeat(self, tier: Literal["local", "cloud"], usage: dict[str, Any], age_s: float) -> None:
-        """Record that the answer comes from the cache. `tier` generated it `age_s` seconds ago, with this `usage`."""
+        """Record that the answer comes from the cache: `tier` generated it `age_s` seconds ago, with `usage`."""
         counted = ReportedUsage.of({"usage": usage}) or ReportedUsage()
         self.route, self.cached_tier = "cache", tier
         self.cached_usage = ReportedUsage(counted.prompt_tokens, counted.completion_tokens)
@@ -249,7 +249,7 @@ class RequestRecord:
         self.cloud_calls[-1].counted = usage or ReportedUsage()
 
     def keep_interrupted_row(self) -> None:
-        """Keep the row for the case that the process is killed now. It charges the current cloud call as reserved."""
+        """Keep a row to commit if the process is killed now, with the current cloud call charged as reserved."""
         if self.keep is None:
             return
         *ended, call = self.cloud_calls

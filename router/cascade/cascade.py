@@ -1,7 +1,7 @@
 """The cascade: the path of one request through the gates, as a state machine.
 
     RULES -> BEFORE -> LOCAL -> AFTER -> DONE          each gate may send the request to CLOUD
-        CLOUD -> DONE, or FALLBACK -> DONE                 if `fallback` allows a local answer instead
+        CLOUD -> DONE                                      or FALLBACK -> DONE, with a local answer, if the cloud fails
 
 RULES may also allow only one tier: LOCAL -> DONE without further gates, or CLOUD without a fallback.
 """
@@ -35,7 +35,7 @@ from .concurrent_runs import run_concurrently
 from .escalation import CloudReply, CloudStreamReply, Escalation
 
 _LONG = 2**12  # length of question plus answer, in characters, above which the gates read them in a thread
-_LINE_BEGUN = 16  # characters at the end of the answer that are searched for a new line end
+_LINE_BEGUN = 16  # number of characters at the end of the answer in which to look for the end of a line
 _T = TypeVar("_T")
 
 
@@ -124,7 +124,7 @@ class Cascade:
         finally:
             await self.escalation.aclose()
 
-    # The states
+    # Handlers of the states, which return the next state
 
     async def _rules(self) -> State:
         await self._check_targets()
@@ -184,7 +184,7 @@ class Cascade:
         """Generate several answers without gates, each in a separate run."""
         if self.job.stream:
             run = await self.start_local()
-            await anext(run, None)  # wait, so that an early failure becomes the request's error
+            await anext(run, None)  # wait for the first token, so that an early failure becomes the request's error
             return self._done(LiveReply(run))
 
         async def one(index: int) -> LocalAnswer:
@@ -228,7 +228,7 @@ class Cascade:
     async def _fallback(self) -> State:
         failure = self._failure
         if failure is None or not self.ruling.local or not self.may_fall_back(failure):
-            raise failure or EngineError("Fallback without a failure.")
+            raise failure or EngineError("The cascade fell back to the device without a failure of the cloud.")
         self.record.fell_back(failure)
         self.ruling = Ruling(local=True, cloud=False, reason=self.record.note)
         if self._answer is not None and self._answer.finish_reason is not None:
@@ -342,8 +342,8 @@ class Cascade:
         return failure.allows(self.router_state.config.fallback)
 
     def cloud_time_left_s(self) -> float:
-        """Return the seconds to wait for the cloud, so that time for a local fallback remains before the deadline.
-        Keeps 10 % of the remaining time if the local answer is finished, or half if there is time for both tiers."""
+        """Return the seconds to wait for the cloud, so that time for a local fallback remains before the deadline: 10 %
+        of the remaining time if the local answer is finished, or half if both tiers fit into the deadline."""
         remaining = self.job.remaining_s
         if self.ruling.local and self._answer is not None and self._answer.finish_reason is not None:
             remaining *= 0.9
@@ -352,7 +352,7 @@ class Cascade:
         return max(0.001, min(self.router_state.config.cloud_timeout_s, remaining))
 
     async def read(self, look: Callable[[], _T], answer: LocalAnswer | None = None) -> _T:
-        """Call `look`, which reads the question and `answer`, in a thread if they are long. Return its result."""
+        """Return the result of `look`, which reads the question and `answer`. Long texts are read in a thread."""
         written = 0 if answer is None else len(answer.text)
         long = written + sum(len(message.text) for message in self.chat.messages) > _LONG
         return await asyncio.to_thread(look) if long else look()
@@ -360,7 +360,7 @@ class Cascade:
     # Helpers
 
     async def _check_targets(self) -> None:
-        """Check and apply the request's quality or confidence if no tier is named. Raises InvalidRequestError."""
+        """Check and apply the quality or confidence that a request with `auto` states. Raises InvalidRequestError."""
         job, missing = self.job, self.tiers.local_missing
         if job.requested_tier != "auto":
             return
@@ -386,7 +386,7 @@ class Cascade:
 
     @property
     def _hold(self) -> int | None:
-        """Number of tokens to generate before a stream starts. None: no cloud could continue the stream."""
+        """Number of tokens to generate before a stream starts. None: streams wait for gate 3."""
         return self.job.hold_tokens if self.escalation.can_continue_stream else None
 
     def _judged(self, answer: LocalAnswer) -> GateDecision:
@@ -401,7 +401,7 @@ class Cascade:
         return decision
 
     async def _stops_early(self, answer: LocalAnswer) -> bool:
-        """Return whether gate 2 escalates. It judges once: after `gates.tokens` tokens, or when a stream starts."""
+        """Return whether gate 2 escalates. It judges once: after `gates.tokens` tokens, or at the start of a stream."""
         if not self.ruling.open:
             return False
         at = self.gates.tokens
@@ -433,8 +433,8 @@ class Cascade:
         return self.job.stream and not self.job.structured and is_long
 
     def _is_graded_anyway(self, answer: LocalAnswer, decision: GateDecision) -> bool:
-        """Return whether the best cloud would answer and grade the local answer even if the request were not sampled.
-        False if a stream would have begun before, or if a smaller cloud may answer."""
+        """Return whether an escalation by gate 3 leads to a grade of the local answer even without sampling: no stream
+        has begun by then, and no smaller cloud may answer instead of the best cloud, which grades."""
         smaller = any(candidate.may_answer(decision.p_gain) for candidate in self.tiers.middle_tiers)
         return not smaller and not self._is_past_hold(answer)
 

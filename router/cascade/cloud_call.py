@@ -45,14 +45,14 @@ def demand_of(record: RequestRecord, body: dict[str, Any], model: str, path: str
 
 
 def after(record: RequestRecord, demand: Demand) -> Demand:
-    """Return `demand` plus the charges of the request's earlier calls, minus its current reservation."""
+    """Return the demand of the whole request: `demand` plus the charges of earlier calls, minus the reservation."""
     held = NO_CHARGE if record.reserved is None else record.reserved.charge
     return replace(demand, fixed=replace(record.charge + demand.fixed, cloud_requests=1) - held)
 
 
 @dataclass(slots=True)
 class CloudAttempt:
-    """One call's request, as sent to the cloud."""
+    """The HTTP request of one cloud call, which changes if the budget or the cloud limits the answer."""
 
     state: RouterState
     record: RequestRecord
@@ -72,7 +72,7 @@ class CloudAttempt:
 
     @property
     def drafted(self) -> dict[str, Any]:
-        """The body with the draft, to estimate the number of tokens."""
+        """Request body that includes the draft, to estimate the number of tokens."""
         return {"prediction": self.draft, **self.body} if self.draft else self.body
 
     def forwarded(self, given: Forwarding) -> ChargedForwarding:
@@ -97,8 +97,8 @@ class CloudAttempt:
         self.record.time_dependent = True
 
     async def _book(self, cause: str) -> bool:
-        """Charge a broken attempt, separately from the next attempt. Return False if the budget forbids a retry. The
-        prompt is charged in full. The answer's length is unknown, so its minimum reservation is charged."""
+        """Charge a broken attempt before its retry. Return False if the budget forbids the retry. The charge is the
+        whole prompt and the minimum reservation of an answer, because the length of the answer is unknown."""
         record, call, budget = self.record, self.call, self.state.budget
         read = prompt_tokens(json_bytes(self.drafted))
         tokens = 0 if call.demand is None else min(call.demand.wanted.least, call.unreported_tokens)
@@ -136,7 +136,7 @@ class CloudAttempt:
 async def cloud_call(
     state: RouterState, record: RequestRecord, body: dict[str, Any], path: str, *, draft: str = ""
 ) -> AsyncGenerator[CloudAttempt]:
-    """Context manager for a cloud call: first reserves its maximum cost with `draft`. Raises CloudForbidden."""
+    """Open a cloud call: reserve its maximum cost, `draft` included, and record the call. Raises CloudForbidden."""
     call = CloudCall(body["model"], is_reasoning=_may_hide_tokens(body))
     attempt = CloudAttempt(state, record, call, path, body, draft)
     if state.budget is not None:
@@ -151,7 +151,7 @@ async def cloud_call(
             yield attempt
     except CloudFailure as failure:
         call.unbilled = failure.unbilled
-        if isinstance(failure.error, RequestTimeoutError):  # the true latency is at least this long
+        if isinstance(failure.error, RequestTimeoutError):  # count the timeout, since the true latency is even longer
             state.latency.observe(work_of(body), time.monotonic() - began)
         raise
     except asyncio.CancelledError as left:
@@ -162,9 +162,9 @@ async def cloud_call(
 
 
 async def _reserve(attempt: CloudAttempt) -> None:
-    """Reserve the maximum cost of the answer, or cap the answer if the budget is too small.
+    """Reserve the maximum cost of the answer, or cap the answer if the budget is too small. Raises CloudForbidden.
 
-    The reservation of a failed call is reused. Otherwise waits for budget until `waits_until`. Raises CloudForbidden.
+    A call after a failed call reuses its reservation. A first call waits for free budget, until `waits_until`.
     """
     call, record = attempt.call, attempt.record
     budget, demand = attempt.state.budget, call.demand
@@ -186,7 +186,7 @@ async def _reserve(attempt: CloudAttempt) -> None:
 
 
 def bound_unreported(record: RequestRecord, completion: dict[str, Any]) -> None:
-    """Charge an answer without usage by its size, like a stream. With hidden reasoning, at least the reservation."""
+    """Charge an answer without usage by its size. An answer with hidden reasoning costs at least its reservation."""
     call = record.cloud_calls[-1]
     answer = StreamTokenEstimate(call.unreported_tokens, bytes=text_bytes(completion.get("choices")))
     call.unreported_tokens = max(answer.bound, answer.reserved if call.is_reasoning else 0)
@@ -209,7 +209,7 @@ class MeteredStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
             raise StopAsyncIteration
         try:
             payload, event = await anext(self._stream)
-        except (StopAsyncIteration, CloudFailure):  # also a stream that breaks may have cost all that was reserved
+        except (StopAsyncIteration, CloudFailure):  # a broken stream, too, may have cost its whole reservation
             answer = self._answer  # used as the charge only if the cloud reports no usage
             self._call.unreported_tokens = max(answer.bound, answer.reserved if self._call.is_reasoning else 0)
             raise
@@ -218,10 +218,10 @@ class MeteredStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
             continues = continues or not choice.get("finish_reason")
             self._indices[index_of(choice, 0)] = None
             delta = table(choice.get("delta")) or {"content": choice.get("text")}
-            size = text_bytes({**delta, **dict.fromkeys(OPAQUE)})  # these repeat text or hold signatures
+            size = text_bytes({**delta, **dict.fromkeys(OPAQUE)})  # opaque fields repeat text or hold signatures
             self._answer.bytes += size if payload.isascii() and b"\\u" not in payload else 2 * size
             self._answer.texts += size > 0
-        if (usage := ReportedUsage.of(event)) and event["choices"]:  # the usage so far, not the final one
+        if (usage := ReportedUsage.of(event)) and event["choices"]:  # usage so far; the final usage has no choices
             self._answer.texts, self._answer.bytes = usage.completion_tokens, 0
         self._call.unreported_tokens = max(self._call.unreported_tokens, self._answer.bound)
         if continues and self._answer.is_short and not await self._topped_up():
@@ -269,7 +269,7 @@ def _may_hide_tokens(body: dict[str, Any]) -> bool:
 
 
 def work_of(body: dict[str, Any]) -> str:
-    """Return the kind of work, for latency estimates. A stream is a separate kind, timed to its first event."""
+    """Return the kind of work, for latency estimates. Streams are a separate kind, timed to their first event."""
     if "messages" not in body and "prompt" not in body:
         return "embeddings"
     return "cloud stream" if body.get("stream") is True else "cloud"

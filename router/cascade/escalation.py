@@ -20,9 +20,9 @@ from ..tiers.interfaces import CloudStream, CloudTier, LocalAnswer
 from .cloud_call import CloudAttempt, MeteredStream, after, bound_unreported, cloud_call, demand_of
 
 T = TypeVar("T")
-#: Function that returns the seconds left for a call.
+#: Function that returns the seconds left for a cloud call.
 _Seconds = Callable[[], float]
-#: Function that asks one cloud.
+#: Function that sends a request body to one cloud and returns the answer.
 _Send = Callable[[CloudTier, dict[str, Any]], Awaitable[T]]
 
 
@@ -57,7 +57,7 @@ class Escalation:
         self._streaming = 0.0  # start of the stream, by time.monotonic()
 
     async def ruling(self) -> Ruling:
-        """Apply gate 0's rules. Read the budget only if a cloud may answer, since the file may be locked."""
+        """Apply gate 0's rules. The budget is read only if a cloud may answer, since the ledger file may be locked."""
         availability, budget = self.state.availability(), self.state.budget
         ruling = rule(self.job, availability)
         if budget is None or not ruling.cloud:
@@ -116,7 +116,7 @@ class Escalation:
 
     @property
     def races_excluded_cloud(self) -> bool:
-        """Return whether the latest gate decision rules out the racing cloud. False before that cloud is called."""
+        """Return whether the latest gate decision excludes the cloud in the race, if that cloud was called already."""
         has_called = self.racing and bool(self.record.cloud_calls)
         return has_called and self.record.cloud_model not in [candidate.model for candidate in self.candidates()]
 
@@ -152,7 +152,7 @@ class Escalation:
             raise
 
     async def stop_race(self, local: LocalAnswer, note: str) -> None:
-        """Stop the cloud in the race. A stopped cloud reports no usage, so the tokens of `local` are its estimate."""
+        """Stop the cloud in the race. The tokens of `local` estimate its usage, since a stopped cloud reports none."""
         race, self._race = self._race, None
         if race is None:
             return
@@ -190,7 +190,7 @@ class Escalation:
     async def open(
         self, body: dict[str, Any], time_left_s: _Seconds, *, begun: str | None = None, draft: str = ""
     ) -> CloudStream:
-        """Open a stream. `begun`: text of the last message, which the stream should continue."""
+        """Open a cloud stream. `begun`: text of the last message, if the cloud should continue that message."""
 
         async def begin(tier: CloudTier, sent: dict[str, Any]) -> CloudStream:
             return await tier.open(self._path, sent, timeout_s=time_left_s(), begun=begun, forwarded=self._forwarded)
@@ -225,10 +225,10 @@ class Escalation:
         raise CloudForbidden(UpstreamError(f"{cause.capitalize()}."), cause)
 
     async def _sent(self, tier: CloudTier, attempt: CloudAttempt, send: _Send[T], time_left_s: _Seconds) -> T:
-        """Return the answer of one cloud, asked with the draft if it accepts drafts. Retry without the draft if the
-        cloud refuses the field, and with another cap if it refuses the cap of `attempt`.
+        """Send a request to one cloud, with the draft if the cloud accepts drafts, and return the answer. If the cloud
+        refuses the draft or the cap of `attempt`, retry without the draft or with another cap.
         """
-        takes_draft = bool(attempt.draft) and "prediction" not in attempt.body  # the caller's draft has priority
+        takes_draft = bool(attempt.draft) and "prediction" not in attempt.body  # a draft by the caller has priority
         if takes_draft:
             wait_s, forwarded = time_left_s(), self.job.forwarded
             takes_draft = await tier.takes_drafts(attempt.call.model, timeout_s=wait_s, forwarded=forwarded)

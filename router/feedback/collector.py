@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("updraft.router")
 
-# If the cloud accepted a smaller share of the draft than this, the local answer counts as different from the cloud's.
+# Smallest share of the draft that the cloud must accept so that the local answer counts as equal to the cloud's.
 _ACCEPTED_SHARE = 0.9
 # Maximum number of answers waiting to be stored, so that a stalled disk cannot fill the memory with texts.
 MAX_WAITING = 256
-# Maximum seconds to wait for another process that writes, and at shutdown for all answers to be stored.
+# Maximum seconds to wait for another writing process, and, at shutdown, until all answers are stored.
 BUSY_S = 5.0
 
 
@@ -115,7 +115,7 @@ class ExperienceCollector:
             log.warning("judged answers arrive faster than they can be stored: some are dropped (see /metrics)")
 
     async def feedback(self, request_id: str, *, up: bool) -> bool:
-        """Store a user's thumb. Return whether the answer is stored. Raises sqlite3.OperationalError on a busy file."""
+        """Store a thumb up or down. Return whether the answer is stored. Raises OperationalError on a busy database."""
         return await asyncio.wrap_future(self._thread.submit(self._experience.feedback, request_id, up=up))
 
     async def close(self) -> None:
@@ -197,7 +197,7 @@ class ExperienceCollector:
 
 
 def _grades(judged: JudgedRequest, accepted: float | None) -> tuple[float | None, float | None]:
-    """Grade the local and the cloud's answer by their agreement, or for streams by the accepted share of the draft."""
+    """Return grades of the local and the cloud's answer, by their agreement or (streams) the accepted draft share."""
     from ...classifier.grading.agreement import grades
     from .comparable_answer import local_comparable_answer
 

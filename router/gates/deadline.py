@@ -35,12 +35,12 @@ class DeadlinePlan:
 
 
 def plan(remaining_s: float, local_s: float | None, cloud_s: float | None) -> DeadlinePlan:
-    """Choose both tiers if they fit or a time is unknown. Otherwise choose the tier that fits, or the faster tier."""
+    """Plan both tiers if their times fit in sequence or are unknown, "one" if each fits alone, else the faster tier."""
     if local_s is None or cloud_s is None or local_s + cloud_s <= remaining_s:
         return DeadlinePlan("both")
     why = f"deadline: {remaining_s:.1f} s left, the device takes {local_s:.1f} s and the cloud {cloud_s:.1f} s"
     if local_s <= remaining_s and cloud_s <= remaining_s:
-        return DeadlinePlan("one", f"{why}: time for one of them")
+        return DeadlinePlan("one", f"{why}: there is time for only one tier")
     if local_s <= remaining_s or (cloud_s > remaining_s and local_s <= cloud_s):
         return DeadlinePlan("local", f"{why}: the device is faster")
     return DeadlinePlan("cloud", f"{why}: the cloud is faster")

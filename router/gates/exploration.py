@@ -50,7 +50,7 @@ class ExplorationGates(_WrappingGates):
 
     `exploration`: share of requests sampled at random. For a sampled request, gates 1 and 2 only record what they
     would decide, and the finished local answer escalates after gate 3. `shadow`: sample every request. `monitor`: drift
-    monitor, or None if there is nothing to compare requests with.
+    monitor, or None if the policy has no calibration data to compare requests with.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ExplorationGates(_WrappingGates):
         return _SampledGates(self, self._exploration, "shadow" if self._shadow else "exploration") if explores else self
 
     def around(self, gates: Gates) -> ExplorationGates:
-        """Wrap other gates with the same exploration. Raises InvalidRequestError if the server reports no signals."""
+        """Return `gates` wrapped in the same exploration. Raises InvalidRequestError if the server sends no signals."""
         if isinstance(self._gates, NoSignalGates):
             raise InvalidRequestError(
                 "updraft.confidence needs log-probabilities, but the local server reports none. Leave it out.",
@@ -95,8 +95,8 @@ class ExplorationGates(_WrappingGates):
         return gates
 
     def follow(self, before: Gates | None, *, learns: bool) -> None:
-        """Take over from the previous gates, `before`, with their drift monitor if the calibration is the same.
-        `learns`: whether samples are stored for learning. If not, exploration stops."""
+        """Replace the previous gates, `before`, and keep their drift monitor if the calibration is the same. `learns`:
+        whether samples are stored for learning. If False, exploration stops."""
         if isinstance(before, ExplorationGates) and self.monitor is not None and before.monitor is not None:
             self.monitor = before.monitor if self.monitor.has_calibration_of(before.monitor) else self.monitor
         if not learns:
@@ -108,7 +108,7 @@ class ExplorationGates(_WrappingGates):
         return self._gates if isinstance(self._gates, PolicyGates) else None
 
     def stop_exploring(self) -> bool:
-        """Stop random sampling, because samples are not stored. Return whether it was on. Shadow mode continues."""
+        """Stop random sampling, because samples are not stored. Return whether it was on. Shadow mode stays on."""
         if self._shadow or not self._exploration:
             return False
         self._exploration = 0.0
@@ -128,7 +128,7 @@ class ExplorationGates(_WrappingGates):
         return replace(decision, propensity=1.0 if decision.escalate else self._exploration)
 
     def _quality(self, quality: float | None) -> float | None:
-        """Return the quality target to use. After a drift alarm, only half of the quality loss is allowed."""
+        """Return the quality target to use. A drift alarm halves the permitted loss of quality."""
         return quality if self.monitor is None or self.monitor.alarm is None else self._stricter(quality)
 
     def _stricter(self, quality: float | None) -> float | None:
@@ -150,7 +150,7 @@ def by_confidence(gates: Gates, confidence: float, signal: ConfidenceSignal) -> 
 
 
 class _SampledGates(_WrappingGates):
-    """Gates of one sampled request, which escalates after gate 3 in any case. `chance`: sampling probability."""
+    """Gates of one sampled request, which always escalates after gate 3. `chance`: probability of being sampled."""
 
     def __init__(self, gates: ExplorationGates, chance: float, why: str) -> None:
         super().__init__(gates)

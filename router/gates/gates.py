@@ -51,17 +51,17 @@ class Gates(Protocol):
 
     @property
     def quality(self) -> float | None:
-        """Router's own target, if the target is a calibrated quality."""
+        """The router's own quality target. None: the router has another kind of target."""
         return None
 
     @property
     def typical_p_gain(self) -> Floats | None:
-        """Gate 1's P(gain) values of typical calibration requests, if known, to compare live requests with."""
+        """Gate 1's P(gain) for typical calibration requests, which drift detection compares with live requests."""
         return None
 
     def check(self, quality: float | None) -> None:
-        """Compute and cache the thresholds of this target, which takes a millisecond or two. Like the gates themselves,
-        raises ConfigurationError if the target was not calibrated."""
+        """Compute and cache the thresholds for the target `quality`, which takes a millisecond or two. Raises
+        ConfigurationError if the target was not calibrated, as the gates would."""
         if quality is not None:
             raise uncalibrated("quality")
 
@@ -142,7 +142,7 @@ class PolicyGates(Gates):
         return self._against(3, f"after generation{self._promised(quality)}", p_gain, self._at(quality).after)
 
     def _at(self, quality: float | None) -> Thresholds:
-        if quality is not None:  # rounded up to bound the number of cached targets
+        if quality is not None:  # round up, so that the number of cached targets is bounded
             quality = min(1.0, math.ceil(quality * _QUALITIES - 1e-6) / _QUALITIES)
         if quality not in self._thresholds:
             self._thresholds[quality] = self.policy.thresholds_for(self._target_of(quality))
@@ -158,7 +158,7 @@ class PolicyGates(Gates):
         return ", which keeps the target on average" if kept else ""
 
     def _against(self, gate: int, moment: str, p_gain: float, threshold: float) -> GateDecision:
-        escalate = not p_gain <= threshold  # NaN escalates
+        escalate = not p_gain <= threshold  # a P(gain) of NaN escalates
         sign = "above" if escalate else "within"
         compared = f"{sign} threshold {threshold:.3f}" if threshold >= 0 else "escalates under this target"
         reason = f"{self._caveat}P(gain) {p_gain:.3f} {compared} {moment}"
@@ -204,7 +204,7 @@ class ConfidenceGates(Gates):
 
     def _judge(self, gate: int, moment: str, signals: Sequence[Signals], least: float) -> GateDecision:
         confidence = confidence_of(signals, self._by)
-        escalate = not confidence >= least  # NaN escalates
+        escalate = not confidence >= least  # a confidence of NaN escalates
         sign = "below" if escalate else "reaches"
         return GateDecision(
             gate,
@@ -255,6 +255,6 @@ def check_quality(gates: Gates, quality: float | None) -> None:
 
 
 def run_view(messages: Sequence[Message], answer: LocalAnswer, signals: Sequence[Signals]) -> RunView:
-    from ...classifier.features.gate_inputs import RunView  # imports numpy
+    from ...classifier.features.gate_inputs import RunView  # imported here, since importing numpy takes time
 
     return RunView.of(messages, answer, signals)

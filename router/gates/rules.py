@@ -41,7 +41,7 @@ class Ruling:
 
     @property
     def open(self) -> bool:
-        """Return whether both tiers may answer, so that the learned gates decide."""
+        """Return whether both tiers may answer, so that gates 1 to 3 decide."""
         return self.local and self.cloud
 
 

@@ -25,7 +25,7 @@ class GateSelection:
     policy: str
     # Models of the running pair: {"local": name, "cloud": name}.
     models: dict[str, str]
-    # Folders to search for a policy of this pair. The first match is used.
+    # Folders in which to look for a policy of this pair. The first policy found is used.
     own: tuple[Path, ...] = ()
     # Whether a policy that was calibrated for another pair may be used.
     allow_foreign: bool = False

@@ -40,7 +40,7 @@ _TAIL = re.compile(rf"({_MARKS})([0-9]{{1,3}})(?![0-9])")  # the last group of c
 # Prefixes of issued cards.
 _ISSUED = re.compile("[3-6]|2[2-7]")
 _MARKDOWN = str.maketrans("", "", "*_`~ \t")
-# A sequence of digit groups, also across lines. Only the whole sequence may be a card, so that tables do not match.
+# A sequence of digit groups, also across lines. Only the whole may be a card number: parts of tables do not match.
 _ROW = re.compile(r"(?<!\d)\d++(?:(?:\s{1,3}+|-)\d++)++", re.ASCII)
 # Whole sequences of digit groups, separated by any marks.
 _RUN = re.compile(rf"(?<![0-9])[0-9]++(?:{_MARKS}+[0-9]++)++")
@@ -120,7 +120,7 @@ def _has_iban(text: str) -> bool:
 def _joined(groups: list[str], longest: int) -> Iterator[str]:
     """Join each group of at least four characters with the groups after it. Yield joins up to `longest` characters."""
     for first, group in enumerate(groups):
-        if len(group) >= 4:  # true of every card; without this check, a megabyte of digits takes seconds
+        if len(group) >= 4:  # every card has such a group; without this check, a megabyte of digits takes seconds
             yield from _prefixes(groups[first : first + longest], longest)
 
 
@@ -167,7 +167,7 @@ _LONG = (  # prefixes, each followed by 32 letters and digits
 _API_KEY = "|".join(
     (
         rf"\b(?:{'|'.join(_BEGUN)}){_KEY}{{20}}|\b(?:{'|'.join(_LONG)}){_LETTER}{{32}}|\bfw_{_LETTER}{{20}}",
-        rf"\b(?:sk|pk|rk)[-_]{_KEY}{{20}}|\bwhsec_[0-9A-Za-z+/=_-]{{24}}",  # OpenAI's, Stripe's
+        rf"\b(?:sk|pk|rk)[-_]{_KEY}{{20}}|\bwhsec_[0-9A-Za-z+/=_-]{{24}}",  # keys of OpenAI, Stripe
         rf"\bSG\.{_KEY}{{16,64}}\.{_KEY}{{16}}",
         r"\bA(?:KI|SI|BI|CC)A[0-9A-Z]{16}\b|(?i:aws.?secret.?(?:access.?)?key)[^0-9A-Za-z]{1,8}[0-9A-Za-z/+]{40}",
         rf"\bgh[pousr]_{_WORD}{{30}}|\bgithub_pat_{_WORD}{{30}}",
@@ -176,7 +176,7 @@ _API_KEY = "|".join(
         r"|\bhooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)/[0-9A-Za-z]{6}",
         rf'\bAIza{_KEY}{{35}}|\bya29\.{_KEY}{{20}}|\bGOCSPX-{_KEY}{{20}}|\b1//0{_KEY}{{30}}|"private_key_id"\s{{0,8}}:',
         r"(?i:\b(?:Account|SharedAccess)Key\s{0,2}=\s{0,2}[0-9A-Za-z+/]{32})|(?i:\bsig=[0-9A-Za-z%+/_-]{30})"
-        rf"|\bSharedAccessSignature\b|{_WORD}{{3}}[0-9]Q~[0-9A-Za-z_.~-]{{31}}",  # Azure's
+        rf"|\bSharedAccessSignature\b|{_WORD}{{3}}[0-9]Q~[0-9A-Za-z_.~-]{{31}}",  # keys of Azure
         r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY|\bPuTTY-User-Key-File-",
         rf"\beyJ{_KEY}{{10,}}\.eyJ{_KEY}{{10,}}\.{_KEY}",
         rf"\bdiscord(?:app)?\.com/api/webhooks/[0-9]{{15,20}}/{_KEY}{{20}}"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from html.entities import html5
 
 _LAYERS = 8  # maximum levels of nested escapes, more than in real texts
-# One regex group per notation of escapes. Octal escapes are as in C.
+# Escapes, with one regex group per notation. Octal escapes are those of C.
 _ESCAPE = re.compile(
     r"(?<!\\)\\++(?:(?-i:U)([0-9a-f]{8})|u([0-9a-f]{4})|[ux]\{0{0,8}([0-9a-f]{1,6})\}|x([0-9a-f]{2})|(0000[0-9a-f]{2})"
     r"|0?([0-3][0-7]{2})|N\{([a-z0-9 -]{2,80})\}|([nrt\"'/@.:_*-]))"
@@ -43,7 +43,7 @@ _DUMP = re.compile(
 )
 # Tag characters: invisible copies of ASCII.
 _TAGS = {0xE0000 + code: code for code in range(0x20, 0x7F)}
-# Base32 (RFC 4648) of ASCII. In five of every eight letters one bit is zero. Few words of a language have this form.
+# Base32 (RFC 4648) of ASCII text: one bit is zero in five of every eight letters, unlike in most words of a language.
 _BASE32_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 _BASE32_DIGITS = str.maketrans(_BASE32_LETTERS, "0123456789ABCDEFGHIJKLMNOPQRSTUV")
 _BASE32_GROUP = "".join(
@@ -66,11 +66,11 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1f\ufffd]")
 
 
 class TooLongError(Exception):
-    """The request has more text than the rules read."""
+    """The request has more text than the privacy rules read."""
 
 
 class ReadingBudget:
-    """Number of characters that may still be read of one request, over all readings of its texts."""
+    """Number of characters that the rules may still read of one request, over all decoded forms of its texts."""
 
     def __init__(self, most: int) -> None:
         self.left = most
@@ -113,7 +113,7 @@ def encoded_texts(text: str) -> Iterator[str]:
 
 
 def base85_texts(text: str, budget: ReadingBudget) -> Iterator[str]:
-    """Yield the base85 texts in `text`, before escapes (of the same characters) are decoded. Raises TooLongError."""
+    """Yield the base85 texts in `text`, whose escapes must not be decoded yet. Raises TooLongError."""
     for match in _FRAMED.finditer(text):
         yield from filter(None, (_decoded(base64.a85decode, match[1]),))
     for match in _BASE85.finditer(text):
@@ -124,7 +124,7 @@ def base85_texts(text: str, budget: ReadingBudget) -> Iterator[str]:
 
 
 def has_data(text: str) -> bool:
-    """Return whether `text` has base64 data that is not text. Few words have capitals, small letters and digits."""
+    """Return whether `text` has long base64 data (capitals, small letters and digits) that does not encode text."""
     long = (match[0] for match in _BASE64.finditer(text) if len(match[0]) >= _DATA)
     return any(all(re.search(kind, data) for kind in _KINDS) and not _text_of(data) for data in long)
 
@@ -154,7 +154,7 @@ def _character(match: re.Match[str]) -> str:
 
 
 def _entity_character(name: str) -> str:
-    """Return the character of an HTML entity. If there is no semicolon, letters of a word may follow the name."""
+    """Return the character of an HTML entity, and the letters after it if the entity ends without a semicolon."""
     for end in range(len(name), 1, -1):
         for spelled in (name[:end], name[:end].lower()):
             meant = html5.get(spelled) or html5.get(f"{spelled};")

@@ -10,8 +10,8 @@ from typing import Any
 from ...protocol.errors import ConfigurationError, MissingDependencyError
 
 PERSONAL = "presidio"
-_PIECE = 50_000  # characters per call; spaCy takes at most a million, and needs memory for each
-_MIN_SCORE = 0.5  # minimum score of a finding
+_PIECE = 50_000  # characters per call; spaCy takes at most a million, and needs memory for each character
+_MIN_SCORE = 0.5  # minimum score, from 0 to 1, of an entity that Presidio finds
 
 
 def presidio_detector(entities: tuple[str, ...], language: str, model: str) -> Callable[[str], bool] | None:
@@ -34,7 +34,7 @@ def presidio_detector(entities: tuple[str, ...], language: str, model: str) -> C
     known: list[str] = engine.get_supported_entities(language)
     if unknown := sorted(set(entities) - set(known)):
         raise ConfigurationError(
-            f"privacy.presidio: there is no {', '.join(unknown)}. Known: {', '.join(sorted(known))}.",
+            f"privacy.presidio: unknown entity {', '.join(unknown)}. Known: {', '.join(sorted(known))}.",
             param="privacy.presidio",
         )
 

@@ -17,8 +17,8 @@ from .split_values import split_across_messages, split_across_values
 from .text_views import strings, visible, written_and_visible
 from .unreadable import TOO_LONG, unreadable_field, unreadable_text
 
-MAX_READ = 2**22  # maximum characters read of one request, summed over all readings of its texts
-_SHORT = 2**13  # maximum characters of requests that are not searched in a thread
+MAX_READ = 2**22  # maximum characters read of one request, summed over all decoded forms of its texts
+_SHORT = 2**13  # maximum characters of requests that are searched on the event loop instead of in a thread
 _BETWEEN = "\n\ufdd0\n"  # separator of texts, with a noncharacter, so that no built-in rule matches across texts
 
 
@@ -42,7 +42,7 @@ class Privacy:
         for name in self.builtin:
             if name not in BUILTIN:
                 raise ConfigurationError(
-                    f"privacy.builtin: there is no {name!r}. Known: {', '.join(BUILTIN)}.", param="privacy.builtin"
+                    f"privacy.builtin: there is no rule {name!r}. Known: {', '.join(BUILTIN)}.", param="privacy.builtin"
                 )
         for name, pattern in self.patterns.items():
             searcher(pattern, name)
@@ -61,10 +61,10 @@ class PrivacyRules:
         self.is_on = bool(settings)
 
     async def match(self, body: dict[str, Any]) -> str | None:
-        """Return the first rule that a text of `body` matches, else a content that no rule can read, else None."""
+        """Return the first rule that a text of `body` matches, else the kind of unreadable content in it, else None."""
         if not self.is_on:
             return None
-        # Search short requests on the event loop. Counting stops at the limit.
+        # Search short requests on the event loop. `all` stops counting characters at the limit.
         if self._personal is None and all(n <= _SHORT for n in accumulate(len(text) + 4 for text in strings(body))):
             return self._match(body)
         return await asyncio.to_thread(self._match, body)

@@ -74,6 +74,6 @@ def _groups(text: str) -> tuple[list[str], bool]:
 
 
 def _card_groups(groups: Sequence[str]) -> list[str]:
-    """Return the leading groups that can belong to one card number whose other part is in the neighbouring text."""
+    """Return the leading groups that together have fewer digits than the longest card number."""
     digits = accumulate(map(len, groups))
     return [group for group, total in zip(groups, digits, strict=True) if total < CARD_DIGITS[1]]

@@ -12,14 +12,14 @@ from ..request.json_narrowing import rows, table, tables
 from .escapes import ReadingBudget
 
 _LARGE = 10**40  # larger numbers cannot be personal data
-# Texts are normalized piece by piece: some characters grow 18-fold, and each call blocks all threads.
+# A piece of a text for normalization, which blocks all threads during a call and lengthens some characters 18-fold.
 _PIECE = re.compile(r".{1,16384}[^\x00-\x7f]{0,64}", re.DOTALL)
 # Unicode's Default_Ignorable_Code_Point: invisible characters, including variation selectors and fillers.
 _IGNORABLE = re.compile(
     r"[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
     r"\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-# Lookalikes of plain characters that Unicode does not list: line ends, Braille's blank, China's full stop.
+# Plain characters for lookalikes that Unicode does not list: line ends, Braille's blank, the Chinese full stop.
 _LOOKS_LIKE = {"\t": "\t", "\n": "\n", "\r": "\r", "\u2800": " ", "\u3002": "."} | dict.fromkeys(
     "\v\f\x85\u2028\u2029", "\n"
 )
@@ -60,7 +60,7 @@ def written_and_visible(text: str, budget: ReadingBudget) -> Collection[str]:
 
 
 def visible(text: str, budget: ReadingBudget) -> Collection[str]:
-    """Return `text` as it looks: normalized (`written`), and also without invisible characters (`plain`)."""
+    """Return two forms of `text` as it looks: normalized (`written`), and without invisible characters (`plain`)."""
     normal = written(text, budget)
     return dict.fromkeys((normal, plain(normal)))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Digests of the API key and of the request's `user`, 32 hexadecimal digits each; empty if absent."""
+    """Digests of the API key and of the request's `user`: 32 hexadecimal digits each; empty without a key or user."""
 
     key: str = ""
     user: str = ""

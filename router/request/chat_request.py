@@ -28,10 +28,10 @@ from ...protocol.structured import ignored
 from ...protocol.turns import whole_turns
 from .json_narrowing import table, tables
 
-#: Smallest values that any engine accepts. `_UNBOUNDED`: smaller values that some engines accept as "no limit".
+#: Smallest values that any engine accepts. `_UNBOUNDED` has smaller values that some engines read as "no limit".
 _MINIMA = {"temperature": 0, "max_tokens": 1, "max_completion_tokens": 1, "n": 1}
 _UNBOUNDED = {"max_tokens": (-1,), "max_completion_tokens": (-1,)}
-#: Fields whose contents have other types on some servers, so that a wrong type is no error if a cloud answers.
+#: Fields whose contents have other types on some servers. A wrong type in these is no error if a cloud can answer.
 _OPEN_ENDED = ("tools", "tool_choice", "response_format", "structured_outputs", "json_schema", "grammar")
 
 RequestedTier = Literal["auto", "local", "cloud"]
@@ -67,9 +67,9 @@ class RoutingRequest:
     deadline: float | None = None
     # Name of the privacy rule that the request matches, if any.
     privacy_rule: str | None = None
-    # The caller's names of fields, if the request was translated.
+    # Names of fields in the caller's API, by their names in chat requests, if the request was translated.
     names: Mapping[str, str] = field(default_factory=dict[str, str])
-    # Notes on parts of the request that no tier reads.
+    # Notes on parts of the request that have no effect on any tier.
     notes: tuple[str, ...] = ()
     # Headers and query parameters to forward to a cloud.
     forwarded: Forwarding = NOTHING
@@ -124,7 +124,7 @@ def read_routing_request(
     hold_tokens: int | None,
     started: float,
 ) -> RoutingRequest:
-    """Read a request that arrived at `started` (`time.monotonic()`). `hold_tokens`: default of that option. Raises
+    """Read a request that arrived at `started` (`time.monotonic()`). `hold_tokens`: default of this option. Raises
     InvalidRequestError if no tier could process the request."""
     read_switches(body, ChatRequest)
     body |= whole_turns(body)
@@ -264,8 +264,8 @@ def unsupported_on_device(request: ChatRequest | CompletionRequest) -> Unsupport
 
 
 def with_trimmed_turns(body: dict[str, Any]) -> dict[str, Any]:
-    """Return `body` with trimmed user turns, since blanks around a turn mean nothing but may mislead a small model. The
-    inside of a turn stays unchanged. Clouds get every turn unchanged."""
+    """Return `body` with trimmed user turns, since blanks around a turn mean nothing but may mislead a small model.
+    The result is for the device: clouds get every turn unchanged."""
     messages = tables(body.get("messages"))
     if messages is None:
         return body
@@ -274,9 +274,9 @@ def with_trimmed_turns(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def trimmed(text: str) -> str:
-    """Return `text` without blank lines at the start, blanks and line feeds at the end, and the indentation of the
-    first line unless another line is indented too. A text of only whitespace and the end of an open code block stay
-    unchanged."""
+    """Return `text` without blank lines at the start and white space at the end. The indentation of the first line is
+    removed unless another line is indented, too. A text of only white space stays unchanged, and so does the end of
+    an open code block."""
     return _end_trimmed(_start_trimmed(text)) or text
 
 

@@ -1,4 +1,4 @@
-"""Narrowing of decoded JSON from outside to a checked type."""
+"""Type checks of decoded JSON that comes from clients or clouds."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class AnswerCache(BoundedCache[bytes, CachedCompletion]):
 
 
 class CacheSlot:
-    """Cache entry of one request."""
+    """The place in the answer cache for one request, by the request's key."""
 
     def __init__(self, cache: AnswerCache, key: bytes) -> None:
         self._cache = cache
@@ -60,7 +60,7 @@ class CacheSlot:
     def of(
         cls, cache: AnswerCache | None, caller: Caller, request: WireRequest, body: dict[str, Any]
     ) -> CacheSlot | None:
-        """Return the entry, or None if the answer may vary because the request has neither temperature 0 nor a seed.
+        """Return the slot, or None if the answer may vary because the request has neither temperature 0 nor a seed.
 
         The key covers API key, query, headers that a cloud may read, and `body` without stream options.
         """
@@ -75,8 +75,8 @@ class CacheSlot:
         return self._cache.get(self._key)
 
     def keep(self, completion: dict[str, Any], record: RequestRecord) -> None:
-        """Cache an answer, unless it depends on time or chance, or cannot be repeated as a stream. A failure, a spent
-        budget or a continuation in the cloud depends on time. Exploration depends on chance."""
+        """Cache an answer if it can be repeated, also as a stream. Answers that depend on time (a failure, a spent
+        budget, a continuation in the cloud) or chance (exploration) are not cached."""
         by_chance = record.time_dependent or any(
             decision.exploration_chance for decision in (record.decision, *record.decisions)
         )
@@ -106,7 +106,7 @@ def answer_of(entry: CachedCompletion, record: RequestRecord) -> dict[str, Any]:
 
 
 async def stream_of(completion: dict[str, Any], *, include_usage: bool) -> AsyncGenerator[bytes]:
-    """Yield a completion as a stream: a chunk per choice, then one with the finish reasons and the `updraft` object."""
+    """Yield a completion as a stream: one chunk per choice, then a chunk with finish reasons and `updraft` object."""
     last = ("choices", "usage", "updraft", "sampling")
     base = {name: value for name, value in completion.items() if name not in last}
     base["object"] = "chat.completion.chunk"

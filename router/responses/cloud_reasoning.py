@@ -18,7 +18,7 @@ def whole(completion: dict[str, Any]) -> dict[str, Any]:
 
 
 class CloudReasoning:
-    """Converter of reasoning in one stream's events. Reasoning already in `reasoning_content` stays unchanged."""
+    """Converter of `<think>` text in one stream's events. Reasoning in `reasoning_content` stays unchanged."""
 
     def __init__(self) -> None:
         self._splitters: dict[Any, ReasoningSplitter] = {}

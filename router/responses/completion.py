@@ -75,7 +75,7 @@ def prompt_logprobs(
     for score in answer.prompt_scores:
         top = ((*each, rank) for rank, each in enumerate(score.top[:shown], 1))
         ranked = [(score.id, score.logprob, score.rank), *top]
-        entries.append(  # a token that ends inside a character gets a replacement character
+        entries.append(  # an incomplete UTF-8 character in a token becomes a replacement character
             {
                 str(token): PromptToken(logprob, rank, token_bytes(token).decode(errors="replace"))
                 for token, logprob, rank in ranked
@@ -85,7 +85,7 @@ def prompt_logprobs(
 
 
 def headers(info: UpdraftInfo, *, begun: bool = False) -> dict[str, str]:
-    """Return the `x-updraft-*` and `x-request-id` headers. `begun`: omit the costs, which are not yet known."""
+    """Return the `x-updraft-*` and `x-request-id` headers. `begun`: a stream begins, so that costs are unknown."""
     values = {"x-request-id": info.request_id, **info.headers()}
     if begun:
         for name in ("x-updraft-cost-usd", "x-updraft-saved-usd"):
@@ -95,11 +95,11 @@ def headers(info: UpdraftInfo, *, begun: bool = False) -> dict[str, str]:
 
 def internal_error() -> UpdraftError:
     """Return the error to send to the caller after an unexpected exception."""
-    return UpdraftError("The router failed on this request; its log says why.", code="internal_error")
+    return UpdraftError("The router failed on this request. See the router's log for the cause.", code="internal_error")
 
 
 def failure(error: UpdraftError | CloudFailure, record: RequestRecord | None = None) -> WireResponse:
-    """Return an OpenAI-shaped error, with a cloud's message. A header forbids retries if the device read the prompt."""
+    """Return an error in OpenAI's format. If the device has read the prompt, a header asks clients not to retry."""
     typed = error.error if isinstance(error, CloudFailure) else error
     values = {"content-type": "application/json", **typed.headers()}
     if record is not None:
@@ -152,12 +152,12 @@ def token_logprobs(shown: Sequence[tuple[int, Token]], token_bytes: TokenBytes) 
 
 
 def text_logprobs(shown: Sequence[tuple[int, Token]], token_bytes: TokenBytes, echoed: int) -> TextLogprobs:
-    """Return the log-probabilities in the form of `/v1/completions`, after `echoed` characters of the prompt."""
+    """Return the log-probabilities in the form of `/v1/completions`. `echoed`: length of the echoed prompt."""
     return TextLogprobs.of(token_logprobs(shown, token_bytes).content, [echoed + start for start, _ in shown])
 
 
 class ChunkWriter:
-    """Writer of one stream's chunks, with the same ID, model and time, and `usage: null` until a requested usage."""
+    """Writer of one stream's chunks. If the caller asked for the usage, all chunks before it have `usage: null`."""
 
     def __init__(self, cascade: Cascade) -> None:
         self.index = 0  # index of the answer that is being written

@@ -1,4 +1,4 @@
-"""Requests to endpoints without gates. Only rules choose the tier, and the request is forwarded unchanged."""
+"""Requests to endpoints without gates: rules alone choose the tier, and clouds get the request unchanged."""
 
 from __future__ import annotations
 
@@ -51,10 +51,9 @@ class DirectCall:
     async def route(
         self, path: str, unsupported: InvalidRequestError | None, why_cloud: str
     ) -> tuple[Ruling, Escalation]:
-        """Return the tiers that may answer, and the escalation to the cloud. `unsupported`: why the device
-        cannot answer. `why_cloud`: reason to report if the rules allow both tiers, or if only a cloud has the
-        feature. Raises the errors of `rule`.
-        """
+        """Return the tiers that may answer, and the escalation to the cloud. `unsupported`: why the device cannot
+        answer. `why_cloud`: reason to report if both tiers may answer, or if only a cloud has the feature. Raises the
+        errors of `rule`."""
         self.job = replace(self.job, unsupported=unsupported)
         escalation = Escalation(self.job, self.state, self.record, path)
         self.closing.push_async_callback(escalation.aclose)
@@ -108,7 +107,7 @@ def read_any_model(request: WireRequest) -> tuple[dict[str, Any], str]:
 
 
 def forwarder(path: str, what: str) -> DirectHandler:
-    """Return a handler that forwards requests to a cloud's endpoint `path`. `what`: name of the results, for errors."""
+    """Return a handler that forwards requests to the cloud endpoint `path`. `what`: noun for the results in errors."""
 
     async def handle(call: DirectCall) -> DirectReply:
         none_here = CloudOnlyError(f"This device cannot create {what}: a cloud is needed.", param="model")

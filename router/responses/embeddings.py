@@ -26,8 +26,8 @@ _READ = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
 
 async def embed(call: DirectCall, truncate: bool | None = False) -> DirectReply:
-    """Answer an embeddings request. Raises UpdraftError or CloudFailure. `truncate`: cut inputs to the context of the
-    device's model. None: the device cuts inputs, and the cloud gets them whole."""
+    """Answer an embeddings request. Raises UpdraftError or CloudFailure. `truncate`: whether the device cuts inputs to
+    its context length. None: like True, but without a note if a cloud answers, which gets the inputs whole."""
     body, record = call.job.body, call.record
     ruling, escalation = await call.route("embeddings", _why_not_on_device(call), "embeddings come from the cloud")
     if not ruling.cloud:
@@ -45,7 +45,7 @@ async def embed(call: DirectCall, truncate: bool | None = False) -> DirectReply:
 
 
 def _why_not_on_device(call: DirectCall) -> InvalidRequestError | None:
-    """Return why the device may not answer, or None. Vectors of two models are not comparable."""
+    """Return why the device may not answer, or None. With `auto`, all vectors come from the cloud if there is one."""
     try:
         read_embedding(call.job.body)
     except WrongTypeError:

@@ -24,7 +24,7 @@ class StreamBody(AsyncIterator[bytes]):
         self._ended = self._is_held = False
 
     def hold_end(self) -> Callable[[int], Awaitable[None]]:
-        """Return `end` for a translation of this stream. The stream then calls `end` only if it fails or is closed."""
+        """Return `end`, for a translator to call after its last event. This body then calls `end` only on failure."""
         self._is_held = True
         return self._finish
 

@@ -118,7 +118,7 @@ class _LocalText:
 
     def __init__(self, cascade: Cascade, chunks: ChunkWriter, reader: AnswerParser | None = None) -> None:
         self._cascade = cascade
-        self.reader = cascade.reader() if reader is None else reader  # a continuation keeps the answer's parser
+        self.reader = cascade.reader() if reader is None else reader  # a continued answer keeps its parser
         self._shown = ShownTokens(cascade.local) if cascade.chat.logprobs else None
         self.chunks = chunks
         self.sent = ""
@@ -150,7 +150,7 @@ class _LocalText:
 
 
 async def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
-    """Apply gate 2 every `gates.tokens` tokens, except to an answer that ends anyway, at the caller's token limit."""
+    """Return whether gate 2 rejects the answer. It runs every `gates.tokens` tokens, except at the token limit."""
     spent = len(answer.tokens)
     if spent % cascade.gates.tokens or cascade.chat.sampling().max_tokens == spent:
         return False
@@ -174,7 +174,7 @@ async def _judge_streamed(cascade: Cascade, answer: LocalAnswer) -> None:
 
 
 async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: LocalAnswer) -> AsyncGenerator[bytes]:
-    """Let the cloud continue the streamed text. If the cloud fails, the local model may continue, without gates."""
+    """Let the cloud continue the streamed text. If the cloud fails and `fallback` allows it, the device continues."""
     chat = cascade.chat
     messages = continued(chat.messages, paired(writer.sent), continues=chat.continue_final_message)
     last = {"role": "assistant", "content": messages[-1].text}
@@ -230,7 +230,7 @@ async def relay(
     """Yield the cloud's events unchanged. The finish reason comes last, with the usage in `updraft`.
 
     `reasoning`: converter that moves reasoning from the text to its own field; None: the text stays as it is.
-    `adopt`: writer of the stream that the cloud continues, which also writes the end mark.
+    `adopt`: writer of the local stream that the cloud continues. The caller then sends the end mark.
     """
     finish: dict[str, Any] | None = None
     counted: bytes | None = None
@@ -260,7 +260,7 @@ async def relay(
     except CloudFailure as failure:
         record.failed(failure)
         raise StreamError(failure.error) from failure
-    finally:  # also if the caller leaves; without the server's usage, estimate one token per chunk
+    finally:  # also if the client disconnects; without reported usage, count one token per chunk
         record.cloud.completion_tokens = record.cloud.completion_tokens or written
     if finish is None:
         raise StreamError(EngineError("The cloud's stream ended without a finish reason."))

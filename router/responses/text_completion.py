@@ -71,7 +71,7 @@ def _device_request(body: dict[str, Any]) -> tuple[CompletionRequest | None, Inv
 
 
 def _wants_scores_only(body: dict[str, Any]) -> bool:
-    """Return whether only the prompt's scores are wanted. The engine then generates one token that is not sent."""
+    """Return whether only the prompt's log-probabilities are wanted. The engine then generates one unsent token."""
     return body.get("max_tokens") == 0 and body["max_tokens"] is not False
 
 
@@ -128,7 +128,7 @@ class _LocalAnswers:
         ids, echo = await self._echoed(prompt)
         if echo and request.logprobs is None:
             yield TextChoice(echo, index=index)
-        waits = request.echo and request.logprobs is not None  # the echo waits for the scores of the prompt
+        waits = request.echo and request.logprobs is not None  # whether the echo needs the prompt's log-probabilities
         shown = None if request.logprobs is None or self._wants_scores_only else ShownTokens(self._local)
         run = await self._local.start_text(prompt, params, constraint=request.constraint())
         sent = 0

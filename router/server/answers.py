@@ -19,7 +19,7 @@ from ..storage.answer_store import AnswerStore, StoredAnswer
 log = logging.getLogger("updraft.router")
 T = TypeVar("T")
 
-MAX_BACKGROUND = 100  # concurrent responses
+MAX_BACKGROUND = 100  # maximum number of responses in progress in the background
 _NOT_STORED = "store: this answer could not be stored"
 _ENDED = ("completed", "incomplete", "failed", "cancelled")
 
@@ -48,7 +48,7 @@ class BackgroundResponse:
         self.add(ResponseEvents(self.response, len(self.events)).fail(error))
 
     async def cancel(self) -> None:
-        """Cancel the task unless the response has ended and is only being stored. Wait for the task to end."""
+        """Cancel the task, and wait for its end. A task that only stores a finished response is not cancelled."""
         if self.task is not None:
             if not is_ended(self.response):
                 self.task.cancel()
@@ -82,7 +82,7 @@ class AnswerService:
         return self._config.store is not None
 
     def wanted(self, param: str) -> None:
-        """Raise UnsupportedFeatureError for `param` if the router does not store answers."""
+        """Raise UnsupportedFeatureError if the router stores no answers. `param`: field that needs stored answers."""
         if not self.enabled:
             raise UnsupportedFeatureError(
                 f"{param}: this router stores no answers. Set store = true in its settings, or omit the field.",

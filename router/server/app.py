@@ -35,7 +35,7 @@ from .routes.openai.files import MAX_UPLOAD, UPLOADS
 
 #: Header with the seconds that the client waits for the answer to begin, like the read timeout of OpenAI's clients.
 TIMEOUT_HEADER = "x-updraft-timeout"
-_CLIENTS_TIMEOUTS = ("x-stainless-read-timeout", "x-stainless-timeout")  # OpenAI's Python and JavaScript clients
+_CLIENTS_TIMEOUTS = ("x-stainless-read-timeout", "x-stainless-timeout")  # headers of OpenAI's Python and JS clients
 
 _SET_KEY = "set a key with --app-api-key-env"
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -53,9 +53,9 @@ class DaemonOptions:
     port: int = 4114
     # File to write the URL to once the daemon is ready.
     ready_file: Path | None = None
-    # API key that clients must send. None is for loopback only, because others could spend the user's cloud budget.
+    # API key that clients must send. None: loopback only, because other machines could spend the user's cloud budget.
     api_key: str | None = field(default=None, repr=False)
-    # TLS certificate and key. None serves plain HTTP, which needs `insecure` beyond loopback.
+    # TLS certificate and key. None: plain HTTP, which needs `insecure` on addresses other than loopback.
     tls: TlsFiles | None = None
     insecure: bool = False
     # Source of reloaded settings. None disables reloading.
@@ -121,7 +121,7 @@ def daemon_app(
 
 
 def _stamped(response: WireResponse) -> WireResponse:
-    """Drop the router's x-request-id, since the HTTP shell sets its own. x-updraft-request-id keeps the router's ID."""
+    """Drop the router's x-request-id, since the HTTP server sets another. x-updraft-request-id keeps the router's."""
     headers = {name: value for name, value in response.headers.items() if name != "x-request-id"}
     return replace(response, headers=headers)
 

@@ -51,7 +51,7 @@ class ChatSocket:
         try:
             while (message := await self._socket.receive())["type"] == "websocket.receive":
                 await self._handle_command(message.get("bytes") or (message.get("text") or "").encode())
-        except WebSocketDisconnect:  # the client left while an error was being sent
+        except WebSocketDisconnect:  # the client disconnected while an error was sent
             pass
         finally:
             chats = list(self._chats.values())
@@ -134,8 +134,8 @@ class ChatSocket:
 
 class ResponsesSocket(ChatSocket):
     """Responses over one WebSocket, one after the other. Each client message is `response.create`. The server sends the
-    events of the stream, or an `error` event. The next request may continue the last response, even if it is not
-    stored; a failure forgets it."""
+    events of the stream, or an `error` event. A request may continue the previous response, even if that response is
+    not stored. After a failure it cannot be continued."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -41,7 +41,7 @@ ROUTES: tuple[Route, ...] = (
 
 
 class Endpoints:
-    """Dispatcher of requests to endpoints. The router starts with the first request that needs it."""
+    """Dispatcher of requests to endpoints. The router starts when a request first needs the router."""
 
     def __init__(self, router: Router, routes: tuple[Route, ...] = ROUTES) -> None:
         self.router = router

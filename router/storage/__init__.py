@@ -1,1 +1,1 @@
-"""Stores of answers, files and batches, which the user can turn on."""
+"""Stores of answers, files and batches. The settings `store` and `files` turn them on."""

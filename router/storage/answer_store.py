@@ -113,7 +113,7 @@ class AnswerStore:
         model: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> tuple[list[StoredAnswer], bool]:
-        """Return a page of answers (of `model`, with `metadata`), and whether more follow. Raises NotFoundError."""
+        """Return a page of answers, and whether more follow. `model`, `metadata`: filters. Raises NotFoundError."""
         where, values = "owner = ? AND kind = ?", [owner, kind]
         if model is not None:
             where, values = f"{where} AND model = ?", [*values, model]
@@ -132,7 +132,8 @@ class AnswerStore:
     def change(
         self, owner: str, kind: Kind, answer_id: str, change: Callable[[StoredAnswer], StoredAnswer]
     ) -> StoredAnswer:
-        """Store and return what `change` makes of the metadata, body and input, atomically. Raises NotFoundError."""
+        """Apply `change` to an answer's metadata, body and input, atomically, and return the changed answer. Raises
+        NotFoundError."""
         key = (owner, kind, answer_id)
         with self._database.transaction() as connection:
             answers = self._select("owner = ? AND kind = ? AND id = ?", key, connection=connection)
@@ -171,7 +172,7 @@ class AnswerStore:
     def _select(
         self, where: str, values: tuple[str, ...], order: str = "", *, connection: sqlite3.Connection | None = None
     ) -> list[StoredAnswer]:
-        """Return the stored answers that match and have not expired. `connection`: that of the caller's transaction."""
+        """Return stored answers that match and have not expired. `connection`: connection of the open transaction."""
         query = f"SELECT {', '.join(_COLUMNS)} FROM answers WHERE created >= ? AND {where} {order}"
         with self._database.use() if connection is None else nullcontext(connection) as lent:
             rows = lent.execute(query, (self._oldest(), *values)).fetchall()

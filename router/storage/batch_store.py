@@ -86,16 +86,16 @@ class BatchJob:
 
     # Digest of the key that created the batch.
     owner: str
-    # IDs of the files for answers and errors. None: the batch has not begun.
+    # IDs of the output files for answers and for errors. None: the batch has not begun.
     output_id: str | None
     error_id: str | None
-    # Seconds to keep these files. None: for ever.
+    # Seconds to keep the output files. None: for ever.
     outputs_expire_s: int | None
     batch: Batch
 
 
 class BatchStore:
-    """Store of batches. A batch, like a file, is visible only to its owner. All methods wait for the disk."""
+    """Store of batches. A batch is visible only to its owner. All methods block on the disk."""
 
     def __init__(self, database: FilesDatabase) -> None:
         self._database = database
@@ -156,7 +156,7 @@ class BatchStore:
         return BatchJob(owner, output_id, error_id, outputs_expire_s, _batch(body))
 
     def begin(self, batch_id: str, total: int, output_id: str, error_id: str) -> Batch:
-        """Record the output files of a batch, and start it unless it was cancelled."""
+        """Record the output files of a batch, and start the batch unless it was cancelled."""
 
         def begin(batch: Batch) -> None:
             if batch.status == "validating":
@@ -176,7 +176,7 @@ class BatchStore:
             return _change(connection, batch_id, change)
 
     def finish(self, batch_id: str, change: Callable[[Batch], None], outputs: dict[str, FileMetadata | None]) -> Batch:
-        """Apply the final `change`, publish the outputs that have metadata, and delete the others, all atomically."""
+        """Apply the final `change`, publish outputs with metadata and delete outputs without metadata, atomically."""
         with self._database.transaction() as connection:
             for file_id, label in outputs.items():
                 if label is None:

@@ -67,7 +67,7 @@ class FilesDatabase:
             return connection.execute(query, values).fetchall()
 
     def page(self, table: str, columns: str, wanted: Page, where: Mapping[str, str]) -> list[tuple[Any, ...]]:
-        """Return a page of rows with the values in `where`, and one more if more follow. Raises NotFoundError."""
+        """Return a page of rows with the values in `where`, plus one row if more follow. Raises NotFoundError."""
         conditions = "".join(f" AND {name} = ?" for name in where)
         values: list[str | int] = [*where.values()]
         sign, order = ("<", "DESC") if wanted.newest_first else (">", "ASC")
@@ -95,7 +95,7 @@ class FileMetadata:
 
 
 class FileStore:
-    """Store of files. Only the owner (digest of an API key) sees a file. All methods wait for the disk."""
+    """Store of files. Only the owner (digest of an API key) sees a file. All methods block on the disk."""
 
     def __init__(self, folder: Path, database: FilesDatabase, max_bytes: int) -> None:
         self._folder = folder
@@ -122,7 +122,7 @@ class FileStore:
         return FileWriter(self, file_id, os.fdopen(descriptor, "wb", buffering=0))
 
     def path(self, file_id: str) -> Path:
-        """Return the path of the contents. Check an external ID with `get` first, since it could be any path."""
+        """Return the path of a file's contents. Check an ID from a client with `get` first: it could be any path."""
         return self._folder / file_id
 
     def reserve(self, file_id: str, size: int) -> None:
@@ -143,7 +143,7 @@ class FileStore:
             return complete_file(connection, file_id, label)
 
     def discard(self, file_id: str) -> None:
-        self.path(file_id).unlink(missing_ok=True)  # first, so that no contents remain without a row
+        self.path(file_id).unlink(missing_ok=True)  # delete contents first, so that none remain without a row
         with self._database.transaction() as connection:
             connection.execute("DELETE FROM files WHERE id = ?", (file_id,))
 
@@ -180,7 +180,7 @@ class FileStore:
 
 
 class FileWriter:
-    """Writer that appends to a file. Call `close`, then `complete` or `discard` in the store."""
+    """Writer that appends to a file. Call `close` at the end, then the store's `complete` or `discard`."""
 
     def __init__(self, store: FileStore, file_id: str, file: FileIO) -> None:
         self.id = file_id

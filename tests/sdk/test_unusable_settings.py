@@ -102,7 +102,7 @@ CASES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "a folder as store": (lambda folder: {**CLOUD, "store": folder}, "^store: .* is a folder"),
     "a folder as experience": (lambda folder: {**CLOUD, "experience": folder}, "^experience: .* is a folder"),
     "a file as files": (lambda folder: {**CLOUD, "files": _file(folder)}, "^files: .* is a file"),
-    "a ledger as store": (lambda folder: {**_newer_ledger(folder), **_moved(folder)}, "^store: .* something else"),
+    "a ledger as store": (lambda folder: {**_newer_ledger(folder), **_moved(folder)}, "^store: .* is another database"),
     **{
         f"{len(content)} bytes as {setting}": (
             lambda folder, setting=setting, content=content: {**CLOUD, setting: _file(folder, content)},

@@ -15,10 +15,10 @@ from ....protocol.http.wire import WireResponse
 from ...storage.batch_store import BatchError
 from ...storage.file_store import MB
 
-#: Endpoint whose batches are not refused for the fault of one body: that request fails.
+#: Endpoint in whose batches a faulty body fails only its own request. Elsewhere it makes the whole batch invalid.
 MESSAGES_PATH = "/v1/messages"
 MAX_LINES = 50_000
-MAX_LINE = 8 * MB  # bytes, like the limit of a request body
+MAX_LINE = 8 * MB  # maximum bytes of a line, like the default limit of a request body
 _MAX_ERRORS = 100  # maximum errors reported per file
 _MAX_ID = 512  # characters
 
@@ -55,7 +55,7 @@ def read_line(line: bytes) -> BatchLine:
 
 
 def check_lines(path: Path, endpoint: str) -> tuple[int, list[BatchError]]:
-    """Return the number of requests and the first faults."""
+    """Check a batch file for `endpoint`. Return the number of requests and the first faults."""
     known: set[str] = set()
     errors: list[BatchError] = []
     total = 0
@@ -108,7 +108,7 @@ def body_fault(line: BatchLine) -> BatchError | None:
 def answer_line(custom_id: str, response: WireResponse, request_id: str) -> bytes:
     assert isinstance(response.body, bytes), "batch requests do not stream"
     try:
-        body = json_keeping(response.body, "input")  # of a tool call in Anthropic's API
+        body = json_keeping(response.body, "input")  # keep the JSON text of Anthropic's tool inputs
     except ValueError:
         body = response.body.decode(errors="replace")
     return _line(custom_id, {"status_code": response.status, "request_id": request_id, "body": body}, None)

@@ -17,14 +17,14 @@ from ...storage.file_store import FileMetadata, FilesDatabase, FileStore, FileWr
 from .interactive import InteractiveRequests
 from .lines import BatchLine, answer_line, answered, body_fault, expired_line, read_line, read_lines
 
-#: Concurrent requests of a batch.
+#: Maximum number of concurrent requests of a batch.
 CONCURRENCY = 2
 #: Seconds between checks for changes made by other processes.
 POLL_S = 1.0
 #: Seconds before each retry of a temporary failure.
 RETRY_S = (1.0, 5.0, 25.0)
 _RETRYABLE = frozenset({429, 502, 503, 504})
-#: Prefix of the owners of Anthropic's batches, whose files are not visible in OpenAI's API.
+#: Prefix of the owner of Anthropic's batches, so that OpenAI's API does not show their files.
 MESSAGES = "messages:"
 _OUTPUT_PURPOSE = "batch_output"
 
@@ -135,7 +135,7 @@ class BatchRun:
 
     def _write(self, custom_id: str, line: bytes, *, succeeded: bool) -> None:
         with self._writing:
-            if custom_id in self._done:  # the batch expired meanwhile
+            if custom_id in self._done:  # the batch has expired, so the line has an error already
                 return
             (self._output if succeeded else self._errors).write(line)
             self._done.add(custom_id)

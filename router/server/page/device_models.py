@@ -61,7 +61,7 @@ class PullRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class MemoryRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Memory action for the running model."""
+    """Body of a request to unload (`sleep`), keep in memory (`pin`) or `unpin` the running model."""
 
     action: Literal["sleep", "pin", "unpin"]
 
@@ -97,7 +97,7 @@ async def pull_as_ollama(context: RequestContext) -> WireResponse:
 
 
 def _begin(router: Router, wanted: str, encode: EventEncoder, end: bytes = b"") -> AsyncGenerator[bytes]:
-    """Return the events of a pull, encoded by `encode`. Raises InvalidRequestError and OverloadedError."""
+    """Start to pull a model, and return the progress events. Raises InvalidRequestError and OverloadedError."""
     from ....local_engine.store.known_models import KNOWN_MODELS
     from ....model_files.download.hub import endpoint
     from ....model_files.download.naming import parse

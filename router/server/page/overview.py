@@ -55,7 +55,7 @@ prepare_types(TargetRequest)
 
 
 class CurvePoint(msgspec.Struct):
-    """Operating point of the policy on the calibration rows, for one quality target."""
+    """Cloud share and quality of the policy on the calibration rows, for one quality target."""
 
     target: float
     cloud_share: float

@@ -21,7 +21,7 @@ _TIERS = ("local", "cloud", "none")
 
 
 class Latency(msgspec.Struct):
-    """Time to the complete answer of recent requests, in milliseconds."""
+    """Percentiles of the time to the complete answer, over the recent requests of one tier, in milliseconds."""
 
     tier: str
     requests: int
@@ -48,7 +48,7 @@ class RequestSummary(msgspec.Struct):
 
     id: str
     started_at: float
-    # Same as `started_at`, under its former name.
+    # Former name of `started_at`, with the same value.
     ts: float
     model: str
     route: str

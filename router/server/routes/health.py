@@ -14,7 +14,7 @@ async def health(context: RequestContext) -> WireResponse:
         return WireResponse.json({"status": "no tier can answer", **missing.to_body()}, status=503)
     unusable = context.router.tiers.local_missing
     local = {} if unusable is None else {"local": "unavailable", "code": unusable.code}
-    ledger = {} if context.router.ledger_problem is None else {"ledger": "unavailable"}  # the log has the reason
+    ledger = {} if context.router.ledger_problem is None else {"ledger": "unavailable"}  # only the log has the reason
     return WireResponse.json({"status": "ok", **local, **ledger})
 
 

@@ -102,7 +102,7 @@ async def results(context: RequestContext) -> WireResponse:
 
 
 def _results(stores: Stores, batch: Batch) -> Iterator[bytes]:
-    """Yield one line per request, first for the answered requests."""
+    """Yield one result line per request. Cancelled requests, which have no line in the output files, come last."""
     known: set[str] = set()
     for file_id in batch.files[1:]:
         for _, raw in read_lines(stores.files.path(file_id)):

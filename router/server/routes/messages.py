@@ -37,7 +37,7 @@ def _read(request: WireRequest) -> tuple[MessagesRequest, WireRequest]:
     """Return the request, and the equivalent chat request without Anthropic's headers."""
     fields = read_object(request.body)
     asked = read_messages_request(fields)
-    chat = whole_turns(chat_body(asked))  # as the router completes it, so that unchanged fields compare equal
+    chat = whole_turns(chat_body(asked))  # complete the turns like the router, which compares its result
     own = {name: text for name, text in request.headers.items() if name == "anthropic-beta"}
     headers = {name: value for name, value in request.headers.items() if not name.startswith("anthropic-")}
     native = NativeRequest("anthropic", fields, chat, own)
@@ -47,5 +47,5 @@ def _read(request: WireRequest) -> tuple[MessagesRequest, WireRequest]:
 
 ROUTES = (
     Route("POST", "/v1/messages", create, "routed chat in Anthropic's Messages API", MessagesRequest, streams=True),
-    Route("POST", "/v1/messages/count_tokens", count_tokens, "number of tokens on the device's model"),
+    Route("POST", "/v1/messages/count_tokens", count_tokens, "number of tokens, by the device's tokenizer"),
 )  # fmt: skip

@@ -95,7 +95,7 @@ async def show(context: RequestContext) -> WireResponse:
     length = {"updraft.context_length": card.max_model_len} if isinstance(card.max_model_len, int) else {}
     info = {"general.architecture": "updraft", "general.basename": card.id, **length}
     capabilities = _capabilities(names, card)
-    # Clients look for the variables of the template. The model's own template is not in Ollama's language.
+    # Clients search the template for its variables. The model's own template is not in Ollama's template language.
     template = "{{ .System }}{{ .Tools }}{{ .Prompt }}" if "tools" in capabilities else "{{ .System }}{{ .Prompt }}"
     described = {"template": template, "capabilities": capabilities, "model_info": info}
     return WireResponse.json({**_entry(names, card), **described})
@@ -114,7 +114,7 @@ async def version(_: RequestContext) -> WireResponse:
 
 
 def _entry(names: ModelNames, card: ModelCard) -> dict[str, Any]:
-    """Describe a model without its file's location and size. Its names share a digest, by which clients cache it."""
+    """Describe a model without its file's path and size. Clients cache by digest, which all names of a model share."""
     modified = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
     family = {"family": card.owned_by, "families": [card.owned_by]}
     details = {"parent_model": "", "format": "", **family, "parameter_size": "", "quantization_level": ""}
@@ -126,7 +126,7 @@ def _entry(names: ModelNames, card: ModelCard) -> dict[str, Any]:
 
 
 def _capabilities(names: ModelNames, card: ModelCard) -> list[str]:
-    """Return Ollama's names of a model's capabilities. A cloud gets tools and images, and decides about these."""
+    """Return a model's capabilities, by Ollama's names. Every cloud is assumed to support tools."""
     config, local = names.config, names.tiers.local
     if names.requested_tier(card.id) != "local" and config.cloud_url is not None:
         has_images = provider_of(config.cloud_provider, config.cloud_url).capabilities.images

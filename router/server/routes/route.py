@@ -76,7 +76,7 @@ class Route:
 def translated(made: WireResponse, translate: Callable[[dict[str, Any]], object]) -> WireResponse:
     """Return a JSON answer in the form that `translate` gives it. Errors and streams stay unchanged.
 
-    Call this in the router's `chat` or `direct` if `translate` may fail, so that the request's row tells the failure.
+    Call this in the router's `chat` or `direct` if `translate` may fail, so that the request's row has the failure.
     """
     if made.status != 200 or not isinstance(made.body, bytes):
         return made

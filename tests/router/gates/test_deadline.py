@@ -56,7 +56,7 @@ def test_a_request_in_a_hurry_tries_one_tier(bench: Any, cloud: FakeCloud) -> No
             took(b, local_s=60.0, cloud_s=40.0)
             info = (await b.answer(timeout_s=80.0))["updraft"]
             assert (info["route"], info["gate"]) == ("local", 1), "gate 1 would rather have the device"
-            assert "time for one of them" in info["reason"]
+            assert "there is time for only one tier" in info["reason"]
             assert (b.local.started, len(cloud.requests)) == (2, 1)
             info = (await b.answer(timeout_s=55.0))["updraft"]
             assert (info["tier"], info["gate"], "the cloud is faster" in info["reason"]) == ("cloud", 0, True)

@@ -68,7 +68,7 @@ def test_a_model_that_is_missing_is_named_and_not_downloaded(presidio: set[str])
 
 @pytest.mark.usefixtures("presidio")
 def test_an_unknown_entity_is_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"there is no CAT\. Known: LOCATION, PERSON"):
+    with pytest.raises(ConfigurationError, match=r"unknown entity CAT\. Known: LOCATION, PERSON"):
         PrivacyRules(Privacy(presidio=("CAT",)))
 
 

@@ -186,7 +186,7 @@ def test_no_pattern_hangs(text: str) -> None:
         ({"patterns": {"mine": "("}}, "privacy.patterns.mine is not a valid Rust regex: unclosed group"),
         ({"patterns": {"mine": "(?=x)"}}, "look-around.* is not supported"),
         ({"patterns": {"mine": r"(((\w{100}){100}){100}){100}"}}, "size limit"),
-        ({"builtin": ("e-mail",)}, "there is no 'e-mail'. Known: email, credit_card"),
+        ({"builtin": ("e-mail",)}, "there is no rule 'e-mail'. Known: email, credit_card"),
     ],
 )
 def test_rules_that_cannot_be_kept_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -66,7 +66,7 @@ function showTrace(place) {
       try {
         const messages = [{ role: "user", content: input.value }];
         const trace = await post("/updraft/trace", { model: "auto", messages, ...options("auto") });
-        result.replaceChildren(el("p", {}, "It would be answered: ", badge(trace.tier), ` after ${seconds(trace.latency_ms)}.`),
+        result.replaceChildren(el("p", {}, "Tier that would answer: ", badge(trace.tier), ` after ${seconds(trace.latency_ms)}.`),
           decisionList(trace.decisions), trace.local_text ? el("details", {}, el("summary", {}, "What the device wrote"),
             el("div", { className: "plain" }, trace.local_text)) : "");
       } catch (error) {

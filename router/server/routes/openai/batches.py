@@ -48,7 +48,7 @@ prepare_types(BatchRequest)
 
 
 def check_key(context: RequestContext) -> None:
-    """Refuse a caller's own key for the cloud, which no batch keeps. Raises InvalidRequestError."""
+    """Raise InvalidRequestError for a request with the caller's own cloud key, because batches store no keys."""
     if context.request.cloud_key is not None:
         raise InvalidRequestError(
             "api_key: a batch runs later, with the cloud key in the settings. Create it without api_key.",

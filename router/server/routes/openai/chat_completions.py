@@ -69,7 +69,7 @@ async def create(context: RequestContext) -> WireResponse:
 
 
 def _completion_to_store(context: RequestContext) -> _StoredCompletion | None:
-    """Return the completion to store, if any. Without an answer store, the cloud gets the field `store`."""
+    """Return the completion to store, if any. If the router has no answer store, `store` is left to the cloud."""
     if not context.answers.enabled or b'"store"' not in context.request.body:
         return None
     body = read_object(context.request.body)

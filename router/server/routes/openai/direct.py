@@ -24,7 +24,7 @@ COMPLETIONS = Route(
     "POST",
     "/v1/completions",
     _direct(complete),
-    "answer to a bare prompt, not judged: from the cloud if there is one, from the device with `local`",
+    "answer to a bare prompt, without gates: from the cloud if there is one; with `local`, from the device",
     CompletionRequest,
     TextCompletion,
     streams=True,
@@ -33,11 +33,11 @@ EMBEDDINGS = Route(
     "POST",
     "/v1/embeddings",
     _direct(embed),
-    "from the cloud if there is one, from the device with `local` (the last token's hidden state, normalized)",
+    "embeddings from the cloud if there is one; with `local`, the normalized hidden state of the last token",
     EmbeddingRequest,
     EmbeddingList,
 )
-_SUMMARY = "passed on to a cloud that supports it; refused for `local` and private requests"
+_SUMMARY = "forwarded to a cloud that supports this endpoint; refused for `local` and private requests"
 PASSED_ON = tuple(
     Route("POST", f"/v1/{path}", _direct(forwarder(path, what), read_any_model), _SUMMARY, kind, form=kind is None)
     for path, what, kind in (

@@ -53,7 +53,7 @@ class _Creation:
     asked: ResponsesRequest
     # Items of the whole conversation before the answer.
     items: list[Item]
-    # Number of items that earlier requests added.
+    # Number of the first items that are stored already.
     known: int
     # Equivalent chat request.
     chat: WireRequest
@@ -61,7 +61,7 @@ class _Creation:
     response: dict[str, Any]
 
     def read(self, made: WireResponse, events: Callable[[AsyncIterator[bytes]], AsyncGenerator[bytes]]) -> WireResponse:
-        """Return a stream translated by `events`. A whole answer completes `response` instead."""
+        """Return `made` with its stream translated by `events`. If `made` is no stream, complete `response` from it."""
         if not isinstance(made.body, bytes):
             return replace(made, body=TranslatedBody(made.body, events))
         whole_response(self.response, json_of(made.body, exact=True))
@@ -311,7 +311,7 @@ def _stored(owner: str, response: dict[str, Any], items: list[Item], events: Seq
 
 ROUTES = (
     Route("POST", "/v1/responses", create, "routed chat in OpenAI's Responses API", ResponsesRequest, streams=True),
-    Route("POST", "/v1/responses/input_tokens", input_tokens, "number of tokens on the device's model",
+    Route("POST", "/v1/responses/input_tokens", input_tokens, "number of tokens, by the device's tokenizer",
           ResponsesRequest, tokens.InputTokens),
     Route("POST", "/v1/responses/compact", compact, "summary of a conversation, to continue from", ResponsesRequest),
     Route("GET", "/v1/responses/{response}", retrieve, "a stored response; these four routes need the setting `store`",

@@ -29,13 +29,13 @@ from ....request.chat_request import read_model
 from ..route import RequestContext, Route
 
 T = TypeVar("T")
-_CHARACTERS_PER_TOKEN = 4  # for estimates
+_CHARACTERS_PER_TOKEN = 4  # assumed by estimates
 
 
 class InputTokens(msgspec.Struct):
     input_tokens: int
     object: str | UnsetType = "response.input_tokens"
-    # Note on a count that is not by the model's own tokenizer.
+    # Note if another tokenizer than the model's own counted, or if the count is an estimate.
     updraft: AnswerNotes | UnsetType = UNSET
 
 
@@ -59,8 +59,8 @@ async def input_tokens(context: RequestContext) -> WireResponse:
 
 
 async def count_input(context: RequestContext, chat: bytes) -> InputTokens:
-    """Count the tokens of a chat on the device's model, also for a cloud, or estimate them if the device cannot. Raises
-    the errors of `read_chat`, and those of `LocalTier` if the request names the device."""
+    """Count the tokens of a chat with the device's tokenizer, even if the chat is for a cloud. If the device cannot
+    count, estimate. Raises the errors of `read_chat`, and of `LocalTier` if the request names the device."""
     fields, model = await off_event_loop(chat, lambda: read_model(chat))
     tier = (await context.router.names()).requested_tier(model)
     may_estimate, counted = tier != "local", None
@@ -93,7 +93,7 @@ def _estimate(chat: dict[str, Any]) -> int:
 
 
 async def prompt_tokens(context: RequestContext, chat: bytes) -> int:
-    """Return the number of tokens of a chat on the device's model, or an estimate, as for clouds."""
+    """Return the number of tokens of a chat: counted by the device's tokenizer, or (for clouds) an estimate."""
     fields: dict[str, Any] = msgspec.json.decode(chat)
     with suppress(UpdraftError):
         if (await context.router.names()).requested_tier(fields["model"]) != "cloud":
@@ -111,16 +111,16 @@ ROUTES = (
         "POST",
         "/tokenize",
         tokenize,
-        "tokens of `prompt`, or of `messages` and `tools`, on the device's model, as in vLLM",
+        "tokens of `prompt`, or of `messages` and `tools`, by the device's tokenizer, as in vLLM",
         TokenizeRequest,
         TokenizeResponse,
     ),
-    Route("POST", "/detokenize", detokenize, "`tokens` to `prompt`, as in vLLM", DetokenizeRequest, DetokenizeResponse),
+    Route("POST", "/detokenize", detokenize, "text of `tokens`, as in vLLM", DetokenizeRequest, DetokenizeResponse),
     Route(
         "POST",
         "/v1/chat/completions/input_tokens",
         input_tokens,
-        "number of tokens of a chat on the device's model, as in llama.cpp",
+        "number of tokens of a chat, by the device's tokenizer, as in llama.cpp",
         ChatRequest,
         InputTokens,
     ),
