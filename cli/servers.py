@@ -183,9 +183,11 @@ def serve(
     *,
     host: Host = "127.0.0.1",
     port: Port = options.SERVE_PORT,
-    app_api_key_env: Annotated[str | None, options.key_env("the key that apps must send", "--app-api-key-env")] = None,
-    app_api_key_file: Annotated[
-        Path | None, options.key_file("the key that apps must send", "--app-api-key-file")
+    client_api_key_env: Annotated[
+        str | None, options.key_env("the key that clients must send", "--client-api-key-env")
+    ] = None,
+    client_api_key_file: Annotated[
+        Path | None, options.key_file("the key that clients must send", "--client-api-key-file")
     ] = None,
     access: AccessFlags,
     log_file: Annotated[
@@ -198,7 +200,7 @@ def serve(
     """Run the router as a local OpenAI server that any app can use without code changes.
 
     Point an OpenAI client at the printed address + /v1, with any key, and model="auto", "local" or "cloud".
-    Other machines (--host) need your key (--app-api-key-env); web pages of other sites need --allowed-origins.
+    Other machines (--host) need your key (--client-api-key-env); web pages of other sites need --allowed-origins.
 
     \b
     Examples
@@ -217,7 +219,7 @@ def serve(
     os.environ[FORMAT_VARIABLE] = access.log_format
     if log_file is not None:
         log_to_file(log_file)
-    key = options.given_key(app_api_key_env, app_api_key_file, "--app-api-key")
+    key = options.given_key(client_api_key_env, client_api_key_file, "--client-api-key")
     own = {"allowed_hosts": access.allowed_hosts, "allowed_origins": access.allowed_origins}
 
     def load() -> RouterConfig:
@@ -235,8 +237,8 @@ def serve(
 
 
 @shows(
-    *("--model", "--draft", "--device", "--dtype", "--host", "--port", "--api-key-file", "--register", "--config"),
-    *("--register-api-key-file", "--mode", "--max-model-len", "--max-num-seqs"),
+    *("--model", "--draft", "--device", "--dtype", "--host", "--port", "--client-api-key-file", "--register"),
+    *("--register-api-key-file", "--mode", "--max-model-len", "--max-num-seqs", "--config"),
 )
 def node(
     *,
@@ -265,10 +267,13 @@ def node(
         typer.Option("--tool-call-parser", help="Format of the model's tool calls. [auto: that of its chat template]"),
     ] = "auto",
     chat_template: options.ChatTemplate = None,
-    api_key_env: Annotated[
-        str | None, options.key_env("the key that clients must send", note=" [UPDRAFT_NODE_API_KEY]")
+    client_api_key_env: Annotated[
+        str | None,
+        options.key_env("the key that clients must send", "--client-api-key-env", note=" [UPDRAFT_NODE_API_KEY]"),
     ] = None,
-    api_key_file: Annotated[Path | None, options.key_file("the key that clients must send")] = None,
+    client_api_key_file: Annotated[
+        Path | None, options.key_file("the key that clients must send", "--client-api-key-file")
+    ] = None,
     access: AccessFlags,
     public_metrics: Annotated[
         bool, typer.Option("--public-metrics", help="Serve /metrics without a key, for endpoint pickers.")
@@ -282,8 +287,8 @@ def node(
 
     With --draft, a smaller model proposes tokens that the large model
     verifies; answers stay the same. The number of proposed tokens follows
-    the measured speed. UPDRAFT_NODE_API_KEY (or --api-key-file) is the key
-    that clients must send. Other machines (--host) need a key and TLS.
+    the measured speed. UPDRAFT_NODE_API_KEY (or --client-api-key-file)
+    is the key that clients must send. Other machines (--host) need a key and TLS.
 
     \b
     Examples
@@ -309,7 +314,7 @@ def node(
             drain_seconds=drain_seconds,
             tool_call_parser=tool_call_parser,
             chat_template=chat_template,
-            api_key=options.node_key(api_key_env, api_key_file),
+            api_key=options.node_key(client_api_key_env, client_api_key_file, "--client-api-key"),
             public_metrics=public_metrics,
             **access.of_node(),
             ready_file=ready_file,
@@ -370,9 +375,9 @@ def gateway(
     host: Host = "127.0.0.1",
     port: Port = options.GATEWAY_PORT,
     api_key_env: Annotated[
-        str | None, options.key_env("the key of the nodes", note=" [UPDRAFT_NODE_API_KEY]", panel="Cloud")
+        str | None, options.key_env("the key to send to the nodes", note=" [UPDRAFT_NODE_API_KEY]", panel="Cloud")
     ] = None,
-    api_key_file: Annotated[Path | None, options.key_file("the key of the nodes", panel="Cloud")] = None,
+    api_key_file: Annotated[Path | None, options.key_file("the key to send to the nodes", panel="Cloud")] = None,
     workers: Annotated[int, typer.Option(min=1, max=32, help="Number of gateway processes.")] = 1,
     drain_seconds: DrainSeconds = 10.0,
     timeout_s: Annotated[float, typer.Option(help="Timeout of a request, body included, in seconds.")] = 600.0,

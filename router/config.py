@@ -370,10 +370,9 @@ def read_key(path: Path) -> str:
     try:
         key = read_text(path.expanduser(), ConfigurationError).strip()
     except OSError as error:
-        reason = f"cannot be read: {error.strerror}"
-        raise ConfigurationError(f"The key file {path} {reason}.", param="cloud_api_key_file") from error
+        raise ConfigurationError(f"The key file {path} cannot be read: {error.strerror}.") from error
     if not key:
-        raise ConfigurationError(f"The key file {path} is empty.", param="cloud_api_key_file")
+        raise ConfigurationError(f"The key file {path} is empty: write the key into it.")
     return key
 
 

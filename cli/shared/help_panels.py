@@ -24,7 +24,7 @@ _PANELS = {
     "--judge-api-key-file --ray --address",
     "Target": "--quality --cloud-share --cost --promise --promise-level --confidence --confidence-signal "
     "--slo-ttft-s --slo-tpot-s --ttft-s --tpot-s --share",
-    "Network": "--host --port --api-key-env --api-key-file --app-api-key-env --app-api-key-file --no-auth --keys "
+    "Network": "--host --port --api-key-env --api-key-file --client-api-key-env --client-api-key-file --no-auth --keys "
     "--scope --tenant --expires-in-days --overlap-s --allowed-hosts --allowed-origins --ssl-certfile --ssl-keyfile "
     "--insecure --public-metrics",
     "Limits": "--mode --step-costs --max-model-len --max-num-seqs --max-num-batched-tokens --max-step-ms "

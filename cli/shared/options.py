@@ -188,7 +188,11 @@ def given_key(variable: str | None, file: Path | None, option: str = "--api-key"
         raise ConfigurationError(f"Give {option}-env or {option}-file, not both.")
     if variable is not None:
         return key_from(variable, f"{option}-env")
-    return None if file is None else key_in(file)
+    if file is None:
+        return None
+    from ...router.config import read_key
+
+    return read_key(file)
 
 
 def key_from(variable: str, option: str) -> str:
@@ -247,18 +251,6 @@ def key_database(path: Path | None) -> Path:
     return path or state_folder() / "keys.sqlite3"
 
 
-def node_key(variable: str | None, file: Path | None) -> str | None:
+def node_key(variable: str | None, file: Path | None, option: str = "--api-key") -> str | None:
     """Return the key of a gateway's nodes: the given key, or else UPDRAFT_NODE_API_KEY. Raises ConfigurationError."""
-    return given_key(variable, file) or os.environ.get("UPDRAFT_NODE_API_KEY") or None
-
-
-def key_in(file: Path) -> str:
-    from ...protocol.unicode_forms import read_text
-
-    try:
-        key = read_text(file, ConfigurationError).strip()
-    except OSError as error:
-        raise ConfigurationError(f"Cannot read the key in {file}: {error.strerror}.") from error
-    if not key:
-        raise ConfigurationError(f"{file} is empty: write the key into it.")
-    return key
+    return given_key(variable, file, option) or os.environ.get("UPDRAFT_NODE_API_KEY") or None

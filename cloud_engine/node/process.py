@@ -19,7 +19,7 @@ from .registration import Registration, RegistrationOptions
 if TYPE_CHECKING:
     from socket import socket
 
-_SET_KEY = "set UPDRAFT_NODE_API_KEY or --api-key-file, here and for the gateway"
+_SET_KEY = "set UPDRAFT_NODE_API_KEY here and for the gateway (or --client-api-key-file here, --api-key-file there)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,10 @@ def test_the_current_name_is_an_option(former: str) -> None:
     [
         (("ask", "hi", "--cloud", "https://h/v1"), "--cloud-url"),
         (("chat", "--cloud-key-env", "KEY"), "--api-key-env"),
-        (("serve", "--key-env", "KEY"), "--app-api-key-env"),
+        (("serve", "--key-env", "KEY"), "--client-api-key-env"),
         (("top", "--key-env=KEY"), "--api-key-env"),
+        (("serve", "--app-api-key-file", "key"), "--client-api-key-file"),
+        (("node", "--model", "pocket", "--api-key-file", "key"), "--client-api-key-file"),
         (("serve", "--tool-parser", "hermes"), "--tool-call-parser"),
         (("init", "--key-file", "key"), "--api-key-file"),
         (("gateway", "--node-api-key-file", "key"), "--api-key-file"),

@@ -187,12 +187,12 @@ def test_only_loopback_is_served_in_the_clear(authority: Authority, tmp_path: Pa
     [
         (["node", "--model", "pocket", "--host", "0.0.0.0"], "unencrypted"),
         (
-            ["serve", "--local", "pocket", "--host", "0.0.0.0", "--app-api-key-env", "UPDRAFT_NODE_API_KEY"],
+            ["serve", "--local", "pocket", "--host", "0.0.0.0", "--client-api-key-env", "UPDRAFT_NODE_API_KEY"],
             "unencrypted",
         ),
         ([*GATEWAY[2:], "--ssl-certfile", "c.pem"], "go together"),
         ([*GATEWAY[2:], "--ssl-certfile", "c.pem", "--ssl-keyfile", "k.pem"], "c.pem"),
-        (["node", "--model", "pocket", "--api-key-file", "missing"], "missing"),
+        (["node", "--model", "pocket", "--client-api-key-file", "missing"], "missing"),
         ([*GATEWAY[2:], "--api-key-file", os.devnull], "is empty"),
     ],
 )
@@ -216,7 +216,7 @@ def test_a_node_beyond_loopback_by_tls_and_a_key_of_a_file(authority: Authority,
     authority.issue(certificate, key)
     secret.write_text("from-a-file\n")
     command = ("-m", "updraft", "node", "--model", "pocket", "--threads", "1", "--host", "0.0.0.0", "--port", "0")
-    files = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--api-key-file", str(secret))
+    files = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--client-api-key-file", str(secret))
     with running(*command, *files) as node:
         url = node.url.replace("0.0.0.0", "127.0.0.1")
         with httpx.Client(base_url=url, verify=authority.client(), timeout=60) as client:
