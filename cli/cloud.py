@@ -20,10 +20,10 @@ app = CommandLine(help="Run a gateway and its nodes from one YAML file, as local
 @app.command()
 def up(
     file: Annotated[Path, typer.Argument(metavar="YAML", help="File that describes the gateway and the models.")],
-    local: Annotated[
-        bool, typer.Option("--local", rich_help_panel="Cloud", help="Run local processes, restarted when they die.")
+    as_processes: Annotated[
+        bool, typer.Option("--processes", help="Run processes on this machine, and restart those that die.")
     ] = False,
-    on_ray: Annotated[bool, typer.Option("--ray", help="Run on Ray Serve, which also scales.")] = False,
+    on_ray: Annotated[bool, typer.Option("--ray", help="Run on Ray Serve, which also scales the models.")] = False,
     address: Annotated[
         str | None,
         typer.Option(
@@ -37,7 +37,7 @@ def up(
 
     \b
     Examples
-      updraft cloud up cloud.yaml --local
+      updraft cloud up cloud.yaml --processes
       updraft cloud up --ray cloud.yaml
       updraft cloud up --ray cloud.yaml --address auto     update it from another terminal
     """
@@ -47,8 +47,8 @@ def up(
     from ..cloud_engine.deploy.ray_llm import foreign_models
     from .shared.processes import signals_as_interrupts
 
-    if local == on_ray or (local and address is not None):
-        raise ConfigurationError("Give --local, or --ray with or without --address.", param="local")
+    if as_processes == on_ray or (as_processes and address is not None):
+        raise ConfigurationError("Give --processes, or --ray with or without --address.", param="processes")
     config = _with_pocket(read_config(file))
     for model in foreign_models(config):
         output.echo(
@@ -57,7 +57,7 @@ def up(
             err=True,
         )
     with signals_as_interrupts():
-        if local:
+        if as_processes:
             run_local(file, lambda: _with_pocket(read_config(file)), _ready)
         else:
             run_on_ray(config, address, _ready)

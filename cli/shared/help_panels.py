@@ -21,7 +21,7 @@ _PANELS = {
     "--tool-call-parser --shape --draft-shape --model-dir",
     "Cloud": "--cloud-url --cloud-model --cloud-provider --node --nodes-file --register --register-api-key-env "
     "--register-api-key-file --register-as --prices --usd-per-hour --judge --judge-url --judge-api-key-env "
-    "--judge-api-key-file --ray --address",
+    "--judge-api-key-file --processes --ray --address",
     "Target": "--quality --cloud-share --cost --promise --promise-level --confidence --confidence-signal "
     "--slo-ttft-s --slo-tpot-s --ttft-s --tpot-s --share",
     "Network": "--host --port --api-key-env --api-key-file --client-api-key-env --client-api-key-file --no-auth --keys "

@@ -22,7 +22,7 @@ RENAMED = MappingProxyType({
     "--policy": "--scheduling-policy", "--tool-parser": "--tool-call-parser",
     "--tls-cert": "--ssl-certfile", "--tls-key": "--ssl-keyfile", "--allowed-origin": "--allowed-origins",
     "--allowed-host": "--allowed-hosts", "--running": "--max-num-seqs",
-    "--cuda-graphs": "--no-enforce-eager", "--no-cuda-graphs": "--enforce-eager",
+    "--local": "--processes", "--cuda-graphs": "--no-enforce-eager", "--no-cuda-graphs": "--enforce-eager",
 })  # fmt: skip
 
 

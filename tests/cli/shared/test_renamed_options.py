@@ -42,6 +42,7 @@ def test_the_current_name_is_an_option(former: str) -> None:
         (("serve", "--tls-key=k.pem"), "--ssl-keyfile"),
         (("gateway", "--allowed-origin", "http://a"), "--allowed-origins"),
         (("serve", "--allowed-host", "box.lan"), "--allowed-hosts"),
+        (("cloud", "up", "cloud.yaml", "--local"), "--processes"),
         (("bench", "engine", "--running", "4"), "--max-num-seqs"),
     ],
 )
