@@ -35,12 +35,26 @@ class TlsFiles:
         """Load a server context for TLS 1.2 and later. Raises ConfigurationError if the files are unusable."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
+            for path in (self.certificate, self.key):
+                path.open("rb").close()  # because errors of `load_cert_chain` do not name the file
             context.load_cert_chain(self.certificate, self.key, password=_no_passphrase)
-        except OSError as error:  # includes ssl.SSLError
+        except ssl.SSLError as error:
+            raise ConfigurationError(self._fault(error), param="ssl_certfile") from error
+        except OSError as error:
             raise ConfigurationError(
-                f"Cannot use {self.certificate} with {self.key} as certificate and key: {error}.", param="ssl_certfile"
+                f"Cannot read {error.filename}: {error.strerror}.", param="ssl_certfile"
             ) from error
         return context
+
+    def _fault(self, error: ssl.SSLError) -> str:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            return f"{self.key} is not the key of {self.certificate}: give --ssl-keyfile the key of this certificate."
+        path, option, what = self.key, "--ssl-keyfile", "private key"
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(self.certificate)
+        except ssl.SSLError:
+            path, option, what = self.certificate, "--ssl-certfile", "certificate"
+        return f"{path} holds no valid {what}: give {option} a PEM file, with a line -----BEGIN {what.upper()}-----."
 
 
 class Certificate:

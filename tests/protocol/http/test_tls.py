@@ -156,17 +156,28 @@ def test_a_gateway_asks_nodes_by_tls(authority: Authority, tmp_path: Path) -> No
         assert "CERTIFICATE_VERIFY_FAILED" in shown["reason"]
 
 
-@pytest.mark.parametrize("fault", ["missing", "empty", "mixed", "passphrase"])
-def test_files_that_do_not_fit_are_refused(authority: Authority, tmp_path: Path, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("missing", "Cannot read .*key.pem: No such file"),
+        ("no certificate", "cert.pem holds no valid certificate: give --ssl-certfile a PEM file"),
+        ("no key", "key.pem holds no valid private key: give --ssl-keyfile a PEM file"),
+        ("mixed", "key.pem is not the key of .*cert.pem: give --ssl-keyfile the key of this certificate"),
+        ("passphrase", "passphrase"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(authority: Authority, tmp_path: Path, fault: str, words: str) -> None:
     files = TlsFiles(tmp_path / "cert.pem", tmp_path / "key.pem")
     authority.issue(files.certificate, files.key, b"word" if fault == "passphrase" else None)
     if fault == "missing":
         files.key.unlink()
-    elif fault == "empty":
-        files.certificate.write_text("")
+    elif fault == "no certificate":
+        files.certificate.write_text("certificate")
+    elif fault == "no key":
+        files.key.write_text("")
     elif fault == "mixed":
         authority.issue(tmp_path / "other.pem", files.key)
-    with pytest.raises(ConfigurationError, match="passphrase" if fault == "passphrase" else "as certificate and key"):
+    with pytest.raises(ConfigurationError, match=words):
         check_encrypted("127.0.0.1", files, insecure=False)
 
 
