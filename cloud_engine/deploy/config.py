@@ -31,6 +31,7 @@ _OWN = (
 )
 #: Current name of an engine setting by its former name.
 _RENAMED = {
+    "tool_parser": "tool_call_parser",
     "context_length": "max_model_len",
     "num_blocks": "num_gpu_blocks_override",
     "max_batch_size": "max_num_seqs",
@@ -200,8 +201,14 @@ def read_config(path: Path) -> CloudConfig:
         config = msgspec.convert(yaml.load(read_text(path, ConfigurationError), _loader(yaml)), CloudConfig)
     except OSError as error:
         raise ConfigurationError(f"Cannot read {path}: {error.strerror}.") from error
+    except yaml.MarkedYAMLError as error:
+        problem = str(error.problem).replace("did not find expected", "expected")
+        raise ConfigurationError(
+            f"{path}, line {error.problem_mark.line + 1}: {problem}. Check this line, and the brackets, quotes and "
+            "indentation before it."
+        ) from error
     except (yaml.YAMLError, msgspec.ValidationError) as error:
-        raise ConfigurationError(f"{path}: {plain_words(error, {'tool_parser': 'tool_call_parser'})}") from error
+        raise ConfigurationError(f"{path}: {plain_words(' '.join(str(error).split()), _RENAMED)}") from error
     config.check()
     return _resolved(config)
 

@@ -60,7 +60,8 @@ MODELS = "models: [{name: small, model: folder"
         (MODELS + ", engine: {max_num_seqs: many}}]", "models.small.engine"),
         (MODELS + ", engine: {max_num_seqs: 0}}]", "max_num_seqs must be"),
         (MODELS + "}]\ngateway: {host: 0.0.0.0}", "--insecure"),
-        ("models: [", "while parsing"),
+        ("models: [", "cloud.yaml, line 2: expected node content. Check this line, and the brackets"),
+        ("models: \1", "control characters are not allowed"),
         (MODELS + "}]\n" + MODELS + "}]", "duplicate key 'models'"),
         (MODELS + ", draft: a, draft: b}]", "duplicate key 'draft'"),
         (MODELS + ", replicas: {min: 1, max: 1000000}}]", "replicas.max"),
@@ -95,7 +96,7 @@ def test_faults_are_named(tmp_path: Path, text: str, words: str) -> None:
     file.write_text(text)
     with pytest.raises(UpdraftError) as caught:
         read_config(file)
-    assert words in caught.value.message
+    assert words in caught.value.message and "\n" not in caught.value.message
 
 
 def test_the_file_in_the_guide_is_right(tmp_path: Path) -> None:
