@@ -231,7 +231,7 @@ class RouterConfig:
     store_answers: int = 10_000
     # Folder of uploaded files and batches. Processes that share a folder work on each other's batches. `none`: neither.
     files: Path | None = None
-    # Size limit of all files together, in megabytes. A single file may have at most 512.
+    # Size limit of all files together, in megabytes. A single file must have at most 512.
     files_mb: int = 1024
     # Share of the requests, sampled at random, that both tiers answer, so that training labels are not biased.
     exploration: float = 0.0
