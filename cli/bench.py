@@ -213,7 +213,12 @@ def guarantee(
 
 @app.command()
 def live(
-    local: Annotated[str, typer.Option("--local", metavar="MODEL", help="GGUF file or pulled model to measure.")],
+    local: Annotated[
+        str,
+        typer.Option(
+            "--local", metavar="MODEL", help="Model to measure: smollm2, a pulled model's name, or a GGUF file."
+        ),
+    ],
     questions: Annotated[int, typer.Option(min=200, max=300, help="Number of built-in questions.")] = 300,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Number of random splits into halves.")] = 5,
     answers: Annotated[
@@ -230,16 +235,17 @@ def live(
 
     \b
     Example
-      updraft bench live --local smollm2.gguf --json out/live.json
+      updraft bench live --local smollm2 --json out/live.json
     """
     import tempfile
 
     from ..bench.live.questions import written_questions
     from .calibrate.live_bench import measured
+    from .models.names import resolve
 
     sample = written_questions()[:questions]
     with tempfile.TemporaryDirectory(prefix="updraft-live-") as folder:
-        figures = measured(local, sample, seeds, answers or Path(folder) / "answers.jsonl", output.note)
+        figures = measured(resolve(local), sample, seeds, answers or Path(folder) / "answers.jsonl", output.note)
     config = {"local": Path(local).name, "questions": questions, "seeds": seeds}
     _show(_report("live", config, figures), json_path)
 

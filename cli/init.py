@@ -189,6 +189,7 @@ def _write(answers: Answers, path: Path) -> None:
     if answers.key is not None and key_file is None:
         key_file = _place_for(settings.state_folder() / "cloud_api_key", f"{answers.key}\n")
         write_private(key_file, f"{answers.key}\n")
+        _print(f"The key was copied to {key_file}, which only you can read.")
     values = {"local": answers.local or "none"}
     if answers.cloud_url is not None:
         values |= {"cloud_url": answers.cloud_url, "cloud_model": answers.cloud_model}
