@@ -19,7 +19,7 @@ def plan(
     trace: Annotated[
         str, typer.Option(metavar="FILE", help="Requests: Azure's CSV, Mooncake's JSON Lines, or a gateway's ledger.")
     ],
-    costs: Annotated[
+    step_costs: Annotated[
         Path, typer.Option(metavar="JSON", help="Step times from updraft bench engine --only steps --json PATH.")
     ],
     num_gpu_blocks_override: Annotated[int, typer.Option(min=1, max=10_000_000, help="KV cache blocks per node.")],
@@ -52,8 +52,8 @@ def plan(
     \b
     Examples
       updraft bench engine --only steps --json costs.json
-      updraft plan --trace AzureLLMInferenceTrace_conv.csv --costs costs.json --num-gpu-blocks-override 4096
-      updraft plan --trace gateway.sqlite3 --costs costs.json --num-gpu-blocks-override 4096 \\
+      updraft plan --trace AzureLLMInferenceTrace_conv.csv --step-costs costs.json --num-gpu-blocks-override 4096
+      updraft plan --trace gateway.sqlite3 --step-costs costs.json --num-gpu-blocks-override 4096 \\
           --usd-per-hour 2 --cloud-share 0.4
     """
     from ..cloud_engine.engine.config import EngineConfig, settings_of
@@ -67,9 +67,9 @@ def plan(
     if plot is not None:
         check_plotting()
     flags = asdict(limits)
-    used = settings_of(limits_from(costs, flags.pop("mode"), limits.max_step_ms), **flags)
+    used = settings_of(limits_from(step_costs, flags.pop("mode"), limits.max_step_ms), **flags)
     config = EngineConfig(max_model_len=max_model_len, block_size=block_size, **used)
-    shape = NodeShape(config, read_costs(costs), num_gpu_blocks_override)
+    shape = NodeShape(config, read_costs(step_costs), num_gpu_blocks_override)
     planner = Planner(
         faster(read_trace(trace, requests), rate), shape, PlanObjective(ttft_s, tpot_s, share), usd_per_hour
     )

@@ -28,7 +28,7 @@ ReadyFile = Annotated[
 ]
 ExitWithParent = Annotated[bool, typer.Option("--exit-with-parent", help="Stop when the parent process ends.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free port.")]
-DrainSeconds = Annotated[
+DrainTimeout = Annotated[
     float, typer.Option(min=0, help="Seconds that requests in flight have to finish after SIGTERM or Ctrl-C.")
 ]
 
@@ -261,7 +261,7 @@ def node(
     threads: Annotated[int | None, typer.Option(min=1, help="Number of torch threads. [all cores]")] = None,
     engine: EngineFlags,
     restart: Annotated[bool, typer.Option("--restart", help="Restart the engine when its process dies.")] = False,
-    drain_seconds: DrainSeconds = 10.0,
+    drain_timeout_s: DrainTimeout = 10.0,
     tool_call_parser: Annotated[
         Literal["auto", FormatName],
         typer.Option("--tool-call-parser", help="Format of the model's tool calls. [auto: that of its chat template]"),
@@ -311,7 +311,7 @@ def node(
             host=host,
             port=port,
             restart=restart,
-            drain_seconds=drain_seconds,
+            drain_timeout_s=drain_timeout_s,
             tool_call_parser=tool_call_parser,
             chat_template=chat_template,
             api_key=options.node_key(client_api_key_env, client_api_key_file, "--client-api-key"),
@@ -325,7 +325,7 @@ def node(
 
 
 @shows(
-    *("--node", "--nodes-file", "--keys", "--host", "--port", "--api-key-file", "--db", "--limits", "--prices"),
+    *("--node", "--nodes-file", "--keys", "--host", "--port", "--api-key-file", "--ledger", "--limits", "--prices"),
     "--config",
 )
 def gateway(
@@ -344,12 +344,12 @@ def gateway(
     max_waiting: Annotated[
         int, typer.Option(min=0, help="Maximum waiting requests; beyond it, the lowest priority is refused.")
     ] = 256,
-    db: Annotated[
+    ledger: Annotated[
         str | None,
         typer.Option(
-            envvar="UPDRAFT_GATEWAY_DB",
+            envvar="UPDRAFT_GATEWAY_LEDGER",
             metavar="DB",
-            help="Ledger: a SQLite file, or a postgresql:// URL. [gateway.sqlite3 in the state folder]",
+            help="Ledger to write: a SQLite file, or a postgresql:// URL. [gateway.sqlite3 in the state folder]",
         ),
     ] = None,
     ledger_failure: Annotated[
@@ -379,7 +379,7 @@ def gateway(
     ] = None,
     api_key_file: Annotated[Path | None, options.key_file("the key to send to the nodes", panel="Cloud")] = None,
     workers: Annotated[int, typer.Option(min=1, max=32, help="Number of gateway processes.")] = 1,
-    drain_seconds: DrainSeconds = 10.0,
+    drain_timeout_s: DrainTimeout = 10.0,
     timeout_s: Annotated[float, typer.Option(help="Timeout of a request, body included, in seconds.")] = 600.0,
     connect_timeout_s: Annotated[float, typer.Option(help="Timeout of connections to nodes, in seconds.")] = 2.0,
     first_token_timeout_s: Annotated[float, typer.Option(help="Timeout until a stream begins, in seconds.")] = 120.0,
@@ -418,7 +418,9 @@ def gateway(
     from ..protocol.settings import state_folder
 
     os.environ[FORMAT_VARIABLE] = access.log_format
-    database = str(state_folder() / "gateway.sqlite3") if db is None else db
+    if "UPDRAFT_GATEWAY_DB" in os.environ:
+        raise ConfigurationError("`UPDRAFT_GATEWAY_DB` is now `UPDRAFT_GATEWAY_LEDGER`: rename the variable.")
+    database = str(state_folder() / "gateway.sqlite3") if ledger is None else ledger
     run_gateway(
         GatewayOptions(
             nodes=nodes or (),
@@ -432,7 +434,7 @@ def gateway(
             port=port,
             node_api_key=options.node_key(api_key_env, api_key_file),
             workers=workers,
-            drain_seconds=drain_seconds,
+            drain_timeout_s=drain_timeout_s,
             response_cache_mb=response_cache,
             objective=ServiceObjective(slo_ttft_s, slo_tpot_s),
             timeouts=Timeouts(connect_timeout_s, first_token_timeout_s, idle_timeout_s, timeout_s, hedge_after_s),

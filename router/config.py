@@ -41,7 +41,9 @@ OF_CLOUD_URL: Mapping[str, Any] = MappingProxyType(
     }
 )
 #: Current name of a setting by its former name.
-_RENAMED = MappingProxyType({"middle": "middle_tiers", "tool_parser": "tool_call_parser"})
+_RENAMED = MappingProxyType(
+    {"middle": "middle_tiers", "tool_parser": "tool_call_parser", "context_length": "max_model_len"}
+)
 #: Settings that choose the gates.
 GATE_SETTINGS = frozenset({*TARGETS, "confidence_signal", "promise", "policy", "allow_foreign_policy", "prices"})
 #: Settings that may change while a router runs.
@@ -72,7 +74,7 @@ class LocalModelOptions:
     """Options of the local model in this process. The engine or `updraft tune` chooses the values left out."""
 
     # Context length: tokens of prompt and answer together.
-    context_length: int | None = None
+    max_model_len: int | None = None
     # Number of compute threads.
     threads: int | None = None
     # Number of layers on a GPU; 0 for none.

@@ -82,7 +82,7 @@ def updraft(node: str, core: int, folder: Path, *options: str) -> Generator[Serv
     _, key = KeyDatabase(keys).create(NewKey("bench", limits=_LIMITS), "bench")
     prices.write_text(_PRICES)
     command = python_command("-m", "updraft", "gateway", "--port", "0", "--node", node, "--exit-with-parent")
-    command += ["--keys", str(keys), "--db", str(folder / "usage.sqlite3"), "--prices", str(prices), *options]
+    command += ["--keys", str(keys), "--ledger", str(folder / "usage.sqlite3"), "--prices", str(prices), *options]
     with _started("updraft", command, core) as process:
         yield Server("updraft", _announced_url(process), key, psutil.Process(process.pid))
 

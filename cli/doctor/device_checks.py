@@ -83,7 +83,7 @@ def check_memory(machine: Machine) -> Check:
         )
     facts = free if need is None else f"{free}; {name} needs {need / 1e6:,.0f} MB"
     if large:
-        return Check("memory", "warn", f"{facts}; too large now: {', '.join(large)}", "try a smaller context_length")
+        return Check("memory", "warn", f"{facts}; too large now: {', '.join(large)}", "try a smaller max_model_len")
     return Check("memory", "ok", facts)
 
 

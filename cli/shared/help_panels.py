@@ -15,7 +15,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 ADVANCED = "Advanced"
 #: Options of each panel. `--help` shows the panels in this order, and other options in `ADVANCED`.
 _PANELS = {
-    "Data": "--data --live --prompts --from-log --weak --strong --test --labels --trace --costs --file --questions "
+    "Data": "--data --live --prompts --from-log --weak --strong --test --labels --trace --file --questions "
     "--answers --tasks --requests --rate --out --save --ledger --csv --rows --by --since --gateway",
     "Model": "--tier --temperature --local --model --pull --name --sha256 --draft --device --dtype --chat-template "
     "--tool-call-parser --shape --draft-shape --model-dir",
@@ -30,7 +30,7 @@ _PANELS = {
     "Limits": "--mode --step-costs --max-model-len --max-num-seqs --max-num-batched-tokens --max-step-ms "
     "--default-max-tokens --max-waiting --num-gpu-blocks-override --num-speculative-tokens --node-concurrency "
     "--limits --limits-url --timeout-s --connect-timeout-s --first-token-timeout-s --idle-timeout-s "
-    "--hedge-after-s --drain-seconds --budget --concurrent --requests-per-minute --tokens-per-minute --usd-per-day "
+    "--hedge-after-s --drain-timeout-s --budget --concurrent --requests-per-minute --tokens-per-minute --usd-per-day "
     "--usd-per-month --priority --concurrency --concurrencies --streams --seconds --memory-seconds "
     "--prefill-seconds --rounds --runs --draws --calls --tokens --nodes --lines -n",
     ADVANCED: "",

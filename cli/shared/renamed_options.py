@@ -22,7 +22,8 @@ RENAMED = MappingProxyType({
     "--policy": "--scheduling-policy", "--tool-parser": "--tool-call-parser",
     "--tls-cert": "--ssl-certfile", "--tls-key": "--ssl-keyfile", "--allowed-origin": "--allowed-origins",
     "--allowed-host": "--allowed-hosts", "--running": "--max-num-seqs",
-    "--local": "--processes", "--cuda-graphs": "--no-enforce-eager", "--no-cuda-graphs": "--enforce-eager",
+    "--local": "--processes", "--drain-seconds": "--drain-timeout-s", "--db": "--ledger",
+    "--costs": "--step-costs", "--cuda-graphs": "--no-enforce-eager", "--no-cuda-graphs": "--enforce-eager",
 })  # fmt: skip
 
 

@@ -27,9 +27,9 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=1024)]
 EngineKind = Literal["updraft", "vllm", "sglang"]
 _OWN = (
     *("draft", "mode", "step_costs", "tool_call_parser", "chat_template"),
-    *("max_surge_percent", "drain_seconds", "cpus", "labels"),
+    *("max_surge_percent", "drain_timeout_s", "cpus", "labels"),
 )
-#: Current name of an engine setting by its former name.
+#: Current name of a setting by its former name.
 _RENAMED = {
     "tool_parser": "tool_call_parser",
     "context_length": "max_model_len",
@@ -42,22 +42,26 @@ _RENAMED = {
     "no_prefix_caching": "enable_prefix_caching, with the opposite value",
     "cuda_graphs": "enforce_eager, with the opposite value",
     "num_threads": "threads",
+    "drain_seconds": "drain_timeout_s",
+    "db": "ledger",
+    "replicas": "workers",
+    "requests": "target_ongoing_requests",
 }
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of the gateway. Its replicas share keys, limits and ledger as files, so all must run on one machine."""
+    """Settings of the gateway. Its workers share keys, limits and ledger as files, so all must run on one machine."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8000
-    # Gateway processes.
-    replicas: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)] = 2
+    # Gateway processes, or replicas on Ray.
+    workers: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)] = 2
     # On Ray only. True: the gateway listens on `port` itself, on one machine. False: Ray's slower proxies listen there.
     direct: bool = False
     # Key database. None: keys.sqlite3 in the state folder.
     keys: str | None = None
     # Ledger: a SQLite file, or a postgresql:// URL. None: gateway.sqlite3 in the state folder.
-    db: str | None = None
+    ledger: str | None = None
     # Price file. See `updraft gateway --help` for this option and the next three.
     prices: str | None = None
     # File with limits per key.
@@ -69,7 +73,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     # Maximum number of requests that wait for a node.
     max_waiting: Annotated[int, msgspec.Meta(ge=0)] = 256
     # Time for streams to finish when a replica is replaced, in seconds.
-    drain_seconds: Seconds = 60.0
+    drain_timeout_s: Seconds = 60.0
     # CPU cores that Ray reserves for each replica.
     cpus: Amount = 0.5
     # Labels of the machine that the replicas run on.
@@ -87,7 +91,7 @@ class Autoscaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Targets and delays of Ray's autoscaling, which runs between `replicas.min` and `replicas.max` nodes."""
 
     # Target number of requests per node, running and waiting ones together.
-    requests: Annotated[float, msgspec.Meta(gt=0)] = 8.0
+    target_ongoing_requests: Annotated[float, msgspec.Meta(gt=0)] = 8.0
     # Target share of the KV cache in use.
     kv_usage: Fraction = 0.8
     # Time for which the load must exceed the targets before nodes are added, in seconds.
@@ -118,7 +122,7 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     # Extra replicas allowed during an update, in percent. If 0, old replicas stop before new ones start.
     max_surge_percent: Annotated[int, msgspec.Meta(ge=0, le=100)] = 100
     # Time for requests in flight to finish when a node stops, in seconds.
-    drain_seconds: Seconds = 60.0
+    drain_timeout_s: Seconds = 60.0
     # CPU cores that Ray reserves for each node.
     cpus: Amount = 1.0
     # GPUs that Ray reserves for each node, all on one machine.
@@ -217,7 +221,10 @@ def _resolved(config: CloudConfig) -> CloudConfig:
     """Return the configuration with absolute paths, because replicas run in other working directories."""
     gateway = msgspec.structs.replace(
         config.gateway,
-        **{name: _absolute(getattr(config.gateway, name)) for name in ("keys", "db", "prices", "limits", "nodes_file")},
+        **{
+            name: _absolute(getattr(config.gateway, name))
+            for name in ("keys", "ledger", "prices", "limits", "nodes_file")
+        },
     )
     models = tuple(
         msgspec.structs.replace(

@@ -64,7 +64,7 @@ class GatewayOptions:
     # Number of worker processes.
     workers: int = 1
     # Time for requests in flight to finish after SIGTERM, in seconds.
-    drain_seconds: float = DRAIN_S
+    drain_timeout_s: float = DRAIN_S
     # Certificate and key of the server. None: plain HTTP, allowed beyond loopback only if `insecure`.
     tls: TlsFiles | None = None
     insecure: bool = False
@@ -94,14 +94,14 @@ def run_gateway(options: GatewayOptions) -> None:
 
         def work(number: int) -> None:
             if options.exit_with_parent or options.workers > 1:
-                exit_with_parent(options.drain_seconds)
+                exit_with_parent(options.drain_timeout_s)
             app = _app(options, rows, balancing, number)
             _collect_seldom()
             serve(
                 app,
                 sock=sock,
                 ready_file=options.ready_file,
-                drain_s=options.drain_seconds,
+                drain_s=options.drain_timeout_s,
                 announces=number == 0,
                 tls=options.tls,
             )
@@ -109,7 +109,7 @@ def run_gateway(options: GatewayOptions) -> None:
         if options.workers == 1:
             work(0)
         else:
-            Supervisor(options.workers, work, options.drain_seconds, exit_with_parent=options.exit_with_parent).run()
+            Supervisor(options.workers, work, options.drain_timeout_s, exit_with_parent=options.exit_with_parent).run()
 
 
 def _checked(options: GatewayOptions) -> None:

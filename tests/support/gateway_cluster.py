@@ -94,7 +94,7 @@ class Cluster:
 
     def start_gateway(self) -> None:
         nodes = [word for node in (*self.stubs.nodes, *self.reals.nodes) for word in ("--node", node.url)]
-        files = ("--db", str(self.db), "--keys", str(self.folder / "keys"))
+        files = ("--ledger", str(self.db), "--keys", str(self.folder / "keys"))
         command = ("-m", "updraft", "gateway", "--port", str(self.port), "--workers", "2", *nodes, *files)
         self.gateway = self.stack.enter_context(running(*command, log=self.folder / f"log-{time.time_ns()}"))
 

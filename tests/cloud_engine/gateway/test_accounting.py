@@ -43,7 +43,7 @@ def start(spawn: Any, tmp_path: Path) -> Callable[..., Any]:
 
     def start(node: Any, *more: str) -> Any:
         (tmp_path / "prices.toml").write_text(PRICES)
-        files = ("--db", str(tmp_path / "usage"), "--keys", str(tmp_path / "keys"))
+        files = ("--ledger", str(tmp_path / "usage"), "--keys", str(tmp_path / "keys"))
         return spawn("-m", "updraft", "gateway", "--port", "0", "--node", node.url, *files, *more)
 
     return start

@@ -55,7 +55,7 @@ class Stub:
 
 
 def start(spawn: Any, tmp_path: Path, *options: str) -> Any:
-    db = ("--db", str(tmp_path / "usage.sqlite"))
+    db = ("--ledger", str(tmp_path / "usage.sqlite"))
     return spawn("-m", "updraft", "gateway", "--port", "0", "--no-auth", *db, *options, "--exit-with-parent")
 
 

@@ -63,7 +63,7 @@ class Stub:
 
 
 def start(spawn: Any, tmp_path: Path, node: str, *more: str) -> str:
-    options = ("--node", node, "--db", str(tmp_path / "usage.sqlite"), "--no-auth", "--exit-with-parent", *more)
+    options = ("--node", node, "--ledger", str(tmp_path / "usage.sqlite"), "--no-auth", "--exit-with-parent", *more)
     return spawn("-m", "updraft", "gateway", "--port", "0", *options).url
 
 

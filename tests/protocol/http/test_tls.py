@@ -48,7 +48,7 @@ def serial(url: str, context: ssl.SSLContext) -> int:
 def test_a_new_certificate_is_taken_and_old_connections_live_on(authority: Authority, tmp_path: Path) -> None:
     certificate, key, log, context = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "log", authority.client()
     first = authority.issue(certificate, key)
-    files = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--db", str(tmp_path / "db"))
+    files = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--ledger", str(tmp_path / "db"))
     with running(*GATEWAY, *files, log=log) as server, httpx.Client(base_url=server.url, verify=context) as client:
         assert server.url.startswith("https://127.0.0.1:")
         assert client.get("/v1/models").status_code == 200
@@ -73,7 +73,7 @@ BEGUN = b"\x16\x03\x01\x02\x00\x01\x00\x01"  # of the client's first message
 def test_more_handshakes_than_descriptors_stop_nobody(authority: Authority, tmp_path: Path) -> None:
     certificate, key, log = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "log"
     authority.issue(certificate, key)
-    files = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--db", str(tmp_path / "db"))
+    files = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--ledger", str(tmp_path / "db"))
     with running("-c", TINY_LIMIT, *GATEWAY[2:], *files, log=log) as server:
         address, idle = urlsplit(server.url), list[socket.socket]()
         try:
@@ -145,11 +145,11 @@ def test_a_gateway_asks_nodes_by_tls(authority: Authority, tmp_path: Path) -> No
     """A node's certificate is checked: one of an authority that nobody named keeps the node out."""
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     authority.issue(certificate, key)
-    files = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--db", str(tmp_path / "db"))
+    files = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--ledger", str(tmp_path / "db"))
     with (
         running(str(FAKE_NODE)) as node,
         running(*GATEWAY[:-3], "--node", node.url, "--no-auth", *files) as behind,
-        running(*GATEWAY[:-3], "--node", behind.url, "--no-auth", "--db", str(tmp_path / "other")) as before,
+        running(*GATEWAY[:-3], "--node", behind.url, "--no-auth", "--ledger", str(tmp_path / "other")) as before,
     ):
         (shown,) = httpx.get(f"{before.url}/admin/nodes").json()["nodes"]
         assert shown["healthy"] is False
