@@ -258,7 +258,7 @@ def local(
     ] = "all",
     tokens: Annotated[int, typer.Option(min=8, max=256, help="Tokens of each prompt and of each answer.")] = 64,
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; each runs every engine once.")] = 3,
-    prefill_seconds: Annotated[
+    prefill_duration_s: Annotated[
         float, typer.Option(min=1, help="Time limit for measuring a 4k prefill beside decoding streams, in seconds.")
     ] = 30.0,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of every engine. [Updraft's default]")] = None,
@@ -282,10 +282,10 @@ def local(
     from ..bench.local.measure import MODELS, LocalBenchOptions, measure
 
     models = MODELS if model == "all" else (model,)
-    bench_options = LocalBenchOptions(models, tokens, rounds, prefill_seconds, threads, llama_server, model_dir)
+    bench_options = LocalBenchOptions(models, tokens, rounds, prefill_duration_s, threads, llama_server, model_dir)
     figures = measure(bench_options, output.note)
     config = {"models": bench_options.models, "tokens": tokens, "rounds": rounds, "threads": threads}
-    config["prefill_seconds"] = prefill_seconds
+    config["prefill_duration_s"] = prefill_duration_s
     _show(_report("local", config, figures), json_path)
 
 
@@ -293,8 +293,10 @@ def local(
 def gateway(
     concurrencies: Annotated[str, typer.Option(help="Numbers of requests in flight to measure.")] = "1,16,64,256",
     streams: Annotated[int, typer.Option(min=1, help="Number of streams in flight.")] = 64,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Duration of each measurement in seconds.")] = 5.0,
-    memory_seconds: Annotated[float, typer.Option(min=0, help="Duration of the memory measurement in seconds.")] = 30.0,
+    duration_s: Annotated[float, typer.Option(min=0.1, help="Duration of each measurement in seconds.")] = 5.0,
+    memory_duration_s: Annotated[
+        float, typer.Option(min=0, help="Duration of the memory measurement in seconds.")
+    ] = 30.0,
     litellm_python: Annotated[
         Path | None,
         typer.Option(metavar="PATH", exists=True, dir_okay=False, help="Python with litellm[proxy], to compare with."),
@@ -314,8 +316,13 @@ def gateway(
         counts = tuple(int(count) for count in concurrencies.split(","))
     except ValueError as error:
         raise typer.BadParameter("must be comma-separated numbers", param_hint="--concurrencies") from error
-    bench_options = GatewayBenchOptions(counts, streams, seconds, memory_seconds, litellm_python)
-    config = {"concurrencies": counts, "streams": streams, "seconds": seconds, "memory_seconds": memory_seconds}
+    bench_options = GatewayBenchOptions(counts, streams, duration_s, memory_duration_s, litellm_python)
+    config = {
+        "concurrencies": counts,
+        "streams": streams,
+        "duration_s": duration_s,
+        "memory_duration_s": memory_duration_s,
+    }
     _show(_report("gateway", config, measure(bench_options, output.note)), json_path)
 
 

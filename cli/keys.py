@@ -45,7 +45,7 @@ def create(
     expires_in_days: Annotated[float | None, typer.Option(min=0, help="Days until expiry. [never]")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Maximum requests per minute.")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Maximum tokens per minute.")] = None,
-    concurrent: Annotated[int | None, typer.Option(min=1, help="Maximum requests in flight.")] = None,
+    max_concurrency: Annotated[int | None, typer.Option(min=1, help="Maximum requests in flight.")] = None,
     usd_per_day: Annotated[float | None, typer.Option(min=0, help="Budget in US dollars per UTC day.")] = None,
     usd_per_month: Annotated[float | None, typer.Option(min=0, help="Budget in US dollars per UTC month.")] = None,
     as_json: json_output.Flag = False,
@@ -65,7 +65,7 @@ def create(
     limits = {
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
-        "concurrent": concurrent,
+        "max_concurrency": max_concurrency,
         "usd_per_day": usd_per_day,
         "usd_per_month": usd_per_month,
     }

@@ -338,7 +338,7 @@ def gateway(
         Path | None,
         typer.Option(metavar="TOML", help="File of nodes with their own keys, limits, timeouts and prices."),
     ] = None,
-    node_concurrency: Annotated[
+    max_concurrency_per_node: Annotated[
         int | None, typer.Option(min=1, help="Maximum requests in flight per node; others wait. [no limit]")
     ] = None,
     max_waiting: Annotated[
@@ -425,7 +425,7 @@ def gateway(
         GatewayOptions(
             nodes=nodes or (),
             nodes_file=nodes_file,
-            node_concurrency=node_concurrency,
+            max_concurrency_per_node=max_concurrency_per_node,
             max_waiting=max_waiting,
             accounting=AccountingOptions(database, ledger_failure, keep_days, prices, limits, limits_url),
             keys=keys if no_auth else options.key_database(keys),

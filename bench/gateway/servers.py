@@ -21,7 +21,7 @@ from ...cloud_engine.gateway.access.principal import Limits
 from ...protocol.safety.python_process import python_command
 
 _READY_S = 180.0
-_LIMITS = Limits(requests_per_minute=10**9, tokens_per_minute=10**12, concurrent=10**6, usd_per_day=1e9)
+_LIMITS = Limits(requests_per_minute=10**9, tokens_per_minute=10**12, max_concurrency=10**6, usd_per_day=1e9)
 _PRICES = '[[prices]]\nmodel = "stub"\ninput = 1\noutput = 1\n'
 _NGINX = """
 worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/error.log; daemon off;

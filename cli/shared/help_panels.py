@@ -28,11 +28,11 @@ _PANELS = {
     "--scope --tenant --expires-in-days --overlap-s --allowed-hosts --allowed-origins --ssl-certfile --ssl-keyfile "
     "--insecure --public-metrics",
     "Limits": "--mode --step-costs --max-model-len --max-num-seqs --max-num-batched-tokens --max-step-ms "
-    "--default-max-tokens --max-waiting --num-gpu-blocks-override --num-speculative-tokens --node-concurrency "
-    "--limits --limits-url --timeout-s --connect-timeout-s --first-token-timeout-s --idle-timeout-s "
-    "--hedge-after-s --drain-timeout-s --budget --concurrent --requests-per-minute --tokens-per-minute --usd-per-day "
-    "--usd-per-month --priority --concurrency --concurrencies --streams --seconds --memory-seconds "
-    "--prefill-seconds --rounds --runs --draws --calls --tokens --nodes --lines -n",
+    "--default-max-tokens --max-waiting --num-gpu-blocks-override --num-speculative-tokens "
+    "--max-concurrency-per-node --limits --limits-url --timeout-s --connect-timeout-s --first-token-timeout-s "
+    "--idle-timeout-s --hedge-after-s --drain-timeout-s --budget --max-concurrency --requests-per-minute "
+    "--tokens-per-minute --usd-per-day --usd-per-month --priority --concurrencies --streams --duration-s "
+    "--memory-duration-s --prefill-duration-s --rounds --runs --draws --calls --tokens --nodes --lines -n",
     ADVANCED: "",
 }
 

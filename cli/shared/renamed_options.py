@@ -23,7 +23,10 @@ RENAMED = MappingProxyType({
     "--tls-cert": "--ssl-certfile", "--tls-key": "--ssl-keyfile", "--allowed-origin": "--allowed-origins",
     "--allowed-host": "--allowed-hosts", "--running": "--max-num-seqs",
     "--local": "--processes", "--drain-seconds": "--drain-timeout-s", "--db": "--ledger",
-    "--costs": "--step-costs", "--cuda-graphs": "--no-enforce-eager", "--no-cuda-graphs": "--enforce-eager",
+    "--costs": "--step-costs", "--node-concurrency": "--max-concurrency-per-node",
+    "--concurrent": "--max-concurrency", "--concurrency": "--max-concurrency", "--seconds": "--duration-s",
+    "--memory-seconds": "--memory-duration-s", "--prefill-seconds": "--prefill-duration-s",
+    "--cuda-graphs": "--no-enforce-eager", "--no-cuda-graphs": "--enforce-eager",
 })  # fmt: skip
 
 

@@ -49,7 +49,7 @@ class GatewayOptions:
     # TOML file with further nodes.
     nodes_file: Path | None = None
     # Maximum requests in flight per node; None: unlimited.
-    node_concurrency: int | None = None
+    max_concurrency_per_node: int | None = None
     # Maximum number of queued requests while all nodes are full.
     max_waiting: int = 256
     # Timeouts in seconds. `Relay` may exceed `timeout_s` by two seconds, to ask a node for the tokens used.
@@ -178,14 +178,14 @@ def _nodes(options: GatewayOptions, worker: int = 0) -> list[NodeAddress]:
     from .balancing.node import NodeAddress
     from .balancing.nodes_file import read_nodes
 
-    listed = [] if options.nodes_file is None else read_nodes(options.nodes_file, options.node_concurrency)
-    nodes = [*(NodeAddress(url, concurrency=options.node_concurrency) for url in options.nodes), *listed]
+    listed = [] if options.nodes_file is None else read_nodes(options.nodes_file, options.max_concurrency_per_node)
+    nodes = [*(NodeAddress(url, concurrency=options.max_concurrency_per_node) for url in options.nodes), *listed]
     limits = [node.concurrency for node in nodes if node.concurrency is not None]
     if limits and min(limits) < options.workers:
         raise ConfigurationError(
             f"A node limited to {min(limits)} concurrent requests cannot be shared by {options.workers} workers: "
-            "use fewer workers, or raise its concurrency.",
-            param="node_concurrency",
+            "use fewer workers, or raise its max_concurrency.",
+            param="max_concurrency_per_node",
         )
     return [node.of_worker(options.workers, worker) for node in nodes]
 
@@ -196,7 +196,7 @@ def _directory(options: GatewayOptions, worker: int = 0) -> NodeDirectory | None
 
     if options.keys is None:
         return None
-    return NodeDirectory(Path(f"{options.keys}.nodes"), options.node_concurrency, options.workers, worker)
+    return NodeDirectory(Path(f"{options.keys}.nodes"), options.max_concurrency_per_node, options.workers, worker)
 
 
 def _keys(options: GatewayOptions) -> KeyStore:

@@ -272,7 +272,7 @@ def cluster(folder: Path, real_nodes: int) -> Iterator[Cluster]:
     with ExitStack() as stack:
         stubs = Group(stub, [stack.enter_context(stub("0")) for _ in range(_STUBS)])
         reals = Group(real, [stack.enter_context(real("0")) for _ in range(real_nodes)])
-        key = make_key(folder / "keys", "tester", limits=Limits(concurrent=CONCURRENT, tokens_per_minute=10**9))
+        key = make_key(folder / "keys", "tester", limits=Limits(max_concurrency=CONCURRENT, tokens_per_minute=10**9))
         admin_key = make_key(folder / "keys", "admin", "admin")
         started = Cluster(folder, free_port(), key, admin_key, stubs, reals, stack)
         started.start_gateway()

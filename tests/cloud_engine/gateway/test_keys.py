@@ -149,7 +149,7 @@ def test_a_key_that_cannot_be_is_refused(gateways: TwoGateways) -> None:
         (b'{"name": "a", "scopes": []}', "scopes"),
         (b'{"name": "a", "scopes": ["root"]}', "scopes[0]"),
         (b'{"name": "a", "nonsense": 1}', "nonsense"),
-        (b'{"name": "a", "limits": {"concurrent": 0}}', "limits.concurrent"),
+        (b'{"name": "a", "limits": {"max_concurrency": 0}}', "limits.max_concurrency"),
         (b'{"name": "a", "limits": {"tokens": 1}}', "limits"),
         (b'{"name": "a", "expires_in_days": -1}', "expires_in_days"),
         (b'{"name": "operator"}', "name"),
@@ -223,3 +223,13 @@ def test_limits_are_kept_as_they_were_given(tmp_path: Path) -> None:
     key = make_key(tmp_path / "keys", "a", limits=limits, priority="batch", tenant="t")
     principal = KeyStore(tmp_path / "keys").principal(f"Bearer {key}")
     assert (principal.limits, principal.priority, principal.tenant) == (limits, "batch", "t")
+
+
+def test_a_limit_is_kept_under_its_new_name(tmp_path: Path) -> None:
+    key = make_key(tmp_path / "keys", "concurrent", limits=Limits(max_concurrency=3), models=("concurrent",))
+    with closing(sqlite3.connect(tmp_path / "keys")) as connection, connection:
+        connection.execute("UPDATE keys SET principal = replace(principal, 'max_concurrency', 'concurrent')")
+    (record,) = KeyDatabase(tmp_path / "keys").keys()
+    principal = KeyStore(tmp_path / "keys").principal(f"Bearer {key}")
+    assert principal == record.principal
+    assert (principal.limits, principal.models) == (Limits(max_concurrency=3), ("concurrent",))

@@ -40,7 +40,7 @@ def ask(url: str, key: str, **more: Any) -> httpx.Response:
 
 
 def test_requests_at_once_are_counted_over_both(urls: list[Any], redis_url: str, tmp_path: Path) -> None:
-    key = make_key(tmp_path / "keys", "tester", limits=Limits(concurrent=CONCURRENT))
+    key = make_key(tmp_path / "keys", "tester", limits=Limits(max_concurrency=CONCURRENT))
     held: list[Iterator[str]] = []
     with ExitStack() as streams:
         for number in range(CONCURRENT):
