@@ -27,7 +27,7 @@ def up(
     address: Annotated[
         str | None,
         typer.Option(
-            metavar="ADDRESS", help="Running Ray cluster; auto: the one on this machine. [a new one, until Ctrl-C]"
+            metavar="ADDRESS", help="Address of a Ray cluster; auto: on this machine. [a new cluster, until Ctrl-C]"
         ),
     ] = None,
 ) -> None:
@@ -65,12 +65,7 @@ def up(
 
 @app.command()
 def down(address: Annotated[str, typer.Option(metavar="ADDRESS", help="Address of the Ray cluster.")] = "auto") -> None:
-    """Stop the cloud on a Ray cluster after its requests have finished.
-
-    \b
-    Example
-      updraft cloud down
-    """
+    """Stop the cloud on a Ray cluster after its requests have finished."""
     from ..cloud_engine.deploy.ray_cluster import remove_from_ray
 
     remove_from_ray(address)
@@ -78,7 +73,7 @@ def down(address: Annotated[str, typer.Option(metavar="ADDRESS", help="Address o
 
 @app.command("llm-config")
 def llm_config(
-    file: Annotated[Path, typer.Argument(metavar="YAML", help="Cloud file that has models with kind: vllm or sglang.")],
+    file: Annotated[Path, typer.Argument(metavar="YAML", help="Cloud file with models of kind vllm or sglang.")],
 ) -> None:
     """Print the configuration with which Ray's `serve deploy` runs vLLM and SGLang models.
 

@@ -41,8 +41,8 @@ def evaluate(
 ) -> None:
     """Ask the router and each tier alone the same questions, and compare their answers.
 
-    A task file holds one JSON object per line. "match" says how a reply is compared with the answer: "agree" (the
-    default: both say the same), "exact", "contains", or "number" (the reply's last number).
+    A task file holds one JSON object per line. "match" selects how a reply is compared with the answer: "agree" (the
+    default: same meaning), "exact", "contains", or "number" (the reply's last number).
     Exit code 1 if any question got no answer.
 
     \b

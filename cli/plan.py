@@ -27,19 +27,19 @@ def plan(
         int, typer.Option(min=1, max=1_000_000, help="Number of requests to use from the trace.")
     ] = 1_000,
     rate: Annotated[
-        float, typer.Option(min=0.001, max=1_000, help="Factor by which to speed up the arrival of requests.")
+        float, typer.Option(min=0.001, max=1_000, help="Factor by which requests arrive faster than in the trace.")
     ] = 1.0,
     ttft_s: Annotated[float, typer.Option(min=0.001, max=3_600, help="Objective: seconds to the first token.")] = 1.0,
     tpot_s: Annotated[float, typer.Option(min=0.0001, max=3_600, help="Objective: seconds per later token.")] = 0.1,
-    share: Annotated[float, typer.Option(min=0.5, max=1.0, help="Share of requests within the objective.")] = 0.99,
+    share: Annotated[float, typer.Option(min=0.5, max=1.0, help="Required share of requests in time.")] = 0.99,
     limits: options.BatchLimits,
-    block_size: Annotated[int, typer.Option(min=1, max=1_024, help="Option --block-size of the nodes.")] = 16,
+    block_size: Annotated[int, typer.Option(min=1, max=1_024, help="Tokens per KV cache block.")] = 16,
     max_model_len: Annotated[
-        int | None, typer.Option(min=1, max=10_000_000, help="Context length. [KV cache size]")
+        int | None, typer.Option(min=1, max=10_000_000, help="Maximum tokens of prompt plus answer. [KV cache size]")
     ] = None,
     usd_per_hour: Annotated[float | None, typer.Option(min=0, max=1_000_000, help="Price of a node.")] = None,
     cloud_share: Annotated[
-        float | None, typer.Option(min=0.001, max=1.0, help="Share of requests that escalate to the cloud.")
+        float | None, typer.Option(min=0.001, max=1.0, help="Share of requests that escalate: also plan for these.")
     ] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Also simulate other modes and rates, static batching, and no paging.")
@@ -100,7 +100,7 @@ def _print(tried: list[FleetFigures], fleet: FleetFigures, result: dict[str, Any
 
     headings = ("nodes", "within", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "busy", "waste", "$/M")
     table = columns(*headings, right=headings)
-    table.padding = 0  # so that ten columns fit in a terminal
+    table.padding = 0  # fit ten columns in a terminal
     for candidate in tried:
         times = (candidate.ttft_p50_s, candidate.ttft_p99_s, candidate.tpot_p50_s, candidate.tpot_p99_s)
         table.add_row(
@@ -124,17 +124,17 @@ def _print(tried: list[FleetFigures], fleet: FleetFigures, result: dict[str, Any
     if fleet.refused:
         output.echo(f"{fleet.refused} requests were refused: longer than a node's context, or the queue was full.")
     if device := result.get("with_device"):
-        output.echo(f"If devices answer all that does not escalate: {device['nodes']} nodes.")
+        output.echo(f"If devices answer all requests that do not escalate: {device['nodes']} nodes.")
     for name, candidate in result.get("modes", {}).items():
         times = f"TTFT {1e3 * candidate['ttft_p50_s']:,.0f} ms (p99 {1e3 * candidate['ttft_p99_s']:,.0f})"
         times += f", TPOT {1e3 * candidate['tpot_p50_s']:,.1f} ms (p99 {1e3 * candidate['tpot_p99_s']:,.1f})"
-        output.echo(f"--mode {name}: {candidate['share']:.1%} within, {times}.")
+        output.echo(f"--mode {name}: {candidate['share']:.1%} within the objective, {times}.")
     if "preallocated" in result:
         by_rate = ", ".join(
             f"{nodes or 'too many'} at {rate} times the rate" for rate, nodes in result["nodes_by_rate"].items()
         )
         waste, met = result["preallocated"]["kv_waste"], result["preallocated"]["share"]
-        output.echo(f"Nodes: {by_rate}.")
+        output.echo(f"Nodes needed: {by_rate}.")
         output.echo(f"Continuous batching: {result['continuous_over_static']:.1f} times the tokens of static batching.")
         output.echo(
             f"Without paging: {waste:.0%} of KV cache memory unused, {met:.1%} of requests within the objective."

@@ -31,12 +31,7 @@ Name = Annotated[str, typer.Argument(help="Name of a policy, or path of its fold
 
 @app.command("list")
 def list_policies(as_json: json_output.Flag = False) -> None:
-    """List the policies in the state folder: pair, rows, promise, date, and whether they match the local models.
-
-    \b
-    Example
-      updraft policy list
-    """
+    """List the policies in the state folder: pair, rows, promise, date, and whether they match the local models."""
     config = options.Pair().config()
     policies = [_Policy(folder, config) for folder in folders()]
     if as_json:
@@ -94,16 +89,11 @@ def verify(names: Names = None, local: options.Local = None, as_json: json_outpu
 
 @app.command()
 def rm(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", show_default=False)],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Policies to delete.", show_default=False)],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: json_output.Flag = False,
 ) -> None:
-    """Delete policies from the state folder, after confirmation. Recalibrate to set a target for the pair again.
-
-    \b
-    Example
-      updraft policy rm model--big
-    """
+    """Delete policies from the state folder, after confirmation. Recalibrate to set a target for the pair again."""
     by_name = {folder.name: folder for folder in folders()}
     if unknown := [name for name in names if name not in by_name]:
         raise _unknown(unknown[0])

@@ -47,7 +47,7 @@ class AccessFlags:
     ] = None
     allowed_origins: Annotated[
         list[str] | None,
-        typer.Option("--allowed-origins", metavar="URL", help="Web site whose pages may send requests; repeatable."),
+        typer.Option("--allowed-origins", metavar="URL", help="Origin whose web pages may send requests; repeatable."),
     ] = None
     ssl_certfile: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Certificate chain in PEM; reloaded when it changes.")
@@ -85,7 +85,7 @@ class RegistrationFlags:
     """Options for the registration of a node with a gateway."""
 
     register: Annotated[
-        str | None, typer.Option(metavar="URL", help="Gateway to register with, at every address of its host name.")
+        str | None, typer.Option(metavar="URL", help="Gateway to register with, at all addresses of its host name.")
     ] = None
     register_api_key_env: Annotated[str | None, options.key_env("the key for --register", "--register-api-key-env")] = (
         None
@@ -120,7 +120,7 @@ class EngineFlags(options.BatchLimits):
         Path | None,
         typer.Option(
             metavar="JSON",
-            help="Step times that --mode sets its limits by, from updraft bench engine --only steps --json PATH.",
+            help="Measured step times to derive the limits from: updraft bench engine --only steps --json PATH.",
         ),
     ] = None
     max_model_len: Annotated[
@@ -134,7 +134,7 @@ class EngineFlags(options.BatchLimits):
     ] = 4096
     scheduling_policy: Annotated[
         Literal["fcfs", "priority", "shortest-prefill"],
-        typer.Option(help="Order: by arrival, by the priority field, or short prompts first."),
+        typer.Option(help="Order of waiting requests: by arrival, by their priority field, or short prompts first."),
     ] = "fcfs"
     max_waiting: Annotated[
         int, typer.Option(min=1, help="Maximum requests that wait for a slot in the batch; others are refused.")
@@ -147,7 +147,7 @@ class EngineFlags(options.BatchLimits):
     ] = True
     num_speculative_tokens: Annotated[
         int | None,
-        typer.Option("--num-speculative-tokens", min=1, help="Maximum draft tokens per step and request. [as --mode]"),
+        typer.Option("--num-speculative-tokens", min=1, help="Maximum draft tokens per step and request. [by --mode]"),
     ] = None
     ngram: Annotated[bool, typer.Option("--ngram", help="Also draft from repetitions in prompt and answer.")] = False
     device: Annotated[str, typer.Option(envvar="UPDRAFT_DEVICE", help="Device: cpu, cuda or cuda:NUMBER.")] = "cpu"
@@ -164,7 +164,7 @@ class EngineFlags(options.BatchLimits):
         typer.Option(help="Attention kernels: plain torch, C (native, on a CPU), or Triton (on a GPU)."),
     ] = "auto"
     enforce_eager: Annotated[
-        bool, typer.Option(help="On a GPU, decode without CUDA graphs: starts some seconds sooner, slower steps.")
+        bool, typer.Option(help="On a GPU, decode without CUDA graphs: faster start, slower steps.")
     ] = False
 
     def config(self, threads: int | None) -> EngineConfig:
@@ -342,7 +342,7 @@ def gateway(
         int | None, typer.Option(min=1, help="Maximum requests in flight per node; others wait. [no limit]")
     ] = None,
     max_waiting: Annotated[
-        int, typer.Option(min=0, help="Maximum waiting requests; beyond it, the lowest priority is refused.")
+        int, typer.Option(min=0, help="Maximum waiting requests; if more arrive, the lowest priority is refused.")
     ] = 256,
     ledger: Annotated[
         str | None,
@@ -378,13 +378,13 @@ def gateway(
         str | None, options.key_env("the key to send to the nodes", note=" [UPDRAFT_NODE_API_KEY]", panel="Cloud")
     ] = None,
     api_key_file: Annotated[Path | None, options.key_file("the key to send to the nodes", panel="Cloud")] = None,
-    workers: Annotated[int, typer.Option(min=1, max=32, help="Number of gateway processes.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, max=32, help="Number of gateway processes on the port.")] = 1,
     drain_timeout_s: DrainTimeout = 10.0,
     timeout_s: Annotated[float, typer.Option(help="Timeout of a request, body included, in seconds.")] = 600.0,
     connect_timeout_s: Annotated[float, typer.Option(help="Timeout of connections to nodes, in seconds.")] = 2.0,
     first_token_timeout_s: Annotated[float, typer.Option(help="Timeout until a stream begins, in seconds.")] = 120.0,
     idle_timeout_s: Annotated[
-        float, typer.Option(help="Maximum pause within a stream. Comments extend both timeouts up to four times.")
+        float, typer.Option(help="Maximum pause in a stream, in seconds. SSE comments extend it up to four times.")
     ] = 30.0,
     hedge_after_s: Annotated[
         float | None, typer.Option(help="Seconds without an answer until a second node gets the request, too. [never]")

@@ -70,7 +70,7 @@ class Spending:
             self._on_spent(usd)
 
     def cost(self, model: str, read: int, written: int) -> float:
-        """Add an answer's tokens to `tokens`, and return its cost; 0 if the model has no price."""
+        """Add an answer's tokens to `tokens`. Return the answer's cost; 0 if the model has no price."""
         price = self._prices[model]
         self.tokens = self.tokens[0] + read, self.tokens[1] + written
         return 0.0 if price is None else price.of(read, written)

@@ -64,7 +64,7 @@ def check_other_load(machine: Machine) -> Check:
     other_load = max(0.0, (after.busy - before.busy - (after.own - before.own)) / (after.wall - before.wall))
     facts = f"at most {machine.threads}; other processes use {other_load:.1f} of {machine.processors} processors now"
     if int(machine.processors - other_load + _BUSY) < machine.threads:
-        return Check("threads", "warn", facts, "stop them: the engine uses fewer threads while they run")
+        return Check("threads", "warn", facts, "stop other processes: the engine uses fewer threads while they run")
     return Check("threads", "ok", facts)
 
 

@@ -39,7 +39,7 @@ _SHOWN = {
 def usage(
     by: Annotated[
         Literal["day", "model", "tier", "key", "tenant", "node"],
-        typer.Option(help="Column by which to group the sums; tenant and node need --gateway."),
+        typer.Option(help="Column to group the sums by; tenant and node need --gateway."),
     ] = "day",
     since: Annotated[
         str | None,
@@ -61,7 +61,6 @@ def usage(
     Examples
       updraft usage --since 30d
       updraft usage --by model
-      updraft usage --json
       updraft usage --gateway gateway.sqlite3 --by key --csv
     """
     start = 0.0 if since is None else _start(since)

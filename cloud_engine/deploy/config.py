@@ -133,9 +133,8 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     def engine_config(self) -> EngineConfig:
         """Return the engine's settings. Raises ConfigurationError."""
         for unknown in sorted(self.engine.keys() - {field.name for field in fields(EngineConfig)}):
-            fault = (
-                f"{unknown} is now {_RENAMED[unknown]}" if unknown in _RENAMED else f"there is no setting {unknown!r}"
-            )
+            current = _RENAMED.get(unknown)
+            fault = f"{unknown} is now {current}" if current else f"there is no setting {unknown!r}"
             raise ConfigurationError(f"models.{self.name}.engine: {fault}.", param="engine")
         device = self.engine.get("device", "cuda" if self.devices else "cpu")
         step_ms = self.engine.get("max_step_ms")

@@ -49,12 +49,11 @@ class TlsFiles:
     def _fault(self, error: ssl.SSLError) -> str:
         if error.reason == "KEY_VALUES_MISMATCH":
             return f"{self.key} is not the key of {self.certificate}: give --ssl-keyfile the key of this certificate."
-        path, option, what = self.key, "--ssl-keyfile", "private key"
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(self.certificate)
         except ssl.SSLError:
-            path, option, what = self.certificate, "--ssl-certfile", "certificate"
-        return f"{path} holds no valid {what}: give {option} a PEM file, with a line -----BEGIN {what.upper()}-----."
+            return f"{self.certificate} holds no valid certificate: give --ssl-certfile a PEM file."
+        return f"{self.key} holds no valid private key: give --ssl-keyfile a PEM file."
 
 
 class Certificate:

@@ -190,10 +190,13 @@ def test_the_policy_file(tmp_path: Path) -> None:
     limits = read_limits_file(file)
     assert limits.tenants == {"acme": Limits(requests_per_minute=5)}
     assert limits.models == {"a/b": Limits(usd_per_day=2.5)}
-    for wrong in ("[tenants.acme]\nrequests = 5\n", "[tenant.acme]\n", "[tenants.acme]\nconcurrent = 0\n", "["):
+    for wrong in ("[tenants.acme]\nrequests = 5\n", "[tenant.acme]\n", "[tenants.acme]\nmax_concurrency = 0\n", "["):
         file.write_text(wrong)
         with pytest.raises(ConfigurationError, match=r"limits\.toml"):
             read_limits_file(file)
+    file.write_text("[tenants.acme]\nconcurrent = 5\n")
+    with pytest.raises(ConfigurationError, match=r"concurrent` is now `max_concurrency`"):
+        read_limits_file(file)
 
 
 @pytest.mark.parametrize(
