@@ -74,7 +74,7 @@ def engine(
     ] = None,
     peers: Annotated[
         Literal["all", "static", "continuous", "none"],
-        typer.Option(help="Batching of transformers to compare with: static, continuous (slow), all (both), or none."),
+        typer.Option(help="Batching of transformers to compare with: static, continuous (slow), all, or none."),
     ] = "all",
     only: Annotated[
         list[str] | None,

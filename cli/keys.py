@@ -110,7 +110,7 @@ def list_keys(keys: KeyFile = None, as_json: json_output.Flag = False) -> None:
         words = (facts["name"], facts["tenant"], scopes, models, facts["priority"], limits)
         table.add_row(*map(escape, words), "never" if facts["expires_at"] is None else _day(facts["expires_at"]))
     console = Console(highlight=False)
-    console.width = max(console.width, console.measure(table).maximum)  # so that names are not wrapped
+    console.width = max(console.width, console.measure(table).maximum)  # do not wrap names
     return console.print(table)
 
 

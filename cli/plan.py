@@ -39,7 +39,7 @@ def plan(
     ] = None,
     usd_per_hour: Annotated[float | None, typer.Option(min=0, max=1_000_000, help="Price of a node.")] = None,
     cloud_share: Annotated[
-        float | None, typer.Option(min=0.001, max=1.0, help="Share of requests that escalate: also plan for these.")
+        float | None, typer.Option(min=0.001, max=1.0, help="Share of requests that escalate; also plan for them.")
     ] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Also simulate other modes and rates, static batching, and no paging.")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 app = CommandLine(help="Manage the calibrated policies on this machine.")
 
-_FRESH = "updraft calibrate makes a new one"
+_FRESH = "updraft calibrate makes a new policy"
 Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", show_default=False, help="Policies. [all]")]
 Name = Annotated[str, typer.Argument(help="Name of a policy, or path of its folder.", show_default=False)]
 
@@ -37,7 +37,7 @@ def list_policies(as_json: json_output.Flag = False) -> None:
     if as_json:
         json_output.show([policy.facts() for policy in policies])
     elif not policies:
-        output.echo("There are no policies yet. updraft calibrate makes one.", err=True)
+        output.echo("There are no policies yet: create one with updraft calibrate.", err=True)
     else:
         _show_table(policies)
 
@@ -78,7 +78,7 @@ def verify(names: Names = None, local: options.Local = None, as_json: json_outpu
             [{"name": folder.name, "checks": list(map(_as_json, checks))} for folder, checks in results.items()]
         )
     elif not results:
-        output.echo("There are no policies to verify: updraft calibrate makes one.", err=True)
+        output.echo("There are no policies to verify: create one with updraft calibrate.", err=True)
     else:
         for folder, checks in results.items():
             for check in checks:

@@ -95,7 +95,7 @@ class RegistrationFlags:
         options.key_file("the key for --register: updraft keys create NAME --scope node", "--register-api-key-file"),
     ] = None
     register_as: Annotated[
-        str | None, typer.Option(metavar="URL", help="URL at which the gateway reaches this node. [its own address]")
+        str | None, typer.Option(metavar="URL", help="URL at which the gateway reaches this node. [its own URL]")
     ] = None
 
     def registration(self) -> RegistrationOptions | None:
@@ -137,7 +137,7 @@ class EngineFlags(options.BatchLimits):
         typer.Option(help="Order of waiting requests: by arrival, by their priority field, or short prompts first."),
     ] = "fcfs"
     max_waiting: Annotated[
-        int, typer.Option(min=1, help="Maximum requests that wait for a slot in the batch; others are refused.")
+        int, typer.Option(min=1, help="Maximum requests that wait for a slot in the batch; more are refused.")
     ] = 256
     enable_prefix_caching: Annotated[
         bool,
@@ -339,7 +339,7 @@ def gateway(
         typer.Option(metavar="TOML", help="File of nodes with their own keys, limits, timeouts and prices."),
     ] = None,
     max_concurrency_per_node: Annotated[
-        int | None, typer.Option(min=1, help="Maximum requests in flight per node; others wait. [no limit]")
+        int | None, typer.Option(min=1, help="Maximum requests in flight per node; further requests wait. [no limit]")
     ] = None,
     max_waiting: Annotated[
         int, typer.Option(min=0, help="Maximum waiting requests; if more arrive, the lowest priority is refused.")

@@ -107,7 +107,7 @@ def calibrate(
     if judge is None and (judge_url or judge_api_key_env or judge_api_key_file):
         raise ConfigurationError("--judge-url, --judge-api-key-env and --judge-api-key-file need --judge MODEL.")
     if judge is not None and data is not None:
-        raise ConfigurationError("--judge cannot be used with --data: those rows are graded already.")
+        raise ConfigurationError("--judge cannot be used with --data: the rows of --data are graded already.")
     if plot is not None and plot.suffix != ".png":
         raise ConfigurationError("--plot writes PNG: give it a file name that ends in .png.")
     if plot is not None:

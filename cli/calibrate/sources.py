@@ -191,8 +191,8 @@ def ask_tiers(config: RouterConfig, file: Path, n: int, judging: JudgeOptions) -
     _check_enough(len(prompts))  # fail before any request costs money
     if (needed := _prompts_for_promise(config.target)) > len(prompts):
         watch.say(
-            f"{config.target} needs at least {needed} graded prompts, {needed - len(prompts)} more than these. With "
-            "fewer prompts, every request escalates."
+            f"{config.target} needs at least {needed} graded prompts, but this run has {len(prompts)}. With too few "
+            "prompts, every request escalates."
         )
     with options.with_cloud(config, watch.say) as running:
         if running.cloud_url is None:
@@ -368,8 +368,8 @@ def _model_id(config: RouterConfig) -> str:
     served = served_model(config)
     if served is not None and not served.has_signals:
         raise ConfigurationError(
-            f"The server {config.local} gives no log-probabilities for {served.name}, and a policy needs them. "
-            "Use a server that gives them, such as llama-server, or a model file.",
+            f"The server {config.local} gives no log-probabilities for {served.name}, but a policy needs "
+            "log-probabilities. Use llama-server, for example, or a model file.",
             param="local",
         )
     return local_name(config) if served is None else served.name

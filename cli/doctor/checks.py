@@ -221,7 +221,7 @@ def check_tiers() -> Check:
         rest = '; no policy for this pair, so model="auto" always goes to the cloud' if uncalibrated else ""
         return f"local: {config.local or 'none'}; cloud: {config.cloud_url or 'none'}{rest}"
 
-    check = _reported("tiers", look, "updraft pull fetches a local model; docs/quickstart.md shows both tiers")
+    check = _reported("tiers", look, "updraft pull fetches a local model; docs/quickstart.md sets up both tiers")
     if uncalibrated:
         check = replace(check, fix="updraft calibrate makes a policy from your prompts (docs/guides/calibrate.md)")
     return replace(check, status="warn") if check.status == "fail" or uncalibrated else check
@@ -299,7 +299,7 @@ def check_cloud(url: str, key: str | None) -> Check:
 
     shown = shown_url(url)
     if not endpoint.provider.capabilities.lists_models:
-        return Check("cloud", "ok", f"{shown}: {endpoint.provider.name} cannot list models, so it was not asked")
+        return Check("cloud", "ok", f"{shown}: the API {endpoint.provider.name} has no list of models to check")
     started = time.monotonic()
     try:
         reply = asyncio.run(ask())

@@ -66,7 +66,7 @@ def usage(
     start = 0.0 if since is None else _start(since)
     if gateway is not None:
         if ledger is not None or (as_csv and as_json):
-            raise InvalidRequestError("Give at most one of --gateway and --ledger, and one of --csv and --json.")
+            raise InvalidRequestError("Give --gateway or --ledger, not both, and --csv or --json, not both.")
         _show_gateway(gateway, by, start, as_csv=as_csv, as_json=as_json, rows=rows)
         return
     from ...router.accounting.ledger import GROUPS

@@ -13,7 +13,7 @@ from . import output
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 ADVANCED = "Advanced"
-#: Options of each panel. `--help` shows the panels in this order, and other options in `ADVANCED`.
+#: Options by panel, in the order of `--help`. Options that are not listed here belong to the panel `ADVANCED`.
 _PANELS = {
     "Data": "--data --live --prompts --from-log --weak --strong --test --labels --trace --file --questions "
     "--answers --tasks --requests --rate --out --save --ledger --csv --rows --by --since --gateway",

