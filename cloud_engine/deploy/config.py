@@ -205,7 +205,7 @@ def read_config(path: Path) -> CloudConfig:
     except OSError as error:
         raise ConfigurationError(f"Cannot read {path}: {error.strerror}.") from error
     except yaml.MarkedYAMLError as error:
-        problem = str(error.problem).replace("did not find expected", "expected")
+        problem = str(error.problem).replace("did not find expected", "expected").replace("node content", "value")
         raise ConfigurationError(
             f"{path}, line {error.problem_mark.line + 1}: {problem}. Check this line, and the brackets, quotes and "
             "indentation before it."

@@ -60,7 +60,7 @@ MODELS = "models: [{name: small, model: folder"
         (MODELS + ", engine: {max_num_seqs: many}}]", "models.small.engine"),
         (MODELS + ", engine: {max_num_seqs: 0}}]", "max_num_seqs must be"),
         (MODELS + "}]\ngateway: {host: 0.0.0.0}", "--insecure"),
-        ("models: [", "cloud.yaml, line 2: expected node content. Check this line, and the brackets"),
+        ("models: [", "cloud.yaml, line 2: expected value. Check this line, and the brackets"),
         ("models: \1", "control characters are not allowed"),
         (MODELS + "}]\n" + MODELS + "}]", "duplicate key 'models'"),
         (MODELS + ", draft: a, draft: b}]", "duplicate key 'draft'"),
