@@ -205,11 +205,10 @@ def read_config(path: Path) -> CloudConfig:
     except OSError as error:
         raise ConfigurationError(f"Cannot read {path}: {error.strerror}.") from error
     except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         problem = str(error.problem).replace("did not find expected", "expected").replace("node content", "value")
-        raise ConfigurationError(
-            f"{path}, line {error.problem_mark.line + 1}: {problem}. Check this line, and the brackets, quotes and "
-            "indentation before it."
-        ) from error
+        advice = "Check this line, and the brackets, quotes and indentation before it."
+        raise ConfigurationError(f"{path}{line}: {problem}. {advice}") from error
     except (yaml.YAMLError, msgspec.ValidationError) as error:
         raise ConfigurationError(f"{path}: {plain_words(' '.join(str(error).split()), _RENAMED)}") from error
     config.check()
