@@ -115,6 +115,7 @@ def _table(value: Any, kind: type[Any], source: str) -> dict[str, Any]:
     given = table(value)
     if given is None:
         raise ConfigurationError(f"{source} must be a table of {', '.join(known)}.")
+    RouterConfig.check_renamed(given, f" in {source}")
     _refuse_unknown(given, known, source)
     return given
 

@@ -21,7 +21,7 @@ from ...cloud_engine.gateway.access.principal import Limits
 from ...protocol.safety.python_process import python_command
 
 _READY_S = 180.0
-_LIMITS = Limits(requests_per_minute=10**9, tokens_per_minute=10**12, concurrent=10**6, usd_per_day=1e9)
+_LIMITS = Limits(requests_per_minute=10**9, tokens_per_minute=10**12, max_concurrency=10**6, usd_per_day=1e9)
 _PRICES = '[[prices]]\nmodel = "stub"\ninput = 1\noutput = 1\n'
 _NGINX = """
 worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/error.log; daemon off;
@@ -82,7 +82,7 @@ def updraft(node: str, core: int, folder: Path, *options: str) -> Generator[Serv
     _, key = KeyDatabase(keys).create(NewKey("bench", limits=_LIMITS), "bench")
     prices.write_text(_PRICES)
     command = python_command("-m", "updraft", "gateway", "--port", "0", "--node", node, "--exit-with-parent")
-    command += ["--keys", str(keys), "--db", str(folder / "usage.sqlite3"), "--prices", str(prices), *options]
+    command += ["--keys", str(keys), "--ledger", str(folder / "usage.sqlite3"), "--prices", str(prices), *options]
     with _started("updraft", command, core) as process:
         yield Server("updraft", _announced_url(process), key, psutil.Process(process.pid))
 

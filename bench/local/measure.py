@@ -209,7 +209,7 @@ class _Bench:
 
     def _engine(self, setup: Setup | None = None) -> LocalEngine:
         setup = setup or self._setup
-        options = LocalOptions(context_length=setup.context_length, threads=setup.threads, kv_cache_type="f16")
+        options = LocalOptions(max_model_len=setup.context_length, threads=setup.threads, kv_cache_type="f16")
         return LocalEngine.load(setup.path, options)
 
     def _digits(self, count: int) -> str:

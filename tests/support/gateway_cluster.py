@@ -94,7 +94,7 @@ class Cluster:
 
     def start_gateway(self) -> None:
         nodes = [word for node in (*self.stubs.nodes, *self.reals.nodes) for word in ("--node", node.url)]
-        files = ("--db", str(self.db), "--keys", str(self.folder / "keys"))
+        files = ("--ledger", str(self.db), "--keys", str(self.folder / "keys"))
         command = ("-m", "updraft", "gateway", "--port", str(self.port), "--workers", "2", *nodes, *files)
         self.gateway = self.stack.enter_context(running(*command, log=self.folder / f"log-{time.time_ns()}"))
 
@@ -272,7 +272,7 @@ def cluster(folder: Path, real_nodes: int) -> Iterator[Cluster]:
     with ExitStack() as stack:
         stubs = Group(stub, [stack.enter_context(stub("0")) for _ in range(_STUBS)])
         reals = Group(real, [stack.enter_context(real("0")) for _ in range(real_nodes)])
-        key = make_key(folder / "keys", "tester", limits=Limits(concurrent=CONCURRENT, tokens_per_minute=10**9))
+        key = make_key(folder / "keys", "tester", limits=Limits(max_concurrency=CONCURRENT, tokens_per_minute=10**9))
         admin_key = make_key(folder / "keys", "admin", "admin")
         started = Cluster(folder, free_port(), key, admin_key, stubs, reals, stack)
         started.start_gateway()

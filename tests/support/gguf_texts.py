@@ -37,7 +37,7 @@ def _write_texts(path: Path, examples: int, longest: int) -> str:
     from updraft.protocol.requests import Message
     from updraft.protocol.sampling import SamplingParams
 
-    with LocalEngine.load(path, LocalOptions(context_length=128, threads=1)) as engine:
+    with LocalEngine.load(path, LocalOptions(max_model_len=128, threads=1)) as engine:
 
         @settings(max_examples=examples, database=None, deadline=None, suppress_health_check=list(HealthCheck))
         @given(st.text(st.characters(codec="utf-8"), max_size=60) | st.text("<|>s/0xF1\u2581 \0\n", max_size=20))

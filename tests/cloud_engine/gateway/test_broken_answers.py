@@ -114,7 +114,7 @@ def setup(spawned: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ga
         urls = [stack.enter_context(serving(stub.app())) for stub in (made.lone, made.bad, made.good)]
         nodes = [part for url in urls for part in ("--node", url)]
         command = ["-m", "updraft", "gateway", "--port", "0", "--exit-with-parent", "--keys", str(folder / "keys")]
-        gateway = stack.enter_context(spawned(*command, *nodes, "--db", str(made.database)))
+        gateway = stack.enter_context(spawned(*command, *nodes, "--ledger", str(made.database)))
         made.client = stack.enter_context(httpx.Client(base_url=gateway.url, timeout=60))
         yield made
 
