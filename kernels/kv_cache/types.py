@@ -48,7 +48,7 @@ class HeadTransform:
 
 
 def check_kv_write(projected: Tensor, cache: Tensor, slots: Tensor, rotation: Rotation | None) -> None:
-    """Raises ConfigurationError if the tensors do not fit together. Never waits for a GPU, as no values are read."""
+    """Raise ConfigurationError if the tensors do not fit together. Never waits for a GPU, as no values are read."""
     rows, heads, head_dim = projected.shape
     problem = None
     if cache.shape[3] != head_dim or cache.shape[2] > heads:
