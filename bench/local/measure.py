@@ -179,7 +179,7 @@ class _Bench:
         }
 
     def _gaps(self) -> dict[str, float]:
-        """Measure the gaps of three streams during the prefill of a quarter of a context longer than elsewhere."""
+        """Measure the gaps of three streams during the prefill of a long prompt: a quarter of an enlarged context."""
         trained = int(read_header(self._setup.path).hyperparameter("context_length") or _CONTEXT)
         setup = replace(self._setup, context_length=min(4 * _CONTEXT, trained))
         with self._engine(setup) as engine:

@@ -21,7 +21,7 @@
 #define SECOND 0x94D049BB133111EBull
 #define HALF (LANES / 2)
 #define LOG2_E 1.4426950408889634
-#define FAR 86.0f      /* largest exponent of 2 in a bound: beyond it, only tokens whose 1 - u is 0 in 31 bits can win */
+#define FAR 86.0f      /* maximum exponent of 2 in a bound; beyond it, noise is exact only if 1 - u is 0 in 31 bits */
 #define SLACK 1e-3     /* relative margin of a bound, a hundred times its rounding error in single precision */
 #define CLOSE 1e-12    /* scores nearer than this, relative to their size, may change order by rounding */
 #define CLOSEST 1e-4   /* largest value of CLOSE * |score| that SLACK covers */
