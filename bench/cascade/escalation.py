@@ -30,7 +30,7 @@ _WARM_UP = 3
 
 @dataclass(frozen=True, slots=True)
 class DraftedQuestion:
-    """The cloud's reply to one request: seconds until the reply ends, its text, and the usage in it."""
+    """The cloud's reply to one request: time in seconds until the reply's end, text and usage."""
 
     seconds: float
     text: str

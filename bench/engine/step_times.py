@@ -1,4 +1,4 @@
-"""Step times for `updraft plan`, and the error of its simulation against a real engine under the same load."""
+"""Step times for `updraft plan`, and errors of the plan's simulation compared with a real engine."""
 
 from __future__ import annotations
 

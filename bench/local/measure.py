@@ -1,6 +1,6 @@
-"""`updraft bench local`: the on-device engine and all other runners of its files, in one run.
+"""`updraft bench local`: the on-device engine and other runners of the same model files, in one run.
 
-`_over_` figures are ours divided by the peer's (speed, seconds or bytes): the median of rounds in turns.
+Figures with `_over_` divide our speed, seconds or bytes by the peer's. They are medians of rounds that alternate.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def split_lengths(
     max_splits = len(keys) + extra_splits(shape, launch, multiprocessors)
     best, best_time = _even(keys, int(keys.max(initial=1)), step), float("inf")
     for rounds in range(_MAX_ROUNDS + 1):
-        # Zero rounds: no tile is split.
+        # The candidate of zero rounds splits no tile.
         lengths = best if rounds == 0 else _even(keys, int(keys.sum() / (places * rounds)), step)
         splits, longest = int(num_splits(keys, lengths).sum()), int(lengths.max(initial=step))
         is_cut = splits > len(keys)

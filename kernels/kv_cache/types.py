@@ -29,7 +29,7 @@ class Rotation:
 class HeadNorms:
     """RMSNorm over each head of queries and keys (QK-norm)."""
 
-    # Weights, (head_dim,).
+    # Weights of queries and of keys, (head_dim,) each.
     query: Tensor
     key: Tensor
     eps: float

@@ -16,11 +16,11 @@ _BUCKETS = (16, 32, 64)
 
 @dataclass(frozen=True, slots=True)
 class MatmulShape:
-    # Rows of activations.
+    # Number of rows of activations.
     tokens: int
-    # Output features.
+    # Number of output features.
     features: int
-    # Steps of the loop over the inputs.
+    # Number of steps of the loop over the inputs.
     steps: int
 
 

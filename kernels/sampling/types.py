@@ -43,7 +43,7 @@ class Sampling:
     positions: Tensor
     # None if no row is truncated.
     truncation: Truncation | None = None
-    # (rows, ceil(vocab / 32)) int32: a bit per allowed token id, lowest first; -1 without a grammar. None: no grammars.
+    # (rows, ceil(vocab / 32)) int32: one bit per token id, lowest first, 1 if allowed. None if no row has a grammar.
     mask: Tensor | None = None
     # (rows,) float64; 1 is off. None if off for all rows. Applied after the truncation.
     typical_p: Tensor | None = None
@@ -83,7 +83,7 @@ class FlatEdits:
     token_ids: Tensor
     # (edits,) float32: divisor of positive logits, factor of negative ones.
     divisors: Tensor
-    # (edits,) float32, added afterwards.
+    # (edits,) float32, added after the division or multiplication.
     offsets: Tensor
 
 
