@@ -142,7 +142,7 @@ class NativeAttention:
     def check_rotation(self, rotation: Rotation, rows: int) -> None:
         """Raise ConfigurationError unless the angles fit `rows` rows of this batch and the head size."""
         if rows != len(self._slots) or 2 * rotation.pairs > self._cache.shape[4]:
-            raise ConfigurationError(f"Attention: a rotation of {rows} rows and {rotation.pairs} pairs does not fit.")
+            raise ConfigurationError(f"Attention: angles ({rows}, {rotation.pairs}) do not fit the batch or the heads.")
         for angles in (rotation.cosine, rotation.sine):
             if angles.dtype != torch.float32 or not angles.is_contiguous() or angles.shape != (rows, rotation.pairs):
                 raise ConfigurationError("Attention: cosines and sines must be contiguous float32 of the same shape.")
