@@ -82,7 +82,7 @@ def _figures_of(server: Server, options: GatewayBenchOptions, say: Callable[[str
         figures["memory"] = asyncio.run(_memory(server, options.memory_seconds))
         figures["memory_of_streams"] = asyncio.run(_memory(server, options.memory_seconds, _SHORT_STREAM))
     best = max(figures[f"c{concurrency}"]["requests_per_s"] for concurrency in options.concurrencies)
-    figures["frontier"] = _frontier(server, best, min(options.seconds, _FRONTIER_S))  # last, as requests may outlive it
+    figures["frontier"] = _frontier(server, best, min(options.seconds, _FRONTIER_S))  # last: requests may outlive it
     say(f"{server.name}: { {name: figure for name, figure in figures.items() if not name.startswith('c')} }")
     return figures
 

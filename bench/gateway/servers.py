@@ -77,7 +77,7 @@ def stub(core: int, *options: str) -> Generator[Server]:
 
 @contextmanager
 def updraft(node: str, core: int, folder: Path, *options: str) -> Generator[Server]:
-    """Start our gateway, with a key that has every kind of limit, each too high to be reached."""
+    """Start our gateway with a key that has a limit of every kind, each too high to be reached."""
     keys, prices = folder / "keys.sqlite3", folder / "prices.toml"
     _, key = KeyDatabase(keys).create(NewKey("bench", limits=_LIMITS), "bench")
     prices.write_text(_PRICES)
@@ -100,7 +100,7 @@ def nginx(node: str, core: int, folder: Path) -> Generator[Server]:
 
 @contextmanager
 def litellm(python: Path, node: str, core: int, folder: Path) -> Generator[Server]:
-    """Start LiteLLM's proxy with a master key but no database, so without the work that budgets need."""
+    """Start LiteLLM's proxy with a master key but without a database, and so without the work for budgets."""
     port, config = free_port(), folder / "litellm.yaml"
     config.write_text(_LITELLM.format(node=node))
     command = [str(python.with_name("litellm")), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]

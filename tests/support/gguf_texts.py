@@ -1,4 +1,4 @@
-"""Opens model files as an app does and writes many texts to each, in a process that may die: how each ended."""
+"""Opens model files as an app does and gives each many texts, in child processes that may crash."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ UNITS = ("a", "aA", "a ", "1", ".", " ", "\t", "\r\n", "\n", "中", "é", "e\u03
 
 
 def converse(paths: Sequence[Path], *, examples: int, longest: int) -> list[str]:
-    """For each file: "refused: ..." by its trial, "" if every text had an answer or a typed error, or "crash: SIGSEGV".
+    """Return for each file "refused: ..." if its trial load failed, "" if all texts worked, or "crash: SIGSEGV".
 
-    `examples`: random texts for each file. `longest`: characters of the runs.
+    A text works if the engine answers or raises a typed error. `examples`: number of random texts per file. `longest`:
+    length in characters of texts that repeat a single unit.
     """
     return run_child(__file__, paths, examples=examples, longest=longest)
 
