@@ -14,8 +14,9 @@ import msgspec
 from ..http.lenient_json import json_bytes, object_of, objects_of, raw_object
 from .opaque_state import add_details
 
-#: Fields whose text is concatenated across chunks; for other fields the last value counts.
+#: Fields whose texts or lists are concatenated across chunks. For other fields the last value counts.
 _TEXTS = ("content", "refusal", "reasoning_content", "reasoning", "arguments")
+_LISTS = ("thinking_blocks",)  # a chunk holds whole entries
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
@@ -36,8 +37,9 @@ class _Message:
                 self.add(object_of(value))
             elif name in _TEXTS and isinstance(value, str):
                 self.texts.setdefault(name, []).append(value)
-            elif name == "thinking_blocks":  # as LiteLLM names them; a chunk holds whole blocks
-                self.fields[name] = [*self.fields.get(name, ()), *objects_of(value)]
+            elif name in _LISTS and isinstance(value, list):
+                entries = [{key: part for key, part in each.items() if key != "index"} for each in objects_of(value)]
+                self.fields |= {name: [*self.fields.get(name, ()), *entries]} if entries else {}
             elif name == "reasoning_details":
                 add_details(self.fields.setdefault(name, []), objects_of(value))
             elif value is not None and name != "index":
@@ -46,7 +48,10 @@ class _Message:
     def whole(self) -> dict[str, Any]:
         said = {**self.fields, **{name: "".join(pieces) for name, pieces in self.texts.items()}}
         message = {"role": "assistant", "content": None, "refusal": None, **said}
-        return {**message, "tool_calls": [call.call() for call in self.calls.values()]} if self.calls else message
+        if self.calls:
+            message["content"] = message["content"] or None
+            message["tool_calls"] = [call.call() for call in self.calls.values()]
+        return message
 
     def call(self) -> dict[str, Any]:
         said = {name: value for name, value in self.fields.items() if name != "name"}
@@ -134,6 +139,16 @@ def framed(event: dict[str, Any]) -> bytes:
 def first_choices(chunk: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the first choice of a chunk or of a whole completion, if any."""
     return (choice for choice in objects_of(chunk.get("choices")) if choice.get("index") in (0, None))
+
+
+def deltas_of(choice: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the delta of a streamed choice, or a whole message as deltas.
+
+    The field `deltas` of a message holds its pieces in the order in which they were written. It is missing if the
+    order is the usual one: reasoning, text, tool calls.
+    """
+    said = object_of(choice.get("delta") or choice.get("message"))
+    return objects_of(said.get("deltas")) or [said]
 
 
 def reasoning_of(message: dict[str, Any]) -> str:

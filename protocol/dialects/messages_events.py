@@ -17,6 +17,7 @@ from .chat_chunks import (
     arguments_of,
     calls_of,
     count_of,
+    deltas_of,
     first_choices,
     framed,
     reasoning_of,
@@ -79,11 +80,15 @@ class AnthropicEvents:
         if usage := object_of(chunk.get("usage")):
             self.message["usage"] = _usage(usage)
         for choice in first_choices(chunk):
-            self._read_choice(choice)
+            for delta in deltas_of(choice):
+                self._read_delta(delta)
+            self._finish_reason = choice.get("finish_reason") or self._finish_reason
+            stopped_by: Any = choice.get("stop_reason")
+            if stopped_by in self._stop_sequences:
+                self.message["stop_sequence"] = stopped_by
         return self._taken()
 
-    def _read_choice(self, choice: dict[str, Any]) -> None:
-        delta = object_of(choice.get("delta") or choice.get("message"))
+    def _read_delta(self, delta: dict[str, Any]) -> None:
         if not (signed := objects_of(delta.get("thinking_blocks"))):
             self._emit_text("thinking", reasoning_of(delta))
         for block in signed:
@@ -99,10 +104,6 @@ class AnthropicEvents:
             self._emit_text("text", refusal)
         for index, call in calls_of(delta):
             self._add_to_call(index, call)
-        self._finish_reason = choice.get("finish_reason") or self._finish_reason
-        stopped_by: Any = choice.get("stop_reason")
-        if stopped_by in self._stop_sequences:
-            self.message["stop_sequence"] = stopped_by
 
     def end(self) -> list[bytes]:
         """Finish the message. Raises UpstreamError if no chunk had a finish reason."""

@@ -33,8 +33,8 @@ def id_of(call: dict[str, Any], otherwise: str) -> str:
 
 
 def restored(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a chat message with the fields that its thinking blocks and IDs carry."""
-    made, blocks = dict(message), list[dict[str, Any]]()
+    """Return a chat message with the fields that its thinking blocks and IDs carry, and without its `deltas`."""
+    made, blocks = {name: value for name, value in message.items() if name != "deltas"}, list[dict[str, Any]]()
     given = objects_of(message.get("thinking_blocks"))
     for block in given:
         if not blocks_of(block.get("data")):

@@ -12,7 +12,15 @@ import msgspec
 
 from ..errors import UpstreamError
 from ..http.lenient_json import json_of, object_of, objects_of
-from .chat_chunks import calls_of, count_of, first_choices, framed, reasoning_of, text_of
+from .chat_chunks import (
+    calls_of,
+    count_of,
+    deltas_of,
+    first_choices,
+    framed,
+    reasoning_of,
+    text_of,
+)
 from .opaque_state import add_details, id_of, seal
 from .responses_items import Item, item_id
 from .responses_request import ResponsesRequest
@@ -114,21 +122,24 @@ class ResponseEvents:
         if usage := object_of(chunk.get("usage")):
             self.response["usage"] = usage_of(usage)
         for choice in first_choices(chunk):
-            delta = object_of(choice.get("delta") or choice.get("message"))
             logprobs = objects_of(object_of(choice.get("logprobs")).get("content"))
-            self._emit_text("reasoning_text", reasoning_of(delta))
-            for name, add in (("thinking_blocks", list[Item].extend), ("reasoning_details", add_details)):
-                if given := objects_of(delta.get(name)):
-                    add(self._state.setdefault(name, []), given)
-            if delta.get("content") or delta.get("tool_calls"):
-                self._seal()
-            self._state |= {name: delta[name] for name in ("extra_content",) if delta.get(name)}
-            self._emit_text("output_text", text_of(delta.get("content")), logprobs)
-            self._emit_text("refusal", text_of(delta.get("refusal")))
-            for index, call in calls_of(delta):
-                self._call(index, call)
+            for delta in deltas_of(choice):
+                self._read_delta(delta, logprobs)
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
         return self._taken()
+
+    def _read_delta(self, delta: dict[str, Any], logprobs: list[Item]) -> None:
+        self._emit_text("reasoning_text", reasoning_of(delta))
+        for name, add in (("thinking_blocks", list[Item].extend), ("reasoning_details", add_details)):
+            if given := objects_of(delta.get(name)):
+                add(self._state.setdefault(name, []), given)
+        if delta.get("content") or delta.get("tool_calls"):
+            self._seal()
+        self._state |= {name: delta[name] for name in ("extra_content",) if delta.get(name)}
+        self._emit_text("output_text", text_of(delta.get("content")), logprobs)
+        self._emit_text("refusal", text_of(delta.get("refusal")))
+        for index, call in calls_of(delta):
+            self._call(index, call)
 
     def end(self) -> list[bytes]:
         """Finish the response, or fail it if no chunk had a finish reason."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...protocol.dialects.chat_chunks import ChatChunks
+from ...protocol.dialects.chat_chunks import ChatChunks, deltas_of
 from ...protocol.http import sse
 from ...protocol.http.forwarding import forwarded
 from ...protocol.http.lenient_json import json_bytes, json_of
@@ -106,17 +106,19 @@ def answer_of(entry: CachedCompletion, record: RequestRecord) -> dict[str, Any]:
 
 
 async def stream_of(completion: dict[str, Any], *, include_usage: bool) -> AsyncGenerator[bytes]:
-    """Yield a completion as a stream: a chunk per choice, then one with the finish reasons and the `updraft` object."""
+    """Yield a completion as a stream: the deltas of each choice, then the finish reasons with the `updraft` object."""
     last = ("choices", "usage", "updraft", "sampling")
     base = {name: value for name, value in completion.items() if name not in last}
     base["object"] = "chat.completion.chunk"
     choices = tables(completion.get("choices")) or []
     for choice in choices:
-        delta = {name: value for name, value in choice["message"].items() if value is not None}
-        for index, call in enumerate(tables(delta.get("tool_calls")) or []):
-            call["index"] = index
-        piece = {"index": choice["index"], "delta": delta, "finish_reason": None, "logprobs": choice.get("logprobs")}
-        yield sse.event({**base, "choices": [piece]})
+        logprobs = choice.get("logprobs")
+        for said in deltas_of(choice):
+            delta = {name: value for name, value in said.items() if value is not None}
+            for index, call in enumerate(tables(delta.get("tool_calls")) or []):
+                call.setdefault("index", index)
+            piece = {"index": choice["index"], "delta": delta, "finish_reason": None, "logprobs": logprobs}
+            yield sse.event({**base, "choices": [piece]})
     nothing: dict[str, Any] = {}
     reasons = ("index", "finish_reason", "stop_reason")
     ends = [{name: each[name] for name in reasons if name in each} | {"delta": nothing} for each in choices]

@@ -9,11 +9,11 @@ from ..request.json_narrowing import table, tables
 
 
 def whole(completion: dict[str, Any]) -> dict[str, Any]:
-    """Convert the reasoning in a whole completion."""
-    choices = [
-        {**each, "message": _converted(table(each.get("message")) or {}, ReasoningSplitter(), ended=True)}
-        for each in tables(completion.get("choices")) or []
-    ]
+    """Convert the reasoning in a whole completion. Drops `deltas`, which would still hold the tags."""
+    choices: list[dict[str, Any]] = []
+    for choice in tables(completion.get("choices")) or []:
+        message = {name: value for name, value in (table(choice.get("message")) or {}).items() if name != "deltas"}
+        choices.append({**choice, "message": _converted(message, ReasoningSplitter(), ended=True)})
     return {**completion, "choices": choices}
 
 

@@ -148,8 +148,8 @@ def content_type(response: Response) -> bytes:
 
 
 def checked_whole(route: str, body: bytes, kind: bytes, without_key: WithoutKey) -> bytes:
-    """Validate an answer with status 200, and encode JSON again that only lenient parsers accept, such as NaN. All other
-    answers keep their bytes, unless a finish reason is missing. Raises AnswerFailure."""
+    """Validate an answer with status 200. JSON that only lenient parsers accept, such as NaN, is encoded again, and so
+    is an answer without finish reasons. All other answers keep their bytes. Raises AnswerFailure."""
     decoder = _WHOLE.get(route)
     if decoder is None:  # audio, or a transcript in one of several formats
         if not body or kind == b"text/html":
@@ -212,7 +212,7 @@ def chunk_of(event: bytes) -> tuple[NodeChunk, bytes]:
 
 
 def _decoded(decoder: msgspec.json.Decoder[_T], data: bytes) -> tuple[_T, bytes | None]:
-    """Decode the data of an event. Return it with JSON that strict parsers accept, or None if the data is fine as it is.
+    """Decode the data of an event. Return it with JSON that strict parsers accept, or with None if they accept `data`.
 
     Escaped lone surrogates are accepted unchanged, since a stream may split an emoji between two events.
     """

@@ -12,7 +12,7 @@ from typing import Any
 from ....protocol.dialects.messages_blocks import is_vendor_block
 from ....protocol.http.forwarding import NativeRequest
 from ...request.json_narrowing import table, tables
-from .anthropic_answers import MessageEvents, completion_of, signed_thoughts
+from .anthropic_answers import MessageEvents, signed_thoughts
 from .chat_fields import BLANK, ChatFields, Image, add_turn, with_user_turns
 from .provider import Capabilities, ErrorMap, Provider, ProviderCall, with_query
 
@@ -85,9 +85,6 @@ class AnthropicProvider(Provider):
         if not native.headers:
             sent.pop("context_management", None)  # needs a beta header
         return replace(call, body=sent, notes=tuple(dict.fromkeys(notes)))
-
-    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        return completion_of(body)
 
     def events(self) -> MessageEvents:
         return MessageEvents()

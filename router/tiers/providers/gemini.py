@@ -12,7 +12,7 @@ import msgspec
 from ...request.json_narrowing import object_in, table, tables
 from ..failures import CloudFailure
 from .chat_fields import BLANK, ChatFields, EarlierCall, Image, add_turn, with_user_turns
-from .gemini_answers import ContentEvents, completion_of
+from .gemini_answers import ContentEvents
 from .provider import Capabilities, ErrorMap, Provider, ProviderCall, with_query
 
 _CONFIG = {
@@ -67,9 +67,6 @@ class GeminiProvider(Provider):
         method = "streamGenerateContent" if body.get("stream") else "generateContent"
         query = {**query, "alt": "sse"} if body.get("stream") else query
         return ProviderCall(with_query(f"models/{model}:{method}", query), *_request(body, self))
-
-    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        return completion_of(body)
 
     def events(self) -> ContentEvents:
         return ContentEvents()

@@ -15,6 +15,7 @@ from ....protocol.http.forwarding import NativeRequest
 from ....protocol.http.lenient_json import json_keeping, json_of
 from ...request.json_narrowing import object_in, table
 from ..failures import CloudFailure, refused, reported
+from .chunks import completion_of
 
 #: Request fields that need a capability, keyed by the capability.
 _NEEDED = {
@@ -55,11 +56,11 @@ class ProviderCall:
 
 
 class ChatEvents(ABC):
-    """Translator of the events of one stream."""
+    """Translator of one answer: of the events of a stream, or of a whole answer."""
 
     @abstractmethod
     def read(self, event: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the chat completion chunks of an event; none for a keep-alive."""
+        """Return the chat completion chunks of an event or of a whole answer; none for a keep-alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +112,12 @@ class Provider(ABC):
         return json_keeping(raw, self.raw_member) if self.raw_member else json_of(raw, exact=True)
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer as a chat completion."""
-        return body
+        """Return the answer as a chat completion. `events` must therefore also translate whole answers."""
+        events = self.events()
+        return body if events is None else completion_of(events.read(body))
 
     def events(self) -> ChatEvents | None:
-        """Return a translator of stream events, or None if they are already chunks."""
+        """Return a translator of one answer, or None if answers are already completions and chunks."""
         return None
 
     def refused(self, url: str, status: int, headers: Mapping[str, str], raw: bytes) -> CloudFailure:

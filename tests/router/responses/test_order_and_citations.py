@@ -1,0 +1,178 @@
+"""Answers of clouds in the order in which they were written, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from provider_daemons import running_daemons
+from scripted_provider import ScriptedProvider, events, running_provider
+from updraft.accounting.token_estimate import text_bytes
+from updraft.router.config import CacheSettings
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+USER = {"role": "user", "content": "Hi"}
+HEAD = {"id": "m1", "type": "message", "role": "assistant", "model": "m"}
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+OLLAMA = "/api/chat"
+#: A message in which thoughts, texts and calls alternate.
+BLOCKS: list[dict[str, Any]] = [
+    {"type": "thinking", "thinking": "I look.", "signature": "c2ln"},
+    {"type": "text", "text": "Of \u00e9: rain. "},
+    {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Oslo"}},
+    {"type": "thinking", "thinking": "Again.", "signature": "bW9yZQ=="},
+    {"type": "text", "text": "And sun"},
+    {"type": "tool_use", "id": "t2", "name": "weather", "input": {"city": "Bern"}},
+]
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[ScriptedProvider]:
+    with running_provider() as provider:
+        yield provider
+
+
+@pytest.fixture(scope="module")
+def daemons(cloud: ScriptedProvider) -> Iterator[dict[str, str]]:
+    """URLs of daemons, by the provider of their cloud. Requests with temperature 0 are answered from the cache."""
+    with running_daemons(cloud, "openai", "anthropic", "gemini", cache=CacheSettings(max_mb=8)) as urls:
+        yield urls
+
+
+def ask(url: str, path: str, turns: list[Any], *, stream: bool, **more: Any) -> list[dict[str, Any]]:
+    """Return the events of a stream, or the whole answer as the only one."""
+    tools: Any = {
+        RESPONSES: [{"type": "function", "name": "weather", "parameters": SCHEMA}],
+        MESSAGES: [{"name": "weather", "input_schema": SCHEMA}],
+    }.get(path, [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}])
+    body = {"model": "cloud", "tools": tools, "stream": stream, ("input" if path == RESPONSES else "messages"): turns}
+    reply = httpx.post(f"{url}{path}", json=body | ({"max_tokens": 99} if path == MESSAGES else {}) | more, timeout=60)
+    assert reply.status_code == 200, reply.text
+    lines = [line.removeprefix("data: ") for line in reply.text.splitlines()] if stream else [reply.text]
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def anthropic_says(cloud: ScriptedProvider, blocks: list[dict[str, Any]], reason: str, *, stream: bool) -> None:
+    usage = {"input_tokens": 9, "output_tokens": 5}
+    if not stream:
+        cloud.says({**HEAD, "content": blocks, "stop_reason": reason, "stop_sequence": None, "usage": usage})
+        return
+    made: list[dict[str, Any]] = [{"type": "message_start", "message": {**HEAD, "content": [], "usage": usage}}]
+    for index, block in enumerate(blocks):
+        empty = {name: "" for name in ("thinking", "signature", "text") if name in block}
+        begun = {name: value for name, value in block.items() if name != "citations"} | empty
+        pieces: list[dict[str, Any]] = [
+            {"type": f"{name}_delta", name: part} for name in empty for part in (block[name][:1], block[name][1:])
+        ]
+        if "input" in block:
+            begun["input"], pieces = {}, [{"type": "input_json_delta", "partial_json": json.dumps(block["input"])}]
+        pieces += [{"type": "citations_delta", "citation": each} for each in block.get("citations", ())]
+        made.append({"type": "content_block_start", "index": index, "content_block": begun})
+        made += [{"type": "content_block_delta", "index": index, "delta": each} for each in pieces]
+        made.append({"type": "content_block_stop", "index": index})
+    ended = {"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": None}, "usage": usage}
+    cloud.says(events(*made, ended, {"type": "message_stop"}))
+
+
+def openai_says(cloud: ScriptedProvider, message: dict[str, Any], finish: str, *, stream: bool) -> None:
+    """Say a message, or stream it with its text in two pieces and then its other fields."""
+    head = {"id": "c", "created": 1, "model": "m"}
+    if not stream:
+        choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}
+        cloud.says({**head, "object": "chat.completion", "choices": [choice]})
+        return
+    text = message.get("content") or ""
+    others = [{name: value} for name, value in message.items() if name != "content"]
+    deltas = [{"role": "assistant"}, {"content": text[:2]}, {"content": text[2:]}, *others]
+    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    choices.append({"index": 0, "delta": {}, "finish_reason": finish})
+    cloud.says(events(*({**head, "object": "chat.completion.chunk", "choices": [each]} for each in choices)))
+
+
+def content_of(answer: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the blocks of a message, assembled as Anthropic's client does it."""
+    content: list[Any] = answer[0].get("content") or []
+    for event in answer:
+        if event["type"] == "content_block_start":
+            content.append({**event["content_block"], "pieces": ""})
+        elif event["type"] == "content_block_delta":
+            delta, block = event["delta"], content[event["index"]]
+            assert event["index"] == len(content) - 1, "only the last block is open"
+            block["pieces"] += delta.get("partial_json", "")
+            for name in ("text", "thinking", "signature"):
+                block |= {name: block[name] + delta[name]} if name in delta else {}
+            if "citation" in delta:
+                block["citations"] = [*block.get("citations", ()), delta["citation"]]
+    for block in content:
+        if pieces := block.pop("pieces", ""):
+            block["input"] = json.loads(pieces)
+    return content
+
+
+def notes_in(answer: list[dict[str, Any]]) -> list[str]:
+    explained = [event.get("response", event).get("updraft") for event in answer]
+    return [note for about in explained if about for note in about.get("notes") or ()]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_message_arrives_as_it_was_written(cloud: ScriptedProvider, daemons: dict[str, str], stream: bool) -> None:
+    anthropic_says(cloud, BLOCKS, "tool_use", stream=stream)
+    answer = ask(daemons["anthropic"], MESSAGES, [USER], stream=stream)
+    assert content_of(answer) == BLOCKS
+    assert not notes_in(answer)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_keeps_its_order(cloud: ScriptedProvider, daemons: dict[str, str], stream: bool) -> None:
+    anthropic_says(cloud, BLOCKS, "tool_use", stream=stream)
+    answer = ask(daemons["anthropic"], RESPONSES, [USER], stream=stream)
+    output = answer[-1].get("response", answer[-1])["output"]
+    kinds = ["reasoning", "message", "function_call"]
+    assert [item["type"] for item in output] == [*kinds, *kinds]
+    parts = [item["content"][0] for item in output if item["type"] == "message"]
+    assert [part["text"] for part in parts] == ["Of \u00e9: rain. ", "And sun"]
+    calls = [json.loads(item["arguments"]) for item in output if "arguments" in item]
+    assert calls == [{"city": "Oslo"}, {"city": "Bern"}]
+
+
+@pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_order_of_gemini(cloud: ScriptedProvider, daemons: dict[str, str], path: str, stream: bool) -> None:
+    parts: list[dict[str, Any]] = [
+        {"text": "I look."},
+        {"functionCall": {"id": "c1", "name": "weather", "args": {"city": "Oslo"}}},
+        {"text": "Hm.", "thought": True},
+        {"text": "Rain."},
+    ]
+    body = {"candidates": [{"content": {"role": "model", "parts": parts}, "finishReason": "STOP"}]}
+    cloud.says(events(body) if stream else body)
+    answer = ask(daemons["gemini"], path, [USER], stream=stream)
+    if path == MESSAGES:
+        assert [block["type"] for block in content_of(answer)] == ["text", "tool_use", "thinking", "text"]
+    else:
+        output = answer[-1].get("response", answer[-1])["output"]
+        assert [item["type"] for item in output] == ["message", "function_call", "reasoning", "message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_cached_answer_keeps_its_order(cloud: ScriptedProvider, daemons: dict[str, str], stream: bool) -> None:
+    anthropic_says(cloud, BLOCKS, "tool_use", stream=False)
+    for is_repeat in (False, True):
+        more = {"updraft": {}, "temperature": 0, "top_p": 0.5 if stream else 0.6}
+        answer = ask(daemons["anthropic"], MESSAGES, [USER], stream=stream and is_repeat, **more)
+        assert content_of(answer) == BLOCKS
+    assert not cloud.answers
+
+
+def test_deltas_of_an_answer_do_not_go_back(cloud: ScriptedProvider, daemons: dict[str, str]) -> None:
+    anthropic_says(cloud, BLOCKS, "tool_use", stream=False)
+    (answer,) = ask(daemons["anthropic"], CHAT, [USER], stream=False)
+    said = answer["choices"][0]["message"]
+    assert text_bytes(said["deltas"]) > 0
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "x"} for call in said["tool_calls"]]
+    openai_says(cloud, {"content": "So."}, "stop", stream=False)
+    ask(daemons["openai"], CHAT, [USER, said, *results], stream=False)
+    assert "deltas" not in cloud.asked[-1].body["messages"][1]
