@@ -16,7 +16,7 @@ from .opaque_state import add_details
 
 #: Fields whose texts or lists are concatenated across chunks. For other fields the last value counts.
 _TEXTS = ("content", "refusal", "reasoning_content", "reasoning", "arguments")
-_LISTS = ("thinking_blocks",)  # a chunk holds whole entries
+_LISTS = ("thinking_blocks", "annotations", "citations")  # a chunk holds whole entries
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
@@ -149,6 +149,14 @@ def deltas_of(choice: dict[str, Any]) -> list[dict[str, Any]]:
     """
     said = object_of(choice.get("delta") or choice.get("message"))
     return objects_of(said.get("deltas")) or [said]
+
+
+def citations_of(delta: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Return Anthropic's citations of the text that ends with a delta, or None if the text may continue."""
+    given = delta.get("citations")
+    if not isinstance(given, list) or not all("type" in each for each in objects_of(given)):
+        return None  # other clouds list URLs in a field of this name
+    return [{name: value for name, value in each.items() if name != "index"} for each in objects_of(given)]
 
 
 def reasoning_of(message: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from .chat_chunks import (
     are_complete,
     arguments_of,
     calls_of,
+    citations_of,
     count_of,
     deltas_of,
     first_choices,
@@ -99,6 +100,7 @@ class AnthropicEvents:
             self._seal()
         self._state |= {name: delta[name] for name in ("extra_content",) if delta.get(name)}
         self._emit_text("text", text_of(delta.get("content")))
+        self._cite(delta)
         if refusal := text_of(delta.get("refusal")):
             self._refused = True
             self._emit_text("text", refusal)
@@ -136,6 +138,19 @@ class AnthropicEvents:
         if self._open is None or self._open["type"] != kind:
             self._begin_block({"type": kind, **_BEGUN[kind]})
         self._grow(text)
+
+    def _cite(self, delta: dict[str, Any]) -> None:
+        """Add the citations of a delta to the open text. Citations in Anthropic's form, even none, end its block."""
+        own, opened = citations_of(delta), self._open
+        if opened is None or opened["type"] != "text":
+            return
+        urls = [object_of(each.get("url_citation")) for each in objects_of(delta.get("annotations"))]
+        for citation in [_web_citation(url) for url in urls if url] if own is None else own:
+            opened["citations"] = [*opened.get("citations", ()), citation]
+            place = len(self.message["content"])
+            self._emit("content_block_delta", index=place, delta={"type": "citations_delta", "citation": citation})
+        if own is not None:
+            self._close()
 
     def _sign(self, block: dict[str, Any]) -> None:
         """End a signed thinking block, whose text was streamed before unless the answer is whole."""
@@ -210,6 +225,12 @@ class AnthropicEvents:
     def _taken(self) -> list[bytes]:
         events, self._events = self._events, []
         return events
+
+
+def _web_citation(url: dict[str, Any]) -> dict[str, Any]:
+    """Convert OpenAI's `url_citation`, which has neither the cited text nor Anthropic's encrypted index."""
+    named = {"url": url.get("url"), "title": url.get("title")}
+    return {"type": "web_search_result_location", **named, "cited_text": "", "encrypted_index": ""}
 
 
 def whole_message(request: MessagesRequest, completion: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import UpstreamError
 from ..http.lenient_json import json_line, json_of, object_of, objects_of
-from .chat_chunks import ChatChunks, arguments_of, first_choices, reasoning_of, text_of, with_notes
+from .chat_chunks import ChatChunks, arguments_of, citations_of, first_choices, reasoning_of, text_of, with_notes
 from .ollama_request import OllamaChat, OllamaGenerate
 from .opaque_state import id_of, seal
 
@@ -148,13 +148,15 @@ def _text_and_reasoning(message: dict[str, Any]) -> tuple[str, str]:
 
 
 def _read(completion: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
-    """Return the message, its converted tool calls, and the completion with notes on changed arguments. Raises
+    """Return the message, its converted tool calls, and the completion with notes on what is lost or changed. Raises
     UpstreamError if the completion has no finish reason."""
     choices = objects_of(completion.get("choices"))
     if not choices or choices[0].get("finish_reason") is None:
         raise UpstreamError("The answer ended without a finish reason.")
     message, cut = object_of(choices[0].get("message")), choices[0]["finish_reason"] == "length"
     calls, notes = list[dict[str, Any]](), list[str]()
+    if cited := citations_of(message) or objects_of(message.get("annotations")):
+        notes.append(f"citations were left out: {len(cited)}")
     for index, call in enumerate(objects_of(message.get("tool_calls"))):
         function = object_of(call.get("function"))
         arguments, changes = arguments_of(text_of(function.get("name")), text_of(function.get("arguments")), cut=cut)

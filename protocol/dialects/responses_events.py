@@ -14,12 +14,14 @@ from ..errors import UpstreamError
 from ..http.lenient_json import json_of, object_of, objects_of
 from .chat_chunks import (
     calls_of,
+    citations_of,
     count_of,
     deltas_of,
     first_choices,
     framed,
     reasoning_of,
     text_of,
+    with_notes,
 )
 from .opaque_state import add_details, id_of, seal
 from .responses_items import Item, item_id
@@ -75,6 +77,9 @@ class _OpenItem:
     content_index: int = 0
     pieces: list[str] = field(default_factory=list[str])
     logprobs: list[Item] = field(default_factory=list[Item])
+    annotations: list[Item] = field(default_factory=list[Item])
+    # Place of the part in the text of the whole answer, in characters.
+    begin_at: int = 0
 
     @property
     def has_parts(self) -> bool:
@@ -84,7 +89,7 @@ class _OpenItem:
     def part(self) -> Item:
         text = "".join(self.pieces)
         if self.kind == "output_text":
-            return {"type": self.kind, "text": text, "annotations": [], "logprobs": self.logprobs}
+            return {"type": self.kind, "text": text, "annotations": self.annotations, "logprobs": self.logprobs}
         return {"type": self.kind, _WHOLE[self.kind]: text}
 
 
@@ -100,6 +105,8 @@ class ResponseEvents:
         self._calls: dict[int, _OpenItem] = {}
         self._state: dict[str, Any] = {}  # opaque fields of the message that are not sent yet
         self._finish_reason: str | None = None
+        self._num_chars = 0  # of the answer's text so far
+        self._num_lost = 0  # citations without an equivalent
 
     def begin(self) -> list[bytes]:
         made: list[Item] = self.response["output"]
@@ -137,6 +144,7 @@ class ResponseEvents:
             self._seal()
         self._state |= {name: delta[name] for name in ("extra_content",) if delta.get(name)}
         self._emit_text("output_text", text_of(delta.get("content")), logprobs)
+        self._annotate(delta)
         self._emit_text("refusal", text_of(delta.get("refusal")))
         for index, call in calls_of(delta):
             self._call(index, call)
@@ -155,6 +163,9 @@ class ResponseEvents:
         status, details = ("completed", None) if reason is None else ("incomplete", {"reason": reason})
         self._seal()
         self._close_all(status)
+        if self._num_lost:
+            note = f"citations without a URL were left out: {self._num_lost}"
+            self.response |= with_notes(self.response, note)
         self.response |= {"status": status, "completed_at": int(time.time()), "incomplete_details": details}
         self._emit(f"response.{status}", response=self.response)
         return self._taken()
@@ -174,6 +185,7 @@ class ResponseEvents:
         opened = self._text if self._text is not None and self._text.kind == kind else self._open_text(kind)
         shown = [_logprob(each) for each in logprobs]
         opened.pieces.append(text)
+        self._num_chars += len(text) if kind == "output_text" else 0
         opened.logprobs += shown
         extra = {"logprobs": shown} if kind == "output_text" else {}
         self._emit(f"response.{kind}.delta", **self._place(opened), delta=text, **extra)
@@ -192,8 +204,23 @@ class ResponseEvents:
                 item = {"type": "reasoning", "summary": [], "content": []}
             self._text = self._add(item, kind)
         opened = self._text
+        opened.begin_at = self._num_chars
         self._emit("response.content_part.added", **self._place(opened), part=opened.part)
         return opened
+
+    def _annotate(self, delta: dict[str, Any]) -> None:
+        """Add the URL citations of a delta to the open text. Their places count from the start of that text."""
+        opened = self._text
+        urls = [object_of(each.get("url_citation")) for each in objects_of(delta.get("annotations"))]
+        self._num_lost += max(0, len(citations_of(delta) or ()) - len(urls))
+        if opened is None or opened.kind != "output_text":
+            return
+        for url in filter(None, urls):
+            places = {name: max(0, count_of(url, name) - opened.begin_at) for name in ("start_index", "end_index")}
+            annotation = {"type": "url_citation", **url, **places}
+            index = {"annotation_index": len(opened.annotations)}
+            opened.annotations.append(annotation)
+            self._emit("response.output_text.annotation.added", **self._place(opened), **index, annotation=annotation)
 
     def _seal(self) -> None:
         """Send the opaque fields of the message with the open reasoning, or else as an item without a text."""

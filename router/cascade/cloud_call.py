@@ -31,7 +31,7 @@ from ..tiers.failures import CloudFailure, CloudForbidden
 from ..tiers.interfaces import ChargedForwarding, CloudStream
 
 #: Fields of answers that repeat their text or that no model has written.
-_UNCOUNTED = (*OPAQUE, "deltas")
+_UNCOUNTED = (*OPAQUE, "citations", "deltas")
 _TOO_LARGE = re.compile(r"too (?:large|high|big)|at most|maximum|less than|exceed|greater than|>", re.IGNORECASE)
 
 

@@ -170,7 +170,7 @@ def _accepted(messages: list[dict[str, Any]], notes: list[str]) -> list[dict[str
 def _accepted_block(block: dict[str, Any], ids: _CallIds) -> dict[str, Any] | None:
     match block.get("type"):
         case "text":
-            return block if str(block.get("text") or "").strip() else None
+            return _with_own_citations(block) if str(block.get("text") or "").strip() else None
         case "thinking" | "redacted_thinking":
             return next(iter(signed_thoughts([block])), None)
         case "tool_use":
@@ -180,6 +180,14 @@ def _accepted_block(block: dict[str, Any], ids: _CallIds) -> dict[str, Any] | No
             return {**named, "content": _without_blanks(block["content"])} if block.get("content") else named
         case _:
             return None if is_vendor_block(block) else block
+
+
+def _with_own_citations(block: dict[str, Any]) -> dict[str, Any]:
+    """Return a text block without citations of other clouds, which lack the index that the API has encrypted."""
+    given = tables(block.get("citations")) or []
+    own = [citation for citation in given if citation.get("encrypted_index") != ""]
+    rest = {name: value for name, value in block.items() if name != "citations"}
+    return block if len(own) == len(given) else {**rest, "citations": own} if own else rest
 
 
 def _without_blanks(content: Any) -> Any:

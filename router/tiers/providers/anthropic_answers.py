@@ -37,6 +37,9 @@ class MessageEvents(ChatEvents):
         self._counts: dict[str, Any] = {}
         self._block: dict[str, Any] = {}  # first event of the latest block
         self._texts = defaultdict[str, list[str]](list)  # text of the following events, by field
+        self._citations: list[dict[str, Any]] = []  # of the latest block
+        self._begin_at = self._end_at = 0  # place of the latest text block in the text of the whole answer
+        self._is_text_open = False  # whether the chunks so far end with a text that another text would continue
         self._call = 0  # index of the latest tool call
 
     def read(self, event: dict[str, Any]) -> list[dict[str, Any]]:
@@ -64,16 +67,21 @@ class MessageEvents(ChatEvents):
         return [self._chunks.delta({"role": "assistant", "content": ""}), self._chunks.usage(_usage(self._counts))]
 
     def _begin(self, block: dict[str, Any]) -> list[dict[str, Any]]:
-        kind, self._block = str(block.get("type")), block
+        kind, continues_text = str(block.get("type")), self._is_text_open
+        self._block, self._citations, self._begin_at = block, [*(tables(block.get("citations")) or ())], self._end_at
         self._texts.clear()
+        if kind in ("text", "tool_use", *_SIGNED):
+            self._is_text_open = kind == "text"
         if kind == "tool_use":
             call = tool_call(str(block.get("id")), str(block.get("name")), "")
             calls = self._chunks.entries("tool_calls", [call])
             self._call = calls[0]["index"]
             return [self._chunks.delta({"tool_calls": calls})]
-        return self._shown(kind, str(block.get(kind) or ""))
+        ended = [self._chunks.delta({"citations": []})] if kind == "text" and continues_text else []
+        return [*ended, *self._shown(kind, str(block.get(kind) or ""))]
 
     def _delta(self, delta: dict[str, Any]) -> list[dict[str, Any]]:
+        self._citations += [citation] if (citation := table(delta.get("citation"))) else []
         name = str(delta.get("type")).removesuffix("_delta").replace("input_json", "partial_json")
         text = str(delta.get(name) or "")
         self._texts[name].append(text)
@@ -84,14 +92,29 @@ class MessageEvents(ChatEvents):
         """Return the chunk of a text or thought; none for an empty text and other kinds."""
         if not text or kind not in _SHOWN:
             return []
+        self._end_at += len(text) if kind == "text" else 0
         return [self._chunks.delta({_SHOWN[kind]: text})]
 
     def _end(self) -> list[dict[str, Any]]:
         block = self._block | {name: "".join(texts) for name, texts in self._texts.items()}
         if signed := signed_thoughts([block]):
             return [self._chunks.delta({"thinking_blocks": self._chunks.entries("thinking_blocks", signed)})]
+        if self._citations:
+            self._is_text_open = False
+            return [self._chunks.delta(self._cited())]
         lacks_arguments = block.get("type") == "tool_use" and not block.get("partial_json")
         return [self._arguments(arguments_of(block.get("input")))] if lacks_arguments else []
+
+    def _cited(self) -> dict[str, Any]:
+        """Return the citations of a text block in Anthropic's form, and in OpenAI's form if they have a URL."""
+        place = {"start_index": self._begin_at, "end_index": self._end_at}
+        cited = [
+            {"type": "url_citation", "url_citation": {"url": url, "title": str(each.get("title") or ""), **place}}
+            for each in self._citations
+            if (url := str(each.get("url") or each.get("source"))).startswith(("http://", "https://"))
+        ]
+        annotations = {"annotations": self._chunks.entries("annotations", cited)} if cited else {}
+        return {"citations": self._chunks.entries("citations", self._citations), **annotations}
 
     def _arguments(self, text: str) -> dict[str, Any]:
         return self._chunks.delta({"tool_calls": [{"index": self._call, "function": {"arguments": text}}]})

@@ -47,9 +47,9 @@ def completion_of(chunks: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _is_unusual(deltas: list[dict[str, Any]]) -> bool:
-    """Return whether the deltas have another order than `_ORDER`."""
+    """Return whether the deltas have another order than `_ORDER`, or mark ends of text blocks inside a text."""
     places = [place for delta in deltas for place, name in enumerate(_ORDER) if delta.get(name)]
-    return places != sorted(places)
+    return places != sorted(places) or any("citations" in delta for delta in deltas)
 
 
 def usage_of(read: int, written: int, cached: int, stored: int = 0, **more: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Answers of clouds in the order in which they were written, whole and streamed."""
+"""Answers of clouds in the order in which they were written, with their citations, whole and streamed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,20 @@ USER = {"role": "user", "content": "Hi"}
 HEAD = {"id": "m1", "type": "message", "role": "assistant", "model": "m"}
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 OLLAMA = "/api/chat"
+SEARCHED = {"type": "search_result_location", "source": "https://a.example/x", "title": "A", "cited_text": "q",
+            "search_result_index": 0, "start_block_index": 0, "end_block_index": 1}  # fmt: skip
+READ = {"type": "char_location", "document_index": 0, "document_title": "D", "cited_text": "r", "start_char_index": 0,
+        "end_char_index": 1}  # fmt: skip
 #: A message in which thoughts, texts and calls alternate.
 BLOCKS: list[dict[str, Any]] = [
     {"type": "thinking", "thinking": "I look.", "signature": "c2ln"},
-    {"type": "text", "text": "Of \u00e9: rain. "},
+    {"type": "text", "text": "Of \u00e9: "},
+    {"type": "text", "text": "rain", "citations": [SEARCHED]},
+    {"type": "text", "text": ". "},
     {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Oslo"}},
     {"type": "thinking", "thinking": "Again.", "signature": "bW9yZQ=="},
-    {"type": "text", "text": "And sun"},
+    {"type": "text", "text": "And "},
+    {"type": "text", "text": "sun", "citations": [READ, SEARCHED]},
     {"type": "tool_use", "id": "t2", "name": "weather", "input": {"city": "Bern"}},
 ]
 
@@ -112,6 +119,19 @@ def content_of(answer: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return content
 
 
+def message_in(answer: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a chat message that this module tests, from a whole answer or a stream."""
+    message: dict[str, Any] = {"content": "", "annotations": [], "citations": [], "tool_calls": []}
+    for choice in (choice for event in answer for choice in event["choices"]):
+        said = choice.get("delta", choice.get("message"))
+        message["content"] += said.get("content") or ""
+        for name in ("annotations", "citations"):
+            added = [{key: value for key, value in each.items() if key != "index"} for each in said.get(name) or ()]
+            message[name] += added
+        message["tool_calls"] += [each for each in said.get("tool_calls") or () if each.get("id")]
+    return message
+
+
 def notes_in(answer: list[dict[str, Any]]) -> list[str]:
     explained = [event.get("response", event).get("updraft") for event in answer]
     return [note for about in explained if about for note in about.get("notes") or ()]
@@ -126,7 +146,7 @@ def test_a_message_arrives_as_it_was_written(cloud: ScriptedProvider, daemons: d
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_response_keeps_its_order(cloud: ScriptedProvider, daemons: dict[str, str], stream: bool) -> None:
+def test_a_response_keeps_order_and_citations(cloud: ScriptedProvider, daemons: dict[str, str], stream: bool) -> None:
     anthropic_says(cloud, BLOCKS, "tool_use", stream=stream)
     answer = ask(daemons["anthropic"], RESPONSES, [USER], stream=stream)
     output = answer[-1].get("response", answer[-1])["output"]
@@ -134,8 +154,28 @@ def test_a_response_keeps_its_order(cloud: ScriptedProvider, daemons: dict[str, 
     assert [item["type"] for item in output] == [*kinds, *kinds]
     parts = [item["content"][0] for item in output if item["type"] == "message"]
     assert [part["text"] for part in parts] == ["Of \u00e9: rain. ", "And sun"]
+    for part, cited in zip(parts, ("rain", "sun"), strict=True):
+        (annotation,) = part["annotations"]
+        assert part["text"][annotation["start_index"] : annotation["end_index"]] == cited
+        assert (annotation["type"], annotation["url"]) == ("url_citation", SEARCHED["source"])
     calls = [json.loads(item["arguments"]) for item in output if "arguments" in item]
     assert calls == [{"city": "Oslo"}, {"city": "Bern"}]
+    assert notes_in(answer)[-1:] == ["citations without a URL were left out: 1"]
+    if stream:
+        added = [event for event in answer if event["type"] == "response.output_text.annotation.added"]
+        assert [event["annotation"] for event in added] == [part["annotations"][0] for part in parts]
+        assert [output[event["output_index"]]["id"] for event in added] == [event["item_id"] for event in added]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_chat_gets_annotations(cloud: ScriptedProvider, daemons: dict[str, str], stream: bool) -> None:
+    anthropic_says(cloud, BLOCKS, "tool_use", stream=stream)
+    message = message_in(ask(daemons["anthropic"], CHAT, [USER], stream=stream))
+    urls = [annotation["url_citation"] for annotation in message["annotations"]]
+    assert [message["content"][url["start_index"] : url["end_index"]] for url in urls] == ["rain", "sun"]
+    assert [url["url"] for url in urls] == [SEARCHED["source"]] * 2
+    assert message["citations"] == [SEARCHED, READ, SEARCHED]
+    assert [call["id"] for call in message["tool_calls"]] == ["t1", "t2"]
 
 
 @pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
@@ -176,3 +216,32 @@ def test_deltas_of_an_answer_do_not_go_back(cloud: ScriptedProvider, daemons: di
     openai_says(cloud, {"content": "So."}, "stop", stream=False)
     ask(daemons["openai"], CHAT, [USER, said, *results], stream=False)
     assert "deltas" not in cloud.asked[-1].body["messages"][1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_ollamas_api_has_no_place_for_citations(cloud: ScriptedProvider, daemons: dict[str, str], stream: bool) -> None:
+    anthropic_says(cloud, BLOCKS, "tool_use", stream=stream)
+    assert "citations were left out: 3" in notes_in(ask(daemons["anthropic"], OLLAMA, [USER], stream=stream))
+
+
+URL = {"url": "https://a.example", "title": "A", "start_index": 3, "end_index": 7}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_annotations_of_openai(cloud: ScriptedProvider, daemons: dict[str, str], stream: bool) -> None:
+    message = {"content": "So: rain.", "annotations": [{"type": "url_citation", "url_citation": URL}]}
+    openai_says(cloud, message, "stop", stream=stream)
+    answer = ask(daemons["openai"], RESPONSES, [USER], stream=stream)
+    (item,) = answer[-1].get("response", answer[-1])["output"]
+    assert item["content"][0]["annotations"] == [{"type": "url_citation", **URL}]
+    openai_says(cloud, message, "stop", stream=stream)
+    answer = ask(daemons["openai"], MESSAGES, [USER], stream=stream)
+    citation = {"type": "web_search_result_location", "url": URL["url"], "title": "A"}
+    cited = {**citation, "cited_text": "", "encrypted_index": ""}
+    assert content_of(answer) == [{"type": "text", "text": "So: rain.", "citations": [cited]}]
+    anthropic_says(cloud, [{"type": "text", "text": "Yes."}], "end_turn", stream=False)
+    ask(
+        daemons["anthropic"], MESSAGES, [USER, {"role": "assistant", "content": content_of(answer)}, USER], stream=False
+    )
+    sent = cloud.asked[-1].body["messages"][1]["content"]
+    assert sent == [{"type": "text", "text": "So: rain."}], "Anthropic refuses citations that it has not encrypted"
